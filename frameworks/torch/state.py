@@ -1,0 +1,175 @@
+"""The same start on every rank: the values of a model and the state of an optimizer, sent from one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from horovodish import basics
+from horovodish.collectives import checked_root, synchronize
+from horovodish.errors import MismatchError
+from horovodish.torch.asynchronous import broadcast_async_
+from horovodish.torch.objects import allgather_object, broadcast_object
+from horovodish.torch.tensors import check_host_memory
+
+
+def broadcast_parameters(
+    params: Mapping[str, Tensor | None] | Iterable[tuple[str, Tensor | None]], root_rank: int = 0
+) -> None:
+    """Write the root's values into the parameters and buffers of every rank. Collective; blocks.
+
+    Args:
+        params: `model.state_dict()`, `model.named_parameters()`, or any dict or iterable of names and tensors, with the
+            same names, shapes and dtypes on every rank. Tensors of any dtype and of any strides, in host memory. An
+            entry that is None is passed over.
+        root_rank: whose values to send, the same on every rank.
+
+    Raises:
+        ValueError: there is no rank `root_rank`.
+        TypeError: `params` is not what is said above.
+        MismatchError: the ranks have different names, shapes or dtypes.
+        `horovodish.collectives` lists the other errors.
+
+    Example:
+        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    """
+    root = checked_root(root_rank)
+    tensors = dict(_named_tensors(params))
+    _require_agreement("broadcast_parameters: the names of the tensors", sorted(tensors))
+    _broadcast_into(root, "broadcast_parameters", tensors)
+
+
+def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int = 0, model: Module | None = None) -> None:
+    """Give the optimizer of every rank the state and the options of the root's. Collective; blocks.
+
+    No step is taken: the root's optimizer stays as it is, bit for bit, and a rank whose optimizer has no state yet gets
+    it. Learning rates and other options of the parameter groups are sent, too.
+
+    Args:
+        optimizer: of the same kind, over the same parameters, on every rank; wrapped or not.
+        root_rank: whose state to send, the same on every rank.
+        model: not needed; taken because Horovod takes it.
+
+    Raises:
+        ValueError: there is no rank `root_rank`.
+        MismatchError: the ranks' optimizers are of different kinds, or have different numbers of parameters.
+            `horovodish.collectives` lists the other errors.
+
+    Example:
+        >>> if hvd.rank() == 0:
+        ...     optimizer.load_state_dict(torch.load("checkpoint.pt"))
+        >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    """
+    root = checked_root(root_rank)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    structure = [len(group["params"]) for group in optimizer.param_groups]
+    _require_agreement("broadcast_optimizer_state: optimizer and parameter groups", [_kind(optimizer), structure])
+
+    if basics.rank() == root:
+        numbers = {parameter: number for number, parameter in enumerate(parameters)}
+        tensors: list[Tensor] = []
+
+        def take_out(value: Tensor) -> _Place:
+            check_host_memory(value, "broadcast_optimizer_state")
+            tensors.append(value)
+            # Strides as the root has them, where they leave no gaps: fused optimizers want them as the parameter's.
+            return _Place(len(tensors) - 1, tuple(value.shape), torch.empty_like(value).stride(), value.dtype)
+
+        state = [(numbers.get(key, key), _replaced(value, Tensor, take_out)) for key, value in optimizer.state.items()]
+        options = [_replaced(_options(group), Tensor, take_out) for group in optimizer.param_groups]
+        broadcast_object((state, options), root, "broadcast_optimizer_state.structure")
+    else:
+        state, options = broadcast_object(None, root, "broadcast_optimizer_state.structure")
+        tensors = []
+
+        def put_in(place: _Place) -> Tensor:
+            # Places are met in the order in which the root made them.
+            tensors.append(torch.empty_strided(place.shape, place.stride, dtype=place.dtype))
+            return tensors[place.number]
+
+        received = [(key, _replaced(value, _Place, put_in)) for key, value in state]
+        for group, sent in zip(optimizer.param_groups, options, strict=True):
+            group.update(_replaced(sent, _Place, put_in))
+        optimizer.state.clear()
+        optimizer.state.update((parameters[key] if isinstance(key, int) else key, value) for key, value in received)
+    named = {f"tensor {number}": tensor for number, tensor in enumerate(tensors)}
+    _broadcast_into(root, "broadcast_optimizer_state", named)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Stands for a tensor in the structure that travels as a pickle."""
+
+    number: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _replaced(value: Any, kind: type, replace: Callable[[Any], Any]) -> Any:
+    """A copy of nested dicts, lists and tuples in which `replace` was applied to everything of class `kind`."""
+    if isinstance(value, kind):
+        return replace(value)
+    if isinstance(value, dict):
+        return {key: _replaced(item, kind, replace) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(item, kind, replace) for item in value)
+    return value
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def _kind(optimizer: Optimizer) -> str:
+    # The wrapper is a subclass of what it wraps; a wrapped and an unwrapped optimizer have the same state.
+    return getattr(optimizer, "wrapped_class", type(optimizer)).__name__
+
+
+def _named_tensors(params: Any) -> Iterable[tuple[str, Tensor]]:
+    for entry in params.items() if isinstance(params, Mapping) else params:
+        if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
+            raise TypeError(
+                "broadcast_parameters takes names and tensors; pass model.state_dict() or model.named_parameters(), "
+                f"not an iterable of {type(entry).__name__}"
+            )
+        name, tensor = entry
+        if tensor is not None:
+            check_host_memory(tensor, f"broadcast_parameters: {name}")
+            yield name, tensor
+
+
+def _broadcast_into(root: int, prefix: str, tensors: dict[str, Tensor]) -> None:
+    handles = []
+    for name, tensor in tensors.items():
+        row_major = tensor.detach().contiguous()
+        handles.append((tensor, row_major, broadcast_async_(row_major, root, f"{prefix}.{name}")))
+    for tensor, row_major, handle in handles:
+        synchronize(handle)
+        if row_major.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(row_major)
+
+
+def _require_agreement(what: str, value: Any) -> None:
+    """Raises the same error on every rank when `value` is not the same on all of them, where else they would hang."""
+    values = allgather_object(value)
+    for rank, other in enumerate(values):
+        if other != values[0]:
+            raise MismatchError(f"{what} differ: {_difference(values[0], other, rank)}; build them alike on every rank")
+
+
+def _difference(first: list[Any], other: list[Any], rank: int) -> str:
+    only_first = [item for item in first if item not in other]
+    only_other = [item for item in other if item not in first]
+    return f"only rank 0 has {_shortened(only_first)}, only rank {rank} has {_shortened(only_other)}"
+
+
+def _shortened(items: list[Any]) -> str:
+    shown = ", ".join(map(str, items[:5])) or "nothing"
+    return shown + (f" and {len(items) - 5} more" if len(items) > 5 else "")

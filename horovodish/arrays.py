@@ -1,0 +1,130 @@
+"""What the engine needs to know about a NumPy array, and the checks that it can take the array at all."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from horovodish._native import DTYPES
+from horovodish.errors import UnsupportedTensorError
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@runtime_checkable
+class SupportsDLPack(Protocol):
+    """Any array that can show its memory by the DLPack protocol, such as a CPU tensor of PyTorch or JAX."""
+
+    def __dlpack__(self, *, stream: Any = None) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[Any, Any]: ...
+
+
+_DLPACK_CPU = 1
+_NOT_REDUCIBLE = "bool"
+_codes: dict[Any, int] = {}
+
+
+def host_array(tensor: Array | SupportsDLPack, name: str) -> Array:
+    """`tensor` as a C-contiguous NumPy array over the same memory.
+
+    Args:
+        tensor: a NumPy array or scalar, or any CPU array with `__dlpack__`.
+        name: what to call it in an error.
+
+    Returns:
+        The array itself, or one that shares its memory.
+
+    Raises:
+        UnsupportedTensorError: no array, not in host memory, masked, or not C-contiguous.
+    """
+    array = tensor if type(tensor) is np.ndarray else _converted(tensor, name)
+    if not array.flags.c_contiguous:
+        raise UnsupportedTensorError(
+            f"{name}: the array of shape {array.shape} with strides {array.strides} is not C-contiguous; "
+            "pass numpy.ascontiguousarray(array), and for an operation in place copy the result back"
+        )
+    return array
+
+
+def writable_array(tensor: Array | SupportsDLPack, name: str) -> Array:
+    """As `host_array`, for an operation in place.
+
+    Raises:
+        UnsupportedTensorError: as for `host_array`, or the array is read-only.
+    """
+    array = host_array(tensor, name)
+    if array is not tensor and isinstance(tensor, np.generic):
+        raise UnsupportedTensorError(f"{name}: a NumPy scalar cannot be written in place; pass an array")
+    if not array.flags.writeable:
+        raise UnsupportedTensorError(
+            f"{name}: the array is read-only, so no result can be written into it; pass a copy"
+        )
+    return array
+
+
+def dtype_code(array: Array, name: str, *, reduces: bool) -> int:
+    """The engine's number of the array's dtype.
+
+    Args:
+        array: any array.
+        name: what to call it in an error.
+        reduces: whether the operation does arithmetic, which bool has none of.
+
+    Returns:
+        A value of `_native.DTYPES`.
+
+    Raises:
+        UnsupportedTensorError: the engine has no such dtype, its bytes are in the other machine's order, or it is bool
+            and the operation reduces.
+    """
+    code = _codes.get(array.dtype)
+    if code is None:
+        code = _codes[array.dtype] = _looked_up(array.dtype, name)
+    if reduces and code == DTYPES[_NOT_REDUCIBLE]:
+        raise UnsupportedTensorError(f"{name}: bool arrays cannot be reduced; pass array.astype(numpy.uint8)")
+    return code
+
+
+def address(array: Array) -> int:
+    """Where the array's memory begins."""
+    start: int = array.__array_interface__["data"][0]
+    return start
+
+
+def _converted(tensor: Any, name: str) -> Array:
+    if hasattr(tensor, "mask") and isinstance(tensor, np.ndarray):
+        raise UnsupportedTensorError(f"{name}: the mask of a masked array would be lost; pass array.filled(value)")
+    if isinstance(tensor, np.ndarray | np.generic):
+        return np.asarray(tensor)
+    if not isinstance(tensor, SupportsDLPack):
+        raise UnsupportedTensorError(
+            f"{name}: expected a NumPy array or an array with __dlpack__, got {type(tensor).__name__}; "
+            "pass numpy.asarray(value)"
+        )
+    kind, index = tensor.__dlpack_device__()
+    if kind != _DLPACK_CPU:
+        raise UnsupportedTensorError(
+            f"{name}: {type(tensor).__name__} is on DLPack device ({int(kind)}, {int(index)}), not in host memory; "
+            "use its framework's module, such as horovodish.torch, or copy it to the host"
+        )
+    try:
+        return np.from_dlpack(tensor)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise UnsupportedTensorError(
+            f"{name}: NumPy cannot view this {type(tensor).__name__} ({error}); "
+            "use its framework's module, such as horovodish.torch"
+        ) from error
+
+
+def _looked_up(dtype: np.dtype[Any], name: str) -> int:
+    if not dtype.isnative:
+        raise UnsupportedTensorError(
+            f"{name}: dtype {dtype} has its bytes in the other order; pass array.astype(array.dtype.newbyteorder('='))"
+        )
+    # bfloat16 is no dtype of NumPy's: ml_dtypes adds it, and only its name tells.
+    if dtype.name not in DTYPES:
+        raise UnsupportedTensorError(f"{name}: dtype {dtype} is not supported; supported are {', '.join(DTYPES)}")
+    return DTYPES[dtype.name]

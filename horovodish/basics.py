@@ -1,0 +1,385 @@
+"""The life of the engine in a process, and where this process stands among the ranks."""
+
+import atexit
+import functools
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from horovodish import _native, local_peers, mpi, settings
+from horovodish.errors import ForkedProcessError, NotInitializedError, RankLostError, SettingError
+from horovodish.version import __version__
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = [
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "engine",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where this rank stands. `hosts`: the ranks of every host."""
+
+    rank: int
+    hosts: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.hosts))
+
+    @property
+    def host(self) -> int:
+        return next(index for index, ranks in enumerate(self.hosts) if self.rank in ranks)
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        return self.hosts[self.host]
+
+    @property
+    def peers_across(self) -> list[int]:
+        """The hosts that have a rank of this rank's local rank."""
+        local = self.local_ranks.index(self.rank)
+        return [index for index, ranks in enumerate(self.hosts) if len(ranks) > local]
+
+
+@dataclass
+class _Running:
+    place: _Place
+    engine: _native.Engine
+    peers: local_peers.LocalPeers | None
+
+
+@dataclass
+class _Communicator:
+    """The engine's duplicate of a communicator, kept for the next `init()` on the same one."""
+
+    duplicate: Any
+    generation: int = -1
+
+
+_running: _Running | None = None
+_forked: _Running | None = None  # a parent's engine, in a forked child: unusable and never destroyed
+_failure: str | None = None  # why this process ends early
+_previous_hook = sys.__excepthook__
+_communicators: dict[object, _Communicator] = {}  # by handle, or by the list of ranks
+
+
+def init(comm: "Intracomm | list[int] | None" = None) -> None:
+    """Start the engine. Every rank of the world must call it; it blocks until all have. A second call does nothing.
+
+    Without a launcher the world is one rank, and no MPI is needed.
+
+    Args:
+        comm: who takes part: None for all ranks, a list of ranks of MPI's world, or an `mpi4py` communicator.
+
+    Raises:
+        LaunchError: no MPI, or a launcher of another MPI than mpi4py's, or the ranks of a host cannot share memory.
+        SettingError: a HOROVODISH_* variable has a bad value, or not the same one on every rank.
+        ForkedProcessError: in a forked child of a process that had called `init()`.
+        ValueError: `comm` is a list that is empty, repeats a rank, or does not contain the calling rank.
+
+    Example:
+        >>> import horovodish as hvd
+        >>> hvd.init()
+        >>> hvd.rank(), hvd.size()
+        (0, 1)
+    """
+    global _running
+    if _running is not None:
+        return
+    if _forked is not None:
+        raise _forked_error()
+    knobs = settings.load()
+    _install_hooks()
+    if comm is None and mpi.launcher_environment() is None:
+        place = _Place(0, ((0,),))
+        _running = _Running(place, _start(place, knobs), None)
+    else:
+        _running = _start_on(_communicator(comm), knobs)
+
+
+def shutdown() -> None:
+    """Stop the engine of this rank. It does not wait for the other ranks; `init()` may be called again on all of them.
+
+    Whatever is pending on this rank fails with `EngineStoppedError`; on ranks that still need this one, operations fail
+    with `RankLostError`. Does nothing before `init()` and in a forked child.
+    """
+    _stop("called shutdown()")
+
+
+def is_initialized() -> bool:
+    """Whether `init()` was called and `shutdown()` was not since."""
+    return _running is not None
+
+
+def engine() -> _native.Engine:
+    """The running engine, for the framework modules.
+
+    Raises:
+        NotInitializedError: before `init()` or after `shutdown()`.
+        ForkedProcessError: in a forked child.
+    """
+    return _require().engine
+
+
+def rank() -> int:
+    """The number of this rank, from 0 to `size() - 1`.
+
+    Raises:
+        NotInitializedError: a ValueError; before `init()`. So do all queries below.
+    """
+    return _require().place.rank
+
+
+def size() -> int:
+    """How many ranks there are."""
+    return _require().place.size
+
+
+def local_rank() -> int:
+    """The number of this rank among those of its host, from 0."""
+    place = _require().place
+    return place.local_ranks.index(place.rank)
+
+
+def local_size() -> int:
+    """How many ranks this host has."""
+    return len(_require().place.local_ranks)
+
+
+def cross_rank() -> int:
+    """The number of this host among those that have a rank of this local rank, from 0."""
+    place = _require().place
+    return place.peers_across.index(place.host)
+
+
+def cross_size() -> int:
+    """How many hosts have a rank of this local rank."""
+    return len(_require().place.peers_across)
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of ranks."""
+    return len({len(ranks) for ranks in _require().place.hosts}) == 1
+
+
+def mpi_threads_supported() -> bool:
+    """Whether threads may call MPI. `init()` refuses an MPI in which they may not.
+
+    Raises:
+        NotInitializedError: before `init()`.
+    """
+    _require()
+    return True
+
+
+def mpi_enabled() -> bool:
+    """Whether the ranks are connected by MPI. A world of one rank without a launcher is not."""
+    return _running is not None and bool(_communicators)
+
+
+def mpi_built() -> bool:
+    """True: the engine looks MPI's functions up at run time and needs no build of its own for it."""
+    return True
+
+
+def nccl_built() -> int:
+    """Whether CUDA tensors can be reduced over NCCL: 0, they cannot."""
+    return 0
+
+
+def cuda_built() -> bool:
+    """Whether CUDA tensors can be used: False."""
+    return False
+
+
+def rocm_built() -> bool:
+    """False: there is no ROCm support."""
+    return False
+
+
+def gloo_built() -> bool:
+    """False: shared memory and MPI take the place of gloo."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """False: shared memory and MPI take the place of gloo."""
+    return False
+
+
+def ddl_built() -> bool:
+    """False: there is no IBM DDL support."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: there is no oneCCL support."""
+    return False
+
+
+def _require() -> _Running:
+    if _running is None:
+        if _forked is not None:
+            raise _forked_error()
+        raise NotInitializedError("horovodish is not running in this process: call init() first")
+    return _running
+
+
+def _forked_error() -> ForkedProcessError:
+    return ForkedProcessError(
+        f"process {os.getpid()} was forked from a rank and cannot use its engine. Call horovodish in the process that "
+        "called init() only, or start workers by spawn instead of fork"
+    )
+
+
+def _communicator(comm: "Intracomm | list[int] | None") -> _Communicator:
+    """The engine's own duplicate of `comm`. Every rank of it must call this; blocks."""
+    library = mpi.load()
+    mpi.check_pairing(library)
+    world = library.COMM_WORLD
+    if isinstance(comm, list):
+        own = world.Get_rank()
+        if own not in comm or len(set(comm)) < len(comm):
+            raise ValueError(
+                f"init(comm={comm}): the list must name every rank once and be given on these ranks only; this is rank {own}"
+            )
+        group = world.Get_group().Incl(comm)
+        return _kept_duplicate(tuple(comm), lambda: world.Create_group(group))
+    chosen = world if comm is None else comm
+    return _kept_duplicate(library._handleof(chosen), lambda: chosen)
+
+
+def _kept_duplicate(key: object, original: Callable[[], Any]) -> _Communicator:
+    if key not in _communicators:
+        _communicators[key] = _Communicator(mpi.private(original()))
+    communicator = _communicators[key]
+    communicator.generation += 1
+    return communicator
+
+
+def _start_on(communicator: _Communicator, knobs: settings.Settings) -> _Running:
+    comm = communicator.duplicate
+    library = mpi.load()
+    local_comm = comm.Split_type(library.COMM_TYPE_SHARED)
+    own = comm.Get_rank()
+    leader = local_comm.bcast(own, root=0)
+    seen: list[tuple[int, settings.Settings, str]] = comm.allgather((leader, knobs, __version__))
+    _check_agreement(seen)
+    leaders = sorted({entry[0] for entry in seen})
+    hosts = [tuple(rank for rank, entry in enumerate(seen) if entry[0] == leader) for leader in leaders]
+    place = _Place(own, tuple(hosts))
+    alone = knobs.plane == "mpi_ring"
+    peers = None
+    if not alone and len(place.local_ranks) > 1:
+        memory_bytes = _native.arena_bytes(len(place.local_ranks), knobs.chunk_kb * 1024)
+        peers = local_peers.connect(local_comm, memory_bytes, knobs.start_timeout_seconds)
+    local_comm.Free()
+    native = _start(_Place(own, tuple((rank,) for rank in range(len(seen)))) if alone else place, knobs, communicator, peers)
+    comm.Barrier()
+    return _Running(place, native, peers)
+
+
+def _check_agreement(seen: list[tuple[int, settings.Settings, str]]) -> None:
+    for index, (_, knobs, version) in enumerate(seen):
+        if version != seen[0][2]:
+            raise SettingError(
+                f"rank 0 runs horovodish {seen[0][2]} but rank {index} runs {version}: install one version everywhere"
+            )
+        for row in settings.table():
+            ours, theirs = getattr(seen[0][1], row.name), getattr(knobs, row.name)
+            if ours != theirs and row.name != "log_level":
+                raise SettingError(
+                    f"{row.variable} is {ours!r} on rank 0 but {theirs!r} on rank {index}: set it alike on every rank, "
+                    f"for example with `horovodish run {row.flag} VALUE`"
+                )
+
+
+def _start(
+    place: _Place,
+    knobs: settings.Settings,
+    communicator: _Communicator | None = None,
+    peers: local_peers.LocalPeers | None = None,
+) -> _native.Engine:
+    across = communicator is not None and len(place.hosts) > 1
+    native = _native.Engine(
+        rank=place.rank,
+        size=place.size,
+        hosts=[list(ranks) for ranks in place.hosts],
+        arena_descriptors=peers.descriptors if peers else [],
+        peer_sockets=peers.sockets if peers else [],
+        mpi=mpi.native_table(communicator.duplicate) if communicator and across else None,
+        generation=communicator.generation if communicator else 0,
+        chunk_bytes=knobs.chunk_kb * 1024,
+        ring_segment_bytes=knobs.ring_segment_kb * 1024,
+        cache_capacity=knobs.cache_capacity,
+        # With more ranks than cores a thread that spins keeps the one from running that it waits for.
+        spin_us=knobs.spin_us if len(place.local_ranks) <= len(os.sched_getaffinity(0)) else 0,
+    )
+    if peers:
+        peers.close_memory()
+    return native
+
+
+def _stop(reason: str) -> None:
+    global _running
+    if _running is None:
+        return
+    running, _running = _running, None
+    running.engine.stop(_failure is not None, f"rank {running.place.rank} {_failure or reason}")
+
+
+def _at_exit() -> None:
+    _stop("has ended its script")
+
+
+def _note_failure(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+    """Runs for an exception that nobody caught: the peers are told the reason, and only its own rank shows a traceback."""
+    global _failure
+    _failure = f"raised {kind.__name__}: {value}"
+    if isinstance(value, RankLostError) and _running is not None:
+        print(f"horovodish: rank {_running.place.rank} ends: {value}", file=sys.stderr, flush=True)
+    else:
+        _previous_hook(kind, value, traceback)
+
+
+def _after_fork_in_child() -> None:
+    global _running, _forked
+    if _running is not None:
+        _forked, _running = _running, None
+        if _forked.peers:
+            _forked.peers.close_sockets()
+
+
+@functools.cache
+def _install_hooks() -> None:
+    global _previous_hook
+    _previous_hook = sys.excepthook
+    sys.excepthook = _note_failure
+    atexit.register(_at_exit)
+    os.register_at_fork(after_in_child=_after_fork_in_child)

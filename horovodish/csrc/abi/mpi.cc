@@ -1,0 +1,39 @@
+#include "abi/mpi.h"
+
+#include <dlfcn.h>
+
+#include <stdexcept>
+
+namespace horovodish::abi {
+
+namespace {
+template <class Function>
+void look_up(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  if (function == nullptr) throw std::runtime_error(std::string("the loaded MPI library has no function ") + name);
+}
+
+void* open_loaded(const std::string& library) {
+  void* loaded = dlopen(library.c_str(), RTLD_NOLOAD | RTLD_LAZY);
+  if (loaded == nullptr) throw std::runtime_error("mpi4py's extension module is not loaded: " + library);
+  return loaded;
+}
+}  // namespace
+
+void Mpi::resolve() {
+  void* loaded = open_loaded(library);
+  look_up(loaded, "MPI_Isend", isend);
+  look_up(loaded, "MPI_Irecv", irecv);
+  look_up(loaded, "MPI_Test", test);
+  look_up(loaded, "MPI_Cancel", cancel);
+  look_up(loaded, "MPI_Get_count", get_count);
+  look_up(loaded, "MPI_Error_string", error_string);
+}
+
+void MpiExit::resolve(const std::string& library) {
+  void* loaded = open_loaded(library);
+  look_up(loaded, "MPI_Finalized", finalized);
+  look_up(loaded, "MPI_Finalize", finalize);
+}
+
+}  // namespace horovodish::abi

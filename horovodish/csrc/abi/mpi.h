@@ -1,0 +1,47 @@
+// The functions of MPI that the engine calls, declared by us and looked up in the MPI library that mpi4py has loaded, so that
+// one binary works with every MPI. Read from the MPI 4.1 standard, section "Language bindings", Open MPI 5.0 and MPICH 5.0.
+//
+// Handles are pointers in Open MPI and ints in MPICH. Both are passed as uintptr_t: an int argument occupies the low half of a
+// register on x86-64 and AArch64. Requests and statuses are opaque blocks of the sizes that mpi4py reports.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace horovodish::abi {
+
+using MpiHandle = uintptr_t;
+
+struct Mpi {
+  // From mpi4py: its extension module's file, and handles and sizes of the MPI that it was built for or has loaded.
+  std::string library;
+  MpiHandle communicator = 0;
+  MpiHandle byte_type = 0;
+  size_t request_bytes = 0;
+  size_t status_bytes = 0;
+
+  int (*isend)(const void* data, int count, MpiHandle type, int to, int tag, MpiHandle communicator, void* request) = nullptr;
+  int (*irecv)(void* data, int count, MpiHandle type, int from, int tag, MpiHandle communicator, void* request) = nullptr;
+  int (*test)(void* request, int* flag, void* status) = nullptr;
+  int (*cancel)(void* request) = nullptr;
+  int (*get_count)(const void* status, MpiHandle type, int* count) = nullptr;
+  int (*error_string)(int code, char* text, int* length) = nullptr;
+
+  // Fills the function pointers; throws std::runtime_error naming the library or function that is missing.
+  void resolve();
+};
+
+// What it takes to leave MPI.
+struct MpiExit {
+  int (*finalized)(int* flag) = nullptr;
+  int (*finalize)() = nullptr;
+
+  void resolve(const std::string& library);
+};
+
+// Longest text of MPI_Error_string: 512 in MPICH, 256 in Open MPI.
+inline constexpr size_t kMpiMaxErrorString = 1024;
+inline constexpr int kMpiSuccess = 0;
+
+}  // namespace horovodish::abi

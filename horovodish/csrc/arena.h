@@ -1,0 +1,78 @@
+// The memory that the ranks of one host share: each rank brings a memfd of its own, which its peers map. Nothing has a name in
+// the file system, so nothing is left behind by a kill and no /dev/shm limit applies; pages cost memory once they are touched.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "doorbell.h"
+
+namespace horovodish {
+
+// How a rank's memfd is laid out; equal on all ranks of the host.
+struct ArenaLayout {
+  size_t ranks = 1;
+  size_t chunk_bytes = 0;
+  size_t slots = 0;
+
+  size_t rings_offset() const;
+  size_t counters_offset() const;
+  size_t slots_offset() const;
+  size_t bytes() const;
+};
+
+struct RankHeader {
+  alignas(64) Doorbell doorbell;
+};
+
+// A queue of bytes from one rank to another, in the sender's memory.
+struct ByteRing {
+  static constexpr size_t kCapacity = 1 << 16;
+
+  alignas(64) std::atomic<uint64_t> written;
+  alignas(64) std::atomic<uint64_t> read;
+  alignas(64) std::byte data[kCapacity];
+};
+
+// How far a rank has come in the stream of chunks of the shared-memory plane; each counter is written by its owner alone.
+struct StreamCounters {
+  alignas(64) std::atomic<uint64_t> published;
+  alignas(64) std::atomic<uint64_t> reduced;
+  alignas(64) std::atomic<uint64_t> released;
+};
+
+class Arena {
+ public:
+  // `descriptors`: the memfds by local rank, each of layout.bytes(); they may be closed afterwards.
+  Arena(const std::vector<int>& descriptors, size_t own, const ArenaLayout& layout);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  size_t ranks() const { return layout_.ranks; }
+  size_t own() const { return own_; }
+  const ArenaLayout& layout() const { return layout_; }
+
+  RankHeader& header(size_t rank) const { return at<RankHeader>(rank, 0); }
+  ByteRing& ring(size_t from, size_t to) const { return at<ByteRing>(from, layout_.rings_offset() + to * sizeof(ByteRing)); }
+  StreamCounters& counters(size_t rank) const { return at<StreamCounters>(rank, layout_.counters_offset()); }
+  std::byte* slot(size_t rank, size_t index) const {
+    return bases_[rank] + layout_.slots_offset() + index * layout_.chunk_bytes;
+  }
+
+  void ring_peers() const;
+
+ private:
+  template <class T>
+  T& at(size_t rank, size_t offset) const {
+    return *reinterpret_cast<T*>(bases_[rank] + offset);
+  }
+
+  ArenaLayout layout_;
+  size_t own_;
+  std::vector<std::byte*> bases_;
+};
+
+}  // namespace horovodish

@@ -1,0 +1,307 @@
+// The engine as a Python extension module. The only file that knows Python.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "bucket_plan.h"
+#include "engine.h"
+#include "mpi_exit.h"
+#include "planes/schedule.h"
+
+namespace py = pybind11;
+
+namespace horovodish {
+
+namespace {
+
+// Instance of a class in horovodish.errors, for pybind11 to raise.
+void raise(const char* class_name, const char* message) {
+  const py::object type = py::module_::import("horovodish.errors").attr(class_name);
+  PyErr_SetString(type.ptr(), message);
+}
+
+const char* class_name(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::mismatch:
+      return "MismatchError";
+    case ErrorKind::rank_lost:
+      return "RankLostError";
+    case ErrorKind::engine_stopped:
+      return "EngineStoppedError";
+    case ErrorKind::internal:
+      break;
+  }
+  return "HorovodInternalError";
+}
+
+py::object error_tuple(const Error* error) {
+  if (error == nullptr) return py::none();
+  return py::make_tuple(class_name(error->kind), error->message);
+}
+
+std::chrono::nanoseconds nanoseconds(double seconds) {
+  return std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, 1e6) * 1e9));
+}
+
+template <class Names>
+py::dict numbered(const Names& names) {
+  py::dict result;
+  for (size_t i = 0; i < names.size(); ++i) result[py::str(names[i].data(), names[i].size())] = i;
+  return result;
+}
+
+// A handle together with its engine, which a wait drives. The engine outlives the handles that Python holds.
+struct PyHandle {
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<Handle> handle;
+};
+
+// Keeps the memory of an output alive for as long as Python views it.
+struct PyOutput {
+  std::shared_ptr<Handle> handle;
+  size_t index;
+};
+
+using PyTensor = std::tuple<uintptr_t, uintptr_t, int, std::vector<int64_t>>;
+
+PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::string& name, int op, double prescale,
+                 double postscale, int root, const std::vector<PyTensor>& tensors, int device, bool waits) {
+  auto request = std::make_shared<Request>();
+  request->kind = static_cast<Kind>(kind);
+  request->name = name;
+  request->op = static_cast<ReduceOp>(op);
+  request->prescale = prescale;
+  request->postscale = postscale;
+  request->root = root;
+  request->device = device;
+  auto operation = std::make_shared<Operation>();
+  for (const auto& [source, target, dtype, shape] : tensors) {
+    Member member{name, static_cast<DType>(dtype), shape};
+    Buffer buffer{reinterpret_cast<const std::byte*>(source), reinterpret_cast<std::byte*>(target)};
+    if (request->kind == Kind::allgather) {
+      buffer.first_dim = member.shape.at(0);
+      member.shape[0] = Member::kAnyLength;
+    }
+    request->members.push_back(std::move(member));
+    operation->buffers.push_back(buffer);
+  }
+  operation->signature = std::make_shared<const std::string>(request->signature());
+  operation->request = std::move(request);
+  operation->handle = engine->make_handle();
+  operation->reported = true;
+  const auto handle = operation->handle;
+  {
+    py::gil_scoped_release release;
+    engine->enqueue(std::move(operation), waits);
+  }
+  return {engine, handle};
+}
+
+std::shared_ptr<Engine> make_engine(int rank, int size, std::vector<std::vector<int>> hosts,
+                                    std::vector<int> arena_descriptors, std::vector<int> peer_sockets,
+                                    const std::optional<py::dict>& mpi, int generation, size_t chunk_bytes,
+                                    size_t ring_segment_bytes, size_t cache_capacity, int64_t spin_us) {
+  EngineConfig config;
+  config.rank = rank;
+  config.size = size;
+  config.hosts = std::move(hosts);
+  config.arena_descriptors = std::move(arena_descriptors);
+  config.peer_sockets = std::move(peer_sockets);
+  if (mpi) {
+    abi::Mpi table;
+    table.library = (*mpi)["library"].cast<std::string>();
+    table.communicator = (*mpi)["comm"].cast<uintptr_t>();
+    table.byte_type = (*mpi)["byte"].cast<uintptr_t>();
+    table.request_bytes = (*mpi)["request_bytes"].cast<size_t>();
+    table.status_bytes = (*mpi)["status_bytes"].cast<size_t>();
+    config.mpi = std::move(table);
+  }
+  config.generation = generation;
+  config.chunk_bytes = chunk_bytes;
+  config.ring_segment_bytes = ring_segment_bytes;
+  config.cache_capacity = cache_capacity;
+  config.spin = std::chrono::microseconds(spin_us);
+  return std::make_shared<Engine>(std::move(config));
+}
+
+// The negotiation without the engine, for tests that play the network themselves.
+void bind_negotiation(py::module_& module) {
+  py::class_<Negotiation>(module, "Negotiation")
+      .def(py::init([](int size, bool root, const std::vector<std::vector<int>>& participants, size_t cache_capacity) {
+             std::vector<RankSet> sets;
+             for (const auto& ranks : participants) {
+               RankSet set;
+               for (const int rank : ranks) set.add(RankSet(rank));
+               sets.push_back(std::move(set));
+             }
+             return std::make_unique<Negotiation>(size, root, std::move(sets), cache_capacity);
+           }),
+           py::arg("size"), py::arg("root"), py::arg("participants"), py::arg("cache_capacity"))
+      .def(
+          "submit",
+          [](Negotiation& self, const std::string& name, const std::vector<int64_t>& shape,
+             const std::vector<size_t>& absent, size_t members) {
+            Request request;
+            request.name = name;
+            request.members.assign(members, {name, DType::float32, shape});
+            self.submit(name, request.signature(), make_mask(absent, members));
+          },
+          py::arg("name"), py::arg("shape"), py::arg("absent") = std::vector<size_t>{}, py::arg("members") = 1)
+      .def("flush", &Negotiation::flush)
+      .def("join", &Negotiation::join)
+      .def("lost", &Negotiation::lost, py::arg("abort"), py::arg("text"))
+      .def("parent_lost", &Negotiation::parent_lost, py::arg("abort"), py::arg("text"))
+      .def("from_child", [](Negotiation& self, size_t child, const py::bytes& message) {
+        self.from_child(child, std::string(message));
+      })
+      .def("from_parent", [](Negotiation& self, const py::bytes& message) { self.from_parent(std::string(message)); })
+      .def("take_for_parent", [](Negotiation& self) { return py::bytes(self.take_for_parent()); })
+      .def("take_for_children", [](Negotiation& self) { return py::bytes(self.take_for_children()); })
+      .def("take_decisions",
+           [](Negotiation& self) {
+             static constexpr const char* kTypes[] = {"execute",   "fail", "refuse", "join_done",
+                                                      "lost", "abort",  "stuck"};
+             py::list result;
+             for (const Decision& decision : self.take_decisions()) {
+               std::vector<size_t> absent;
+               for (size_t bit = 0; bit < decision.absent.size() * 8; ++bit) {
+                 if (mask_bit(decision.absent, bit)) absent.push_back(bit);
+               }
+               py::dict entry;
+               entry["type"] = kTypes[static_cast<size_t>(decision.type)];
+               entry["name"] = decision.name;
+               entry["text"] = decision.text;
+               entry["contributors"] = decision.contributors;
+               entry["rank"] = decision.rank;
+               entry["absent"] = absent;
+               entry["submitted"] = decision.signature.empty();
+               result.append(entry);
+             }
+             return result;
+           })
+      .def("cached", &Negotiation::cached);
+}
+
+void bind_schedules(py::module_& module) {
+  const auto as_dict = [](const Schedule& schedule) {
+    static constexpr const char* kThen[] = {"store", "reduce", "reduce_finish"};
+    py::list sends, receives;
+    for (const Send& send : schedule.sends) sends.append(py::make_tuple(send.peer, send.begin, send.count, send.after));
+    for (const Receive& receive : schedule.receives) {
+      receives.append(py::make_tuple(receive.peer, receive.begin, receive.count, receive.after,
+                                     kThen[static_cast<size_t>(receive.then)]));
+    }
+    return py::make_tuple(sends, receives);
+  };
+  module.def("ring_allreduce", [as_dict](int rank, int ranks, size_t count, size_t segment) {
+    return as_dict(ring_allreduce(rank, ranks, count, segment));
+  });
+  module.def("direct_allgather", [as_dict](int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
+    return as_dict(direct_allgather(rank, ranks, begins, segment));
+  });
+  module.def("tree_broadcast", [as_dict](int rank, int ranks, int root, size_t count, size_t segment) {
+    return as_dict(tree_broadcast(rank, ranks, root, count, segment));
+  });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, module) {
+  module.attr("DTYPES") = numbered(kDTypeNames);
+  module.attr("REDUCE_OPS") = numbered(kReduceOpNames);
+  module.attr("KINDS") = numbered(kKindNames);
+  module.def("arena_bytes", [](size_t local_ranks, size_t chunk_bytes) {
+    return EngineConfig::arena_layout(local_ranks, chunk_bytes).bytes();
+  });
+
+  module.def("finalize_mpi_at_exit", &finalize_mpi_at_exit, py::arg("library"));
+
+  py::register_local_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const DuplicateName& error) {
+      raise("DuplicateNameError", error.what());
+    } catch (const EngineStopped& error) {
+      raise("EngineStoppedError", error.what());
+    } catch (const ForkedProcess& error) {
+      raise("ForkedProcessError", error.what());
+    } catch (const std::logic_error& error) {
+      PyErr_SetString(PyExc_ValueError, error.what());
+    }
+  });
+
+  py::class_<PyOutput>(module, "Output", py::buffer_protocol()).def_buffer([](PyOutput& self) {
+    const Handle::Output& output = self.handle->outputs.at(self.index);
+    return py::buffer_info(output.data.get(), 1, py::format_descriptor<uint8_t>::format(),
+                           static_cast<py::ssize_t>(output.bytes));
+  });
+
+  py::class_<PyHandle>(module, "Handle")
+      .def_property_readonly("id", [](const PyHandle& self) { return self.handle->id(); })
+      .def("poll", [](const PyHandle& self) { return self.handle->settled(); })
+      .def(
+          "wait",
+          [](const PyHandle& self, double seconds) { return self.engine->wait(*self.handle, nanoseconds(seconds)); },
+          py::arg("seconds"), py::call_guard<py::gil_scoped_release>())
+      .def("error", [](const PyHandle& self) { return error_tuple(self.handle->error()); })
+      .def("output",
+           [](const PyHandle& self, size_t index) {
+             if (index >= self.handle->outputs.size()) throw py::index_error("no such output");
+             return py::memoryview(py::cast(PyOutput{self.handle, index}));
+           })
+      .def("first_dims", [](const PyHandle& self, size_t index) { return self.handle->outputs.at(index).first_dims; });
+
+  py::class_<BucketPlan>(module, "BucketPlan")
+      .def("submit",
+           [](BucketPlan& self, size_t index, uintptr_t source, uintptr_t target) {
+             self.submit(index, reinterpret_cast<const void*>(source), reinterpret_cast<void*>(target));
+           })
+      .def("absent",
+           [](BucketPlan& self, size_t index, uintptr_t target) {
+             self.absent(index, reinterpret_cast<void*>(target));
+           })
+      .def("flush", &BucketPlan::flush)
+      .def(
+          "wait", [](BucketPlan& self, double seconds) { return self.wait(nanoseconds(seconds)); }, py::arg("seconds"),
+          py::call_guard<py::gil_scoped_release>())
+      .def("poll", &BucketPlan::settled)
+      .def("error", [](const BucketPlan& self) { return error_tuple(self.error()); })
+      .def("absent_everywhere", &BucketPlan::absent_everywhere)
+      .def("reset", &BucketPlan::reset);
+
+  py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
+      .def(py::init(&make_engine), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("hosts"),
+           py::arg("arena_descriptors"), py::arg("peer_sockets"), py::arg("mpi"), py::arg("generation"),
+           py::arg("chunk_bytes"), py::arg("ring_segment_bytes"), py::arg("cache_capacity"), py::arg("spin_us"))
+      .def("enqueue", &enqueue, py::arg("kind"), py::arg("name"), py::arg("op"), py::arg("prescale"),
+           py::arg("postscale"), py::arg("root"), py::arg("tensors"), py::arg("device"), py::arg("waits"))
+      .def(
+          "plan",
+          [](Engine& self, const std::string& name, int op, double prescale, double postscale,
+             const std::vector<std::tuple<std::string, int, std::vector<int64_t>, size_t>>& members, int device) {
+            Request shared;
+            shared.name = name;
+            shared.op = static_cast<ReduceOp>(op);
+            shared.prescale = prescale;
+            shared.postscale = postscale;
+            shared.device = device;
+            std::vector<BucketPlan::PlannedMember> planned;
+            for (const auto& [member_name, dtype, shape, bucket] : members) {
+              planned.push_back({{member_name, static_cast<DType>(dtype), shape}, bucket});
+            }
+            return std::make_unique<BucketPlan>(self, shared, planned);
+          },
+          py::arg("name"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("members"),
+          py::arg("device"), py::keep_alive<0, 1>())
+      .def("take_settled", &Engine::take_settled)
+      .def("stop", &Engine::stop, py::arg("failed"), py::arg("reason"), py::call_guard<py::gil_scoped_release>());
+
+  py::module_ testing = module.def_submodule("testing", "Parts of the engine without I/O, for its tests.");
+  bind_negotiation(testing);
+  bind_schedules(testing);
+}
+
+}  // namespace horovodish

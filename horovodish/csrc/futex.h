@@ -1,0 +1,43 @@
+// Sleeping on a 32-bit word that may lie in memory shared between processes.
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <cstdint>
+#include <optional>
+
+namespace horovodish {
+
+// Returns when woken through one of `bits`, at once when `word` is not `expected`, after `limit`, or for no reason at all.
+inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, uint32_t bits,
+                       std::optional<std::chrono::nanoseconds> limit) {
+  timespec deadline{};
+  if (limit) {  // FUTEX_WAIT_BITSET takes an absolute time
+    clock_gettime(CLOCK_MONOTONIC, &deadline);
+    const int64_t nanoseconds = deadline.tv_nsec + limit->count();
+    deadline.tv_sec += nanoseconds / 1'000'000'000;
+    deadline.tv_nsec = nanoseconds % 1'000'000'000;
+  }
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_BITSET, expected, limit ? &deadline : nullptr, nullptr,
+          bits);
+}
+
+inline void futex_wake(std::atomic<uint32_t>& word, uint32_t bits) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_BITSET, INT_MAX, nullptr, nullptr, bits);
+}
+
+inline void pause_processor() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace horovodish

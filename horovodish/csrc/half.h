@@ -1,0 +1,48 @@
+// float16 and bfloat16 as bits, with branch-free conversions that compilers turn into vector code.
+// Both directions round to nearest even and keep infinities and NaN.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace horovodish {
+
+struct Float16 {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+
+inline float to_float(BFloat16 value) { return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16); }
+
+inline BFloat16 to_bfloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const uint32_t quiet_nan = (bits >> 16) | 0x40;
+  return {static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded)};
+}
+
+inline float to_float(Float16 value) {
+  const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
+  const uint32_t magnitude = value.bits & 0x7fff;
+  // Shifted into float's fields the exponent is too small by 112; the multiplication mends it, denormals included.
+  const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
+  const uint32_t finite = std::bit_cast<uint32_t>(scaled);
+  const uint32_t special = (magnitude << 13) | 0x7f800000;
+  return std::bit_cast<float>(sign | (magnitude >= 0x7c00 ? special : finite));
+}
+
+inline Float16 to_float16(float value) {
+  const uint32_t all = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = (all >> 16) & 0x8000;
+  const uint32_t magnitude = all & 0x7fffffff;
+  // Below 2^-14 the result is a denormal: adding 0.5 lets the float unit round at the right bit.
+  const uint32_t denormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;
+  const uint32_t normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  const uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
+  const uint32_t finite = magnitude < (113u << 23) ? denormal : normal;
+  return {static_cast<uint16_t>(sign | (magnitude >= 0x477ff000 ? special : finite))};
+}
+
+}  // namespace horovodish

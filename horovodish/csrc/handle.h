@@ -1,0 +1,65 @@
+// How a caller follows one operation. A handle is settled exactly once, by a result or by an error.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace horovodish {
+
+// Names of the classes in horovodish.errors.
+enum class ErrorKind { internal, mismatch, rank_lost, engine_stopped };
+
+struct Error {
+  ErrorKind kind = ErrorKind::internal;
+  std::string message;
+};
+
+// Completion of work on a device. Host memory needs none: it is final once the handle is settled. A device plane settles the
+// handle when the work is launched and leaves its event here, on which the caller's stream is made to wait.
+class DeviceEvent {
+ public:
+  virtual ~DeviceEvent() = default;
+  virtual void order_after(uintptr_t stream) = 0;
+};
+
+class Handle {
+ public:
+  struct Output {  // memory that the engine allocated for a result whose size no rank knew beforehand
+    std::unique_ptr<std::byte[]> data;
+    size_t bytes = 0;
+    std::vector<int64_t> first_dims;  // by rank
+  };
+
+  explicit Handle(uint64_t id) : id_(id) {}
+
+  uint64_t id() const { return id_; }
+  bool settled() const { return state_.load(std::memory_order_acquire) != State::pending; }
+  // The rest may be read once the handle is settled.
+  const Error* error() const { return state_.load(std::memory_order_acquire) == State::failed ? &error_ : nullptr; }
+  DeviceEvent* event() const { return event_.get(); }
+
+  void complete(std::unique_ptr<DeviceEvent> event = nullptr) {
+    event_ = std::move(event);
+    state_.store(State::done, std::memory_order_release);
+  }
+  void fail(Error error) {
+    error_ = std::move(error);
+    state_.store(State::failed, std::memory_order_release);
+  }
+
+  std::vector<Output> outputs;
+
+ private:
+  enum class State : uint32_t { pending, done, failed };
+
+  const uint64_t id_;
+  std::atomic<State> state_{State::pending};
+  Error error_;
+  std::unique_ptr<DeviceEvent> event_;
+};
+
+}  // namespace horovodish

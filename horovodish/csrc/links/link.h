@@ -1,0 +1,95 @@
+// An edge of the negotiation tree: whole messages both ways between two ranks, in order, without ever blocking.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace horovodish {
+
+class Link {
+ public:
+  virtual ~Link() = default;
+
+  void send(std::string_view message) { append(message, 0); }
+  // The last message of this rank: it leaves the job. `failed`: its peers can no longer count on what it has begun.
+  void send_farewell(bool failed, std::string_view reason) { append(reason, failed ? kFailed : kFarewell); }
+
+  // Moves what can be moved at once; true when a byte was. A link that breaks counts as a failed peer's farewell.
+  bool advance() {
+    try {
+      const bool sent = push_outgoing();
+      const bool received = pull_incoming();
+      return sent || received;
+    } catch (const std::exception& error) {
+      if (!farewell_) farewell_ = {true, error.what()};
+      return false;
+    }
+  }
+  // The next whole message, if there is one.
+  std::optional<std::string> receive() {
+    const size_t ready = incoming_.size() - consumed_;
+    uint32_t word;
+    if (ready < sizeof word) return std::nullopt;
+    std::memcpy(&word, incoming_.data() + consumed_, sizeof word);
+    const size_t length = word & kLengthMask;
+    if (ready < sizeof word + length) return std::nullopt;
+    std::string message = incoming_.substr(consumed_ + sizeof word, length);
+    consumed_ += sizeof word + length;
+    if (consumed_ == incoming_.size()) {
+      incoming_.clear();
+      consumed_ = 0;
+    }
+    if ((word & ~kLengthMask) == 0) return message;
+    farewell_ = {(word & kFailed) == kFailed, std::move(message)};
+    return std::nullopt;
+  }
+  // (failed, reason) once the peer has said farewell.
+  const std::optional<std::pair<bool, std::string>>& farewell() const { return farewell_; }
+  bool all_sent() { return outgoing_.empty() && flushed(); }
+
+ protected:
+  // Move up to `size` bytes and return how many it were; 0 when nothing can be moved now.
+  virtual size_t write_some(const char* data, size_t size) = 0;
+  virtual size_t read_some(char* data, size_t size) = 0;
+  virtual bool flushed() = 0;
+
+ private:
+  static constexpr uint32_t kFarewell = 1u << 31, kFailed = kFarewell | 1u << 30, kLengthMask = (1u << 30) - 1;
+
+  void append(std::string_view message, uint32_t flags) {
+    const uint32_t word = static_cast<uint32_t>(message.size()) | flags;
+    outgoing_.append(reinterpret_cast<const char*>(&word), sizeof word);
+    outgoing_.append(message);
+  }
+  bool push_outgoing() {
+    size_t sent = 0;
+    while (sent < outgoing_.size()) {
+      const size_t step = write_some(outgoing_.data() + sent, outgoing_.size() - sent);
+      if (step == 0) break;
+      sent += step;
+    }
+    outgoing_.erase(0, sent);
+    return sent > 0;
+  }
+  bool pull_incoming() {
+    char block[4096];
+    bool any = false;
+    while (const size_t step = read_some(block, sizeof block)) {
+      incoming_.append(block, step);
+      any = true;
+    }
+    return any;
+  }
+
+  std::string outgoing_, incoming_;
+  size_t consumed_ = 0;
+  std::optional<std::pair<bool, std::string>> farewell_;
+};
+
+}  // namespace horovodish

@@ -1,0 +1,96 @@
+// Non-blocking MPI point-to-point transfers of bytes, with MPI's errors as exceptions.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "abi/mpi.h"
+
+namespace horovodish {
+
+// Tags of one start of the engine, so that nothing left over from an earlier one is taken for news. The MPI standard promises
+// tags up to 32767.
+struct MpiTags {
+  static constexpr int kGenerations = 1024, kPerGeneration = 16, kOperations = kPerGeneration - 1;
+
+  explicit MpiTags(int generation) : base(generation % kGenerations * kPerGeneration) {}
+  int control() const { return base; }
+  // Operations with equal remainders share a tag; messages of one tag between two ranks stay in order.
+  int operation(uint64_t sequence) const { return base + 1 + static_cast<int>(sequence % kOperations); }
+
+  int base;
+};
+
+// A transfer that may be under way. The memory must stay until it is done.
+class MpiRequest {
+ public:
+  explicit MpiRequest(const abi::Mpi& mpi) : mpi_(&mpi) {
+    if (mpi.request_bytes > request_.size() || mpi.status_bytes > status_.size()) {
+      throw std::runtime_error("the MPI library's requests or statuses are larger than any known one's");
+    }
+  }
+
+  void send(const void* data, size_t bytes, int to, int tag) {
+    check(mpi_->isend(data, static_cast<int>(bytes), mpi_->byte_type, to, tag, mpi_->communicator, request_.data()),
+          "sending to", to);
+    start(to);
+  }
+  void receive(void* data, size_t bytes, int from, int tag) {
+    check(mpi_->irecv(data, static_cast<int>(bytes), mpi_->byte_type, from, tag, mpi_->communicator, request_.data()),
+          "receiving from", from);
+    start(from);
+  }
+  bool active() const { return active_; }
+  // True once nothing is under way.
+  bool test() {
+    if (!active_) return true;
+    int flag = 0;
+    const int code = mpi_->test(request_.data(), &flag, status_.data());
+    if (code != abi::kMpiSuccess) active_ = false;
+    check(code, "exchanging data with", peer_);
+    active_ = flag == 0;
+    return !active_;
+  }
+  // After a receive: how many bytes came.
+  size_t received() const {
+    int count = 0;
+    check(mpi_->get_count(status_.data(), mpi_->byte_type, &count), "receiving from", peer_);
+    return static_cast<size_t>(count);
+  }
+  // Gives a transfer up. It ends at once unless the peer died in the middle of it; then the wait is bounded.
+  void cancel() noexcept {
+    if (!active_) return;
+    mpi_->cancel(request_.data());
+    int flag = 0;
+    for (const auto limit = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+         flag == 0 && std::chrono::steady_clock::now() < limit;) {
+      if (mpi_->test(request_.data(), &flag, status_.data()) != abi::kMpiSuccess) break;
+    }
+    active_ = false;
+  }
+
+ private:
+  void start(int peer) {
+    peer_ = peer;
+    active_ = true;
+  }
+  void check(int code, const char* what, int peer) const {
+    if (code == abi::kMpiSuccess) return;
+    char text[abi::kMpiMaxErrorString] = "";
+    int length = 0;
+    mpi_->error_string(code, text, &length);
+    throw std::runtime_error(std::string("MPI failed while ") + what + " rank " + std::to_string(peer) + ": " + text);
+  }
+
+  const abi::Mpi* mpi_;
+  bool active_ = false;
+  int peer_ = -1;
+  alignas(16) std::array<std::byte, 64> request_{};
+  alignas(16) std::array<std::byte, 256> status_{};
+};
+
+}  // namespace horovodish

@@ -1,0 +1,414 @@
+#include "negotiation.h"
+
+#include <algorithm>
+
+#include "request.h"
+
+namespace horovodish {
+
+namespace {
+
+// Records of the messages that travel up and down the tree.
+enum class Up : uint64_t { ready, ready_with, request, joined, waiting, lost };
+enum class Down : uint64_t { execute, execute_with, execute_new, forget, fail, join_done, lost };
+
+constexpr ResponseCache::Id kNotCached = 0;
+
+template <class Record>
+void begin(Writer& writer, Record record) {
+  writer.number(static_cast<uint64_t>(record));
+}
+
+Mask intersection(const Mask& a, const Mask& b) {
+  if (a.empty() || b.empty()) return {};
+  Mask both = a;
+  bool any = false;
+  for (size_t i = 0; i < both.size(); ++i) {
+    both[i] = static_cast<char>(both[i] & b[i]);
+    any |= both[i] != 0;
+  }
+  return any ? both : Mask{};
+}
+
+}  // namespace
+
+Mask make_mask(const std::vector<size_t>& bits, size_t size) {
+  if (bits.empty()) return {};
+  Mask mask((size + 7) / 8, '\0');
+  for (const size_t bit : bits) mask[bit / 8] = static_cast<char>(mask[bit / 8] | (1 << (bit % 8)));
+  return mask;
+}
+
+bool mask_bit(const Mask& mask, size_t bit) { return bit / 8 < mask.size() && ((mask[bit / 8] >> (bit % 8)) & 1) != 0; }
+
+Negotiation::Negotiation(int size, bool root, std::vector<RankSet> participants, size_t cache_capacity)
+    : size_(size),
+      root_(root),
+      participants_(std::move(participants)),
+      cache_(cache_capacity),
+      joined_(participants_.size()),
+      waiting_(participants_.size()) {
+  for (const RankSet& participant : participants_) ranks_ += participant.count();
+}
+
+void Negotiation::submit(std::string_view name, std::string_view signature, const Mask& absent) {
+  if (lost_) {
+    decisions_.push_back({.type = Decision::Type::refuse, .name = std::string(name), .text = *lost_});
+    return;
+  }
+  const auto id = cache_.find(name);
+  if (id && *cache_.signature(*id) == signature && !by_name_.contains(std::string(name))) {
+    state_id(0, *id, 1, absent);
+  } else {
+    state_request(0, name, {{std::string(signature), participants_[0]}}, 1, absent);
+  }
+}
+
+void Negotiation::flush() {
+  const auto own = [](const auto& entry) { return entry.second.stated[0]; };
+  if (std::any_of(by_id_.begin(), by_id_.end(), own) || std::any_of(by_name_.begin(), by_name_.end(), own)) {
+    state_waiting(0, decisions_seen_);
+  }
+}
+
+void Negotiation::join() { state_joined(0, participants_[0].first()); }
+
+void Negotiation::lost(bool abort, std::string_view text) {
+  if (root_) return apply_lost(abort, text);
+  begin(up_, Up::lost);
+  up_.number(abort ? 1 : 0);
+  up_.text(text);
+}
+
+void Negotiation::from_child(size_t child, std::string_view message) {
+  Reader reader(message);
+  while (!reader.done()) {
+    switch (static_cast<Up>(reader.number())) {
+      case Up::ready:
+        state_id(child, static_cast<Id>(reader.number()), participants_[child].count(), {});
+        break;
+      case Up::ready_with: {
+        const auto id = static_cast<Id>(reader.number());
+        const auto contributors = static_cast<int>(reader.number());
+        state_id(child, id, contributors, Mask(reader.text()));
+        break;
+      }
+      case Up::request: {
+        const std::string name(reader.text());
+        const auto contributors = static_cast<int>(reader.number());
+        const Mask absent(reader.text());
+        Signatures signatures(reader.number());
+        for (auto& [signature, ranks] : signatures) {
+          signature = reader.text();
+          ranks = RankSet::decode(reader);
+        }
+        state_request(child, name, signatures, contributors, absent);
+        break;
+      }
+      case Up::joined:
+        state_joined(child, static_cast<int>(reader.number()));
+        break;
+      case Up::waiting:
+        state_waiting(child, reader.number());
+        break;
+      case Up::lost: {
+        const bool abort = reader.number() != 0;
+        lost(abort, reader.text());
+        break;
+      }
+    }
+  }
+}
+
+void Negotiation::from_parent(std::string_view message) {
+  Reader reader(message);
+  while (!reader.done()) {
+    switch (static_cast<Down>(reader.number())) {
+      case Down::execute:
+        apply_execute(static_cast<Id>(reader.number()), size_, {});
+        break;
+      case Down::execute_with: {
+        const auto id = static_cast<Id>(reader.number());
+        const auto contributors = static_cast<int>(reader.number());
+        apply_execute(id, contributors, Mask(reader.text()));
+        break;
+      }
+      case Down::execute_new: {
+        const auto id = static_cast<Id>(reader.number());
+        const std::string_view name = reader.text(), signature = reader.text();
+        const auto contributors = static_cast<int>(reader.number());
+        apply_execute_new(id, name, signature, contributors, Mask(reader.text()));
+        break;
+      }
+      case Down::forget:
+        apply_forget(static_cast<Id>(reader.number()));
+        break;
+      case Down::fail: {
+        const std::string_view name = reader.text();
+        apply_fail(name, reader.text());
+        break;
+      }
+      case Down::join_done:
+        apply_join_done(static_cast<int>(reader.number()));
+        break;
+      case Down::lost: {
+        const bool abort = reader.number() != 0;
+        apply_lost(abort, reader.text());
+        break;
+      }
+    }
+  }
+}
+
+void Negotiation::mark(Pending& pending, size_t participant, int contributors, const Mask& absent) {
+  pending.stated.resize(participants_.size());
+  pending.stated[participant] = true;
+  pending.contributors += contributors;
+  pending.absent = pending.absent ? intersection(*pending.absent, absent) : absent;
+  if (participant == 0) pending.own_absent = absent;
+  waiting_[participant].reset();
+}
+
+// All participants have stated it, and the parent has not been told yet.
+bool Negotiation::complete(const Pending& pending) const {
+  if (pending.passed_up) return false;
+  for (size_t i = 0; i < participants_.size(); ++i) {
+    if (!pending.stated[i] && !joined_[i]) return false;
+  }
+  return true;
+}
+
+void Negotiation::state_id(size_t participant, Id id, int contributors, const Mask& absent) {
+  const std::string* signature = cache_.signature(id);
+  // Forgotten: void. The ranks that stated it state it again, in full, when they learn that it was forgotten.
+  if (lost_ || signature == nullptr) return;
+  if (!by_name_.empty() && by_name_.contains(cache_.name(id))) {
+    const std::string name = cache_.name(id);
+    state_request(participant, name, {{*signature, participants_[participant]}}, contributors, absent);
+    return;
+  }
+  Pending& pending = by_id_[id];
+  mark(pending, participant, contributors, absent);
+  if (complete(pending)) finish_id(id);
+}
+
+void Negotiation::state_request(size_t participant, std::string_view name, const Signatures& signatures,
+                                int contributors, const Mask& absent) {
+  if (lost_) return;
+  const std::string key(name);
+  Pending& pending = by_name_[key];
+  // Others may have stated the same name by its id, with the signature that the cache holds.
+  if (const auto id = cache_.find(name); id && by_id_.contains(*id)) {
+    pending = std::move(by_id_.at(*id));
+    by_id_.erase(*id);
+    RankSet ranks;
+    for (size_t i = 0; i < participants_.size(); ++i) {
+      if (pending.stated[i]) ranks.add(participants_[i]);
+    }
+    pending.signatures = {{*cache_.signature(*id), ranks}};
+  }
+  mark(pending, participant, contributors, absent);
+  for (const auto& [signature, ranks] : signatures) {
+    const auto same = std::find_if(pending.signatures.begin(), pending.signatures.end(),
+                                   [&](const auto& known) { return known.first == signature; });
+    if (same == pending.signatures.end()) {
+      pending.signatures.emplace_back(signature, ranks);
+    } else {
+      same->second.add(ranks);
+    }
+  }
+  if (complete(pending)) finish_request(key);
+}
+
+void Negotiation::state_joined(size_t participant, int last_rank) {
+  if (lost_) return;
+  joined_[participant] = true;
+  last_joined_ = last_rank;
+  std::vector<Id> ready_ids;
+  for (const auto& [id, pending] : by_id_) {
+    if (complete(pending)) ready_ids.push_back(id);
+  }
+  std::sort(ready_ids.begin(), ready_ids.end());
+  for (const Id id : ready_ids) finish_id(id);
+  std::vector<std::string> ready_names;
+  for (const auto& [name, pending] : by_name_) {
+    if (complete(pending)) ready_names.push_back(name);
+  }
+  for (const std::string& name : ready_names) finish_request(name);
+  check_joined();
+}
+
+void Negotiation::check_joined() {
+  if (joined_sent_ || std::find(joined_.begin(), joined_.end(), false) != joined_.end()) return;
+  if (root_) return apply_join_done(last_joined_);
+  joined_sent_ = true;
+  begin(up_, Up::joined);
+  up_.number(static_cast<uint64_t>(last_joined_));
+}
+
+void Negotiation::state_waiting(size_t participant, uint64_t decisions_seen) {
+  if (lost_ || waiting_[participant] == decisions_seen) return;
+  waiting_[participant] = decisions_seen;
+  check_waiting();
+}
+
+// Ranks that wait at the same point of the decision stream will not say anything more before the next decision.
+void Negotiation::check_waiting() {
+  for (size_t i = 0; i < participants_.size(); ++i) {
+    if (!joined_[i] && waiting_[i] != decisions_seen_) return;
+  }
+  if (!root_) {
+    begin(up_, Up::waiting);
+    up_.number(decisions_seen_);
+  } else if (!by_id_.empty() || !by_name_.empty()) {
+    decisions_.push_back({.type = Decision::Type::stuck, .text = describe_waiting()});
+  }
+}
+
+std::string Negotiation::describe_waiting() const {
+  std::string text = "every rank waits, but not for the same tensors: ";
+  bool first = true;
+  const auto add = [&](const std::string& name, const Pending& pending) {
+    RankSet stated, missing;
+    for (size_t i = 0; i < participants_.size(); ++i) {
+      if (!joined_[i]) (pending.stated[i] ? stated : missing).add(participants_[i]);
+    }
+    text += (first ? "'" : "; '") + name + "' was submitted by " + stated.text() + " but not by " + missing.text();
+    first = false;
+  };
+  for (const auto& [id, pending] : by_id_) add(cache_.name(id), pending);
+  for (const auto& [name, pending] : by_name_) add(name, pending);
+  return text + ". Remedy: call the same collectives under the same names on every rank.";
+}
+
+// All participants have stated `id`: the root decides, another node tells its parent.
+void Negotiation::finish_id(Id id) {
+  Pending& pending = by_id_.at(id);
+  const Mask absent = pending.absent.value_or(Mask{});
+  if (root_) return apply_execute(id, pending.contributors, absent);
+  const bool plain = pending.contributors == ranks_ && absent.empty();
+  pending.passed_up = true;
+  begin(up_, plain ? Up::ready : Up::ready_with);
+  up_.number(id);
+  if (!plain) {
+    up_.number(static_cast<uint64_t>(pending.contributors));
+    up_.text(absent);
+  }
+}
+
+void Negotiation::finish_request(const std::string& name) {
+  Pending& pending = by_name_.at(name);
+  if (!root_) {
+    pending.passed_up = true;
+    begin(up_, Up::request);
+    up_.text(name);
+    up_.number(static_cast<uint64_t>(pending.contributors));
+    up_.text(pending.absent.value_or(Mask{}));
+    up_.number(pending.signatures.size());
+    for (const auto& [signature, ranks] : pending.signatures) {
+      up_.text(signature);
+      ranks.encode(up_);
+    }
+  } else if (pending.signatures.size() > 1) {
+    apply_fail(name, describe_mismatch(pending.signatures));
+  } else {
+    decide_execute_new(name, pending);
+  }
+}
+
+void Negotiation::decide_execute_new(const std::string& name, const Pending& pending) {
+  const std::string signature = pending.signatures[0].first;
+  const int contributors = pending.contributors;
+  const Mask absent = pending.absent.value_or(Mask{});
+  Id victim = kNotCached;
+  bool room = true;
+  if (const auto old = cache_.find(name)) {
+    apply_forget(*old);
+  } else {
+    const auto space = cache_.make_room(victim);
+    if (space == ResponseCache::Room::evict) apply_forget(victim);
+    room = space != ResponseCache::Room::none;
+  }
+  apply_execute_new(room ? cache_.next_id() : kNotCached, name, signature, contributors, absent);
+}
+
+void Negotiation::apply_execute(Id id, int contributors, const Mask& absent) {
+  const bool plain = contributors == size_ && absent.empty();
+  begin(down_, plain ? Down::execute : Down::execute_with);
+  down_.number(id);
+  if (!plain) {
+    down_.number(static_cast<uint64_t>(contributors));
+    down_.text(absent);
+  }
+  const auto pending = by_id_.extract(id);
+  const bool submitted = !pending.empty() && pending.mapped().stated[0];
+  cache_.touch(id);
+  decisions_.push_back({.type = Decision::Type::execute,
+                        .name = cache_.name(id),
+                        .signature = submitted ? std::string{} : *cache_.signature(id),
+                        .contributors = contributors,
+                        .absent = absent});
+  ++decisions_seen_;
+}
+
+void Negotiation::apply_execute_new(Id id, std::string_view name, std::string_view signature, int contributors,
+                                    const Mask& absent) {
+  begin(down_, Down::execute_new);
+  down_.number(id);
+  down_.text(name);
+  down_.text(signature);
+  down_.number(static_cast<uint64_t>(contributors));
+  down_.text(absent);
+  const auto pending = by_name_.extract(std::string(name));
+  const bool submitted = !pending.empty() && pending.mapped().stated[0];
+  if (id != kNotCached) cache_.insert(id, name, signature);
+  decisions_.push_back({.type = Decision::Type::execute,
+                        .name = std::string(name),
+                        .signature = submitted ? std::string{} : std::string(signature),
+                        .contributors = contributors,
+                        .absent = absent});
+  ++decisions_seen_;
+}
+
+void Negotiation::apply_forget(Id id) {
+  begin(down_, Down::forget);
+  down_.number(id);
+  const auto pending = by_id_.extract(id);
+  const std::string name = cache_.name(id), signature = *cache_.signature(id);
+  cache_.erase(id);
+  if (!pending.empty() && pending.mapped().stated[0]) {
+    state_request(0, name, {{signature, participants_[0]}}, 1, pending.mapped().own_absent);
+  }
+}
+
+void Negotiation::apply_fail(std::string_view name, std::string_view text) {
+  begin(down_, Down::fail);
+  down_.text(name);
+  down_.text(text);
+  by_name_.erase(std::string(name));
+  if (const auto id = cache_.find(name)) by_id_.erase(*id);
+  decisions_.push_back({.type = Decision::Type::fail, .name = std::string(name), .text = std::string(text)});
+  ++decisions_seen_;
+}
+
+void Negotiation::apply_join_done(int last_rank) {
+  begin(down_, Down::join_done);
+  down_.number(static_cast<uint64_t>(last_rank));
+  joined_.assign(joined_.size(), false);
+  joined_sent_ = false;
+  decisions_.push_back({.type = Decision::Type::join_done, .rank = last_rank});
+  ++decisions_seen_;
+}
+
+void Negotiation::apply_lost(bool abort, std::string_view text) {
+  if (lost_ && !abort) return;
+  begin(down_, Down::lost);
+  down_.number(abort ? 1 : 0);
+  down_.text(text);
+  by_id_.clear();
+  by_name_.clear();
+  if (!lost_) lost_ = text;
+  decisions_.push_back({.type = abort ? Decision::Type::abort : Decision::Type::lost, .text = *lost_});
+}
+
+}  // namespace horovodish

@@ -1,0 +1,134 @@
+// Who is ready for what: the state machine by which the ranks of a process set agree on the next collective.
+//
+// Without I/O, clock or thread: statements and messages go in, messages and decisions come out.
+//
+// The ranks form a tree. A node is one rank, and its participants are itself and the subtrees of its children. A rank states
+// about a tensor (or a bucket, which is negotiated as a unit) that it is
+//     submitted   by its id when the cache knows its signature, otherwise by the full request
+//     absent      submitted without a value: a mask says which members of the bucket this rank has no gradient for
+// and about itself that it
+//     flushes     it waits for all that it has submitted
+//     joined      it is out of data and counts as having submitted everything
+// A node passes a statement to its parent once all its participants have made it, so in the steady state every edge of the
+// tree carries one small record per bucket and step. The root decides, and its decisions travel down in one order that is the
+// same on every rank.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "rank_set.h"
+#include "response_cache.h"
+#include "wire.h"
+
+namespace horovodish {
+
+// One bit per member of a bucket; the empty mask stands for all zeros.
+using Mask = std::string;
+Mask make_mask(const std::vector<size_t>& bits, size_t size);
+bool mask_bit(const Mask& mask, size_t bit);
+
+struct Decision {
+  enum class Type {
+    execute,    // `name`, with `contributors` ranks that have not joined; `absent` members have no gradient on any rank
+    fail,       // `name` ends on every rank: they disagree as `text` says
+    refuse,     // `name` ends: a rank has gone, as `text` says
+    join_done,  // every rank has joined, `rank` last
+    lost,       // `text` says which rank has gone: whatever is undecided fails, now and later
+    abort,      // as lost, and what is being executed fails too
+    stuck,      // root only: every rank waits, and not for the same; `text` says who waits for what
+  };
+  Type type;
+  std::string name = {};
+  std::string text = {};
+  std::string signature = {};  // of an execute that this rank has not submitted, because it has joined
+  int contributors = 0;
+  int rank = -1;
+  Mask absent = {};
+};
+
+class Negotiation {
+ public:
+  // `size`: ranks of the process set. `root`: this node has no parent. `participants[0]` is this rank, the others are the subtrees of its children.
+  Negotiation(int size, bool root, std::vector<RankSet> participants, size_t cache_capacity);
+
+  // Statements of this rank.
+  void submit(std::string_view name, std::string_view signature, const Mask& absent);
+  void flush();  // says nothing when nothing of this rank is undecided
+  void join();
+
+  // A rank has gone, as `text` says; `abort`: what is being executed cannot be completed either. Known first to this node, or
+  // the parent itself is the one that has gone.
+  void lost(bool abort, std::string_view text);
+  void parent_lost(bool abort, std::string_view text) { apply_lost(abort, text); }
+
+  void from_child(size_t child, std::string_view message);
+  void from_parent(std::string_view message);
+
+  std::string take_for_parent() { return up_.take(); }
+  std::string take_for_children() { return down_.take(); }
+  std::deque<Decision> take_decisions() { return std::exchange(decisions_, {}); }
+
+  size_t cached() const { return cache_.size(); }
+
+ private:
+  using Id = ResponseCache::Id;
+  using Signatures = std::vector<std::pair<std::string, RankSet>>;
+
+  // What the participants have stated about one tensor that is not decided yet.
+  struct Pending {
+    std::vector<bool> stated;  // by participant
+    int contributors = 0;
+    std::optional<Mask> absent;  // the intersection so far
+    Mask own_absent;             // this rank's own, in case it must state again in full
+    Signatures signatures;       // filled only when stated in full
+    bool passed_up = false;
+  };
+
+  void state_id(size_t participant, Id id, int contributors, const Mask& absent);
+  void state_request(size_t participant, std::string_view name, const Signatures& signatures, int contributors,
+                     const Mask& absent);
+  void state_joined(size_t participant, int last_rank);
+  void state_waiting(size_t participant, uint64_t decisions_seen);
+  void mark(Pending& pending, size_t participant, int contributors, const Mask& absent);
+  bool complete(const Pending& pending) const;
+  void finish_id(Id id);
+  void finish_request(const std::string& name);
+  void check_joined();
+  void check_waiting();
+  std::string describe_waiting() const;
+
+  // Decisions, made by the root or received from the parent; applied in the same order on every rank.
+  void decide_execute_new(const std::string& name, const Pending& pending);
+  void apply_execute(Id id, int contributors, const Mask& absent);
+  void apply_execute_new(Id id, std::string_view name, std::string_view signature, int contributors, const Mask& absent);
+  void apply_forget(Id id);
+  void apply_fail(std::string_view name, std::string_view text);
+  void apply_join_done(int last_rank);
+  void apply_lost(bool abort, std::string_view text);
+
+  const int size_;
+  const bool root_;
+  const std::vector<RankSet> participants_;
+  int ranks_ = 0;  // in this subtree
+  ResponseCache cache_;
+  std::unordered_map<Id, Pending> by_id_;
+  std::map<std::string, Pending> by_name_;
+  std::vector<bool> joined_;                 // by participant
+  int last_joined_ = -1;
+  bool joined_sent_ = false;
+  std::vector<std::optional<uint64_t>> waiting_;  // by participant: decisions it had seen when it began to wait
+  uint64_t decisions_seen_ = 0;
+  std::optional<std::string> lost_;
+  Writer up_, down_;
+  std::deque<Decision> decisions_;
+};
+
+}  // namespace horovodish

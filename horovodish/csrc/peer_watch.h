@@ -1,0 +1,31 @@
+// Notices the death of a local peer by the end-of-file on the socket to it: a thread that sleeps in poll() for as long as
+// nothing happens. (kill(pid, 0) would take a zombie for alive.)
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace horovodish {
+
+class PeerWatch {
+ public:
+  // `sockets` by local rank, -1 for this rank; closed by the destructor. `on_loss` is called on the watching thread.
+  PeerWatch(std::vector<int> sockets, std::function<void()> on_loss);
+  ~PeerWatch();
+
+  bool gone(size_t peer) const { return gone_[peer].load(std::memory_order_acquire); }
+
+ private:
+  void run();
+
+  std::vector<int> sockets_;
+  std::function<void()> on_loss_;
+  std::unique_ptr<std::atomic<bool>[]> gone_;
+  int stop_event_;
+  std::thread thread_;
+};
+
+}  // namespace horovodish

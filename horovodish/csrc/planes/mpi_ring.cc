@@ -1,0 +1,56 @@
+#include "planes/mpi_ring.h"
+
+#include "planes/mpi_tasks.h"
+
+namespace horovodish {
+
+namespace {
+// Operations under way at once; fewer than MpiTags::kOperations, so that no two of them share a tag.
+constexpr size_t kWindow = 8;
+static_assert(kWindow <= MpiTags::kOperations);
+}  // namespace
+
+MpiRingPlane::MpiRingPlane(const abi::Mpi& mpi, int rank, int ranks, int generation, size_t segment_bytes,
+                           OnComplete on_complete)
+    : mpi_(mpi),
+      rank_(rank),
+      ranks_(ranks),
+      tags_(generation),
+      segment_bytes_(segment_bytes),
+      on_complete_(std::move(on_complete)) {}
+
+// With operations under way the plane is being abandoned. Receives are cancelled, so that nothing is written any more; a send
+// to a peer that has gone may never end, so the memory that it reads is left to the process's end.
+MpiRingPlane::~MpiRingPlane() {
+  for (Running& running : running_) {
+    if (!running.task) continue;
+    running.task->cancel_receives();
+    static_cast<void>(running.task.release());
+  }
+}
+
+void MpiRingPlane::start(std::shared_ptr<Operation> operation) { waiting_.push_back(std::move(operation)); }
+
+Progress MpiRingPlane::advance() {
+  bool progressed = false;
+  while (!waiting_.empty() && running_.size() < kWindow) {
+    const MpiEnvironment environment{mpi_, rank_, ranks_, tags_.operation(started_++), segment_bytes_};
+    running_.push_back({waiting_.front(), make_mpi_task(waiting_.front(), environment)});
+    waiting_.pop_front();
+    progressed = true;
+  }
+  for (Running& running : running_) {
+    if (running.task) progressed |= running.task->advance();
+  }
+  // In order, so that the window never spans more than kWindow operations and tags.
+  while (!running_.empty() && (!running_.front().task || running_.front().task->done())) {
+    const std::shared_ptr<Operation> operation = std::move(running_.front().operation);
+    running_.pop_front();
+    on_complete_(operation);
+    progressed = true;
+  }
+  if (progressed) return Progress::progressed;
+  return running_.empty() && waiting_.empty() ? Progress::done : Progress::pending;
+}
+
+}  // namespace horovodish

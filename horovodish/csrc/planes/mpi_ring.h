@@ -1,0 +1,52 @@
+// The plane between hosts: pipelined schedules over MPI point-to-point messages. Written on Isend, Irecv and Test alone, so
+// that an operation can be watched, abandoned and interleaved with others; MPI's own collectives can do none of this, know no
+// bfloat16 and count in ints.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "mpi_requests.h"
+#include "planes/plane.h"
+#include "planes/schedule.h"
+
+namespace horovodish {
+
+// One operation under way; a state machine that never waits.
+class MpiTask {
+ public:
+  virtual ~MpiTask() = default;
+  // True when something moved.
+  virtual bool advance() = 0;
+  virtual bool done() const = 0;
+  virtual void cancel_receives() noexcept = 0;
+};
+
+class MpiRingPlane : public Plane {
+ public:
+  // `mpi` must outlive the plane. `segment_bytes`: of a message.
+  MpiRingPlane(const abi::Mpi& mpi, int rank, int ranks, int generation, size_t segment_bytes, OnComplete on_complete);
+  ~MpiRingPlane() override;
+
+  void start(std::shared_ptr<Operation> operation) override;
+  Progress advance() override;
+  bool needs_polling() const override { return true; }
+
+ private:
+  struct Running {
+    std::shared_ptr<Operation> operation;
+    std::unique_ptr<MpiTask> task;
+  };
+
+  const abi::Mpi& mpi_;
+  const int rank_, ranks_;
+  const MpiTags tags_;
+  const size_t segment_bytes_;
+  OnComplete on_complete_;
+  std::deque<std::shared_ptr<Operation>> waiting_;
+  std::deque<Running> running_;
+  uint64_t started_ = 0;
+};
+
+}  // namespace horovodish

@@ -1,0 +1,288 @@
+#include "planes/mpi_tasks.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "reduce.h"
+
+namespace horovodish {
+
+namespace {
+
+// Transfers of one schedule under way in each direction.
+constexpr size_t kTransfers = 4;
+// An allreduce of at most this many bytes and ranks takes one step, in which everybody sends everything to everybody.
+constexpr size_t kDirectBytes = 8 << 10;
+constexpr int kDirectRanks = 16;
+
+// One dtype of an allreduce. The buffer of the schedule is the target itself where there is just one, otherwise memory into
+// which the tensors are packed.
+class AllreduceRun {
+ public:
+  AllreduceRun(const MpiEnvironment& environment, const Operation& operation, Concatenation concatenation)
+      : concatenation_(std::move(concatenation)), op_(operation.request->op), scaling_(operation.scaling()) {
+    const size_t item = concatenation_.item_bytes(), count = concatenation_.count();
+    const auto ranks = static_cast<size_t>(environment.ranks);
+    direct_ = count * item <= kDirectBytes && environment.ranks <= kDirectRanks;
+    const auto& first = concatenation_.segments().front();
+    const bool in_target = !direct_ && concatenation_.segments().size() == 1 && first.target != nullptr;
+    if (!in_target) fusion_buffer_.resize(count * item * (direct_ ? ranks : 1));
+    buffer_ = in_target ? first.target : fusion_buffer_.data();
+    std::byte* own = buffer_ + (direct_ ? static_cast<size_t>(environment.rank) * count * item : 0);
+    if (own != first.source) concatenation_.pack(0, count, op_, own);
+
+    if (direct_) {
+      std::vector<size_t> begins(ranks + 1);
+      for (size_t i = 0; i <= ranks; ++i) begins[i] = i * count;
+      run_.emplace(environment, direct_allgather(environment.rank, environment.ranks, begins, count), buffer_, item);
+      return;
+    }
+    if (scaling_.prescale != 1.0) {
+      const void* source = own;
+      reduce(concatenation_.dtype(), op_, own, &source, 1, count, {.prescale = scaling_.prescale});
+    }
+    const size_t segment = std::max<size_t>(1, environment.segment_bytes / item);
+    const Scaling last{.postscale = scaling_.postscale, .divisor = scaling_.divisor};
+    run_.emplace(environment, ring_allreduce(environment.rank, environment.ranks, count, segment), buffer_, item,
+                 [this, last](std::byte* range, const std::byte* incoming, size_t length, bool finish) {
+                   const void* sources[] = {incoming, range};
+                   reduce(concatenation_.dtype(), op_, range, sources, 2, length, finish ? last : Scaling{});
+                 });
+  }
+
+  bool advance() {
+    const bool progressed = run_->advance();
+    if (run_->done()) finish();
+    return progressed;
+  }
+  bool done() const { return run_->done(); }
+  void cancel_receives() noexcept { run_->cancel_receives(); }
+
+ private:
+  void finish() {
+    const size_t item = concatenation_.item_bytes(), count = concatenation_.count();
+    if (direct_) {
+      const size_t ranks = fusion_buffer_.size() / (count * item);
+      std::vector<const void*> blocks(ranks);
+      for (size_t rank = 0; rank < ranks; ++rank) blocks[rank] = buffer_ + rank * count * item;
+      reduce(concatenation_.dtype(), op_, buffer_, blocks.data(), ranks, count, scaling_);
+    }
+    if (!fusion_buffer_.empty()) concatenation_.unpack(0, count, buffer_);
+  }
+
+  const Concatenation concatenation_;
+  const ReduceOp op_;
+  const Scaling scaling_;
+  bool direct_ = false;
+  std::vector<std::byte> fusion_buffer_;
+  std::byte* buffer_ = nullptr;
+  std::optional<ScheduleRun> run_;
+};
+
+class AllreduceTask : public MpiTask {
+ public:
+  AllreduceTask(const Operation& operation, const MpiEnvironment& environment)
+      : operation_(operation), environment_(environment), left_(Concatenation::by_dtype(operation)) {
+    std::erase_if(left_, [](const Concatenation& concatenation) { return concatenation.count() == 0; });
+    next();
+  }
+  bool advance() override {
+    if (!run_) return false;
+    const bool progressed = run_->advance();
+    if (run_->done()) next();
+    return progressed;
+  }
+  bool done() const override { return !run_; }
+  void cancel_receives() noexcept override {
+    if (run_) run_->cancel_receives();
+  }
+
+ private:
+  void next() {
+    run_.reset();
+    if (started_ < left_.size()) {
+      run_ = std::make_unique<AllreduceRun>(environment_, operation_, std::move(left_[started_++]));
+    }
+  }
+  const Operation& operation_;
+  const MpiEnvironment environment_;
+  std::vector<Concatenation> left_;
+  size_t started_ = 0;
+  std::unique_ptr<AllreduceRun> run_;
+};
+
+class BroadcastTask : public MpiTask {
+ public:
+  BroadcastTask(const Operation& operation, const MpiEnvironment& environment)
+      : concatenation_(Concatenation::as_bytes(operation)) {
+    const size_t count = concatenation_.count();
+    if (count == 0) return;
+    const bool root = operation.request->root == environment.rank;
+    const auto& first = concatenation_.segments().front();
+    const bool in_target = concatenation_.segments().size() == 1 && first.target != nullptr;
+    if (!in_target) fusion_buffer_.resize(count);
+    std::byte* buffer = in_target ? first.target : fusion_buffer_.data();
+    if (root && buffer != first.source) concatenation_.pack(0, count, ReduceOp::sum, buffer);
+    run_.emplace(environment,
+                 tree_broadcast(environment.rank, environment.ranks, operation.request->root, count,
+                                environment.segment_bytes),
+                 buffer, 1);
+  }
+  bool advance() override {
+    if (done()) return false;
+    const bool progressed = run_->advance();
+    if (run_->done() && !fusion_buffer_.empty()) concatenation_.unpack(0, concatenation_.count(), fusion_buffer_.data());
+    return progressed;
+  }
+  bool done() const override { return !run_ || run_->done(); }
+  void cancel_receives() noexcept override {
+    if (run_) run_->cancel_receives();
+  }
+
+ private:
+  const Concatenation concatenation_;
+  std::vector<std::byte> fusion_buffer_;
+  std::optional<ScheduleRun> run_;
+};
+
+// First the first dimensions of all members, then the members one after the other.
+class AllgatherTask : public MpiTask {
+ public:
+  AllgatherTask(std::shared_ptr<Operation> operation, const MpiEnvironment& environment)
+      : operation_(std::move(operation)),
+        environment_(environment),
+        members_(operation_->request->members.size()),
+        first_dims_(members_ * static_cast<size_t>(environment.ranks)) {
+    const auto rank = static_cast<size_t>(environment.rank), ranks = static_cast<size_t>(environment.ranks);
+    std::vector<size_t> begins(ranks + 1);
+    for (size_t i = 0; i <= ranks; ++i) begins[i] = i * members_;
+    for (size_t i = 0; i < members_; ++i) first_dims_[rank * members_ + i] = operation_->buffers[i].first_dim;
+    run_ = std::make_unique<ScheduleRun>(environment,
+                                         direct_allgather(environment.rank, environment.ranks, begins, members_),
+                                         reinterpret_cast<std::byte*>(first_dims_.data()), sizeof(int64_t));
+  }
+  bool advance() override {
+    if (done()) return false;
+    bool progressed = run_->advance();
+    while (run_ && run_->done()) {
+      next();
+      progressed = true;
+    }
+    return progressed;
+  }
+  bool done() const override { return !run_; }
+  void cancel_receives() noexcept override {
+    if (run_) run_->cancel_receives();
+  }
+
+ private:
+  void next() {
+    run_.reset();
+    if (started_ == members_) return;
+    const size_t member = started_++;
+    const auto ranks = static_cast<size_t>(environment_.ranks);
+    std::vector<int64_t> first_dims(ranks);
+    std::vector<size_t> begins(ranks + 1);
+    const size_t row = row_bytes(operation_->request->members[member]);
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      first_dims[rank] = first_dims_[rank * members_ + member];
+      begins[rank + 1] = begins[rank] + row * static_cast<size_t>(first_dims[rank]);
+    }
+    Handle::Output& output = allocate_gathered(*operation_, member, first_dims);
+    const auto own = static_cast<size_t>(environment_.rank);
+    const size_t bytes = begins[own + 1] - begins[own];
+    if (bytes > 0) std::memcpy(output.data.get() + begins[own], operation_->buffers[member].source, bytes);
+    run_ = std::make_unique<ScheduleRun>(
+        environment_, direct_allgather(environment_.rank, environment_.ranks, begins, environment_.segment_bytes),
+        output.data.get(), 1);
+  }
+
+  const std::shared_ptr<Operation> operation_;
+  const MpiEnvironment environment_;
+  const size_t members_;
+  std::vector<int64_t> first_dims_;  // by rank and member
+  size_t started_ = 0;
+  std::unique_ptr<ScheduleRun> run_;
+};
+
+}  // namespace
+
+ScheduleRun::ScheduleRun(const MpiEnvironment& environment, Schedule schedule, std::byte* buffer, size_t item_bytes,
+                         ReduceInto reduce_into)
+    : environment_(environment),
+      schedule_(std::move(schedule)),
+      buffer_(buffer),
+      item_(item_bytes),
+      reduce_into_(std::move(reduce_into)),
+      sends_(std::min(kTransfers, schedule_.sends.size()), Transfer{MpiRequest(environment.mpi), {}}),
+      receives_(std::min(kTransfers, schedule_.receives.size()), Transfer{MpiRequest(environment.mpi), {}}) {}
+
+void ScheduleRun::cancel_receives() noexcept {
+  for (Transfer& transfer : receives_) transfer.request.cancel();
+}
+
+bool ScheduleRun::advance() {
+  bool progressed = false;
+  while (post_receive() || finish_receive() || finish_send() || start_send()) progressed = true;
+  return progressed;
+}
+
+bool ScheduleRun::post_receive() {
+  if (receives_posted_ == schedule_.receives.size() || receives_posted_ == receives_done_ + receives_.size()) return false;
+  const Receive& receive = schedule_.receives[receives_posted_];
+  if (sends_done_ < receive.after) return false;
+  Transfer& transfer = receives_[receives_posted_ % receives_.size()];
+  std::byte* target = at(receive.begin);
+  if (receive.then != Receive::Then::store) {
+    transfer.staging.resize(std::max(transfer.staging.size(), receive.count * item_));
+    target = transfer.staging.data();
+  }
+  transfer.request.receive(target, receive.count * item_, receive.peer, environment_.tag);
+  ++receives_posted_;
+  return true;
+}
+
+bool ScheduleRun::finish_receive() {
+  if (receives_done_ == receives_posted_) return false;
+  Transfer& transfer = receives_[receives_done_ % receives_.size()];
+  if (!transfer.request.test()) return false;
+  const Receive& receive = schedule_.receives[receives_done_];
+  if (receive.then != Receive::Then::store) {
+    reduce_into_(at(receive.begin), transfer.staging.data(), receive.count,
+                 receive.then == Receive::Then::reduce_finish);
+  }
+  ++receives_done_;
+  return true;
+}
+
+bool ScheduleRun::start_send() {
+  if (sends_started_ == schedule_.sends.size() || sends_started_ == sends_done_ + sends_.size()) return false;
+  const Send& send = schedule_.sends[sends_started_];
+  if (receives_done_ < send.after) return false;
+  sends_[sends_started_ % sends_.size()].request.send(at(send.begin), send.count * item_, send.peer, environment_.tag);
+  ++sends_started_;
+  return true;
+}
+
+bool ScheduleRun::finish_send() {
+  if (sends_done_ == sends_started_ || !sends_[sends_done_ % sends_.size()].request.test()) return false;
+  ++sends_done_;
+  return true;
+}
+
+std::unique_ptr<MpiTask> make_mpi_task(const std::shared_ptr<Operation>& operation, const MpiEnvironment& environment) {
+  switch (operation->request->kind) {
+    case Kind::allreduce:
+      return std::make_unique<AllreduceTask>(*operation, environment);
+    case Kind::allgather:
+      return std::make_unique<AllgatherTask>(operation, environment);
+    case Kind::broadcast:
+      return std::make_unique<BroadcastTask>(*operation, environment);
+    case Kind::barrier:
+      return nullptr;  // every rank has submitted it, which is what a barrier is for
+  }
+  return nullptr;
+}
+
+}  // namespace horovodish

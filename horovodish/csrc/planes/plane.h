@@ -1,0 +1,29 @@
+// How bytes move. One file pair per plane behind this contract.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "operation.h"
+
+namespace horovodish {
+
+enum class Progress { done, pending, progressed };
+
+class Plane {
+ public:
+  // Called with every operation that is complete, in the order in which they were started.
+  using OnComplete = std::function<void(const std::shared_ptr<Operation>&)>;
+
+  virtual ~Plane() = default;
+  // Takes over a decided operation. All ranks start the same operations in the same order.
+  virtual void start(std::shared_ptr<Operation> operation) = 0;
+  // Moves on as far as possible without waiting. `done`: nothing is under way. `pending`: everything waits for a peer.
+  // Throws when an operation cannot be completed; the engine then abandons the plane.
+  virtual Progress advance() = 0;
+  // Must the engine look again by itself, because nobody rings its doorbell when a peer's data arrives?
+  virtual bool needs_polling() const { return false; }
+};
+
+}  // namespace horovodish

@@ -1,0 +1,131 @@
+#include "planes/shared_memory.h"
+
+#include "planes/stream_tasks.h"
+
+namespace horovodish {
+
+namespace {
+// Steps per advance(), so that the engine also looks at its messages while a large tensor streams.
+constexpr int kStepsPerAdvance = 16;
+}  // namespace
+
+SharedMemoryPlane::SharedMemoryPlane(Arena& arena, OnComplete on_complete)
+    : arena_(arena),
+      on_complete_(std::move(on_complete)),
+      slots_(arena.layout().slots),
+      known_published_(arena.ranks()),
+      known_reduced_(arena.ranks()),
+      known_released_(arena.ranks()) {
+  for (size_t index = 0; index < slots_.size(); ++index) {
+    for (size_t rank = 0; rank < arena.ranks(); ++rank) slots_[index].push_back(arena.slot(rank, index));
+  }
+}
+
+void SharedMemoryPlane::start(std::shared_ptr<Operation> operation) {
+  Item item{operation, make_stream_tasks(operation, arena_.own(), arena_.ranks(), arena_.layout().chunk_bytes)};
+  items_.push_back(std::move(item));
+}
+
+Progress SharedMemoryPlane::advance() {
+  bool progressed = false;
+  for (int step = 0; step < kStepsPerAdvance; ++step) {
+    pop_finished();
+    if (items_.empty()) return progressed ? Progress::progressed : Progress::done;
+    if (!collect_one() && !combine_one() && !publish_one()) break;
+    progressed = true;
+  }
+  pop_finished();
+  return progressed ? Progress::progressed : Progress::pending;
+}
+
+// The task at the cursor, stepping over finished ones; null while there is none or its next chunk is not known yet.
+StreamTask* SharedMemoryPlane::current(Cursor& cursor) {
+  if (cursor.item < first_item_) {  // operations without chunks ended while this stage had nothing to do
+    cursor.item = first_item_;
+    cursor.task = 0;
+    cursor.chunk = 0;
+  }
+  while (cursor.item < first_item_ + items_.size()) {
+    const Item& item = items_[cursor.item - first_item_];
+    if (cursor.task == item.tasks.size()) {
+      ++cursor.item;
+      cursor.task = 0;
+      continue;
+    }
+    StreamTask& task = *item.tasks[cursor.task];
+    if (cursor.chunk < task.chunks()) return &task;
+    if (!task.all_chunks_known()) return nullptr;
+    ++cursor.task;
+    cursor.chunk = 0;
+  }
+  return nullptr;
+}
+
+void SharedMemoryPlane::step(Cursor& cursor) {
+  ++cursor.chunk;
+  ++cursor.sequence;
+}
+
+bool SharedMemoryPlane::publish_one() {
+  StreamTask* task = current(publish_);
+  if (task == nullptr) return false;
+  const uint64_t sequence = publish_.sequence;
+  const uint64_t slots = slots_.size();
+  if (sequence >= slots && !reached(known_released_, &StreamCounters::released, sequence - slots)) return false;
+  task->publish(publish_.chunk, slots_of(sequence)[arena_.own()]);
+  announce(&StreamCounters::published, sequence);
+  step(publish_);
+  return true;
+}
+
+bool SharedMemoryPlane::combine_one() {
+  if (combine_.sequence == publish_.sequence) return false;
+  StreamTask* task = current(combine_);
+  const uint64_t sequence = combine_.sequence;
+  if (!reached(known_published_, &StreamCounters::published, sequence)) return false;
+  task->combine(combine_.chunk, slots_of(sequence));
+  announce(&StreamCounters::reduced, sequence);
+  step(combine_);
+  return true;
+}
+
+bool SharedMemoryPlane::collect_one() {
+  if (collect_.sequence == combine_.sequence) return false;
+  StreamTask* task = current(collect_);
+  const uint64_t sequence = collect_.sequence;
+  if (task->has_collect()) {
+    if (!reached(known_reduced_, &StreamCounters::reduced, sequence)) return false;
+    task->collect(collect_.chunk, slots_of(sequence));
+  }
+  announce(&StreamCounters::released, sequence);
+  step(collect_);
+  return true;
+}
+
+void SharedMemoryPlane::pop_finished() {
+  current(collect_);
+  while (!items_.empty() && collect_.item > first_item_) {
+    const std::shared_ptr<Operation> operation = std::move(items_.front().operation);
+    items_.pop_front();
+    ++first_item_;
+    on_complete_(operation);
+  }
+}
+
+// Have all ranks passed `counter` beyond chunk `sequence`?
+bool SharedMemoryPlane::reached(std::vector<uint64_t>& known, std::atomic<uint64_t> StreamCounters::* counter,
+                                uint64_t sequence) {
+  for (size_t rank = 0; rank < known.size(); ++rank) {
+    if (known[rank] > sequence) continue;
+    known[rank] = (arena_.counters(rank).*counter).load(std::memory_order_acquire);
+    if (known[rank] <= sequence) return false;
+  }
+  return true;
+}
+
+void SharedMemoryPlane::announce(std::atomic<uint64_t> StreamCounters::* counter, uint64_t sequence) {
+  (arena_.counters(arena_.own()).*counter).store(sequence + 1, std::memory_order_release);
+  arena_.ring_peers();
+}
+
+}  // namespace horovodish

@@ -1,0 +1,29 @@
+#include "planes/solo.h"
+
+#include <cstring>
+
+#include "fusion.h"
+
+namespace horovodish {
+
+void SoloPlane::start(std::shared_ptr<Operation> operation) {
+  const Request& request = *operation->request;
+  const Scaling scaling = operation->scaling();
+  for (size_t i = 0; i < request.members.size(); ++i) {
+    const Member& member = request.members[i];
+    const Buffer& buffer = operation->buffers[i];
+    const size_t count = static_cast<size_t>(member.count());
+    if (request.kind == Kind::allgather) {
+      Handle::Output& output = allocate_gathered(*operation, i, {buffer.first_dim});
+      if (output.bytes > 0) std::memcpy(output.data.get(), buffer.source, output.bytes);
+    } else if (scaling.prescale != 1.0 || scaling.postscale != 1.0) {
+      const void* source = buffer.source;
+      reduce(member.dtype, request.op, buffer.target, &source, 1, count, scaling);
+    } else if (buffer.target != buffer.source && count > 0) {
+      std::memcpy(buffer.target, buffer.source, count * bytes_of(member.dtype));
+    }
+  }
+  on_complete_(operation);
+}
+
+}  // namespace horovodish

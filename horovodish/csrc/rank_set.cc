@@ -1,0 +1,58 @@
+#include "rank_set.h"
+
+#include <algorithm>
+
+namespace horovodish {
+
+void RankSet::add(const RankSet& other) {
+  intervals_.insert(intervals_.end(), other.intervals_.begin(), other.intervals_.end());
+  std::sort(intervals_.begin(), intervals_.end());
+  std::vector<std::pair<int, int>> merged;
+  for (const auto& interval : intervals_) {
+    if (!merged.empty() && interval.first <= merged.back().second + 1) {
+      merged.back().second = std::max(merged.back().second, interval.second);
+    } else {
+      merged.push_back(interval);
+    }
+  }
+  intervals_ = std::move(merged);
+}
+
+int RankSet::count() const {
+  int total = 0;
+  for (const auto& [first, last] : intervals_) total += last - first + 1;
+  return total;
+}
+
+std::string RankSet::text() const {
+  std::string result = count() == 1 ? "rank " : "ranks ";
+  bool first_interval = true;
+  for (const auto& [first, last] : intervals_) {
+    if (!first_interval) result += ", ";
+    first_interval = false;
+    result += std::to_string(first);
+    if (last == first + 1) result += ", " + std::to_string(last);
+    if (last > first + 1) result += "-" + std::to_string(last);
+  }
+  return result;
+}
+
+void RankSet::encode(Writer& writer) const {
+  writer.number(intervals_.size());
+  for (const auto& [first, last] : intervals_) {
+    writer.number(static_cast<uint64_t>(first));
+    writer.number(static_cast<uint64_t>(last));
+  }
+}
+
+RankSet RankSet::decode(Reader& reader) {
+  RankSet set;
+  for (uint64_t left = reader.number(); left > 0; --left) {
+    const int first = static_cast<int>(reader.number());
+    const int last = static_cast<int>(reader.number());
+    set.intervals_.emplace_back(first, last);
+  }
+  return set;
+}
+
+}  // namespace horovodish

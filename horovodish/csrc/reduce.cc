@@ -1,0 +1,230 @@
+#include "reduce.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+#include "half.h"
+
+// One wheel for every x86-64: the loader picks the variant that the processor can run.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define HOROVODISH_VARIANTS __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define HOROVODISH_INLINE inline __attribute__((always_inline))
+#else
+#define HOROVODISH_VARIANTS
+#define HOROVODISH_INLINE inline
+#endif
+
+namespace horovodish {
+
+namespace {
+
+// Elements reduced at a time: the accumulators of a block stay in the L1 cache.
+constexpr size_t kBlock = 512;
+
+template <class T>
+struct Element {  // integers
+  using Accumulator = T;
+  static HOROVODISH_INLINE T load(T value) { return value; }
+  static HOROVODISH_INLINE T store(T value) { return value; }
+};
+template <>
+struct Element<Float16> {
+  using Accumulator = float;
+  static HOROVODISH_INLINE float load(Float16 value) { return to_float(value); }
+  static HOROVODISH_INLINE Float16 store(float value) { return to_float16(value); }
+};
+template <>
+struct Element<BFloat16> {
+  using Accumulator = float;
+  static HOROVODISH_INLINE float load(BFloat16 value) { return to_float(value); }
+  static HOROVODISH_INLINE BFloat16 store(float value) { return to_bfloat16(value); }
+};
+
+template <class A>
+HOROVODISH_INLINE A scaled(A value, double factor) {
+  if constexpr (std::is_floating_point_v<A>) {
+    return value * static_cast<A>(factor);
+  } else {
+    // Conversion of an out-of-range double is undefined; 2^63 itself is the first double above the int64 range.
+    const double product = static_cast<double>(value) * factor;
+    if (product >= static_cast<double>(std::numeric_limits<A>::max())) return std::numeric_limits<A>::max();
+    if (product <= static_cast<double>(std::numeric_limits<A>::min())) return std::numeric_limits<A>::min();
+    return static_cast<A>(product);
+  }
+}
+
+struct Add {
+  template <class A>
+  HOROVODISH_INLINE A operator()(A a, A b) const {
+    if constexpr (std::is_floating_point_v<A>) return a + b;
+    if constexpr (std::is_integral_v<A>) return static_cast<A>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+  }
+};
+struct Multiply {
+  template <class A>
+  HOROVODISH_INLINE A operator()(A a, A b) const {
+    if constexpr (std::is_floating_point_v<A>) return a * b;
+    if constexpr (std::is_integral_v<A>) return static_cast<A>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+  }
+};
+struct Minimum {
+  template <class A>
+  HOROVODISH_INLINE A operator()(A a, A b) const {
+    return a < b || a != a ? a : b;
+  }
+};
+struct Maximum {
+  template <class A>
+  HOROVODISH_INLINE A operator()(A a, A b) const {
+    return a > b || a != a ? a : b;
+  }
+};
+
+template <class A>
+HOROVODISH_INLINE A floor_divided(A value, int divisor) {
+  const A quotient = static_cast<A>(value / static_cast<int64_t>(divisor));
+  return static_cast<A>(quotient - (value < 0 && static_cast<int64_t>(quotient) * divisor != static_cast<int64_t>(value)));
+}
+
+template <class T, class Op>
+HOROVODISH_INLINE void reduce_blocks(T* target, const T* const* sources, size_t sources_count, size_t count,
+                                     const Scaling& scaling, Op op) {
+  using E = Element<T>;
+  using A = typename E::Accumulator;
+  const double prescale = scaling.prescale;
+  double factor = scaling.postscale;
+  if constexpr (std::is_floating_point_v<A>) factor /= scaling.divisor;
+  A accumulator[kBlock];
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t length = std::min(kBlock, count - begin);
+    for (size_t s = 0; s < sources_count; ++s) {
+      const T* source = sources[s] + begin;
+      if (prescale != 1.0 && s == 0) {
+        for (size_t i = 0; i < length; ++i) accumulator[i] = scaled(E::load(source[i]), prescale);
+      } else if (prescale != 1.0) {
+        for (size_t i = 0; i < length; ++i) accumulator[i] = op(accumulator[i], scaled(E::load(source[i]), prescale));
+      } else if (s == 0) {
+        for (size_t i = 0; i < length; ++i) accumulator[i] = E::load(source[i]);
+      } else {
+        for (size_t i = 0; i < length; ++i) accumulator[i] = op(accumulator[i], E::load(source[i]));
+      }
+    }
+    if constexpr (std::is_integral_v<A>) {
+      if (scaling.divisor != 1) {
+        for (size_t i = 0; i < length; ++i) accumulator[i] = floor_divided(accumulator[i], scaling.divisor);
+      }
+    }
+    if (factor != 1.0) {
+      for (size_t i = 0; i < length; ++i) accumulator[i] = scaled(accumulator[i], factor);
+    }
+    for (size_t i = 0; i < length; ++i) target[begin + i] = E::store(accumulator[i]);
+  }
+}
+
+template <class T>
+HOROVODISH_INLINE void reduce_typed(ReduceOp op, void* target, const void* const* sources, size_t sources_count,
+                                    size_t count, const Scaling& scaling) {
+  const auto run = [&](auto function) __attribute__((always_inline)) {
+    reduce_blocks(static_cast<T*>(target), reinterpret_cast<const T* const*>(sources), sources_count, count, scaling,
+                  function);
+  };
+  switch (op) {
+    case ReduceOp::average:
+    case ReduceOp::sum:
+      return run(Add{});
+    case ReduceOp::min:
+      return run(Minimum{});
+    case ReduceOp::max:
+      return run(Maximum{});
+    case ReduceOp::product:
+      return run(Multiply{});
+    case ReduceOp::adasum:
+      throw std::logic_error("adasum is not an element-wise reduction");
+  }
+}
+
+#define HOROVODISH_REDUCE(NAME, T)                                                                               \
+  HOROVODISH_VARIANTS void NAME(ReduceOp op, void* target, const void* const* sources, size_t sources_count,     \
+                                size_t count, const Scaling& scaling) {                                          \
+    reduce_typed<T>(op, target, sources, sources_count, count, scaling);                                         \
+  }
+HOROVODISH_REDUCE(reduce_uint8, uint8_t)
+HOROVODISH_REDUCE(reduce_int8, int8_t)
+HOROVODISH_REDUCE(reduce_int16, int16_t)
+HOROVODISH_REDUCE(reduce_int32, int32_t)
+HOROVODISH_REDUCE(reduce_int64, int64_t)
+HOROVODISH_REDUCE(reduce_float16, Float16)
+HOROVODISH_REDUCE(reduce_bfloat16, BFloat16)
+HOROVODISH_REDUCE(reduce_float32, float)
+HOROVODISH_REDUCE(reduce_float64, double)
+#undef HOROVODISH_REDUCE
+
+template <class T>
+void fill_typed(ReduceOp op, void* target, size_t count) {
+  using A = typename Element<T>::Accumulator;
+  using Limits = std::numeric_limits<A>;
+  A value = 0;
+  if (op == ReduceOp::product) value = 1;
+  if (op == ReduceOp::min) value = Limits::has_infinity ? Limits::infinity() : Limits::max();
+  if (op == ReduceOp::max) value = Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
+  std::fill_n(static_cast<T*>(target), count, Element<T>::store(value));
+}
+
+}  // namespace
+
+void reduce(DType dtype, ReduceOp op, void* target, const void* const* sources, size_t sources_count, size_t count,
+            const Scaling& scaling) {
+  switch (dtype) {
+    case DType::uint8:
+      return reduce_uint8(op, target, sources, sources_count, count, scaling);
+    case DType::int8:
+      return reduce_int8(op, target, sources, sources_count, count, scaling);
+    case DType::int16:
+      return reduce_int16(op, target, sources, sources_count, count, scaling);
+    case DType::int32:
+      return reduce_int32(op, target, sources, sources_count, count, scaling);
+    case DType::int64:
+      return reduce_int64(op, target, sources, sources_count, count, scaling);
+    case DType::float16:
+      return reduce_float16(op, target, sources, sources_count, count, scaling);
+    case DType::bfloat16:
+      return reduce_bfloat16(op, target, sources, sources_count, count, scaling);
+    case DType::float32:
+      return reduce_float32(op, target, sources, sources_count, count, scaling);
+    case DType::float64:
+      return reduce_float64(op, target, sources, sources_count, count, scaling);
+    case DType::boolean:
+      throw std::logic_error("bool has no reduction");
+  }
+}
+
+void fill_neutral(DType dtype, ReduceOp op, void* target, size_t count) {
+  switch (dtype) {
+    case DType::boolean:
+    case DType::uint8:
+      return fill_typed<uint8_t>(op, target, count);
+    case DType::int8:
+      return fill_typed<int8_t>(op, target, count);
+    case DType::int16:
+      return fill_typed<int16_t>(op, target, count);
+    case DType::int32:
+      return fill_typed<int32_t>(op, target, count);
+    case DType::int64:
+      return fill_typed<int64_t>(op, target, count);
+    case DType::float16:
+      return fill_typed<Float16>(op, target, count);
+    case DType::bfloat16:
+      return fill_typed<BFloat16>(op, target, count);
+    case DType::float32:
+      return fill_typed<float>(op, target, count);
+    case DType::float64:
+      return fill_typed<double>(op, target, count);
+  }
+}
+
+}  // namespace horovodish

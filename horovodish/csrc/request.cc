@@ -1,0 +1,140 @@
+#include "request.h"
+
+#include <sstream>
+
+namespace horovodish {
+
+namespace {
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "(";
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (i > 0) text += ", ";
+    text += shape[i] == Member::kAnyLength ? "any" : std::to_string(shape[i]);
+  }
+  return text + (shape.size() == 1 ? ",)" : ")");
+}
+
+std::string number_text(double value) {
+  std::ostringstream stream;
+  stream.precision(17);
+  stream << value;
+  return stream.str();
+}
+
+std::string place_text(int device) { return device < 0 ? "host memory" : "a CUDA device"; }
+
+struct Difference {
+  std::string subject, what, left, right, remedy;
+};
+
+Difference member_difference(const Member& a, const Member& b) {
+  if (a.name != b.name) {
+    return {"", "tensor", "'" + a.name + "'", "'" + b.name + "'",
+            "every rank must build the same model and pass its parameters in the same order"};
+  }
+  if (a.dtype != b.dtype) {
+    return {a.name, "dtype", std::string(name_of(a.dtype)), std::string(name_of(b.dtype)),
+            "convert the tensor to one dtype on every rank"};
+  }
+  return {a.name, "shape", shape_text(a.shape), shape_text(b.shape),
+          "the shapes must be equal on every rank (only the first dimension of an allgather may differ)"};
+}
+
+Difference first_difference(const Request& a, const Request& b) {
+  if (a.kind != b.kind) {
+    return {a.name, "collective", std::string(name_of(a.kind)), std::string(name_of(b.kind)),
+            "every rank must call the same collective for a name; give the calls names of their own"};
+  }
+  if (a.op != b.op) {
+    return {a.name, "reduction op", std::string(name_of(a.op)), std::string(name_of(b.op)),
+            "pass the same op on every rank"};
+  }
+  if (a.members.size() != b.members.size()) {
+    return {a.name, "number of tensors", std::to_string(a.members.size()), std::to_string(b.members.size()),
+            "every rank must pass the same tensors in the same order"};
+  }
+  for (size_t i = 0; i < a.members.size(); ++i) {
+    const Member &left = a.members[i], &right = b.members[i];
+    if (left.name != right.name || left.dtype != right.dtype || left.shape != right.shape) {
+      Difference difference = member_difference(left, right);
+      if (difference.subject.empty()) difference.subject = a.name;
+      return difference;
+    }
+  }
+  if (a.root != b.root) {
+    return {a.name, "root rank", std::to_string(a.root), std::to_string(b.root),
+            "pass the same root_rank on every rank"};
+  }
+  if (a.prescale != b.prescale) {
+    return {a.name, "prescale_factor", number_text(a.prescale), number_text(b.prescale),
+            "pass the same prescale_factor on every rank"};
+  }
+  if (a.postscale != b.postscale) {
+    return {a.name, "postscale_factor", number_text(a.postscale), number_text(b.postscale),
+            "pass the same postscale_factor on every rank"};
+  }
+  return {a.name, "device", place_text(a.device), place_text(b.device),
+          "keep the tensor on the same kind of device on every rank"};
+}
+
+}  // namespace
+
+int64_t Member::count() const {
+  int64_t total = 1;
+  for (const int64_t length : shape) {
+    if (length != kAnyLength) total *= length;
+  }
+  return total;
+}
+
+std::string Request::signature() const {
+  Writer writer;
+  writer.number(static_cast<uint64_t>(kind));
+  writer.text(name);
+  writer.number(static_cast<uint64_t>(op));
+  writer.real(prescale);
+  writer.real(postscale);
+  writer.signed_number(root);
+  writer.number(device < 0 ? 0 : 1);  // ranks use different ordinals for "my GPU"
+  writer.number(members.size());
+  for (const Member& member : members) {
+    writer.text(member.name);
+    writer.number(static_cast<uint64_t>(member.dtype));
+    writer.number(member.shape.size());
+    for (const int64_t length : member.shape) writer.signed_number(length);
+  }
+  return writer.take();
+}
+
+Request Request::decode(std::string_view signature) {
+  Reader reader(signature);
+  Request request;
+  request.kind = static_cast<Kind>(reader.number());
+  request.name = reader.text();
+  request.op = static_cast<ReduceOp>(reader.number());
+  request.prescale = reader.real();
+  request.postscale = reader.real();
+  request.root = static_cast<int>(reader.signed_number());
+  request.device = reader.number() == 0 ? -1 : 0;
+  request.members.resize(reader.number());
+  for (Member& member : request.members) {
+    member.name = reader.text();
+    member.dtype = static_cast<DType>(reader.number());
+    member.shape.resize(reader.number());
+    for (int64_t& length : member.shape) length = reader.signed_number();
+  }
+  return request;
+}
+
+std::string describe_mismatch(const std::vector<std::pair<std::string, RankSet>>& signatures) {
+  const auto& [left_signature, left_ranks] = signatures[0];
+  const auto& [right_signature, right_ranks] = signatures[1];
+  const Difference difference = first_difference(Request::decode(left_signature), Request::decode(right_signature));
+  return "tensor '" + difference.subject + "': the ranks disagree about its " + difference.what + ": " +
+         left_ranks.text() + (left_ranks.count() > 1 ? " have " : " has ") + difference.left + ", " +
+         right_ranks.text() + (right_ranks.count() > 1 ? " have " : " has ") + difference.right +
+         ". Remedy: " + difference.remedy + ".";
+}
+
+}  // namespace horovodish

@@ -1,0 +1,44 @@
+// What a rank asks for: one collective over one tensor, or over the tensors of a bucket that are negotiated as a unit.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rank_set.h"
+#include "types.h"
+
+namespace horovodish {
+
+struct Member {
+  std::string name;
+  DType dtype = DType::float32;
+  // An allgather's first dimension may differ by rank: it is kAnyLength here and travels with the data.
+  std::vector<int64_t> shape;
+
+  static constexpr int64_t kAnyLength = -1;
+  // Elements; of an allgather, elements per row.
+  int64_t count() const;
+};
+
+struct Request {
+  Kind kind = Kind::allreduce;
+  std::string name;
+  ReduceOp op = ReduceOp::sum;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  int root = 0;     // of a broadcast
+  int device = -1;  // -1: host memory, otherwise the CUDA ordinal
+  std::vector<Member> members;
+
+  // Two ranks ask for the same thing exactly when their signatures are equal byte for byte.
+  std::string signature() const;
+  static Request decode(std::string_view signature);
+};
+
+// A sentence that says how the requests of one name differ, naming ranks and both values. Needs two or more signatures.
+std::string describe_mismatch(const std::vector<std::pair<std::string, RankSet>>& signatures);
+
+}  // namespace horovodish

@@ -1,0 +1,50 @@
+// The signatures that all ranks have agreed upon, each under a small id, so that a tensor seen before is negotiated by its
+// id alone. The coordinator decides what enters and leaves; the other ranks follow its decisions in order. An id is never
+// given twice, so a statement about a forgotten id cannot be mistaken for one about its successor.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+namespace horovodish {
+
+class ResponseCache {
+ public:
+  using Id = uint32_t;
+
+  explicit ResponseCache(size_t capacity) : capacity_(capacity) {}
+
+  std::optional<Id> find(std::string_view name) const;
+  const std::string* signature(Id id) const;  // null when unknown
+  const std::string& name(Id id) const { return entries_.at(id).name; }
+  size_t size() const { return entries_.size(); }
+
+  // Coordinator, once per tensor that is not cached: may it enter? With `evict`, after `victim` has left. Never at the cost
+  // of an entry used lately: a working set larger than the cache keeps what it has instead of replacing all of it each step.
+  enum class Room { free, evict, none };
+  Room make_room(Id& victim);
+
+  Id next_id() { return ++last_id_; }
+  void insert(Id id, std::string_view name, std::string_view signature);
+  void erase(Id id);
+  void touch(Id id);
+
+ private:
+  struct Entry {
+    std::string name, signature;
+    uint64_t last_use;
+    std::list<Id>::iterator place;
+  };
+  size_t capacity_;
+  Id last_id_ = 0;
+  uint64_t uses_ = 0;
+  std::list<Id> by_use_;  // least recently used first
+  std::unordered_map<Id, Entry> entries_;
+  std::unordered_map<std::string, Id> ids_;
+};
+
+}  // namespace horovodish

@@ -1,0 +1,56 @@
+// Who drives the engine: one thread at a time. The engine's own thread drives in the background; a caller that has to wait
+// anyway takes over and drives itself, which saves two thread switches per operation and leaves the core to the one thread
+// that has something to do.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+
+namespace horovodish {
+
+class Seat {
+ public:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  // Waits until the seat is free or `enough()`; true when the caller now drives. The engine's thread gives way.
+  template <class Enough>
+  bool take_as_caller(Deadline deadline, Enough enough) {
+    std::unique_lock lock(mutex_);
+    callers_.fetch_add(1, std::memory_order_relaxed);
+    const bool woken = changed_.wait_until(lock, deadline, [&] { return !taken_ || enough(); });
+    callers_.fetch_sub(1, std::memory_order_relaxed);
+    if (!woken || taken_) return false;
+    taken_ = true;
+    return true;
+  }
+  void take_as_engine() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !taken_ && callers_.load(std::memory_order_relaxed) == 0; });
+    taken_ = true;
+  }
+  bool callers_waiting() const { return callers_.load(std::memory_order_relaxed) > 0; }
+  void leave() {
+    {
+      std::lock_guard lock(mutex_);
+      taken_ = false;
+    }
+    changed_.notify_all();
+  }
+  // What a waiting caller asked `enough()` about may have changed.
+  void announce_change() {
+    if (!callers_waiting()) return;
+    { std::lock_guard lock(mutex_); }
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<int> callers_{0};  // waiting, not driving
+  bool taken_ = false;           // guarded by mutex_
+};
+
+}  // namespace horovodish

@@ -1,0 +1,78 @@
+// Encoding of control messages: little-endian base-128 integers, raw doubles and length-prefixed strings.
+// Both ends are the same build on the same architecture, so there is no version field.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace horovodish {
+
+class Writer {
+ public:
+  void number(uint64_t value) {
+    while (value >= 0x80) {
+      bytes_.push_back(static_cast<char>(value | 0x80));
+      value >>= 7;
+    }
+    bytes_.push_back(static_cast<char>(value));
+  }
+  // Zigzag, so that -1 takes one byte.
+  void signed_number(int64_t value) {
+    number((static_cast<uint64_t>(value) << 1) ^ static_cast<uint64_t>(value >> 63));
+  }
+  void real(double value) {
+    char raw[sizeof value];
+    std::memcpy(raw, &value, sizeof value);
+    bytes_.append(raw, sizeof value);
+  }
+  void text(std::string_view value) {
+    number(value.size());
+    bytes_.append(value);
+  }
+  bool empty() const { return bytes_.empty(); }
+  std::string take() { return std::exchange(bytes_, {}); }
+
+ private:
+  std::string bytes_;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
+
+  uint64_t number() {
+    uint64_t value = 0;
+    for (int shift = 0; shift < 64; shift += 7) {
+      const auto byte = static_cast<unsigned char>(raw(1)[0]);
+      value |= static_cast<uint64_t>(byte & 0x7f) << shift;
+      if (byte < 0x80) return value;
+    }
+    throw std::runtime_error("control message: integer too long");
+  }
+  int64_t signed_number() {
+    const uint64_t value = number();
+    return static_cast<int64_t>(value >> 1) ^ -static_cast<int64_t>(value & 1);
+  }
+  double real() {
+    double value;
+    std::memcpy(&value, raw(sizeof value).data(), sizeof value);
+    return value;
+  }
+  std::string_view text() { return raw(number()); }
+  bool done() const { return bytes_.empty(); }
+
+ private:
+  std::string_view raw(size_t length) {
+    if (length > bytes_.size()) throw std::runtime_error("control message: cut short");
+    const std::string_view head = bytes_.substr(0, length);
+    bytes_.remove_prefix(length);
+    return head;
+  }
+  std::string_view bytes_;
+};
+
+}  // namespace horovodish

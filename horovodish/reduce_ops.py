@@ -1,0 +1,65 @@
+"""How a reduction combines the ranks' values: the `ReduceOp` objects and Horovod's older `average` argument."""
+
+from __future__ import annotations
+
+import enum
+
+from horovodish._native import REDUCE_OPS
+
+
+class ReduceOp(enum.IntEnum):
+    """How the values of the ranks become one value.
+
+    AVERAGE: the sum divided by the number of ranks. Integers are floored, towards minus infinity: -3 over 2 gives -2.
+    SUM: the sum. Integers wrap around on overflow.
+    MIN, MAX: the smallest or largest value. NaN on any rank gives NaN.
+    PRODUCT: the product. Integers wrap around on overflow.
+    ADASUM: not available yet; every operation refuses it.
+
+    float16 and bfloat16 are accumulated in float32 and rounded once for each step of the algorithm.
+    """
+
+    AVERAGE = REDUCE_OPS["average"]
+    SUM = REDUCE_OPS["sum"]
+    ADASUM = REDUCE_OPS["adasum"]
+    MIN = REDUCE_OPS["min"]
+    MAX = REDUCE_OPS["max"]
+    PRODUCT = REDUCE_OPS["product"]
+
+
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Adasum = ReduceOp.ADASUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+
+
+def chosen_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
+    """The reduce op that a call asks for, from `op` or from Horovod's older `average`.
+
+    Args:
+        average: True for `Average`, False for `Sum`, None when not given.
+        op: a reduce op, None when not given.
+
+    Returns:
+        `op`, or what `average` stands for, or `Average` when neither is given.
+
+    Raises:
+        ValueError: both are given, `op` is no reduce op, or it is `Adasum`.
+
+    Example:
+        >>> chosen_op(average=False, op=None).name
+        'SUM'
+    """
+    if average is not None:
+        if op is not None:
+            raise ValueError("average= and op= were both given; op= says the same and more, so leave out average=")
+        return Average if average else Sum
+    if op is None:
+        return Average
+    if op is Adasum:
+        raise ValueError("op=Adasum is not available yet; use op=Average or op=Sum")
+    if not isinstance(op, ReduceOp):
+        raise ValueError(f"op={op!r} is no reduce op; use one of Average, Sum, Min, Max, Product")
+    return op

@@ -1,0 +1,236 @@
+"""Every knob of horovodish, in one table.
+
+The fields of `Settings` are the table: name, type, default, accepted values and one sentence for each knob. A knob
+`spin_us` is set with the variable HOROVODISH_SPIN_US or the launcher's flag `--spin-us`. Variables, flags, the
+documentation and the engine's options are derived from this table, and nothing else reads the environment for knobs.
+"""
+
+import difflib
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from horovodish.errors import SettingError
+
+__all__ = ["NP_VARIABLE", "PREFIX", "RUN_DIR_VARIABLE", "Setting", "Settings", "Value", "load", "table"]
+
+PREFIX = "HOROVODISH_"
+NP_VARIABLE = "HOROVODISH_NP"
+"""Set by the launcher for the ranks: how many ranks it started."""
+RUN_DIR_VARIABLE = "HOROVODISH_RUN_DIR"
+"""Set by the launcher for the ranks: the private folder of this run, where a failing rank leaves its reason."""
+
+_NOT_KNOBS = (NP_VARIABLE, RUN_DIR_VARIABLE)
+
+Value = int | float | str
+T = TypeVar("T", int, float, str)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One knob: a row of the table.
+
+    Attributes:
+        name: its name, with the unit where it has one.
+        default: its value when nothing sets it. The type of the default is the type of the knob.
+        sentence: what it does, in one sentence.
+        choices: the accepted words of a knob that is a word.
+        least: the smallest accepted number.
+        most: the largest accepted number.
+        horovodrun_flag: the flag of Horovod's launcher with the same meaning, where its name is another one.
+        horovod_variable: the variable of Horovod with the same meaning; empty if there is none.
+        from_horovod: turns the text of that variable into the text of ours.
+    """
+
+    name: str
+    default: Value
+    sentence: str
+    choices: tuple[str, ...] = ()
+    least: float = 0
+    most: float = math.inf
+    horovodrun_flag: str = ""
+    horovod_variable: str = ""
+    from_horovod: Callable[[str], str] = str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return PREFIX + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        """The launcher's flag that sets it."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def accepted(self) -> str:
+        """The accepted values, in words."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        number = "a whole number" if isinstance(self.default, int) else "a number"
+        bounds = f" from {self.least}" + (f" to {self.most}" if self.most < math.inf else "")
+        return number + bounds
+
+    def parse(self, text: str, source: str) -> Value:
+        """The value that `text` stands for.
+
+        Args:
+            text: what the user wrote.
+            source: where it was written, for the message: a variable or a flag.
+
+        Raises:
+            SettingError: `text` is not an accepted value.
+        """
+        word = text.strip().lower()
+        if isinstance(self.default, str):
+            if word not in self.choices:
+                raise self._refusal(text, source)
+            return word
+        try:
+            number = type(self.default)(word)
+        except ValueError:
+            raise self._refusal(text, source) from None
+        if not self.least <= number <= self.most:  # refuses nan, too
+            raise self._refusal(text, source)
+        return number
+
+    def _refusal(self, text: str, source: str) -> SettingError:
+        return SettingError(
+            f"{source}={text!r} is not accepted: {self.name} is {self.accepted} (default {self.default})"
+        )
+
+
+def _knob(default: T, sentence: str, **row: Any) -> T:
+    """A row of the table; its other columns are named as in `Setting`."""
+    return field(default=default, metadata={"sentence": sentence, **row})
+
+
+def _mebibytes(count_of_bytes: str) -> str:
+    return repr(int(count_of_bytes) / 2**20)
+
+
+def _log_level(horovods: str) -> str:
+    return {"trace": "debug", "fatal": "error"}.get(horovods.lower(), horovods.lower())
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The values of all knobs. The fields below are the table of this module's docstring."""
+
+    fusion_threshold_mb: float = _knob(
+        16.0,
+        "Gradients are packed into buckets of at most this many MiB; 0 sends each on its own.",
+        most=65536,
+        horovod_variable="HOROVOD_FUSION_THRESHOLD",
+        from_horovod=_mebibytes,
+    )
+    cache_capacity: int = _knob(
+        4096,
+        "How many tensors the response cache remembers, so that their negotiation takes one bit; 0 turns it off.",
+        most=2**20,
+        horovod_variable="HOROVOD_CACHE_CAPACITY",
+    )
+    plane: str = _knob(
+        "auto",
+        "How bytes move: auto takes shared memory within a host; mpi_ring treats every rank as a host of its own.",
+        choices=("auto", "mpi_ring"),
+    )
+    chunk_kb: int = _knob(
+        256,
+        "Tensors stream through shared memory in chunks of this many KiB.",
+        least=4,
+        most=2**20,
+    )
+    ring_segment_kb: int = _knob(
+        512,
+        "The MPI ring sends segments of this many KiB, so that reduction overlaps transfer.",
+        least=4,
+        most=2**20,
+    )
+    spin_us: int = _knob(
+        50,
+        "How many microseconds a waiting caller spins before it sleeps; none where a host has more ranks than cores.",
+        most=10**6,
+    )
+    start_timeout_seconds: int = _knob(
+        30,
+        "How many seconds the ranks may take to find each other.",
+        least=1,
+        most=86400,
+        horovodrun_flag="--start-timeout",
+        horovod_variable="HOROVOD_START_TIMEOUT",
+    )
+    log_level: str = _knob(
+        "warning",
+        "The least severe messages that are logged to stderr.",
+        choices=("debug", "info", "warning", "error"),
+        horovod_variable="HOROVOD_LOG_LEVEL",
+        from_horovod=_log_level,
+    )
+
+
+def table() -> tuple[Setting, ...]:
+    """The rows of the table, in order.
+
+    Example:
+        >>> [row.variable for row in table()][:2]
+        ['HOROVODISH_FUSION_THRESHOLD_MB', 'HOROVODISH_CACHE_CAPACITY']
+    """
+    defaults = Settings()
+    return tuple(Setting(row.name, getattr(defaults, row.name), **row.metadata) for row in fields(Settings))
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+def load(environ: Mapping[str, str] | None = None, warn: Callable[[str], None] = _warn) -> Settings:
+    """The settings that the environment asks for. Any process can call it; it does not block.
+
+    A HOROVOD_* variable of the same meaning counts where ours is not set, and `warn` gets one notice for each. A
+    HOROVODISH_* variable that does not exist is reported to `warn` with the nearest name that does.
+
+    Args:
+        environ: the variables; None takes those of this process.
+        warn: gets each notice.
+
+    Returns:
+        The values of all knobs.
+
+    Raises:
+        SettingError: a variable has a value that is not accepted.
+
+    Example:
+        >>> load({"HOROVODISH_SPIN_US": "0"}).spin_us
+        0
+    """
+    environ = os.environ if environ is None else environ
+    rows = table()
+    known = [row.variable for row in rows] + list(_NOT_KNOBS)
+    for variable in environ:
+        if variable.startswith(PREFIX) and variable not in known:
+            nearest = difflib.get_close_matches(variable, known, n=1, cutoff=0)
+            warn(f"{variable} is set, but there is no such setting. Did you mean {nearest[0]}?")
+    # The types agree because every value was parsed as the type of its row's default.
+    return Settings(**{row.name: _value(row, environ, warn) for row in rows})  # type: ignore[arg-type]
+
+
+def _value(row: Setting, environ: Mapping[str, str], warn: Callable[[str], None]) -> Value:
+    if row.variable in environ:
+        return row.parse(environ[row.variable], row.variable)
+    if row.horovod_variable not in environ:
+        return row.default
+    theirs = environ[row.horovod_variable]
+    try:
+        ours = row.from_horovod(theirs)
+        value = row.parse(ours, row.horovod_variable)
+    except ValueError as refusal:
+        raise SettingError(
+            f"{row.horovod_variable}={theirs!r} is not accepted; unset it, "
+            f"or set {row.variable} instead, which is {row.accepted}"
+        ) from refusal
+    warn(f"{row.horovod_variable} is honoured as {row.variable}={ours}; please set that instead")
+    return value

@@ -1,0 +1,218 @@
+"""From Python to the engine and back: `submit` and the `Handle` that it gives. Every framework's shim uses it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from horovodish import _native, basics
+from horovodish.errors import from_native
+from horovodish.reduce_ops import ReduceOp, Sum
+
+T = TypeVar("T")
+
+WAIT_SLICE_SECONDS = 0.1
+"""How long a wait stays in native code before Python may look at signals, so that Ctrl-C works."""
+
+_UNKNOWN: Any = object()
+
+
+class _Session:
+    """What belongs to one engine. It starts anew with every `init()`, so that all ranks count names from one start."""
+
+    def __init__(self, engine: _native.Engine) -> None:
+        self.counters: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+        # What the engine still reads or writes, by handle id. A handle may be dropped before its operation is done.
+        self.kept: dict[int, object] = {}
+        # Without it another thread could take the news that a handle has settled before it is entered in `kept`. An
+        # entry that goes away may run code of the user's that submits in turn, therefore reentrant.
+        self.lock = threading.RLock()
+        kept = self.kept
+        self.engine = weakref.ref(engine, lambda _: kept.clear())
+
+
+_session: _Session | None = None
+
+
+def _session_of(engine: _native.Engine) -> _Session:
+    global _session
+    if _session is None or _session.engine() is not engine:
+        _session = _Session(engine)
+    return _session
+
+
+class Handle(Generic[T]):
+    """An operation under way. It ends in a result or in an exception, never in nothing.
+
+    It may be dropped: the operation goes on, and its tensors stay alive until it is done.
+    """
+
+    __slots__ = ("_finish", "_kept", "_native", "_value", "name")
+
+    def __init__(
+        self, name: str, native: _native.Handle, finish: Callable[[_native.Handle], T], kept: dict[int, object]
+    ):
+        self.name = name
+        self._native = native
+        self._finish = finish
+        self._kept = kept
+        self._value: T = _UNKNOWN
+
+    def __repr__(self) -> str:
+        return f"<Handle {self.name!r}: {'settled' if self.poll() else 'pending'}>"
+
+    def poll(self) -> bool:
+        """Whether the operation has ended, in a result or an error. Never blocks."""
+        return self._native.poll()
+
+    def wait(self) -> T:
+        """Wait for the operation and give its result; Ctrl-C interrupts the wait, and it may be called again.
+
+        Returns:
+            The result; the same one each time.
+
+        Raises:
+            HorovodInternalError: the operation failed; the class and the message say why.
+            ForkedProcessError: in a forked child, when the operation was under way at the fork.
+        """
+        if self._value is not _UNKNOWN:
+            return self._value
+        native = self._native
+        if not native.poll():
+            basics.engine()  # raises in a forked child, where waiting would drive the parent's engine
+        while not native.wait(WAIT_SLICE_SECONDS):
+            pass
+        self._kept.pop(native.id, None)
+        error = native.error()
+        if error is not None:
+            raise from_native(*error)
+        self._value = self._finish(native)
+        return self._value
+
+
+def poll(handle: Handle[Any]) -> bool:
+    """Whether an asynchronous operation has ended, in a result or an error. Never blocks; not collective.
+
+    Args:
+        handle: what an `..._async` function gave.
+
+    Returns:
+        True once `synchronize(handle)` would return or raise at once.
+
+    Raises:
+        TypeError: `handle` is not a handle.
+
+    Example:
+        >>> handle = hvd.allreduce_async(gradient, name="gradient")
+        >>> while not hvd.poll(handle):
+        ...     compute_something_else()
+    """
+    return _checked(handle).poll()
+
+
+def synchronize(handle: Handle[T]) -> T:
+    """Wait for an asynchronous operation and give its result. Blocks without the GIL; not collective.
+
+    Args:
+        handle: what an `..._async` function gave. It may be synchronized more than once, with the same result.
+
+    Returns:
+        What the function without `_async` returns.
+
+    Raises:
+        MismatchError: the ranks disagree about the tensor; every rank raises it.
+        RankLostError: a rank died, raised or left while it was needed.
+        EngineStoppedError: `shutdown()` was called in the meantime.
+        TypeError: `handle` is not a handle.
+
+    Example:
+        >>> handle = hvd.allreduce_async(gradient, name="gradient")
+        >>> average = hvd.synchronize(handle)
+    """
+    return _checked(handle).wait()
+
+
+def _checked(handle: Handle[T]) -> Handle[T]:
+    if not isinstance(handle, Handle):
+        raise TypeError(f"expected a handle from an ..._async function, got {type(handle).__name__}")
+    return handle
+
+
+def generated_name(kind: str) -> str:
+    """A name for an operation that the caller did not name, such as "allreduce.noname.1".
+
+    It is the same on every rank as long as the ranks call operations of one kind in the same order.
+
+    Args:
+        kind: a key of `_native.KINDS`.
+
+    Returns:
+        The kind and a number, counted from 1 for each kind since `init()`.
+
+    Raises:
+        NotInitializedError: before `init()`.
+    """
+    return f"{kind}.noname.{next(_session_of(basics.engine()).counters[kind])}"
+
+
+def submit(
+    kind: str,
+    name: str,
+    tensors: list[tuple[int, int, int, tuple[int, ...]]],
+    *,
+    keep_alive: object,
+    result: Callable[[_native.Handle], T],
+    op: ReduceOp = Sum,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    root_rank: int = 0,
+    device: int = -1,
+    waits: bool = False,
+) -> Handle[T]:
+    """Hand one operation to the engine. Does not block; every rank must submit the same one.
+
+    Args:
+        kind: a key of `_native.KINDS`.
+        name: the operation's name, the same on every rank.
+        tensors: for each tensor the address of its input, the address of its output (the same for in place, 0 where the
+            engine allocates it), its dtype (a value of `_native.DTYPES`) and its shape.
+        keep_alive: whatever owns that memory; referenced until the engine no longer needs it.
+        result: makes the caller's result from the settled native handle; called once, in the thread that waits.
+        op: how to reduce, for allreduce.
+        prescale_factor: multiplies each input.
+        postscale_factor: multiplies the result.
+        root_rank: whose value is sent, for broadcast.
+        device: the CUDA device of the memory, -1 for host memory.
+        waits: the caller is about to wait, so that the engine's thread need not be woken.
+
+    Returns:
+        The operation's handle.
+
+    Raises:
+        DuplicateNameError: an operation of that name is under way.
+        NotInitializedError: before `init()` or after `shutdown()`.
+        ForkedProcessError: in a forked child.
+    """
+    engine = basics.engine()
+    session = _session_of(engine)
+    kept = session.kept
+    with session.lock:
+        for settled in engine.take_settled():
+            kept.pop(settled, None)
+        native = engine.enqueue(
+            _native.KINDS[kind],
+            name,
+            op,
+            prescale_factor,
+            postscale_factor,
+            root_rank,
+            tensors,
+            device,
+            waits,
+        )
+        kept[native.id] = keep_alive
+    return Handle(name, native, result, kept)

@@ -1,0 +1,24 @@
+"""Starts the ranks of a job and looks after them: `horovodish run`, `horovodish check`.
+
+It needs the standard library, `horovodish.settings`, `horovodish.errors` and `horovodish.version`, nothing else.
+
+    cli             what the user wants: flags, most of them derived from the table of settings
+    installation    what is installed: mpi4py and its MPI, the mpirun that belongs to it; what to do otherwise
+    mpirun          the two families of mpirun: their argument lists, and which of their messages only repeat ours
+    environment     the variables that the ranks get
+    run             `horovodish run`: from the command to the closing line and the exit status
+    job             the processes of one run, and when they are ended
+    link            the launcher's end of the socket to one supervisor
+    outcome         how ranks ended, and which of them failed first
+    output          what the ranks write, merged into the launcher's output whole lines at a time
+    supervisor      a small program beside every rank: starts it, passes signals on, reports how it ended
+    check           the report of `horovodish check`
+
+mpirun starts one supervisor per rank and gives the ranks what MPI needs for finding each other. Everything else goes
+over a socket between the launcher and each supervisor: the rank's stdin, stdout and stderr, signals, its exit status.
+So it is the same with every MPI, no output is lost when mpirun aborts a job, and when the launcher dies, however it
+dies, every supervisor sees the end of its socket and ends its rank.
+"""
+
+if __name__ != "horovodish.launcher":
+    raise ImportError(f"this folder is the package horovodish.launcher; do not import it as {__name__}")

@@ -1,0 +1,131 @@
+"""How a job ended: which rank was the first to fail, what to say about it, and the exit status that follows."""
+
+import json
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Ending", "Failure", "Fault", "exit_status", "first_fault", "read_failures", "signal_name"]
+
+CONSEQUENCES = ("RankLostError",)
+"""Errors that a rank raises because another rank has failed."""
+UNCAUGHT_EXCEPTION = 1  # Python's exit status
+LONGEST_ERROR = 300
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a rank that raises leaves in the run folder, as `rank-<rank>.failure`, before it ends.
+
+    Attributes:
+        rank: the rank.
+        time: of the exception, in seconds since the epoch.
+        error: class and message of the exception, such as "ValueError: no such file".
+    """
+
+    rank: int
+    time: float
+    error: str
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether the rank only says that another one has failed."""
+        return self.error.startswith(CONSEQUENCES)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the process of a rank ended.
+
+    Attributes:
+        rank: the rank.
+        time: of its end, in seconds since the epoch.
+        status: as waitpid() gives it.
+        asked: whether the launcher or mpirun had asked it to end.
+    """
+
+    rank: int
+    time: float
+    status: int
+    asked: bool
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A rank that failed of its own accord.
+
+    Attributes:
+        rank: the rank.
+        time: when, in seconds since the epoch.
+        exit_status: as a shell would give it.
+        what: what happened to the rank, in words.
+        is_consequence: whether it only says that another rank has failed.
+    """
+
+    rank: int
+    time: float
+    exit_status: int
+    what: str
+    is_consequence: bool
+
+
+def read_failures(run_dir: Path) -> list[Failure]:
+    """The failures that ranks have left in the run folder so far."""
+    failures = []
+    for path in run_dir.glob("rank-*.failure"):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            failures.append(Failure(int(content["rank"]), float(content["time"]), str(content["error"])))
+        except (OSError, ValueError, KeyError):
+            continue  # the rank is still writing it
+    return failures
+
+
+def first_fault(endings: Iterable[Ending], failures: Iterable[Failure]) -> Fault | None:
+    """The root cause, if a rank was the cause: the first fault that is not the consequence of another, else the first.
+
+    Example:
+        >>> first_fault([Ending(0, 2.0, 9, asked=True), Ending(1, 1.0, 3 << 8, asked=False)], []).what
+        'failed with exit status 3'
+    """
+    raised = {failure.rank: failure for failure in failures}
+    faults = []
+    for ending in endings:
+        status = exit_status(ending.status)
+        if status != 0 and ending.rank in raised:
+            failure = raised[ending.rank]
+            status = UNCAUGHT_EXCEPTION if ending.asked else status  # it hung when it wanted to exit
+            what = f"failed with exit status {status}: {_shortened(failure.error)}"
+            faults.append(Fault(ending.rank, failure.time, status, what, failure.is_consequence))
+        elif status != 0 and not ending.asked:
+            faults.append(Fault(ending.rank, ending.time, status, _in_words(ending.status), is_consequence=False))
+    return min(faults, key=lambda fault: (fault.is_consequence, fault.time), default=None)
+
+
+def exit_status(status: int) -> int:
+    """A status of waitpid() as a shell gives it: 128 + n for signal n."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def signal_name(number: int) -> str:
+    """For example "signal 9 (SIGKILL)"."""
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _in_words(status: int) -> str:
+    if not os.WIFSIGNALED(status):
+        return f"failed with exit status {exit_status(status)}"
+    number = os.WTERMSIG(status)
+    hint = "; a machine that runs out of memory does that" if number == signal.SIGKILL else ""
+    return f"was killed by {signal_name(number)}{hint}"
+
+
+def _shortened(error: str) -> str:
+    first = error.strip().split("\n", 1)[0]
+    return first if len(first) <= LONGEST_ERROR else first[:LONGEST_ERROR] + "..."

@@ -1,0 +1,202 @@
+"""Starts the launcher as a user would, watches it from outside, and leaves no process behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+import horovodish
+
+MARK = "LAUNCHER_TEST"
+DEADLINE_SECONDS = 30
+"""Nothing here takes that long: what does has failed."""
+
+
+class Lines:
+    """Reads a stream to its end, in a thread, so that a test can wait for a line."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.lines: list[str] = []
+        self._news = threading.Condition()
+        self._thread = threading.Thread(target=self._read, args=(stream,))
+        self._thread.start()
+
+    def wait_for(self, line: str, times: int) -> None:
+        with self._news:
+            came = self._news.wait_for(lambda: self.lines.count(line) >= times, DEADLINE_SECONDS)
+        assert came, f"{line!r} did not come {times} times: {self.lines}"
+
+    def to_the_end(self) -> list[str]:
+        self._thread.join(DEADLINE_SECONDS)
+        return self.lines
+
+    def _read(self, stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
+                with self._news:
+                    self.lines.append(line.rstrip("\n"))
+                    self._news.notify_all()
+
+
+class Launch:
+    """A launcher, started with the command line `horovodish ARGUMENTS`, and all processes that it brings about.
+
+    Attributes:
+        process: the launcher.
+        stdout: what comes out of it.
+        stderr: the same.
+    """
+
+    def __init__(self, arguments: tuple[str, ...], environ: Mapping[str, str], python: str, stdin: str) -> None:
+        self.mark = uuid.uuid4().hex
+        self.process = subprocess.Popen(
+            [python, "-m", "horovodish.launcher", *arguments],
+            env={**environ, MARK: self.mark},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        with self.process.stdin as pipe:
+            pipe.write(stdin)
+        self.stdout = Lines(self.process.stdout)
+        self.stderr = Lines(self.process.stderr)
+
+    def finish(self, within: float = DEADLINE_SECONDS) -> int:
+        """Waits for the launcher and all that it started; returns its exit status."""
+        ends_at = time.monotonic() + within
+        status = self.process.wait(within)
+        for pid in self.processes():
+            wait_for_end(pid, ends_at)
+        self.stdout.to_the_end()
+        self.stderr.to_the_end()
+        return status
+
+    def processes(self) -> list[int]:
+        """The launcher and everything that inherited its environment and has not ended."""
+        mark = f"{MARK}={self.mark}".encode()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has just ended
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+        return found
+
+    def end(self) -> None:
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self.stdout.to_the_end()
+        self.stderr.to_the_end()
+
+
+def wait_for_end(pid: int, ends_at: float) -> None:
+    """Waits for the end of a process that need not be a child of this one."""
+    try:
+        file = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        poller = select.poll()
+        poller.register(file, select.POLLIN)
+        name = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        assert poller.poll(max(0.0, ends_at - time.monotonic()) * 1000), f"process {pid} still runs: {name}"
+    finally:
+        os.close(file)
+
+
+Launcher = Callable[..., Launch]
+
+
+@pytest.fixture
+def launch() -> Iterator[Launcher]:
+    """A function that starts `horovodish ARGUMENTS`; when the test ends, so does everything that was started."""
+    launches: list[Launch] = []
+
+    def start(
+        *arguments: str, env: Mapping[str, str] | None = None, python: str = sys.executable, stdin: str = ""
+    ) -> Launch:
+        launches.append(Launch(arguments, {**os.environ, **(env or {})}, python, stdin))
+        return launches[-1]
+
+    yield start
+    for started in launches:
+        started.end()
+
+
+@pytest.fixture
+def launch_ranks(launch: Launcher, tmp_path: Path) -> Launcher:
+    """A function that runs Python code on ranks: `launch_ranks(np, code, *flags)`. The code has `rank` and `comm`."""
+
+    def start(np: int, code: str, *flags: str, env: Mapping[str, str] | None = None, stdin: str = "") -> Launch:
+        script = tmp_path / "rank.py"
+        script.write_text(PRELUDE + code)
+        return launch("run", "-np", str(np), *flags, sys.executable, str(script), env=env, stdin=stdin)
+
+    return start
+
+
+PRELUDE = """
+import os, signal, sys
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+rank = comm.Get_rank()
+"""
+
+
+class BareEnvironment:
+    """A Python environment with horovodish and mpi4py but without MPI; what else it has, a test adds.
+
+    Attributes:
+        python: its interpreter.
+        variables: what its processes need to have set.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.python = str(folder / "bin" / "python")
+        Path(self.python).parent.mkdir(parents=True)
+        Path(self.python).symlink_to(Path(sys.executable).resolve())
+        (folder / "pyvenv.cfg").write_text(f"home = {Path(sys.base_prefix) / 'bin'}\n")
+        packages = [str(Path(horovodish.__file__).parent.parent), sysconfig.get_path("purelib")]
+        self.variables = {
+            "PATH": str(Path(self.python).parent),
+            "PYTHONPATH": os.pathsep.join(packages),
+            "MPI4PY_LIBMPI": str(folder / "no" / "libmpi.so"),
+        }
+
+    def add_library(self) -> str:
+        """Lets mpi4py find the MPI library of the real environment; returns what it is."""
+        query = [sys.executable, "-m", "horovodish.mpi"]
+        found = json.loads(subprocess.run(query, capture_output=True, check=True, timeout=DEADLINE_SECONDS).stdout)
+        self.variables["MPI4PY_LIBMPI"] = found["path"]
+        return str(found["library"])
+
+    def add_mpirun(self, version: str) -> Path:
+        """Puts a file in place that says that it is this mpirun, and is of no other use."""
+        mpirun = Path(self.python).with_name("mpirun")
+        mpirun.write_text(f"#!/bin/sh\necho '{version}'\n")
+        mpirun.chmod(0o755)
+        return mpirun
+
+
+@pytest.fixture
+def bare_environment(tmp_path: Path) -> BareEnvironment:
+    return BareEnvironment(tmp_path / "bare")

@@ -1,0 +1,215 @@
+"""Handles: any order, poll, waiting twice, names in use, dropped handles, Ctrl-C."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+import horovodish as hvd
+from horovodish._native import DTYPES
+from horovodish.submission import Handle, submit
+from support.model import PLANES
+from support.ranks import run_ranks
+
+COUNT = 100
+
+
+def use_handles() -> None:
+    hvd.init()
+    any_order()
+    results_stay()
+    waiting_from_several_threads()
+    a_name_in_use()
+    wrong_arguments()
+    names_are_counted_alike()
+    dropped_handles()
+    memory_is_given_back()
+
+
+def any_order() -> None:
+    """Each rank submits and waits in an order of its own."""
+    order = random.Random(hvd.rank())
+    for _ in range(5):
+        turns = list(range(COUNT))
+        order.shuffle(turns)
+        handles = {
+            turn: hvd.allreduce_async(np.full(turn * 50, turn + hvd.rank()), op=hvd.Sum, name=f"any {turn}")
+            for turn in turns
+        }
+        order.shuffle(turns)
+        for turn in turns:
+            expected = sum(turn + rank for rank in range(hvd.size()))
+            np.testing.assert_array_equal(hvd.synchronize(handles[turn]), np.full(turn * 50, expected))
+
+
+def results_stay() -> None:
+    handle = hvd.allreduce_async(np.full(3, 2.0), op=hvd.Sum, name="stays")
+    while not hvd.poll(handle):
+        time.sleep(0.001)
+    assert "settled" in repr(handle)
+    first = handle.wait()
+    assert hvd.poll(handle)
+    assert hvd.synchronize(handle) is first
+    np.testing.assert_array_equal(first, np.full(3, 2.0 * hvd.size()))
+
+
+def waiting_from_several_threads() -> None:
+    results: dict[int, np.ndarray] = {}
+
+    def reduce(number: int) -> None:
+        for turn in range(20):
+            name = f"thread {number} turn {turn}"
+            results[number] = hvd.allreduce(np.full(10, number), op=hvd.Sum, name=name)
+
+    threads = [threading.Thread(target=reduce, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, result in results.items():
+        np.testing.assert_array_equal(result, np.full(10, number * hvd.size()))
+
+
+def a_name_in_use() -> None:
+    hvd.barrier()
+    # Rank 0 alone cannot complete "twice" before the others submit it, which they do after the next broadcast.
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async(np.ones(2), op=hvd.Sum, name="twice")
+        if hvd.size() > 1:
+            with pytest.raises(hvd.DuplicateNameError, match="twice"):
+                hvd.allreduce_async(np.ones(2), op=hvd.Sum, name="twice")
+            with pytest.raises(hvd.DuplicateNameError, match="twice"):
+                hvd.broadcast(np.ones(2), 0, name="twice")
+        hvd.broadcast(np.zeros(1), 0, name="go")
+    else:
+        hvd.broadcast(np.zeros(1), 0, name="go")
+        handle = hvd.allreduce_async(np.ones(2), op=hvd.Sum, name="twice")
+    np.testing.assert_array_equal(hvd.synchronize(handle), np.full(2, hvd.size()))
+    np.testing.assert_array_equal(hvd.allreduce(np.ones(2), op=hvd.Sum, name="twice"), np.full(2, hvd.size()))
+
+
+def wrong_arguments() -> None:
+    with pytest.raises(TypeError, match=r"expected a handle from an \.\.\._async function, got int"):
+        hvd.synchronize(7)  # type: ignore[arg-type]
+    with pytest.raises(hvd.UnsupportedTensorError, match=r"^x: the array .* is not C-contiguous"):
+        hvd.allreduce(np.zeros((4, 4))[:, 1], name="x")
+    with pytest.raises(hvd.UnsupportedTensorError, match=r"^x: dtype complex128 is not supported"):
+        hvd.allreduce(np.zeros(4, complex), name="x")
+    with pytest.raises(hvd.UnsupportedTensorError, match=r"^x: bool arrays cannot be reduced"):
+        hvd.allreduce(np.zeros(4, bool), name="x")
+    with pytest.raises(ValueError, match="op=Adasum is not available yet"):
+        hvd.allreduce(np.zeros(4), op=hvd.Adasum)
+    frozen = np.zeros(4)
+    frozen.flags.writeable = False
+    for in_place in (hvd.allreduce_, lambda array: hvd.broadcast_(array, 0)):
+        with pytest.raises(hvd.UnsupportedTensorError, match=r"is read-only"):
+            in_place(frozen)
+
+
+def names_are_counted_alike() -> None:
+    handles = [hvd.allreduce_async(np.zeros(1)), hvd.allreduce_async(np.zeros(1)), hvd.allgather_async(np.zeros(1))]
+    for handle in handles:
+        handle.wait()
+    kinds = [handle.name.split(".")[:2] for handle in handles]
+    assert kinds == [["allreduce", "noname"], ["allreduce", "noname"], ["allgather", "noname"]]
+    numbers = [int(handle.name.split(".")[2]) for handle in handles]
+    assert numbers[1] == numbers[0] + 1
+
+
+def dropped_handles() -> None:
+    """The arrays are the engine's alone; freed too early, they would be overwritten with the next ones."""
+    for turn in range(30):
+        for part in range(5):
+            hvd.allreduce_async_(np.full(20_000, 1.0), op=hvd.Sum, name=f"dropped {turn} {part}")
+        gc.collect()
+        junk = [np.full(20_000, -1.0) for _ in range(5)]
+        result = hvd.allreduce(np.full(20_000, 3.0), op=hvd.Sum, name=f"kept {turn}")
+        assert np.all(result == 3.0 * hvd.size())
+        assert all(np.all(array == -1.0) for array in junk)
+
+
+class Owner:
+    """Something that can be watched while it is kept alive."""
+
+
+def memory_is_given_back() -> None:
+    owner, array = Owner(), np.ones(4)
+    watched = weakref.ref(owner)
+    handle = submit_for(owner, array, "watched")
+    del owner
+    handle.wait()
+    assert watched() is None, "still referenced after wait()"
+
+
+def submit_for(owner: Owner, array: np.ndarray, name: str) -> Handle[None]:
+    """An allreduce of float64 in place that keeps `owner` alive."""
+    tensor = (array.ctypes.data, array.ctypes.data, DTYPES["float64"], array.shape)
+    return submit("allreduce", name, [tensor], keep_alive=owner, result=lambda _: None)
+
+
+@pytest.mark.parametrize("plane", PLANES)
+@pytest.mark.parametrize("np", [1, 3])
+def test_handles(np: int, plane: str) -> None:
+    run_ranks(use_handles, np, env={"HOROVODISH_PLANE": plane})
+
+
+def drop_a_handle() -> tuple[bool, bool] | None:
+    """On rank 0: whether the owner lives while the operation waits for rank 1, and after it is done."""
+    hvd.init()
+    owner, array = Owner(), np.ones(4)
+    watched = weakref.ref(owner)
+    if hvd.rank() == 1:
+        hvd.broadcast(np.zeros(1), 0, name="go")
+        submit_for(owner, array, "dropped").wait()
+        hvd.barrier()
+        hvd.barrier()
+        return None
+    submit_for(owner, array, "dropped")
+    del owner
+    gc.collect()
+    while_pending = watched() is not None
+    hvd.broadcast(np.zeros(1), 0, name="go")
+    hvd.barrier()
+    hvd.barrier()  # a submission learns what has settled before it
+    return while_pending, watched() is not None
+
+
+def test_a_dropped_handle_keeps_what_the_engine_needs() -> None:
+    assert run_ranks(drop_a_handle, 2)[0] == (True, False)
+
+
+def interrupt_a_wait() -> float:
+    """Seconds from Ctrl-C to KeyboardInterrupt, on rank 0."""
+    hvd.init()
+    if hvd.rank() == 1:
+        hvd.broadcast(np.zeros(1), 0, name="go")
+        hvd.allreduce(np.full(2, 1.0), op=hvd.Sum, name="late")
+        return 0.0
+    handle = hvd.allreduce_async(np.full(2, 1.0), op=hvd.Sum, name="late")
+    sent = 0.0
+
+    def press_control_c() -> None:
+        nonlocal sent
+        sent = time.monotonic()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Timer(0.3, press_control_c).start()
+    with pytest.raises(KeyboardInterrupt):
+        handle.wait()
+    seconds = time.monotonic() - sent
+    hvd.broadcast(np.zeros(1), 0, name="go")
+    np.testing.assert_array_equal(handle.wait(), [2.0, 2.0])
+    return seconds
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_control_c_interrupts_a_wait_and_loses_nothing(plane: str) -> None:
+    assert run_ranks(interrupt_a_wait, 2, env={"HOROVODISH_PLANE": plane})[0] < 1.0

@@ -1,0 +1,168 @@
+"""Before init, after shutdown, init again, forked children."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import horovodish as hvd
+from support.model import PLANES
+from support.ranks import run_ranks
+
+
+def total_works() -> None:
+    total = hvd.allreduce(np.full(1000, hvd.rank() + 1), op=hvd.Sum)
+    np.testing.assert_array_equal(total, np.full(1000, sum(range(1, hvd.size() + 1))))
+
+
+def start_and_stop() -> None:
+    everything_says_that_init_is_missing()
+    for _ in range(3):
+        hvd.init()
+        assert hvd.is_initialized()
+        hvd.init()  # a second time changes nothing
+        total_works()
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+        hvd.shutdown()
+        everything_says_that_init_is_missing()
+    pending_operations_end()
+
+
+def everything_says_that_init_is_missing() -> None:
+    calls: list[Callable[[], object]] = [
+        hvd.rank,
+        hvd.size,
+        hvd.local_rank,
+        hvd.local_size,
+        hvd.cross_rank,
+        hvd.cross_size,
+        hvd.is_homogeneous,
+        lambda: hvd.allreduce(np.zeros(2)),
+        lambda: hvd.allreduce_async(np.zeros(2), name="x"),
+        lambda: hvd.allgather(np.zeros(2)),
+        lambda: hvd.broadcast(np.zeros(2), 0),
+        hvd.barrier,
+    ]
+    for call in calls:
+        with pytest.raises(hvd.NotInitializedError, match=r"init\(\)"):
+            call()
+        with pytest.raises(ValueError):  # as in Horovod
+            call()
+
+
+def pending_operations_end() -> None:
+    """What is pending when its own rank stops ends in an error, on this rank and on those that go on."""
+    hvd.init()
+    handle = None
+    if hvd.rank() == 0 and hvd.size() > 1:
+        handle = hvd.allreduce_async(np.zeros(2), name="only rank 0 submits this")
+    hvd.barrier()
+    hvd.shutdown()
+    if handle is not None:
+        with pytest.raises((hvd.EngineStoppedError, hvd.RankLostError), match="only rank 0 submits this"):
+            handle.wait()
+
+
+@pytest.mark.parametrize("plane", PLANES)
+@pytest.mark.parametrize("np", [1, 3])
+def test_start_and_stop(np: int, plane: str) -> None:
+    run_ranks(start_and_stop, np, env={"HOROVODISH_PLANE": plane})
+
+
+def fork_children() -> None:
+    hvd.init()
+    pending = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="pending") if hvd.rank() == 0 else None
+    for ends in (lambda: os._exit(0), leave_like_python):
+        child = os.fork()
+        if child == 0:
+            in_the_child(pending, ends)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0, "the child's output says what went wrong"
+    if pending is None:
+        pending = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="pending")
+    np.testing.assert_array_equal(pending.wait(), np.full(3, hvd.size()))
+    for _ in range(20):
+        total_works()
+
+
+def in_the_child(pending: hvd.collectives.Handle | None, ends: Callable[[], None]) -> None:
+    """Everything that needs the engine says that this is a forked child; leaving does not disturb the parent."""
+    try:
+        for call in (lambda: hvd.allreduce(np.zeros(2)), hvd.barrier, lambda: hvd.broadcast(np.zeros(2), 0)):
+            with pytest.raises(hvd.ForkedProcessError, match="fork"):
+                call()
+        if pending is not None and not pending.poll():
+            with pytest.raises(hvd.ForkedProcessError, match="fork"):
+                pending.wait()
+        ends()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def leave_like_python() -> None:
+    """A script in a child may well call shutdown(), and Python calls what is registered for its end."""
+    hvd.shutdown()
+    atexit._run_exitfuncs()
+    os._exit(0)
+
+
+@pytest.mark.parametrize("plane", PLANES)
+@pytest.mark.parametrize("np", [1, 2])
+def test_forked_children_are_told_and_harmless(np: int, plane: str) -> None:
+    run_ranks(fork_children, np, env={"HOROVODISH_PLANE": plane})
+
+
+ALONE = """
+import numpy, sys
+import horovodish as hvd
+hvd.init()
+print(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+print(hvd.allreduce(numpy.arange(3), op=hvd.Sum), hvd.allgather(numpy.arange(2)), hvd.broadcast(numpy.arange(2), 0))
+hvd.barrier()
+"""
+
+
+def test_without_a_launcher_the_world_is_one_rank() -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["0 1 0 1 0 1", "[0 1 2] [0 1] [0 1]"]
+
+
+def ask_where_it_is() -> tuple[int, ...]:
+    hvd.init()
+    assert hvd.is_homogeneous()
+    return hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_where_each_rank_is(plane: str) -> None:
+    seen = run_ranks(ask_where_it_is, 3, env={"HOROVODISH_PLANE": plane})
+    assert [answer[:2] for answer in seen] == [(0, 3), (1, 3), (2, 3)]
+    expected = [(0, 3, 0, 1), (1, 3, 0, 1), (2, 3, 0, 1)]
+    assert [answer[2:] for answer in seen] == expected
+
+
+def use_little_time_when_idle() -> float:
+    """CPU seconds that this process, the engine's thread included, uses in a second without work."""
+    hvd.init()
+    total_works()
+    before = time.process_time()
+    time.sleep(1.0)
+    return time.process_time() - before
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_an_idle_engine_sleeps(plane: str) -> None:
+    assert max(run_ranks(use_little_time_when_idle, 2, env={"HOROVODISH_PLANE": plane})) < 0.2

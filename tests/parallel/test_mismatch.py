@@ -1,0 +1,95 @@
+"""Ranks that disagree about a tensor: every rank raises, naming the ranks and both values, and the engine goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import horovodish as hvd
+from support.model import PLANES
+from support.ranks import run_ranks
+
+FOUR, TWO = np.zeros(4, np.float32), np.zeros(2, np.float32)
+
+
+def disagree() -> None:
+    """One world for all cases: each is followed by a collective that must work."""
+    hvd.init()
+    last = hvd.rank() == hvd.size() - 1
+
+    def other(usual: Any, of_last_rank: Any) -> Any:
+        return of_last_rank if last else usual
+
+    raises("x", "shape", "(4,)", "(2,)", lambda: hvd.allreduce(other(FOUR, TWO), name="x"))
+    raises("x", "shape", "(4,)", "(2, 2)", lambda: hvd.allreduce(other(FOUR, np.zeros((2, 2), np.float32)), name="x"))
+    raises("x", "shape", "(4,)", "()", lambda: hvd.allreduce(other(FOUR, np.float32(0)), name="x"))
+    raises("x", "dtype", "float32", "float64", lambda: hvd.allreduce(other(FOUR, np.zeros(4)), name="x"))
+    raises("x", "dtype", "float32", "int32", lambda: hvd.broadcast(other(FOUR, np.zeros(4, np.int32)), 0, name="x"))
+    raises("x", "reduction op", "average", "sum", lambda: hvd.allreduce(FOUR, op=other(hvd.Average, hvd.Sum), name="x"))
+    raises("x", "root rank", "0", "1", lambda: hvd.broadcast(FOUR, other(0, 1), name="x"))
+    raises("x", "prescale_factor", "1", "0.5", lambda: hvd.allreduce(FOUR, prescale_factor=other(1, 0.5), name="x"))
+    raises("x", "postscale_factor", "1", "2", lambda: hvd.allreduce(FOUR, postscale_factor=other(1, 2), name="x"))
+    raises("x", "shape", "(any, 2)", "(any, 3)", lambda: hvd.allgather(np.zeros((hvd.rank(), other(2, 3))), name="x"))
+    raises(
+        "x",
+        "collective",
+        "allreduce",
+        "broadcast",
+        lambda: hvd.broadcast(FOUR, 0, name="x") if last else hvd.allreduce(FOUR, name="x"),
+    )
+    many_operations_survive_one_that_fails(last)
+
+
+def raises(name: str, what: str, usual: str, of_last_rank: str, call: Callable[[], Any]) -> None:
+    last = hvd.size() - 1
+    usual_ranks = "rank 0 has" if last == 1 else f"ranks 0{', ' if last == 2 else '-'}{last - 1} have"
+    parts = [
+        f"tensor '{name}': the ranks disagree about its {what}:",
+        f"{usual_ranks} {usual}",
+        f"rank {last} has {of_last_rank}",
+        "Remedy:",
+    ]
+    with pytest.raises(hvd.MismatchError) as raised:
+        call()
+    for part in parts:
+        assert re.search(rf"{re.escape(part)}(?![\d.]\d)", str(raised.value)), f"{part!r} is not in: {raised.value}"
+    # The same name is free again, and right now means right.
+    total = hvd.allreduce(np.full(3, hvd.rank()), op=hvd.Sum, name=name)
+    np.testing.assert_array_equal(total, np.full(3, sum(range(hvd.size()))))
+
+
+def many_operations_survive_one_that_fails(last: bool) -> None:
+    handles = [hvd.allreduce_async(np.full(5, turn + 1.0), op=hvd.Sum, name=f"good {turn}") for turn in range(20)]
+    bad = hvd.allreduce_async(np.zeros(5 if last else 6), name="bad")
+    for turn, handle in enumerate(handles):
+        np.testing.assert_array_equal(hvd.synchronize(handle), np.full(5, (turn + 1.0) * hvd.size()))
+    with pytest.raises(hvd.MismatchError, match="tensor 'bad'"):
+        hvd.synchronize(bad)
+    with pytest.raises(hvd.MismatchError, match="tensor 'bad'"):
+        bad.wait()
+
+
+@pytest.mark.parametrize("plane", PLANES)
+@pytest.mark.parametrize("np", [2, 4])
+def test_disagreement(np: int, plane: str) -> None:
+    run_ranks(disagree, np, env={"HOROVODISH_PLANE": plane})
+
+
+def disagree_in_a_remembered_call() -> None:
+    """A call that the response cache knows is checked as well."""
+    hvd.init()
+    for _ in range(3):
+        hvd.allreduce(FOUR, name="known")
+    with pytest.raises(hvd.MismatchError, match=r"rank 0 has \(4,\), rank 1 has \(2,\)"):
+        hvd.allreduce(FOUR if hvd.rank() == 0 else TWO, name="known")
+    for _ in range(3):
+        np.testing.assert_array_equal(hvd.allreduce(np.ones(2), op=hvd.Sum, name="known"), [2.0, 2.0])
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_disagreement_about_a_known_tensor(plane: str) -> None:
+    run_ranks(disagree_in_a_remembered_call, 2, env={"HOROVODISH_PLANE": plane})

@@ -1,0 +1,1 @@
+"""Tools of the tests: `ranks` runs a test function on several real ranks."""

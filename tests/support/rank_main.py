@@ -1,0 +1,116 @@
+"""The program that each rank of `run_ranks` executes: `python rank_main.py FOLDER stop|go-on`."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib.util
+import os
+import pickle
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+STAYS_SECONDS = 30
+
+
+def main(folder: Path, stops_at_failure: bool) -> None:
+    rank = next(int(os.environ[variable]) for variable in RANK_VARIABLES if variable in os.environ)
+    output = os.open(folder / f"{rank}.output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    (folder / f"{rank}.pid").write_text(str(os.getpid()))
+    try:
+        result = call(**pickle.loads((folder / "call").read_bytes()))
+        shut_down()
+        hand_over(folder, rank, {"ended": "returned", "result": result})
+    except BaseException as error:
+        told = {"ended": "raised", "error": traceback.format_exc(), "error_class": type(error).__name__}
+        hand_over(folder, rank, told)
+        if not stops_at_failure:
+            # What Python does on the way out, but for the status, at which mpirun would end the others.
+            if not isinstance(error, SystemExit):
+                sys.excepthook(type(error), error, error.__traceback__)
+            return
+        # If this process ended now, mpirun would end the others before they can tell what they saw.
+        traceback.print_exc()
+        time.sleep(STAYS_SECONDS)
+        os._exit(1)
+
+
+def call(path: str, module: str, qualname: str, args: tuple[Any, ...]) -> Any:
+    target: Any = loaded(Path(path), module)
+    for part in qualname.split("."):
+        target = getattr(target, part)
+    return target(*args)
+
+
+def loaded(path: Path, name: str) -> ModuleType:
+    """The module under the name that it has in the tests' process, so that what it returns can be unpickled there."""
+    if name in sys.modules:
+        return sys.modules[name]
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    parents = name.split(".")[:-1]
+    for depth in range(len(parents)):
+        parent = ".".join(parents[: depth + 1])
+        sys.modules.setdefault(parent, ModuleType(parent))
+    specification.loader.exec_module(module)
+    return module
+
+
+def shut_down() -> None:
+    """Stops the engine if the function has not done so, and checks that nothing of it stays behind."""
+    if "horovodish" not in sys.modules:
+        return
+    import horovodish
+
+    horovodish.shutdown()
+    gc.collect()  # a handle in a reference cycle holds on to its engine
+    left = left_behind()
+    if left:
+        raise AssertionError(f"still there after shutdown(): {', '.join(left)}")
+
+
+def left_behind() -> list[str]:
+    """Threads of the engine, its shared memory and Python threads that this process still has."""
+    own = re.compile(r"horovodish|hvd", re.IGNORECASE)
+    tasks = {path.parent.name: path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")}
+    native = [f"thread {name}" for task, name in tasks.items() if own.search(name) and int(task) != os.getpid()]
+    python = [f"Python thread {thread.name}" for thread in threading.enumerate() if own.search(thread.name)]
+    memory = re.compile(r"/memfd:\S*(horovodish|hvd)\S*", re.IGNORECASE)
+    opened = [f"open {link}" for link in open_files() if memory.match(link)]
+    mapped = [f"mapped {found[0]}" for found in memory.finditer(Path("/proc/self/maps").read_text())]
+    return native + python + opened + mapped
+
+
+def open_files() -> list[str]:
+    links = []
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+            links.append(os.readlink(path))
+    return links
+
+
+def hand_over(folder: Path, rank: int, told: dict[str, Any]) -> None:
+    """Writes the outcome so that it is either complete or not there."""
+    unfinished = folder / f"{rank}.unfinished"
+    unfinished.write_bytes(pickle.dumps(told))
+    unfinished.rename(folder / f"{rank}.outcome")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), stops_at_failure=sys.argv[2] == "stop")

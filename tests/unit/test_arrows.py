@@ -1,0 +1,94 @@
+"""Imports go one way: frameworks -> core <- launcher, and no further."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.sources import CORE, FRAMEWORKS, LAUNCHER, ROOT, python_files
+
+FRAMEWORK_MODULES = {"flax", "jax", "keras", "optax", "tensorflow", "torch"}
+CORE_NEEDS = {"horovodish", "numpy"}
+LAUNCHER_NEEDS = {"horovodish.errors", "horovodish.launcher", "horovodish.settings", "horovodish.version"}
+
+
+def imports(source: str) -> set[str]:
+    """The full names of all modules that the source imports when it runs, at whatever depth."""
+    found = set()
+    for node in nodes_that_run(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"a relative import in line {node.lineno}"
+            module = node.module or ""
+            # "from horovodish import errors" imports horovodish.errors.
+            found |= {f"{module}.{alias.name}" for alias in node.names} if module == "horovodish" else {module}
+    return found
+
+
+def nodes_that_run(node: ast.AST) -> Iterator[ast.AST]:
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from nodes_that_run(child)
+
+
+def is_below(module: str, parents: set[str]) -> bool:
+    return any(module == parent or module.startswith(f"{parent}.") for parent in parents)
+
+
+def third_party(modules: set[str]) -> set[str]:
+    return {module for module in modules if module.split(".")[0] not in sys.stdlib_module_names}
+
+
+def wrong_in_core(modules: set[str], file: str) -> set[str]:
+    allowed = CORE_NEEDS | ({"mpi4py"} if file == "mpi.py" else set())
+    shims = {f"horovodish.{name}" for name in FRAMEWORK_MODULES | {"launcher"}}
+    return {module for module in third_party(modules) if not is_below(module, allowed) or is_below(module, shims)}
+
+
+def wrong_in_launcher(modules: set[str]) -> set[str]:
+    return {module for module in third_party(modules) if not is_below(module, LAUNCHER_NEEDS)}
+
+
+def wrong_in_framework(modules: set[str], own: str) -> set[str]:
+    others = FRAMEWORK_MODULES - {own}
+    forbidden = others | {f"horovodish.{name}" for name in others | {"launcher", "mpi"}} | {"mpi4py"}
+    return {module for module in third_party(modules) if is_below(module, forbidden)}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", python_files(CORE), ids=name_of)
+def test_the_core_needs_no_framework_and_no_launcher(path: Path) -> None:
+    assert wrong_in_core(imports(path.read_text()), path.name) == set()
+
+
+@pytest.mark.parametrize("path", python_files(LAUNCHER), ids=name_of)
+def test_the_launcher_needs_settings_and_errors_alone(path: Path) -> None:
+    assert wrong_in_launcher(imports(path.read_text())) == set()
+
+
+@pytest.mark.parametrize("path", python_files(FRAMEWORKS), ids=name_of)
+def test_a_framework_needs_no_other_framework(path: Path) -> None:
+    own = path.relative_to(FRAMEWORKS).parts[0]
+    assert wrong_in_framework(imports(path.read_text()), own) == set()
+
+
+def test_these_tests_see_wrong_imports() -> None:
+    assert wrong_in_core(imports("def f():\n    import torch.nn"), "basics.py") == {"torch.nn"}
+    assert wrong_in_core(imports("from horovodish import launcher"), "basics.py") == {"horovodish.launcher"}
+    assert wrong_in_core(imports("import mpi4py.MPI"), "basics.py") == {"mpi4py.MPI"}
+    assert wrong_in_core(imports("import mpi4py.MPI"), "mpi.py") == set()
+    assert wrong_in_core(imports("if TYPE_CHECKING:\n    import mpi4py.MPI"), "basics.py") == set()
+    assert wrong_in_launcher(imports("from horovodish.basics import rank")) == {"horovodish.basics"}
+    assert wrong_in_launcher(imports("import numpy")) == {"numpy"}
+    assert wrong_in_framework(imports("import jax.numpy"), "torch") == {"jax.numpy"}
+    assert wrong_in_framework(imports("import torch"), "torch") == set()

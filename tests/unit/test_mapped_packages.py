@@ -1,0 +1,31 @@
+"""The folders that are installed under another name cannot be imported twice, and their links are relative."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from support.sources import CORE, FRAMEWORKS, LAUNCHER
+
+MAPPED = {"launcher": LAUNCHER, **{path.name: path for path in sorted(FRAMEWORKS.iterdir()) if path.is_dir()}}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_a_folder_refuses_to_be_imported_under_its_own_name(name: str) -> None:
+    init = MAPPED[name] / "__init__.py"
+    specification = importlib.util.spec_from_file_location(name, init)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    with pytest.raises(ImportError, match=rf"horovodish\.{name}"):
+        specification.loader.exec_module(module)
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_its_link_leads_to_it(name: str) -> None:
+    link = CORE / name
+    assert not Path(os.readlink(link)).is_absolute()
+    assert link.resolve() == MAPPED[name].resolve()

@@ -1,0 +1,55 @@
+"""What the C++ sources may include, and that every header stands by itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from support.sources import CSRC
+
+FOREIGN = re.compile(r"^(ATen/|Python\.h|c10/|cuda|jax|mpi|nccl|pybind11/|tensorflow/|torch/|xla)", re.IGNORECASE)
+ONLY_BINDINGS = re.compile(r"^(Python\.h|pybind11/)")
+HEADERS = sorted(CSRC.rglob("*.h"))
+SOURCES = sorted(CSRC.rglob("*.cc"))
+
+
+def foreign_includes(source: str, name: str) -> list[str]:
+    """The headers in angle brackets that belong to Python, a framework, MPI or CUDA; bindings.cc may have Python's."""
+    found = [
+        header for header in re.findall(r"^\s*#\s*include\s*<([^>]+)>", source, re.MULTILINE) if FOREIGN.match(header)
+    ]
+    return [header for header in found if not (name == "bindings.cc" and ONLY_BINDINGS.match(header))]
+
+
+@pytest.mark.parametrize("path", SOURCES + HEADERS, ids=lambda path: str(path.relative_to(CSRC)))
+def test_no_foreign_header_is_included(path: Path) -> None:
+    assert foreign_includes(path.read_text(), path.name) == []
+
+
+def test_this_test_sees_foreign_headers() -> None:
+    headers = ["<mpi.h>", "<vector>", "<pybind11/pybind11.h>", '"abi/mpi.h"', "<cuda_runtime.h>"]
+    source = "\n".join(f"#include {header}" for header in headers)
+    assert foreign_includes(source, "engine.cc") == ["mpi.h", "pybind11/pybind11.h", "cuda_runtime.h"]
+    assert foreign_includes(source, "bindings.cc") == ["mpi.h", "cuda_runtime.h"]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on this machine")
+def test_every_header_compiles_alone_and_when_included_twice(tmp_path: Path) -> None:
+    assert HEADERS
+
+    def complaints(header: Path) -> str:
+        source = tmp_path / f"{header.relative_to(CSRC)}".replace("/", "-").replace(".h", ".cc")
+        source.write_text(f'#include "{header}"\n#include "{header}"\n')
+        command = ["g++", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", f"-I{CSRC}", str(source)]
+        return subprocess.run(command, capture_output=True, text=True).stderr
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        found = dict(zip(HEADERS, pool.map(complaints, HEADERS), strict=True))
+    wrong = {str(header.relative_to(CSRC)): text for header, text in found.items() if text}
+    assert not wrong, "\n".join(f"{header}:\n{text}" for header, text in wrong.items())

@@ -1,0 +1,271 @@
+"""The negotiation as a pure state machine: the tests play the network between the nodes of a tree of ranks."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from horovodish._native import testing
+
+Decision = dict[str, Any]
+
+
+class Network:
+    """A tree of ranks whose messages arrive in order on each edge, and after any delay."""
+
+    def __init__(self, size: int, arity: int, seed: int, cache_capacity: int = 100) -> None:
+        self.size = size
+        self.random = random.Random(seed)
+        self.children = [[c for c in range(rank * arity + 1, rank * arity + arity + 1) if c < size] for rank in range(size)]
+        self.nodes = [
+            testing.Negotiation(size, rank == 0, [[rank], *map(self.subtree, self.children[rank])], cache_capacity)
+            for rank in range(size)
+        ]
+        self.edges: dict[tuple[int, int], deque[bytes]] = {}
+        for rank, below in enumerate(self.children):
+            for child in below:
+                self.edges[rank, child] = deque()
+                self.edges[child, rank] = deque()
+        self.decisions: list[list[Decision]] = [[] for _ in range(size)]
+        self.bytes_sent = 0
+
+    def subtree(self, rank: int) -> list[int]:
+        return [rank, *(below for child in self.children[rank] for below in self.subtree(child))]
+
+    def parent(self, rank: int) -> int | None:
+        return next((above for above, below in enumerate(self.children) if rank in below), None)
+
+    def post(self, rank: int) -> None:
+        """Puts what a node wants to say on its edges and keeps what it has decided."""
+        node, parent = self.nodes[rank], self.parent(rank)
+        up, down = node.take_for_parent(), node.take_for_children()
+        if parent is not None:
+            self.send(rank, parent, up)
+        for child in self.children[rank]:
+            self.send(rank, child, down)
+        self.decisions[rank] += node.take_decisions()
+
+    def send(self, sender: int, receiver: int, message: bytes) -> None:
+        if message:
+            self.edges[sender, receiver].append(message)
+            self.bytes_sent += len(message)
+
+    def deliver_one(self) -> bool:
+        busy = [edge for edge, messages in self.edges.items() if messages]
+        if not busy:
+            return False
+        sender, receiver = edge = self.random.choice(busy)
+        message = self.edges[edge].popleft()
+        if sender == self.parent(receiver):
+            self.nodes[receiver].from_parent(message)
+        else:
+            self.nodes[receiver].from_child(self.children[receiver].index(sender) + 1, message)
+        self.post(receiver)
+        return True
+
+    def run(self, programs: list[list[Any]]) -> None:
+        """Runs one list of statements per rank: `call(node)` each, interleaved with the deliveries at random."""
+        left = [deque(program) for program in programs]
+        while True:
+            ready = [rank for rank in range(self.size) if left[rank]]
+            if ready and (self.random.random() < 0.5 or not any(self.edges.values())):
+                rank = self.random.choice(ready)
+                left[rank].popleft()(self.nodes[rank])
+                self.post(rank)
+            elif not self.deliver_one() and not ready:
+                return
+
+    def drain(self) -> None:
+        while self.deliver_one():
+            pass
+
+
+def submits(name: str, shape: list[int] | None = None, absent: list[int] | None = None, members: int = 1) -> Any:
+    return lambda node: node.submit(name, shape or [3], absent or [], members)
+
+
+def joins(node: testing.Negotiation) -> None:
+    node.join()
+
+
+def flushes(node: testing.Negotiation) -> None:
+    node.flush()
+
+
+def told(decisions: list[Decision]) -> list[tuple[str, str]]:
+    return [(decision["type"], decision["name"]) for decision in decisions]
+
+
+trees = st.tuples(st.integers(1, 12), st.integers(1, 4), st.integers(0, 2**32))
+
+
+@settings(max_examples=300, deadline=None)
+@given(trees, st.integers(1, 8), st.integers(1, 4), st.integers(0, 9))
+def test_every_rank_executes_everything_once_in_one_order(
+    tree: tuple[int, int, int], names: int, steps: int, cache_capacity: int
+) -> None:
+    """Also with a cache that is too small, or none: then everything is negotiated in full, and nothing is lost."""
+    size, arity, seed = tree
+    network = Network(size, arity, seed, cache_capacity)
+    expected = sorted(str(name) for name in range(names))
+    for step in range(steps):
+        programs = []
+        for _ in range(size):
+            order = expected.copy()
+            network.random.shuffle(order)
+            programs.append([submits(name) for name in order])
+        network.run(programs)
+        order = [name for _, name in told(network.decisions[0])][step * names :]
+        assert sorted(order) == expected
+        assert all(told(decisions) == told(network.decisions[0]) for decisions in network.decisions)
+    assert all(decision["contributors"] == size and decision["submitted"] for decision in network.decisions[-1])
+    assert all(node.cached() == min(names, cache_capacity) for node in network.nodes)
+
+
+def test_the_second_time_a_tensor_takes_a_few_bytes() -> None:
+    network = Network(size=9, arity=3, seed=1)
+    names = [f"a/rather/long/name/of/layer{i}.weight" for i in range(50)]
+    costs = []
+    for _ in range(3):
+        before = network.bytes_sent
+        network.run([[submits(name) for name in names]] * 9)
+        costs.append(network.bytes_sent - before)
+    assert costs[0] > 9 * 50 * 60
+    assert costs[1] == costs[2] == 8 * 2 * 50 * 2  # 8 edges, both ways, 50 tensors, two bytes each
+
+
+@settings(max_examples=200, deadline=None)
+@given(trees, st.data())
+def test_every_rank_hears_of_a_mismatch_and_goes_on(tree: tuple[int, int, int], data: st.DataObject) -> None:
+    size, arity, seed = tree
+    network = Network(max(size, 2), arity, seed)
+    size = network.size
+    deviant = data.draw(st.integers(0, size - 1))
+    cached = data.draw(st.booleans())
+    if cached:
+        network.run([[submits("x")]] * size)
+    network.decisions = [[] for _ in range(size)]
+    network.run([[submits("x", [4] if rank == deviant else [3]), submits("y")] for rank in range(size)])
+    for decisions in network.decisions:
+        assert sorted(told(decisions)) == [("execute", "y"), ("fail", "x")]
+        text = next(decision["text"] for decision in decisions if decision["type"] == "fail")
+        assert "'x'" in text and "shape" in text and "(3,)" in text and "(4,)" in text
+        assert f"rank {deviant} has (4,)" in text
+    network.decisions = [[] for _ in range(size)]
+    network.run([[submits("x")]] * size)
+    assert all(told(decisions) == [("execute", "x")] for decisions in network.decisions)
+
+
+@settings(max_examples=100, deadline=None)
+@given(trees)
+def test_a_shape_that_changes_everywhere_is_no_mismatch(tree: tuple[int, int, int]) -> None:
+    size, arity, seed = tree
+    network = Network(size, arity, seed)
+    for shape in ([3], [4], [4], [3]):
+        network.run([[submits("x", shape), submits("y")]] * size)
+    assert all(sorted(told(d)) == [("execute", "x")] * 4 + [("execute", "y")] * 4 for d in network.decisions)
+    assert all(node.cached() == 2 for node in network.nodes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 3), st.integers(0, 2**32), st.data())
+def test_absent_means_absent_on_every_rank(size: int, arity: int, seed: int, data: st.DataObject) -> None:
+    network = Network(size, arity, seed)
+    absent = [data.draw(st.sets(st.integers(0, 10))) for _ in range(size)]
+    expected = sorted(set.intersection(*absent))
+    for _ in range(2):  # in full, then by id
+        network.run([[submits("bucket", absent=sorted(absent[rank]), members=11)] for rank in range(size)])
+    for decisions in network.decisions:
+        assert [decision["absent"] for decision in decisions] == [expected, expected]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(2, 9), st.integers(1, 3), st.integers(0, 2**32), st.data())
+def test_joined_ranks_count_as_having_submitted(size: int, arity: int, seed: int, data: st.DataObject) -> None:
+    """Rank r submits its first `lengths[r]` of the names and joins; the others go on without it."""
+    network = Network(size, arity, seed)
+    lengths = [data.draw(st.integers(0, 4)) for _ in range(size)]
+    if data.draw(st.booleans()):  # with ids for all names
+        network.run([[submits(str(i)) for i in range(4)]] * size)
+        network.decisions = [[] for _ in range(size)]
+    for step in range(5):  # a rank that trains waits for each step
+        network.run(
+            [
+                [submits(str(step))] if step < lengths[rank] else [joins] if step == lengths[rank] else []
+                for rank in range(size)
+            ]
+        )
+    steps = max(lengths)
+    for rank, decisions in enumerate(network.decisions):
+        assert told(decisions) == [("execute", str(i)) for i in range(steps)] + [("join_done", "")]
+        for i, decision in enumerate(decisions[:-1]):
+            assert decision["contributors"] == sum(length > i for length in lengths)
+            assert decision["submitted"] == (lengths[rank] > i)
+        assert lengths[decisions[-1]["rank"]] == steps
+    network.decisions = [[] for _ in range(size)]
+    network.run([[submits("afterwards")]] * size)
+    assert all(told(d) == [("execute", "afterwards")] and d[0]["contributors"] == size for d in network.decisions)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(2, 9), st.integers(1, 3), st.integers(0, 2**32), st.data())
+def test_a_lost_rank_ends_what_is_undecided_and_all_that_follows(
+    size: int, arity: int, seed: int, data: st.DataObject
+) -> None:
+    network = Network(size, arity, seed)
+    victim = data.draw(st.integers(1, size - 1))
+    witness = network.parent(victim)
+    assert witness is not None
+    network.run([[submits("before")]] * size)
+    network.run([[] if rank == victim else [submits("pending")] for rank in range(size)])
+    network.nodes[witness].lost(False, f"rank {victim} has died")
+    network.post(witness)
+    network.drain()
+    network.run([[] if rank == victim else [submits("later")] for rank in range(size)])
+    for rank, decisions in enumerate(network.decisions):
+        if rank != victim:
+            assert told(decisions) == [("execute", "before"), ("lost", ""), ("refuse", "later")]
+            assert all(f"rank {victim}" in decision["text"] for decision in decisions[1:])
+
+
+def test_ranks_that_wait_for_each_other_are_noticed() -> None:
+    network = Network(size=5, arity=2, seed=3)
+    network.run([[submits("a" if rank < 2 else "b"), flushes] for rank in range(5)])
+    assert [told(decisions) for decisions in network.decisions] == [[("stuck", "")], [], [], [], []]
+    text = network.decisions[0][0]["text"]
+    assert "'a' was submitted by" in text and "'b' was submitted by" in text
+    # It was a warning: when the rest arrives, all goes on.
+    network.decisions = [[] for _ in range(5)]
+    network.run([[submits("b" if rank < 2 else "a")] for rank in range(5)])
+    assert all(sorted(told(decisions)) == [("execute", "a"), ("execute", "b")] for decisions in network.decisions)
+
+
+@settings(max_examples=100, deadline=None)
+@given(trees)
+def test_waiting_for_the_same_tensor_is_not_stuck(tree: tuple[int, int, int]) -> None:
+    size, arity, seed = tree
+    network = Network(size, arity, seed)
+    for _ in range(3):
+        network.run([[submits("x"), flushes]] * size)
+    assert all(told(decisions) == [("execute", "x")] * 3 for decisions in network.decisions)
+
+
+def test_what_is_used_stays_in_a_cache_that_is_too_small() -> None:
+    """40 tensors and room for 30: 30 of them keep their ids instead of all being replaced in turn."""
+    network = Network(size=3, arity=2, seed=5, cache_capacity=30)
+    costs = []
+    for _ in range(4):
+        before = network.bytes_sent
+        network.run([[submits(f"a/rather/long/name/of/layer{i}.weight") for i in range(40)]] * 3)
+        costs.append(network.bytes_sent - before)
+    assert costs[1] == costs[2] == costs[3] < costs[0] * 0.4
+    # Another model takes over: what nobody uses any more leaves.
+    for _ in range(20):
+        network.run([[submits(f"b/rather/long/name/of/layer{i}.weight") for i in range(20)]] * 3)
+    before = network.bytes_sent
+    network.run([[submits(f"b/rather/long/name/of/layer{i}.weight") for i in range(20)]] * 3)
+    assert network.bytes_sent - before < 20 * 3 * 4

@@ -1,0 +1,129 @@
+"""The schedules between hosts, executed in memory: they must give the right result in any order that they allow."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from horovodish._native import testing
+
+sizes = st.tuples(st.integers(2, 9), st.integers(0, 60), st.integers(1, 20), st.integers(0, 2**32))
+
+
+def execute(schedules: list[testing.Schedule], buffers: list[list[object]], seed: int, window: int = 4) -> int:
+    """Runs all ranks' schedules in random interleaving, with at most `window` transfers under way each way.
+
+    A send hands over what its range holds when the message is *received*: the latest moment at which MPI may read it.
+    Returns the elements that the busiest rank sent.
+    """
+    chooser = random.Random(seed)
+    ranks = len(schedules)
+    started, sent, posted, received = ([0] * ranks for _ in range(4))
+    wires: dict[tuple[int, int], deque[tuple[int, int]]] = {}
+    completed: list[set[int]] = [set() for _ in range(ranks)]  # sends that were read and are not yet counted
+    finished: list[list[bool]] = [[] for _ in range(ranks)]
+    volume = [0] * ranks
+
+    def moves(rank: int) -> list[tuple[str, int]]:
+        sends, receives = schedules[rank]
+        possible = []
+        if started[rank] < len(sends) and started[rank] < sent[rank] + window and received[rank] >= sends[started[rank]][3]:
+            possible.append(("send", rank))
+        if posted[rank] < len(receives) and posted[rank] < received[rank] + window:
+            if sent[rank] >= receives[posted[rank]][3]:
+                possible.append(("post", rank))
+        if received[rank] < posted[rank] and wires.get((receives[received[rank]][0], rank)):
+            possible.append(("receive", rank))
+        if sent[rank] in completed[rank]:
+            possible.append(("sent", rank))
+        return possible
+
+    while True:
+        possible = [move for rank in range(ranks) for move in moves(rank)]
+        if not possible:
+            break
+        what, rank = chooser.choice(possible)
+        sends, receives = schedules[rank]
+        if what == "send":
+            peer, begin, count, _ = sends[started[rank]]
+            wires.setdefault((rank, peer), deque()).append((started[rank], begin))
+            volume[rank] += count
+            started[rank] += 1
+        elif what == "post":
+            posted[rank] += 1
+        elif what == "sent":
+            sent[rank] += 1
+        else:
+            peer, begin, count, _, then = receives[received[rank]]
+            index, source = wires[peer, rank].popleft()
+            assert schedules[peer][0][index][2] == count, "both ends agree about a message's length"
+            incoming = buffers[peer][source : source + count]
+            for i, value in enumerate(incoming):
+                kept = buffers[rank][begin + i]
+                buffers[rank][begin + i] = value if then == "store" else (value, kept)
+            finished[rank].append(then == "reduce_finish")
+            completed[peer].add(index)
+            received[rank] += 1
+    for rank, (sends, receives) in enumerate(schedules):
+        assert sent[rank] == len(sends) and received[rank] == len(receives), f"rank {rank} is stuck"
+    return max(volume)
+
+
+def contributions(value: object) -> list[object]:
+    return [*contributions(value[0]), *contributions(value[1])] if isinstance(value, tuple) else [value]
+
+
+@settings(max_examples=300, deadline=None)
+@given(sizes)
+def test_ring_allreduce(case: tuple[int, int, int, int]) -> None:
+    ranks, count, segment, seed = case
+    schedules = [testing.ring_allreduce(rank, ranks, count, segment) for rank in range(ranks)]
+    buffers: list[list[object]] = [[f"{rank}:{i}" for i in range(count)] for rank in range(ranks)]
+    volume = execute(schedules, buffers, seed)
+    for i in range(count):
+        assert sorted(contributions(buffers[0][i])) == sorted(f"{rank}:{i}" for rank in range(ranks))
+        # The same tree of additions on every rank, so the same bits.
+        assert all(buffer[i] == buffers[0][i] for buffer in buffers)
+    assert volume <= 2 * (ranks - 1) * -(-count // ranks)
+
+
+@settings(max_examples=100, deadline=None)
+@given(sizes)
+def test_each_shard_is_finished_exactly_once(case: tuple[int, int, int, int]) -> None:
+    ranks, count, segment, _ = case
+    finished = []
+    for rank in range(ranks):
+        for _, begin, length, _, then in testing.ring_allreduce(rank, ranks, count, segment)[1]:
+            if then == "reduce_finish":
+                finished += range(begin, begin + length)
+    assert sorted(finished) == list(range(count))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=2, max_size=7), st.integers(1, 5), st.integers(0, 2**32))
+def test_direct_allgather(lengths: list[int], segment: int, seed: int) -> None:
+    ranks = len(lengths)
+    begins = [sum(lengths[:rank]) for rank in range(ranks + 1)]
+    expected: list[object] = [f"{rank}:{i}" for rank in range(ranks) for i in range(lengths[rank])]
+    buffers: list[list[object]] = []
+    for rank in range(ranks):
+        own = range(begins[rank], begins[rank + 1])
+        buffers.append([expected[i] if i in own else None for i in range(begins[-1])])
+    execute([testing.direct_allgather(rank, ranks, begins, segment) for rank in range(ranks)], buffers, seed)
+    assert all(buffer == expected for buffer in buffers)
+
+
+@settings(max_examples=200, deadline=None)
+@given(sizes, st.data())
+def test_tree_broadcast(case: tuple[int, int, int, int], data: st.DataObject) -> None:
+    ranks, count, segment, seed = case
+    root = data.draw(st.integers(0, ranks - 1))
+    buffers: list[list[object]] = [[i if rank == root else None for i in range(count)] for rank in range(ranks)]
+    schedules = [testing.tree_broadcast(rank, ranks, root, count, segment) for rank in range(ranks)]
+    volume = execute(schedules, buffers, seed)
+    assert all(buffer == list(range(count)) for buffer in buffers)
+    if count > 8 * segment:  # a chain: nobody sends more than the buffer
+        assert volume == count

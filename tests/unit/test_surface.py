@@ -1,0 +1,97 @@
+"""The public names: what `__all__` says is what there is, no more and no less."""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType
+
+import pytest
+
+import horovodish
+from horovodish import collectives, errors
+
+PROCESS_API = {
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+}
+COLLECTIVES = {
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "poll",
+    "synchronize",
+}
+ERRORS = {
+    "DuplicateNameError",
+    "EngineStoppedError",
+    "ForkedProcessError",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "LaunchError",
+    "MismatchError",
+    "NotInitializedError",
+    "RankLostError",
+    "SettingError",
+    "UnsupportedTensorError",
+}
+
+
+def names_in_use(module: ModuleType) -> set[str]:
+    """What a user sees in `dir(module)`, without the modules that an import leaves there."""
+    return {name for name, value in vars(module).items() if name[0] != "_" and not isinstance(value, ModuleType)}
+
+
+def test_all_is_what_there_is() -> None:
+    assert names_in_use(horovodish) == {name for name in horovodish.__all__ if name != "__version__"}
+
+
+def test_the_promised_names_are_there() -> None:
+    assert set(horovodish.__all__) >= PROCESS_API | COLLECTIVES | ERRORS
+
+
+def test_the_errors_are_the_documented_ones() -> None:
+    assert set(errors.__all__) - {"from_native"} == ERRORS
+
+
+@pytest.mark.parametrize("name", sorted(PROCESS_API | COLLECTIVES))
+def test_every_public_function_is_documented(name: str) -> None:
+    value = getattr(horovodish, name)
+    if callable(value):
+        assert inspect.getdoc(value), f"{name} has no docstring"
+
+
+@pytest.mark.parametrize("name", collectives.__all__)
+def test_collectives_export_what_they_have(name: str) -> None:
+    assert hasattr(collectives, name)
