@@ -48,7 +48,7 @@ bench: dev
 test-pythons: $(OTHER_PYTHONS:%=test-python-%)
 
 test-python-%:
-	@python=$$(ls -d $$HOME/.pyenv/versions/$*.*/bin/python3 $$(command -v python$*) 2>/dev/null | head -n 1); \
+	@python=$$({ ls $$HOME/.pyenv/versions/$*.*/bin/python3; command -v python$*; } 2>/dev/null | head -n 1); \
 	if [ -z "$$python" ]; then echo "python$* is not on this machine: skipped"; exit 0; fi; \
 	set -ex; \
 	[ -d .venvs/$* ] || $$python -m venv .venvs/$*; \

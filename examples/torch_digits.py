@@ -1,7 +1,7 @@
 """Handwritten digits, learned by several ranks together:  horovodish run -np 2 python examples/torch_digits.py
 
-A small convolutional network on scikit-learn's digits (1797 images of 8 x 8 pixels). Every rank computes on its own shard
-of the data; the ranks train one model. The same script runs alone, too: python examples/torch_digits.py
+A small convolutional network on scikit-learn's digits (1797 images of 8 x 8 pixels). Every rank computes on its own
+shard of the data; the ranks train one model. The same script runs alone, too: python examples/torch_digits.py
 """
 
 import hashlib

@@ -173,7 +173,8 @@ class _Distributed:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class exists in this process only, and what it needs is bound to these parameters and this engine.
-        return object.__new__, (self.wrapped_class,), self.__getstate__()
+        this: Any = self
+        return object.__new__, (self.wrapped_class,), this.__getstate__()
 
 
 @functools.cache

@@ -92,14 +92,16 @@ class Reducer:
     def _release(self, parameter: Tensor) -> None:
         # The new plan is made when it is needed: a reducer that only waits for the garbage collector must not take a
         # name, since on another rank it may be gone already.
-        self._named = [(name, other) for name, other in self._named if other is not parameter]
-        self.remove_hooks()
         self._outdated = True
+        self._named = [(name, other) for name, other in self._named if other is not parameter]
+        for slot, handles in zip(self._slots, self._hooks, strict=True):
+            if slot.parameter is parameter:
+                _remove(handles)
 
     def remove_hooks(self) -> None:
         """Lets go of the parameters."""
-        for handle in (handle for handles in self._hooks for handle in handles):
-            handle.remove()
+        for handles in self._hooks:
+            _remove(handles)
         self._hooks = []
 
     # -- the plan
@@ -153,12 +155,14 @@ class Reducer:
         # Models of many small tensors are limited by what happens here: every name is a local of the closure.
         assert self._plan is not None
         begin, gradients, submit = self._begin, self._gradients, self._plan.submit
+        dtype, count = slot.dtype, slot.parameter.numel()
 
         def hand_over(parameter: Tensor) -> None:
             if not self._submitting and not begin(index):
                 return
             gradient: Any = parameter.grad
-            if gradient.is_contiguous():
+            # A conversion of the model since it was wrapped must not make the engine read and write other memory.
+            if gradient.dtype is dtype and gradient.numel() == count and gradient.is_contiguous():
                 address = gradient.data_ptr()
                 submit(index, address, address)
                 gradients[index] = gradient
@@ -309,3 +313,8 @@ class Reducer:
         self._reduced_since_step = False
         self._passes = 0
         self.in_closure = False
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()

@@ -1,0 +1,99 @@
+"""Training steps, ours beside DistributedDataParallel:  horovodish run -np 2 python benchmarks/torch_step.py
+
+Four models with SGD, each trained by three contenders in turns: DistributedOptimizer, DistributedDataParallel over gloo
+(gradient_as_bucket_view, static_graph), and `alone`: the same step without communication, in all ranks at once, which
+is what a step costs at least. Times are of single steps, on all ranks; a ratio below 1 means that ours takes less time.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import peers
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import horovodish.torch as hvd
+
+
+def mlp() -> tuple[nn.Module, torch.Tensor]:
+    """8 x Linear(2048, 2048): 128 MiB of gradients in 16 tensors."""
+    layers = [layer for _ in range(8) for layer in (nn.Linear(2048, 2048), nn.ReLU())]
+    return nn.Sequential(*layers), torch.randn(16, 2048)
+
+
+def manysmall() -> tuple[nn.Module, torch.Tensor]:
+    """501 small linear layers: 2 MiB of gradients in 1002 tensors."""
+    layers = [layer for _ in range(500) for layer in (nn.Linear(32, 32), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(32, 10)), torch.randn(16, 32)
+
+
+def transformer() -> tuple[nn.Module, torch.Tensor]:
+    """8 blocks of width 512 on 4 x 64 tokens: 96 MiB of gradients."""
+    block = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(block, 8, enable_nested_tensor=False), torch.randn(4, 64, 512)
+
+
+def conv() -> tuple[nn.Module, torch.Tensor]:
+    """6 convolutions to 512 channels on 8 images of 32 x 32: 18 MiB of gradients."""
+    channels = [3, 64, 128, 256, 256, 512, 512]
+    layers: list[nn.Module] = []
+    for index in range(6):
+        stride = 2 if index in (1, 2, 4) else 1
+        layers += [nn.Conv2d(channels[index], channels[index + 1], 3, stride=stride, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)), torch.randn(8, 3, 32, 32)
+
+
+MODELS = {make.__name__: make for make in (mlp, manysmall, transformer, conv)}
+
+
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> Callable[[], float]:
+    def step() -> float:
+        started = time.perf_counter()
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        return time.perf_counter() - started
+
+    return step
+
+
+def contenders(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> dict[str, Callable[[], float]]:
+    torch.manual_seed(0)
+    ours, inputs = make()
+    alone, ddp = make()[0], make()[0]
+    for model in (alone, ddp):
+        model.load_state_dict(ours.state_dict())
+    wrapped = DistributedDataParallel(ddp, gradient_as_bucket_view=True, static_graph=True)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=1e-3) for model in (ours, ddp, alone)]
+    distributed = hvd.DistributedOptimizer(optimizers[0], ours.named_parameters())
+    return {
+        "horovodish": step_of(ours, distributed, inputs),
+        "DDP": step_of(wrapped, optimizers[1], inputs),
+        "alone": step_of(alone, optimizers[2], inputs),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=8, help="blocks of each contender and model")
+    parser.add_argument("--steps", type=int, default=6, help="steps of a block")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    options = parser.parse_args()
+    peers.start()
+    peers.say(f"{peers.command()}\n{peers.machine()}\n")
+    peers.say(f"{'model':<12} {'contender':<11} {'min ms':>9} {'p50 ms':>9} {'p99 ms':>9}  ours/peer (p50)")
+    for name in options.models:
+        seconds = peers.alternate(contenders(MODELS[name]), options.rounds, options.steps, warmup=5)
+        ours = peers.percentile(seconds["horovodish"], 50)
+        for contender, values in seconds.items():
+            median = peers.percentile(values, 50)
+            figures = [min(values) * 1e3, median * 1e3, peers.percentile(values, 99) * 1e3]
+            ratio = "" if contender == "horovodish" else f"  {ours / median:.2f}"
+            peers.say(f"{name:<12} {contender:<11} " + " ".join(f"{figure:>9.2f}" for figure in figures) + ratio)
+    peers.stop()
+
+
+if __name__ == "__main__":
+    main()

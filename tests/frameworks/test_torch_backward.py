@@ -1,0 +1,275 @@
+"""What may happen around a backward: several optimizers, changing parameters, closures, checkpointing, errors."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import horovodish.torch as hvd
+from horovodish.errors import MismatchError, UnsupportedTensorError
+from support.leaves import backward, check, leaf, mean, own, total, wrapped
+from support.ranks import run_ranks
+
+
+def everything_around_backward() -> None:
+    hvd.init()
+    torch.manual_seed(0)
+    two_optimizers_in_one_backward()
+    two_optimizers_met_in_another_order()
+    a_parameter_wrapped_again()
+    later_parameters()
+    unfrozen_parameters()
+    closures()
+    checkpointing()
+    nested_backwards_are_one_pass()
+    non_contiguous_gradients()
+    backward_that_raises()
+    sparse_gradients()
+    a_converted_model()
+    mismatches()
+    a_new_engine()
+
+
+def two_optimizers_in_one_backward() -> None:
+    models = [nn.Linear(3, 3) for _ in range(2)]
+    optimizers = [wrapped(model.named_parameters()) for model in models]
+    for model in models:
+        hvd.broadcast_parameters(model.state_dict())
+    for _ in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        models[1](models[0](torch.full((1, 3), own()))).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    weights = torch.cat([p.detach().flatten() for m in models for p in m.parameters()])
+    assert torch.equal(hvd.allgather(weights[None]), weights.expand(hvd.size(), -1))
+
+
+def two_optimizers_met_in_another_order() -> None:
+    """The ranks' backward passes finish the gradients of two optimizers in opposite orders, and lack some of them."""
+    p, q = [leaf(), leaf()], [leaf(), leaf()]
+    optimizers = [wrapped(p), wrapped(q)]
+    for step in range(4):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        x = torch.ones(3)
+        for first in (p[0], q[0]) if hvd.rank() else (q[0], p[0]):
+            x = x * (1 + 0 * first) + first * own(step)
+        x.sum().backward()
+        check(p[0], mean(step))
+        check(q[0], mean(step))
+        assert p[1].grad is None
+        for optimizer in optimizers:
+            optimizer.step()
+        with torch.no_grad():
+            p[0].zero_()
+            q[0].zero_()
+
+
+def a_parameter_wrapped_again() -> None:
+    p, q = leaf(), leaf()
+    old = wrapped([p, q], op=hvd.Sum)
+    backward([p, q], own())
+    old.step()
+    new = wrapped([p], op=hvd.Sum)
+    for optimizer in (new, old):
+        optimizer.zero_grad()
+    backward([p, q], own())
+    check(p, total())
+    check(q, total())
+    new.step()
+    old.step()
+    del new, old, optimizer
+    p.grad = None
+    backward([p], own())
+    check(p, own())
+
+
+def later_parameters() -> None:
+    p, q = leaf(), leaf()
+    optimizer = wrapped([("p", p)])
+    backward([p], own())
+    optimizer.step()
+    optimizer.add_param_group({"params": [q], "lr": 2.0})
+    for step in range(2):
+        optimizer.zero_grad()
+        backward([p, q], own(step))
+        check(p, mean(step))
+        check(q, mean(step))
+        optimizer.step()
+
+
+def unfrozen_parameters() -> None:
+    p, q = leaf(), leaf()
+    q.requires_grad_(False)
+    optimizer = wrapped([p, q])
+    for step in range(4):
+        if step == 2:
+            q.requires_grad_(True)
+        optimizer.zero_grad()
+        backward([p, q], own(step))
+        check(p, mean(step))
+        if step >= 2:
+            check(q, mean(step))
+        optimizer.step()
+
+
+def closures() -> None:
+    p = leaf()
+    optimizer = wrapped([p], backward_passes_per_step=2)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        backward([p], own())
+        return 1.5
+
+    for step in range(1, 3):
+        assert optimizer.step(closure) == 1.5
+        check(p, mean())
+        torch.testing.assert_close(p.data, torch.full((3,), -step * mean()))
+    backward([p], own())
+    check(p, mean() + own())
+    optimizer.step()
+
+
+def checkpointing() -> None:
+    for use_reentrant in (False, True):
+        torch.manual_seed(3)
+        first, shared, alone = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+        layers = [first, shared, alone]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(nn.ModuleList(layers).parameters(), lr=0.1))
+        for step in range(3):
+            x = torch.full((2, 3), own(step) / 8)
+            plain = [p for layer in layers for p in layer.parameters()]
+            expected = torch.autograd.grad(shared(alone(shared(first(x)))).sum(), plain)
+            optimizer.zero_grad()
+            hidden = first(x)
+            for layer in (shared, alone, shared):
+                hidden = checkpoint(layer, hidden, use_reentrant=use_reentrant)
+            hidden.sum().backward()
+            for parameter, gradient in zip(plain, expected, strict=True):
+                torch.testing.assert_close(parameter.grad, hvd.allreduce(gradient))
+
+
+def nested_backwards_are_one_pass() -> None:
+    outer, inner = nn.Linear(3, 3), nn.Linear(3, 3)
+    parameters = [*outer.parameters(), *inner.parameters()]
+    optimizer = wrapped(parameters, backward_passes_per_step=2)
+    for window in range(3):
+        optimizer.zero_grad()
+        x = torch.full((1, 3), own(window) / 8)
+        gradients = torch.autograd.grad(inner(outer(x)).sum(), parameters)
+        for passes in (1, 2):
+            checkpoint(inner, outer(x), use_reentrant=True).sum().backward()
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                torch.testing.assert_close(parameter.grad, gradient if passes == 1 else 2 * hvd.allreduce(gradient))
+
+
+def non_contiguous_gradients() -> None:
+    p, q = nn.Parameter(torch.zeros(4, 6)), nn.Parameter(torch.zeros(6, 4).t())
+    optimizer = wrapped([p, q])
+    p.grad = torch.zeros(6, 4).t()
+    for step in range(3):
+        backward([p, q], own(step))
+        check(p, mean(step))
+        check(q, mean(step))
+        assert p.grad.stride() == q.grad.stride() == (1, 4)
+        optimizer.zero_grad(set_to_none=False)
+
+
+class Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, now: bool) -> torch.Tensor:
+        ctx.now = now
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if ctx.now:
+            raise FloatingPointError("no such number")
+        return gradients[0], None
+
+
+def backward_that_raises() -> None:
+    p, q = leaf(), leaf(1.0)
+    optimizer = wrapped([p, q])
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = ((Raises.apply(p * 1.0, step in (0, 3)) + q) * own(step)).sum()
+        if step in (0, 3):
+            with pytest.raises(FloatingPointError):
+                loss.backward()
+            continue
+        loss.backward()
+        check(p, mean(step))
+        check(q, mean(step))
+        optimizer.step()
+
+
+def sparse_gradients() -> None:
+    embedding = nn.Embedding(4, 3, sparse=True)
+    optimizer = wrapped(embedding.named_parameters())
+    for _ in range(2):
+        with pytest.raises(UnsupportedTensorError, match=r"gradient of weight: layout torch.sparse_coo .*sparse=False"):
+            embedding(torch.tensor([hvd.rank()])).sum().backward()
+        optimizer.zero_grad()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+
+
+def a_converted_model() -> None:
+    for passes in (0, 2):
+        model = nn.Linear(3, 4)
+        optimizer = wrapped(model.named_parameters())
+        for _ in range(passes):
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        model.double()
+        with pytest.raises(UnsupportedTensorError, match=r"torch.float64 of shape .* planned for torch.float32"):
+            model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+        optimizer.zero_grad()
+
+
+def mismatches() -> None:
+    last = hvd.rank() == hvd.size() - 1
+    model = nn.Linear(3, 5 if last else 4)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    for _ in range(2):
+        with pytest.raises(MismatchError) as raised:
+            model(torch.ones(1, 3)).sum().backward()
+        assert re.search(r"weight|bias", str(raised.value)), raised.value
+        optimizer.zero_grad()
+    p = leaf()
+    optimizer = wrapped([p])
+    backward([p], own())
+    check(p, mean())
+
+
+def a_new_engine() -> None:
+    p, q = leaf(), leaf()
+    q.requires_grad_(False)
+    optimizer = wrapped([p, q])
+    backward([p], own())
+    optimizer.step()
+    hvd.barrier()
+    hvd.shutdown()
+    hvd.init()
+    for step in range(3):
+        optimizer.zero_grad()
+        backward([p], own(step))
+        check(p, mean(step))
+        optimizer.step()
+
+
+@pytest.mark.parametrize("np", [2, 3])
+def test_around_backward(np: int) -> None:
+    run_ranks(everything_around_backward, np, timeout=90)
+
+
+def test_around_backward_without_fusion() -> None:
+    run_ranks(everything_around_backward, 2, timeout=90, env={"HOROVODISH_FUSION_THRESHOLD_MB": "0"})

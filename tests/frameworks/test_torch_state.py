@@ -1,0 +1,180 @@
+"""The same start on every rank: parameters, buffers and optimizer state come from the root, which stays as it is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import horovodish.torch as hvd
+from horovodish.errors import MismatchError, UnsupportedTensorError
+from support.ranks import run_ranks
+
+
+def everything_about_state() -> None:
+    hvd.init()
+    parameters_and_buffers()
+    named_parameters()
+    tensors_of_other_strides()
+    wrong_parameters()
+    different_names()
+    for name, make in OPTIMIZERS.items():
+        for root, wraps in [(0, False), (hvd.size() - 1, True)]:
+            optimizer_state(name, make, root, wraps)
+    no_state_at_all()
+    a_state_of_many_kinds()
+    different_optimizers()
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2))
+
+
+def parameters_and_buffers() -> None:
+    torch.manual_seed(hvd.rank())
+    for root in range(hvd.size()):
+        own = model()
+        own[1].running_mean.fill_(hvd.rank())
+        own[1].num_batches_tracked.fill_(hvd.rank() + 5)
+        before = copy.deepcopy(own.state_dict())
+        hvd.broadcast_parameters(own.state_dict(), root_rank=root)
+        expected = hvd.broadcast_object(before, root)
+        for name, tensor in own.state_dict().items():
+            assert torch.equal(tensor, expected[name]), name
+        assert own[1].num_batches_tracked.item() == root + 5
+
+
+def named_parameters() -> None:
+    own = model()
+    hvd.broadcast_parameters(own.named_parameters(), root_rank=0)
+    hvd.broadcast_parameters(list(own.named_parameters()))
+    hvd.broadcast_parameters({"weight": torch.ones(2), "none": None})
+    flags = torch.tensor([hvd.rank() == 0, True])
+    hvd.broadcast_parameters([("flags", flags)])
+    assert flags.all()
+    leaf = nn.Parameter(torch.full((2,), float(hvd.rank())))
+    hvd.broadcast_parameters([("leaf", leaf)], root_rank=hvd.size() - 1)
+    assert leaf.detach().tolist() == [hvd.size() - 1] * 2
+
+
+def tensors_of_other_strides() -> None:
+    last = hvd.rank() == hvd.size() - 1
+    image = torch.arange(24.0).reshape(1, 2, 3, 4) * (1 if hvd.rank() == 0 else 0)
+    own = image.to(memory_format=torch.channels_last) if last else image
+    strides = own.stride()
+    hvd.broadcast_parameters({"image": own})
+    assert torch.equal(own, torch.arange(24.0).reshape(1, 2, 3, 4))
+    assert own.stride() == strides
+
+
+def wrong_parameters() -> None:
+    with pytest.raises(TypeError, match=r"or model.named_parameters\(\), not an iterable of Parameter"):
+        hvd.broadcast_parameters(model().parameters())
+    with pytest.raises(UnsupportedTensorError, match=r"extra: expected a torch.Tensor, got int"):
+        hvd.broadcast_parameters({"extra": 3})
+    with pytest.raises(ValueError, match="root_rank=7 does not exist"):
+        hvd.broadcast_parameters({}, root_rank=7)
+
+
+def different_names() -> None:
+    last = hvd.rank() == hvd.size() - 1
+    own = {"a": torch.ones(1), "only here" if last else "only there": torch.ones(1)}
+    with pytest.raises(MismatchError, match=rf"rank 0 has only there, only rank {hvd.size() - 1} has only here"):
+        hvd.broadcast_parameters(own)
+    with pytest.raises(MismatchError, match=r"'broadcast_parameters.a'.*shape"):
+        hvd.broadcast_parameters({"a": torch.ones(1 + last)})
+
+
+Make = Callable[[Any], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1 * (hvd.rank() + 1), momentum=0.9),
+    "SGD without state": lambda p: torch.optim.SGD(p, lr=0.1 * (hvd.rank() + 1)),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8 + hvd.rank() / 100, 0.9), amsgrad=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.1 * hvd.rank()),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.1, centered=True, momentum=0.5),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=hvd.rank()),
+    "Adadelta": lambda p: torch.optim.Adadelta(p),
+    "Adamax": lambda p: torch.optim.Adamax(p),
+    "NAdam": lambda p: torch.optim.NAdam(p),
+    "lr in a tensor": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1 * (hvd.rank() + 1)), foreach=False),
+}
+
+
+def optimizer_state(name: str, make: Make, root: int, wraps: bool) -> None:
+    """The root has trained, the others not at all, or for some more steps."""
+    torch.manual_seed(0)
+    own = model().to(memory_format=torch.channels_last)
+    parameters = list(own.parameters())
+    optimizer = make([{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.5}])
+    steps = 2 if hvd.rank() == root else 3 * (hvd.rank() % 2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        own(torch.randn(4, 1, 3, 3)).pow(2).sum().backward()
+        optimizer.step()
+    if wraps:
+        optimizer = hvd.DistributedOptimizer(optimizer, own.named_parameters())
+    weights = [parameter.detach().clone() for parameter in parameters]
+    before = copy.deepcopy(optimizer.state_dict())
+
+    hvd.broadcast_optimizer_state(optimizer, root_rank=root)
+
+    expected = hvd.broadcast_object(before, root)
+    assert same(optimizer.state_dict(), expected), name
+    assert all(torch.equal(a, b) for a, b in zip(weights, parameters, strict=True)), "parameters must not move"
+    if hvd.rank() == root:
+        assert same(optimizer.state_dict(), before), name
+    for parameter, state in optimizer.state.items():
+        for value in state.values():
+            if torch.is_tensor(value) and value.shape == parameter.shape:
+                assert value.stride() == parameter.stride()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two structures are equal, their tensors bit for bit."""
+    if torch.is_tensor(one):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def no_state_at_all() -> None:
+    parameters = [nn.Parameter(torch.ones(2))]
+    optimizer = torch.optim.Adam(parameters)
+    hvd.broadcast_optimizer_state(optimizer)
+    assert not optimizer.state
+    assert parameters[0].tolist() == [1.0, 1.0]
+
+
+def a_state_of_many_kinds() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    if hvd.rank() == 0:
+        nested = {"history": [torch.arange(3), (torch.tensor(True), None)], "name": "x", "empty": torch.empty(0, 2)}
+        optimizer.state[parameter] = nested
+        optimizer.state["common"] = {"count": 3}
+    hvd.broadcast_optimizer_state(optimizer)
+    state = optimizer.state[parameter]
+    assert torch.equal(state["history"][0], torch.arange(3))
+    assert state["history"][1][0].item() is True
+    assert (state["name"], tuple(state["empty"].shape), optimizer.state["common"]) == ("x", (0, 2), {"count": 3})
+
+
+def different_optimizers() -> None:
+    parameters = list(model().parameters())
+    last = hvd.rank() == hvd.size() - 1
+    with pytest.raises(MismatchError, match="only rank 0 has SGD"):
+        hvd.broadcast_optimizer_state((torch.optim.Adam if last else torch.optim.SGD)(parameters, lr=0.1))
+    with pytest.raises(MismatchError, match=r"only rank 0 has \[6\]"):
+        hvd.broadcast_optimizer_state(torch.optim.Adam(parameters[last:]))
+
+
+@pytest.mark.parametrize("np", [2, 3])
+def test_state(np: int) -> None:
+    run_ranks(everything_about_state, np, timeout=60)
