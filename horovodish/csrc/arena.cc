@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <cerrno>
+#include <cstring>
 #include <system_error>
 
 namespace horovodish {
@@ -12,10 +13,15 @@ constexpr size_t kPage = 4096;
 constexpr size_t in_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 }  // namespace
 
-size_t ArenaLayout::rings_offset() const { return in_pages(sizeof(RankHeader)); }
-size_t ArenaLayout::counters_offset() const { return rings_offset() + in_pages(ranks * sizeof(ByteRing)); }
-size_t ArenaLayout::slots_offset() const { return counters_offset() + in_pages(sizeof(StreamCounters)); }
-size_t ArenaLayout::bytes() const { return slots_offset() + in_pages(slots * chunk_bytes); }
+size_t ArenaLayout::region_bytes() const {
+  return in_pages(ranks * sizeof(ByteRing)) + in_pages(sizeof(StreamCounters)) + in_pages(slots * chunk_bytes);
+}
+size_t ArenaLayout::rings_offset(size_t region) const { return in_pages(sizeof(RankHeader)) + region * region_bytes(); }
+size_t ArenaLayout::counters_offset(size_t region) const {
+  return rings_offset(region) + in_pages(ranks * sizeof(ByteRing));
+}
+size_t ArenaLayout::slots_offset(size_t region) const { return counters_offset(region) + in_pages(sizeof(StreamCounters)); }
+size_t ArenaLayout::bytes() const { return rings_offset(regions); }
 
 // A fresh memfd is all zeros, which is the initial state of every structure in it.
 Arena::Arena(const std::vector<int>& descriptors, size_t own, const ArenaLayout& layout) : layout_(layout), own_(own) {
@@ -36,10 +42,8 @@ Arena::~Arena() {
   for (std::byte* base : bases_) munmap(base, layout_.bytes());
 }
 
-void Arena::ring_peers() const {
-  for (size_t rank = 0; rank < ranks(); ++rank) {
-    if (rank != own_) header(rank).doorbell.ring();
-  }
+void Arena::clear(size_t region) const {
+  std::memset(bases_[own_] + layout_.rings_offset(region), 0, layout_.slots_offset(region) - layout_.rings_offset(region));
 }
 
 }  // namespace horovodish

@@ -11,15 +11,18 @@
 
 namespace horovodish {
 
-// How a rank's memfd is laid out; equal on all ranks of the host.
+// How a rank's memfd is laid out; equal on all ranks of the host. After the header come `regions` regions, one for each process
+// set that may be alive at once.
 struct ArenaLayout {
   size_t ranks = 1;
   size_t chunk_bytes = 0;
   size_t slots = 0;
+  size_t regions = 1;
 
-  size_t rings_offset() const;
-  size_t counters_offset() const;
-  size_t slots_offset() const;
+  size_t rings_offset(size_t region) const;
+  size_t counters_offset(size_t region) const;
+  size_t slots_offset(size_t region) const;
+  size_t region_bytes() const;
   size_t bytes() const;
 };
 
@@ -56,13 +59,18 @@ class Arena {
   const ArenaLayout& layout() const { return layout_; }
 
   RankHeader& header(size_t rank) const { return at<RankHeader>(rank, 0); }
-  ByteRing& ring(size_t from, size_t to) const { return at<ByteRing>(from, layout_.rings_offset() + to * sizeof(ByteRing)); }
-  StreamCounters& counters(size_t rank) const { return at<StreamCounters>(rank, layout_.counters_offset()); }
-  std::byte* slot(size_t rank, size_t index) const {
-    return bases_[rank] + layout_.slots_offset() + index * layout_.chunk_bytes;
+  ByteRing& ring(size_t region, size_t from, size_t to) const {
+    return at<ByteRing>(from, layout_.rings_offset(region) + to * sizeof(ByteRing));
   }
+  StreamCounters& counters(size_t region, size_t rank) const {
+    return at<StreamCounters>(rank, layout_.counters_offset(region));
+  }
+  std::byte* slot(size_t region, size_t rank, size_t index) const {
+    return bases_[rank] + layout_.slots_offset(region) + index * layout_.chunk_bytes;
+  }
+  // Makes this rank's part of a region as new. No peer may be using it.
+  void clear(size_t region) const;
 
-  void ring_peers() const;
 
  private:
   template <class T>

@@ -68,7 +68,8 @@ struct PyOutput {
 using PyTensor = std::tuple<uintptr_t, uintptr_t, int, std::vector<int64_t>>;
 
 PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::string& name, int op, double prescale,
-                 double postscale, int root, const std::vector<PyTensor>& tensors, int device, bool waits) {
+                 double postscale, int root, const std::vector<PyTensor>& tensors, int device, bool waits,
+                 int process_set, const std::vector<int64_t>& splits) {
   auto request = std::make_shared<Request>();
   request->kind = static_cast<Kind>(kind);
   request->name = name;
@@ -78,16 +79,19 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   request->root = root;
   request->device = device;
   auto operation = std::make_shared<Operation>();
-  for (const auto& [source, target, dtype, shape] : tensors) {
-    Member member{name, static_cast<DType>(dtype), shape};
-    Buffer buffer{reinterpret_cast<const std::byte*>(source), reinterpret_cast<std::byte*>(target)};
-    if (request->kind == Kind::allgather) {
+  const bool any_rows = request->kind == Kind::allgather || request->kind == Kind::alltoall;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& [source, target, dtype, shape] = tensors[i];
+    Member member{tensors.size() == 1 ? name : name + "[" + std::to_string(i) + "]", static_cast<DType>(dtype), shape};
+    Buffer buffer{reinterpret_cast<const std::byte*>(source), reinterpret_cast<std::byte*>(target), 0, splits};
+    if (any_rows) {
       buffer.first_dim = member.shape.at(0);
       member.shape[0] = Member::kAnyLength;
     }
     request->members.push_back(std::move(member));
-    operation->buffers.push_back(buffer);
+    operation->buffers.push_back(std::move(buffer));
   }
+  operation->process_set = process_set;
   operation->signature = std::make_shared<const std::string>(request->signature());
   operation->request = std::move(request);
   operation->handle = engine->make_handle();
@@ -100,16 +104,28 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   return {engine, handle};
 }
 
-std::shared_ptr<Engine> make_engine(int rank, int size, std::vector<std::vector<int>> hosts,
-                                    std::vector<int> arena_descriptors, std::vector<int> peer_sockets,
-                                    const std::optional<py::dict>& mpi, int generation, size_t chunk_bytes,
-                                    size_t ring_segment_bytes, size_t cache_capacity, int64_t spin_us) {
+std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, std::vector<int> arena_descriptors,
+                                    std::vector<int> peer_sockets, size_t chunk_bytes, size_t ring_segment_bytes,
+                                    size_t cache_capacity, int64_t spin_us) {
   EngineConfig config;
   config.rank = rank;
   config.size = size;
-  config.hosts = std::move(hosts);
+  config.local_rank = local_rank;
   config.arena_descriptors = std::move(arena_descriptors);
   config.peer_sockets = std::move(peer_sockets);
+  config.options = {chunk_bytes, ring_segment_bytes, cache_capacity, std::chrono::microseconds(spin_us)};
+  return std::make_shared<Engine>(std::move(config));
+}
+
+void add_process_set(Engine& engine, int id, std::vector<int> ranks, std::vector<std::vector<int>> hosts,
+                     std::vector<size_t> local, size_t region, const std::optional<py::dict>& mpi, int generation) {
+  ProcessSetConfig config;
+  config.own = static_cast<int>(std::find(ranks.begin(), ranks.end(), engine.rank()) - ranks.begin());
+  config.ranks = std::move(ranks);
+  config.hosts = std::move(hosts);
+  config.local = std::move(local);
+  config.region = region;
+  config.generation = generation;
   if (mpi) {
     abi::Mpi table;
     table.library = (*mpi)["library"].cast<std::string>();
@@ -119,37 +135,38 @@ std::shared_ptr<Engine> make_engine(int rank, int size, std::vector<std::vector<
     table.status_bytes = (*mpi)["status_bytes"].cast<size_t>();
     config.mpi = std::move(table);
   }
-  config.generation = generation;
-  config.chunk_bytes = chunk_bytes;
-  config.ring_segment_bytes = ring_segment_bytes;
-  config.cache_capacity = cache_capacity;
-  config.spin = std::chrono::microseconds(spin_us);
-  return std::make_shared<Engine>(std::move(config));
+  py::gil_scoped_release release;
+  engine.add_process_set(id, std::move(config));
 }
 
 // The negotiation without the engine, for tests that play the network themselves.
 void bind_negotiation(py::module_& module) {
   py::class_<Negotiation>(module, "Negotiation")
-      .def(py::init([](int size, bool root, const std::vector<std::vector<int>>& participants, size_t cache_capacity) {
+      .def(py::init([](bool root, const std::vector<std::vector<int>>& participants, size_t cache_capacity) {
              std::vector<RankSet> sets;
              for (const auto& ranks : participants) {
                RankSet set;
                for (const int rank : ranks) set.add(RankSet(rank));
                sets.push_back(std::move(set));
              }
-             return std::make_unique<Negotiation>(size, root, std::move(sets), cache_capacity);
+             return std::make_unique<Negotiation>(root, std::move(sets), cache_capacity);
            }),
-           py::arg("size"), py::arg("root"), py::arg("participants"), py::arg("cache_capacity"))
+           py::arg("root"), py::arg("participants"), py::arg("cache_capacity"))
       .def(
           "submit",
           [](Negotiation& self, const std::string& name, const std::vector<int64_t>& shape,
-             const std::vector<size_t>& absent, size_t members) {
+             const std::vector<size_t>& absent, size_t members, std::optional<int> broadcast_from) {
             Request request;
             request.name = name;
+            if (broadcast_from) {
+              request.kind = Kind::broadcast;
+              request.root = *broadcast_from;
+            }
             request.members.assign(members, {name, DType::float32, shape});
             self.submit(name, request.signature(), make_mask(absent, members));
           },
-          py::arg("name"), py::arg("shape"), py::arg("absent") = std::vector<size_t>{}, py::arg("members") = 1)
+          py::arg("name"), py::arg("shape"), py::arg("absent") = std::vector<size_t>{}, py::arg("members") = 1,
+          py::arg("broadcast_from") = std::nullopt)
       .def("flush", &Negotiation::flush)
       .def("join", &Negotiation::join)
       .def("lost", &Negotiation::lost, py::arg("abort"), py::arg("text"))
@@ -174,7 +191,7 @@ void bind_negotiation(py::module_& module) {
                entry["type"] = kTypes[static_cast<size_t>(decision.type)];
                entry["name"] = decision.name;
                entry["text"] = decision.text;
-               entry["contributors"] = decision.contributors;
+               entry["joined"] = decision.joined_ranks;
                entry["rank"] = decision.rank;
                entry["absent"] = absent;
                entry["submitted"] = decision.signature.empty();
@@ -196,6 +213,14 @@ void bind_schedules(py::module_& module) {
     }
     return py::make_tuple(sends, receives);
   };
+  module.def("ring_reduce_scatter",
+             [as_dict](int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
+               return as_dict(ring_reduce_scatter(rank, ranks, begins, segment));
+             });
+  module.def("direct_exchange", [as_dict](int rank, int ranks, const std::vector<size_t>& sent,
+                                          const std::vector<size_t>& received, size_t segment) {
+    return as_dict(direct_exchange(rank, ranks, sent, received, segment));
+  });
   module.def("ring_allreduce", [as_dict](int rank, int ranks, size_t count, size_t segment) {
     return as_dict(ring_allreduce(rank, ranks, count, segment));
   });
@@ -213,6 +238,7 @@ PYBIND11_MODULE(_native, module) {
   module.attr("DTYPES") = numbered(kDTypeNames);
   module.attr("REDUCE_OPS") = numbered(kReduceOpNames);
   module.attr("KINDS") = numbered(kKindNames);
+  module.attr("REGIONS") = EngineConfig::kRegions;
   module.def("arena_bytes", [](size_t local_ranks, size_t chunk_bytes) {
     return EngineConfig::arena_layout(local_ranks, chunk_bytes).bytes();
   });
@@ -252,7 +278,8 @@ PYBIND11_MODULE(_native, module) {
              if (index >= self.handle->outputs.size()) throw py::index_error("no such output");
              return py::memoryview(py::cast(PyOutput{self.handle, index}));
            })
-      .def("first_dims", [](const PyHandle& self, size_t index) { return self.handle->outputs.at(index).first_dims; });
+      .def("rows", [](const PyHandle& self, size_t index) { return self.handle->outputs.at(index).rows; })
+      .def("last_joined", [](const PyHandle& self) { return self.handle->last_joined; });
 
   py::class_<BucketPlan>(module, "BucketPlan")
       .def("submit",
@@ -273,15 +300,21 @@ PYBIND11_MODULE(_native, module) {
       .def("reset", &BucketPlan::reset);
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
-      .def(py::init(&make_engine), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("hosts"),
-           py::arg("arena_descriptors"), py::arg("peer_sockets"), py::arg("mpi"), py::arg("generation"),
-           py::arg("chunk_bytes"), py::arg("ring_segment_bytes"), py::arg("cache_capacity"), py::arg("spin_us"))
+      .def(py::init(&make_engine), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("local_rank"),
+           py::arg("arena_descriptors"), py::arg("peer_sockets"), py::arg("chunk_bytes"), py::arg("ring_segment_bytes"),
+           py::arg("cache_capacity"), py::arg("spin_us"))
+      .def("add_process_set", &add_process_set, py::arg("id"), py::kw_only(), py::arg("ranks"), py::arg("hosts"),
+           py::arg("local"), py::arg("region"), py::arg("mpi"), py::arg("generation"))
+      .def("remove_process_set", &Engine::remove_process_set, py::arg("id"), py::call_guard<py::gil_scoped_release>())
+      .def("clear_region", &Engine::clear_region, py::arg("region"))
       .def("enqueue", &enqueue, py::arg("kind"), py::arg("name"), py::arg("op"), py::arg("prescale"),
-           py::arg("postscale"), py::arg("root"), py::arg("tensors"), py::arg("device"), py::arg("waits"))
+           py::arg("postscale"), py::arg("root"), py::arg("tensors"), py::arg("device"), py::arg("waits"),
+           py::arg("process_set") = 0, py::arg("splits") = std::vector<int64_t>{})
       .def(
           "plan",
           [](Engine& self, const std::string& name, int op, double prescale, double postscale,
-             const std::vector<std::tuple<std::string, int, std::vector<int64_t>, size_t>>& members, int device) {
+             const std::vector<std::tuple<std::string, int, std::vector<int64_t>, size_t>>& members, int device,
+             int process_set) {
             Request shared;
             shared.name = name;
             shared.op = static_cast<ReduceOp>(op);
@@ -292,10 +325,10 @@ PYBIND11_MODULE(_native, module) {
             for (const auto& [member_name, dtype, shape, bucket] : members) {
               planned.push_back({{member_name, static_cast<DType>(dtype), shape}, bucket});
             }
-            return std::make_unique<BucketPlan>(self, shared, planned);
+            return std::make_unique<BucketPlan>(self, shared, planned, process_set);
           },
           py::arg("name"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("members"),
-          py::arg("device"), py::keep_alive<0, 1>())
+          py::arg("device"), py::arg("process_set") = 0, py::keep_alive<0, 1>())
       .def("take_settled", &Engine::take_settled)
       .def("stop", &Engine::stop, py::arg("failed"), py::arg("reason"), py::call_guard<py::gil_scoped_release>());
 

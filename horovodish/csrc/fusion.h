@@ -12,6 +12,9 @@
 
 namespace horovodish {
 
+// The dtypes of a request's members, in the order of first appearance.
+std::vector<DType> dtypes_of(const Request& request);
+
 class Concatenation {
  public:
   struct Segment {

@@ -31,7 +31,7 @@ class Handle {
   struct Output {  // memory that the engine allocated for a result whose size no rank knew beforehand
     std::unique_ptr<std::byte[]> data;
     size_t bytes = 0;
-    std::vector<int64_t> first_dims;  // by rank
+    std::vector<int64_t> rows;  // that came from every rank
   };
 
   explicit Handle(uint64_t id) : id_(id) {}
@@ -52,6 +52,7 @@ class Handle {
   }
 
   std::vector<Output> outputs;
+  int last_joined = -1;  // of a join: the rank that joined last
 
  private:
   enum class State : uint32_t { pending, done, failed };

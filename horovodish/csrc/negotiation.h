@@ -37,7 +37,7 @@ bool mask_bit(const Mask& mask, size_t bit);
 
 struct Decision {
   enum class Type {
-    execute,    // `name`, with `contributors` ranks that have not joined; `absent` members have no gradient on any rank
+    execute,    // `name`, contributed to by all but `joined_ranks`; `absent` members have no gradient on any rank
     fail,       // `name` ends on every rank: they disagree as `text` says
     refuse,     // `name` ends: a rank has gone, as `text` says
     join_done,  // every rank has joined, `rank` last
@@ -49,15 +49,15 @@ struct Decision {
   std::string name = {};
   std::string text = {};
   std::string signature = {};  // of an execute that this rank has not submitted, because it has joined
-  int contributors = 0;
+  int joined_ranks = 0;
   int rank = -1;
   Mask absent = {};
 };
 
 class Negotiation {
  public:
-  // `size`: ranks of the process set. `root`: this node has no parent. `participants[0]` is this rank, the others are the subtrees of its children.
-  Negotiation(int size, bool root, std::vector<RankSet> participants, size_t cache_capacity);
+  // `root`: this node has no parent. `participants[0]` is this rank, the others are the subtrees of its children.
+  Negotiation(bool root, std::vector<RankSet> participants, size_t cache_capacity);
 
   // Statements of this rank.
   void submit(std::string_view name, std::string_view signature, const Mask& absent);
@@ -85,19 +85,20 @@ class Negotiation {
   // What the participants have stated about one tensor that is not decided yet.
   struct Pending {
     std::vector<bool> stated;  // by participant
-    int contributors = 0;
+    RankSet joined;              // ranks of the participants that have stated it that do not contribute
     std::optional<Mask> absent;  // the intersection so far
     Mask own_absent;             // this rank's own, in case it must state again in full
     Signatures signatures;       // filled only when stated in full
     bool passed_up = false;
   };
 
-  void state_id(size_t participant, Id id, int contributors, const Mask& absent);
-  void state_request(size_t participant, std::string_view name, const Signatures& signatures, int contributors,
+  void state_id(size_t participant, Id id, const RankSet& joined, const Mask& absent);
+  void state_request(size_t participant, std::string_view name, const Signatures& signatures, const RankSet& joined,
                      const Mask& absent);
   void state_joined(size_t participant, int last_rank);
   void state_waiting(size_t participant, uint64_t decisions_seen);
-  void mark(Pending& pending, size_t participant, int contributors, const Mask& absent);
+  void mark(Pending& pending, size_t participant, const RankSet& joined, const Mask& absent);
+  RankSet joined_of(const Pending& pending) const;
   bool complete(const Pending& pending) const;
   void finish_id(Id id);
   void finish_request(const std::string& name);
@@ -106,18 +107,17 @@ class Negotiation {
   std::string describe_waiting() const;
 
   // Decisions, made by the root or received from the parent; applied in the same order on every rank.
-  void decide_execute_new(const std::string& name, const Pending& pending);
-  void apply_execute(Id id, int contributors, const Mask& absent);
-  void apply_execute_new(Id id, std::string_view name, std::string_view signature, int contributors, const Mask& absent);
+  void decide(const std::string& name, const std::string& signature, const Pending& pending, std::optional<Id> id);
+  void decide_execute_new(const std::string& name, const std::string& signature, int joined, const Mask& absent);
+  void apply_execute(Id id, int joined, const Mask& absent);
+  void apply_execute_new(Id id, std::string_view name, std::string_view signature, int joined, const Mask& absent);
   void apply_forget(Id id);
   void apply_fail(std::string_view name, std::string_view text);
   void apply_join_done(int last_rank);
   void apply_lost(bool abort, std::string_view text);
 
-  const int size_;
   const bool root_;
   const std::vector<RankSet> participants_;
-  int ranks_ = 0;  // in this subtree
   ResponseCache cache_;
   std::unordered_map<Id, Pending> by_id_;
   std::map<std::string, Pending> by_name_;

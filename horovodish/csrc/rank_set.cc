@@ -24,6 +24,11 @@ int RankSet::count() const {
   return total;
 }
 
+bool RankSet::contains(int rank) const {
+  return std::any_of(intervals_.begin(), intervals_.end(),
+                     [&](const auto& interval) { return interval.first <= rank && rank <= interval.second; });
+}
+
 std::string RankSet::text() const {
   std::string result = count() == 1 ? "rank " : "ranks ";
   bool first_interval = true;

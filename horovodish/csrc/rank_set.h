@@ -17,6 +17,7 @@ class RankSet {
   void add(const RankSet& other);
   int count() const;
   bool empty() const { return intervals_.empty(); }
+  bool contains(int rank) const;
   int first() const { return intervals_.front().first; }
   // "rank 3" or "ranks 0-2, 5".
   std::string text() const;

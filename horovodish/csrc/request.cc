@@ -127,6 +127,13 @@ Request Request::decode(std::string_view signature) {
   return request;
 }
 
+std::string Request::problem_with_joined(const RankSet& joined) const {
+  if (kind != Kind::broadcast || !joined.contains(root)) return {};
+  return "rank " + std::to_string(root) +
+         " is the root of this broadcast and has joined, so it has no value to send. Remedy: broadcast from a rank that "
+         "still has data, or after all ranks have joined.";
+}
+
 std::string describe_mismatch(const std::vector<std::pair<std::string, RankSet>>& signatures) {
   const auto& [left_signature, left_ranks] = signatures[0];
   const auto& [right_signature, right_ranks] = signatures[1];

@@ -53,4 +53,18 @@ class Seat {
   bool taken_ = false;           // guarded by mutex_
 };
 
+// The seat for the length of a scope, taken as a caller.
+class SeatHold {
+ public:
+  explicit SeatHold(Seat& seat) : seat_(seat) {
+    seat_.take_as_caller(Seat::Deadline::max(), [] { return false; });
+  }
+  ~SeatHold() { seat_.leave(); }
+  SeatHold(const SeatHold&) = delete;
+  SeatHold& operator=(const SeatHold&) = delete;
+
+ private:
+  Seat& seat_;
+};
+
 }  // namespace horovodish

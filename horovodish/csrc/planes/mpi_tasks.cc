@@ -118,14 +118,14 @@ class BroadcastTask : public MpiTask {
       : concatenation_(Concatenation::as_bytes(operation)) {
     const size_t count = concatenation_.count();
     if (count == 0) return;
-    const bool root = operation.request->root == environment.rank;
+    const bool root = operation.root == environment.rank;
     const auto& first = concatenation_.segments().front();
     const bool in_target = concatenation_.segments().size() == 1 && first.target != nullptr;
     if (!in_target) fusion_buffer_.resize(count);
     std::byte* buffer = in_target ? first.target : fusion_buffer_.data();
     if (root && buffer != first.source) concatenation_.pack(0, count, ReduceOp::sum, buffer);
     run_.emplace(environment,
-                 tree_broadcast(environment.rank, environment.ranks, operation.request->root, count,
+                 tree_broadcast(environment.rank, environment.ranks, operation.root, count,
                                 environment.segment_bytes),
                  buffer, 1);
   }
@@ -146,21 +146,122 @@ class BroadcastTask : public MpiTask {
   std::optional<ScheduleRun> run_;
 };
 
-// First the first dimensions of all members, then the members one after the other.
-class AllgatherTask : public MpiTask {
+// One dtype of a reducescatter: the tensors are packed so that what belongs to a rank lies together.
+class ReducescatterRun {
  public:
-  AllgatherTask(std::shared_ptr<Operation> operation, const MpiEnvironment& environment)
+  ReducescatterRun(const MpiEnvironment& environment, const Operation& operation, DType dtype)
+      : dtype_(dtype), op_(operation.request->op), begins_{0} {
+    const auto ranks = static_cast<size_t>(environment.ranks), own = static_cast<size_t>(environment.rank);
+    const size_t item = bytes_of(dtype);
+    Concatenation by_rank(dtype);
+    const auto& members = operation.request->members;
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      for (size_t i = 0; i < members.size(); ++i) {
+        if (members[i].dtype != dtype || members[i].count() == 0) continue;
+        const Rows rows = rows_of(members[i].shape[0], rank, ranks);
+        const auto row = static_cast<size_t>(members[i].count() / members[i].shape[0]);
+        const Buffer& buffer = operation.buffers[i];
+        const size_t skipped = static_cast<size_t>(rows.begin) * row * item;
+        by_rank.append(buffer.source == nullptr ? nullptr : buffer.source + skipped, rank == own ? buffer.target : nullptr,
+                       static_cast<size_t>(rows.count) * row);
+      }
+      begins_.push_back(by_rank.count());
+    }
+    concatenation_ = std::move(by_rank);
+    buffer_.resize(concatenation_.count() * item);
+    concatenation_.pack(0, concatenation_.count(), op_, buffer_.data());
+    const Scaling scaling = operation.scaling();
+    if (scaling.prescale != 1.0) {
+      const void* source = buffer_.data();
+      reduce(dtype, op_, buffer_.data(), &source, 1, concatenation_.count(), {.prescale = scaling.prescale});
+    }
+    const Scaling last{.postscale = scaling.postscale, .divisor = scaling.divisor};
+    const size_t segment = std::max<size_t>(1, environment.segment_bytes / item);
+    run_.emplace(environment, ring_reduce_scatter(environment.rank, environment.ranks, begins_, segment), buffer_.data(),
+                 item, [this, last](std::byte* range, const std::byte* incoming, size_t length, bool finish) {
+                   const void* sources[] = {incoming, range};
+                   reduce(dtype_, op_, range, sources, 2, length, finish ? last : Scaling{});
+                 });
+    own_ = own;
+    if (run_->done()) finish();
+  }
+
+  bool advance() {
+    if (run_->done()) return false;
+    const bool progressed = run_->advance();
+    if (run_->done()) finish();
+    return progressed;
+  }
+  bool done() const { return run_->done(); }
+  void cancel_receives() noexcept { run_->cancel_receives(); }
+
+ private:
+  void finish() {
+    const size_t begin = begins_[own_];
+    concatenation_.unpack(begin, begins_[own_ + 1] - begin, buffer_.data() + begin * bytes_of(dtype_));
+  }
+
+  const DType dtype_;
+  const ReduceOp op_;
+  std::vector<size_t> begins_;
+  Concatenation concatenation_{DType::uint8};
+  std::vector<std::byte> buffer_;
+  size_t own_ = 0;
+  std::optional<ScheduleRun> run_;
+};
+
+class ReducescatterTask : public MpiTask {
+ public:
+  ReducescatterTask(const Operation& operation, const MpiEnvironment& environment)
+      : operation_(operation), environment_(environment), dtypes_(dtypes_of(*operation.request)) {
+    next();
+  }
+  bool advance() override {
+    if (!run_) return false;
+    const bool progressed = run_->advance();
+    if (run_->done()) next();
+    return progressed;
+  }
+  bool done() const override { return !run_; }
+  void cancel_receives() noexcept override {
+    if (run_) run_->cancel_receives();
+  }
+
+ private:
+  void next() {
+    do {
+      run_.reset();
+      if (started_ == dtypes_.size()) return;
+      run_ = std::make_unique<ReducescatterRun>(environment_, operation_, dtypes_[started_++]);
+    } while (run_->done());
+  }
+  const Operation& operation_;
+  const MpiEnvironment environment_;
+  const std::vector<DType> dtypes_;
+  size_t started_ = 0;
+  std::unique_ptr<ReducescatterRun> run_;
+};
+
+// Allgather and alltoall: first every rank's table of row counts, then the members one after the other.
+class RowsTask : public MpiTask {
+ public:
+  RowsTask(std::shared_ptr<Operation> operation, const MpiEnvironment& environment)
       : operation_(std::move(operation)),
         environment_(environment),
+        alltoall_(operation_->request->kind == Kind::alltoall),
         members_(operation_->request->members.size()),
-        first_dims_(members_ * static_cast<size_t>(environment.ranks)) {
-    const auto rank = static_cast<size_t>(environment.rank), ranks = static_cast<size_t>(environment.ranks);
+        row_length_(members_ * (alltoall_ ? static_cast<size_t>(environment.ranks) : 1)),
+        tables_(row_length_ * static_cast<size_t>(environment.ranks)) {
+    const auto ranks = static_cast<size_t>(environment.ranks);
+    auto own = tables_.begin() + static_cast<std::ptrdiff_t>(row_length_ * static_cast<size_t>(environment.rank));
+    for (const Buffer& buffer : operation_->buffers) {
+      own = alltoall_ ? std::copy(buffer.splits.begin(), buffer.splits.end(), own) : std::fill_n(own, 1, buffer.first_dim);
+    }
     std::vector<size_t> begins(ranks + 1);
-    for (size_t i = 0; i <= ranks; ++i) begins[i] = i * members_;
-    for (size_t i = 0; i < members_; ++i) first_dims_[rank * members_ + i] = operation_->buffers[i].first_dim;
+    for (size_t i = 0; i <= ranks; ++i) begins[i] = i * row_length_;
     run_ = std::make_unique<ScheduleRun>(environment,
-                                         direct_allgather(environment.rank, environment.ranks, begins, members_),
-                                         reinterpret_cast<std::byte*>(first_dims_.data()), sizeof(int64_t));
+                                         direct_allgather(environment.rank, environment.ranks, begins, row_length_),
+                                         reinterpret_cast<std::byte*>(tables_.data()), sizeof(int64_t));
   }
   bool advance() override {
     if (done()) return false;
@@ -177,31 +278,40 @@ class AllgatherTask : public MpiTask {
   }
 
  private:
+  // Rows of member `i` that `from` sends to `to`.
+  size_t rows(size_t i, size_t from, size_t to) const {
+    const auto ranks = static_cast<size_t>(environment_.ranks);
+    return static_cast<size_t>(tables_[from * row_length_ + (alltoall_ ? i * ranks + to : i)]);
+  }
+
   void next() {
     run_.reset();
     if (started_ == members_) return;
-    const size_t member = started_++;
-    const auto ranks = static_cast<size_t>(environment_.ranks);
-    std::vector<int64_t> first_dims(ranks);
-    std::vector<size_t> begins(ranks + 1);
-    const size_t row = row_bytes(operation_->request->members[member]);
+    const size_t i = started_++;
+    const auto ranks = static_cast<size_t>(environment_.ranks), own = static_cast<size_t>(environment_.rank);
+    const size_t row = row_bytes(operation_->request->members[i]);
+    std::vector<int64_t> incoming(ranks);
+    std::vector<size_t> sent(ranks + 1), received(ranks + 1);
     for (size_t rank = 0; rank < ranks; ++rank) {
-      first_dims[rank] = first_dims_[rank * members_ + member];
-      begins[rank + 1] = begins[rank] + row * static_cast<size_t>(first_dims[rank]);
+      incoming[rank] = static_cast<int64_t>(rows(i, rank, own));
+      received[rank + 1] = received[rank] + row * rows(i, rank, own);
+      sent[rank + 1] = sent[rank] + row * rows(i, own, rank);
     }
-    Handle::Output& output = allocate_gathered(*operation_, member, first_dims);
-    const auto own = static_cast<size_t>(environment_.rank);
-    const size_t bytes = begins[own + 1] - begins[own];
-    if (bytes > 0) std::memcpy(output.data.get() + begins[own], operation_->buffers[member].source, bytes);
-    run_ = std::make_unique<ScheduleRun>(
-        environment_, direct_allgather(environment_.rank, environment_.ranks, begins, environment_.segment_bytes),
-        output.data.get(), 1);
+    std::byte* output = allocate_rows(*operation_, i, incoming).data.get();
+    const std::byte* source = operation_->buffers[i].source;
+    const size_t kept = row * rows(i, own, own);
+    if (kept > 0) std::memcpy(output + received[own], source + (alltoall_ ? sent[own] : 0), kept);
+    const MpiEnvironment& e = environment_;
+    run_ = alltoall_ ? std::make_unique<ScheduleRun>(
+                           e, direct_exchange(e.rank, e.ranks, sent, received, e.segment_bytes), output, 1, nullptr, source)
+                     : std::make_unique<ScheduleRun>(e, direct_allgather(e.rank, e.ranks, received, e.segment_bytes), output, 1);
   }
 
   const std::shared_ptr<Operation> operation_;
   const MpiEnvironment environment_;
-  const size_t members_;
-  std::vector<int64_t> first_dims_;  // by rank and member
+  const bool alltoall_;
+  const size_t members_, row_length_;
+  std::vector<int64_t> tables_;  // by rank
   size_t started_ = 0;
   std::unique_ptr<ScheduleRun> run_;
 };
@@ -209,10 +319,11 @@ class AllgatherTask : public MpiTask {
 }  // namespace
 
 ScheduleRun::ScheduleRun(const MpiEnvironment& environment, Schedule schedule, std::byte* buffer, size_t item_bytes,
-                         ReduceInto reduce_into)
+                         ReduceInto reduce_into, const std::byte* sent)
     : environment_(environment),
       schedule_(std::move(schedule)),
       buffer_(buffer),
+      sent_(sent == nullptr ? buffer : sent),
       item_(item_bytes),
       reduce_into_(std::move(reduce_into)),
       sends_(std::min(kTransfers, schedule_.sends.size()), Transfer{MpiRequest(environment.mpi), {}}),
@@ -260,7 +371,7 @@ bool ScheduleRun::start_send() {
   if (sends_started_ == schedule_.sends.size() || sends_started_ == sends_done_ + sends_.size()) return false;
   const Send& send = schedule_.sends[sends_started_];
   if (receives_done_ < send.after) return false;
-  sends_[sends_started_ % sends_.size()].request.send(at(send.begin), send.count * item_, send.peer, environment_.tag);
+  sends_[sends_started_ % sends_.size()].request.send(sent_ + send.begin * item_, send.count * item_, send.peer, environment_.tag);
   ++sends_started_;
   return true;
 }
@@ -275,12 +386,16 @@ std::unique_ptr<MpiTask> make_mpi_task(const std::shared_ptr<Operation>& operati
   switch (operation->request->kind) {
     case Kind::allreduce:
       return std::make_unique<AllreduceTask>(*operation, environment);
+    case Kind::reducescatter:
+      return std::make_unique<ReducescatterTask>(*operation, environment);
     case Kind::allgather:
-      return std::make_unique<AllgatherTask>(operation, environment);
+    case Kind::alltoall:
+      return std::make_unique<RowsTask>(operation, environment);
     case Kind::broadcast:
       return std::make_unique<BroadcastTask>(*operation, environment);
     case Kind::barrier:
-      return nullptr;  // every rank has submitted it, which is what a barrier is for
+    case Kind::join:
+      return nullptr;  // that every rank has submitted it is all there is to do
   }
   return nullptr;
 }

@@ -24,8 +24,9 @@ class ScheduleRun {
   // `reduce_into(range, incoming, count, finish)` combines a received range; needed where the schedule reduces.
   using ReduceInto = std::function<void(std::byte* range, const std::byte* incoming, size_t count, bool finish)>;
 
+  // `buffer` takes what is received; what is sent is read from `sent`, or from `buffer` too when that is null.
   ScheduleRun(const MpiEnvironment& environment, Schedule schedule, std::byte* buffer, size_t item_bytes,
-              ReduceInto reduce_into = nullptr);
+              ReduceInto reduce_into = nullptr, const std::byte* sent = nullptr);
   bool advance();
   bool done() const {
     return sends_done_ == schedule_.sends.size() && receives_done_ == schedule_.receives.size();
@@ -46,6 +47,7 @@ class ScheduleRun {
   const MpiEnvironment environment_;
   const Schedule schedule_;
   std::byte* const buffer_;
+  const std::byte* const sent_;
   const size_t item_;
   const ReduceInto reduce_into_;
   std::vector<Transfer> sends_, receives_;  // transfer i of the schedule uses entry i modulo the size

@@ -34,11 +34,20 @@ struct Schedule {
   std::vector<Receive> receives;
 };
 
-// Reduce-scatter and all-gather round a ring: 2 (n - 1) steps, 2 (n - 1) / n of the buffer sent per rank, which no algorithm
-// undercuts. Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+// Reduce-scatter round a ring: n - 1 steps, (n - 1) / n of the buffer sent per rank, which no algorithm undercuts. Shard i lies
+// between begins[i] and begins[i + 1]; rank i ends up with it.
+Schedule ring_reduce_scatter(int rank, int ranks, const std::vector<size_t>& begins, size_t segment);
+
+// Reduce-scatter, then all-gather of the shards, round the same ring: 2 (n - 1) steps. Patarasuk and Yuan, "Bandwidth optimal
+// all-reduce algorithms for clusters of workstations", 2009.
 Schedule ring_allreduce(int rank, int ranks, size_t count, size_t segment);
 
-// Every rank sends its own block to every other: one step. `begins` has the first element of every rank's block and the end.
+// Every rank sends a block to every other: one step. Block i of what is sent lies between sent[i] and sent[i + 1] and is for rank
+// i; block i of what is received lies between received[i] and received[i + 1] and comes from rank i.
+Schedule direct_exchange(int rank, int ranks, const std::vector<size_t>& sent, const std::vector<size_t>& received,
+                         size_t segment);
+
+// The exchange in which a rank sends its own block to all, within one buffer of everybody's blocks.
 Schedule direct_allgather(int rank, int ranks, const std::vector<size_t>& begins, size_t segment);
 
 // From the root down a tree in which a rank passes a segment on as soon as it has it. Short buffers take a binomial tree,

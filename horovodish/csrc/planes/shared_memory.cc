@@ -9,21 +9,25 @@ namespace {
 constexpr int kStepsPerAdvance = 16;
 }  // namespace
 
-SharedMemoryPlane::SharedMemoryPlane(Arena& arena, OnComplete on_complete)
-    : arena_(arena),
+SharedMemoryPlane::SharedMemoryPlane(Arena& arena, size_t region, const std::vector<size_t>& local, size_t own,
+                                     OnComplete on_complete)
+    : own_(own),
+      chunk_bytes_(arena.layout().chunk_bytes),
       on_complete_(std::move(on_complete)),
       slots_(arena.layout().slots),
-      known_published_(arena.ranks()),
-      known_reduced_(arena.ranks()),
-      known_released_(arena.ranks()) {
-  for (size_t index = 0; index < slots_.size(); ++index) {
-    for (size_t rank = 0; rank < arena.ranks(); ++rank) slots_[index].push_back(arena.slot(rank, index));
+      known_published_(local.size()),
+      known_reduced_(local.size()),
+      known_released_(local.size()) {
+  for (size_t rank = 0; rank < local.size(); ++rank) {
+    counters_.push_back(&arena.counters(region, local[rank]));
+    if (rank != own) peers_.push_back(&arena.header(local[rank]).doorbell);
+    for (size_t index = 0; index < slots_.size(); ++index) slots_[index].push_back(arena.slot(region, local[rank], index));
   }
 }
 
 void SharedMemoryPlane::start(std::shared_ptr<Operation> operation) {
-  Item item{operation, make_stream_tasks(operation, arena_.own(), arena_.ranks(), arena_.layout().chunk_bytes)};
-  items_.push_back(std::move(item));
+  auto tasks = make_stream_tasks(operation, own_, counters_.size(), chunk_bytes_);
+  items_.push_back({std::move(operation), std::move(tasks)});
 }
 
 Progress SharedMemoryPlane::advance() {
@@ -72,7 +76,7 @@ bool SharedMemoryPlane::publish_one() {
   const uint64_t sequence = publish_.sequence;
   const uint64_t slots = slots_.size();
   if (sequence >= slots && !reached(known_released_, &StreamCounters::released, sequence - slots)) return false;
-  task->publish(publish_.chunk, slots_of(sequence)[arena_.own()]);
+  task->publish(publish_.chunk, slots_of(sequence)[own_]);
   announce(&StreamCounters::published, sequence);
   step(publish_);
   return true;
@@ -117,15 +121,15 @@ bool SharedMemoryPlane::reached(std::vector<uint64_t>& known, std::atomic<uint64
                                 uint64_t sequence) {
   for (size_t rank = 0; rank < known.size(); ++rank) {
     if (known[rank] > sequence) continue;
-    known[rank] = (arena_.counters(rank).*counter).load(std::memory_order_acquire);
+    known[rank] = (counters_[rank]->*counter).load(std::memory_order_acquire);
     if (known[rank] <= sequence) return false;
   }
   return true;
 }
 
 void SharedMemoryPlane::announce(std::atomic<uint64_t> StreamCounters::* counter, uint64_t sequence) {
-  (arena_.counters(arena_.own()).*counter).store(sequence + 1, std::memory_order_release);
-  arena_.ring_peers();
+  (counters_[own_]->*counter).store(sequence + 1, std::memory_order_release);
+  for (Doorbell* peer : peers_) peer->ring();
 }
 
 }  // namespace horovodish

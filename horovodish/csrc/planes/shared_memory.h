@@ -27,7 +27,7 @@ namespace horovodish {
 // One operation as a sequence of chunks.
 class StreamTask {
  public:
-  // The slots of one chunk by local rank.
+  // The slots of one chunk by rank of the plane.
   using Slots = std::vector<std::byte*>;
 
   virtual ~StreamTask() = default;
@@ -42,7 +42,8 @@ class StreamTask {
 
 class SharedMemoryPlane : public Plane {
  public:
-  SharedMemoryPlane(Arena& arena, OnComplete on_complete);
+  // `local`: the plane's ranks as local ranks of the arena; `own`: this rank's index among them.
+  SharedMemoryPlane(Arena& arena, size_t region, const std::vector<size_t>& local, size_t own, OnComplete on_complete);
 
   void start(std::shared_ptr<Operation> operation) override;
   Progress advance() override;
@@ -70,13 +71,15 @@ class SharedMemoryPlane : public Plane {
   void announce(std::atomic<uint64_t> StreamCounters::* counter, uint64_t sequence);
   const StreamTask::Slots& slots_of(uint64_t sequence) const { return slots_[sequence % slots_.size()]; }
 
-  Arena& arena_;
+  const size_t own_, chunk_bytes_;
+  std::vector<StreamCounters*> counters_;  // by rank of the plane
+  std::vector<Doorbell*> peers_;
   OnComplete on_complete_;
   std::vector<StreamTask::Slots> slots_;  // by slot index
   std::deque<Item> items_;
   uint64_t first_item_ = 0;  // number of items_.front()
   Cursor publish_, combine_, collect_;
-  std::vector<uint64_t> known_published_, known_reduced_, known_released_;  // last values seen, by local rank
+  std::vector<uint64_t> known_published_, known_reduced_, known_released_;  // last values seen, by rank
 };
 
 }  // namespace horovodish

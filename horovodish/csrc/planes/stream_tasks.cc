@@ -98,7 +98,7 @@ class BroadcastTask : public StreamTask {
   BroadcastTask(const Operation& operation, size_t own, size_t chunk_bytes)
       : concatenation_(Concatenation::as_bytes(operation)),
         own_(own),
-        root_(static_cast<size_t>(operation.request->root)),
+        root_(static_cast<size_t>(operation.root)),
         chunk_(chunk_bytes) {}
 
   uint64_t chunks() const override { return ceil_divide(concatenation_.count(), chunk_); }
@@ -124,83 +124,141 @@ class BroadcastTask : public StreamTask {
   const size_t own_, root_, chunk_;
 };
 
-// Chunk 0 carries the first dimensions of all members; the chunks after it carry the data of every rank side by side.
-class AllgatherTask : public StreamTask {
+// Every rank publishes everything and reduces its own rows straight into its output.
+class ReducescatterTask : public StreamTask {
  public:
-  AllgatherTask(std::shared_ptr<Operation> operation, size_t own, size_t ranks, size_t chunk_bytes)
-      : operation_(std::move(operation)),
-        own_(own),
-        ranks_(ranks),
-        chunk_(chunk_bytes),
-        members_(operation_->request->members.size()),
-        header_chunks_(ceil_divide(members_ * sizeof(int64_t), chunk_bytes)),
-        first_dims_(members_, std::vector<int64_t>(ranks)) {}
+  ReducescatterTask(const Operation& operation, DType dtype, size_t own, size_t ranks, size_t chunk_bytes)
+      : concatenation_(dtype), op_(operation.request->op), scaling_(operation.scaling()), chunk_(chunk_bytes / bytes_of(dtype)) {
+    const auto& members = operation.request->members;
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (members[i].dtype != dtype || members[i].count() == 0) continue;
+      const auto row = static_cast<size_t>(members[i].count() / members[i].shape[0]);
+      const Rows rows = rows_of(members[i].shape[0], own, ranks);
+      own_.push_back({static_cast<size_t>(rows.begin) * row, static_cast<size_t>(rows.begin + rows.count) * row});
+      concatenation_.append(operation.buffers[i].source, operation.buffers[i].target, static_cast<size_t>(members[i].count()));
+    }
+  }
 
-  uint64_t chunks() const override { return header_chunks_ + data_chunks_; }
-  bool all_chunks_known() const override { return headers_read_ == header_chunks_; }
+  uint64_t chunks() const override { return ceil_divide(concatenation_.count(), chunk_); }
+  void publish(uint64_t chunk, std::byte* slot) override { concatenation_.pack(begin(chunk), length(chunk), op_, slot); }
+  void combine(uint64_t chunk, const Slots& slots) override {
+    const size_t item = concatenation_.item_bytes();
+    std::vector<const void*> sources(slots.size());
+    concatenation_.for_each_piece(
+        begin(chunk), length(chunk),
+        [&](const Concatenation::Segment& segment, size_t first, size_t count, size_t position) {
+          const Range own = own_[static_cast<size_t>(&segment - concatenation_.segments().data())];
+          const size_t from = std::max(first, own.begin), to = std::min(first + count, own.end);
+          if (segment.target == nullptr || from >= to) return;
+          for (size_t rank = 0; rank < slots.size(); ++rank) sources[rank] = slots[rank] + (position + from - first) * item;
+          reduce(concatenation_.dtype(), op_, segment.target + (from - own.begin) * item, sources.data(), slots.size(),
+                 to - from, scaling_);
+        });
+  }
+
+ private:
+  struct Range {
+    size_t begin, end;  // elements of the segment
+  };
+  size_t begin(uint64_t chunk) const { return chunk * chunk_; }
+  size_t length(uint64_t chunk) const { return std::min(chunk_, concatenation_.count() - begin(chunk)); }
+
+  Concatenation concatenation_;
+  const ReduceOp op_;
+  const Scaling scaling_;
+  const size_t chunk_;
+  std::vector<Range> own_;  // by segment: what this rank keeps
+};
+
+// Collectives whose lengths no rank knows beforehand. The first chunks carry every rank's table of row counts; the chunks after
+// them carry the data of every rank side by side, and each rank copies out what is for it.
+class RowsTask : public StreamTask {
+ public:
+  RowsTask(std::shared_ptr<Operation> operation, size_t own, size_t ranks, size_t chunk_bytes)
+      : operation_(std::move(operation)), own_(own), chunk_(chunk_bytes), counts_(ranks) {
+    for (const Buffer& buffer : operation_->buffers) {
+      if (operation_->request->kind == Kind::alltoall) {
+        table_.insert(table_.end(), buffer.splits.begin(), buffer.splits.end());
+      } else {
+        table_.push_back(buffer.first_dim);
+      }
+    }
+    table_chunks_ = ceil_divide(table_.size() * sizeof(int64_t), chunk_);
+    for (auto& counts : counts_) counts.resize(table_.size());
+  }
+
+  uint64_t chunks() const override { return table_chunks_ + data_chunks_; }
+  bool all_chunks_known() const override { return tables_read_ == table_chunks_; }
 
   void publish(uint64_t chunk, std::byte* slot) override {
-    if (chunk < header_chunks_) {
-      const auto [begin, end] = header_members(chunk);
-      for (size_t i = begin; i < end; ++i) {
-        std::memcpy(slot + (i - begin) * sizeof(int64_t), &operation_->buffers[i].first_dim, sizeof(int64_t));
-      }
+    if (chunk < table_chunks_) {
+      const auto [begin, bytes] = table_part(chunk);
+      std::memcpy(slot, reinterpret_cast<const std::byte*>(table_.data()) + begin, bytes);
       return;
     }
-    const size_t begin = (chunk - header_chunks_) * chunk_;
+    const size_t begin = (chunk - table_chunks_) * chunk_;
     const size_t total = contributions_[own_].count();
     if (begin < total) contributions_[own_].pack(begin, std::min(chunk_, total - begin), ReduceOp::sum, slot);
   }
 
   void combine(uint64_t chunk, const Slots& slots) override {
-    if (chunk < header_chunks_) return read_header(chunk, slots);
-    const size_t begin = (chunk - header_chunks_) * chunk_;
-    for (size_t rank = 0; rank < ranks_; ++rank) {
+    for (size_t rank = 0; rank < counts_.size(); ++rank) {
+      if (chunk < table_chunks_) {
+        const auto [begin, bytes] = table_part(chunk);
+        std::memcpy(reinterpret_cast<std::byte*>(counts_[rank].data()) + begin, slots[rank], bytes);
+        continue;
+      }
+      const size_t begin = (chunk - table_chunks_) * chunk_;
       const size_t total = contributions_[rank].count();
       if (begin < total) contributions_[rank].unpack(begin, std::min(chunk_, total - begin), slots[rank]);
     }
+    if (chunk < table_chunks_ && ++tables_read_ == table_chunks_) lay_out();
   }
 
  private:
-  std::pair<size_t, size_t> header_members(uint64_t chunk) const {
-    const size_t per_chunk = chunk_ / sizeof(int64_t);
-    return {chunk * per_chunk, std::min(members_, (chunk + 1) * per_chunk)};
-  }
-
-  void read_header(uint64_t chunk, const Slots& slots) {
-    const auto [begin, end] = header_members(chunk);
-    for (size_t i = begin; i < end; ++i) {
-      for (size_t rank = 0; rank < ranks_; ++rank) {
-        std::memcpy(&first_dims_[i][rank], slots[rank] + (i - begin) * sizeof(int64_t), sizeof(int64_t));
-      }
-    }
-    if (++headers_read_ == header_chunks_) lay_out();
+  struct Part {
+    size_t begin, bytes;
+  };
+  Part table_part(uint64_t chunk) const {
+    return {chunk * chunk_, std::min(chunk_, table_.size() * sizeof(int64_t) - chunk * chunk_)};
   }
 
   void lay_out() {
-    contributions_.assign(ranks_, Concatenation(DType::uint8));
-    for (size_t i = 0; i < members_; ++i) {
-      Handle::Output& output = allocate_gathered(*operation_, i, first_dims_[i]);
-      const size_t row = row_bytes(operation_->request->members[i]);
-      size_t offset = 0;
-      for (size_t rank = 0; rank < ranks_; ++rank) {
-        const size_t bytes = row * static_cast<size_t>(first_dims_[i][rank]);
-        contributions_[rank].append(operation_->buffers[i].source, output.data.get() + offset, bytes);
-        offset += bytes;
-      }
+    const size_t ranks = counts_.size();
+    const bool alltoall = operation_->request->kind == Kind::alltoall;
+    contributions_.assign(ranks, Concatenation(DType::uint8));
+    for (size_t i = 0; i < operation_->buffers.size(); ++i) {
+      std::vector<int64_t> rows(ranks);
+      for (size_t rank = 0; rank < ranks; ++rank) rows[rank] = counts_[rank][alltoall ? i * ranks + own_ : i];
+      std::byte* target = allocate_rows(*operation_, i, rows).data.get();
+      for (size_t rank = 0; rank < ranks; ++rank) target = append_rows(rank, i, alltoall, target);
     }
     for (const Concatenation& contribution : contributions_) {
       data_chunks_ = std::max(data_chunks_, ceil_divide(contribution.count(), chunk_));
     }
   }
 
+  // What `rank` contributes of member `i`: its rows are for everybody, or one run of them for each rank.
+  std::byte* append_rows(size_t rank, size_t i, bool alltoall, std::byte* target) {
+    const size_t row = row_bytes(operation_->request->members[i]);
+    const std::byte* source = rank == own_ ? operation_->buffers[i].source : target;
+    const size_t runs = alltoall ? counts_.size() : 1;
+    for (size_t run = 0; run < runs; ++run) {
+      const size_t bytes = row * static_cast<size_t>(counts_[rank][i * runs + run]);
+      const bool mine = !alltoall || run == own_;
+      contributions_[rank].append(source, mine ? target : nullptr, bytes);
+      if (rank == own_) source += bytes;
+      if (mine) target += bytes;
+    }
+    return target;
+  }
+
   const std::shared_ptr<Operation> operation_;
-  const size_t own_, ranks_, chunk_, members_;
-  const uint64_t header_chunks_;
-  uint64_t headers_read_ = 0;
-  uint64_t data_chunks_ = 0;
-  std::vector<std::vector<int64_t>> first_dims_;  // by member and rank
-  std::vector<Concatenation> contributions_;      // by rank: its rows in the outputs
+  const size_t own_, chunk_;
+  std::vector<int64_t> table_;  // this rank's row counts
+  uint64_t table_chunks_ = 0, tables_read_ = 0, data_chunks_ = 0;
+  std::vector<std::vector<int64_t>> counts_;  // by rank: its table
+  std::vector<Concatenation> contributions_;  // by rank
 };
 
 }  // namespace
@@ -214,14 +272,21 @@ std::vector<std::unique_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr
         tasks.push_back(std::make_unique<AllreduceTask>(*operation, std::move(concatenation), own, ranks, chunk_bytes));
       }
       break;
+    case Kind::reducescatter:
+      for (const DType dtype : dtypes_of(*operation->request)) {
+        tasks.push_back(std::make_unique<ReducescatterTask>(*operation, dtype, own, ranks, chunk_bytes));
+      }
+      break;
     case Kind::allgather:
-      tasks.push_back(std::make_unique<AllgatherTask>(operation, own, ranks, chunk_bytes));
+    case Kind::alltoall:
+      tasks.push_back(std::make_unique<RowsTask>(operation, own, ranks, chunk_bytes));
       break;
     case Kind::broadcast:
       tasks.push_back(std::make_unique<BroadcastTask>(*operation, own, chunk_bytes));
       break;
     case Kind::barrier:
-      break;  // every rank has submitted it, which is what a barrier is for
+    case Kind::join:
+      break;  // that every rank has submitted it is all there is to do
   }
   return tasks;
 }
