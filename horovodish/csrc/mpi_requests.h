@@ -15,12 +15,14 @@ namespace horovodish {
 // Tags of one start of the engine, so that nothing left over from an earlier one is taken for news. The MPI standard promises
 // tags up to 32767.
 struct MpiTags {
-  static constexpr int kGenerations = 1024, kPerGeneration = 16, kOperations = kPerGeneration - 1;
+  static constexpr int kGenerations = 512, kPerGeneration = 64, kOperations = 31;
 
   explicit MpiTags(int generation) : base(generation % kGenerations * kPerGeneration) {}
   int control() const { return base; }
-  // Operations with equal remainders share a tag; messages of one tag between two ranks stay in order.
+  // Of the operations of a plane or of the exchanges of a stream: equal remainders share a tag. Messages of one tag between two
+  // ranks stay in order.
   int operation(uint64_t sequence) const { return base + 1 + static_cast<int>(sequence % kOperations); }
+  int exchange(uint64_t sequence) const { return operation(sequence) + kOperations; }
 
   int base;
 };

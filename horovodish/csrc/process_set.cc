@@ -6,6 +6,7 @@
 
 #include "links/mpi_link.h"
 #include "links/shared_memory_link.h"
+#include "planes/hierarchical.h"
 #include "planes/mpi_ring.h"
 #include "planes/shared_memory.h"
 #include "planes/solo.h"
@@ -62,11 +63,27 @@ void ProcessSet::connect(Arena* arena) {
   const auto on_complete = [this](const std::shared_ptr<Operation>& operation) { complete(operation); };
   if (size == 1) {
     plane_ = std::make_unique<SoloPlane>(on_complete);
-  } else if (hosts.size() == 1) {
-    plane_ = std::make_unique<SharedMemoryPlane>(*arena, config_.region, config_.local, own, on_complete);
+    return;
+  }
+  std::unique_ptr<SharedMemoryPlane> stream;
+  std::unique_ptr<MpiRingPlane> ring;
+  if (hosts.size() < config_.ranks.size()) {  // some host has several ranks
+    std::optional<Across> across;
+    if (hosts.size() > 1) {
+      across.emplace(Across{*config_.mpi, hosts, host, MpiTags(config_.generation), options_.ring_segment_bytes});
+    }
+    stream = std::make_unique<SharedMemoryPlane>(*arena, config_.region, config_.local, own, across, on_complete);
+  }
+  if (hosts.size() > 1) {
+    ring = std::make_unique<MpiRingPlane>(*config_.mpi, config_.own, size, config_.generation,
+                                          options_.ring_segment_bytes, on_complete);
+  }
+  if (stream && ring) {
+    plane_ = std::make_unique<HierarchicalPlane>(std::move(stream), std::move(ring));
+  } else if (stream) {
+    plane_ = std::move(stream);
   } else {
-    plane_ = std::make_unique<MpiRingPlane>(*config_.mpi, config_.own, size, config_.generation,
-                                            options_.ring_segment_bytes, on_complete);
+    plane_ = std::move(ring);
   }
 }
 

@@ -9,19 +9,9 @@
 
 #include "mpi_requests.h"
 #include "planes/plane.h"
-#include "planes/schedule.h"
+#include "planes/schedule_run.h"
 
 namespace horovodish {
-
-// One operation under way; a state machine that never waits.
-class MpiTask {
- public:
-  virtual ~MpiTask() = default;
-  // True when something moved.
-  virtual bool advance() = 0;
-  virtual bool done() const = 0;
-  virtual void cancel_receives() noexcept = 0;
-};
 
 class MpiRingPlane : public Plane {
  public:
@@ -40,7 +30,8 @@ class MpiRingPlane : public Plane {
   };
 
   const abi::Mpi& mpi_;
-  const int rank_, ranks_;
+  const int rank_;
+  std::vector<int> everybody_;
   const MpiTags tags_;
   const size_t segment_bytes_;
   OnComplete on_complete_;

@@ -1,5 +1,7 @@
 #include "planes/shared_memory.h"
 
+#include <algorithm>
+
 #include "planes/stream_tasks.h"
 
 namespace horovodish {
@@ -9,10 +11,23 @@ namespace {
 constexpr int kStepsPerAdvance = 16;
 }  // namespace
 
+size_t Across::most_local_ranks() const {
+  size_t most = 0;
+  for (const auto& ranks : hosts) most = std::max(most, ranks.size());
+  return most;
+}
+
+MpiEnvironment Across::ring(uint64_t sequence, const std::function<size_t(size_t)>& choose) const {
+  std::vector<int> peers;
+  for (size_t i = 0; i < hosts.size(); ++i) peers.push_back(hosts[i][choose(i)]);
+  return {mpi, std::move(peers), static_cast<int>(host), tags.exchange(sequence), segment_bytes};
+}
+
 SharedMemoryPlane::SharedMemoryPlane(Arena& arena, size_t region, const std::vector<size_t>& local, size_t own,
-                                     OnComplete on_complete)
+                                     std::optional<Across> across, OnComplete on_complete)
     : own_(own),
       chunk_bytes_(arena.layout().chunk_bytes),
+      across_(std::move(across)),
       on_complete_(std::move(on_complete)),
       slots_(arena.layout().slots),
       known_published_(local.size()),
@@ -25,8 +40,18 @@ SharedMemoryPlane::SharedMemoryPlane(Arena& arena, size_t region, const std::vec
   }
 }
 
+// See MpiRingPlane: what is under way over MPI is cancelled where it writes and left alone where it reads.
+SharedMemoryPlane::~SharedMemoryPlane() {
+  for (Exchange& exchange : exchanges_) {
+    for (auto& task : exchange.tasks) {
+      task->cancel_receives();
+      static_cast<void>(task.release());
+    }
+  }
+}
+
 void SharedMemoryPlane::start(std::shared_ptr<Operation> operation) {
-  auto tasks = make_stream_tasks(operation, own_, counters_.size(), chunk_bytes_);
+  auto tasks = make_stream_tasks(operation, {own_, counters_.size(), chunk_bytes_, across_ ? &*across_ : nullptr});
   items_.push_back({std::move(operation), std::move(tasks)});
 }
 
@@ -35,7 +60,7 @@ Progress SharedMemoryPlane::advance() {
   for (int step = 0; step < kStepsPerAdvance; ++step) {
     pop_finished();
     if (items_.empty()) return progressed ? Progress::progressed : Progress::done;
-    if (!collect_one() && !combine_one() && !publish_one()) break;
+    if (!collect_one() && !exchange_some() && !combine_one() && !publish_one()) break;
     progressed = true;
   }
   pop_finished();
@@ -88,13 +113,37 @@ bool SharedMemoryPlane::combine_one() {
   const uint64_t sequence = combine_.sequence;
   if (!reached(known_published_, &StreamCounters::published, sequence)) return false;
   task->combine(combine_.chunk, slots_of(sequence));
-  announce(&StreamCounters::reduced, sequence);
+  if (across_) {
+    exchanges_.push_back({sequence, task->exchange(combine_.chunk, sequence, slots_of(sequence))});
+  } else {
+    announce(&StreamCounters::reduced, sequence);
+  }
   step(combine_);
   return true;
 }
 
+// All chunks that are combined exchange at once; they are announced in order.
+bool SharedMemoryPlane::exchange_some() {
+  bool progressed = false;
+  for (Exchange& exchange : exchanges_) {
+    for (const auto& task : exchange.tasks) {
+      if (!task->done()) progressed |= task->advance();
+    }
+  }
+  const auto done = [](const Exchange& exchange) {
+    return std::all_of(exchange.tasks.begin(), exchange.tasks.end(), [](const auto& task) { return task->done(); });
+  };
+  while (!exchanges_.empty() && done(exchanges_.front())) {
+    announce(&StreamCounters::reduced, exchanges_.front().sequence);
+    exchanges_.pop_front();
+    progressed = true;
+  }
+  return progressed;
+}
+
 bool SharedMemoryPlane::collect_one() {
   if (collect_.sequence == combine_.sequence) return false;
+  if (!exchanges_.empty() && exchanges_.front().sequence == collect_.sequence) return false;
   StreamTask* task = current(collect_);
   const uint64_t sequence = collect_.sequence;
   if (task->has_collect()) {
