@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "mpi_requests.h"
 #include "operation.h"
 #include "peer_watch.h"
 #include "process_set.h"
@@ -50,7 +51,7 @@ struct EngineConfig {
   size_t local_rank = 0;
   EngineOptions options;
 
-  static constexpr size_t kSlots = 4;
+  static constexpr size_t kSlots = MpiTags::kSlots;
   // Process sets that may be alive at once, the global one included. Only memory that is used costs anything.
   static constexpr size_t kRegions = 64;
   static ArenaLayout arena_layout(size_t local_ranks, size_t chunk_bytes) {

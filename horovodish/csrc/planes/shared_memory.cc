@@ -17,10 +17,10 @@ size_t Across::most_local_ranks() const {
   return most;
 }
 
-MpiEnvironment Across::ring(uint64_t sequence, const std::function<size_t(size_t)>& choose) const {
+MpiEnvironment Across::ring(uint64_t sequence, size_t shard, const std::function<size_t(size_t)>& choose) const {
   std::vector<int> peers;
   for (size_t i = 0; i < hosts.size(); ++i) peers.push_back(hosts[i][choose(i)]);
-  return {mpi, std::move(peers), static_cast<int>(host), tags.exchange(sequence), segment_bytes};
+  return {mpi, std::move(peers), static_cast<int>(host), tags.exchange(sequence, shard), segment_bytes};
 }
 
 SharedMemoryPlane::SharedMemoryPlane(Arena& arena, size_t region, const std::vector<size_t>& local, size_t own,

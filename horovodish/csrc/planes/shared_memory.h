@@ -37,8 +37,8 @@ struct Across {
   size_t segment_bytes;
 
   size_t most_local_ranks() const;
-  // The ring of one rank per host, `choose(host)` giving its place among the ranks of that host.
-  MpiEnvironment ring(uint64_t sequence, const std::function<size_t(size_t host)>& choose) const;
+  // The ring of one rank per host for a shard of chunk `sequence`; `choose(host)` is its place among the ranks of that host.
+  MpiEnvironment ring(uint64_t sequence, size_t shard, const std::function<size_t(size_t host)>& choose) const;
 };
 
 // One operation as a sequence of chunks.

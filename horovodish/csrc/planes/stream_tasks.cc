@@ -63,7 +63,7 @@ class AllreduceTask : public StreamTask {
       const Range part = shard(range, index);
       if (!is_own(index) || part.count == 0) continue;
       const auto owner = [&](size_t host) { return index % across.hosts[host].size(); };
-      tasks.push_back(make_allreduce(across.ring(sequence * shards_ + index, owner), concatenation_.dtype(), op_,
+      tasks.push_back(make_allreduce(across.ring(sequence, index, owner), concatenation_.dtype(), op_,
                                      {.postscale = scaling_.postscale, .divisor = scaling_.divisor},
                                      slots[world_.own] + (part.begin - range.begin) * item_, part.count));
     }
@@ -156,7 +156,7 @@ class BroadcastTask : public StreamTask {
     std::vector<std::unique_ptr<MpiTask>> tasks;
     if (world_.own != source_) return tasks;
     const auto entry = [&](size_t host) { return entries_[host]; };
-    tasks.push_back(make_broadcast(world_.across->ring(sequence, entry), static_cast<int>(root_host_), slots[world_.own],
+    tasks.push_back(make_broadcast(world_.across->ring(sequence, 0, entry), static_cast<int>(root_host_), slots[world_.own],
                                    length(chunk)));
     return tasks;
   }
