@@ -1,8 +1,10 @@
+from collections.abc import Sequence
 from typing import Any
 
 DTYPES: dict[str, int]
 REDUCE_OPS: dict[str, int]
 KINDS: dict[str, int]
+REGIONS: int
 
 def arena_bytes(local_ranks: int, chunk_bytes: int) -> int: ...
 def finalize_mpi_at_exit(library: str) -> None: ...
@@ -14,7 +16,8 @@ class Handle:
     def wait(self, seconds: float) -> bool: ...
     def error(self) -> tuple[str, str] | None: ...
     def output(self, index: int) -> memoryview: ...
-    def first_dims(self, index: int) -> list[int]: ...
+    def rows(self, index: int) -> list[int]: ...
+    def last_joined(self) -> int: ...
 
 class BucketPlan:
     def submit(self, index: int, source: int, target: int) -> None: ...
@@ -32,16 +35,27 @@ class Engine:
         *,
         rank: int,
         size: int,
-        hosts: list[list[int]],
+        local_rank: int,
         arena_descriptors: list[int],
         peer_sockets: list[int],
-        mpi: dict[str, int | str] | None,
-        generation: int,
         chunk_bytes: int,
         ring_segment_bytes: int,
         cache_capacity: int,
         spin_us: int,
     ) -> None: ...
+    def add_process_set(
+        self,
+        id: int,
+        *,
+        ranks: list[int],
+        hosts: list[list[int]],
+        local: list[int],
+        region: int,
+        mpi: dict[str, int | str] | None,
+        generation: int,
+    ) -> None: ...
+    def remove_process_set(self, id: int) -> None: ...
+    def clear_region(self, region: int) -> None: ...
     def enqueue(
         self,
         kind: int,
@@ -53,6 +67,8 @@ class Engine:
         tensors: list[tuple[int, int, int, tuple[int, ...]]],
         device: int,
         waits: bool,
+        process_set: int = 0,
+        splits: Sequence[int] = ...,
     ) -> Handle: ...
     def plan(
         self,
@@ -62,14 +78,22 @@ class Engine:
         postscale: float,
         members: list[tuple[str, int, tuple[int, ...], int]],
         device: int,
+        process_set: int = 0,
     ) -> BucketPlan: ...
     def take_settled(self) -> list[int]: ...
     def stop(self, failed: bool, reason: str) -> None: ...
 
 class testing:
     class Negotiation:
-        def __init__(self, size: int, root: bool, participants: list[list[int]], cache_capacity: int) -> None: ...
-        def submit(self, name: str, shape: list[int], absent: list[int] = ..., members: int = ...) -> None: ...
+        def __init__(self, root: bool, participants: list[list[int]], cache_capacity: int) -> None: ...
+        def submit(
+            self,
+            name: str,
+            shape: list[int],
+            absent: list[int] = ...,
+            members: int = ...,
+            broadcast_from: int | None = ...,
+        ) -> None: ...
         def flush(self) -> None: ...
         def join(self) -> None: ...
         def lost(self, abort: bool, text: str) -> None: ...
@@ -84,6 +108,10 @@ class testing:
     Schedule = tuple[list[tuple[int, int, int, int]], list[tuple[int, int, int, int, str]]]
     @staticmethod
     def ring_allreduce(rank: int, ranks: int, count: int, segment: int) -> Schedule: ...
+    @staticmethod
+    def ring_reduce_scatter(rank: int, ranks: int, begins: list[int], segment: int) -> Schedule: ...
+    @staticmethod
+    def direct_exchange(rank: int, ranks: int, sent: list[int], received: list[int], segment: int) -> Schedule: ...
     @staticmethod
     def direct_allgather(rank: int, ranks: int, begins: list[int], segment: int) -> Schedule: ...
     @staticmethod

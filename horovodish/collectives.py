@@ -293,7 +293,7 @@ def _gather(tensor: Array | SupportsDLPack, name: str | None, waits: bool) -> Ha
 
     def rows(native: _native.Handle) -> Array:
         gathered = np.frombuffer(native.output(0), np.uint8).view(dtype)
-        return gathered.reshape(sum(native.first_dims(0)), *shape[1:])
+        return gathered.reshape(sum(native.rows(0)), *shape[1:])
 
     return submit(
         "allgather",

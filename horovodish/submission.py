@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from horovodish import _native, basics
 from horovodish.errors import from_native
@@ -159,6 +162,29 @@ def generated_name(kind: str) -> str:
     return f"{kind}.noname.{next(_session_of(basics.engine()).counters[kind])}"
 
 
+def gather_objects(value: object, name: str, process_set_id: int) -> list[Any]:
+    """The objects of all ranks of a process set, by rank; as pickles, so that every entry is a copy. Collective; blocks."""
+    data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    source = np.frombuffer(data, np.uint8)
+
+    def by_rank(native: _native.Handle) -> list[Any]:
+        gathered, begin, values = native.output(0), 0, []
+        for length in native.rows(0):
+            values.append(pickle.loads(gathered[begin : begin + length]))
+            begin += length
+        return values
+
+    return submit(
+        "allgather",
+        name,
+        [(source.__array_interface__["data"][0], 0, _native.DTYPES["uint8"], source.shape)],
+        keep_alive=source,
+        result=by_rank,
+        waits=True,
+        process_set_id=process_set_id,
+    ).wait()
+
+
 def submit(
     kind: str,
     name: str,
@@ -172,6 +198,8 @@ def submit(
     root_rank: int = 0,
     device: int = -1,
     waits: bool = False,
+    process_set_id: int = 0,
+    splits: Sequence[int] = (),
 ) -> Handle[T]:
     """Hand one operation to the engine. Does not block; every rank must submit the same one.
 
@@ -188,6 +216,8 @@ def submit(
         root_rank: whose value is sent, for broadcast.
         device: the CUDA device of the memory, -1 for host memory.
         waits: the caller is about to wait, so that the engine's thread need not be woken.
+        process_set_id: of the process set, which contains this rank.
+        splits: for alltoall, how many rows go to each rank.
 
     Returns:
         The operation's handle.
@@ -213,6 +243,8 @@ def submit(
             tensors,
             device,
             waits,
+            process_set_id,
+            splits,
         )
         kept[native.id] = keep_alive
     return Handle(name, native, result, kept)

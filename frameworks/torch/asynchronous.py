@@ -137,7 +137,7 @@ def submit_allgather(
     dtype, row_shape = source.dtype, source.shape[1:]
 
     def finish(native: _native.Handle) -> T:
-        counts = native.first_dims(0)
+        counts = native.rows(0)
         shape = (sum(counts), *row_shape)
         if math.prod(shape) == 0:
             return result(torch.empty(shape, dtype=dtype), counts)

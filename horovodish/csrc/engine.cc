@@ -20,7 +20,7 @@ std::string subject(const Operation& operation) {
 
 Engine::Engine(EngineConfig config) : config_(std::move(config)) {
   const size_t local_ranks = config_.arena_descriptors.size();
-  if (local_ranks > 1) {
+  if (local_ranks > 0) {
     arena_ = std::make_unique<Arena>(config_.arena_descriptors, config_.local_rank,
                                      EngineConfig::arena_layout(local_ranks, config_.options.chunk_bytes));
     doorbell_ = &arena_->header(config_.local_rank).doorbell;

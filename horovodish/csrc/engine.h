@@ -45,7 +45,7 @@ class ForkedProcess : public std::runtime_error {
 struct EngineConfig {
   int rank = 0;
   int size = 1;
-  // Of the ranks of this host by local rank; empty when this rank is alone on it.
+  // Of the ranks of this host by local rank; empty when no process set can need shared memory.
   std::vector<int> arena_descriptors;
   std::vector<int> peer_sockets;  // -1 for this rank; the engine closes them
   size_t local_rank = 0;
@@ -116,7 +116,7 @@ class Engine {
   std::atomic<bool> has_submissions_{false};
 
   Seat seat_;
-  std::unique_ptr<Arena> arena_;  // null when this rank is alone on its host
+  std::unique_ptr<Arena> arena_;  // null when no process set can need it
   Doorbell own_doorbell_;         // used when there is no arena
   Doorbell* doorbell_ = &own_doorbell_;
   std::unique_ptr<PeerWatch> peer_watch_;

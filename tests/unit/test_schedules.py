@@ -104,6 +104,18 @@ def test_each_shard_is_finished_exactly_once(case: tuple[int, int, int, int]) ->
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=7), st.integers(1, 5), st.integers(0, 2**32))
+def test_ring_reduce_scatter(lengths: list[int], segment: int, seed: int) -> None:
+    ranks = len(lengths)
+    begins = [sum(lengths[:rank]) for rank in range(ranks + 1)]
+    buffers: list[list[object]] = [[f"{rank}:{i}" for i in range(begins[-1])] for rank in range(ranks)]
+    execute([testing.ring_reduce_scatter(rank, ranks, begins, segment) for rank in range(ranks)], buffers, seed)
+    for owner in range(ranks):
+        for i in range(begins[owner], begins[owner + 1]):
+            assert sorted(contributions(buffers[owner][i])) == sorted(f"{rank}:{i}" for rank in range(ranks))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=2, max_size=7), st.integers(1, 5), st.integers(0, 2**32))
 def test_direct_allgather(lengths: list[int], segment: int, seed: int) -> None:
     ranks = len(lengths)
     begins = [sum(lengths[:rank]) for rank in range(ranks + 1)]
