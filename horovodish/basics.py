@@ -77,7 +77,7 @@ class Running:
     Attributes:
         place: as the user sees it.
         engine_place: as the engine sees it, which may be told that every rank is a host of its own.
-        communicator: of all ranks; None in a world of one rank without a launcher.
+        communicator: of all ranks, not used by the engine; None in a world of one rank without a launcher.
     """
 
     place: _Place
@@ -112,9 +112,16 @@ class Running:
 
 @dataclass
 class _Communicator:
-    """The engine's duplicate of a communicator, kept for the next `init()` on the same one."""
+    """Duplicates of a communicator, kept for the next `init()` on the same one.
 
-    duplicate: Any
+    Attributes:
+        engine: the engine's alone: it has receives posted there at any time.
+        control: for what Python does at start-up and with process sets.
+        generation: how often an engine was started on it before.
+    """
+
+    engine: "Intracomm"
+    control: "Intracomm"
     generation: int = -1
 
 
@@ -332,14 +339,15 @@ def _communicator(comm: "Intracomm | list[int] | None") -> _Communicator:
 
 def _kept_duplicate(key: object, original: Callable[[], Any]) -> _Communicator:
     if key not in _communicators:
-        _communicators[key] = _Communicator(mpi.private(original()))
+        comm = original()
+        _communicators[key] = _Communicator(mpi.private(comm), mpi.private(comm))
     communicator = _communicators[key]
     communicator.generation += 1
     return communicator
 
 
 def _start_on(communicator: _Communicator, knobs: settings.Settings) -> Running:
-    comm = communicator.duplicate
+    comm = communicator.control
     local_comm = comm.Split_type(mpi.load().COMM_TYPE_SHARED)
     own = comm.Get_rank()
     leader = local_comm.bcast(own, root=0)
@@ -394,9 +402,10 @@ def _start(
         peers.close_memory()
     every_rank_alone = tuple((rank,) for rank in range(place.size))
     engine_place = _Place(place.rank, every_rank_alone) if knobs.plane == "mpi_ring" else place
-    started = Running(place, engine_place, native, communicator.duplicate if communicator else None, peers)
+    started = Running(place, engine_place, native, communicator.control if communicator else None, peers)
     generation = communicator.generation if communicator else 0
-    started.add_process_set(0, list(range(place.size)), 0, started.communicator, generation)
+    comm = communicator.engine if communicator else None
+    started.add_process_set(0, list(range(place.size)), 0, comm, generation)
     return started
 
 

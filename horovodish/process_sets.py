@@ -17,6 +17,15 @@ __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_proces
 _GLOBAL_ID = 0
 
 
+def _ranks_of(ranks_or_comm: Sequence[int] | Intracomm) -> list[int]:
+    if hasattr(ranks_or_comm, "Get_group"):
+        world = mpi.load().COMM_WORLD.Get_group()
+        group = ranks_or_comm.Get_group()
+        translated: list[int] = list(group.Translate_ranks(list(range(group.Get_size())), world))
+        return translated
+    return [int(rank) for rank in ranks_or_comm]
+
+
 class ProcessSet:
     """Some of the ranks. Collectives with `process_set=` take place among them, apart from those of other sets.
 
@@ -124,7 +133,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         added.mpi_comm = mpi.private(running.communicator.Create_group(group))
     gather_objects(None, generated_name("add_process_set.cleared"), _GLOBAL_ID)
     if basics.rank() in added.ranks:
-        running.add_process_set(_next_id, added.ranks, region, added.mpi_comm, 0)
+        comm = None if added.mpi_comm is None else mpi.private(added.mpi_comm)  # the engine's alone
+        running.add_process_set(_next_id, added.ranks, region, comm, 0)
     gather_objects(None, generated_name("add_process_set.added"), _GLOBAL_ID)
     added.process_set_id = _next_id
     _added[_next_id] = added
@@ -212,15 +222,6 @@ def _check_agreement(call: str, value: object) -> None:
             f"{call}: rank 0 names {seen[0]}, rank {different} names {seen[different]}. Remedy: every rank must make the "
             "same calls in the same order, also the ranks outside the set."
         )
-
-
-def _ranks_of(ranks_or_comm: Sequence[int] | Intracomm) -> list[int]:
-    if hasattr(ranks_or_comm, "Get_group"):
-        world = mpi.load().COMM_WORLD.Get_group()
-        group = ranks_or_comm.Get_group()
-        translated: list[int] = list(group.Translate_ranks(list(range(group.Get_size())), world))
-        return translated
-    return [int(rank) for rank in ranks_or_comm]
 
 
 basics.follow(_start, _stop)
