@@ -86,7 +86,9 @@ class Running:
     communicator: "Intracomm | None"
     peers: local_peers.LocalPeers | None
 
-    def add_process_set(self, id: int, ranks: list[int], region: int, comm: "Intracomm | None", generation: int) -> None:
+    def add_process_set(
+        self, id: int, ranks: list[int], region: int, comm: "Intracomm | None", generation: int
+    ) -> None:
         """Tell the engine of a process set that contains this rank. Every one of its ranks must do so.
 
         Args:

@@ -28,7 +28,7 @@ class _Session:
     """What belongs to one engine. It starts anew with every `init()`, so that all ranks count names from one start."""
 
     def __init__(self, engine: _native.Engine) -> None:
-        self.counters: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+        self.counters: defaultdict[tuple[str, int], Iterator[int]] = defaultdict(lambda: itertools.count(1))
         # What the engine still reads or writes, by handle id. A handle may be dropped before its operation is done.
         self.kept: dict[int, object] = {}
         # Without it another thread could take the news that a handle has settled before it is entered in `kept`. An
@@ -145,21 +145,22 @@ def _checked(handle: Handle[T]) -> Handle[T]:
     return handle
 
 
-def generated_name(kind: str) -> str:
+def generated_name(kind: str, process_set_id: int = 0) -> str:
     """A name for an operation that the caller did not name, such as "allreduce.noname.1".
 
-    It is the same on every rank as long as the ranks call operations of one kind in the same order.
+    It is the same on every rank of the process set as long as they call operations of one kind in the same order.
 
     Args:
-        kind: a key of `_native.KINDS`.
+        kind: of operation; operations of different kinds are counted apart.
+        process_set_id: where the operation takes place; counted apart, too.
 
     Returns:
-        The kind and a number, counted from 1 for each kind since `init()`.
+        The kind and a number, counted from 1 since `init()`.
 
     Raises:
         NotInitializedError: before `init()`.
     """
-    return f"{kind}.noname.{next(_session_of(basics.engine()).counters[kind])}"
+    return f"{kind}.noname.{next(_session_of(basics.engine()).counters[kind, process_set_id])}"
 
 
 def gather_objects(value: object, name: str, process_set_id: int) -> list[Any]:

@@ -104,14 +104,15 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   return {engine, handle};
 }
 
-std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, std::vector<int> arena_descriptors,
+std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, const std::vector<int>& arena_descriptors,
                                     std::vector<int> peer_sockets, size_t chunk_bytes, size_t ring_segment_bytes,
                                     size_t cache_capacity, int64_t spin_us) {
   EngineConfig config;
   config.rank = rank;
   config.size = size;
   config.local_rank = local_rank;
-  config.arena_descriptors = std::move(arena_descriptors);
+  const size_t bytes = EngineConfig::arena_layout(arena_descriptors.size(), chunk_bytes).bytes();
+  for (const int descriptor : arena_descriptors) config.arena_memory.push_back(map_memory(descriptor, bytes));
   config.peer_sockets = std::move(peer_sockets);
   config.options = {chunk_bytes, ring_segment_bytes, cache_capacity, std::chrono::microseconds(spin_us)};
   return std::make_shared<Engine>(std::move(config));
@@ -171,16 +172,15 @@ void bind_negotiation(py::module_& module) {
       .def("join", &Negotiation::join)
       .def("lost", &Negotiation::lost, py::arg("abort"), py::arg("text"))
       .def("parent_lost", &Negotiation::parent_lost, py::arg("abort"), py::arg("text"))
-      .def("from_child", [](Negotiation& self, size_t child, const py::bytes& message) {
-        self.from_child(child, std::string(message));
-      })
+      .def("from_child", [](Negotiation& self, size_t child,
+                            const py::bytes& message) { self.from_child(child, std::string(message)); })
       .def("from_parent", [](Negotiation& self, const py::bytes& message) { self.from_parent(std::string(message)); })
       .def("take_for_parent", [](Negotiation& self) { return py::bytes(self.take_for_parent()); })
       .def("take_for_children", [](Negotiation& self) { return py::bytes(self.take_for_children()); })
       .def("take_decisions",
            [](Negotiation& self) {
-             static constexpr const char* kTypes[] = {"execute",   "fail", "refuse", "join_done",
-                                                      "lost", "abort",  "stuck"};
+             static constexpr const char* kTypes[] = {"execute", "fail",  "refuse", "join_done",
+                                                      "lost",    "abort", "stuck"};
              py::list result;
              for (const Decision& decision : self.take_decisions()) {
                std::vector<size_t> absent;
@@ -213,14 +213,12 @@ void bind_schedules(py::module_& module) {
     }
     return py::make_tuple(sends, receives);
   };
-  module.def("ring_reduce_scatter",
-             [as_dict](int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
-               return as_dict(ring_reduce_scatter(rank, ranks, begins, segment));
-             });
-  module.def("direct_exchange", [as_dict](int rank, int ranks, const std::vector<size_t>& sent,
-                                          const std::vector<size_t>& received, size_t segment) {
-    return as_dict(direct_exchange(rank, ranks, sent, received, segment));
+  module.def("ring_reduce_scatter", [as_dict](int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
+    return as_dict(ring_reduce_scatter(rank, ranks, begins, segment));
   });
+  module.def("direct_exchange",
+             [as_dict](int rank, int ranks, const std::vector<size_t>& sent, const std::vector<size_t>& received,
+                       size_t segment) { return as_dict(direct_exchange(rank, ranks, sent, received, segment)); });
   module.def("ring_allreduce", [as_dict](int rank, int ranks, size_t count, size_t segment) {
     return as_dict(ring_allreduce(rank, ranks, count, segment));
   });
@@ -286,10 +284,8 @@ PYBIND11_MODULE(_native, module) {
            [](BucketPlan& self, size_t index, uintptr_t source, uintptr_t target) {
              self.submit(index, reinterpret_cast<const void*>(source), reinterpret_cast<void*>(target));
            })
-      .def("absent",
-           [](BucketPlan& self, size_t index, uintptr_t target) {
-             self.absent(index, reinterpret_cast<void*>(target));
-           })
+      .def("absent", [](BucketPlan& self, size_t index,
+                        uintptr_t target) { self.absent(index, reinterpret_cast<void*>(target)); })
       .def("flush", &BucketPlan::flush)
       .def(
           "wait", [](BucketPlan& self, double seconds) { return self.wait(nanoseconds(seconds)); }, py::arg("seconds"),

@@ -19,9 +19,9 @@ std::string subject(const Operation& operation) {
 }  // namespace
 
 Engine::Engine(EngineConfig config) : config_(std::move(config)) {
-  const size_t local_ranks = config_.arena_descriptors.size();
+  const size_t local_ranks = config_.arena_memory.size();
   if (local_ranks > 0) {
-    arena_ = std::make_unique<Arena>(config_.arena_descriptors, config_.local_rank,
+    arena_ = std::make_unique<Arena>(config_.arena_memory, config_.local_rank,
                                      EngineConfig::arena_layout(local_ranks, config_.options.chunk_bytes));
     doorbell_ = &arena_->header(config_.local_rank).doorbell;
     peer_watch_ = std::make_unique<PeerWatch>(config_.peer_sockets, [this] { doorbell_->ring_own(); });
@@ -29,7 +29,9 @@ Engine::Engine(EngineConfig config) : config_(std::move(config)) {
   if (config_.size > 1) thread_ = std::thread([this] { run(); });
 }
 
-Engine::~Engine() { stop(false, "rank " + std::to_string(config_.rank) + " has left"); }
+Engine::~Engine() {
+  stop(false, "rank " + std::to_string(config_.rank) + " has left");
+}
 
 void Engine::add_process_set(int id, ProcessSetConfig config) {
   if (config.mpi) config.mpi->resolve();
@@ -72,9 +74,10 @@ void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
     std::lock_guard lock(inbox_mutex_);
     if (closed_) throw EngineStopped(subject(*operation) + ": the engine has been shut down");
     if (!names_in_flight_[operation->process_set].insert(name).second) {
-      throw DuplicateName(subject(*operation) + " on rank " + std::to_string(config_.rank) +
-                          ": an operation of that name has not completed yet. Remedy: synchronize it first, or give the "
-                          "two operations different names.");
+      throw DuplicateName(
+          subject(*operation) + " on rank " + std::to_string(config_.rank) +
+          ": an operation of that name has not completed yet. Remedy: synchronize it first, or give the "
+          "two operations different names.");
     }
     inbox_.push_back(std::move(operation));
     has_submissions_.store(true, std::memory_order_release);
@@ -182,7 +185,8 @@ void Engine::leave_seat() {
 }
 
 bool Engine::busy() const {
-  return std::any_of(process_sets_.begin(), process_sets_.end(), [](const auto& entry) { return entry.second->busy(); });
+  return std::any_of(process_sets_.begin(), process_sets_.end(),
+                     [](const auto& entry) { return entry.second->busy(); });
 }
 
 // How long the driver may sleep when nobody rings; nothing means for ever.

@@ -46,7 +46,7 @@ struct EngineConfig {
   int rank = 0;
   int size = 1;
   // Of the ranks of this host by local rank; empty when no process set can need shared memory.
-  std::vector<int> arena_descriptors;
+  std::vector<std::shared_ptr<std::byte>> arena_memory;
   std::vector<int> peer_sockets;  // -1 for this rank; the engine closes them
   size_t local_rank = 0;
   EngineOptions options;
@@ -64,8 +64,8 @@ class Engine {
   explicit Engine(EngineConfig config);
   ~Engine();
 
-  // A process set begins. All of its ranks must have added it before one submits to it. Throws std::invalid_argument when
-  // `id` is in use.
+  // A process set begins. All of its ranks must have added it before one submits to it. Throws std::invalid_argument
+  // when `id` is in use.
   void add_process_set(int id, ProcessSetConfig config);
   // The end of a process set; throws std::invalid_argument when operations are under way in it.
   void remove_process_set(int id);
@@ -74,8 +74,8 @@ class Engine {
 
   std::shared_ptr<Handle> make_handle() { return std::make_shared<Handle>(++last_handle_id_); }
 
-  // Hands over an operation with its handle; returns at once. `waits`: the calling thread is about to wait for it, so the
-  // engine's thread can go on sleeping. Throws DuplicateName, EngineStopped, ForkedProcess.
+  // Hands over an operation with its handle; returns at once. `waits`: the calling thread is about to wait for it, so
+  // the engine's thread can go on sleeping. Throws DuplicateName, EngineStopped, ForkedProcess.
   void enqueue(std::shared_ptr<Operation> operation, bool waits);
 
   // Drives the engine until the handle is settled or the time is over; true when it is settled. Throws ForkedProcess.

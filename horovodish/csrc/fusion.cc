@@ -21,7 +21,8 @@ std::vector<Concatenation> Concatenation::by_dtype(const Operation& operation) {
     Concatenation& concatenation = result.emplace_back(dtype);
     for (size_t i = 0; i < members.size(); ++i) {
       if (members[i].dtype != dtype) continue;
-      concatenation.append(operation.buffers[i].source, operation.buffers[i].target, static_cast<size_t>(members[i].count()));
+      concatenation.append(operation.buffers[i].source, operation.buffers[i].target,
+                           static_cast<size_t>(members[i].count()));
     }
   }
   return result;

@@ -1,6 +1,6 @@
-// Fusion: the tensors of a bucket seen as one long vector. Nothing is laid end to end in memory; a plane asks for ranges of
-// the concatenation and gets the pieces of the tensors that they cover, so that packing goes straight from the tensors into
-// cache-sized chunks and unpacking straight back.
+// Fusion: the tensors of a bucket seen as one long vector. Nothing is laid end to end in memory; a plane asks for
+// ranges of the concatenation and gets the pieces of the tensors that they cover, so that packing goes straight from
+// the tensors into cache-sized chunks and unpacking straight back.
 #pragma once
 
 #include <algorithm>

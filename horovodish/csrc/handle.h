@@ -18,8 +18,8 @@ struct Error {
   std::string message;
 };
 
-// Completion of work on a device. Host memory needs none: it is final once the handle is settled. A device plane settles the
-// handle when the work is launched and leaves its event here, on which the caller's stream is made to wait.
+// Completion of work on a device. Host memory needs none: it is final once the handle is settled. A device plane
+// settles the handle when the work is launched and leaves its event here, on which the caller's stream is made to wait.
 class DeviceEvent {
  public:
   virtual ~DeviceEvent() = default;

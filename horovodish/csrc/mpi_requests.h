@@ -12,8 +12,8 @@
 
 namespace horovodish {
 
-// Tags of one start of the engine, so that nothing left over from an earlier one is taken for news. The MPI standard promises
-// tags up to 32767.
+// Tags of one start of the engine, so that nothing left over from an earlier one is taken for news. The MPI standard
+// promises tags up to 32767.
 struct MpiTags {
   static constexpr int kOperations = 31, kSlots = 4, kShards = 64;
   static constexpr int kPerGeneration = 1 + kOperations + kSlots * kShards, kGenerations = 32768 / kPerGeneration;

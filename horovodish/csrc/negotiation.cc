@@ -39,7 +39,9 @@ Mask make_mask(const std::vector<size_t>& bits, size_t size) {
   return mask;
 }
 
-bool mask_bit(const Mask& mask, size_t bit) { return bit / 8 < mask.size() && ((mask[bit / 8] >> (bit % 8)) & 1) != 0; }
+bool mask_bit(const Mask& mask, size_t bit) {
+  return bit / 8 < mask.size() && ((mask[bit / 8] >> (bit % 8)) & 1) != 0;
+}
 
 Negotiation::Negotiation(bool root, std::vector<RankSet> participants, size_t cache_capacity)
     : root_(root),
@@ -68,7 +70,9 @@ void Negotiation::flush() {
   }
 }
 
-void Negotiation::join() { state_joined(0, participants_[0].first()); }
+void Negotiation::join() {
+  state_joined(0, participants_[0].first());
+}
 
 void Negotiation::lost(bool abort, std::string_view text) {
   if (root_) return apply_lost(abort, text);

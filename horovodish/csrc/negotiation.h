@@ -2,16 +2,16 @@
 //
 // Without I/O, clock or thread: statements and messages go in, messages and decisions come out.
 //
-// The ranks form a tree. A node is one rank, and its participants are itself and the subtrees of its children. A rank states
-// about a tensor (or a bucket, which is negotiated as a unit) that it is
+// The ranks form a tree. A node is one rank, and its participants are itself and the subtrees of its children. A rank
+// states about a tensor (or a bucket, which is negotiated as a unit) that it is
 //     submitted   by its id when the cache knows its signature, otherwise by the full request
 //     absent      submitted without a value: a mask says which members of the bucket this rank has no gradient for
 // and about itself that it
 //     flushes     it waits for all that it has submitted
 //     joined      it is out of data and counts as having submitted everything
-// A node passes a statement to its parent once all its participants have made it, so in the steady state every edge of the
-// tree carries one small record per bucket and step. The root decides, and its decisions travel down in one order that is the
-// same on every rank.
+// A node passes a statement to its parent once all its participants have made it, so in the steady state every edge of
+// the tree carries one small record per bucket and step. The root decides, and its decisions travel down in one order
+// that is the same on every rank.
 #pragma once
 
 #include <cstdint>
@@ -64,8 +64,8 @@ class Negotiation {
   void flush();  // says nothing when nothing of this rank is undecided
   void join();
 
-  // A rank has gone, as `text` says; `abort`: what is being executed cannot be completed either. Known first to this node, or
-  // the parent itself is the one that has gone.
+  // A rank has gone, as `text` says; `abort`: what is being executed cannot be completed either. Known first to this
+  // node, or the parent itself is the one that has gone.
   void lost(bool abort, std::string_view text);
   void parent_lost(bool abort, std::string_view text) { apply_lost(abort, text); }
 
@@ -84,7 +84,7 @@ class Negotiation {
 
   // What the participants have stated about one tensor that is not decided yet.
   struct Pending {
-    std::vector<bool> stated;  // by participant
+    std::vector<bool> stated;    // by participant
     RankSet joined;              // ranks of the participants that have stated it that do not contribute
     std::optional<Mask> absent;  // the intersection so far
     Mask own_absent;             // this rank's own, in case it must state again in full
@@ -121,7 +121,7 @@ class Negotiation {
   ResponseCache cache_;
   std::unordered_map<Id, Pending> by_id_;
   std::map<std::string, Pending> by_name_;
-  std::vector<bool> joined_;                 // by participant
+  std::vector<bool> joined_;  // by participant
   int last_joined_ = -1;
   bool joined_sent_ = false;
   std::vector<std::optional<uint64_t>> waiting_;  // by participant: decisions it had seen when it began to wait

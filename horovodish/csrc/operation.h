@@ -15,12 +15,12 @@
 
 namespace horovodish {
 
-// The memory of one member. Null pointers stand for a rank that has joined: it contributes the neutral value, or no rows, and
-// wants no result. The outputs of an allgather and of an alltoall are allocated by the plane.
+// The memory of one member. Null pointers stand for a rank that has joined: it contributes the neutral value, or no
+// rows, and wants no result. The outputs of an allgather and of an alltoall are allocated by the plane.
 struct Buffer {
   const std::byte* source = nullptr;
   std::byte* target = nullptr;
-  int64_t first_dim = 0;            // rows of this rank's contribution to an allgather
+  int64_t first_dim = 0;             // rows of this rank's contribution to an allgather
   std::vector<int64_t> splits = {};  // rows for every rank of an alltoall
 };
 
@@ -33,7 +33,7 @@ struct Operation {
   int contributors = 0;         // known once decided: ranks that have not joined
   int root = 0;                 // known once decided: index of the root within the process set
   std::shared_ptr<Handle> handle;
-  bool reported = false;        // shows up in Engine::take_settled()
+  bool reported = false;  // shows up in Engine::take_settled()
 
   Scaling scaling() const {
     return {request->prescale, request->postscale, request->op == ReduceOp::average ? std::max(contributors, 1) : 1};
@@ -41,7 +41,9 @@ struct Operation {
 };
 
 // Bytes of one row of a member whose first dimension may differ by rank.
-inline size_t row_bytes(const Member& member) { return static_cast<size_t>(member.count()) * bytes_of(member.dtype); }
+inline size_t row_bytes(const Member& member) {
+  return static_cast<size_t>(member.count()) * bytes_of(member.dtype);
+}
 
 // Adds the next member's output to the handle, once it is known how many rows come from every rank.
 inline Handle::Output& allocate_rows(Operation& operation, size_t member, const std::vector<int64_t>& rows_by_rank) {
@@ -53,7 +55,8 @@ inline Handle::Output& allocate_rows(Operation& operation, size_t member, const 
   return outputs.back();
 }
 
-// The rows of a reducescatter's member that rank `index` of `ranks` gets: as even as possible, the first ranks one more.
+// The rows of a reducescatter's member that rank `index` of `ranks` gets: as even as possible, the first ranks one
+// more.
 struct Rows {
   int64_t begin, count;
 };

@@ -19,8 +19,8 @@ namespace {
 constexpr size_t kArity = 8;
 // Every rank waits and nothing is decided: after this time it is taken for a mistake and reported.
 constexpr std::chrono::seconds kStuckAfter{2};
-// MPI rings no doorbell. While something is under way the engine looks again after a nap that grows from the first to the
-// second value.
+// MPI rings no doorbell. While something is under way the engine looks again after a nap that grows from the first to
+// the second value.
 constexpr std::chrono::microseconds kShortestNap{20}, kLongestNap{1000};
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A process set at work: some ranks of the world with a negotiation, a plane and an order of operations of their own. Sets
-// share nothing but memory and the thread that drives them, so that one that waits never holds up another.
+// A process set at work: some ranks of the world with a negotiation, a plane and an order of operations of their own.
+// Sets share nothing but memory and the thread that drives them, so that one that waits never holds up another.
 #pragma once
 
 #include <chrono>
@@ -48,7 +48,8 @@ class ProcessSet {
   using Settle = std::function<void(const std::shared_ptr<Operation>&, const Error*)>;
 
   // `arena` and `watch` may be null where this rank is alone on its host. Both outlive the set.
-  ProcessSet(ProcessSetConfig config, const EngineOptions& options, Arena* arena, const PeerWatch* watch, Settle settle);
+  ProcessSet(ProcessSetConfig config, const EngineOptions& options, Arena* arena, const PeerWatch* watch,
+             Settle settle);
 
   void submit(std::shared_ptr<Operation> operation);
   // One look at everything that can have moved; true when something has.
@@ -93,8 +94,8 @@ class ProcessSet {
   const PeerWatch* const watch_;
   const Settle settle_;
   std::unique_ptr<Negotiation> negotiation_;
-  std::optional<Edge> parent_;   // none at the root
-  std::vector<Edge> children_;   // child i is participant i + 1 of the negotiation
+  std::optional<Edge> parent_;  // none at the root
+  std::vector<Edge> children_;  // child i is participant i + 1 of the negotiation
   std::unique_ptr<Plane> plane_;
   std::unordered_map<std::string, std::shared_ptr<Operation>> undecided_;
   std::unordered_set<std::shared_ptr<Operation>> executing_;

@@ -20,7 +20,9 @@ class Network:
     def __init__(self, size: int, arity: int, seed: int, cache_capacity: int = 100) -> None:
         self.size = size
         self.random = random.Random(seed)
-        self.children = [[c for c in range(rank * arity + 1, rank * arity + arity + 1) if c < size] for rank in range(size)]
+        self.children = [
+            [c for c in range(rank * arity + 1, rank * arity + arity + 1) if c < size] for rank in range(size)
+        ]
         self.nodes = [
             testing.Negotiation(rank == 0, [[rank], *map(self.subtree, self.children[rank])], cache_capacity)
             for rank in range(size)

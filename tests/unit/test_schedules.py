@@ -30,7 +30,11 @@ def execute(schedules: list[testing.Schedule], buffers: list[list[object]], seed
     def moves(rank: int) -> list[tuple[str, int]]:
         sends, receives = schedules[rank]
         possible = []
-        if started[rank] < len(sends) and started[rank] < sent[rank] + window and received[rank] >= sends[started[rank]][3]:
+        if (
+            started[rank] < len(sends)
+            and started[rank] < sent[rank] + window
+            and received[rank] >= sends[started[rank]][3]
+        ):
             possible.append(("send", rank))
         if posted[rank] < len(receives) and posted[rank] < received[rank] + window:
             if sent[rank] >= receives[posted[rank]][3]:

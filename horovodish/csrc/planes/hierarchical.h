@@ -1,6 +1,6 @@
-// The plane of several hosts with several ranks each. Allreduce and broadcast go through the stream of the shared-memory plane,
-// in which every local rank drives the ring of its own shard; collectives that send different data to different ranks gain
-// nothing from a detour through a neighbour and go straight between all ranks.
+// The plane of several hosts with several ranks each. Allreduce and broadcast go through the stream of the
+// shared-memory plane, in which every local rank drives the ring of its own shard; collectives that send different data
+// to different ranks gain nothing from a detour through a neighbour and go straight between all ranks.
 #pragma once
 
 #include <memory>

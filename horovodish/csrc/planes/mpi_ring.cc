@@ -23,8 +23,8 @@ MpiRingPlane::MpiRingPlane(const abi::Mpi& mpi, int rank, int ranks, int generat
   std::iota(everybody_.begin(), everybody_.end(), 0);
 }
 
-// With operations under way the plane is being abandoned. Receives are cancelled, so that nothing is written any more; a send
-// to a peer that has gone may never end, so the memory that it reads is left to the process's end.
+// With operations under way the plane is being abandoned. Receives are cancelled, so that nothing is written any more;
+// a send to a peer that has gone may never end, so the memory that it reads is left to the process's end.
 MpiRingPlane::~MpiRingPlane() {
   for (Running& running : running_) {
     if (!running.task) continue;
@@ -33,7 +33,9 @@ MpiRingPlane::~MpiRingPlane() {
   }
 }
 
-void MpiRingPlane::start(std::shared_ptr<Operation> operation) { waiting_.push_back(std::move(operation)); }
+void MpiRingPlane::start(std::shared_ptr<Operation> operation) {
+  waiting_.push_back(std::move(operation));
+}
 
 Progress MpiRingPlane::advance() {
   bool progressed = false;

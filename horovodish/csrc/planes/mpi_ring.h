@@ -1,6 +1,6 @@
-// The plane between hosts: pipelined schedules over MPI point-to-point messages. Written on Isend, Irecv and Test alone, so
-// that an operation can be watched, abandoned and interleaved with others; MPI's own collectives can do none of this, know no
-// bfloat16 and count in ints.
+// The plane between hosts: pipelined schedules over MPI point-to-point messages. Written on Isend, Irecv and Test
+// alone, so that an operation can be watched, abandoned and interleaved with others; MPI's own collectives can do none
+// of this, know no bfloat16 and count in ints.
 #pragma once
 
 #include <deque>

@@ -37,7 +37,8 @@ class ContiguousAllreduce : public MpiTask {
       std::memcpy(blocks_.data() + static_cast<size_t>(environment.rank) * bytes, buffer, bytes);
       std::vector<size_t> begins(ranks + 1);
       for (size_t i = 0; i <= ranks; ++i) begins[i] = i * count;
-      run_.emplace(environment, direct_allgather(environment.rank, environment.ranks(), begins, count), blocks_.data(), item);
+      run_.emplace(environment, direct_allgather(environment.rank, environment.ranks(), begins, count), blocks_.data(),
+                   item);
       return;
     }
     if (scaling.prescale != 1.0) {
@@ -75,8 +76,8 @@ class ContiguousAllreduce : public MpiTask {
   std::optional<ScheduleRun> run_;
 };
 
-// One dtype of an allreduce. It is reduced in the target where there is just one, otherwise in memory into which the tensors
-// are packed.
+// One dtype of an allreduce. It is reduced in the target where there is just one, otherwise in memory into which the
+// tensors are packed.
 class AllreduceRun {
  public:
   AllreduceRun(const MpiEnvironment& environment, const Operation& operation, Concatenation concatenation)
@@ -87,12 +88,14 @@ class AllreduceRun {
     if (!in_target) fusion_buffer_.resize(count * concatenation_.item_bytes());
     std::byte* buffer = in_target ? first.target : fusion_buffer_.data();
     if (buffer != first.source) concatenation_.pack(0, count, operation.request->op, buffer);
-    run_ = make_allreduce(environment, concatenation_.dtype(), operation.request->op, operation.scaling(), buffer, count);
+    run_ =
+        make_allreduce(environment, concatenation_.dtype(), operation.request->op, operation.scaling(), buffer, count);
   }
 
   bool advance() {
     const bool progressed = run_->advance();
-    if (run_->done() && !fusion_buffer_.empty()) concatenation_.unpack(0, concatenation_.count(), fusion_buffer_.data());
+    if (run_->done() && !fusion_buffer_.empty())
+      concatenation_.unpack(0, concatenation_.count(), fusion_buffer_.data());
     return progressed;
   }
   bool done() const { return run_->done(); }
@@ -166,7 +169,8 @@ class BroadcastTask : public MpiTask {
   bool advance() override {
     if (done()) return false;
     const bool progressed = run_->advance();
-    if (run_->done() && !fusion_buffer_.empty()) concatenation_.unpack(0, concatenation_.count(), fusion_buffer_.data());
+    if (run_->done() && !fusion_buffer_.empty())
+      concatenation_.unpack(0, concatenation_.count(), fusion_buffer_.data());
     return progressed;
   }
   bool done() const override { return !run_ || run_->done(); }
@@ -196,8 +200,8 @@ class ReducescatterRun {
         const auto row = static_cast<size_t>(members[i].count() / members[i].shape[0]);
         const Buffer& buffer = operation.buffers[i];
         const size_t skipped = static_cast<size_t>(rows.begin) * row * item;
-        by_rank.append(buffer.source == nullptr ? nullptr : buffer.source + skipped, rank == own ? buffer.target : nullptr,
-                       static_cast<size_t>(rows.count) * row);
+        by_rank.append(buffer.source == nullptr ? nullptr : buffer.source + skipped,
+                       rank == own ? buffer.target : nullptr, static_cast<size_t>(rows.count) * row);
       }
       begins_.push_back(by_rank.count());
     }
@@ -210,8 +214,8 @@ class ReducescatterRun {
       reduce(dtype, op_, buffer_.data(), &source, 1, concatenation_.count(), {.prescale = scaling.prescale});
     }
     const size_t segment = std::max<size_t>(1, environment.segment_bytes / item);
-    run_.emplace(environment, ring_reduce_scatter(environment.rank, environment.ranks(), begins_, segment), buffer_.data(),
-                 item, ring_step(dtype, op_, scaling));
+    run_.emplace(environment, ring_reduce_scatter(environment.rank, environment.ranks(), begins_, segment),
+                 buffer_.data(), item, ring_step(dtype, op_, scaling));
     own_ = own;
     if (run_->done()) finish();
   }
@@ -285,7 +289,8 @@ class RowsTask : public MpiTask {
     const auto ranks = static_cast<size_t>(environment.ranks());
     auto own = tables_.begin() + static_cast<std::ptrdiff_t>(row_length_ * static_cast<size_t>(environment.rank));
     for (const Buffer& buffer : operation_->buffers) {
-      own = alltoall_ ? std::copy(buffer.splits.begin(), buffer.splits.end(), own) : std::fill_n(own, 1, buffer.first_dim);
+      own = alltoall_ ? std::copy(buffer.splits.begin(), buffer.splits.end(), own)
+                      : std::fill_n(own, 1, buffer.first_dim);
     }
     std::vector<size_t> begins(ranks + 1);
     for (size_t i = 0; i <= ranks; ++i) begins[i] = i * row_length_;
@@ -332,9 +337,11 @@ class RowsTask : public MpiTask {
     const size_t kept = row * rows(i, own, own);
     if (kept > 0) std::memcpy(output + received[own], source + (alltoall_ ? sent[own] : 0), kept);
     const MpiEnvironment& e = environment_;
-    run_ = alltoall_ ? std::make_unique<ScheduleRun>(
-                           e, direct_exchange(e.rank, e.ranks(), sent, received, e.segment_bytes), output, 1, nullptr, source)
-                     : std::make_unique<ScheduleRun>(e, direct_allgather(e.rank, e.ranks(), received, e.segment_bytes), output, 1);
+    run_ = alltoall_
+               ? std::make_unique<ScheduleRun>(e, direct_exchange(e.rank, e.ranks(), sent, received, e.segment_bytes),
+                                               output, 1, nullptr, source)
+               : std::make_unique<ScheduleRun>(e, direct_allgather(e.rank, e.ranks(), received, e.segment_bytes),
+                                               output, 1);
   }
 
   const std::shared_ptr<Operation> operation_;
@@ -348,8 +355,8 @@ class RowsTask : public MpiTask {
 
 }  // namespace
 
-std::unique_ptr<MpiTask> make_allreduce(const MpiEnvironment& environment, DType dtype, ReduceOp op, const Scaling& scaling,
-                                        std::byte* buffer, size_t count) {
+std::unique_ptr<MpiTask> make_allreduce(const MpiEnvironment& environment, DType dtype, ReduceOp op,
+                                        const Scaling& scaling, std::byte* buffer, size_t count) {
   return std::make_unique<ContiguousAllreduce>(environment, dtype, op, scaling, buffer, count);
 }
 

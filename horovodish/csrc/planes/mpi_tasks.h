@@ -10,8 +10,8 @@
 namespace horovodish {
 
 // Collectives on one piece of memory.
-std::unique_ptr<MpiTask> make_allreduce(const MpiEnvironment& environment, DType dtype, ReduceOp op, const Scaling& scaling,
-                                        std::byte* buffer, size_t count);
+std::unique_ptr<MpiTask> make_allreduce(const MpiEnvironment& environment, DType dtype, ReduceOp op,
+                                        const Scaling& scaling, std::byte* buffer, size_t count);
 std::unique_ptr<MpiTask> make_broadcast(const MpiEnvironment& environment, int root, std::byte* buffer, size_t bytes);
 
 // The task of an operation; null where deciding the operation was all there was to do.

@@ -26,8 +26,8 @@ Range between(const std::vector<size_t>& begins, int index) {
   return {begins[i], begins[i + 1] - begins[i]};
 }
 
-// `steps` of the ring, each of which sends on what the step before received; the shards rotate so that rank i finishes shard i
-// after ranks - 1 steps. The steps after those pass finished shards round.
+// `steps` of the ring, each of which sends on what the step before received; the shards rotate so that rank i finishes
+// shard i after ranks - 1 steps. The steps after those pass finished shards round.
 Schedule ring(int rank, int ranks, const std::vector<size_t>& begins, size_t segment, int steps) {
   Schedule schedule;
   const int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
@@ -45,9 +45,9 @@ Schedule ring(int rank, int ranks, const std::vector<size_t>& begins, size_t seg
     }
     size_t overwritten = sent_before[static_cast<size_t>(received)];
     for (const Range& range : segments_of(between(begins, received), segment)) {
-      const auto then = gather                ? Receive::Then::store
+      const auto then = gather              ? Receive::Then::store
                         : step == ranks - 2 ? Receive::Then::reduce_finish
-                                              : Receive::Then::reduce;
+                                            : Receive::Then::reduce;
       schedule.receives.push_back({previous, range.begin, range.count, gather ? ++overwritten : 0, then});
     }
     received_before = received_now;

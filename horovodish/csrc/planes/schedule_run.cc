@@ -31,7 +31,8 @@ bool ScheduleRun::advance() {
 }
 
 bool ScheduleRun::post_receive() {
-  if (receives_posted_ == schedule_.receives.size() || receives_posted_ == receives_done_ + receives_.size()) return false;
+  if (receives_posted_ == schedule_.receives.size() || receives_posted_ == receives_done_ + receives_.size())
+    return false;
   const Receive& receive = schedule_.receives[receives_posted_];
   if (sends_done_ < receive.after) return false;
   Transfer& transfer = receives_[receives_posted_ % receives_.size()];
@@ -62,7 +63,8 @@ bool ScheduleRun::start_send() {
   if (sends_started_ == schedule_.sends.size() || sends_started_ == sends_done_ + sends_.size()) return false;
   const Send& send = schedule_.sends[sends_started_];
   if (receives_done_ < send.after) return false;
-  sends_[sends_started_ % sends_.size()].request.send(sent_ + send.begin * item_, send.count * item_, peer(send.peer), environment_.tag);
+  sends_[sends_started_ % sends_.size()].request.send(sent_ + send.begin * item_, send.count * item_, peer(send.peer),
+                                                      environment_.tag);
   ++sends_started_;
   return true;
 }

@@ -41,9 +41,7 @@ class ScheduleRun {
   ScheduleRun(const MpiEnvironment& environment, Schedule schedule, std::byte* buffer, size_t item_bytes,
               ReduceInto reduce_into = nullptr, const std::byte* sent = nullptr);
   bool advance();
-  bool done() const {
-    return sends_done_ == schedule_.sends.size() && receives_done_ == schedule_.receives.size();
-  }
+  bool done() const { return sends_done_ == schedule_.sends.size() && receives_done_ == schedule_.receives.size(); }
   void cancel_receives() noexcept;
 
  private:

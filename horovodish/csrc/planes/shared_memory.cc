@@ -36,7 +36,8 @@ SharedMemoryPlane::SharedMemoryPlane(Arena& arena, size_t region, const std::vec
   for (size_t rank = 0; rank < local.size(); ++rank) {
     counters_.push_back(&arena.counters(region, local[rank]));
     if (rank != own) peers_.push_back(&arena.header(local[rank]).doorbell);
-    for (size_t index = 0; index < slots_.size(); ++index) slots_[index].push_back(arena.slot(region, local[rank], index));
+    for (size_t index = 0; index < slots_.size(); ++index)
+      slots_[index].push_back(arena.slot(region, local[rank], index));
   }
 }
 

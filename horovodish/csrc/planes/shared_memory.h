@@ -1,19 +1,20 @@
 // The plane of the ranks of one host: they read each other's memory.
 //
-// Nomenclature. The operations of the plane form one *stream*, cut into *chunks* that stay in the cache and numbered through
-// all operations. Every rank has `slots` slots of shared memory for chunks; chunk k uses slot k % slots. A chunk passes up to
-// four stages on each rank, and a counter per stage and rank tells the peers how far it is:
+// Nomenclature. The operations of the plane form one *stream*, cut into *chunks* that stay in the cache and numbered
+// through all operations. Every rank has `slots` slots of shared memory for chunks; chunk k uses slot k % slots. A
+// chunk passes up to four stages on each rank, and a counter per stage and rank tells the peers how far it is:
 //     publish   copy this rank's part into its slot
-//     combine   read the peers' slots: reduce this rank's *shard* of the chunk and put the result into the own slot, or,
+//     combine   read the peers' slots: reduce this rank's *shard* of the chunk and put the result into the own slot,
+//     or,
 //               where there is nothing to share out, take the whole result
 //     exchange  with several hosts only: combine the shard with those of the other hosts, in the slot, over MPI
 //     collect   copy the other ranks' shards out of their slots
-// A slot is published anew once every rank has collected its last chunk. All stages of different chunks overlap, so while one
-// rank reduces chunk k its peer may already publish k + 1, also when that belongs to the next operation.
+// A slot is published anew once every rank has collected its last chunk. All stages of different chunks overlap, so
+// while one rank reduces chunk k its peer may already publish k + 1, also when that belongs to the next operation.
 //
-// Per element and rank, an allreduce of n ranks in place reads the tensor once and writes it once in main memory; the copies
-// through the slots hit the cache. Contributions are always added in rank order, whatever the chunk or shard, so results do
-// not depend on how tensors are fused.
+// Per element and rank, an allreduce of n ranks in place reads the tensor once and writes it once in main memory; the
+// copies through the slots hit the cache. Contributions are always added in rank order, whatever the chunk or shard, so
+// results do not depend on how tensors are fused.
 #pragma once
 
 #include <deque>
@@ -37,7 +38,8 @@ struct Across {
   size_t segment_bytes;
 
   size_t most_local_ranks() const;
-  // The ring of one rank per host for a shard of chunk `sequence`; `choose(host)` is its place among the ranks of that host.
+  // The ring of one rank per host for a shard of chunk `sequence`; `choose(host)` is its place among the ranks of that
+  // host.
   MpiEnvironment ring(uint64_t sequence, size_t shard, const std::function<size_t(size_t host)>& choose) const;
 };
 
@@ -54,7 +56,8 @@ class StreamTask {
   virtual bool has_collect() const { return false; }
   virtual void publish(uint64_t chunk, std::byte* slot) = 0;
   virtual void combine(uint64_t chunk, const Slots& slots) = 0;
-  // What this rank has to do over MPI before others may collect the chunk; `sequence` is the chunk's number in the stream.
+  // What this rank has to do over MPI before others may collect the chunk; `sequence` is the chunk's number in the
+  // stream.
   virtual std::vector<std::unique_ptr<MpiTask>> exchange(uint64_t, uint64_t /*sequence*/, const Slots&) { return {}; }
   virtual void collect(uint64_t, const Slots&) {}
 };
@@ -107,7 +110,7 @@ class SharedMemoryPlane : public Plane {
   std::vector<StreamTask::Slots> slots_;  // by slot index
   std::deque<Item> items_;
   std::deque<Exchange> exchanges_;  // of chunks that are combined and not yet announced, in order
-  uint64_t first_item_ = 0;  // number of items_.front()
+  uint64_t first_item_ = 0;         // number of items_.front()
   Cursor publish_, combine_, collect_;
   std::vector<uint64_t> known_published_, known_reduced_, known_released_;  // last values seen, by rank
 };

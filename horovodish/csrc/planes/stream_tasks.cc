@@ -10,17 +10,19 @@ namespace horovodish {
 
 namespace {
 
-// A chunk of at most this many bytes is reduced by every rank for itself: below, the second wait for the peers costs more
-// than the arithmetic that it saves.
+// A chunk of at most this many bytes is reduced by every rank for itself: below, the second wait for the peers costs
+// more than the arithmetic that it saves.
 constexpr size_t kUnsharedBytes = 16 << 10;
 // Shards begin at multiples of a cache line, so that no two ranks write to one.
 constexpr size_t kCacheLine = 64;
 
-size_t ceil_divide(size_t a, size_t b) { return (a + b - 1) / b; }
+size_t ceil_divide(size_t a, size_t b) {
+  return (a + b - 1) / b;
+}
 
-// A chunk is cut into shards, one for each rank of this host; the owner of a shard reduces it straight into the targets. With
-// several hosts there are as many shards as the largest host has ranks, and their owners reduce them in the slot, where they
-// are exchanged with the owners on the other hosts.
+// A chunk is cut into shards, one for each rank of this host; the owner of a shard reduces it straight into the
+// targets. With several hosts there are as many shards as the largest host has ranks, and their owners reduce them in
+// the slot, where they are exchanged with the owners on the other hosts.
 class AllreduceTask : public StreamTask {
  public:
   AllreduceTask(const Operation& operation, Concatenation concatenation, const StreamWorld& world)
@@ -31,7 +33,9 @@ class AllreduceTask : public StreamTask {
         item_(concatenation_.item_bytes()),
         chunk_(world.chunk_bytes / item_),
         small_(concatenation_.count() * item_ <= kUnsharedBytes),
-        shards_(small_ ? 1 : world.across != nullptr ? world.across->most_local_ranks() : world.ranks),
+        shards_(small_                    ? 1
+                : world.across != nullptr ? world.across->most_local_ranks()
+                                          : world.ranks),
         sources_(world.ranks) {}
 
   uint64_t chunks() const override { return ceil_divide(concatenation_.count(), chunk_); }
@@ -42,7 +46,8 @@ class AllreduceTask : public StreamTask {
     const Range range = whole(chunk);
     for (size_t index = 0; index < shards_; ++index) {
       const Range part = shard(range, index);
-      // The own shard is reduced from where it lies, unless this rank has joined and only has the neutral value to give.
+      // The own shard is reduced from where it lies, unless this rank has joined and only has the neutral value to
+      // give.
       if (has_collect() && is_own(index) && !neutral()) continue;
       concatenation_.pack(part.begin, part.count, op_, slot + (part.begin - range.begin) * item_);
     }
@@ -123,12 +128,14 @@ class AllreduceTask : public StreamTask {
   std::vector<const void*> sources_;
 };
 
-// The root publishes, everybody takes. With several hosts the root sends a chunk on to one rank of every other host, in whose
-// slot its neighbours find it.
+// The root publishes, everybody takes. With several hosts the root sends a chunk on to one rank of every other host, in
+// whose slot its neighbours find it.
 class BroadcastTask : public StreamTask {
  public:
   BroadcastTask(const Operation& operation, const StreamWorld& world)
-      : concatenation_(Concatenation::as_bytes(operation)), world_(world), source_(static_cast<size_t>(operation.root)) {
+      : concatenation_(Concatenation::as_bytes(operation)),
+        world_(world),
+        source_(static_cast<size_t>(operation.root)) {
     if (world.across == nullptr) {
       is_root_ = world.own == source_;
       return;
@@ -156,8 +163,8 @@ class BroadcastTask : public StreamTask {
     std::vector<std::unique_ptr<MpiTask>> tasks;
     if (world_.own != source_) return tasks;
     const auto entry = [&](size_t host) { return entries_[host]; };
-    tasks.push_back(make_broadcast(world_.across->ring(sequence, 0, entry), static_cast<int>(root_host_), slots[world_.own],
-                                   length(chunk)));
+    tasks.push_back(make_broadcast(world_.across->ring(sequence, 0, entry), static_cast<int>(root_host_),
+                                   slots[world_.own], length(chunk)));
     return tasks;
   }
   void collect(uint64_t chunk, const Slots& slots) override { take(chunk, slots); }
@@ -167,12 +174,12 @@ class BroadcastTask : public StreamTask {
   size_t length(uint64_t chunk) const { return std::min(world_.chunk_bytes, concatenation_.count() - begin(chunk)); }
   void take(uint64_t chunk, const Slots& slots) {
     if (!is_root_) return concatenation_.unpack(begin(chunk), length(chunk), slots[source_]);
-    concatenation_.for_each_piece(
-        begin(chunk), length(chunk), [](const Concatenation::Segment& segment, size_t first, size_t count, size_t) {
-          if (segment.target != nullptr && segment.target != segment.source) {
-            std::memcpy(segment.target + first, segment.source + first, count);
-          }
-        });
+    concatenation_.for_each_piece(begin(chunk), length(chunk),
+                                  [](const Concatenation::Segment& segment, size_t first, size_t count, size_t) {
+                                    if (segment.target != nullptr && segment.target != segment.source) {
+                                      std::memcpy(segment.target + first, segment.source + first, count);
+                                    }
+                                  });
   }
 
   const Concatenation concatenation_;
@@ -187,19 +194,25 @@ class BroadcastTask : public StreamTask {
 class ReducescatterTask : public StreamTask {
  public:
   ReducescatterTask(const Operation& operation, DType dtype, size_t own, size_t ranks, size_t chunk_bytes)
-      : concatenation_(dtype), op_(operation.request->op), scaling_(operation.scaling()), chunk_(chunk_bytes / bytes_of(dtype)) {
+      : concatenation_(dtype),
+        op_(operation.request->op),
+        scaling_(operation.scaling()),
+        chunk_(chunk_bytes / bytes_of(dtype)) {
     const auto& members = operation.request->members;
     for (size_t i = 0; i < members.size(); ++i) {
       if (members[i].dtype != dtype || members[i].count() == 0) continue;
       const auto row = static_cast<size_t>(members[i].count() / members[i].shape[0]);
       const Rows rows = rows_of(members[i].shape[0], own, ranks);
       own_.push_back({static_cast<size_t>(rows.begin) * row, static_cast<size_t>(rows.begin + rows.count) * row});
-      concatenation_.append(operation.buffers[i].source, operation.buffers[i].target, static_cast<size_t>(members[i].count()));
+      concatenation_.append(operation.buffers[i].source, operation.buffers[i].target,
+                            static_cast<size_t>(members[i].count()));
     }
   }
 
   uint64_t chunks() const override { return ceil_divide(concatenation_.count(), chunk_); }
-  void publish(uint64_t chunk, std::byte* slot) override { concatenation_.pack(begin(chunk), length(chunk), op_, slot); }
+  void publish(uint64_t chunk, std::byte* slot) override {
+    concatenation_.pack(begin(chunk), length(chunk), op_, slot);
+  }
   void combine(uint64_t chunk, const Slots& slots) override {
     const size_t item = concatenation_.item_bytes();
     std::vector<const void*> sources(slots.size());
@@ -209,7 +222,8 @@ class ReducescatterTask : public StreamTask {
           const Range own = own_[static_cast<size_t>(&segment - concatenation_.segments().data())];
           const size_t from = std::max(first, own.begin), to = std::min(first + count, own.end);
           if (segment.target == nullptr || from >= to) return;
-          for (size_t rank = 0; rank < slots.size(); ++rank) sources[rank] = slots[rank] + (position + from - first) * item;
+          for (size_t rank = 0; rank < slots.size(); ++rank)
+            sources[rank] = slots[rank] + (position + from - first) * item;
           reduce(concatenation_.dtype(), op_, segment.target + (from - own.begin) * item, sources.data(), slots.size(),
                  to - from, scaling_);
         });
@@ -229,8 +243,8 @@ class ReducescatterTask : public StreamTask {
   std::vector<Range> own_;  // by segment: what this rank keeps
 };
 
-// Collectives whose lengths no rank knows beforehand. The first chunks carry every rank's table of row counts; the chunks after
-// them carry the data of every rank side by side, and each rank copies out what is for it.
+// Collectives whose lengths no rank knows beforehand. The first chunks carry every rank's table of row counts; the
+// chunks after them carry the data of every rank side by side, and each rank copies out what is for it.
 class RowsTask : public StreamTask {
  public:
   RowsTask(std::shared_ptr<Operation> operation, size_t own, size_t ranks, size_t chunk_bytes)

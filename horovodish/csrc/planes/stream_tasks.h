@@ -15,8 +15,8 @@ struct StreamWorld {
   const Across* across;  // null when all ranks are on this host
 };
 
-// The tasks of an operation; none where deciding the operation was all there was to do. With several hosts only for allreduce
-// and broadcast.
+// The tasks of an operation; none where deciding the operation was all there was to do. With several hosts only for
+// allreduce and broadcast.
 std::vector<std::unique_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr<Operation>& operation,
                                                            const StreamWorld& world);
 
