@@ -91,7 +91,7 @@ def load() -> ModuleType:
         raise _wrong_pairing(launched, version)
     if not mpi.Is_initialized():
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
-        _native.finalize_mpi_at_exit(mpi.__file__)
+        _native.finalize_mpi_at_exit(str(mpi.__file__))
     return mpi
 
 

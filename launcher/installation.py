@@ -38,12 +38,15 @@ def find_library(environ: Mapping[str, str]) -> Library:
     """Asks mpi4py, in a process of its own, which MPI it loads.
 
     Raises:
-        LaunchError: that process failed in a way that is not foreseen.
+        LaunchError: that process failed in a way that is not foreseen, or hung.
     """
     query = [sys.executable, "-m", "horovodish.mpi"]
-    answer = subprocess.run(
-        query, env=environ, capture_output=True, text=True, timeout=QUERY_TIMEOUT_SECONDS, check=False
-    )
+    try:
+        answer = subprocess.run(
+            query, env=environ, capture_output=True, text=True, timeout=QUERY_TIMEOUT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as hung:
+        raise LaunchError(f"`{' '.join(query)}` did not answer within {QUERY_TIMEOUT_SECONDS} seconds") from hung
     if answer.returncode != 0:
         raise LaunchError(f"`{' '.join(query)}` failed with exit status {answer.returncode}:\n{answer.stderr.strip()}")
     return Library(**json.loads(answer.stdout))

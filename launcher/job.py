@@ -12,7 +12,7 @@ from pathlib import Path
 
 from horovodish.launcher.link import Link, listen
 from horovodish.launcher.mpirun import Mpirun, arguments, rank_variable
-from horovodish.launcher.outcome import Ending, Fault, first_fault, read_failures
+from horovodish.launcher.outcome import Ending, Fault, first_fault, read_failures, signal_name
 from horovodish.launcher.output import Output
 
 __all__ = ["Job"]
@@ -30,7 +30,7 @@ MPIRUN_SECONDS = 3.0
 
 Schedule = tuple[tuple[float, int | None], ...]
 """How a job is ended: what signal the ranks get after how many seconds. None: they are given up."""
-INTERRUPT: Schedule = ((0.0, signal.SIGINT), (1.5, signal.SIGTERM), (3.0, signal.SIGKILL), (4.0, None))
+INTERRUPT: Schedule = ((0.0, signal.SIGINT), (1.5, signal.SIGTERM), (2.5, signal.SIGKILL), (3.5, None))
 TERMINATE: Schedule = ((0.0, signal.SIGTERM), (2.5, signal.SIGKILL), (3.5, None))
 KILL: Schedule = ((0.0, signal.SIGKILL), (1.0, None))
 
@@ -59,6 +59,7 @@ class Job:
         stopped_by: the signal to the launcher that ended the job, if one did.
         fault: the rank that failed first, if one did.
         started: how many ranks were started.
+        timed_out: whether the job was ended because not all of them had started in time.
         completed: how many ranks ended with exit status 0.
         mpirun_status: exit status of mpirun, negative for a signal.
     """
@@ -82,6 +83,7 @@ class Job:
         self.stopped_by: int | None = None
         self.fault: Fault | None = None
         self.started = 0
+        self.timed_out = False
         self.completed = 0
         self.mpirun_status = 0
 
@@ -127,6 +129,8 @@ class Job:
             finally:
                 self._dismiss(mpirun)
                 self._output.finish()
+                os.close(self._waker)
+                os.close(self._wakeup)
         self.fault = first_fault(self._endings, read_failures(self._run_dir))
         self.completed = sum(ending.status == 0 for ending in self._endings)
 
@@ -136,12 +140,13 @@ class Job:
             ready = self._selector.select(POLL_SECONDS)
             for key, _ in ready:
                 key.data()
-            if self.started < self._np and time.monotonic() > start_by:
+            if self.started < self._np and time.monotonic() > start_by and not self._is_ending:
+                self.timed_out = True
                 self._end(TERMINATE)
             if not ready and mpirun.poll() is not None:  # not as long as supervisors have something to say
-                if not self._links:
-                    break
                 self._end(TERMINATE)
+            if self._is_ending and not self._links:
+                break
             for failure in read_failures(self._run_dir):
                 if failure.rank not in self._raised:
                     self._raised.add(failure.rank)
@@ -159,7 +164,10 @@ class Job:
         match link.receive():
             case ["rank", rank]:
                 link.rank = int(rank)
-                self._give_files(link, link.rank)
+                if self._is_ending:
+                    self._drop(link)  # which tells the supervisor that it is too late
+                else:
+                    self._give_files(link, link.rank)
             case ["started"]:
                 self.started += 1
             case ["told"]:
@@ -218,11 +226,13 @@ class Job:
                 self._is_ending = False
                 self._schedule = []
                 self._end(KILL)
-            elif number in (*ENDING, signal.SIGPIPE):
-                self.stopped_by = self.stopped_by or number
+            elif not self._is_ending and number in (*ENDING, signal.SIGPIPE):
+                self.stopped_by = number
                 self._end(INTERRUPT if number == signal.SIGINT else TERMINATE)
                 if number == signal.SIGINT:
                     self._tell("ending the ranks; Ctrl-C once more kills them")
+                elif number != signal.SIGPIPE:  # nobody would read it
+                    self._tell(f"ending the ranks because of {signal_name(number)}")
 
     # How the job is ended
 
@@ -256,7 +266,8 @@ class Job:
             link.connection.close()
         self._listener.close()
         self._selector.close()
-        for number, seconds in ((None, MPIRUN_SECONDS), (signal.SIGTERM, 1.0), (signal.SIGKILL, None)):
+        patience = 0.0 if self.timed_out or self._given_up else MPIRUN_SECONDS
+        for number, seconds in ((None, patience), (signal.SIGTERM, 1.0), (signal.SIGKILL, None)):
             if number is not None:
                 os.killpg(mpirun.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -9,6 +9,7 @@ __all__ = ["MPICH", "OPEN_MPI", "Mpirun", "arguments", "family", "rank_variable"
 OPEN_MPI = "Open MPI"
 MPICH = "MPICH"
 
+_OTHER_HOSTS = "^slurm,pbs,tm,lsf,gridengine,flux,pals"
 # What they say about a rank that failed. The launcher says it better, and it knows first.
 _RANK_FAILED = re.compile(
     r"^-{60,}\n(?:prterun|mpirun|mpiexec) (?:detected|noticed|has exited) .*?^-{60,}$\n?"
@@ -55,7 +56,8 @@ def family(version: str) -> str | None:
 def arguments(mpirun: Mpirun, np: int, program: Sequence[str], *, as_root: bool) -> list[str]:
     """The whole command that starts `np` processes of `program` on this host.
 
-    More ranks than cores are allowed, and no rank is bound to a core: it would believe that the machine has only one.
+    They stay on this host inside an allocation of Slurm and the like, too. There may be more of them than cores, and
+    none is bound to a core, because a bound rank believes that the machine has only one.
 
     Args:
         mpirun: its family is known.
@@ -64,9 +66,10 @@ def arguments(mpirun: Mpirun, np: int, program: Sequence[str], *, as_root: bool)
         as_root: Open MPI refuses to run as root unless it is told.
     """
     if mpirun.family == OPEN_MPI:
-        flags = ["--allow-run-as-root"] * as_root + ["--oversubscribe", "--bind-to", "none"]
+        here = ["--mca", "ras", _OTHER_HOSTS, "--mca", "plm", _OTHER_HOSTS]
+        flags = ["--allow-run-as-root"] * as_root + [*here, "--oversubscribe", "--bind-to", "none"]
     else:
-        flags = ["-bind-to", "none"]
+        flags = ["-launcher", "fork", "-rmk", "user", "-bind-to", "none"]
     return [mpirun.path, *flags, "-np", str(np), *program]
 
 

@@ -43,10 +43,11 @@ class Request:
     verbose: bool = False
 
 
-def say(message: str) -> None:
-    """Writes the lines of a message of the launcher to stderr."""
-    for line in message.splitlines():
-        print(f"horovodish: {line}", file=sys.stderr, flush=True)
+def say(message: str, prefix: str = "horovodish: ") -> None:
+    """Writes the lines of a message to stderr, if somebody reads it."""
+    with contextlib.suppress(OSError):
+        for line in message.splitlines():
+            print(f"{prefix}{line}", file=sys.stderr, flush=True)
 
 
 def run(request: Request, environ: Mapping[str, str]) -> int:
@@ -76,7 +77,7 @@ def run(request: Request, environ: Mapping[str, str]) -> int:
             say(problem[0])
             return problem[1]
         if THREADS_VARIABLE not in environ:
-            say(f"{THREADS_VARIABLE}={variables[THREADS_VARIABLE]} for each rank; set it to choose another number")
+            say(threads_notice(request.np, variables[THREADS_VARIABLE]))
         try:
             job = Job(
                 mpirun,
@@ -95,6 +96,12 @@ def run(request: Request, environ: Mapping[str, str]) -> int:
         except OSError as failure:
             raise LaunchError(f"the ranks cannot be started: {failure}") from failure
         return conclude(job, request)
+
+
+def threads_notice(np: int, threads: str) -> str:
+    """Tells the user about the variable that was set for the ranks."""
+    ranks, cores = f"{np} rank{'s' * (np > 1)}", len(os.sched_getaffinity(0))
+    return f"{ranks} on {cores} cores: {THREADS_VARIABLE}={threads} for each; set it to choose another number"
 
 
 @contextlib.contextmanager
@@ -120,7 +127,7 @@ def conclude(job: Job, request: Request) -> int:
     """Says what made the job end, if that was not its natural end, and returns the exit status."""
     said = job.mpirun_log.read_text(encoding="utf-8", errors="replace").replace("\0", "")
     explained = job.stopped_by or job.fault or job.completed
-    print(worth_reading(said) if explained and not request.verbose else said, end="", file=sys.stderr)
+    say(worth_reading(said) if explained and not request.verbose else said, prefix="")
     if job.stopped_by:
         return 128 + job.stopped_by
     if job.fault:
@@ -130,7 +137,10 @@ def conclude(job: Job, request: Request) -> int:
         return 0
     mpirun = job.arguments[0]
     status = job.mpirun_status if job.mpirun_status >= 0 else 128 - job.mpirun_status
-    if job.started < request.np:
+    if job.timed_out:
+        say(f"only {job.started} of {request.np} ranks were started in time; --start-timeout gives them more")
+        status = 1
+    elif job.started < request.np:
         say(f"only {job.started} of {request.np} ranks were started before {mpirun} ended with exit status {status}")
     elif job.completed:
         say(f"a rank left with exit status 0 but without MPI_Finalize, so {mpirun} ended the other ranks")

@@ -27,6 +27,7 @@ import time
 GRACE_SECONDS = 2.0
 """How long a rank may take to end after SIGTERM when the launcher is not there to kill it."""
 
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # a shell's exit statuses
 PR_SET_PDEATHSIG = 1
 
@@ -123,8 +124,11 @@ def start(command: list[str], files: list[int]) -> int:
     """Starts the rank with these files as its stdin, stdout and stderr; returns its process id."""
     prctl = ctypes.CDLL(None).prctl
     supervisor = os.getpid()
+    # A signal that comes before the rank has its own handlers waits for them.
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
         with contextlib.suppress(OSError):  # both sides do it; this one fails when the rank has done it
             os.setpgid(pid, pid)
         return pid
@@ -136,8 +140,9 @@ def start(command: list[str], files: list[int]) -> int:
         for target, file in enumerate(files):
             os.dup2(file, target)
         # Python ignores SIGPIPE and SIGXFSZ, a shell may have SIGINT ignored: the rank starts with the defaults.
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+        for number in (*PASSED_ON, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
         os.execvp(command[0], command)
     except OSError as problem:
         os.write(2, f"horovodish: cannot start {command[0]}: {problem.strerror}\n".encode())

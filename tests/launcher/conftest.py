@@ -32,13 +32,14 @@ class Lines:
     def __init__(self, stream: IO[str]) -> None:
         self.lines: list[str] = []
         self._news = threading.Condition()
+        self._ended = False
         self._thread = threading.Thread(target=self._read, args=(stream,))
         self._thread.start()
 
     def wait_for(self, line: str, times: int) -> None:
         with self._news:
-            came = self._news.wait_for(lambda: self.lines.count(line) >= times, DEADLINE_SECONDS)
-        assert came, f"{line!r} did not come {times} times: {self.lines}"
+            self._news.wait_for(lambda: self._ended or self.lines.count(line) >= times, DEADLINE_SECONDS)
+        assert self.lines.count(line) >= times, f"{line!r} did not come {times} times: {self.lines}"
 
     def to_the_end(self) -> list[str]:
         self._thread.join(DEADLINE_SECONDS)
@@ -50,6 +51,9 @@ class Lines:
                 with self._news:
                     self.lines.append(line.rstrip("\n"))
                     self._news.notify_all()
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
 
 
 class Launch:
@@ -144,18 +148,27 @@ def launch() -> Iterator[Launcher]:
 
 @pytest.fixture
 def launch_ranks(launch: Launcher, tmp_path: Path) -> Launcher:
-    """A function that runs Python code on ranks: `launch_ranks(np, code, *flags)`. The code has `rank` and `comm`."""
+    """A function that runs Python code on ranks: `launch_ranks(np, code, *flags)`.
 
-    def start(np: int, code: str, *flags: str, env: Mapping[str, str] | None = None, stdin: str = "") -> Launch:
+    The code has `comm` and `rank`; with `mpi=False` it has neither, and the ranks start sooner.
+    """
+
+    def start(
+        np: int,
+        code: str,
+        *flags: str,
+        mpi: bool = True,
+        env: Mapping[str, str] | None = None,
+        stdin: str = "",
+    ) -> Launch:
         script = tmp_path / "rank.py"
-        script.write_text(PRELUDE + code)
+        script.write_text("import os, signal, sys\n" + (MPI_PRELUDE if mpi else "") + code)
         return launch("run", "-np", str(np), *flags, sys.executable, str(script), env=env, stdin=stdin)
 
     return start
 
 
-PRELUDE = """
-import os, signal, sys
+MPI_PRELUDE = """
 from mpi4py import MPI
 comm = MPI.COMM_WORLD
 rank = comm.Get_rank()

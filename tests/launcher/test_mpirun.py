@@ -26,7 +26,8 @@ def test_family(text: str, expected: str | None) -> None:
 
 def test_arguments_for_open_mpi() -> None:
     mpirun = Mpirun("/env/bin/mpirun", OPEN_MPI, "5.0.11")
-    flags = ["--oversubscribe", "--bind-to", "none", "-np", "4"]
+    elsewhere = "^slurm,pbs,tm,lsf,gridengine,flux,pals"
+    flags = ["--mca", "ras", elsewhere, "--mca", "plm", elsewhere, "--oversubscribe", "--bind-to", "none", "-np", "4"]
     program = ["python", "train.py", "--lr", "0.1"]
     assert arguments(mpirun, 4, program, as_root=False) == ["/env/bin/mpirun", *flags, *program]
     assert arguments(mpirun, 4, program, as_root=True) == ["/env/bin/mpirun", "--allow-run-as-root", *flags, *program]
@@ -35,8 +36,8 @@ def test_arguments_for_open_mpi() -> None:
 @pytest.mark.parametrize("as_root", [False, True])
 def test_arguments_for_mpich(as_root: bool) -> None:
     mpirun = Mpirun("/env/bin/mpiexec", MPICH, "5.0.2")
-    expected = ["/env/bin/mpiexec", "-bind-to", "none", "-np", "2", "python", "train.py"]
-    assert arguments(mpirun, 2, ["python", "train.py"], as_root=as_root) == expected
+    flags = ["-launcher", "fork", "-rmk", "user", "-bind-to", "none", "-np", "2"]
+    assert arguments(mpirun, 2, ["python", "train.py"], as_root=as_root) == [mpirun.path, *flags, "python", "train.py"]
 
 
 def test_rank_variable() -> None:

@@ -1,0 +1,121 @@
+"""How jobs end, on real ranks: the exit status, the closing line, and that every process has ended."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+ENDS_WITHIN_SECONDS = 5
+WAITS = "\nsignal.pause()\n"
+"""The other ranks would wait for ever."""
+
+# What a rank leaves in the run folder when it raises; horovodish.init() installs it.
+HOOK = """
+import json, time, traceback
+def leave_the_reason(kind, error, trace):
+    traceback.print_exception(kind, error, trace)
+    path = f"{os.environ['HOROVODISH_RUN_DIR']}/rank-{rank}.failure"
+    with open(path + ".new", "w") as file:
+        content = {"rank": rank, "host": "here", "time": time.time(), "error": f"{kind.__name__}: {error}"}
+        json.dump({**content, "traceback": traceback.format_exc()}, file)
+    os.rename(path + ".new", path)
+sys.excepthook = leave_the_reason
+"""
+
+
+def test_every_rank_runs_in_one_world_though_there_are_more_ranks_than_cores(launch_ranks: Callable[..., Any]) -> None:
+    job = launch_ranks(5, "print(rank, comm.allreduce(1), os.environ['HOROVODISH_NP'])")
+    assert job.finish() == 0
+    assert sorted(job.stdout.lines) == [f"{rank} 5 5" for rank in range(5)]
+    (notice,) = job.stderr.lines
+    assert re.fullmatch(r"horovodish: 5 ranks on \d+ cores: OMP_NUM_THREADS=\d+ for each; set it to .*", notice)
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "closing_line"),
+    [
+        ("os._exit(3)", 3, "failed with exit status 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by signal 9 (SIGKILL)"),
+        ("os.abort()", 134, "was killed by signal 6 (SIGABRT)"),
+    ],
+)
+def test_the_first_failing_rank_ends_the_job_and_is_named(
+    launch_ranks: Callable[..., Any], how: str, status: int, closing_line: str
+) -> None:
+    job = launch_ranks(3, f"print('ready')\ncomm.Barrier()\nif rank == 1:\n    {how}{WAITS}")
+    job.stdout.wait_for("ready", 3)
+    assert job.finish(within=ENDS_WITHIN_SECONDS) == status
+    closing = [line for line in job.stderr.lines if line.startswith("horovodish: rank")]
+    assert len(closing) == 1
+    assert closing[0].startswith("horovodish: rank 1 on ")
+    assert closing_line in closing[0]
+
+
+def test_a_rank_that_raises_ends_the_job_though_mpi_would_wait(launch_ranks: Callable[..., Any]) -> None:
+    code = "print('ready')\ncomm.Barrier()\nif rank == 1:\n    raise ValueError('no such thing')"
+    job = launch_ranks(3, HOOK + code + WAITS)
+    job.stdout.wait_for("ready", 3)
+    assert job.finish(within=ENDS_WITHIN_SECONDS) == 1
+    said = "\n".join(job.stderr.lines)
+    assert said.count("Traceback (most recent call last)") == 1
+    assert job.stderr.lines[-1].endswith("failed with exit status 1: ValueError: no such thing")
+
+
+def test_the_cause_is_named_not_the_rank_that_noticed_first(launch_ranks: Callable[..., Any]) -> None:
+    code = """
+class RankLostError(Exception):
+    pass
+print('ready')
+comm.Barrier()
+if rank == 0:
+    leave_the_reason(RankLostError, RankLostError('rank 1 is gone'), None)
+    os._exit(1)
+if rank == 1:
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+"""
+    job = launch_ranks(2, HOOK + code + WAITS)
+    job.stdout.wait_for("ready", 2)
+    assert job.finish(within=ENDS_WITHIN_SECONDS) == 128 + signal.SIGALRM
+    assert "rank 1 on " in job.stderr.lines[-1]
+    assert job.stderr.lines[-1].endswith("was killed by signal 14 (SIGALRM)")
+
+
+def test_ranks_stay_on_this_host_inside_an_allocation(launch: Callable[..., Any]) -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOBID": "7", "SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "2(x2)"}
+    nodes = dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST"), "no-such-host-a,no-such-host-b")
+    job = launch("run", "-np", "3", "echo", "here", env={**slurm, **nodes})
+    assert job.finish() == 0
+    assert job.stdout.lines == ["here"] * 3
+
+
+def test_ranks_without_mpi_can_fail_too(launch: Callable[..., Any]) -> None:
+    job = launch("run", "-np", "2", "sh", "-c", "exit 4")
+    assert job.finish() == 4
+
+
+def test_mpi_abort(launch_ranks: Callable[..., Any]) -> None:
+    job = launch_ranks(2, f"comm.Barrier()\nif rank == 1:\n    comm.Abort(5){WAITS}")
+    assert job.finish() == 5
+    assert "MPI_ABORT" in "\n".join(job.stderr.lines).upper()
+
+
+def test_a_rank_that_leaves_without_finalizing(launch_ranks: Callable[..., Any]) -> None:
+    job = launch_ranks(2, f"comm.Barrier()\nif rank == 1:\n    os._exit(0){WAITS}")
+    assert job.finish() == 1
+    assert "a rank left with exit status 0 but without MPI_Finalize" in job.stderr.lines[-1]
+    assert len(job.stderr.lines) == 2
+
+
+def test_what_a_failed_rank_has_started_is_ended(launch_ranks: Callable[..., Any]) -> None:
+    code = """
+if rank == 1:
+    worker = os.fork()
+    if worker == 0:
+        signal.pause()
+    os._exit(3)
+"""
+    assert launch_ranks(2, code + WAITS).finish(within=ENDS_WITHIN_SECONDS + 5) == 3

@@ -1,0 +1,71 @@
+"""What ranks write, on real ranks: complete, in order, in whole lines; and what they can read."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+LINES = 20_000
+
+
+def test_nothing_is_lost_and_no_line_is_torn_when_a_rank_fails(launch_ranks: Callable[..., Any]) -> None:
+    # Each line is written in three pieces, and the last word has no end.
+    code = f"""
+for number in range({LINES}):
+    os.write(1, b"a line "), os.write(1, b"with a number "), os.write(1, b"%d\\n" % number)
+os.write(2, b"the last word")
+comm.Barrier()
+if rank == 1:
+    os._exit(3)
+signal.pause()
+"""
+    job = launch_ranks(3, code, "--prefix-output")
+    assert job.finish() == 3
+    for rank in range(3):
+        mine = [line for line in job.stdout.lines if line.startswith(f"[{rank}] ")]
+        assert mine == [f"[{rank}] a line with a number {number}" for number in range(LINES)]
+        assert f"[{rank}] the last word" in job.stderr.lines
+    assert len(job.stdout.lines) == 3 * LINES
+
+
+def test_prefix_only_when_asked(launch: Callable[..., Any]) -> None:
+    command = ["run", "-np", "1", sys.executable, "-c", "print('one'); print('two', end='')"]
+    plain, prefixed = launch(*command), launch(command[0], "--prefix-output", *command[1:])
+    assert plain.finish() == prefixed.finish() == 0
+    assert plain.stdout.lines == ["one", "two"]
+    assert prefixed.stdout.lines == ["[0] one", "[0] two"]
+
+
+def test_rank_0_reads_the_launchers_stdin_and_the_others_nothing(launch_ranks: Callable[..., Any]) -> None:
+    job = launch_ranks(2, "print(repr(sys.stdin.read()))", mpi=False, stdin="some words")
+    assert job.finish() == 0
+    assert sorted(job.stdout.lines) == [repr(""), repr("some words")]
+
+
+def test_the_job_ends_when_nobody_reads_on(launch: Callable[..., Any]) -> None:
+    horovodish = f"{sys.executable} -m horovodish.launcher"
+    done = subprocess.run(
+        ["bash", "-c", f"{horovodish} run -np 2 yes | head -n 3; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.stdout == "y\ny\ny\n"
+    assert done.returncode == 141
+
+
+def test_ranks_see_the_terminal(launch: Callable[..., Any]) -> None:
+    ours, theirs = pty.openpty()
+    code = "import sys; print([file.isatty() for file in (sys.stdin, sys.stdout, sys.stderr)])"
+    command = [sys.executable, "-m", "horovodish.launcher", "run", "-np", "2", sys.executable, "-c", code]
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(command, env=environ, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL)
+    assert process.wait(30) == 0
+    os.close(theirs)
+    said = os.read(ours, 10_000).decode().splitlines()
+    os.close(ours)
+    assert sorted(said) == ["[False, True, False]", "[True, True, False]"]
