@@ -1,11 +1,17 @@
 """The life of the engine in a process, and where this process stands among the ranks."""
 
 import atexit
+import contextlib
 import functools
+import json
 import os
+import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import format_exception
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -162,12 +168,11 @@ def init(comm: "Intracomm | list[int] | None" = None, process_sets: Any = None) 
         return
     if _forked is not None:
         raise _forked_error()
-    knobs = settings.load()
     _install_hooks()
     if comm is None and mpi.launcher_environment() is None:
-        _running = _start(_Place(0, ((0,),)), knobs)
+        _running = _start(_Place(0, ((0,),)), settings.load())
     else:
-        _running = _start_on(_communicator(comm), knobs)
+        _running = _start_on(_communicator(comm))
     for started, _ in _followers:
         started(process_sets)
 
@@ -331,7 +336,7 @@ def _communicator(comm: "Intracomm | list[int] | None") -> _Communicator:
         own = world.Get_rank()
         if own not in comm or len(set(comm)) < len(comm):
             raise ValueError(
-                f"init(comm={comm}): the list must name every rank once and be given on these ranks only; this is rank {own}"
+                f"init(comm={comm}) on rank {own}: the list must name every rank once, and only these ranks may call it"
             )
         group = world.Get_group().Incl(comm)
         return _kept_duplicate(tuple(comm), lambda: world.Create_group(group))
@@ -348,10 +353,11 @@ def _kept_duplicate(key: object, original: Callable[[], Any]) -> _Communicator:
     return communicator
 
 
-def _start_on(communicator: _Communicator, knobs: settings.Settings) -> Running:
+def _start_on(communicator: _Communicator) -> Running:
     comm = communicator.control
     local_comm = comm.Split_type(mpi.load().COMM_TYPE_SHARED)
     own = comm.Get_rank()
+    knobs = settings.load() if own == 0 else settings.load(warn=lambda _: None)
     leader = local_comm.bcast(own, root=0)
     seen: list[tuple[int, settings.Settings, str]] = comm.allgather((leader, knobs, __version__))
     _check_agreement(seen)
@@ -426,13 +432,34 @@ def _at_exit() -> None:
 
 
 def _note_failure(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
-    """Runs for an exception that nobody caught: the peers are told the reason, and only its own rank shows a traceback."""
+    """For an exception that nobody caught: the peers are told the reason, and only its own rank shows a traceback."""
     global _failure
     _failure = f"raised {kind.__name__}: {value}"
+    _write_failure(kind, value, traceback)
     if isinstance(value, RankLostError) and _running is not None:
         print(f"horovodish: rank {_running.place.rank} ends: {value}", file=sys.stderr, flush=True)
     else:
         _previous_hook(kind, value, traceback)
+
+
+def _write_failure(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+    """Tells the launcher why this rank ends, so that it can tell the cause from the consequences on other ranks."""
+    folder = os.environ.get(settings.RUN_DIR_VARIABLE)
+    if folder is None or _running is None:
+        return
+    rank = _running.place.rank
+    report = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "time": time.time(),
+        "error": f"{kind.__name__}: {value}",
+        "traceback": "".join(format_exception(kind, value, traceback)),
+    }
+    path = Path(folder, f"rank-{rank}.failure")
+    with contextlib.suppress(OSError):  # the launcher is gone, or on another host
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(report))
+        unfinished.rename(path)
 
 
 def _after_fork_in_child() -> None:

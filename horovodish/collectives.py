@@ -9,8 +9,8 @@ every rank raises `MismatchError`, which names the ranks and both values, and th
 name gets one by counting, so such calls must come in the same order on every rank; named calls may come in any order.
 A name is in use until its operation is done. `process_set` says which ranks take part (all, when not given); names and
 counts are apart for each set. The `grouped_` functions take a list of arrays and treat it as a unit: nothing of it
-starts before all of it is there on every rank. The functions without `_async` block, without the GIL, until the result is
-there; those with `_async` give a `Handle` at once, and the arrays must not be changed until `synchronize(handle)`
+starts before all of it is there on every rank. The functions without `_async` block, without the GIL, until the result
+is there; those with `_async` give a `Handle` at once, and the arrays must not be changed until `synchronize(handle)`
 returns.
 
 A rank that is out of data calls `join()` and contributes nothing to what the others do until all have joined: zeros to
@@ -376,8 +376,8 @@ def alltoall(
         process_set: the ranks that take part.
 
     Returns:
-        A new array of the rows that came, in the order of the ranks. With `splits` a pair: that array, and how many rows
-        came from each rank (int32).
+        A new array of the rows that came, in the order of the ranks. With `splits` a pair: that array, and how many
+        rows came from each rank (int32).
 
     Raises:
         ValueError: the splits are not one non-negative number per rank or do not add up to the first dimension; without
@@ -578,7 +578,7 @@ def allgather_object(obj: object, name: str | None = None, process_set: ProcessS
     return gather_objects(obj, generated_name("allgather_object", identity) if name is None else name, identity)
 
 
-def checked_root(root_rank: int, process_set: ProcessSet) -> int:
+def checked_root(root_rank: int, process_set: ProcessSet = global_process_set) -> int:
     """`root_rank` as an int, once it is clear that the process set has this rank.
 
     Raises:
@@ -744,9 +744,7 @@ def _scatter(
     name = _named("reducescatter", name, tensors, identity)
     sources = [host_array(tensor, name) for tensor in tensors]
     if any(source.ndim == 0 for source in sources):
-        raise ValueError(
-            f"{name}: an array of zero dimensions has no rows to deal out; pass one of one dimension or more"
-        )
+        raise ValueError(f"{name}: an array of zero dimensions has no rows to deal out; pass one with a dimension")
     targets = [
         np.empty((scattered_rows(source.shape[0], process_set), *source.shape[1:]), source.dtype) for source in sources
     ]

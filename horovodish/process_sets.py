@@ -219,8 +219,8 @@ def _check_agreement(call: str, value: object) -> None:
     different = next((rank for rank, theirs in enumerate(seen) if theirs != seen[0]), None)
     if different is not None:
         raise MismatchError(
-            f"{call}: rank 0 names {seen[0]}, rank {different} names {seen[different]}. Remedy: every rank must make the "
-            "same calls in the same order, also the ranks outside the set."
+            f"{call}: rank 0 names {seen[0]}, rank {different} names {seen[different]}. Remedy: every rank must make "
+            "the same calls in the same order, also the ranks outside the set."
         )
 
 

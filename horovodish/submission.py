@@ -164,7 +164,7 @@ def generated_name(kind: str, process_set_id: int = 0) -> str:
 
 
 def gather_objects(value: object, name: str, process_set_id: int) -> list[Any]:
-    """The objects of all ranks of a process set, by rank; as pickles, so that every entry is a copy. Collective; blocks."""
+    """The objects of all ranks of a process set, in their order, each as a copy. Collective; blocks."""
     data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     source = np.frombuffer(data, np.uint8)
 

@@ -2,8 +2,9 @@
 //
 //     engines RANKS STEPS
 //
-// Every rank runs the same random program: operations of all kinds and many sizes, asynchronous and synchronous, waited for
-// by several threads, submitted in an order of its own. The results are checked. At the end a rank leaves while others wait.
+// Every rank runs the same random program: operations of all kinds and many sizes, asynchronous and synchronous, waited
+// for by several threads, submitted in an order of its own. The results are checked. At the end a rank leaves while
+// others wait.
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -25,16 +26,16 @@ namespace {
 
 constexpr size_t kChunkBytes = 16 << 10;
 
-#define CHECK(condition)                                                                  \
-  do {                                                                                    \
-    if (!(condition)) {                                                                   \
-      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);        \
-      std::abort();                                                                       \
-    }                                                                                     \
+#define CHECK(condition)                                                           \
+  do {                                                                             \
+    if (!(condition)) {                                                            \
+      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                                \
+    }                                                                              \
   } while (false)
 
-std::shared_ptr<Operation> operation(Engine& engine, Kind kind, const std::string& name, const std::vector<float>& source,
-                                     std::vector<float>* target, int root = 0) {
+std::shared_ptr<Operation> operation(Engine& engine, Kind kind, const std::string& name,
+                                     const std::vector<float>& source, std::vector<float>* target, int root = 0) {
   auto request = std::make_shared<Request>();
   request->kind = kind;
   request->name = name;
@@ -93,8 +94,8 @@ void train(Engine& engine, int rank, int ranks, int steps) {
         CHECK(handles[at]->outputs[0].bytes == sources[at].size() * sizeof(float) * static_cast<size_t>(ranks));
         continue;
       }
-      const float expected = i % 4 == 3 ? static_cast<float>(i % ranks + i)
-                                        : static_cast<float>(ranks * i + ranks * (ranks - 1) / 2);
+      const float expected =
+          i % 4 == 3 ? static_cast<float>(i % ranks + i) : static_cast<float>(ranks * i + ranks * (ranks - 1) / 2);
       for (const float value : targets[at]) CHECK(value == expected);
     }
   }

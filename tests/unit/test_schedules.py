@@ -30,15 +30,12 @@ def execute(schedules: list[testing.Schedule], buffers: list[list[object]], seed
     def moves(rank: int) -> list[tuple[str, int]]:
         sends, receives = schedules[rank]
         possible = []
-        if (
-            started[rank] < len(sends)
-            and started[rank] < sent[rank] + window
-            and received[rank] >= sends[started[rank]][3]
-        ):
+        send = started[rank]
+        if send < min(len(sends), sent[rank] + window) and received[rank] >= sends[send][3]:
             possible.append(("send", rank))
-        if posted[rank] < len(receives) and posted[rank] < received[rank] + window:
-            if sent[rank] >= receives[posted[rank]][3]:
-                possible.append(("post", rank))
+        post = posted[rank]
+        if post < min(len(receives), received[rank] + window) and sent[rank] >= receives[post][3]:
+            possible.append(("post", rank))
         if received[rank] < posted[rank] and wires.get((receives[received[rank]][0], rank)):
             possible.append(("receive", rank))
         if sent[rank] in completed[rank]:
@@ -72,7 +69,7 @@ def execute(schedules: list[testing.Schedule], buffers: list[list[object]], seed
             completed[peer].add(index)
             received[rank] += 1
     for rank, (sends, receives) in enumerate(schedules):
-        assert sent[rank] == len(sends) and received[rank] == len(receives), f"rank {rank} is stuck"
+        assert (sent[rank], received[rank]) == (len(sends), len(receives)), f"rank {rank} is stuck"
     return max(volume)
 
 
