@@ -78,6 +78,7 @@ from horovodish.errors import (
     NotInitializedError,
     RankLostError,
     SettingError,
+    StallError,
     UnsupportedTensorError,
 )
 from horovodish.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
@@ -100,6 +101,7 @@ __all__ = [
     "Product",
     "RankLostError",
     "SettingError",
+    "StallError",
     "Sum",
     "UnsupportedTensorError",
     "__version__",

@@ -2,9 +2,11 @@
 
 import atexit
 import contextlib
+import faulthandler
 import functools
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -405,6 +407,9 @@ def _start(
         cache_capacity=knobs.cache_capacity,
         # With more ranks than cores a thread that spins keeps the one from running that it waits for.
         spin_us=knobs.spin_us if len(place.local_ranks) <= len(os.sched_getaffinity(0)) else 0,
+        stall_warning_seconds=knobs.stall_check_warning_time_seconds,
+        stall_shutdown_seconds=knobs.stall_check_shutdown_time_seconds,
+        stack_signal=_stack_signal(knobs),
     )
     if peers:
         peers.close_memory()
@@ -415,6 +420,14 @@ def _start(
     comm = communicator.engine if communicator else None
     started.add_process_set(0, list(range(place.size)), 0, comm, generation)
     return started
+
+
+def _stack_signal(knobs: settings.Settings) -> int:
+    """The signal at which this process prints its Python stacks, 0 for none."""
+    if not knobs.stall_check_stacks:
+        return 0
+    faulthandler.register(signal.SIGUSR2, all_threads=True, chain=False)
+    return int(signal.SIGUSR2)
 
 
 def _stop(reason: str) -> None:

@@ -29,6 +29,8 @@ const char* class_name(ErrorKind kind) {
       return "MismatchError";
     case ErrorKind::rank_lost:
       return "RankLostError";
+    case ErrorKind::stalled:
+      return "StallError";
     case ErrorKind::engine_stopped:
       return "EngineStoppedError";
     case ErrorKind::internal:
@@ -106,7 +108,8 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
 
 std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, const std::vector<int>& arena_descriptors,
                                     std::vector<int> peer_sockets, size_t chunk_bytes, size_t ring_segment_bytes,
-                                    size_t cache_capacity, int64_t spin_us) {
+                                    size_t cache_capacity, int64_t spin_us, double stall_warning_seconds,
+                                    double stall_shutdown_seconds, int stack_signal) {
   EngineConfig config;
   config.rank = rank;
   config.size = size;
@@ -114,7 +117,12 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, const
   const size_t bytes = EngineConfig::arena_layout(arena_descriptors.size(), chunk_bytes).bytes();
   for (const int descriptor : arena_descriptors) config.arena_memory.push_back(map_memory(descriptor, bytes));
   config.peer_sockets = std::move(peer_sockets);
-  config.options = {chunk_bytes, ring_segment_bytes, cache_capacity, std::chrono::microseconds(spin_us)};
+  config.options = {chunk_bytes,
+                    ring_segment_bytes,
+                    cache_capacity,
+                    std::chrono::microseconds(spin_us),
+                    {StallInspector::Seconds(stall_warning_seconds), StallInspector::Seconds(stall_shutdown_seconds)},
+                    stack_signal};
   return std::make_shared<Engine>(std::move(config));
 }
 
@@ -170,8 +178,23 @@ void bind_negotiation(py::module_& module) {
           py::arg("broadcast_from") = std::nullopt)
       .def("flush", &Negotiation::flush)
       .def("join", &Negotiation::join)
-      .def("lost", &Negotiation::lost, py::arg("abort"), py::arg("text"))
-      .def("parent_lost", &Negotiation::parent_lost, py::arg("abort"), py::arg("text"))
+      .def(
+          "lost",
+          [](Negotiation& self, bool abort, const std::string& text) {
+            self.lost(abort ? Negotiation::Loss::abort : Negotiation::Loss::orderly, text);
+          },
+          py::arg("abort"), py::arg("text"))
+      .def("ask", &Negotiation::ask)
+      .def("tell", &Negotiation::tell, py::arg("rank"), py::arg("text"))
+      .def("set_now", &Negotiation::set_now, py::arg("seconds"))
+      .def("lateness",
+           [](const Negotiation& self) {
+             py::list result;
+             for (const Lateness& one : self.lateness()) {
+               result.append(py::make_tuple(one.ranks.text(), one.statements, one.total_seconds, one.longest_seconds));
+             }
+             return result;
+           })
       .def("from_child", [](Negotiation& self, size_t child,
                             const py::bytes& message) { self.from_child(child, std::string(message)); })
       .def("from_parent", [](Negotiation& self, const py::bytes& message) { self.from_parent(std::string(message)); })
@@ -179,8 +202,8 @@ void bind_negotiation(py::module_& module) {
       .def("take_for_children", [](Negotiation& self) { return py::bytes(self.take_for_children()); })
       .def("take_decisions",
            [](Negotiation& self) {
-             static constexpr const char* kTypes[] = {"execute", "fail",  "refuse", "join_done",
-                                                      "lost",    "abort", "stuck"};
+             static constexpr const char* kTypes[] = {"execute", "fail",    "refuse", "join_done", "lost",
+                                                      "abort",   "stalled", "stuck",  "asked",     "told"};
              py::list result;
              for (const Decision& decision : self.take_decisions()) {
                std::vector<size_t> absent;
@@ -298,7 +321,8 @@ PYBIND11_MODULE(_native, module) {
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init(&make_engine), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("local_rank"),
            py::arg("arena_descriptors"), py::arg("peer_sockets"), py::arg("chunk_bytes"), py::arg("ring_segment_bytes"),
-           py::arg("cache_capacity"), py::arg("spin_us"))
+           py::arg("cache_capacity"), py::arg("spin_us"), py::arg("stall_warning_seconds"),
+           py::arg("stall_shutdown_seconds"), py::arg("stack_signal"))
       .def("add_process_set", &add_process_set, py::arg("id"), py::kw_only(), py::arg("ranks"), py::arg("hosts"),
            py::arg("local"), py::arg("region"), py::arg("mpi"), py::arg("generation"))
       .def("remove_process_set", &Engine::remove_process_set, py::arg("id"), py::call_guard<py::gil_scoped_release>())
@@ -325,6 +349,14 @@ PYBIND11_MODULE(_native, module) {
           },
           py::arg("name"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("members"),
           py::arg("device"), py::arg("process_set") = 0, py::keep_alive<0, 1>())
+      .def("lateness",
+           [](Engine& self, int process_set) {
+             std::vector<std::tuple<std::string, uint64_t, double, double>> result;
+             for (const Lateness& one : self.lateness(process_set)) {
+               result.emplace_back(one.ranks.text(), one.statements, one.total_seconds, one.longest_seconds);
+             }
+             return result;
+           })
       .def("take_settled", &Engine::take_settled)
       .def("stop", &Engine::stop, py::arg("failed"), py::arg("reason"), py::call_guard<py::gil_scoped_release>());
 

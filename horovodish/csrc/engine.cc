@@ -102,6 +102,14 @@ bool Engine::wait(const Handle& handle, std::chrono::nanoseconds limit) {
   return handle.settled();
 }
 
+std::vector<Lateness> Engine::lateness(int process_set) {
+  const SeatHold hold(seat_);
+  const auto found = process_sets_.find(process_set);
+  if (found == process_sets_.end())
+    throw std::invalid_argument("there is no process set " + std::to_string(process_set));
+  return found->second->lateness();
+}
+
 std::vector<uint64_t> Engine::take_settled() {
   std::lock_guard lock(inbox_mutex_);
   return std::exchange(settled_, {});

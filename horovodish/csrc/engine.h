@@ -81,6 +81,9 @@ class Engine {
   // Drives the engine until the handle is settled or the time is over; true when it is settled. Throws ForkedProcess.
   bool wait(const Handle& handle, std::chrono::nanoseconds limit);
 
+  // How late the ranks below this one in a process set were.
+  std::vector<Lateness> lateness(int process_set);
+
   // Handles settled since the last call.
   std::vector<uint64_t> take_settled();
 

@@ -11,7 +11,7 @@
 namespace horovodish {
 
 // Names of the classes in horovodish.errors.
-enum class ErrorKind { internal, mismatch, rank_lost, engine_stopped };
+enum class ErrorKind { internal, mismatch, rank_lost, stalled, engine_stopped };
 
 struct Error {
   ErrorKind kind = ErrorKind::internal;

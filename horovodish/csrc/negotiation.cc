@@ -9,10 +9,11 @@ namespace horovodish {
 namespace {
 
 // Records of the messages that travel up and down the tree.
-enum class Up : uint64_t { ready, ready_with, request, joined, waiting, lost };
-enum class Down : uint64_t { execute, execute_with, execute_new, forget, fail, join_done, lost };
+enum class Up : uint64_t { ready, ready_with, request, joined, waiting, lost, told };
+enum class Down : uint64_t { execute, execute_with, execute_new, forget, fail, join_done, lost, ask };
 
 constexpr ResponseCache::Id kNotCached = 0;
+constexpr size_t kShownTensors = 5;  // in a message about tensors that wait
 
 template <class Record>
 void begin(Writer& writer, Record record) {
@@ -48,11 +49,13 @@ Negotiation::Negotiation(bool root, std::vector<RankSet> participants, size_t ca
       participants_(std::move(participants)),
       cache_(cache_capacity),
       joined_(participants_.size()),
-      waiting_(participants_.size()) {}
+      waiting_(participants_.size()) {
+  for (const RankSet& participant : participants_) lateness_.push_back({.ranks = participant});
+}
 
 void Negotiation::submit(std::string_view name, std::string_view signature, const Mask& absent) {
   if (lost_) {
-    decisions_.push_back({.type = Decision::Type::refuse, .name = std::string(name), .text = *lost_});
+    decisions_.push_back({.type = Decision::Type::refuse, .name = std::string(name), .text = *lost_, .stalled = stalled_});
     return;
   }
   const auto id = cache_.find(name);
@@ -74,10 +77,25 @@ void Negotiation::join() {
   state_joined(0, participants_[0].first());
 }
 
-void Negotiation::lost(bool abort, std::string_view text) {
-  if (root_) return apply_lost(abort, text);
+void Negotiation::lost(Loss loss, std::string_view text) {
+  if (root_) return apply_lost(loss, text);
   begin(up_, Up::lost);
-  up_.number(abort ? 1 : 0);
+  up_.number(static_cast<uint64_t>(loss));
+  up_.text(text);
+}
+
+void Negotiation::ask() {
+  begin(down_, Down::ask);
+  decisions_.push_back({.type = Decision::Type::asked});
+}
+
+void Negotiation::tell(int rank, std::string_view text) {
+  if (root_) {
+    decisions_.push_back({.type = Decision::Type::told, .text = std::string(text), .rank = rank});
+    return;
+  }
+  begin(up_, Up::told);
+  up_.number(static_cast<uint64_t>(rank));
   up_.text(text);
 }
 
@@ -113,8 +131,13 @@ void Negotiation::from_child(size_t child, std::string_view message) {
         state_waiting(child, reader.number());
         break;
       case Up::lost: {
-        const bool abort = reader.number() != 0;
-        lost(abort, reader.text());
+        const auto loss = static_cast<Loss>(reader.number());
+        lost(loss, reader.text());
+        break;
+      }
+      case Up::told: {
+        const auto rank = static_cast<int>(reader.number());
+        tell(rank, reader.text());
         break;
       }
     }
@@ -153,16 +176,28 @@ void Negotiation::from_parent(std::string_view message) {
         apply_join_done(static_cast<int>(reader.number()));
         break;
       case Down::lost: {
-        const bool abort = reader.number() != 0;
-        apply_lost(abort, reader.text());
+        const auto loss = static_cast<Loss>(reader.number());
+        apply_lost(loss, reader.text());
         break;
       }
+      case Down::ask:
+        ask();
+        break;
     }
   }
 }
 
 void Negotiation::mark(Pending& pending, size_t participant, const RankSet& joined, const Mask& absent) {
-  pending.stated.resize(participants_.size());
+  if (pending.stated.empty()) {
+    pending.stated.resize(participants_.size());
+    pending.serial = ++last_serial_;
+    pending.first_seconds = now_;
+  }
+  Lateness& lateness = lateness_[participant];
+  const double late = now_ - pending.first_seconds;
+  ++lateness.statements;
+  lateness.total_seconds += late;
+  lateness.longest_seconds = std::max(lateness.longest_seconds, late);
   pending.stated[participant] = true;
   pending.joined.add(joined);
   pending.absent = pending.absent ? intersection(*pending.absent, absent) : absent;
@@ -261,25 +296,42 @@ void Negotiation::check_waiting() {
   if (!root_) {
     begin(up_, Up::waiting);
     up_.number(decisions_seen_);
-  } else if (!by_id_.empty() || !by_name_.empty()) {
+  } else if (anything_pending()) {
     decisions_.push_back({.type = Decision::Type::stuck, .text = describe_waiting()});
   }
 }
 
+std::string Negotiation::line(const std::string& name, const Pending& pending) const {
+  RankSet stated, missing;
+  for (size_t i = 0; i < participants_.size(); ++i) {
+    if (!joined_[i]) (pending.stated[i] ? stated : missing).add(participants_[i]);
+  }
+  return "'" + name + "' was submitted by " + stated.text() + " but not by " + missing.text();
+}
+
 std::string Negotiation::describe_waiting() const {
-  std::string text = "every rank waits, but not for the same tensors: ";
-  bool first = true;
-  const auto add = [&](const std::string& name, const Pending& pending) {
-    RankSet stated, missing;
-    for (size_t i = 0; i < participants_.size(); ++i) {
-      if (!joined_[i]) (pending.stated[i] ? stated : missing).add(participants_[i]);
-    }
-    text += (first ? "'" : "; '") + name + "' was submitted by " + stated.text() + " but not by " + missing.text();
-    first = false;
-  };
-  for (const auto& [id, pending] : by_id_) add(cache_.name(id), pending);
-  for (const auto& [name, pending] : by_name_) add(name, pending);
-  return text + ". Remedy: call the same collectives under the same names on every rank.";
+  return "every rank waits, but not for the same tensors: " + describe_pending() +
+         ". Remedy: call the same collectives under the same names on every rank.";
+}
+
+std::optional<uint64_t> Negotiation::oldest() const {
+  std::optional<uint64_t> result;
+  for (const auto& [id, pending] : by_id_) result = std::min(result.value_or(pending.serial), pending.serial);
+  for (const auto& [name, pending] : by_name_) result = std::min(result.value_or(pending.serial), pending.serial);
+  return result;
+}
+
+std::string Negotiation::describe_pending() const {
+  std::map<uint64_t, std::string> lines;
+  for (const auto& [id, pending] : by_id_) lines[pending.serial] = line(cache_.name(id), pending);
+  for (const auto& [name, pending] : by_name_) lines[pending.serial] = line(name, pending);
+  std::string text;
+  size_t shown = 0;
+  for (const auto& [serial, one] : lines) {
+    if (shown == kShownTensors) return text + "; and " + std::to_string(lines.size() - shown) + " more";
+    text += (shown++ == 0 ? "" : "; ") + one;
+  }
+  return text;
 }
 
 // The ranks below this node that have joined instead of submitting what all others have.
@@ -424,15 +476,21 @@ void Negotiation::apply_join_done(int last_rank) {
   ++decisions_seen_;
 }
 
-void Negotiation::apply_lost(bool abort, std::string_view text) {
-  if (lost_ && !abort) return;
+void Negotiation::apply_lost(Loss loss, std::string_view text) {
+  if (lost_ && loss == Loss::orderly) return;
   begin(down_, Down::lost);
-  down_.number(abort ? 1 : 0);
+  down_.number(static_cast<uint64_t>(loss));
   down_.text(text);
   by_id_.clear();
   by_name_.clear();
-  if (!lost_) lost_ = text;
-  decisions_.push_back({.type = abort ? Decision::Type::abort : Decision::Type::lost, .text = *lost_});
+  if (!lost_) {
+    lost_ = text;
+    stalled_ = loss == Loss::stall;
+  }
+  const auto type = loss == Loss::orderly ? Decision::Type::lost
+                    : loss == Loss::abort ? Decision::Type::abort
+                                          : Decision::Type::stalled;
+  decisions_.push_back({.type = type, .text = *lost_});
 }
 
 }  // namespace horovodish

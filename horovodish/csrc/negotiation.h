@@ -35,15 +35,25 @@ using Mask = std::string;
 Mask make_mask(const std::vector<size_t>& bits, size_t size);
 bool mask_bit(const Mask& mask, size_t bit);
 
+// How late a participant was with its statements, behind the first to make each.
+struct Lateness {
+  RankSet ranks;
+  uint64_t statements = 0;
+  double total_seconds = 0, longest_seconds = 0;
+};
+
 struct Decision {
   enum class Type {
     execute,    // `name`, contributed to by all but `joined_ranks`; `absent` members have no gradient on any rank
     fail,       // `name` ends on every rank: they disagree as `text` says
-    refuse,     // `name` ends: a rank has gone, as `text` says
+    refuse,     // `name` ends: a rank has gone, or the ranks gave up (`stalled`), as `text` says
     join_done,  // every rank has joined, `rank` last
     lost,       // `text` says which rank has gone: whatever is undecided fails, now and later
     abort,      // as lost, and what is being executed fails too
+    stalled,    // as abort; the ranks gave up waiting for each other
     stuck,      // root only: every rank waits, and not for the same; `text` says who waits for what
+    asked,      // the root wants to know what this rank is doing: tell() it
+    told,       // root only: what `rank` is doing
   };
   Type type;
   std::string name = {};
@@ -51,6 +61,7 @@ struct Decision {
   std::string signature = {};  // of an execute that this rank has not submitted, because it has joined
   int joined_ranks = 0;
   int rank = -1;
+  bool stalled = false;
   Mask absent = {};
 };
 
@@ -66,8 +77,21 @@ class Negotiation {
 
   // A rank has gone, as `text` says; `abort`: what is being executed cannot be completed either. Known first to this
   // node, or the parent itself is the one that has gone.
-  void lost(bool abort, std::string_view text);
-  void parent_lost(bool abort, std::string_view text) { apply_lost(abort, text); }
+  enum class Loss : uint64_t { orderly, abort, stall };
+  void lost(Loss loss, std::string_view text);
+  void parent_lost(Loss loss, std::string_view text) { apply_lost(loss, text); }
+
+  bool anything_pending() const { return !by_id_.empty() || !by_name_.empty(); }
+  // Of what is not decided yet, a number for what has waited longest, and a line for each of the first few.
+  std::optional<uint64_t> oldest() const;
+  std::string describe_pending() const;
+  // Root: ask every rank what it is doing. Any rank: the answer.
+  void ask();
+  void tell(int rank, std::string_view text);
+
+  // The time of what comes next, for the lateness of its statements.
+  void set_now(double seconds) { now_ = seconds; }
+  const std::vector<Lateness>& lateness() const { return lateness_; }
 
   void from_child(size_t child, std::string_view message);
   void from_parent(std::string_view message);
@@ -90,6 +114,8 @@ class Negotiation {
     Mask own_absent;             // this rank's own, in case it must state again in full
     Signatures signatures;       // filled only when stated in full
     bool passed_up = false;
+    uint64_t serial = 0;  // counts up with the first statement about a tensor
+    double first_seconds = 0;
   };
 
   void state_id(size_t participant, Id id, const RankSet& joined, const Mask& absent);
@@ -100,6 +126,7 @@ class Negotiation {
   void mark(Pending& pending, size_t participant, const RankSet& joined, const Mask& absent);
   RankSet joined_of(const Pending& pending) const;
   bool complete(const Pending& pending) const;
+  std::string line(const std::string& name, const Pending& pending) const;
   void finish_id(Id id);
   void finish_request(const std::string& name);
   void check_joined();
@@ -114,7 +141,7 @@ class Negotiation {
   void apply_forget(Id id);
   void apply_fail(std::string_view name, std::string_view text);
   void apply_join_done(int last_rank);
-  void apply_lost(bool abort, std::string_view text);
+  void apply_lost(Loss loss, std::string_view text);
 
   const bool root_;
   const std::vector<RankSet> participants_;
@@ -126,7 +153,11 @@ class Negotiation {
   bool joined_sent_ = false;
   std::vector<std::optional<uint64_t>> waiting_;  // by participant: decisions it had seen when it began to wait
   uint64_t decisions_seen_ = 0;
+  uint64_t last_serial_ = 0;
+  double now_ = 0;
+  std::vector<Lateness> lateness_;  // by participant
   std::optional<std::string> lost_;
+  bool stalled_ = false;
   Writer up_, down_;
   std::deque<Decision> decisions_;
 };

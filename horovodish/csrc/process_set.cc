@@ -1,5 +1,8 @@
 #include "process_set.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -22,6 +25,12 @@ constexpr std::chrono::seconds kStuckAfter{2};
 // MPI rings no doorbell. While something is under way the engine looks again after a nap that grows from the first to
 // the second value.
 constexpr std::chrono::microseconds kShortestNap{20}, kLongestNap{1000};
+// How long the engine of an idle rank sleeps where peers on other hosts cannot wake it.
+constexpr std::chrono::milliseconds kIdleNap{500};
+
+double seconds_of(ProcessSet::Clock::time_point time) {
+  return std::chrono::duration<double>(time.time_since_epoch()).count();
+}
 
 }  // namespace
 
@@ -56,6 +65,9 @@ void ProcessSet::connect(Arena* arena) {
     if (host > 0) parent_ = mpi_edge((host - 1) / kArity);
   } else {
     parent_ = local_edge(0);
+  }
+  if (!parent_ && options_.stall.warning + options_.stall.shutdown > StallInspector::Seconds(0)) {
+    stall_.emplace(options_.stall, subtree(host));
   }
   const auto size = static_cast<int>(config_.ranks.size());
   negotiation_ = std::make_unique<Negotiation>(!parent_, std::move(participants), options_.cache_capacity);
@@ -110,16 +122,26 @@ void ProcessSet::submit(std::shared_ptr<Operation> operation) {
     negotiation_->join();
     return;
   }
+  last_news_ = Clock::now();
+  last_submitted_ = request.name;
+  negotiation_->set_now(seconds_of(last_news_));
   negotiation_->submit(request.name, *operation->signature, operation->absent);
   undecided_.emplace(request.name, std::move(operation));
 }
 
 std::optional<std::chrono::nanoseconds> ProcessSet::nap() const {
-  if (busy() && plane_ && plane_->needs_polling()) {
+  using Nanoseconds = std::chrono::nanoseconds;
+  if (busy() && plane_ && plane_->needs_polling())
     return std::min(kShortestNap * (1 + fruitless_turns_ / 8), kLongestNap);
+  std::optional<Nanoseconds> nap;
+  const auto at_most = [&](Nanoseconds limit) { nap = std::min(nap.value_or(limit), limit); };
+  if (config_.mpi) at_most(kIdleNap);
+  if (!stuck_text_.empty()) at_most(kStuckAfter);
+  if (stall_ && negotiation_->anything_pending()) at_most(std::chrono::duration_cast<Nanoseconds>(stall_->interval()));
+  if (!stall_ && !undecided_.empty() && options_.stall.warning.count() > 0) {
+    at_most(std::chrono::duration_cast<Nanoseconds>(options_.stall.warning / 2));
   }
-  if (!stuck_text_.empty()) return kStuckAfter;
-  return std::nullopt;
+  return nap;
 }
 
 bool ProcessSet::turn() {
@@ -133,12 +155,13 @@ bool ProcessSet::turn() {
       progressed |= plane_->advance() == Progress::progressed;
     } catch (const std::exception& error) {
       const std::string text = "rank " + std::to_string(world_rank()) + ": " + error.what();
-      negotiation_->lost(true, text);
-      negotiation_->parent_lost(true, text);
+      negotiation_->lost(Negotiation::Loss::abort, text);
+      negotiation_->parent_lost(Negotiation::Loss::abort, text);
       send_messages();
       apply_decisions();
     }
   }
+  if (!progressed) inspect();
   if (!stuck_text_.empty()) report_stuck();
   fruitless_turns_ = progressed ? 0 : fruitless_turns_ + 1;
   return progressed;
@@ -150,6 +173,7 @@ bool ProcessSet::read(Edge& edge, std::optional<size_t> child) {
   // Asked before reading: whatever the peer wrote in its life is there by now.
   const bool dead = edge.local && watch_->gone(*edge.local);
   const bool progressed = edge.link->advance();
+  if (progressed) negotiation_->set_now(seconds_of(Clock::now()));
   while (const auto message = edge.link->receive()) {
     if (child) {
       negotiation_->from_child(*child, *message);
@@ -160,14 +184,14 @@ bool ProcessSet::read(Edge& edge, std::optional<size_t> child) {
   const auto& farewell = edge.link->farewell();
   if (!farewell && !dead) return progressed;
   edge.lost = true;
-  const bool abort = !farewell || farewell->first;
+  const auto loss = !farewell || farewell->first ? Negotiation::Loss::abort : Negotiation::Loss::orderly;
   const std::string text = farewell ? farewell->second
                                     : "rank " + std::to_string(edge.rank) +
                                           " has died: it was killed or it crashed. See the end of its output.";
   if (child) {
-    negotiation_->lost(abort, text);
+    negotiation_->lost(loss, text);
   } else {
-    negotiation_->parent_lost(abort, text);
+    negotiation_->parent_lost(loss, text);
   }
   return true;
 }
@@ -188,30 +212,40 @@ void ProcessSet::send_messages() {
 
 void ProcessSet::apply_decisions() {
   for (const Decision& decision : negotiation_->take_decisions()) {
-    if (decision.type != Decision::Type::stuck) stuck_text_.clear();
+    if (decision.type < Decision::Type::stuck) {
+      last_news_ = Clock::now();
+      stuck_text_.clear();
+    }
     switch (decision.type) {
       case Decision::Type::execute:
         execute(decision);
         break;
       case Decision::Type::fail:
-      case Decision::Type::refuse: {
-        const auto found = undecided_.extract(decision.name);
-        if (found.empty()) break;
-        const bool lost = decision.type == Decision::Type::refuse;
-        const Error error{lost ? ErrorKind::rank_lost : ErrorKind::mismatch, decision.text};
-        settle_(found.mapped(), &error);
+        fail(decision.name, {ErrorKind::mismatch, decision.text});
         break;
-      }
+      case Decision::Type::refuse:
+        fail(decision.name, {decision.stalled ? ErrorKind::stalled : ErrorKind::rank_lost, decision.text});
+        break;
       case Decision::Type::lost:
-      case Decision::Type::abort: {
-        const Error error{ErrorKind::rank_lost, decision.text};
+      case Decision::Type::abort:
+      case Decision::Type::stalled: {
+        const bool stalled = decision.type == Decision::Type::stalled;
+        const Error error{stalled ? ErrorKind::stalled : ErrorKind::rank_lost, decision.text};
         abandon_undecided(error);
-        if (decision.type == Decision::Type::abort) {
+        if (decision.type != Decision::Type::lost) {
           abandon_executing(error);
           plane_.reset();
         }
         break;
       }
+      case Decision::Type::asked:
+        for (Edge& child : children_) child.link->nudge();
+        if (options_.stack_signal != 0 && undecided_.empty()) kill(getpid(), options_.stack_signal);
+        negotiation_->tell(world_rank(), status());
+        break;
+      case Decision::Type::told:
+        if (stall_) stall_->told(decision.rank, decision.text);
+        break;
       case Decision::Type::stuck:
         stuck_text_ = decision.text;
         stuck_since_ = Clock::now();
@@ -224,6 +258,10 @@ void ProcessSet::apply_decisions() {
       }
     }
   }
+}
+
+void ProcessSet::fail(const std::string& name, const Error& error) {
+  if (const auto found = undecided_.extract(name); !found.empty()) settle_(found.mapped(), &error);
 }
 
 void ProcessSet::execute(const Decision& decision) {
@@ -286,6 +324,48 @@ bool ProcessSet::advance_farewell() {
   bool all = !parent_ || sent(*parent_);
   for (Edge& child : children_) all &= sent(child);
   return all;
+}
+
+// While nothing moves: has somebody waited for too long?
+void ProcessSet::inspect() {
+  const Clock::time_point now = Clock::now();
+  if (now < next_inspection_) return;
+  if (!stall_) {
+    // The root may be idle and asleep, and then does not know that it is waited for.
+    const bool waits = parent_ && !parent_->lost && !undecided_.empty() && options_.stall.warning.count() > 0;
+    next_inspection_ = now + std::chrono::duration_cast<Clock::duration>(options_.stall.warning / 4);
+    if (waits && now - last_news_ > options_.stall.warning / 2) parent_->link->nudge();
+    return;
+  }
+  next_inspection_ = now + std::chrono::duration_cast<Clock::duration>(stall_->interval() / 2);
+  switch (stall_->look(now, negotiation_->oldest())) {
+    case StallInspector::Action::none:
+      return;
+    case StallInspector::Action::ask:
+      negotiation_->ask();
+      break;
+    case StallInspector::Action::report:
+      std::fprintf(stderr, "horovodish: warning: %s\n", stall_->report(now, negotiation_->describe_pending()).c_str());
+      return;
+    case StallInspector::Action::give_up:
+      negotiation_->lost(Negotiation::Loss::stall, stall_->report(now, negotiation_->describe_pending()));
+      break;
+  }
+  send_messages();
+  apply_decisions();
+  send_messages();
+}
+
+// What this rank is doing, for a report.
+std::string ProcessSet::status() const {
+  const auto ago = std::to_string(std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - last_news_).count());
+  if (join_) return "has joined";
+  if (!undecided_.empty()) {
+    const auto more = undecided_.size() > 1 ? " and " + std::to_string(undecided_.size() - 1) + " more" : std::string();
+    return "waits for '" + undecided_.begin()->first + "'" + more;
+  }
+  if (last_submitted_.empty()) return "has not submitted anything yet";
+  return "has nothing under way; it last submitted '" + last_submitted_ + "', and nothing for " + ago + " s";
 }
 
 void ProcessSet::report_stuck() {

@@ -19,6 +19,7 @@
 #include "operation.h"
 #include "peer_watch.h"
 #include "planes/plane.h"
+#include "stall.h"
 
 namespace horovodish {
 
@@ -39,6 +40,8 @@ struct EngineOptions {
   size_t ring_segment_bytes = 0;      // of a message between hosts
   size_t cache_capacity = 0;          // entries of the response cache
   std::chrono::microseconds spin{0};  // how long a waiting caller spins before it sleeps
+  StallInspector::Options stall;
+  int stack_signal = 0;  // makes this process print its Python stacks, when a rank lags; 0: none
 };
 
 class ProcessSet {
@@ -64,6 +67,7 @@ class ProcessSet {
   void leave(bool failed, const std::string& reason, const Error& error);
   bool advance_farewell();
 
+  const std::vector<Lateness>& lateness() const { return negotiation_->lateness(); }
   int world_rank() const { return config_.ranks[static_cast<size_t>(config_.own)]; }
   size_t region() const { return config_.region; }
 
@@ -82,11 +86,14 @@ class ProcessSet {
   bool read(Edge& edge, std::optional<size_t> child);
   void send_messages();
   void apply_decisions();
+  void fail(const std::string& name, const Error& error);
   void execute(const Decision& decision);
   std::shared_ptr<Operation> neutral(const std::string& signature) const;
   void abandon_undecided(const Error& error);
   void abandon_executing(const Error& error);
   void complete(const std::shared_ptr<Operation>& operation);
+  void inspect();
+  std::string status() const;
   void report_stuck();
 
   const ProcessSetConfig config_;
@@ -99,7 +106,11 @@ class ProcessSet {
   std::unique_ptr<Plane> plane_;
   std::unordered_map<std::string, std::shared_ptr<Operation>> undecided_;
   std::unordered_set<std::shared_ptr<Operation>> executing_;
-  std::shared_ptr<Operation> join_;  // null when this rank has not joined
+  std::shared_ptr<Operation> join_;      // null when this rank has not joined
+  std::optional<StallInspector> stall_;  // at the root
+  Clock::time_point last_news_{};        // the last submission or decision
+  Clock::time_point next_inspection_{};
+  std::string last_submitted_;
   Clock::time_point stuck_since_{};
   std::string stuck_text_;
   int fruitless_turns_ = 0;  // while polling

@@ -18,6 +18,19 @@ void RankSet::add(const RankSet& other) {
   intervals_ = std::move(merged);
 }
 
+void RankSet::remove(int rank) {
+  std::vector<std::pair<int, int>> left;
+  for (const auto& [first, last] : intervals_) {
+    if (rank < first || rank > last) {
+      left.emplace_back(first, last);
+      continue;
+    }
+    if (first < rank) left.emplace_back(first, rank - 1);
+    if (rank < last) left.emplace_back(rank + 1, last);
+  }
+  intervals_ = std::move(left);
+}
+
 int RankSet::count() const {
   int total = 0;
   for (const auto& [first, last] : intervals_) total += last - first + 1;

@@ -6,8 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -17,115 +15,73 @@ from support.model import PLANES
 from support.ranks import run_ranks_to_their_ends
 
 KNOWN_WITHIN_SECONDS = 5.0
-VICTIM = 1
+TURNS_BEFORE = 6
+OTHERS_SLEEP_AFTER_SECONDS = 0.3
 
 
-def reduce_until_a_rank_is_lost(dies_in_turn: int | None = None) -> tuple[str, float]:
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_late() -> None:
+    """The others have been waiting for so long that they sleep."""
+    time.sleep(OTHERS_SLEEP_AFTER_SECONDS)
+    die()
+
+
+def give_up() -> None:
+    raise ValueError("a reason of its own")
+
+
+def leave() -> None:
+    hvd.shutdown()
+
+
+def end_the_script() -> None:
+    sys.exit(3)
+
+
+ACTS = {"dies": die, "dies late": die_late, "raises": give_up, "leaves": leave, "exits": end_the_script}
+VICTIM_ENDS = {"dies": "died", "dies late": "died", "raises": "raised", "leaves": "returned", "exits": "raised"}
+
+
+def reduce_until_a_rank_is_lost(victim: int, act: str) -> tuple[str, float]:
     """What the survivors are told, and how many seconds after the last collective that worked."""
+    hvd.init()
     last = started = time.monotonic()
     for turn in range(10**9):
-        if turn == dies_in_turn and hvd.rank() == VICTIM:
-            die()
+        if turn == TURNS_BEFORE and hvd.rank() == victim:
+            ACTS[act]()
+            return "", 0.0
         try:
             hvd.allreduce(np.full(50_000, hvd.rank()), name=f"turn {turn % 10}")
             last = time.monotonic()
         except hvd.RankLostError as error:
             told = time.monotonic()
-            every_later_call_says_so_at_once()
+            every_later_call_says_so_at_once(victim)
             return str(error), told - last
         assert time.monotonic() - started < 60, "no rank was lost"
     raise AssertionError("not reached")
 
 
-def every_later_call_says_so_at_once() -> None:
+def every_later_call_says_so_at_once(victim: int) -> None:
     began = time.monotonic()
     for call in (lambda: hvd.allreduce(np.zeros(2)), hvd.barrier, lambda: hvd.broadcast(np.zeros(2), 0)):
-        with pytest.raises(hvd.RankLostError, match=f"rank {VICTIM}"):
+        with pytest.raises(hvd.RankLostError, match=f"rank {victim}"):
             call()
     assert time.monotonic() - began < 1.0
 
 
-def die() -> NoReturn:
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("not reached")
-
-
-def one_dies_while_the_others_reduce() -> tuple[str, float]:
-    hvd.init()
-    return reduce_until_a_rank_is_lost(dies_in_turn=6)
-
-
-def one_dies_while_the_others_wait() -> tuple[str, float]:
-    hvd.init()
-    hvd.barrier()
-    if hvd.rank() == VICTIM:
-        die()
-    return reduce_until_a_rank_is_lost()
-
-
-def the_root_of_the_tree_dies() -> str:
-    hvd.init()
-    hvd.barrier()
-    if hvd.rank() == 0:
-        die()
-    with pytest.raises(hvd.RankLostError, match="rank 0") as raised:
-        hvd.allreduce(np.zeros(5), name="without rank 0")
-    return str(raised.value)
-
-
-def one_raises() -> tuple[str, float]:
-    hvd.init()
-    hvd.barrier()
-    if hvd.rank() == VICTIM:
-        raise ValueError("a reason of its own")
-    return reduce_until_a_rank_is_lost()
-
-
-def one_leaves() -> tuple[str, float]:
-    hvd.init()
-    hvd.barrier()
-    if hvd.rank() == VICTIM:
-        hvd.shutdown()
-        return "", 0.0
-    return reduce_until_a_rank_is_lost()
-
-
-def one_exits() -> tuple[str, float]:
-    hvd.init()
-    hvd.barrier()
-    if hvd.rank() == VICTIM:
-        sys.exit(3)
-    return reduce_until_a_rank_is_lost()
-
-
-SURVIVORS_ARE_TOLD = {
-    one_dies_while_the_others_reduce: "died",
-    one_dies_while_the_others_wait: "died",
-    one_raises: "raised",
-    one_leaves: "returned",
-    one_exits: "raised",
-}
-
-
 @pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("function", SURVIVORS_ARE_TOLD, ids=lambda function: function.__name__)
-def test_survivors_are_told(function: Callable[[], tuple[str, float]], plane: str) -> None:
-    outcomes = run_ranks_to_their_ends(function, 3, env={"HOROVODISH_PLANE": plane})
-    victim = outcomes.pop(VICTIM)
-    assert victim.ended == SURVIVORS_ARE_TOLD[function]
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_survivors_are_told(victim: int, act: str, plane: str) -> None:
+    env = {"HOROVODISH_PLANE": plane}
+    outcomes = run_ranks_to_their_ends(reduce_until_a_rank_is_lost, 3, args=(victim, act), env=env)
+    assert outcomes.pop(victim).ended == VICTIM_ENDS[act]
     for outcome in outcomes:
         assert outcome.ended == "returned", outcome.output
         message, seconds = outcome.result
-        assert f"rank {VICTIM}" in message
+        assert f"rank {victim}" in message
+        assert act != "raises" or "a reason of its own" in message
         assert seconds < KNOWN_WITHIN_SECONDS
-
-
-@pytest.mark.parametrize("plane", PLANES)
-def test_survivors_are_told_about_rank_0(plane: str) -> None:
-    outcomes = run_ranks_to_their_ends(the_root_of_the_tree_dies, 3, env={"HOROVODISH_PLANE": plane})
-    assert [outcome.ended for outcome in outcomes] == ["died", "returned", "returned"], outcomes[1].output
-
-
-def test_the_reason_of_a_rank_that_raised_travels() -> None:
-    outcomes = run_ranks_to_their_ends(one_raises, 2)
-    assert "a reason of its own" in outcomes[0].result[0]

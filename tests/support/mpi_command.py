@@ -32,13 +32,10 @@ def mpi_command(np: int, *, survivors: bool) -> list[str]:
 
     Args:
         np: the number of ranks, which may exceed the number of cores.
-        survivors: whether ranks go on when another one dies.
+        survivors: whether ranks go on when another one dies; Open MPI only.
     """
-    if is_open_mpi():
-        options = ["--oversubscribe", "--bind-to", "none", *(["--with-ft", "ulfm"] if survivors else [])]
-    else:
-        options = ["-disable-auto-cleanup"] if survivors else []
-    return [mpirun(), "-np", str(np), *options]
+    options = ["--oversubscribe", "--bind-to", "none"] if is_open_mpi() else []
+    return [mpirun(), "-np", str(np), *options, *(["--with-ft", "ulfm"] if survivors else [])]
 
 
 def mpi_environment() -> dict[str, str]:

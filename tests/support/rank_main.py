@@ -28,6 +28,7 @@ def main(folder: Path, stops_at_failure: bool) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     faulthandler.enable()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # holds again once the interpreter has ended and MPI has not
     faulthandler.register(signal.SIGUSR1)
     (folder / f"{rank}.pid").write_text(str(os.getpid()))
     try:
@@ -87,11 +88,11 @@ def shut_down() -> None:
 
 def left_behind() -> list[str]:
     """Threads of the engine, its shared memory and Python threads that this process still has."""
-    own = re.compile(r"horovodish|hvd", re.IGNORECASE)
+    own = re.compile("horovodish")
     tasks = {path.parent.name: path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")}
     native = [f"thread {name}" for task, name in tasks.items() if own.search(name) and int(task) != os.getpid()]
     python = [f"Python thread {thread.name}" for thread in threading.enumerate() if own.search(thread.name)]
-    memory = re.compile(r"/memfd:\S*(horovodish|hvd)\S*", re.IGNORECASE)
+    memory = re.compile(r"/memfd:horovodish\S*")
     opened = [f"open {link}" for link in open_files() if memory.match(link)]
     mapped = [f"mapped {found[0]}" for found in memory.finditer(Path("/proc/self/maps").read_text())]
     return native + python + opened + mapped

@@ -69,6 +69,7 @@ def survive_the_others() -> str:
 
     atexit.register(os._exit, 0)  # the finalizer of MPI would wait for the dead rank
     rank = MPI.COMM_WORLD.rank
+    MPI.COMM_WORLD.Barrier()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 2:

@@ -16,6 +16,8 @@ class SharedMemoryLink : public Link {
         in_(arena.ring(region, peer, arena.own())),
         peer_(arena.header(peer).doorbell) {}
 
+  void nudge() override { peer_.ring_own(); }
+
  protected:
   size_t write_some(const char* data, size_t size) override {
     const uint64_t written = out_.written.load(std::memory_order_relaxed);

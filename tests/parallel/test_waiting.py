@@ -1,0 +1,38 @@
+"""Ranks that all wait, but not for the same tensor: rank 0 says who waits for what, and nothing is lost."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import horovodish as hvd
+from support.model import PLANES
+from support.ranks import run_ranks_to_their_ends
+
+SAID_AFTER_SECONDS = 2.0
+
+
+def wait_for_different_tensors() -> list[float]:
+    hvd.init()
+    own, other = ("left", "right") if hvd.rank() == 0 else ("right", "left")
+    late: list[float] = []
+
+    def submit_the_other() -> None:
+        late.extend(hvd.allreduce(np.full(1, 2.0), op=hvd.Sum, name=other))
+
+    helper = threading.Timer(SAID_AFTER_SECONDS + 1.0, submit_the_other)
+    helper.start()
+    awaited = hvd.allreduce(np.full(1, 1.0 if own == "left" else 2.0), op=hvd.Sum, name=own)
+    helper.join()
+    return [*awaited, *late]
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_it_is_said_who_waits_for_what(plane: str) -> None:
+    outcomes = run_ranks_to_their_ends(wait_for_different_tensors, 2, env={"HOROVODISH_PLANE": plane})
+    assert [outcome.result for outcome in outcomes] == [[3.0, 4.0], [4.0, 3.0]], outcomes
+    assert "'left' was submitted by rank 0 but not by rank 1" in outcomes[0].output
+    assert "'right' was submitted by rank 1 but not by rank 0" in outcomes[0].output
+    assert outcomes[1].output == ""
