@@ -1,11 +1,19 @@
 """The life of the engine in a process, and where this process stands among the ranks."""
 
 import atexit
+import contextlib
+import faulthandler
 import functools
+import json
 import os
+import signal
+import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import format_exception
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -61,41 +69,89 @@ class _Place:
         return self.hosts[self.host]
 
     @property
+    def local_rank(self) -> int:
+        return self.local_ranks.index(self.rank)
+
+    @property
     def peers_across(self) -> list[int]:
         """The hosts that have a rank of this rank's local rank."""
-        local = self.local_ranks.index(self.rank)
-        return [index for index, ranks in enumerate(self.hosts) if len(ranks) > local]
+        return [index for index, ranks in enumerate(self.hosts) if len(ranks) > self.local_rank]
 
 
 @dataclass
-class _Running:
+class Running:
+    """What there is between `init()` and `shutdown()`.
+
+    Attributes:
+        place: as the user sees it.
+        engine_place: as the engine sees it, which may be told that every rank is a host of its own.
+        communicator: of all ranks, not used by the engine; None in a world of one rank without a launcher.
+    """
+
     place: _Place
+    engine_place: _Place
     engine: _native.Engine
+    communicator: "Intracomm | None"
     peers: local_peers.LocalPeers | None
+
+    def add_process_set(
+        self, id: int, ranks: list[int], region: int, comm: "Intracomm | None", generation: int
+    ) -> None:
+        """Tell the engine of a process set that contains this rank. Every one of its ranks must do so.
+
+        Args:
+            id: of the process set.
+            ranks: of the world, in ascending order.
+            region: of shared memory; no other set that is alive uses it.
+            comm: a communicator of exactly these ranks; needed where they are on several hosts.
+            generation: how often an engine has used `comm` before.
+        """
+        hosts = [[ranks.index(rank) for rank in host if rank in ranks] for host in self.engine_place.hosts]
+        hosts = sorted(filter(None, hosts))
+        local = [rank for rank in self.engine_place.local_ranks if rank in ranks]
+        self.engine.add_process_set(
+            id,
+            ranks=ranks,
+            hosts=hosts,
+            local=[self.engine_place.local_ranks.index(rank) for rank in local],
+            region=region,
+            mpi=mpi.native_table(comm) if comm is not None and len(hosts) > 1 else None,
+            generation=generation,
+        )
 
 
 @dataclass
 class _Communicator:
-    """The engine's duplicate of a communicator, kept for the next `init()` on the same one."""
+    """Duplicates of a communicator, kept for the next `init()` on the same one.
 
-    duplicate: Any
+    Attributes:
+        engine: the engine's alone: it has receives posted there at any time.
+        control: for what Python does at start-up and with process sets.
+        generation: how often an engine was started on it before.
+    """
+
+    engine: "Intracomm"
+    control: "Intracomm"
     generation: int = -1
 
 
-_running: _Running | None = None
-_forked: _Running | None = None  # a parent's engine, in a forked child: unusable and never destroyed
+_followers: list[tuple[Callable[[Any], None], Callable[[], None]]] = []
+_running: Running | None = None
+_forked: Running | None = None  # a parent's engine, in a forked child: unusable and never destroyed
 _failure: str | None = None  # why this process ends early
 _previous_hook = sys.__excepthook__
 _communicators: dict[object, _Communicator] = {}  # by handle, or by the list of ranks
 
 
-def init(comm: "Intracomm | list[int] | None" = None) -> None:
+def init(comm: "Intracomm | list[int] | None" = None, process_sets: Any = None) -> None:
     """Start the engine. Every rank of the world must call it; it blocks until all have. A second call does nothing.
 
     Without a launcher the world is one rank, and no MPI is needed.
 
     Args:
         comm: who takes part: None for all ranks, a list of ranks of MPI's world, or an `mpi4py` communicator.
+        process_sets: a list of `ProcessSet`s to add at once. More can be added later; Horovod's "dynamic" is accepted
+            and changes nothing.
 
     Raises:
         LaunchError: no MPI, or a launcher of another MPI than mpi4py's, or the ranks of a host cannot share memory.
@@ -114,13 +170,13 @@ def init(comm: "Intracomm | list[int] | None" = None) -> None:
         return
     if _forked is not None:
         raise _forked_error()
-    knobs = settings.load()
     _install_hooks()
     if comm is None and mpi.launcher_environment() is None:
-        place = _Place(0, ((0,),))
-        _running = _Running(place, _start(place, knobs), None)
+        _running = _start(_Place(0, ((0,),)), settings.load())
     else:
-        _running = _start_on(_communicator(comm), knobs)
+        _running = _start_on(_communicator(comm))
+    for started, _ in _followers:
+        started(process_sets)
 
 
 def shutdown() -> None:
@@ -130,6 +186,16 @@ def shutdown() -> None:
     with `RankLostError`. Does nothing before `init()` and in a forked child.
     """
     _stop("called shutdown()")
+
+
+def follow(started: Callable[[Any], None], stopped: Callable[[], None]) -> None:
+    """Lets a module that builds on this one follow the engine's life.
+
+    Args:
+        started: called after each start, with the `process_sets` of `init`.
+        stopped: called when the engine stops.
+    """
+    _followers.append((started, stopped))
 
 
 def is_initialized() -> bool:
@@ -144,7 +210,7 @@ def engine() -> _native.Engine:
         NotInitializedError: before `init()` or after `shutdown()`.
         ForkedProcessError: in a forked child.
     """
-    return _require().engine
+    return running().engine
 
 
 def rank() -> int:
@@ -153,39 +219,38 @@ def rank() -> int:
     Raises:
         NotInitializedError: a ValueError; before `init()`. So do all queries below.
     """
-    return _require().place.rank
+    return running().place.rank
 
 
 def size() -> int:
     """How many ranks there are."""
-    return _require().place.size
+    return running().place.size
 
 
 def local_rank() -> int:
     """The number of this rank among those of its host, from 0."""
-    place = _require().place
-    return place.local_ranks.index(place.rank)
+    return running().place.local_rank
 
 
 def local_size() -> int:
     """How many ranks this host has."""
-    return len(_require().place.local_ranks)
+    return len(running().place.local_ranks)
 
 
 def cross_rank() -> int:
     """The number of this host among those that have a rank of this local rank, from 0."""
-    place = _require().place
+    place = running().place
     return place.peers_across.index(place.host)
 
 
 def cross_size() -> int:
     """How many hosts have a rank of this local rank."""
-    return len(_require().place.peers_across)
+    return len(running().place.peers_across)
 
 
 def is_homogeneous() -> bool:
     """Whether every host has the same number of ranks."""
-    return len({len(ranks) for ranks in _require().place.hosts}) == 1
+    return len({len(ranks) for ranks in running().place.hosts}) == 1
 
 
 def mpi_threads_supported() -> bool:
@@ -194,7 +259,7 @@ def mpi_threads_supported() -> bool:
     Raises:
         NotInitializedError: before `init()`.
     """
-    _require()
+    running()
     return True
 
 
@@ -243,7 +308,13 @@ def ccl_built() -> bool:
     return False
 
 
-def _require() -> _Running:
+def running() -> Running:
+    """What `init()` has started, for the other modules.
+
+    Raises:
+        NotInitializedError: before `init()` or after `shutdown()`.
+        ForkedProcessError: in a forked child.
+    """
     if _running is None:
         if _forked is not None:
             raise _forked_error()
@@ -267,7 +338,7 @@ def _communicator(comm: "Intracomm | list[int] | None") -> _Communicator:
         own = world.Get_rank()
         if own not in comm or len(set(comm)) < len(comm):
             raise ValueError(
-                f"init(comm={comm}): the list must name every rank once and be given on these ranks only; this is rank {own}"
+                f"init(comm={comm}) on rank {own}: the list must name every rank once, and only these ranks may call it"
             )
         group = world.Get_group().Incl(comm)
         return _kept_duplicate(tuple(comm), lambda: world.Create_group(group))
@@ -277,32 +348,31 @@ def _communicator(comm: "Intracomm | list[int] | None") -> _Communicator:
 
 def _kept_duplicate(key: object, original: Callable[[], Any]) -> _Communicator:
     if key not in _communicators:
-        _communicators[key] = _Communicator(mpi.private(original()))
+        comm = original()
+        _communicators[key] = _Communicator(mpi.private(comm), mpi.private(comm))
     communicator = _communicators[key]
     communicator.generation += 1
     return communicator
 
 
-def _start_on(communicator: _Communicator, knobs: settings.Settings) -> _Running:
-    comm = communicator.duplicate
-    library = mpi.load()
-    local_comm = comm.Split_type(library.COMM_TYPE_SHARED)
+def _start_on(communicator: _Communicator) -> Running:
+    comm = communicator.control
+    local_comm = comm.Split_type(mpi.load().COMM_TYPE_SHARED)
     own = comm.Get_rank()
+    knobs = settings.load() if own == 0 else settings.load(warn=lambda _: None)
     leader = local_comm.bcast(own, root=0)
     seen: list[tuple[int, settings.Settings, str]] = comm.allgather((leader, knobs, __version__))
     _check_agreement(seen)
     leaders = sorted({entry[0] for entry in seen})
-    hosts = [tuple(rank for rank, entry in enumerate(seen) if entry[0] == leader) for leader in leaders]
-    place = _Place(own, tuple(hosts))
-    alone = knobs.plane == "mpi_ring"
+    place = _Place(own, tuple(tuple(r for r, entry in enumerate(seen) if entry[0] == leader) for leader in leaders))
     peers = None
-    if not alone and len(place.local_ranks) > 1:
+    if place.size > 1 and knobs.plane != "mpi_ring":
         memory_bytes = _native.arena_bytes(len(place.local_ranks), knobs.chunk_kb * 1024)
         peers = local_peers.connect(local_comm, memory_bytes, knobs.start_timeout_seconds)
     local_comm.Free()
-    native = _start(_Place(own, tuple((rank,) for rank in range(len(seen)))) if alone else place, knobs, communicator, peers)
+    started = _start(place, knobs, communicator, peers)
     comm.Barrier()
-    return _Running(place, native, peers)
+    return started
 
 
 def _check_agreement(seen: list[tuple[int, settings.Settings, str]]) -> None:
@@ -325,33 +395,49 @@ def _start(
     knobs: settings.Settings,
     communicator: _Communicator | None = None,
     peers: local_peers.LocalPeers | None = None,
-) -> _native.Engine:
-    across = communicator is not None and len(place.hosts) > 1
+) -> Running:
     native = _native.Engine(
         rank=place.rank,
         size=place.size,
-        hosts=[list(ranks) for ranks in place.hosts],
+        local_rank=place.local_rank,
         arena_descriptors=peers.descriptors if peers else [],
         peer_sockets=peers.sockets if peers else [],
-        mpi=mpi.native_table(communicator.duplicate) if communicator and across else None,
-        generation=communicator.generation if communicator else 0,
         chunk_bytes=knobs.chunk_kb * 1024,
         ring_segment_bytes=knobs.ring_segment_kb * 1024,
         cache_capacity=knobs.cache_capacity,
         # With more ranks than cores a thread that spins keeps the one from running that it waits for.
         spin_us=knobs.spin_us if len(place.local_ranks) <= len(os.sched_getaffinity(0)) else 0,
+        stall_warning_seconds=knobs.stall_check_warning_time_seconds,
+        stall_shutdown_seconds=knobs.stall_check_shutdown_time_seconds,
+        stack_signal=_stack_signal(knobs),
     )
     if peers:
         peers.close_memory()
-    return native
+    every_rank_alone = tuple((rank,) for rank in range(place.size))
+    engine_place = _Place(place.rank, every_rank_alone) if knobs.plane == "mpi_ring" else place
+    started = Running(place, engine_place, native, communicator.control if communicator else None, peers)
+    generation = communicator.generation if communicator else 0
+    comm = communicator.engine if communicator else None
+    started.add_process_set(0, list(range(place.size)), 0, comm, generation)
+    return started
+
+
+def _stack_signal(knobs: settings.Settings) -> int:
+    """The signal at which this process prints its Python stacks, 0 for none."""
+    if not knobs.stall_check_stacks:
+        return 0
+    faulthandler.register(signal.SIGUSR2, all_threads=True, chain=False)
+    return int(signal.SIGUSR2)
 
 
 def _stop(reason: str) -> None:
     global _running
     if _running is None:
         return
-    running, _running = _running, None
-    running.engine.stop(_failure is not None, f"rank {running.place.rank} {_failure or reason}")
+    stopped, _running = _running, None
+    for _, forget in _followers:
+        forget()
+    stopped.engine.stop(_failure is not None, f"rank {stopped.place.rank} {_failure or reason}")
 
 
 def _at_exit() -> None:
@@ -359,13 +445,34 @@ def _at_exit() -> None:
 
 
 def _note_failure(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
-    """Runs for an exception that nobody caught: the peers are told the reason, and only its own rank shows a traceback."""
+    """For an exception that nobody caught: the peers are told the reason, and only its own rank shows a traceback."""
     global _failure
     _failure = f"raised {kind.__name__}: {value}"
+    _write_failure(kind, value, traceback)
     if isinstance(value, RankLostError) and _running is not None:
         print(f"horovodish: rank {_running.place.rank} ends: {value}", file=sys.stderr, flush=True)
     else:
         _previous_hook(kind, value, traceback)
+
+
+def _write_failure(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+    """Tells the launcher why this rank ends, so that it can tell the cause from the consequences on other ranks."""
+    folder = os.environ.get(settings.RUN_DIR_VARIABLE)
+    if folder is None or _running is None:
+        return
+    rank = _running.place.rank
+    report = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "time": time.time(),
+        "error": f"{kind.__name__}: {value}",
+        "traceback": "".join(format_exception(kind, value, traceback)),
+    }
+    path = Path(folder, f"rank-{rank}.failure")
+    with contextlib.suppress(OSError):  # the launcher is gone, or on another host
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(report))
+        unfinished.rename(path)
 
 
 def _after_fork_in_child() -> None:

@@ -4,6 +4,7 @@
       HorovodInternalError        a collective failed
         MismatchError             the ranks disagree about a tensor
         RankLostError             a rank died, raised or left while others needed it
+        StallError                ranks waited for another one for longer than the shutdown time
         EngineStoppedError        shutdown() was called while the operation was pending
       HostsUpdatedInterrupt       the set of hosts has changed
       ForkedProcessError          the engine was used in a forked child
@@ -29,6 +30,7 @@ __all__ = [
     "NotInitializedError",
     "RankLostError",
     "SettingError",
+    "StallError",
     "UnsupportedTensorError",
     "from_native",
 ]
@@ -44,6 +46,10 @@ class MismatchError(HorovodInternalError):
 
 class RankLostError(HorovodInternalError):
     """A rank died, raised or left while other ranks needed it for a collective."""
+
+
+class StallError(HorovodInternalError):
+    """Ranks waited for another one for longer than HOROVODISH_STALL_CHECK_SHUTDOWN_TIME_SECONDS."""
 
 
 class EngineStoppedError(HorovodInternalError):
@@ -84,6 +90,7 @@ _RAISED_BY_THE_ENGINE: dict[str, type[Exception]] = {
         HorovodInternalError,
         MismatchError,
         RankLostError,
+        StallError,
         EngineStoppedError,
         NotInitializedError,
         ForkedProcessError,

@@ -155,6 +155,23 @@ class Settings:
         "How many microseconds a waiting caller spins before it sleeps; none where a host has more ranks than cores.",
         most=10**6,
     )
+    stall_check_warning_time_seconds: float = _knob(
+        60.0,
+        "After how many seconds of waiting for other ranks a report says who lags and what it is doing; 0: never.",
+        most=86400,
+        horovod_variable="HOROVOD_STALL_CHECK_TIME_SECONDS",
+    )
+    stall_check_shutdown_time_seconds: float = _knob(
+        0.0,
+        "After how many seconds of waiting for other ranks every rank raises StallError; 0: never.",
+        most=86400,
+        horovod_variable="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+    )
+    stall_check_stacks: int = _knob(
+        0,
+        "1: with a stall report, ranks that others wait for print their Python stacks (this takes the signal SIGUSR2).",
+        most=1,
+    )
     start_timeout_seconds: int = _knob(
         30,
         "How many seconds the ranks may take to find each other.",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from horovodish import _native, basics
 from horovodish.errors import from_native
@@ -25,7 +28,7 @@ class _Session:
     """What belongs to one engine. It starts anew with every `init()`, so that all ranks count names from one start."""
 
     def __init__(self, engine: _native.Engine) -> None:
-        self.counters: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+        self.counters: defaultdict[tuple[str, int], Iterator[int]] = defaultdict(lambda: itertools.count(1))
         # What the engine still reads or writes, by handle id. A handle may be dropped before its operation is done.
         self.kept: dict[int, object] = {}
         # Without it another thread could take the news that a handle has settled before it is entered in `kept`. An
@@ -142,21 +145,45 @@ def _checked(handle: Handle[T]) -> Handle[T]:
     return handle
 
 
-def generated_name(kind: str) -> str:
+def generated_name(kind: str, process_set_id: int = 0) -> str:
     """A name for an operation that the caller did not name, such as "allreduce.noname.1".
 
-    It is the same on every rank as long as the ranks call operations of one kind in the same order.
+    It is the same on every rank of the process set as long as they call operations of one kind in the same order.
 
     Args:
-        kind: a key of `_native.KINDS`.
+        kind: of operation; operations of different kinds are counted apart.
+        process_set_id: where the operation takes place; counted apart, too.
 
     Returns:
-        The kind and a number, counted from 1 for each kind since `init()`.
+        The kind and a number, counted from 1 since `init()`.
 
     Raises:
         NotInitializedError: before `init()`.
     """
-    return f"{kind}.noname.{next(_session_of(basics.engine()).counters[kind])}"
+    return f"{kind}.noname.{next(_session_of(basics.engine()).counters[kind, process_set_id])}"
+
+
+def gather_objects(value: object, name: str, process_set_id: int) -> list[Any]:
+    """The objects of all ranks of a process set, in their order, each as a copy. Collective; blocks."""
+    data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    source = np.frombuffer(data, np.uint8)
+
+    def by_rank(native: _native.Handle) -> list[Any]:
+        gathered, begin, values = native.output(0), 0, []
+        for length in native.rows(0):
+            values.append(pickle.loads(gathered[begin : begin + length]))
+            begin += length
+        return values
+
+    return submit(
+        "allgather",
+        name,
+        [(source.__array_interface__["data"][0], 0, _native.DTYPES["uint8"], source.shape)],
+        keep_alive=source,
+        result=by_rank,
+        waits=True,
+        process_set_id=process_set_id,
+    ).wait()
 
 
 def submit(
@@ -172,6 +199,8 @@ def submit(
     root_rank: int = 0,
     device: int = -1,
     waits: bool = False,
+    process_set_id: int = 0,
+    splits: Sequence[int] = (),
 ) -> Handle[T]:
     """Hand one operation to the engine. Does not block; every rank must submit the same one.
 
@@ -188,6 +217,8 @@ def submit(
         root_rank: whose value is sent, for broadcast.
         device: the CUDA device of the memory, -1 for host memory.
         waits: the caller is about to wait, so that the engine's thread need not be woken.
+        process_set_id: of the process set, which contains this rank.
+        splits: for alltoall, how many rows go to each rank.
 
     Returns:
         The operation's handle.
@@ -213,6 +244,8 @@ def submit(
             tensors,
             device,
             waits,
+            process_set_id,
+            splits,
         )
         kept[native.id] = keep_alive
     return Handle(name, native, result, kept)

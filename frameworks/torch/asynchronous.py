@@ -15,12 +15,11 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 import torch
-from torch import Tensor
-from torch.autograd.graph import increment_version
-
 from horovodish import _native
 from horovodish.collectives import Handle, ReduceOp, checked_root, chosen_op, generated_name, submit
 from horovodish.torch.tensors import member, source_of, target_of
+from torch import Tensor
+from torch.autograd.graph import increment_version
 
 TensorT = TypeVar("TensorT", bound=Tensor)
 T = TypeVar("T")
@@ -137,7 +136,7 @@ def submit_allgather(
     dtype, row_shape = source.dtype, source.shape[1:]
 
     def finish(native: _native.Handle) -> T:
-        counts = native.first_dims(0)
+        counts = native.rows(0)
         shape = (sum(counts), *row_shape)
         if math.prod(shape) == 0:
             return result(torch.empty(shape, dtype=dtype), counts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TypeVar
 
 import torch
-
 from horovodish._native import DTYPES
 from horovodish.errors import UnsupportedTensorError
 

@@ -29,6 +29,8 @@ const char* class_name(ErrorKind kind) {
       return "MismatchError";
     case ErrorKind::rank_lost:
       return "RankLostError";
+    case ErrorKind::stalled:
+      return "StallError";
     case ErrorKind::engine_stopped:
       return "EngineStoppedError";
     case ErrorKind::internal:
@@ -68,7 +70,8 @@ struct PyOutput {
 using PyTensor = std::tuple<uintptr_t, uintptr_t, int, std::vector<int64_t>>;
 
 PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::string& name, int op, double prescale,
-                 double postscale, int root, const std::vector<PyTensor>& tensors, int device, bool waits) {
+                 double postscale, int root, const std::vector<PyTensor>& tensors, int device, bool waits,
+                 int process_set, const std::vector<int64_t>& splits) {
   auto request = std::make_shared<Request>();
   request->kind = static_cast<Kind>(kind);
   request->name = name;
@@ -78,16 +81,19 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   request->root = root;
   request->device = device;
   auto operation = std::make_shared<Operation>();
-  for (const auto& [source, target, dtype, shape] : tensors) {
-    Member member{name, static_cast<DType>(dtype), shape};
-    Buffer buffer{reinterpret_cast<const std::byte*>(source), reinterpret_cast<std::byte*>(target)};
-    if (request->kind == Kind::allgather) {
+  const bool any_rows = request->kind == Kind::allgather || request->kind == Kind::alltoall;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& [source, target, dtype, shape] = tensors[i];
+    Member member{tensors.size() == 1 ? name : name + "[" + std::to_string(i) + "]", static_cast<DType>(dtype), shape};
+    Buffer buffer{reinterpret_cast<const std::byte*>(source), reinterpret_cast<std::byte*>(target), 0, splits};
+    if (any_rows) {
       buffer.first_dim = member.shape.at(0);
       member.shape[0] = Member::kAnyLength;
     }
     request->members.push_back(std::move(member));
-    operation->buffers.push_back(buffer);
+    operation->buffers.push_back(std::move(buffer));
   }
+  operation->process_set = process_set;
   operation->signature = std::make_shared<const std::string>(request->signature());
   operation->request = std::move(request);
   operation->handle = engine->make_handle();
@@ -100,16 +106,35 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   return {engine, handle};
 }
 
-std::shared_ptr<Engine> make_engine(int rank, int size, std::vector<std::vector<int>> hosts,
-                                    std::vector<int> arena_descriptors, std::vector<int> peer_sockets,
-                                    const std::optional<py::dict>& mpi, int generation, size_t chunk_bytes,
-                                    size_t ring_segment_bytes, size_t cache_capacity, int64_t spin_us) {
+std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, const std::vector<int>& arena_descriptors,
+                                    std::vector<int> peer_sockets, size_t chunk_bytes, size_t ring_segment_bytes,
+                                    size_t cache_capacity, int64_t spin_us, double stall_warning_seconds,
+                                    double stall_shutdown_seconds, int stack_signal) {
   EngineConfig config;
   config.rank = rank;
   config.size = size;
-  config.hosts = std::move(hosts);
-  config.arena_descriptors = std::move(arena_descriptors);
+  config.local_rank = local_rank;
+  const size_t bytes = EngineConfig::arena_layout(arena_descriptors.size(), chunk_bytes).bytes();
+  for (const int descriptor : arena_descriptors) config.arena_memory.push_back(map_memory(descriptor, bytes));
   config.peer_sockets = std::move(peer_sockets);
+  config.options = {chunk_bytes,
+                    ring_segment_bytes,
+                    cache_capacity,
+                    std::chrono::microseconds(spin_us),
+                    {StallInspector::Seconds(stall_warning_seconds), StallInspector::Seconds(stall_shutdown_seconds)},
+                    stack_signal};
+  return std::make_shared<Engine>(std::move(config));
+}
+
+void add_process_set(Engine& engine, int id, std::vector<int> ranks, std::vector<std::vector<int>> hosts,
+                     std::vector<size_t> local, size_t region, const std::optional<py::dict>& mpi, int generation) {
+  ProcessSetConfig config;
+  config.own = static_cast<int>(std::find(ranks.begin(), ranks.end(), engine.rank()) - ranks.begin());
+  config.ranks = std::move(ranks);
+  config.hosts = std::move(hosts);
+  config.local = std::move(local);
+  config.region = region;
+  config.generation = generation;
   if (mpi) {
     abi::Mpi table;
     table.library = (*mpi)["library"].cast<std::string>();
@@ -119,51 +144,66 @@ std::shared_ptr<Engine> make_engine(int rank, int size, std::vector<std::vector<
     table.status_bytes = (*mpi)["status_bytes"].cast<size_t>();
     config.mpi = std::move(table);
   }
-  config.generation = generation;
-  config.chunk_bytes = chunk_bytes;
-  config.ring_segment_bytes = ring_segment_bytes;
-  config.cache_capacity = cache_capacity;
-  config.spin = std::chrono::microseconds(spin_us);
-  return std::make_shared<Engine>(std::move(config));
+  py::gil_scoped_release release;
+  engine.add_process_set(id, std::move(config));
 }
 
 // The negotiation without the engine, for tests that play the network themselves.
 void bind_negotiation(py::module_& module) {
   py::class_<Negotiation>(module, "Negotiation")
-      .def(py::init([](int size, bool root, const std::vector<std::vector<int>>& participants, size_t cache_capacity) {
+      .def(py::init([](bool root, const std::vector<std::vector<int>>& participants, size_t cache_capacity) {
              std::vector<RankSet> sets;
              for (const auto& ranks : participants) {
                RankSet set;
                for (const int rank : ranks) set.add(RankSet(rank));
                sets.push_back(std::move(set));
              }
-             return std::make_unique<Negotiation>(size, root, std::move(sets), cache_capacity);
+             return std::make_unique<Negotiation>(root, std::move(sets), cache_capacity);
            }),
-           py::arg("size"), py::arg("root"), py::arg("participants"), py::arg("cache_capacity"))
+           py::arg("root"), py::arg("participants"), py::arg("cache_capacity"))
       .def(
           "submit",
           [](Negotiation& self, const std::string& name, const std::vector<int64_t>& shape,
-             const std::vector<size_t>& absent, size_t members) {
+             const std::vector<size_t>& absent, size_t members, std::optional<int> broadcast_from) {
             Request request;
             request.name = name;
+            if (broadcast_from) {
+              request.kind = Kind::broadcast;
+              request.root = *broadcast_from;
+            }
             request.members.assign(members, {name, DType::float32, shape});
             self.submit(name, request.signature(), make_mask(absent, members));
           },
-          py::arg("name"), py::arg("shape"), py::arg("absent") = std::vector<size_t>{}, py::arg("members") = 1)
+          py::arg("name"), py::arg("shape"), py::arg("absent") = std::vector<size_t>{}, py::arg("members") = 1,
+          py::arg("broadcast_from") = std::nullopt)
       .def("flush", &Negotiation::flush)
       .def("join", &Negotiation::join)
-      .def("lost", &Negotiation::lost, py::arg("abort"), py::arg("text"))
-      .def("parent_lost", &Negotiation::parent_lost, py::arg("abort"), py::arg("text"))
-      .def("from_child", [](Negotiation& self, size_t child, const py::bytes& message) {
-        self.from_child(child, std::string(message));
-      })
+      .def(
+          "lost",
+          [](Negotiation& self, bool abort, const std::string& text) {
+            self.lost(abort ? Negotiation::Loss::abort : Negotiation::Loss::orderly, text);
+          },
+          py::arg("abort"), py::arg("text"))
+      .def("ask", &Negotiation::ask)
+      .def("tell", &Negotiation::tell, py::arg("rank"), py::arg("text"))
+      .def("set_now", &Negotiation::set_now, py::arg("seconds"))
+      .def("lateness",
+           [](const Negotiation& self) {
+             py::list result;
+             for (const Lateness& one : self.lateness()) {
+               result.append(py::make_tuple(one.ranks.text(), one.statements, one.total_seconds, one.longest_seconds));
+             }
+             return result;
+           })
+      .def("from_child", [](Negotiation& self, size_t child,
+                            const py::bytes& message) { self.from_child(child, std::string(message)); })
       .def("from_parent", [](Negotiation& self, const py::bytes& message) { self.from_parent(std::string(message)); })
       .def("take_for_parent", [](Negotiation& self) { return py::bytes(self.take_for_parent()); })
       .def("take_for_children", [](Negotiation& self) { return py::bytes(self.take_for_children()); })
       .def("take_decisions",
            [](Negotiation& self) {
-             static constexpr const char* kTypes[] = {"execute",   "fail", "refuse", "join_done",
-                                                      "lost", "abort",  "stuck"};
+             static constexpr const char* kTypes[] = {"execute", "fail",    "refuse", "join_done", "lost",
+                                                      "abort",   "stalled", "stuck",  "asked",     "told"};
              py::list result;
              for (const Decision& decision : self.take_decisions()) {
                std::vector<size_t> absent;
@@ -174,7 +214,7 @@ void bind_negotiation(py::module_& module) {
                entry["type"] = kTypes[static_cast<size_t>(decision.type)];
                entry["name"] = decision.name;
                entry["text"] = decision.text;
-               entry["contributors"] = decision.contributors;
+               entry["joined"] = decision.joined_ranks;
                entry["rank"] = decision.rank;
                entry["absent"] = absent;
                entry["submitted"] = decision.signature.empty();
@@ -196,6 +236,12 @@ void bind_schedules(py::module_& module) {
     }
     return py::make_tuple(sends, receives);
   };
+  module.def("ring_reduce_scatter", [as_dict](int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
+    return as_dict(ring_reduce_scatter(rank, ranks, begins, segment));
+  });
+  module.def("direct_exchange",
+             [as_dict](int rank, int ranks, const std::vector<size_t>& sent, const std::vector<size_t>& received,
+                       size_t segment) { return as_dict(direct_exchange(rank, ranks, sent, received, segment)); });
   module.def("ring_allreduce", [as_dict](int rank, int ranks, size_t count, size_t segment) {
     return as_dict(ring_allreduce(rank, ranks, count, segment));
   });
@@ -213,6 +259,7 @@ PYBIND11_MODULE(_native, module) {
   module.attr("DTYPES") = numbered(kDTypeNames);
   module.attr("REDUCE_OPS") = numbered(kReduceOpNames);
   module.attr("KINDS") = numbered(kKindNames);
+  module.attr("REGIONS") = EngineConfig::kRegions;
   module.def("arena_bytes", [](size_t local_ranks, size_t chunk_bytes) {
     return EngineConfig::arena_layout(local_ranks, chunk_bytes).bytes();
   });
@@ -252,17 +299,16 @@ PYBIND11_MODULE(_native, module) {
              if (index >= self.handle->outputs.size()) throw py::index_error("no such output");
              return py::memoryview(py::cast(PyOutput{self.handle, index}));
            })
-      .def("first_dims", [](const PyHandle& self, size_t index) { return self.handle->outputs.at(index).first_dims; });
+      .def("rows", [](const PyHandle& self, size_t index) { return self.handle->outputs.at(index).rows; })
+      .def("last_joined", [](const PyHandle& self) { return self.handle->last_joined; });
 
   py::class_<BucketPlan>(module, "BucketPlan")
       .def("submit",
            [](BucketPlan& self, size_t index, uintptr_t source, uintptr_t target) {
              self.submit(index, reinterpret_cast<const void*>(source), reinterpret_cast<void*>(target));
            })
-      .def("absent",
-           [](BucketPlan& self, size_t index, uintptr_t target) {
-             self.absent(index, reinterpret_cast<void*>(target));
-           })
+      .def("absent", [](BucketPlan& self, size_t index,
+                        uintptr_t target) { self.absent(index, reinterpret_cast<void*>(target)); })
       .def("flush", &BucketPlan::flush)
       .def(
           "wait", [](BucketPlan& self, double seconds) { return self.wait(nanoseconds(seconds)); }, py::arg("seconds"),
@@ -273,15 +319,22 @@ PYBIND11_MODULE(_native, module) {
       .def("reset", &BucketPlan::reset);
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
-      .def(py::init(&make_engine), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("hosts"),
-           py::arg("arena_descriptors"), py::arg("peer_sockets"), py::arg("mpi"), py::arg("generation"),
-           py::arg("chunk_bytes"), py::arg("ring_segment_bytes"), py::arg("cache_capacity"), py::arg("spin_us"))
+      .def(py::init(&make_engine), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("local_rank"),
+           py::arg("arena_descriptors"), py::arg("peer_sockets"), py::arg("chunk_bytes"), py::arg("ring_segment_bytes"),
+           py::arg("cache_capacity"), py::arg("spin_us"), py::arg("stall_warning_seconds"),
+           py::arg("stall_shutdown_seconds"), py::arg("stack_signal"))
+      .def("add_process_set", &add_process_set, py::arg("id"), py::kw_only(), py::arg("ranks"), py::arg("hosts"),
+           py::arg("local"), py::arg("region"), py::arg("mpi"), py::arg("generation"))
+      .def("remove_process_set", &Engine::remove_process_set, py::arg("id"), py::call_guard<py::gil_scoped_release>())
+      .def("clear_region", &Engine::clear_region, py::arg("region"))
       .def("enqueue", &enqueue, py::arg("kind"), py::arg("name"), py::arg("op"), py::arg("prescale"),
-           py::arg("postscale"), py::arg("root"), py::arg("tensors"), py::arg("device"), py::arg("waits"))
+           py::arg("postscale"), py::arg("root"), py::arg("tensors"), py::arg("device"), py::arg("waits"),
+           py::arg("process_set") = 0, py::arg("splits") = std::vector<int64_t>{})
       .def(
           "plan",
           [](Engine& self, const std::string& name, int op, double prescale, double postscale,
-             const std::vector<std::tuple<std::string, int, std::vector<int64_t>, size_t>>& members, int device) {
+             const std::vector<std::tuple<std::string, int, std::vector<int64_t>, size_t>>& members, int device,
+             int process_set) {
             Request shared;
             shared.name = name;
             shared.op = static_cast<ReduceOp>(op);
@@ -292,10 +345,18 @@ PYBIND11_MODULE(_native, module) {
             for (const auto& [member_name, dtype, shape, bucket] : members) {
               planned.push_back({{member_name, static_cast<DType>(dtype), shape}, bucket});
             }
-            return std::make_unique<BucketPlan>(self, shared, planned);
+            return std::make_unique<BucketPlan>(self, shared, planned, process_set);
           },
           py::arg("name"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("members"),
-          py::arg("device"), py::keep_alive<0, 1>())
+          py::arg("device"), py::arg("process_set") = 0, py::keep_alive<0, 1>())
+      .def("lateness",
+           [](Engine& self, int process_set) {
+             std::vector<std::tuple<std::string, uint64_t, double, double>> result;
+             for (const Lateness& one : self.lateness(process_set)) {
+               result.emplace_back(one.ranks.text(), one.statements, one.total_seconds, one.longest_seconds);
+             }
+             return result;
+           })
       .def("take_settled", &Engine::take_settled)
       .def("stop", &Engine::stop, py::arg("failed"), py::arg("reason"), py::call_guard<py::gil_scoped_release>());
 

@@ -5,8 +5,9 @@
 
 namespace horovodish {
 
-BucketPlan::BucketPlan(Engine& engine, const Request& shared, const std::vector<PlannedMember>& members)
-    : engine_(engine) {
+BucketPlan::BucketPlan(Engine& engine, const Request& shared, const std::vector<PlannedMember>& members,
+                       int process_set)
+    : engine_(engine), process_set_(process_set) {
   for (size_t index = 0; index < members.size(); ++index) {
     const auto& [member, bucket] = members[index];
     if (bucket >= buckets_.size()) buckets_.resize(bucket + 1);
@@ -59,6 +60,7 @@ void BucketPlan::state(size_t index, Buffer buffer, bool absent) {
   if (--bucket.missing > 0) return;
 
   auto operation = std::make_shared<Operation>();
+  operation->process_set = process_set_;
   operation->request = bucket.request;
   operation->signature = bucket.signature;
   operation->buffers = bucket.buffers;

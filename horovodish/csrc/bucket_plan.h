@@ -20,7 +20,7 @@ class BucketPlan {
   };
 
   // `shared`: name, op, scales and device of every bucket; the name gets the bucket's number.
-  BucketPlan(Engine& engine, const Request& shared, const std::vector<PlannedMember>& members);
+  BucketPlan(Engine& engine, const Request& shared, const std::vector<PlannedMember>& members, int process_set);
 
   // Tensor `index` is ready. Any thread. Throws std::out_of_range, and std::logic_error when it was submitted before.
   void submit(size_t index, const void* source, void* target);
@@ -57,6 +57,7 @@ class BucketPlan {
   void begin(Bucket& bucket);
 
   Engine& engine_;
+  const int process_set_;
   std::mutex mutex_;
   std::vector<Place> places_;    // by index
   std::vector<Bucket> buckets_;  // guarded by mutex_ until all are submitted

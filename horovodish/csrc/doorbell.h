@@ -1,5 +1,5 @@
-// One word per rank that everybody rings who has news for its engine: own enqueues, peers' messages and chunk flags, the
-// watch for lost peers, shutdown. Ringing costs a system call only when the rank sleeps and wants to know.
+// One word per rank that everybody rings who has news for its engine: own enqueues, peers' messages and chunk flags,
+// the watch for lost peers, shutdown. Ringing costs a system call only when the rank sleeps and wants to know.
 #pragma once
 
 #include <atomic>
@@ -16,9 +16,10 @@ class Doorbell {
   // Who sleeps. The values are also the futex bits by which just that thread is woken.
   enum Sleeper : uint32_t {
     nobody = 0,
-    engine = 1,   // the engine thread
-    caller = 2,   // a thread in synchronize(), which drives the engine while it waits
-    indifferent = 4,  // the engine thread, with nothing under way: news of peers can wait until this rank has work itself
+    engine = 1,  // the engine thread
+    caller = 2,  // a thread in synchronize(), which drives the engine while it waits
+    indifferent =
+        4,  // the engine thread, with nothing under way: news of peers can wait until this rank has work itself
   };
 
   // Rung by peers, after they have written what the news is about.

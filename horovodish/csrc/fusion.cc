@@ -6,13 +6,24 @@
 
 namespace horovodish {
 
+std::vector<DType> dtypes_of(const Request& request) {
+  std::vector<DType> dtypes;
+  for (const Member& member : request.members) {
+    if (std::find(dtypes.begin(), dtypes.end(), member.dtype) == dtypes.end()) dtypes.push_back(member.dtype);
+  }
+  return dtypes;
+}
+
 std::vector<Concatenation> Concatenation::by_dtype(const Operation& operation) {
   std::vector<Concatenation> result;
   const auto& members = operation.request->members;
-  for (size_t i = 0; i < members.size(); ++i) {
-    auto same = std::find_if(result.begin(), result.end(), [&](const auto& c) { return c.dtype_ == members[i].dtype; });
-    if (same == result.end()) same = result.insert(result.end(), Concatenation(members[i].dtype));
-    same->append(operation.buffers[i].source, operation.buffers[i].target, static_cast<size_t>(members[i].count()));
+  for (const DType dtype : dtypes_of(*operation.request)) {
+    Concatenation& concatenation = result.emplace_back(dtype);
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (members[i].dtype != dtype) continue;
+      concatenation.append(operation.buffers[i].source, operation.buffers[i].target,
+                           static_cast<size_t>(members[i].count()));
+    }
   }
   return result;
 }

@@ -1,6 +1,6 @@
-// Fusion: the tensors of a bucket seen as one long vector. Nothing is laid end to end in memory; a plane asks for ranges of
-// the concatenation and gets the pieces of the tensors that they cover, so that packing goes straight from the tensors into
-// cache-sized chunks and unpacking straight back.
+// Fusion: the tensors of a bucket seen as one long vector. Nothing is laid end to end in memory; a plane asks for
+// ranges of the concatenation and gets the pieces of the tensors that they cover, so that packing goes straight from
+// the tensors into cache-sized chunks and unpacking straight back.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,9 @@
 #include "types.h"
 
 namespace horovodish {
+
+// The dtypes of a request's members, in the order of first appearance.
+std::vector<DType> dtypes_of(const Request& request);
 
 class Concatenation {
  public:

@@ -14,7 +14,8 @@
 
 namespace horovodish {
 
-// Returns when woken through one of `bits`, at once when `word` is not `expected`, after `limit`, or for no reason at all.
+// Returns when woken through one of `bits`, at once when `word` is not `expected`, after `limit`, or for no reason at
+// all.
 inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, uint32_t bits,
                        std::optional<std::chrono::nanoseconds> limit) {
   timespec deadline{};
@@ -24,8 +25,8 @@ inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, uint32_t 
     deadline.tv_sec += nanoseconds / 1'000'000'000;
     deadline.tv_nsec = nanoseconds % 1'000'000'000;
   }
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_BITSET, expected, limit ? &deadline : nullptr, nullptr,
-          bits);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_BITSET, expected, limit ? &deadline : nullptr,
+          nullptr, bits);
 }
 
 inline void futex_wake(std::atomic<uint32_t>& word, uint32_t bits) {

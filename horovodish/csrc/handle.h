@@ -11,15 +11,15 @@
 namespace horovodish {
 
 // Names of the classes in horovodish.errors.
-enum class ErrorKind { internal, mismatch, rank_lost, engine_stopped };
+enum class ErrorKind { internal, mismatch, rank_lost, stalled, engine_stopped };
 
 struct Error {
   ErrorKind kind = ErrorKind::internal;
   std::string message;
 };
 
-// Completion of work on a device. Host memory needs none: it is final once the handle is settled. A device plane settles the
-// handle when the work is launched and leaves its event here, on which the caller's stream is made to wait.
+// Completion of work on a device. Host memory needs none: it is final once the handle is settled. A device plane
+// settles the handle when the work is launched and leaves its event here, on which the caller's stream is made to wait.
 class DeviceEvent {
  public:
   virtual ~DeviceEvent() = default;
@@ -31,7 +31,7 @@ class Handle {
   struct Output {  // memory that the engine allocated for a result whose size no rank knew beforehand
     std::unique_ptr<std::byte[]> data;
     size_t bytes = 0;
-    std::vector<int64_t> first_dims;  // by rank
+    std::vector<int64_t> rows;  // that came from every rank
   };
 
   explicit Handle(uint64_t id) : id_(id) {}
@@ -52,6 +52,7 @@ class Handle {
   }
 
   std::vector<Output> outputs;
+  int last_joined = -1;  // of a join: the rank that joined last
 
  private:
   enum class State : uint32_t { pending, done, failed };

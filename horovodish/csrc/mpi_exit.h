@@ -5,9 +5,9 @@
 
 namespace horovodish {
 
-// Calls MPI_Finalize when this process exits, provided that its status is 0. Finalizing waits for all ranks: a rank that ends
-// with an error would wait for peers that wait for it, where its launcher ends the job as soon as it sees the rank's status.
-// `library`: as abi::Mpi::library. Throws std::runtime_error.
+// Calls MPI_Finalize when this process exits, provided that its status is 0. Finalizing waits for all ranks: a rank
+// that ends with an error would wait for peers that wait for it, where its launcher ends the job as soon as it sees the
+// rank's status. `library`: as abi::Mpi::library. Throws std::runtime_error.
 void finalize_mpi_at_exit(const std::string& library);
 
 }  // namespace horovodish

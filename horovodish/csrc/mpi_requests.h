@@ -12,15 +12,20 @@
 
 namespace horovodish {
 
-// Tags of one start of the engine, so that nothing left over from an earlier one is taken for news. The MPI standard promises
-// tags up to 32767.
+// Tags of one start of the engine, so that nothing left over from an earlier one is taken for news. The MPI standard
+// promises tags up to 32767.
 struct MpiTags {
-  static constexpr int kGenerations = 1024, kPerGeneration = 16, kOperations = kPerGeneration - 1;
+  static constexpr int kOperations = 31, kSlots = 4, kShards = 64;
+  static constexpr int kPerGeneration = 1 + kOperations + kSlots * kShards, kGenerations = 32768 / kPerGeneration;
 
   explicit MpiTags(int generation) : base(generation % kGenerations * kPerGeneration) {}
   int control() const { return base; }
-  // Operations with equal remainders share a tag; messages of one tag between two ranks stay in order.
+  // Operations that are under way at once have different tags. Messages of one tag between two ranks stay in order.
   int operation(uint64_t sequence) const { return base + 1 + static_cast<int>(sequence % kOperations); }
+  // The same for the exchange of a shard of a chunk of a stream.
+  int exchange(uint64_t chunk, size_t shard) const {
+    return base + 1 + kOperations + static_cast<int>(chunk % kSlots) * kShards + static_cast<int>(shard % kShards);
+  }
 
   int base;
 };

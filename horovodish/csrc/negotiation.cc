@@ -9,10 +9,11 @@ namespace horovodish {
 namespace {
 
 // Records of the messages that travel up and down the tree.
-enum class Up : uint64_t { ready, ready_with, request, joined, waiting, lost };
-enum class Down : uint64_t { execute, execute_with, execute_new, forget, fail, join_done, lost };
+enum class Up : uint64_t { ready, ready_with, request, joined, waiting, lost, told };
+enum class Down : uint64_t { execute, execute_with, execute_new, forget, fail, join_done, lost, ask };
 
 constexpr ResponseCache::Id kNotCached = 0;
+constexpr size_t kShownTensors = 5;  // in a message about tensors that wait
 
 template <class Record>
 void begin(Writer& writer, Record record) {
@@ -39,28 +40,29 @@ Mask make_mask(const std::vector<size_t>& bits, size_t size) {
   return mask;
 }
 
-bool mask_bit(const Mask& mask, size_t bit) { return bit / 8 < mask.size() && ((mask[bit / 8] >> (bit % 8)) & 1) != 0; }
+bool mask_bit(const Mask& mask, size_t bit) {
+  return bit / 8 < mask.size() && ((mask[bit / 8] >> (bit % 8)) & 1) != 0;
+}
 
-Negotiation::Negotiation(int size, bool root, std::vector<RankSet> participants, size_t cache_capacity)
-    : size_(size),
-      root_(root),
+Negotiation::Negotiation(bool root, std::vector<RankSet> participants, size_t cache_capacity)
+    : root_(root),
       participants_(std::move(participants)),
       cache_(cache_capacity),
       joined_(participants_.size()),
       waiting_(participants_.size()) {
-  for (const RankSet& participant : participants_) ranks_ += participant.count();
+  for (const RankSet& participant : participants_) lateness_.push_back({.ranks = participant});
 }
 
 void Negotiation::submit(std::string_view name, std::string_view signature, const Mask& absent) {
   if (lost_) {
-    decisions_.push_back({.type = Decision::Type::refuse, .name = std::string(name), .text = *lost_});
+    decisions_.push_back({.type = Decision::Type::refuse, .name = std::string(name), .text = *lost_, .stalled = stalled_});
     return;
   }
   const auto id = cache_.find(name);
   if (id && *cache_.signature(*id) == signature && !by_name_.contains(std::string(name))) {
-    state_id(0, *id, 1, absent);
+    state_id(0, *id, {}, absent);
   } else {
-    state_request(0, name, {{std::string(signature), participants_[0]}}, 1, absent);
+    state_request(0, name, {{std::string(signature), participants_[0]}}, {}, absent);
   }
 }
 
@@ -71,12 +73,29 @@ void Negotiation::flush() {
   }
 }
 
-void Negotiation::join() { state_joined(0, participants_[0].first()); }
+void Negotiation::join() {
+  state_joined(0, participants_[0].first());
+}
 
-void Negotiation::lost(bool abort, std::string_view text) {
-  if (root_) return apply_lost(abort, text);
+void Negotiation::lost(Loss loss, std::string_view text) {
+  if (root_) return apply_lost(loss, text);
   begin(up_, Up::lost);
-  up_.number(abort ? 1 : 0);
+  up_.number(static_cast<uint64_t>(loss));
+  up_.text(text);
+}
+
+void Negotiation::ask() {
+  begin(down_, Down::ask);
+  decisions_.push_back({.type = Decision::Type::asked});
+}
+
+void Negotiation::tell(int rank, std::string_view text) {
+  if (root_) {
+    decisions_.push_back({.type = Decision::Type::told, .text = std::string(text), .rank = rank});
+    return;
+  }
+  begin(up_, Up::told);
+  up_.number(static_cast<uint64_t>(rank));
   up_.text(text);
 }
 
@@ -85,24 +104,24 @@ void Negotiation::from_child(size_t child, std::string_view message) {
   while (!reader.done()) {
     switch (static_cast<Up>(reader.number())) {
       case Up::ready:
-        state_id(child, static_cast<Id>(reader.number()), participants_[child].count(), {});
+        state_id(child, static_cast<Id>(reader.number()), {}, {});
         break;
       case Up::ready_with: {
         const auto id = static_cast<Id>(reader.number());
-        const auto contributors = static_cast<int>(reader.number());
-        state_id(child, id, contributors, Mask(reader.text()));
+        const RankSet joined = RankSet::decode(reader);
+        state_id(child, id, joined, Mask(reader.text()));
         break;
       }
       case Up::request: {
         const std::string name(reader.text());
-        const auto contributors = static_cast<int>(reader.number());
+        const RankSet joined = RankSet::decode(reader);
         const Mask absent(reader.text());
         Signatures signatures(reader.number());
         for (auto& [signature, ranks] : signatures) {
           signature = reader.text();
           ranks = RankSet::decode(reader);
         }
-        state_request(child, name, signatures, contributors, absent);
+        state_request(child, name, signatures, joined, absent);
         break;
       }
       case Up::joined:
@@ -112,8 +131,13 @@ void Negotiation::from_child(size_t child, std::string_view message) {
         state_waiting(child, reader.number());
         break;
       case Up::lost: {
-        const bool abort = reader.number() != 0;
-        lost(abort, reader.text());
+        const auto loss = static_cast<Loss>(reader.number());
+        lost(loss, reader.text());
+        break;
+      }
+      case Up::told: {
+        const auto rank = static_cast<int>(reader.number());
+        tell(rank, reader.text());
         break;
       }
     }
@@ -125,19 +149,19 @@ void Negotiation::from_parent(std::string_view message) {
   while (!reader.done()) {
     switch (static_cast<Down>(reader.number())) {
       case Down::execute:
-        apply_execute(static_cast<Id>(reader.number()), size_, {});
+        apply_execute(static_cast<Id>(reader.number()), 0, {});
         break;
       case Down::execute_with: {
         const auto id = static_cast<Id>(reader.number());
-        const auto contributors = static_cast<int>(reader.number());
-        apply_execute(id, contributors, Mask(reader.text()));
+        const auto joined = static_cast<int>(reader.number());
+        apply_execute(id, joined, Mask(reader.text()));
         break;
       }
       case Down::execute_new: {
         const auto id = static_cast<Id>(reader.number());
         const std::string_view name = reader.text(), signature = reader.text();
-        const auto contributors = static_cast<int>(reader.number());
-        apply_execute_new(id, name, signature, contributors, Mask(reader.text()));
+        const auto joined = static_cast<int>(reader.number());
+        apply_execute_new(id, name, signature, joined, Mask(reader.text()));
         break;
       }
       case Down::forget:
@@ -152,18 +176,30 @@ void Negotiation::from_parent(std::string_view message) {
         apply_join_done(static_cast<int>(reader.number()));
         break;
       case Down::lost: {
-        const bool abort = reader.number() != 0;
-        apply_lost(abort, reader.text());
+        const auto loss = static_cast<Loss>(reader.number());
+        apply_lost(loss, reader.text());
         break;
       }
+      case Down::ask:
+        ask();
+        break;
     }
   }
 }
 
-void Negotiation::mark(Pending& pending, size_t participant, int contributors, const Mask& absent) {
-  pending.stated.resize(participants_.size());
+void Negotiation::mark(Pending& pending, size_t participant, const RankSet& joined, const Mask& absent) {
+  if (pending.stated.empty()) {
+    pending.stated.resize(participants_.size());
+    pending.serial = ++last_serial_;
+    pending.first_seconds = now_;
+  }
+  Lateness& lateness = lateness_[participant];
+  const double late = now_ - pending.first_seconds;
+  ++lateness.statements;
+  lateness.total_seconds += late;
+  lateness.longest_seconds = std::max(lateness.longest_seconds, late);
   pending.stated[participant] = true;
-  pending.contributors += contributors;
+  pending.joined.add(joined);
   pending.absent = pending.absent ? intersection(*pending.absent, absent) : absent;
   if (participant == 0) pending.own_absent = absent;
   waiting_[participant].reset();
@@ -178,22 +214,22 @@ bool Negotiation::complete(const Pending& pending) const {
   return true;
 }
 
-void Negotiation::state_id(size_t participant, Id id, int contributors, const Mask& absent) {
+void Negotiation::state_id(size_t participant, Id id, const RankSet& joined, const Mask& absent) {
   const std::string* signature = cache_.signature(id);
   // Forgotten: void. The ranks that stated it state it again, in full, when they learn that it was forgotten.
   if (lost_ || signature == nullptr) return;
   if (!by_name_.empty() && by_name_.contains(cache_.name(id))) {
     const std::string name = cache_.name(id);
-    state_request(participant, name, {{*signature, participants_[participant]}}, contributors, absent);
+    state_request(participant, name, {{*signature, participants_[participant]}}, joined, absent);
     return;
   }
   Pending& pending = by_id_[id];
-  mark(pending, participant, contributors, absent);
+  mark(pending, participant, joined, absent);
   if (complete(pending)) finish_id(id);
 }
 
 void Negotiation::state_request(size_t participant, std::string_view name, const Signatures& signatures,
-                                int contributors, const Mask& absent) {
+                                const RankSet& joined, const Mask& absent) {
   if (lost_) return;
   const std::string key(name);
   Pending& pending = by_name_[key];
@@ -207,7 +243,7 @@ void Negotiation::state_request(size_t participant, std::string_view name, const
     }
     pending.signatures = {{*cache_.signature(*id), ranks}};
   }
-  mark(pending, participant, contributors, absent);
+  mark(pending, participant, joined, absent);
   for (const auto& [signature, ranks] : signatures) {
     const auto same = std::find_if(pending.signatures.begin(), pending.signatures.end(),
                                    [&](const auto& known) { return known.first == signature; });
@@ -260,66 +296,106 @@ void Negotiation::check_waiting() {
   if (!root_) {
     begin(up_, Up::waiting);
     up_.number(decisions_seen_);
-  } else if (!by_id_.empty() || !by_name_.empty()) {
+  } else if (anything_pending()) {
     decisions_.push_back({.type = Decision::Type::stuck, .text = describe_waiting()});
   }
 }
 
+std::string Negotiation::line(const std::string& name, const Pending& pending) const {
+  RankSet stated, missing;
+  for (size_t i = 0; i < participants_.size(); ++i) {
+    if (!joined_[i]) (pending.stated[i] ? stated : missing).add(participants_[i]);
+  }
+  return "'" + name + "' was submitted by " + stated.text() + " but not by " + missing.text();
+}
+
 std::string Negotiation::describe_waiting() const {
-  std::string text = "every rank waits, but not for the same tensors: ";
-  bool first = true;
-  const auto add = [&](const std::string& name, const Pending& pending) {
-    RankSet stated, missing;
-    for (size_t i = 0; i < participants_.size(); ++i) {
-      if (!joined_[i]) (pending.stated[i] ? stated : missing).add(participants_[i]);
-    }
-    text += (first ? "'" : "; '") + name + "' was submitted by " + stated.text() + " but not by " + missing.text();
-    first = false;
-  };
-  for (const auto& [id, pending] : by_id_) add(cache_.name(id), pending);
-  for (const auto& [name, pending] : by_name_) add(name, pending);
-  return text + ". Remedy: call the same collectives under the same names on every rank.";
+  return "every rank waits, but not for the same tensors: " + describe_pending() +
+         ". Remedy: call the same collectives under the same names on every rank.";
+}
+
+std::optional<uint64_t> Negotiation::oldest() const {
+  std::optional<uint64_t> result;
+  for (const auto& [id, pending] : by_id_) result = std::min(result.value_or(pending.serial), pending.serial);
+  for (const auto& [name, pending] : by_name_) result = std::min(result.value_or(pending.serial), pending.serial);
+  return result;
+}
+
+std::string Negotiation::describe_pending() const {
+  std::map<uint64_t, std::string> lines;
+  for (const auto& [id, pending] : by_id_) lines[pending.serial] = line(cache_.name(id), pending);
+  for (const auto& [name, pending] : by_name_) lines[pending.serial] = line(name, pending);
+  std::string text;
+  size_t shown = 0;
+  for (const auto& [serial, one] : lines) {
+    if (shown == kShownTensors) return text + "; and " + std::to_string(lines.size() - shown) + " more";
+    text += (shown++ == 0 ? "" : "; ") + one;
+  }
+  return text;
+}
+
+// The ranks below this node that have joined instead of submitting what all others have.
+RankSet Negotiation::joined_of(const Pending& pending) const {
+  RankSet joined = pending.joined;
+  for (size_t i = 0; i < participants_.size(); ++i) {
+    if (!pending.stated[i]) joined.add(participants_[i]);
+  }
+  return joined;
 }
 
 // All participants have stated `id`: the root decides, another node tells its parent.
 void Negotiation::finish_id(Id id) {
   Pending& pending = by_id_.at(id);
-  const Mask absent = pending.absent.value_or(Mask{});
-  if (root_) return apply_execute(id, pending.contributors, absent);
-  const bool plain = pending.contributors == ranks_ && absent.empty();
+  if (root_) return decide(cache_.name(id), *cache_.signature(id), pending, id);
   pending.passed_up = true;
+  const RankSet joined = joined_of(pending);
+  const Mask absent = pending.absent.value_or(Mask{});
+  const bool plain = joined.empty() && absent.empty();
   begin(up_, plain ? Up::ready : Up::ready_with);
   up_.number(id);
   if (!plain) {
-    up_.number(static_cast<uint64_t>(pending.contributors));
+    joined.encode(up_);
     up_.text(absent);
   }
 }
 
 void Negotiation::finish_request(const std::string& name) {
   Pending& pending = by_name_.at(name);
-  if (!root_) {
-    pending.passed_up = true;
-    begin(up_, Up::request);
-    up_.text(name);
-    up_.number(static_cast<uint64_t>(pending.contributors));
-    up_.text(pending.absent.value_or(Mask{}));
-    up_.number(pending.signatures.size());
-    for (const auto& [signature, ranks] : pending.signatures) {
-      up_.text(signature);
-      ranks.encode(up_);
-    }
-  } else if (pending.signatures.size() > 1) {
-    apply_fail(name, describe_mismatch(pending.signatures));
-  } else {
-    decide_execute_new(name, pending);
+  if (root_) {
+    if (pending.signatures.size() > 1) return apply_fail(name, describe_mismatch(pending.signatures));
+    const std::string signature = pending.signatures[0].first;
+    return decide(name, signature, pending, std::nullopt);
+  }
+  pending.passed_up = true;
+  begin(up_, Up::request);
+  up_.text(name);
+  joined_of(pending).encode(up_);
+  up_.text(pending.absent.value_or(Mask{}));
+  up_.number(pending.signatures.size());
+  for (const auto& [signature, ranks] : pending.signatures) {
+    up_.text(signature);
+    ranks.encode(up_);
   }
 }
 
-void Negotiation::decide_execute_new(const std::string& name, const Pending& pending) {
-  const std::string signature = pending.signatures[0].first;
-  const int contributors = pending.contributors;
+// The root: every rank has submitted the same, or has joined.
+void Negotiation::decide(const std::string& name, const std::string& signature, const Pending& pending,
+                         std::optional<Id> id) {
+  const RankSet joined = joined_of(pending);
   const Mask absent = pending.absent.value_or(Mask{});
+  if (!joined.empty()) {
+    const std::string problem = Request::decode(signature).problem_with_joined(joined);
+    if (!problem.empty()) return apply_fail(std::string(name), problem);
+  }
+  if (id) {
+    apply_execute(*id, joined.count(), absent);
+  } else {
+    decide_execute_new(name, signature, joined.count(), absent);
+  }
+}
+
+void Negotiation::decide_execute_new(const std::string& name, const std::string& signature, int joined,
+                                     const Mask& absent) {
   Id victim = kNotCached;
   bool room = true;
   if (const auto old = cache_.find(name)) {
@@ -329,15 +405,15 @@ void Negotiation::decide_execute_new(const std::string& name, const Pending& pen
     if (space == ResponseCache::Room::evict) apply_forget(victim);
     room = space != ResponseCache::Room::none;
   }
-  apply_execute_new(room ? cache_.next_id() : kNotCached, name, signature, contributors, absent);
+  apply_execute_new(room ? cache_.next_id() : kNotCached, name, signature, joined, absent);
 }
 
-void Negotiation::apply_execute(Id id, int contributors, const Mask& absent) {
-  const bool plain = contributors == size_ && absent.empty();
+void Negotiation::apply_execute(Id id, int joined, const Mask& absent) {
+  const bool plain = joined == 0 && absent.empty();
   begin(down_, plain ? Down::execute : Down::execute_with);
   down_.number(id);
   if (!plain) {
-    down_.number(static_cast<uint64_t>(contributors));
+    down_.number(static_cast<uint64_t>(joined));
     down_.text(absent);
   }
   const auto pending = by_id_.extract(id);
@@ -346,18 +422,18 @@ void Negotiation::apply_execute(Id id, int contributors, const Mask& absent) {
   decisions_.push_back({.type = Decision::Type::execute,
                         .name = cache_.name(id),
                         .signature = submitted ? std::string{} : *cache_.signature(id),
-                        .contributors = contributors,
+                        .joined_ranks = joined,
                         .absent = absent});
   ++decisions_seen_;
 }
 
-void Negotiation::apply_execute_new(Id id, std::string_view name, std::string_view signature, int contributors,
+void Negotiation::apply_execute_new(Id id, std::string_view name, std::string_view signature, int joined,
                                     const Mask& absent) {
   begin(down_, Down::execute_new);
   down_.number(id);
   down_.text(name);
   down_.text(signature);
-  down_.number(static_cast<uint64_t>(contributors));
+  down_.number(static_cast<uint64_t>(joined));
   down_.text(absent);
   const auto pending = by_name_.extract(std::string(name));
   const bool submitted = !pending.empty() && pending.mapped().stated[0];
@@ -365,7 +441,7 @@ void Negotiation::apply_execute_new(Id id, std::string_view name, std::string_vi
   decisions_.push_back({.type = Decision::Type::execute,
                         .name = std::string(name),
                         .signature = submitted ? std::string{} : std::string(signature),
-                        .contributors = contributors,
+                        .joined_ranks = joined,
                         .absent = absent});
   ++decisions_seen_;
 }
@@ -377,7 +453,7 @@ void Negotiation::apply_forget(Id id) {
   const std::string name = cache_.name(id), signature = *cache_.signature(id);
   cache_.erase(id);
   if (!pending.empty() && pending.mapped().stated[0]) {
-    state_request(0, name, {{signature, participants_[0]}}, 1, pending.mapped().own_absent);
+    state_request(0, name, {{signature, participants_[0]}}, {}, pending.mapped().own_absent);
   }
 }
 
@@ -400,15 +476,21 @@ void Negotiation::apply_join_done(int last_rank) {
   ++decisions_seen_;
 }
 
-void Negotiation::apply_lost(bool abort, std::string_view text) {
-  if (lost_ && !abort) return;
+void Negotiation::apply_lost(Loss loss, std::string_view text) {
+  if (lost_ && loss == Loss::orderly) return;
   begin(down_, Down::lost);
-  down_.number(abort ? 1 : 0);
+  down_.number(static_cast<uint64_t>(loss));
   down_.text(text);
   by_id_.clear();
   by_name_.clear();
-  if (!lost_) lost_ = text;
-  decisions_.push_back({.type = abort ? Decision::Type::abort : Decision::Type::lost, .text = *lost_});
+  if (!lost_) {
+    lost_ = text;
+    stalled_ = loss == Loss::stall;
+  }
+  const auto type = loss == Loss::orderly ? Decision::Type::lost
+                    : loss == Loss::abort ? Decision::Type::abort
+                                          : Decision::Type::stalled;
+  decisions_.push_back({.type = type, .text = *lost_});
 }
 
 }  // namespace horovodish

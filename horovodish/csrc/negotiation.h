@@ -2,16 +2,16 @@
 //
 // Without I/O, clock or thread: statements and messages go in, messages and decisions come out.
 //
-// The ranks form a tree. A node is one rank, and its participants are itself and the subtrees of its children. A rank states
-// about a tensor (or a bucket, which is negotiated as a unit) that it is
+// The ranks form a tree. A node is one rank, and its participants are itself and the subtrees of its children. A rank
+// states about a tensor (or a bucket, which is negotiated as a unit) that it is
 //     submitted   by its id when the cache knows its signature, otherwise by the full request
 //     absent      submitted without a value: a mask says which members of the bucket this rank has no gradient for
 // and about itself that it
 //     flushes     it waits for all that it has submitted
 //     joined      it is out of data and counts as having submitted everything
-// A node passes a statement to its parent once all its participants have made it, so in the steady state every edge of the
-// tree carries one small record per bucket and step. The root decides, and its decisions travel down in one order that is the
-// same on every rank.
+// A node passes a statement to its parent once all its participants have made it, so in the steady state every edge of
+// the tree carries one small record per bucket and step. The root decides, and its decisions travel down in one order
+// that is the same on every rank.
 #pragma once
 
 #include <cstdint>
@@ -35,39 +35,63 @@ using Mask = std::string;
 Mask make_mask(const std::vector<size_t>& bits, size_t size);
 bool mask_bit(const Mask& mask, size_t bit);
 
+// How late a participant was with its statements, behind the first to make each.
+struct Lateness {
+  RankSet ranks;
+  uint64_t statements = 0;
+  double total_seconds = 0, longest_seconds = 0;
+};
+
 struct Decision {
   enum class Type {
-    execute,    // `name`, with `contributors` ranks that have not joined; `absent` members have no gradient on any rank
+    execute,    // `name`, contributed to by all but `joined_ranks`; `absent` members have no gradient on any rank
     fail,       // `name` ends on every rank: they disagree as `text` says
-    refuse,     // `name` ends: a rank has gone, as `text` says
+    refuse,     // `name` ends: a rank has gone, or the ranks gave up (`stalled`), as `text` says
     join_done,  // every rank has joined, `rank` last
     lost,       // `text` says which rank has gone: whatever is undecided fails, now and later
     abort,      // as lost, and what is being executed fails too
+    stalled,    // as abort; the ranks gave up waiting for each other
     stuck,      // root only: every rank waits, and not for the same; `text` says who waits for what
+    asked,      // the root wants to know what this rank is doing: tell() it
+    told,       // root only: what `rank` is doing
   };
   Type type;
   std::string name = {};
   std::string text = {};
   std::string signature = {};  // of an execute that this rank has not submitted, because it has joined
-  int contributors = 0;
+  int joined_ranks = 0;
   int rank = -1;
+  bool stalled = false;
   Mask absent = {};
 };
 
 class Negotiation {
  public:
-  // `size`: ranks of the process set. `root`: this node has no parent. `participants[0]` is this rank, the others are the subtrees of its children.
-  Negotiation(int size, bool root, std::vector<RankSet> participants, size_t cache_capacity);
+  // `root`: this node has no parent. `participants[0]` is this rank, the others are the subtrees of its children.
+  Negotiation(bool root, std::vector<RankSet> participants, size_t cache_capacity);
 
   // Statements of this rank.
   void submit(std::string_view name, std::string_view signature, const Mask& absent);
   void flush();  // says nothing when nothing of this rank is undecided
   void join();
 
-  // A rank has gone, as `text` says; `abort`: what is being executed cannot be completed either. Known first to this node, or
-  // the parent itself is the one that has gone.
-  void lost(bool abort, std::string_view text);
-  void parent_lost(bool abort, std::string_view text) { apply_lost(abort, text); }
+  // A rank has gone, as `text` says; `abort`: what is being executed cannot be completed either. Known first to this
+  // node, or the parent itself is the one that has gone.
+  enum class Loss : uint64_t { orderly, abort, stall };
+  void lost(Loss loss, std::string_view text);
+  void parent_lost(Loss loss, std::string_view text) { apply_lost(loss, text); }
+
+  bool anything_pending() const { return !by_id_.empty() || !by_name_.empty(); }
+  // Of what is not decided yet, a number for what has waited longest, and a line for each of the first few.
+  std::optional<uint64_t> oldest() const;
+  std::string describe_pending() const;
+  // Root: ask every rank what it is doing. Any rank: the answer.
+  void ask();
+  void tell(int rank, std::string_view text);
+
+  // The time of what comes next, for the lateness of its statements.
+  void set_now(double seconds) { now_ = seconds; }
+  const std::vector<Lateness>& lateness() const { return lateness_; }
 
   void from_child(size_t child, std::string_view message);
   void from_parent(std::string_view message);
@@ -84,21 +108,25 @@ class Negotiation {
 
   // What the participants have stated about one tensor that is not decided yet.
   struct Pending {
-    std::vector<bool> stated;  // by participant
-    int contributors = 0;
+    std::vector<bool> stated;    // by participant
+    RankSet joined;              // ranks of the participants that have stated it that do not contribute
     std::optional<Mask> absent;  // the intersection so far
     Mask own_absent;             // this rank's own, in case it must state again in full
     Signatures signatures;       // filled only when stated in full
     bool passed_up = false;
+    uint64_t serial = 0;  // counts up with the first statement about a tensor
+    double first_seconds = 0;
   };
 
-  void state_id(size_t participant, Id id, int contributors, const Mask& absent);
-  void state_request(size_t participant, std::string_view name, const Signatures& signatures, int contributors,
+  void state_id(size_t participant, Id id, const RankSet& joined, const Mask& absent);
+  void state_request(size_t participant, std::string_view name, const Signatures& signatures, const RankSet& joined,
                      const Mask& absent);
   void state_joined(size_t participant, int last_rank);
   void state_waiting(size_t participant, uint64_t decisions_seen);
-  void mark(Pending& pending, size_t participant, int contributors, const Mask& absent);
+  void mark(Pending& pending, size_t participant, const RankSet& joined, const Mask& absent);
+  RankSet joined_of(const Pending& pending) const;
   bool complete(const Pending& pending) const;
+  std::string line(const std::string& name, const Pending& pending) const;
   void finish_id(Id id);
   void finish_request(const std::string& name);
   void check_joined();
@@ -106,27 +134,30 @@ class Negotiation {
   std::string describe_waiting() const;
 
   // Decisions, made by the root or received from the parent; applied in the same order on every rank.
-  void decide_execute_new(const std::string& name, const Pending& pending);
-  void apply_execute(Id id, int contributors, const Mask& absent);
-  void apply_execute_new(Id id, std::string_view name, std::string_view signature, int contributors, const Mask& absent);
+  void decide(const std::string& name, const std::string& signature, const Pending& pending, std::optional<Id> id);
+  void decide_execute_new(const std::string& name, const std::string& signature, int joined, const Mask& absent);
+  void apply_execute(Id id, int joined, const Mask& absent);
+  void apply_execute_new(Id id, std::string_view name, std::string_view signature, int joined, const Mask& absent);
   void apply_forget(Id id);
   void apply_fail(std::string_view name, std::string_view text);
   void apply_join_done(int last_rank);
-  void apply_lost(bool abort, std::string_view text);
+  void apply_lost(Loss loss, std::string_view text);
 
-  const int size_;
   const bool root_;
   const std::vector<RankSet> participants_;
-  int ranks_ = 0;  // in this subtree
   ResponseCache cache_;
   std::unordered_map<Id, Pending> by_id_;
   std::map<std::string, Pending> by_name_;
-  std::vector<bool> joined_;                 // by participant
+  std::vector<bool> joined_;  // by participant
   int last_joined_ = -1;
   bool joined_sent_ = false;
   std::vector<std::optional<uint64_t>> waiting_;  // by participant: decisions it had seen when it began to wait
   uint64_t decisions_seen_ = 0;
+  uint64_t last_serial_ = 0;
+  double now_ = 0;
+  std::vector<Lateness> lateness_;  // by participant
   std::optional<std::string> lost_;
+  bool stalled_ = false;
   Writer up_, down_;
   std::deque<Decision> decisions_;
 };

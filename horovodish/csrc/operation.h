@@ -1,6 +1,7 @@
 // A collective on this rank, from its submission to its end.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,39 +15,55 @@
 
 namespace horovodish {
 
-// The memory of one member. Null pointers stand for a rank that has joined: it contributes the neutral value and wants no
-// result. The output of an allgather is allocated by the plane.
+// The memory of one member. Null pointers stand for a rank that has joined: it contributes the neutral value, or no
+// rows, and wants no result. The outputs of an allgather and of an alltoall are allocated by the plane.
 struct Buffer {
   const std::byte* source = nullptr;
   std::byte* target = nullptr;
-  int64_t first_dim = 0;  // of this rank's contribution to an allgather
+  int64_t first_dim = 0;             // rows of this rank's contribution to an allgather
+  std::vector<int64_t> splits = {};  // rows for every rank of an alltoall
 };
 
 struct Operation {
+  int process_set = 0;
   std::shared_ptr<const Request> request;
   std::shared_ptr<const std::string> signature;
   std::vector<Buffer> buffers;  // one per member
   Mask absent;                  // members that this rank has no value for; once decided, that no rank has a value for
-  int contributors = 0;         // known once decided
+  int contributors = 0;         // known once decided: ranks that have not joined
+  int root = 0;                 // known once decided: index of the root within the process set
   std::shared_ptr<Handle> handle;
-  bool reported = false;        // shows up in Engine::take_settled()
+  bool reported = false;  // shows up in Engine::take_settled()
 
   Scaling scaling() const {
-    return {request->prescale, request->postscale, request->op == ReduceOp::average ? contributors : 1};
+    return {request->prescale, request->postscale, request->op == ReduceOp::average ? std::max(contributors, 1) : 1};
   }
 };
 
-// Bytes of one row of an allgather's member.
-inline size_t row_bytes(const Member& member) { return static_cast<size_t>(member.count()) * bytes_of(member.dtype); }
+// Bytes of one row of a member whose first dimension may differ by rank.
+inline size_t row_bytes(const Member& member) {
+  return static_cast<size_t>(member.count()) * bytes_of(member.dtype);
+}
 
-// Adds the output of the next member of an allgather to the handle, once every rank's first dimension is known.
-inline Handle::Output& allocate_gathered(Operation& operation, size_t member, const std::vector<int64_t>& first_dims) {
+// Adds the next member's output to the handle, once it is known how many rows come from every rank.
+inline Handle::Output& allocate_rows(Operation& operation, size_t member, const std::vector<int64_t>& rows_by_rank) {
   int64_t rows = 0;
-  for (const int64_t first_dim : first_dims) rows += first_dim;
+  for (const int64_t from_rank : rows_by_rank) rows += from_rank;
   const size_t bytes = row_bytes(operation.request->members[member]) * static_cast<size_t>(rows);
   auto& outputs = operation.handle->outputs;
-  outputs.push_back({std::make_unique_for_overwrite<std::byte[]>(bytes), bytes, first_dims});
+  outputs.push_back({std::make_unique_for_overwrite<std::byte[]>(bytes), bytes, rows_by_rank});
   return outputs.back();
+}
+
+// The rows of a reducescatter's member that rank `index` of `ranks` gets: as even as possible, the first ranks one
+// more.
+struct Rows {
+  int64_t begin, count;
+};
+inline Rows rows_of(int64_t rows, size_t index, size_t ranks) {
+  const auto i = static_cast<int64_t>(index), n = static_cast<int64_t>(ranks);
+  const int64_t base = rows / n, more = rows % n;
+  return {i * base + std::min(i, more), base + (i < more ? 1 : 0)};
 }
 
 }  // namespace horovodish

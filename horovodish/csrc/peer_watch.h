@@ -1,5 +1,5 @@
-// Notices the death of a local peer by the end-of-file on the socket to it: a thread that sleeps in poll() for as long as
-// nothing happens. (kill(pid, 0) would take a zombie for alive.)
+// Notices the death of a local peer by the end-of-file on the socket to it: a thread that sleeps in poll() for as long
+// as nothing happens. (kill(pid, 0) would take a zombie for alive.)
 #pragma once
 
 #include <atomic>

@@ -18,10 +18,28 @@ void RankSet::add(const RankSet& other) {
   intervals_ = std::move(merged);
 }
 
+void RankSet::remove(int rank) {
+  std::vector<std::pair<int, int>> left;
+  for (const auto& [first, last] : intervals_) {
+    if (rank < first || rank > last) {
+      left.emplace_back(first, last);
+      continue;
+    }
+    if (first < rank) left.emplace_back(first, rank - 1);
+    if (rank < last) left.emplace_back(rank + 1, last);
+  }
+  intervals_ = std::move(left);
+}
+
 int RankSet::count() const {
   int total = 0;
   for (const auto& [first, last] : intervals_) total += last - first + 1;
   return total;
+}
+
+bool RankSet::contains(int rank) const {
+  return std::any_of(intervals_.begin(), intervals_.end(),
+                     [&](const auto& interval) { return interval.first <= rank && rank <= interval.second; });
 }
 
 std::string RankSet::text() const {

@@ -15,8 +15,10 @@ class RankSet {
   explicit RankSet(int rank) : intervals_{{rank, rank}} {}
 
   void add(const RankSet& other);
+  void remove(int rank);
   int count() const;
   bool empty() const { return intervals_.empty(); }
+  bool contains(int rank) const;
   int first() const { return intervals_.front().first; }
   // "rank 3" or "ranks 0-2, 5".
   std::string text() const;

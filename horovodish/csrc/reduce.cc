@@ -10,8 +10,9 @@
 
 #include "half.h"
 
-// One wheel for every x86-64: the loader picks the variant that the processor can run.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+// One wheel for every x86-64: the loader picks the variant that the processor can run. It does so before
+// ThreadSanitizer is ready for any code to run.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
 #define HOROVODISH_VARIANTS __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #define HOROVODISH_INLINE inline __attribute__((always_inline))
 #else
@@ -88,7 +89,8 @@ struct Maximum {
 template <class A>
 HOROVODISH_INLINE A floor_divided(A value, int divisor) {
   const A quotient = static_cast<A>(value / static_cast<int64_t>(divisor));
-  return static_cast<A>(quotient - (value < 0 && static_cast<int64_t>(quotient) * divisor != static_cast<int64_t>(value)));
+  return static_cast<A>(quotient -
+                        (value < 0 && static_cast<int64_t>(quotient) * divisor != static_cast<int64_t>(value)));
 }
 
 template <class T, class Op>
@@ -148,10 +150,10 @@ HOROVODISH_INLINE void reduce_typed(ReduceOp op, void* target, const void* const
   }
 }
 
-#define HOROVODISH_REDUCE(NAME, T)                                                                               \
-  HOROVODISH_VARIANTS void NAME(ReduceOp op, void* target, const void* const* sources, size_t sources_count,     \
-                                size_t count, const Scaling& scaling) {                                          \
-    reduce_typed<T>(op, target, sources, sources_count, count, scaling);                                         \
+#define HOROVODISH_REDUCE(NAME, T)                                                                           \
+  HOROVODISH_VARIANTS void NAME(ReduceOp op, void* target, const void* const* sources, size_t sources_count, \
+                                size_t count, const Scaling& scaling) {                                      \
+    reduce_typed<T>(op, target, sources, sources_count, count, scaling);                                     \
   }
 HOROVODISH_REDUCE(reduce_uint8, uint8_t)
 HOROVODISH_REDUCE(reduce_int8, int8_t)

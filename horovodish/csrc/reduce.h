@@ -13,12 +13,12 @@ struct Scaling {
   int divisor = 1;         // of an average: how many ranks contributed
 };
 
-// target[i] = postscale / divisor * (prescale * sources[0][i] op prescale * sources[1][i] op ...), reduced from left to right,
-// so that the bits of an element depend neither on its place nor on how the work is split. `target` may be one of the sources.
+// target[i] = postscale / divisor * (prescale * sources[0][i] op prescale * sources[1][i] op ...), reduced from left to
+// right, so that the bits of an element depend neither on its place nor on how the work is split. `target` may be one
+// of the sources.
 //   float16, bfloat16: accumulated in float32, rounded once.
-//   integers: sums and products wrap around; an average then rounds towards minus infinity; a scale is applied in float64 and
-//   rounds towards zero.
-//   Min and Max return NaN where any contribution is NaN.
+//   integers: sums and products wrap around; an average then rounds towards minus infinity; a scale is applied in
+//   float64 and rounds towards zero. Min and Max return NaN where any contribution is NaN.
 void reduce(DType dtype, ReduceOp op, void* target, const void* const* sources, size_t sources_count, size_t count,
             const Scaling& scaling);
 

@@ -22,7 +22,9 @@ std::string number_text(double value) {
   return stream.str();
 }
 
-std::string place_text(int device) { return device < 0 ? "host memory" : "a CUDA device"; }
+std::string place_text(int device) {
+  return device < 0 ? "host memory" : "a CUDA device";
+}
 
 struct Difference {
   std::string subject, what, left, right, remedy;
@@ -125,6 +127,14 @@ Request Request::decode(std::string_view signature) {
     for (int64_t& length : member.shape) length = reader.signed_number();
   }
   return request;
+}
+
+std::string Request::problem_with_joined(const RankSet& joined) const {
+  if (kind != Kind::broadcast || !joined.contains(root)) return {};
+  return "rank " + std::to_string(root) +
+         " is the root of this broadcast and has joined, so it has no value to send. Remedy: broadcast from a rank "
+         "that "
+         "still has data, or after all ranks have joined.";
 }
 
 std::string describe_mismatch(const std::vector<std::pair<std::string, RankSet>>& signatures) {

@@ -36,6 +36,9 @@ struct Request {
   // Two ranks ask for the same thing exactly when their signatures are equal byte for byte.
   std::string signature() const;
   static Request decode(std::string_view signature);
+
+  // Why the other ranks cannot do this without a contribution of the joined ones; empty when they can.
+  std::string problem_with_joined(const RankSet& joined) const;
 };
 
 // A sentence that says how the requests of one name differ, naming ranks and both values. Needs two or more signatures.

@@ -1,6 +1,6 @@
-// The signatures that all ranks have agreed upon, each under a small id, so that a tensor seen before is negotiated by its
-// id alone. The coordinator decides what enters and leaves; the other ranks follow its decisions in order. An id is never
-// given twice, so a statement about a forgotten id cannot be mistaken for one about its successor.
+// The signatures that all ranks have agreed upon, each under a small id, so that a tensor seen before is negotiated by
+// its id alone. The coordinator decides what enters and leaves; the other ranks follow its decisions in order. An id is
+// never given twice, so a statement about a forgotten id cannot be mistaken for one about its successor.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,9 @@ class ResponseCache {
   const std::string& name(Id id) const { return entries_.at(id).name; }
   size_t size() const { return entries_.size(); }
 
-  // Coordinator, once per tensor that is not cached: may it enter? With `evict`, after `victim` has left. Never at the cost
-  // of an entry used lately: a working set larger than the cache keeps what it has instead of replacing all of it each step.
+  // Coordinator, once per tensor that is not cached: may it enter? With `evict`, after `victim` has left. Never at the
+  // cost of an entry used lately: a working set larger than the cache keeps what it has instead of replacing all of it
+  // each step.
   enum class Room { free, evict, none };
   Room make_room(Id& victim);
 

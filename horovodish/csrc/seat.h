@@ -1,6 +1,6 @@
-// Who drives the engine: one thread at a time. The engine's own thread drives in the background; a caller that has to wait
-// anyway takes over and drives itself, which saves two thread switches per operation and leaves the core to the one thread
-// that has something to do.
+// Who drives the engine: one thread at a time. The engine's own thread drives in the background; a caller that has to
+// wait anyway takes over and drives itself, which saves two thread switches per operation and leaves the core to the
+// one thread that has something to do.
 #pragma once
 
 #include <atomic>
@@ -42,7 +42,9 @@ class Seat {
   // What a waiting caller asked `enough()` about may have changed.
   void announce_change() {
     if (!callers_waiting()) return;
-    { std::lock_guard lock(mutex_); }
+    {
+      std::lock_guard lock(mutex_);
+    }
     changed_.notify_all();
   }
 
@@ -51,6 +53,20 @@ class Seat {
   std::condition_variable changed_;
   std::atomic<int> callers_{0};  // waiting, not driving
   bool taken_ = false;           // guarded by mutex_
+};
+
+// The seat for the length of a scope, taken as a caller.
+class SeatHold {
+ public:
+  explicit SeatHold(Seat& seat) : seat_(seat) {
+    seat_.take_as_caller(Seat::Deadline::max(), [] { return false; });
+  }
+  ~SeatHold() { seat_.leave(); }
+  SeatHold(const SeatHold&) = delete;
+  SeatHold& operator=(const SeatHold&) = delete;
+
+ private:
+  Seat& seat_;
 };
 
 }  // namespace horovodish

@@ -30,11 +30,12 @@ def execute(schedules: list[testing.Schedule], buffers: list[list[object]], seed
     def moves(rank: int) -> list[tuple[str, int]]:
         sends, receives = schedules[rank]
         possible = []
-        if started[rank] < len(sends) and started[rank] < sent[rank] + window and received[rank] >= sends[started[rank]][3]:
+        send = started[rank]
+        if send < min(len(sends), sent[rank] + window) and received[rank] >= sends[send][3]:
             possible.append(("send", rank))
-        if posted[rank] < len(receives) and posted[rank] < received[rank] + window:
-            if sent[rank] >= receives[posted[rank]][3]:
-                possible.append(("post", rank))
+        post = posted[rank]
+        if post < min(len(receives), received[rank] + window) and sent[rank] >= receives[post][3]:
+            possible.append(("post", rank))
         if received[rank] < posted[rank] and wires.get((receives[received[rank]][0], rank)):
             possible.append(("receive", rank))
         if sent[rank] in completed[rank]:
@@ -68,7 +69,7 @@ def execute(schedules: list[testing.Schedule], buffers: list[list[object]], seed
             completed[peer].add(index)
             received[rank] += 1
     for rank, (sends, receives) in enumerate(schedules):
-        assert sent[rank] == len(sends) and received[rank] == len(receives), f"rank {rank} is stuck"
+        assert (sent[rank], received[rank]) == (len(sends), len(receives)), f"rank {rank} is stuck"
     return max(volume)
 
 
@@ -100,6 +101,18 @@ def test_each_shard_is_finished_exactly_once(case: tuple[int, int, int, int]) ->
             if then == "reduce_finish":
                 finished += range(begin, begin + length)
     assert sorted(finished) == list(range(count))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=2, max_size=7), st.integers(1, 5), st.integers(0, 2**32))
+def test_ring_reduce_scatter(lengths: list[int], segment: int, seed: int) -> None:
+    ranks = len(lengths)
+    begins = [sum(lengths[:rank]) for rank in range(ranks + 1)]
+    buffers: list[list[object]] = [[f"{rank}:{i}" for i in range(begins[-1])] for rank in range(ranks)]
+    execute([testing.ring_reduce_scatter(rank, ranks, begins, segment) for rank in range(ranks)], buffers, seed)
+    for owner in range(ranks):
+        for i in range(begins[owner], begins[owner + 1]):
+            assert sorted(contributions(buffers[owner][i])) == sorted(f"{rank}:{i}" for rank in range(ranks))
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,8 +1,9 @@
-// The functions of MPI that the engine calls, declared by us and looked up in the MPI library that mpi4py has loaded, so that
-// one binary works with every MPI. Read from the MPI 4.1 standard, section "Language bindings", Open MPI 5.0 and MPICH 5.0.
+// The functions of MPI that the engine calls, declared by us and looked up in the MPI library that mpi4py has loaded,
+// so that one binary works with every MPI. Read from the MPI 4.1 standard, section "Language bindings", Open MPI 5.0
+// and MPICH 5.0.
 //
-// Handles are pointers in Open MPI and ints in MPICH. Both are passed as uintptr_t: an int argument occupies the low half of a
-// register on x86-64 and AArch64. Requests and statuses are opaque blocks of the sizes that mpi4py reports.
+// Handles are pointers in Open MPI and ints in MPICH. Both are passed as uintptr_t: an int argument occupies the low
+// half of a register on x86-64 and AArch64. Requests and statuses are opaque blocks of the sizes that mpi4py reports.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +22,10 @@ struct Mpi {
   size_t request_bytes = 0;
   size_t status_bytes = 0;
 
-  int (*isend)(const void* data, int count, MpiHandle type, int to, int tag, MpiHandle communicator, void* request) = nullptr;
-  int (*irecv)(void* data, int count, MpiHandle type, int from, int tag, MpiHandle communicator, void* request) = nullptr;
+  int (*isend)(const void* data, int count, MpiHandle type, int to, int tag, MpiHandle communicator,
+               void* request) = nullptr;
+  int (*irecv)(void* data, int count, MpiHandle type, int from, int tag, MpiHandle communicator,
+               void* request) = nullptr;
   int (*test)(void* request, int* flag, void* status) = nullptr;
   int (*cancel)(void* request) = nullptr;
   int (*get_count)(const void* status, MpiHandle type, int* count) = nullptr;

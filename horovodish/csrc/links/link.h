@@ -51,6 +51,8 @@ class Link {
   }
   // (failed, reason) once the peer has said farewell.
   const std::optional<std::pair<bool, std::string>>& farewell() const { return farewell_; }
+  // Wakes the peer's engine even if it has nothing under way.
+  virtual void nudge() {}
   bool all_sent() { return outgoing_.empty() && flushed(); }
 
  protected:

@@ -11,8 +11,12 @@ namespace horovodish {
 class SharedMemoryLink : public Link {
  public:
   // `peer`: local rank at the other end.
-  SharedMemoryLink(Arena& arena, size_t peer)
-      : out_(arena.ring(arena.own(), peer)), in_(arena.ring(peer, arena.own())), peer_(arena.header(peer).doorbell) {}
+  SharedMemoryLink(Arena& arena, size_t region, size_t peer)
+      : out_(arena.ring(region, arena.own(), peer)),
+        in_(arena.ring(region, peer, arena.own())),
+        peer_(arena.header(peer).doorbell) {}
+
+  void nudge() override { peer_.ring_own(); }
 
  protected:
   size_t write_some(const char* data, size_t size) override {

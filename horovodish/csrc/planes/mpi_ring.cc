@@ -1,5 +1,7 @@
 #include "planes/mpi_ring.h"
 
+#include <numeric>
+
 #include "planes/mpi_tasks.h"
 
 namespace horovodish {
@@ -14,13 +16,15 @@ MpiRingPlane::MpiRingPlane(const abi::Mpi& mpi, int rank, int ranks, int generat
                            OnComplete on_complete)
     : mpi_(mpi),
       rank_(rank),
-      ranks_(ranks),
+      everybody_(static_cast<size_t>(ranks)),
       tags_(generation),
       segment_bytes_(segment_bytes),
-      on_complete_(std::move(on_complete)) {}
+      on_complete_(std::move(on_complete)) {
+  std::iota(everybody_.begin(), everybody_.end(), 0);
+}
 
-// With operations under way the plane is being abandoned. Receives are cancelled, so that nothing is written any more; a send
-// to a peer that has gone may never end, so the memory that it reads is left to the process's end.
+// With operations under way the plane is being abandoned. Receives are cancelled, so that nothing is written any more;
+// a send to a peer that has gone may never end, so the memory that it reads is left to the process's end.
 MpiRingPlane::~MpiRingPlane() {
   for (Running& running : running_) {
     if (!running.task) continue;
@@ -29,12 +33,14 @@ MpiRingPlane::~MpiRingPlane() {
   }
 }
 
-void MpiRingPlane::start(std::shared_ptr<Operation> operation) { waiting_.push_back(std::move(operation)); }
+void MpiRingPlane::start(std::shared_ptr<Operation> operation) {
+  waiting_.push_back(std::move(operation));
+}
 
 Progress MpiRingPlane::advance() {
   bool progressed = false;
   while (!waiting_.empty() && running_.size() < kWindow) {
-    const MpiEnvironment environment{mpi_, rank_, ranks_, tags_.operation(started_++), segment_bytes_};
+    const MpiEnvironment environment{mpi_, everybody_, rank_, tags_.operation(started_++), segment_bytes_};
     running_.push_back({waiting_.front(), make_mpi_task(waiting_.front(), environment)});
     waiting_.pop_front();
     progressed = true;

@@ -1,6 +1,6 @@
-// The plane between hosts: pipelined schedules over MPI point-to-point messages. Written on Isend, Irecv and Test alone, so
-// that an operation can be watched, abandoned and interleaved with others; MPI's own collectives can do none of this, know no
-// bfloat16 and count in ints.
+// The plane between hosts: pipelined schedules over MPI point-to-point messages. Written on Isend, Irecv and Test
+// alone, so that an operation can be watched, abandoned and interleaved with others; MPI's own collectives can do none
+// of this, know no bfloat16 and count in ints.
 #pragma once
 
 #include <deque>
@@ -9,19 +9,9 @@
 
 #include "mpi_requests.h"
 #include "planes/plane.h"
-#include "planes/schedule.h"
+#include "planes/schedule_run.h"
 
 namespace horovodish {
-
-// One operation under way; a state machine that never waits.
-class MpiTask {
- public:
-  virtual ~MpiTask() = default;
-  // True when something moved.
-  virtual bool advance() = 0;
-  virtual bool done() const = 0;
-  virtual void cancel_receives() noexcept = 0;
-};
 
 class MpiRingPlane : public Plane {
  public:
@@ -40,7 +30,8 @@ class MpiRingPlane : public Plane {
   };
 
   const abi::Mpi& mpi_;
-  const int rank_, ranks_;
+  const int rank_;
+  std::vector<int> everybody_;
   const MpiTags tags_;
   const size_t segment_bytes_;
   OnComplete on_complete_;

@@ -21,34 +21,33 @@ std::vector<Range> segments_of(Range range, size_t segment) {
   return result;
 }
 
-Range shard_of(int shard, int ranks, size_t count) {
-  const auto at = [&](int index) { return count * static_cast<size_t>(index) / static_cast<size_t>(ranks); };
-  return {at(shard), at(shard + 1) - at(shard)};
+Range between(const std::vector<size_t>& begins, int index) {
+  const auto i = static_cast<size_t>(index);
+  return {begins[i], begins[i + 1] - begins[i]};
 }
 
-}  // namespace
-
-Schedule ring_allreduce(int rank, int ranks, size_t count, size_t segment) {
+// `steps` of the ring, each of which sends on what the step before received; the shards rotate so that rank i finishes
+// shard i after ranks - 1 steps. The steps after those pass finished shards round.
+Schedule ring(int rank, int ranks, const std::vector<size_t>& begins, size_t segment, int steps) {
   Schedule schedule;
   const int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
-  const auto shard = [&](int index) { return segments_of(shard_of((index + 2 * ranks) % ranks, ranks, count), segment); };
-  // Sends and receives of a shard's segments, counted before its step.
-  std::vector<size_t> sent_before(static_cast<size_t>(ranks));
+  const auto shard_at = [&](int index) { return (index + 3 * ranks) % ranks; };
+  std::vector<size_t> sent_before(static_cast<size_t>(ranks));  // by shard: sends before it was last sent
   size_t received_before = 0;
-  for (int step = 0; step < 2 * (ranks - 1); ++step) {
+  for (int step = 0; step < steps; ++step) {
+    const int sent = shard_at(rank - step - 1), received = shard_at(rank - step - 2);
     const bool gather = step >= ranks - 1;
     const size_t received_now = schedule.receives.size();
-    sent_before[static_cast<size_t>((rank - step + 2 * ranks) % ranks)] = schedule.sends.size();
-    // A step sends what the step before received.
+    sent_before[static_cast<size_t>(sent)] = schedule.sends.size();
     size_t dependency = received_before;
-    for (const Range& range : shard(rank - step)) {
+    for (const Range& range : segments_of(between(begins, sent), segment)) {
       schedule.sends.push_back({next, range.begin, range.count, step == 0 ? 0 : ++dependency});
     }
-    size_t overwritten = sent_before[static_cast<size_t>((rank - step - 1 + 2 * ranks) % ranks)];
-    for (const Range& range : shard(rank - step - 1)) {
-      const auto then = gather                ? Receive::Then::store
+    size_t overwritten = sent_before[static_cast<size_t>(received)];
+    for (const Range& range : segments_of(between(begins, received), segment)) {
+      const auto then = gather              ? Receive::Then::store
                         : step == ranks - 2 ? Receive::Then::reduce_finish
-                                              : Receive::Then::reduce;
+                                            : Receive::Then::reduce;
       schedule.receives.push_back({previous, range.begin, range.count, gather ? ++overwritten : 0, then});
     }
     received_before = received_now;
@@ -56,16 +55,42 @@ Schedule ring_allreduce(int rank, int ranks, size_t count, size_t segment) {
   return schedule;
 }
 
-Schedule direct_allgather(int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
+}  // namespace
+
+Schedule ring_reduce_scatter(int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
+  return ring(rank, ranks, begins, segment, ranks - 1);
+}
+
+Schedule ring_allreduce(int rank, int ranks, size_t count, size_t segment) {
+  const auto n = static_cast<size_t>(ranks);
+  std::vector<size_t> begins(n + 1);
+  for (size_t i = 0; i <= n; ++i) begins[i] = count / n * i + count % n * i / n;
+  return ring(rank, ranks, begins, segment, 2 * (ranks - 1));
+}
+
+Schedule direct_exchange(int rank, int ranks, const std::vector<size_t>& sent, const std::vector<size_t>& received,
+                         size_t segment) {
   Schedule schedule;
-  const auto block = [&](int index) {
-    const auto i = static_cast<size_t>(index);
-    return segments_of({begins[i], begins[i + 1] - begins[i]}, segment);
-  };
   for (int step = 1; step < ranks; ++step) {
     const int to = (rank + step) % ranks, from = (rank + ranks - step) % ranks;
-    for (const Range& range : block(rank)) schedule.sends.push_back({to, range.begin, range.count, 0});
-    for (const Range& range : block(from)) {
+    for (const Range& range : segments_of(between(sent, to), segment)) {
+      schedule.sends.push_back({to, range.begin, range.count, 0});
+    }
+    for (const Range& range : segments_of(between(received, from), segment)) {
+      schedule.receives.push_back({from, range.begin, range.count, 0, Receive::Then::store});
+    }
+  }
+  return schedule;
+}
+
+Schedule direct_allgather(int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
+  Schedule schedule;
+  for (int step = 1; step < ranks; ++step) {
+    const int to = (rank + step) % ranks, from = (rank + ranks - step) % ranks;
+    for (const Range& range : segments_of(between(begins, rank), segment)) {
+      schedule.sends.push_back({to, range.begin, range.count, 0});
+    }
+    for (const Range& range : segments_of(between(begins, from), segment)) {
       schedule.receives.push_back({from, range.begin, range.count, 0, Receive::Then::store});
     }
   }

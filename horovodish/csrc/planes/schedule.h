@@ -1,8 +1,8 @@
-// Who sends which part of a buffer to whom, and when: the algorithms between hosts as plain data, built before anything moves,
-// so that they can be checked without moving anything.
+// Who sends which part of a buffer to whom, and when: the algorithms between hosts as plain data, built before anything
+// moves, so that they can be checked without moving anything.
 //
-// Nomenclature. A buffer of n ranks is cut into n *shards*; a shard travels in *segments*, so that a rank can reduce or pass on
-// one segment while the next is on the wire. All positions and lengths are in elements.
+// Nomenclature. A buffer of n ranks is cut into n *shards*; a shard travels in *segments*, so that a rank can reduce or
+// pass on one segment while the next is on the wire. All positions and lengths are in elements.
 #pragma once
 
 #include <cstddef>
@@ -34,15 +34,24 @@ struct Schedule {
   std::vector<Receive> receives;
 };
 
-// Reduce-scatter and all-gather round a ring: 2 (n - 1) steps, 2 (n - 1) / n of the buffer sent per rank, which no algorithm
-// undercuts. Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+// Reduce-scatter round a ring: n - 1 steps, (n - 1) / n of the buffer sent per rank, which no algorithm undercuts.
+// Shard i lies between begins[i] and begins[i + 1]; rank i ends up with it.
+Schedule ring_reduce_scatter(int rank, int ranks, const std::vector<size_t>& begins, size_t segment);
+
+// Reduce-scatter, then all-gather of the shards, round the same ring: 2 (n - 1) steps. Patarasuk and Yuan, "Bandwidth
+// optimal all-reduce algorithms for clusters of workstations", 2009.
 Schedule ring_allreduce(int rank, int ranks, size_t count, size_t segment);
 
-// Every rank sends its own block to every other: one step. `begins` has the first element of every rank's block and the end.
+// Every rank sends a block to every other: one step. Block i of what is sent lies between sent[i] and sent[i + 1] and
+// is for rank i; block i of what is received lies between received[i] and received[i + 1] and comes from rank i.
+Schedule direct_exchange(int rank, int ranks, const std::vector<size_t>& sent, const std::vector<size_t>& received,
+                         size_t segment);
+
+// The exchange in which a rank sends its own block to all, within one buffer of everybody's blocks.
 Schedule direct_allgather(int rank, int ranks, const std::vector<size_t>& begins, size_t segment);
 
-// From the root down a tree in which a rank passes a segment on as soon as it has it. Short buffers take a binomial tree,
-// log2(n) steps; long ones a chain, in which the root sends the buffer once.
+// From the root down a tree in which a rank passes a segment on as soon as it has it. Short buffers take a binomial
+// tree, log2(n) steps; long ones a chain, in which the root sends the buffer once.
 Schedule tree_broadcast(int rank, int ranks, int root, size_t count, size_t segment);
 
 }  // namespace horovodish

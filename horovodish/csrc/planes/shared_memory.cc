@@ -1,5 +1,7 @@
 #include "planes/shared_memory.h"
 
+#include <algorithm>
+
 #include "planes/stream_tasks.h"
 
 namespace horovodish {
@@ -9,21 +11,49 @@ namespace {
 constexpr int kStepsPerAdvance = 16;
 }  // namespace
 
-SharedMemoryPlane::SharedMemoryPlane(Arena& arena, OnComplete on_complete)
-    : arena_(arena),
+size_t Across::most_local_ranks() const {
+  size_t most = 0;
+  for (const auto& ranks : hosts) most = std::max(most, ranks.size());
+  return most;
+}
+
+MpiEnvironment Across::ring(uint64_t sequence, size_t shard, const std::function<size_t(size_t)>& choose) const {
+  std::vector<int> peers;
+  for (size_t i = 0; i < hosts.size(); ++i) peers.push_back(hosts[i][choose(i)]);
+  return {mpi, std::move(peers), static_cast<int>(host), tags.exchange(sequence, shard), segment_bytes};
+}
+
+SharedMemoryPlane::SharedMemoryPlane(Arena& arena, size_t region, const std::vector<size_t>& local, size_t own,
+                                     std::optional<Across> across, OnComplete on_complete)
+    : own_(own),
+      chunk_bytes_(arena.layout().chunk_bytes),
+      across_(std::move(across)),
       on_complete_(std::move(on_complete)),
       slots_(arena.layout().slots),
-      known_published_(arena.ranks()),
-      known_reduced_(arena.ranks()),
-      known_released_(arena.ranks()) {
-  for (size_t index = 0; index < slots_.size(); ++index) {
-    for (size_t rank = 0; rank < arena.ranks(); ++rank) slots_[index].push_back(arena.slot(rank, index));
+      known_published_(local.size()),
+      known_reduced_(local.size()),
+      known_released_(local.size()) {
+  for (size_t rank = 0; rank < local.size(); ++rank) {
+    counters_.push_back(&arena.counters(region, local[rank]));
+    if (rank != own) peers_.push_back(&arena.header(local[rank]).doorbell);
+    for (size_t index = 0; index < slots_.size(); ++index)
+      slots_[index].push_back(arena.slot(region, local[rank], index));
+  }
+}
+
+// See MpiRingPlane: what is under way over MPI is cancelled where it writes and left alone where it reads.
+SharedMemoryPlane::~SharedMemoryPlane() {
+  for (Exchange& exchange : exchanges_) {
+    for (auto& task : exchange.tasks) {
+      task->cancel_receives();
+      static_cast<void>(task.release());
+    }
   }
 }
 
 void SharedMemoryPlane::start(std::shared_ptr<Operation> operation) {
-  Item item{operation, make_stream_tasks(operation, arena_.own(), arena_.ranks(), arena_.layout().chunk_bytes)};
-  items_.push_back(std::move(item));
+  auto tasks = make_stream_tasks(operation, {own_, counters_.size(), chunk_bytes_, across_ ? &*across_ : nullptr});
+  items_.push_back({std::move(operation), std::move(tasks)});
 }
 
 Progress SharedMemoryPlane::advance() {
@@ -31,7 +61,7 @@ Progress SharedMemoryPlane::advance() {
   for (int step = 0; step < kStepsPerAdvance; ++step) {
     pop_finished();
     if (items_.empty()) return progressed ? Progress::progressed : Progress::done;
-    if (!collect_one() && !combine_one() && !publish_one()) break;
+    if (!collect_one() && !exchange_some() && !combine_one() && !publish_one()) break;
     progressed = true;
   }
   pop_finished();
@@ -72,7 +102,7 @@ bool SharedMemoryPlane::publish_one() {
   const uint64_t sequence = publish_.sequence;
   const uint64_t slots = slots_.size();
   if (sequence >= slots && !reached(known_released_, &StreamCounters::released, sequence - slots)) return false;
-  task->publish(publish_.chunk, slots_of(sequence)[arena_.own()]);
+  task->publish(publish_.chunk, slots_of(sequence)[own_]);
   announce(&StreamCounters::published, sequence);
   step(publish_);
   return true;
@@ -84,13 +114,37 @@ bool SharedMemoryPlane::combine_one() {
   const uint64_t sequence = combine_.sequence;
   if (!reached(known_published_, &StreamCounters::published, sequence)) return false;
   task->combine(combine_.chunk, slots_of(sequence));
-  announce(&StreamCounters::reduced, sequence);
+  if (across_) {
+    exchanges_.push_back({sequence, task->exchange(combine_.chunk, sequence, slots_of(sequence))});
+  } else {
+    announce(&StreamCounters::reduced, sequence);
+  }
   step(combine_);
   return true;
 }
 
+// All chunks that are combined exchange at once; they are announced in order.
+bool SharedMemoryPlane::exchange_some() {
+  bool progressed = false;
+  for (Exchange& exchange : exchanges_) {
+    for (const auto& task : exchange.tasks) {
+      if (!task->done()) progressed |= task->advance();
+    }
+  }
+  const auto done = [](const Exchange& exchange) {
+    return std::all_of(exchange.tasks.begin(), exchange.tasks.end(), [](const auto& task) { return task->done(); });
+  };
+  while (!exchanges_.empty() && done(exchanges_.front())) {
+    announce(&StreamCounters::reduced, exchanges_.front().sequence);
+    exchanges_.pop_front();
+    progressed = true;
+  }
+  return progressed;
+}
+
 bool SharedMemoryPlane::collect_one() {
   if (collect_.sequence == combine_.sequence) return false;
+  if (!exchanges_.empty() && exchanges_.front().sequence == collect_.sequence) return false;
   StreamTask* task = current(collect_);
   const uint64_t sequence = collect_.sequence;
   if (task->has_collect()) {
@@ -117,15 +171,15 @@ bool SharedMemoryPlane::reached(std::vector<uint64_t>& known, std::atomic<uint64
                                 uint64_t sequence) {
   for (size_t rank = 0; rank < known.size(); ++rank) {
     if (known[rank] > sequence) continue;
-    known[rank] = (arena_.counters(rank).*counter).load(std::memory_order_acquire);
+    known[rank] = (counters_[rank]->*counter).load(std::memory_order_acquire);
     if (known[rank] <= sequence) return false;
   }
   return true;
 }
 
 void SharedMemoryPlane::announce(std::atomic<uint64_t> StreamCounters::* counter, uint64_t sequence) {
-  (arena_.counters(arena_.own()).*counter).store(sequence + 1, std::memory_order_release);
-  arena_.ring_peers();
+  (counters_[own_]->*counter).store(sequence + 1, std::memory_order_release);
+  for (Doorbell* peer : peers_) peer->ring();
 }
 
 }  // namespace horovodish

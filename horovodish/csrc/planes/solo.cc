@@ -13,8 +13,9 @@ void SoloPlane::start(std::shared_ptr<Operation> operation) {
     const Member& member = request.members[i];
     const Buffer& buffer = operation->buffers[i];
     const size_t count = static_cast<size_t>(member.count());
-    if (request.kind == Kind::allgather) {
-      Handle::Output& output = allocate_gathered(*operation, i, {buffer.first_dim});
+    if (request.kind == Kind::allgather || request.kind == Kind::alltoall) {
+      const int64_t rows = request.kind == Kind::allgather ? buffer.first_dim : buffer.splits[0];
+      Handle::Output& output = allocate_rows(*operation, i, {rows});
       if (output.bytes > 0) std::memcpy(output.data.get(), buffer.source, output.bytes);
     } else if (scaling.prescale != 1.0 || scaling.postscale != 1.0) {
       const void* source = buffer.source;

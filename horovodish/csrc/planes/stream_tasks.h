@@ -8,8 +8,16 @@
 
 namespace horovodish {
 
-// The tasks of an operation on rank `own` of `ranks`; none where deciding the operation was all there was to do.
-std::vector<std::unique_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr<Operation>& operation, size_t own,
-                                                           size_t ranks, size_t chunk_bytes);
+// Where a stream runs.
+struct StreamWorld {
+  size_t own, ranks;  // of this host
+  size_t chunk_bytes;
+  const Across* across;  // null when all ranks are on this host
+};
+
+// The tasks of an operation; none where deciding the operation was all there was to do. With several hosts only for
+// allreduce and broadcast.
+std::vector<std::unique_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr<Operation>& operation,
+                                                           const StreamWorld& world);
 
 }  // namespace horovodish

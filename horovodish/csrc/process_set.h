@@ -1,0 +1,119 @@
+// A process set at work: some ranks of the world with a negotiation, a plane and an order of operations of their own.
+// Sets share nothing but memory and the thread that drives them, so that one that waits never holds up another.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "abi/mpi.h"
+#include "arena.h"
+#include "links/link.h"
+#include "negotiation.h"
+#include "operation.h"
+#include "peer_watch.h"
+#include "planes/plane.h"
+#include "stall.h"
+
+namespace horovodish {
+
+struct ProcessSetConfig {
+  std::vector<int> ranks;               // of the world, in the order of their ranks within the set
+  int own = 0;                          // this rank's index in `ranks`
+  std::vector<std::vector<int>> hosts;  // indices by host, each list ascending, the hosts by their first index
+  // Where there are several ranks on this host:
+  std::vector<size_t> local;  // their local ranks in the arena, in the order of this host's list
+  size_t region = 0;          // of the arena, equal on all of them
+  // Where there are several hosts:
+  std::optional<abi::Mpi> mpi;  // with a communicator of exactly these ranks
+  int generation = 0;           // how often an engine used that communicator before, equal on all ranks
+};
+
+struct EngineOptions {
+  size_t chunk_bytes = 0;             // of the shared-memory plane
+  size_t ring_segment_bytes = 0;      // of a message between hosts
+  size_t cache_capacity = 0;          // entries of the response cache
+  std::chrono::microseconds spin{0};  // how long a waiting caller spins before it sleeps
+  StallInspector::Options stall;
+  int stack_signal = 0;  // makes this process print its Python stacks, when a rank lags; 0: none
+};
+
+class ProcessSet {
+ public:
+  using Clock = std::chrono::steady_clock;
+  // Called once for every operation, with its error or none.
+  using Settle = std::function<void(const std::shared_ptr<Operation>&, const Error*)>;
+
+  // `arena` and `watch` may be null where this rank is alone on its host. Both outlive the set.
+  ProcessSet(ProcessSetConfig config, const EngineOptions& options, Arena* arena, const PeerWatch* watch,
+             Settle settle);
+
+  void submit(std::shared_ptr<Operation> operation);
+  // One look at everything that can have moved; true when something has.
+  bool turn();
+  // A caller waits for something of this set.
+  void flush() { negotiation_->flush(); }
+  bool busy() const { return !undecided_.empty() || !executing_.empty() || join_; }
+  // How long the driver may sleep when nobody rings; nothing means for ever.
+  std::optional<std::chrono::nanoseconds> nap() const;
+
+  // Ends everything that this rank has under way and says farewell to the peers; advance_farewell() until it is true.
+  void leave(bool failed, const std::string& reason, const Error& error);
+  bool advance_farewell();
+
+  const std::vector<Lateness>& lateness() const { return negotiation_->lateness(); }
+  int world_rank() const { return config_.ranks[static_cast<size_t>(config_.own)]; }
+  size_t region() const { return config_.region; }
+
+ private:
+  // A neighbour in the negotiation tree.
+  struct Edge {
+    int rank;  // of the world
+    std::unique_ptr<Link> link;
+    std::optional<size_t> local;  // local rank in the arena, when on this host
+    bool lost = false;
+  };
+
+  void connect(Arena* arena);
+  RankSet subtree(size_t host) const;
+  Edge mpi_edge(size_t host) const;
+  bool read(Edge& edge, std::optional<size_t> child);
+  void send_messages();
+  void apply_decisions();
+  void fail(const std::string& name, const Error& error);
+  void execute(const Decision& decision);
+  std::shared_ptr<Operation> neutral(const std::string& signature) const;
+  void abandon_undecided(const Error& error);
+  void abandon_executing(const Error& error);
+  void complete(const std::shared_ptr<Operation>& operation);
+  void inspect();
+  std::string status() const;
+  void report_stuck();
+
+  const ProcessSetConfig config_;
+  const EngineOptions options_;
+  const PeerWatch* const watch_;
+  const Settle settle_;
+  std::unique_ptr<Negotiation> negotiation_;
+  std::optional<Edge> parent_;  // none at the root
+  std::vector<Edge> children_;  // child i is participant i + 1 of the negotiation
+  std::unique_ptr<Plane> plane_;
+  std::unordered_map<std::string, std::shared_ptr<Operation>> undecided_;
+  std::unordered_set<std::shared_ptr<Operation>> executing_;
+  std::shared_ptr<Operation> join_;      // null when this rank has not joined
+  std::optional<StallInspector> stall_;  // at the root
+  Clock::time_point last_news_{};        // the last submission or decision
+  Clock::time_point next_inspection_{};
+  std::string last_submitted_;
+  Clock::time_point stuck_since_{};
+  std::string stuck_text_;
+  int fruitless_turns_ = 0;  // while polling
+};
+
+}  // namespace horovodish

@@ -1,0 +1,56 @@
+#include "stall.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace horovodish {
+
+namespace {
+// What an answer may take; who has not answered by then is stopped or stuck.
+constexpr StallInspector::Seconds kAnswerTime{1.0};
+}  // namespace
+
+StallInspector::Action StallInspector::look(Clock::time_point now, std::optional<uint64_t> oldest) {
+  if (oldest != oldest_) {
+    oldest_ = oldest;
+    since_ = now;
+    asked_.reset();
+    reported_ = false;
+    answers_.clear();
+  }
+  if (!oldest_) return Action::none;
+  if (options_.shutdown > Seconds(0) && now - since_ > options_.shutdown) return Action::give_up;
+  if (options_.warning > Seconds(0) && now - since_ > options_.warning && !asked_) {
+    asked_ = now;
+    return Action::ask;
+  }
+  if (asked_ && !reported_ && (answers_.size() == static_cast<size_t>(ranks_.count()) || now - *asked_ > kAnswerTime)) {
+    reported_ = true;
+    return Action::report;
+  }
+  return Action::none;
+}
+
+std::string StallInspector::report(Clock::time_point now, const std::string& pending) const {
+  const auto waited = static_cast<long>(std::lround(Seconds(now - since_).count()));
+  std::string text = "ranks have waited for others for " + std::to_string(waited) + " s: " + pending + ".";
+  RankSet silent = ranks_;
+  for (const auto& [rank, answer] : answers_) {
+    text += "\n  rank " + std::to_string(rank) + " " + answer;
+    silent.remove(rank);
+  }
+  if (asked_ && !silent.empty()) {
+    text += "\n  " + silent.text() + (silent.count() > 1 ? " do" : " does") +
+            " not answer: stopped, or stuck where the engine cannot run";
+  }
+  return text;
+}
+
+StallInspector::Seconds StallInspector::interval() const {
+  Seconds shortest = kAnswerTime;
+  if (options_.warning > Seconds(0)) shortest = std::min(shortest, options_.warning / 4);
+  if (options_.shutdown > Seconds(0)) shortest = std::min(shortest, options_.shutdown / 4);
+  return shortest;
+}
+
+}  // namespace horovodish

@@ -1,0 +1,227 @@
+"""Process sets: groups of ranks that reduce among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from horovodish import _native, basics, mpi
+from horovodish.errors import MismatchError
+from horovodish.submission import gather_objects, generated_name
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+
+_GLOBAL_ID = 0
+
+
+def _ranks_of(ranks_or_comm: Sequence[int] | Intracomm) -> list[int]:
+    if hasattr(ranks_or_comm, "Get_group"):
+        world = mpi.load().COMM_WORLD.Get_group()
+        group = ranks_or_comm.Get_group()
+        translated: list[int] = list(group.Translate_ranks(list(range(group.Get_size())), world))
+        return translated
+    return [int(rank) for rank in ranks_or_comm]
+
+
+class ProcessSet:
+    """Some of the ranks. Collectives with `process_set=` take place among them, apart from those of other sets.
+
+    A set is used once `init(process_sets=[...])` or `add_process_set` has added it.
+
+    Args:
+        ranks_or_comm: the ranks, in any order, or an `mpi4py` communicator of exactly these ranks.
+
+    Attributes:
+        process_set_id: its number, the same on every rank; 0 is all ranks, None means that it is not added.
+        ranks: of the world, in ascending order.
+        mpi_comm: an `mpi4py` communicator of its own, on its ranks and under MPI only; otherwise None.
+
+    Raises:
+        ValueError: no rank, or a rank more than once.
+
+    Example:
+        >>> even = hvd.add_process_set(range(0, hvd.size(), 2))
+        >>> if even.included():
+        ...     total = hvd.allreduce(values, op=hvd.Sum, process_set=even)
+    """
+
+    def __init__(self, ranks_or_comm: Sequence[int] | Intracomm):
+        given = _ranks_of(ranks_or_comm)
+        if not given or len(set(given)) < len(given):
+            raise ValueError(f"a process set needs at least one rank and each at most once, not {given}")
+        self.ranks = sorted(given)
+        self.process_set_id: int | None = None
+        self.mpi_comm: Intracomm | None = None
+
+    def size(self) -> int:
+        """How many ranks it has.
+
+        Raises:
+            ValueError: it is not added. So do the other methods.
+        """
+        self._check_added()
+        return len(self.ranks)
+
+    def rank(self) -> int:
+        """The number of this rank within the set.
+
+        Raises:
+            ValueError: this rank is outside it.
+        """
+        checked_id(self)
+        return self.ranks.index(basics.rank())
+
+    def included(self) -> bool:
+        """Whether this rank is one of its ranks."""
+        self._check_added()
+        return basics.rank() in self.ranks
+
+    def __repr__(self) -> str:
+        return f"ProcessSet({self.ranks}, process_set_id={self.process_set_id})"
+
+    def _check_added(self) -> None:
+        basics.running()
+        if _added.get(self.process_set_id) is not self:
+            raise ValueError(
+                f"the process set of ranks {self.ranks} is not in use: add it with hvd.add_process_set(...) or "
+                "hvd.init(process_sets=[...]), once after each init()"
+            )
+
+
+global_process_set = ProcessSet([0])
+"""All ranks: the set that every collective takes when none is given."""
+
+_added: dict[int | None, ProcessSet] = {}
+_regions: dict[int, int] = {}  # of shared memory, by id
+_next_id = 1
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Begin to use a process set. Every rank of the world must call it, with the same ranks; blocks.
+
+    Args:
+        process_set: the set, or its ranks.
+
+    Returns:
+        The set, with its `process_set_id`.
+
+    Raises:
+        ValueError: a rank that does not exist, a set that is in use, or too many sets at once.
+        MismatchError: the ranks name different sets; every rank raises it.
+
+    Example:
+        >>> first_half = hvd.add_process_set(range(hvd.size() // 2))
+    """
+    global _next_id
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    running = basics.running()
+    _check_agreement("add_process_set", added.ranks)
+    if added.ranks[-1] >= running.place.size or added.ranks[0] < 0:
+        raise ValueError(f"process set {added.ranks}: the ranks are 0 to {running.place.size - 1}")
+    if any(other.ranks == added.ranks for other in _added.values()):
+        raise ValueError(f"a process set of ranks {added.ranks} is in use already; use that one")
+    free = set(range(1, _native.REGIONS)) - set(_regions.values())
+    if not free:
+        raise ValueError(f"{_native.REGIONS} process sets are in use; remove one with hvd.remove_process_set(...)")
+    region = min(free)
+    running.engine.clear_region(region)
+    if basics.rank() in added.ranks and running.communicator is not None:
+        group = running.communicator.Get_group().Incl(added.ranks)
+        added.mpi_comm = mpi.private(running.communicator.Create_group(group))
+    gather_objects(None, generated_name("add_process_set.cleared"), _GLOBAL_ID)
+    if basics.rank() in added.ranks:
+        comm = None if added.mpi_comm is None else mpi.private(added.mpi_comm)  # the engine's alone
+        running.add_process_set(_next_id, added.ranks, region, comm, 0)
+    gather_objects(None, generated_name("add_process_set.added"), _GLOBAL_ID)
+    added.process_set_id = _next_id
+    _added[_next_id] = added
+    _regions[_next_id] = region
+    _next_id += 1
+    return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Stop using a process set. Every rank of the world must call it, when nothing is under way in the set; blocks.
+
+    Args:
+        process_set: what `add_process_set` gave.
+
+    Returns:
+        True if it was removed, False if it is the global set or not in use.
+
+    Raises:
+        MismatchError: the ranks name different sets; every rank raises it.
+        ValueError: operations are under way in the set on this rank.
+    """
+    identity = process_set.process_set_id
+    _check_agreement("remove_process_set", identity)
+    if identity == _GLOBAL_ID or _added.get(identity) is not process_set or identity is None:
+        return False
+    if process_set.included():
+        basics.engine().remove_process_set(identity)
+    gather_objects(None, generated_name("remove_process_set.removed"), _GLOBAL_ID)
+    _forget(process_set)
+    return True
+
+
+def checked_id(process_set: ProcessSet) -> int:
+    """The id of a set that is in use and contains this rank.
+
+    Raises:
+        ValueError: it is not in use, or this rank is outside it.
+        NotInitializedError: before `init()`.
+    """
+    if process_set is global_process_set:
+        return _GLOBAL_ID
+    if not process_set.included():
+        raise ValueError(
+            f"rank {basics.rank()} is not in process set {process_set.process_set_id} of ranks {process_set.ranks}. "
+            "Make the call on those ranks only: if process_set.included(): ..."
+        )
+    assert process_set.process_set_id is not None
+    return process_set.process_set_id
+
+
+def _start(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> None:
+    running = basics.running()
+    global_process_set.ranks = list(range(running.place.size))
+    global_process_set.process_set_id = _GLOBAL_ID
+    global_process_set.mpi_comm = running.communicator
+    _added[_GLOBAL_ID] = global_process_set
+    if isinstance(process_sets, str):
+        if process_sets != "dynamic":
+            raise ValueError(f'init(process_sets={process_sets!r}): give a list of process sets, or "dynamic"')
+        return
+    for process_set in process_sets or ():
+        add_process_set(process_set)
+
+
+def _stop() -> None:
+    global _next_id
+    for process_set in list(_added.values()):
+        _forget(process_set)
+    _next_id = 1
+
+
+def _forget(process_set: ProcessSet) -> None:
+    assert process_set.process_set_id is not None
+    del _added[process_set.process_set_id]
+    _regions.pop(process_set.process_set_id, None)
+    process_set.process_set_id = None
+    process_set.mpi_comm = None
+
+
+def _check_agreement(call: str, value: object) -> None:
+    seen = gather_objects(value, generated_name(call), _GLOBAL_ID)
+    different = next((rank for rank, theirs in enumerate(seen) if theirs != seen[0]), None)
+    if different is not None:
+        raise MismatchError(
+            f"{call}: rank 0 names {seen[0]}, rank {different} names {seen[different]}. Remedy: every rank must make "
+            "the same calls in the same order, also the ranks outside the set."
+        )
+
+
+basics.follow(_start, _stop)

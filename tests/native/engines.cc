@@ -1,0 +1,199 @@
+// Engines as threads of one process over one mapping, for the sanitizers, which cannot see across processes.
+//
+//     engines RANKS STEPS
+//
+// Every rank runs the same random program: operations of all kinds and many sizes, asynchronous and synchronous, waited
+// for by several threads, submitted in an order of its own. The results are checked. At the end a rank leaves while
+// others wait.
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "bucket_plan.h"
+#include "engine.h"
+
+using namespace horovodish;
+
+namespace {
+
+constexpr size_t kChunkBytes = 16 << 10;
+
+#define CHECK(condition)                                                           \
+  do {                                                                             \
+    if (!(condition)) {                                                            \
+      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                                \
+    }                                                                              \
+  } while (false)
+
+std::shared_ptr<Operation> operation(Engine& engine, Kind kind, const std::string& name,
+                                     const std::vector<float>& source, std::vector<float>* target, int root = 0) {
+  auto request = std::make_shared<Request>();
+  request->kind = kind;
+  request->name = name;
+  request->root = root;
+  const auto length = static_cast<int64_t>(source.size());
+  request->members = {{name, DType::float32, {kind == Kind::allgather ? Member::kAnyLength : length}}};
+  auto result = std::make_shared<Operation>();
+  result->signature = std::make_shared<const std::string>(request->signature());
+  result->request = request;
+  result->buffers = {{reinterpret_cast<const std::byte*>(source.data()),
+                      target == nullptr ? nullptr : reinterpret_cast<std::byte*>(target->data()), length}};
+  result->handle = engine.make_handle();
+  return result;
+}
+
+void wait(Engine& engine, const std::shared_ptr<Handle>& handle) {
+  while (!engine.wait(*handle, std::chrono::milliseconds(20))) {
+  }
+}
+
+size_t length_of(int step, int tensor) {
+  std::mt19937 random(static_cast<unsigned>(step * 1000 + tensor));
+  return std::uniform_int_distribution<size_t>(0, tensor % 3 == 0 ? 40000 : 300)(random);
+}
+
+void train(Engine& engine, int rank, int ranks, int steps) {
+  std::mt19937 own(static_cast<unsigned>(rank));
+  constexpr int kTensors = 12;
+  for (int step = 0; step < steps; ++step) {
+    std::vector<std::vector<float>> sources(kTensors), targets(kTensors);
+    std::vector<std::shared_ptr<Handle>> handles(kTensors);
+    std::vector<int> order(kTensors);
+    for (int i = 0; i < kTensors; ++i) {
+      order[static_cast<size_t>(i)] = i;
+      sources[static_cast<size_t>(i)].assign(length_of(step, i), static_cast<float>(rank + i));
+      targets[static_cast<size_t>(i)].resize(sources[static_cast<size_t>(i)].size());
+    }
+    std::shuffle(order.begin(), order.end(), own);
+    for (const int i : order) {
+      const auto at = static_cast<size_t>(i);
+      const Kind kind = i % 4 == 3 ? Kind::broadcast : i % 4 == 2 ? Kind::allgather : Kind::allreduce;
+      auto submitted = operation(engine, kind, "tensor" + std::to_string(i), sources[at],
+                                 kind == Kind::allgather ? nullptr : &targets[at], i % ranks);
+      handles[at] = submitted->handle;
+      engine.enqueue(std::move(submitted), own() % 2 == 0);
+    }
+    std::thread another([&] {
+      for (size_t i = 0; i < kTensors; i += 2) wait(engine, handles[i]);
+    });
+    for (size_t i = 1; i < kTensors; i += 2) wait(engine, handles[i]);
+    another.join();
+    for (int i = 0; i < kTensors; ++i) {
+      const auto at = static_cast<size_t>(i);
+      CHECK(handles[at]->error() == nullptr);
+      if (i % 4 == 2) {
+        CHECK(handles[at]->outputs[0].bytes == sources[at].size() * sizeof(float) * static_cast<size_t>(ranks));
+        continue;
+      }
+      const float expected =
+          i % 4 == 3 ? static_cast<float>(i % ranks + i) : static_cast<float>(ranks * i + ranks * (ranks - 1) / 2);
+      for (const float value : targets[at]) CHECK(value == expected);
+    }
+  }
+}
+
+void reduce_buckets(Engine& engine, int rank, int ranks, int steps) {
+  constexpr size_t kTensors = 30;
+  std::vector<BucketPlan::PlannedMember> members;
+  std::vector<std::vector<float>> gradients(kTensors, std::vector<float>(257));
+  for (size_t i = 0; i < kTensors; ++i) {
+    members.push_back({{"gradient" + std::to_string(i), DType::float32, {257}}, i / 7});
+  }
+  Request shared;
+  shared.name = "plan";
+  BucketPlan plan(engine, shared, members, 0);
+  std::mt19937 own(static_cast<unsigned>(rank) + 99);
+  for (int step = 0; step < steps; ++step) {
+    std::vector<size_t> order(kTensors);
+    for (size_t i = 0; i < kTensors; ++i) order[i] = i;
+    std::shuffle(order.begin(), order.end(), own);
+    for (const size_t i : order) {
+      std::fill(gradients[i].begin(), gradients[i].end(), static_cast<float>(rank));
+      plan.submit(i, gradients[i].data(), gradients[i].data());
+    }
+    plan.flush();
+    while (!plan.wait(std::chrono::milliseconds(20))) {
+    }
+    CHECK(plan.error() == nullptr);
+    plan.reset();
+    for (const auto& gradient : gradients) {
+      for (const float value : gradient) CHECK(value == static_cast<float>(ranks * (ranks - 1) / 2));
+    }
+  }
+}
+
+void lose_a_rank(Engine& engine, int rank) {
+  if (rank == 1) return engine.stop(true, "rank 1 raised something");
+  const std::vector<float> source(1000);
+  std::vector<float> target(1000);
+  auto submitted = operation(engine, Kind::allreduce, "without rank 1", source, &target);
+  const auto handle = submitted->handle;
+  engine.enqueue(std::move(submitted), false);
+  wait(engine, handle);
+  CHECK(handle->error() != nullptr && handle->error()->kind == ErrorKind::rank_lost);
+  CHECK(handle->error()->message.find("rank 1 raised something") != std::string::npos);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    std::fprintf(stderr, "usage: engines RANKS STEPS\n");
+    return 2;
+  }
+  const int ranks = std::atoi(argv[1]), steps = std::atoi(argv[2]);
+  const auto n = static_cast<size_t>(ranks);
+  std::vector<std::shared_ptr<std::byte>> memory;
+  for (size_t rank = 0; rank < n; ++rank) {
+    const int descriptor = memfd_create("engines", MFD_CLOEXEC);
+    const auto bytes = EngineConfig::arena_layout(n, kChunkBytes).bytes();
+    CHECK(descriptor >= 0 && ftruncate(descriptor, static_cast<off_t>(bytes)) == 0);
+    memory.push_back(map_memory(descriptor, bytes));
+    close(descriptor);
+  }
+  std::vector<std::vector<int>> sockets(n, std::vector<int>(n, -1));
+  for (size_t a = 0; a < n; ++a) {
+    for (size_t b = a + 1; b < n; ++b) {
+      int pair[2];
+      CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
+      sockets[a][b] = pair[0];
+      sockets[b][a] = pair[1];
+    }
+  }
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      EngineConfig config;
+      config.rank = rank;
+      config.size = ranks;
+      config.local_rank = static_cast<size_t>(rank);
+      config.arena_memory = memory;
+      config.peer_sockets = sockets[static_cast<size_t>(rank)];
+      config.options = {kChunkBytes, 1 << 19, 100, std::chrono::microseconds(20)};
+      Engine engine(std::move(config));
+      ProcessSetConfig everybody;
+      everybody.own = rank;
+      everybody.hosts.resize(1);
+      for (int i = 0; i < ranks; ++i) {
+        everybody.ranks.push_back(i);
+        everybody.hosts[0].push_back(i);
+        everybody.local.push_back(static_cast<size_t>(i));
+      }
+      engine.add_process_set(0, std::move(everybody));
+      train(engine, rank, ranks, steps);
+      reduce_buckets(engine, rank, ranks, steps);
+      lose_a_rank(engine, rank);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::printf("%d ranks, %d steps: fine\n", ranks, steps);
+}

@@ -1,0 +1,49 @@
+"""What must hold on every rank at once: an error with all parts of its text, and an engine that goes on after it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import horovodish as hvd
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """How a message names ranks: "rank 2 has", "ranks 0, 1 have", "ranks 0-2 have"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} has"
+    return f"ranks {ranks[0]}{', ' if len(ranks) == 2 else '-'}{ranks[-1]} have"
+
+
+def every_rank_raises(name: str, what: str, usual: str, of_last_rank: str, call: Callable[[], Any]) -> None:
+    """The call, in which the last rank differs from all others, raises MismatchError with both values on every rank.
+
+    Args:
+        name: of the tensor that the message names.
+        what: the ranks disagree about.
+        usual: the value of the ranks but the last, as text.
+        of_last_rank: the last rank's value, as text.
+        call: what every rank calls.
+    """
+    last = hvd.size() - 1
+    parts = [
+        f"tensor '{name}': the ranks disagree about its {what}:",
+        f"{ranks_text(list(range(last)))} {usual}",
+        f"{ranks_text([last])} {of_last_rank}",
+        "Remedy:",
+    ]
+    with pytest.raises(hvd.MismatchError) as raised:
+        call()
+    for part in parts:
+        assert re.search(rf"{re.escape(part)}(?![\d.]\d)", str(raised.value)), f"{part!r} is not in: {raised.value}"
+    the_engine_goes_on(name)
+
+
+def the_engine_goes_on(name: str | None = None) -> None:
+    """A collective, of the name that has just failed for example, gives what it should."""
+    total = hvd.allreduce(np.full(3, hvd.rank()), op=hvd.Sum, name=name)
+    np.testing.assert_array_equal(total, np.full(3, sum(range(hvd.size()))))
