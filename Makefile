@@ -43,6 +43,7 @@ demo: dev
 
 bench: dev
 	PATH="$(BIN):$$PATH" horovodish run -np 2 python benchmarks/allreduce.py
+	PATH="$(BIN):$$PATH" horovodish run -np 2 python benchmarks/torch_step.py
 
 # The core's tests on the other interpreters of this machine, each in an environment of its own.
 test-pythons: $(OTHER_PYTHONS:%=test-python-%)

@@ -15,11 +15,12 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
 from horovodish import _native
 from horovodish.collectives import Handle, ReduceOp, checked_root, chosen_op, generated_name, submit
 from horovodish.torch.tensors import member, source_of, target_of
-from torch import Tensor
-from torch.autograd.graph import increment_version
 
 TensorT = TypeVar("TensorT", bound=Tensor)
 T = TypeVar("T")

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from horovodish import basics
 from horovodish.collectives import Average, ReduceOp, Sum, checked_root, chosen_op, generated_name
 from horovodish.torch.asynchronous import submit_allgather, submit_allreduce, submit_broadcast
 from horovodish.torch.compression import Compression, Compressor
-from torch import Tensor
 
 
 def allreduce(

@@ -6,6 +6,7 @@ import pickle
 from typing import Any
 
 import torch
+
 from horovodish import basics
 from horovodish.collectives import generated_name
 from horovodish.torch.asynchronous import broadcast_, submit_allgather

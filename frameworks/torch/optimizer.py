@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
 from horovodish.collectives import Average, ReduceOp, chosen_op
 from horovodish.torch.compression import Compression, Compressor
 from horovodish.torch.reducer import Reducer
-from torch import Tensor
-from torch.optim import Optimizer
 
 OptimizerT = TypeVar("OptimizerT", bound=Optimizer)
 

@@ -22,6 +22,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
+
 from horovodish import _native, basics, settings
 from horovodish.collectives import Average, ReduceOp, generated_name
 from horovodish.errors import from_native
@@ -30,10 +35,6 @@ from horovodish.submission import WAIT_SLICE_SECONDS
 from horovodish.torch import backward
 from horovodish.torch.compression import Compressor
 from horovodish.torch.slots import Slot
-from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
-from torch.utils.hooks import RemovableHandle
-from torch.utils.weak import WeakIdKeyDictionary
 
 _HOST = -1
 

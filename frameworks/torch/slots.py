@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from horovodish.errors import UnsupportedTensorError
 from horovodish.torch.compression import Compression, Compressor
 from horovodish.torch.tensors import check_host_memory, dtype_code
-from torch import Tensor
 
 
 class Slot:

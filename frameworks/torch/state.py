@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
 from horovodish import basics
 from horovodish.collectives import checked_root, synchronize
 from horovodish.errors import MismatchError
 from horovodish.torch.asynchronous import broadcast_async_
 from horovodish.torch.objects import allgather_object, broadcast_object
 from horovodish.torch.tensors import check_host_memory
-from torch import Tensor
-from torch.nn import Module
-from torch.optim import Optimizer
 
 
 def broadcast_parameters(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 import torch
+
 from horovodish._native import DTYPES
 from horovodish.errors import UnsupportedTensorError
 

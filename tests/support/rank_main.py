@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import gc
@@ -39,14 +40,19 @@ def main(folder: Path, stops_at_failure: bool) -> None:
         told = {"ended": "raised", "error": traceback.format_exc(), "error_class": type(error).__name__}
         hand_over(folder, rank, told)
         if not stops_at_failure:
-            # What Python does on the way out, but for the status, at which mpirun would end the others.
-            if not isinstance(error, SystemExit):
-                sys.excepthook(type(error), error, error.__traceback__)
-            return
+            leave_like_python(error)
         # If this process ended now, mpirun would end the others before they can tell what they saw.
         traceback.print_exc()
         time.sleep(STAYS_SECONDS)
         os._exit(1)
+
+
+def leave_like_python(error: BaseException) -> None:
+    """What Python does on the way out, but for the status, at which mpirun would end the other ranks."""
+    if not isinstance(error, SystemExit):
+        sys.excepthook(type(error), error, error.__traceback__)
+    atexit._run_exitfuncs()
+    os._exit(0)
 
 
 def call(path: str, module: str, qualname: str, args: tuple[Any, ...]) -> Any:

@@ -64,6 +64,7 @@ ERRORS = {
     "NotInitializedError",
     "RankLostError",
     "SettingError",
+    "StallError",
     "UnsupportedTensorError",
 }
 
