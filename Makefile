@@ -1,4 +1,4 @@
-# make dev | lint | types | test | demo | bench | test-pythons | test-mpich | clean
+# make dev | lint | types | test | demo | bench | test-pythons | test-mpich | test-sanitize | clean
 # The first of them makes .venv with everything that is needed; later ones only compile what has changed.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -14,7 +14,7 @@ WARNINGS := $(if $(CI),CPPFLAGS='-Werror')
 PIP := -m pip install --quiet --disable-pip-version-check
 NATIVE_FILES = $(shell find horovodish/csrc -name '*.cc' -o -name '*.h')
 
-.PHONY: dev lint types test demo bench test-pythons test-mpich clean
+.PHONY: dev lint types test demo bench test-pythons test-mpich test-sanitize clean
 .DEFAULT_GOAL := dev
 
 # An editable install needs no second run when only sources change; the extension does.
@@ -63,6 +63,15 @@ test-mpich:
 	.venvs/mpich/bin/python $(PIP) $(BUILD_TOOLS) torch==2.13.0
 	.venvs/mpich/bin/python $(PIP) --no-build-isolation --editable '.[examples,mpich,test]'
 	.venvs/mpich/bin/pytest $(PYTEST_ARGS)
+
+# The engine as threads of one process under ThreadSanitizer, then under AddressSanitizer and UndefinedBehaviorSanitizer.
+ENGINE_SOURCES = $(shell find horovodish/csrc -name '*.cc' ! -name bindings.cc ! -name mpi_exit.cc)
+test-sanitize: build/engines-thread build/engines-address,undefined
+	for engines in $^; do for ranks in 1 2 3 4; do $$engines $$ranks 40 || exit 1; done; done
+
+build/engines-%: tests/native/engines.cc $(ENGINE_SOURCES) $(wildcard horovodish/csrc/*.h horovodish/csrc/*/*.h)
+	@mkdir -p build
+	$(CXX) -std=c++20 -g -O1 -Wno-tsan -ffp-contract=off -fsanitize=$* -Ihorovodish/csrc $(filter %.cc,$^) -o $@ -ldl -lpthread
 
 clean:
 	rm -rf .venv .venvs build dist *.egg-info horovodish/_native.*.so

@@ -55,6 +55,22 @@ Schedule ring(int rank, int ranks, const std::vector<size_t>& begins, size_t seg
   return schedule;
 }
 
+// One step with every other rank, beginning with the next one, so that no rank is everybody's first.
+template <class SentTo, class ReceivedFrom>
+Schedule exchange(int rank, int ranks, size_t segment, SentTo sent_to, ReceivedFrom received_from) {
+  Schedule schedule;
+  for (int step = 1; step < ranks; ++step) {
+    const int to = (rank + step) % ranks, from = (rank + ranks - step) % ranks;
+    for (const Range& range : segments_of(sent_to(to), segment)) {
+      schedule.sends.push_back({to, range.begin, range.count, 0});
+    }
+    for (const Range& range : segments_of(received_from(from), segment)) {
+      schedule.receives.push_back({from, range.begin, range.count, 0, Receive::Then::store});
+    }
+  }
+  return schedule;
+}
+
 }  // namespace
 
 Schedule ring_reduce_scatter(int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
@@ -70,31 +86,15 @@ Schedule ring_allreduce(int rank, int ranks, size_t count, size_t segment) {
 
 Schedule direct_exchange(int rank, int ranks, const std::vector<size_t>& sent, const std::vector<size_t>& received,
                          size_t segment) {
-  Schedule schedule;
-  for (int step = 1; step < ranks; ++step) {
-    const int to = (rank + step) % ranks, from = (rank + ranks - step) % ranks;
-    for (const Range& range : segments_of(between(sent, to), segment)) {
-      schedule.sends.push_back({to, range.begin, range.count, 0});
-    }
-    for (const Range& range : segments_of(between(received, from), segment)) {
-      schedule.receives.push_back({from, range.begin, range.count, 0, Receive::Then::store});
-    }
-  }
-  return schedule;
+  return exchange(
+      rank, ranks, segment, [&](int to) { return between(sent, to); },
+      [&](int from) { return between(received, from); });
 }
 
 Schedule direct_allgather(int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
-  Schedule schedule;
-  for (int step = 1; step < ranks; ++step) {
-    const int to = (rank + step) % ranks, from = (rank + ranks - step) % ranks;
-    for (const Range& range : segments_of(between(begins, rank), segment)) {
-      schedule.sends.push_back({to, range.begin, range.count, 0});
-    }
-    for (const Range& range : segments_of(between(begins, from), segment)) {
-      schedule.receives.push_back({from, range.begin, range.count, 0, Receive::Then::store});
-    }
-  }
-  return schedule;
+  return exchange(
+      rank, ranks, segment, [&](int) { return between(begins, rank); },
+      [&](int from) { return between(begins, from); });
 }
 
 Schedule tree_broadcast(int rank, int ranks, int root, size_t count, size_t segment) {
