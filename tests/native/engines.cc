@@ -191,7 +191,7 @@ int main(int argc, char** argv) {
       engine.add_process_set(0, std::move(everybody));
       train(engine, rank, ranks, steps);
       reduce_buckets(engine, rank, ranks, steps);
-      lose_a_rank(engine, rank);
+      if (ranks > 1) lose_a_rank(engine, rank);
     });
   }
   for (std::thread& thread : threads) thread.join();
