@@ -10,26 +10,20 @@ namespace horovodish {
 
 namespace {
 constexpr size_t kPage = 4096;
-constexpr size_t in_pages(size_t bytes) {
-  return (bytes + kPage - 1) / kPage * kPage;
-}
+constexpr size_t in_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 }  // namespace
 
 size_t ArenaLayout::region_bytes() const {
   return in_pages(ranks * sizeof(ByteRing)) + in_pages(sizeof(StreamCounters)) + in_pages(slots * chunk_bytes);
 }
-size_t ArenaLayout::rings_offset(size_t region) const {
-  return in_pages(sizeof(RankHeader)) + region * region_bytes();
-}
+size_t ArenaLayout::rings_offset(size_t region) const { return in_pages(sizeof(RankHeader)) + region * region_bytes(); }
 size_t ArenaLayout::counters_offset(size_t region) const {
   return rings_offset(region) + in_pages(ranks * sizeof(ByteRing));
 }
 size_t ArenaLayout::slots_offset(size_t region) const {
   return counters_offset(region) + in_pages(sizeof(StreamCounters));
 }
-size_t ArenaLayout::bytes() const {
-  return rings_offset(regions);
-}
+size_t ArenaLayout::bytes() const { return rings_offset(regions); }
 
 std::shared_ptr<std::byte> map_memory(int descriptor, size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);

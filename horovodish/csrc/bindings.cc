@@ -358,7 +358,7 @@ PYBIND11_MODULE(_native, module) {
              return result;
            })
       .def("take_settled", &Engine::take_settled)
-      .def("stop", &Engine::stop, py::arg("failed"), py::arg("reason"), py::call_guard<py::gil_scoped_release>());
+      .def("stop", &Engine::stop, py::arg("reason"), py::call_guard<py::gil_scoped_release>());
 
   py::module_ testing = module.def_submodule("testing", "Parts of the engine without I/O, for its tests.");
   bind_negotiation(testing);

@@ -59,9 +59,9 @@ class BucketPlan {
   Engine& engine_;
   const int process_set_;
   std::mutex mutex_;
-  std::vector<Place> places_;    // by index
+  std::vector<Place> places_;  // by index
   std::vector<Bucket> buckets_;  // guarded by mutex_ until all are submitted
-  size_t open_buckets_ = 0;      // guarded by mutex_
+  size_t open_buckets_ = 0;  // guarded by mutex_
 };
 
 }  // namespace horovodish

@@ -29,9 +29,7 @@ Engine::Engine(EngineConfig config) : config_(std::move(config)) {
   if (config_.size > 1) thread_ = std::thread([this] { run(); });
 }
 
-Engine::~Engine() {
-  stop(false, "rank " + std::to_string(config_.rank) + " has left");
-}
+Engine::~Engine() { stop("rank " + std::to_string(config_.rank) + " has left"); }
 
 void Engine::add_process_set(int id, ProcessSetConfig config) {
   if (config.mpi) config.mpi->resolve();
@@ -115,7 +113,7 @@ std::vector<uint64_t> Engine::take_settled() {
   return std::exchange(settled_, {});
 }
 
-void Engine::stop(bool failed, const std::string& reason) {
+void Engine::stop(const std::string& reason) {
   {
     std::lock_guard lock(inbox_mutex_);
     if (closed_) return;
@@ -126,7 +124,7 @@ void Engine::stop(bool failed, const std::string& reason) {
     take_submissions();
     const Error error{ErrorKind::engine_stopped, "shutdown() was called on rank " + std::to_string(config_.rank) +
                                                      " while the operation was pending"};
-    for (auto& [id, set] : process_sets_) set->leave(failed, reason, error);
+    for (auto& [id, set] : process_sets_) set->leave(reason, error);
     const Clock::time_point limit = Clock::now() + kFarewellLimit;
     const auto sent = [](auto& entry) { return entry.second->advance_farewell(); };
     while (!std::all_of(process_sets_.begin(), process_sets_.end(), sent) && Clock::now() < limit) {

@@ -87,9 +87,9 @@ class Engine {
   // Handles settled since the last call.
   std::vector<uint64_t> take_settled();
 
-  // Leaves the job: whatever is pending fails, peers are told the reason. May be called once; the destructor does it
-  // otherwise. `failed`: this rank leaves because of an error.
-  void stop(bool failed, const std::string& reason);
+  // Leaves the job: whatever is pending on this rank fails, and peers that need it from now on are told the reason. What they
+  // are executing goes on, unless this rank had a part in it that is not done. The destructor does it otherwise.
+  void stop(const std::string& reason);
 
   int rank() const { return config_.rank; }
   int size() const { return config_.size; }
@@ -112,15 +112,15 @@ class Engine {
   std::atomic<uint64_t> last_handle_id_{0};
 
   std::mutex inbox_mutex_;
-  std::vector<std::shared_ptr<Operation>> inbox_;                             // guarded by inbox_mutex_
+  std::vector<std::shared_ptr<Operation>> inbox_;  // guarded by inbox_mutex_
   std::unordered_map<int, std::unordered_set<std::string>> names_in_flight_;  // by process set; guarded by inbox_mutex_
-  std::vector<uint64_t> settled_;                                             // guarded by inbox_mutex_
-  bool closed_ = false;                                                       // guarded by inbox_mutex_
+  std::vector<uint64_t> settled_;  // guarded by inbox_mutex_
+  bool closed_ = false;  // guarded by inbox_mutex_
   std::atomic<bool> has_submissions_{false};
 
   Seat seat_;
   std::unique_ptr<Arena> arena_;  // null when no process set can need it
-  Doorbell own_doorbell_;         // used when there is no arena
+  Doorbell own_doorbell_;  // used when there is no arena
   Doorbell* doorbell_ = &own_doorbell_;
   std::unique_ptr<PeerWatch> peer_watch_;
   std::map<int, std::unique_ptr<ProcessSet>> process_sets_;  // used only by the thread that holds the seat

@@ -40,9 +40,7 @@ Mask make_mask(const std::vector<size_t>& bits, size_t size) {
   return mask;
 }
 
-bool mask_bit(const Mask& mask, size_t bit) {
-  return bit / 8 < mask.size() && ((mask[bit / 8] >> (bit % 8)) & 1) != 0;
-}
+bool mask_bit(const Mask& mask, size_t bit) { return bit / 8 < mask.size() && ((mask[bit / 8] >> (bit % 8)) & 1) != 0; }
 
 Negotiation::Negotiation(bool root, std::vector<RankSet> participants, size_t cache_capacity)
     : root_(root),
@@ -55,7 +53,8 @@ Negotiation::Negotiation(bool root, std::vector<RankSet> participants, size_t ca
 
 void Negotiation::submit(std::string_view name, std::string_view signature, const Mask& absent) {
   if (lost_) {
-    decisions_.push_back({.type = Decision::Type::refuse, .name = std::string(name), .text = *lost_, .stalled = stalled_});
+    decisions_.push_back(
+        {.type = Decision::Type::refuse, .name = std::string(name), .text = *lost_, .stalled = stalled_});
     return;
   }
   const auto id = cache_.find(name);
@@ -73,9 +72,7 @@ void Negotiation::flush() {
   }
 }
 
-void Negotiation::join() {
-  state_joined(0, participants_[0].first());
-}
+void Negotiation::join() { state_joined(0, participants_[0].first()); }
 
 void Negotiation::lost(Loss loss, std::string_view text) {
   if (root_) return apply_lost(loss, text);

@@ -29,9 +29,9 @@ struct Operation {
   std::shared_ptr<const Request> request;
   std::shared_ptr<const std::string> signature;
   std::vector<Buffer> buffers;  // one per member
-  Mask absent;                  // members that this rank has no value for; once decided, that no rank has a value for
-  int contributors = 0;         // known once decided: ranks that have not joined
-  int root = 0;                 // known once decided: index of the root within the process set
+  Mask absent;  // members that this rank has no value for; once decided, that no rank has a value for
+  int contributors = 0;  // known once decided: ranks that have not joined
+  int root = 0;  // known once decided: index of the root within the process set
   std::shared_ptr<Handle> handle;
   bool reported = false;  // shows up in Engine::take_settled()
 
@@ -41,9 +41,7 @@ struct Operation {
 };
 
 // Bytes of one row of a member whose first dimension may differ by rank.
-inline size_t row_bytes(const Member& member) {
-  return static_cast<size_t>(member.count()) * bytes_of(member.dtype);
-}
+inline size_t row_bytes(const Member& member) { return static_cast<size_t>(member.count()) * bytes_of(member.dtype); }
 
 // Adds the next member's output to the handle, once it is known how many rows come from every rank.
 inline Handle::Output& allocate_rows(Operation& operation, size_t member, const std::vector<int64_t>& rows_by_rank) {

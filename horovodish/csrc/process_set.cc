@@ -305,8 +305,8 @@ void ProcessSet::abandon_executing(const Error& error) {
   for (const auto& operation : executing) settle_(operation, &error);
 }
 
-void ProcessSet::leave(bool failed, const std::string& reason, const Error& error) {
-  failed |= busy();  // peers may already be executing what this rank gives up
+void ProcessSet::leave(const std::string& reason, const Error& error) {
+  const bool failed = busy();  // peers may already be executing what this rank gives up
   abandon_undecided(error);
   abandon_executing(error);
   plane_.reset();

@@ -22,9 +22,7 @@ std::string number_text(double value) {
   return stream.str();
 }
 
-std::string place_text(int device) {
-  return device < 0 ? "host memory" : "a CUDA device";
-}
+std::string place_text(int device) { return device < 0 ? "host memory" : "a CUDA device"; }
 
 struct Difference {
   std::string subject, what, left, right, remedy;

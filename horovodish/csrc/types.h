@@ -20,17 +20,9 @@ enum class Kind : uint8_t { allreduce, allgather, broadcast, alltoall, reducesca
 inline constexpr std::array<std::string_view, 7> kKindNames{"allreduce",     "allgather", "broadcast", "alltoall",
                                                             "reducescatter", "barrier",   "join"};
 
-inline std::string_view name_of(DType dtype) {
-  return kDTypeNames[static_cast<size_t>(dtype)];
-}
-inline std::string_view name_of(ReduceOp op) {
-  return kReduceOpNames[static_cast<size_t>(op)];
-}
-inline std::string_view name_of(Kind kind) {
-  return kKindNames[static_cast<size_t>(kind)];
-}
-inline size_t bytes_of(DType dtype) {
-  return kDTypeBytes[static_cast<size_t>(dtype)];
-}
+inline std::string_view name_of(DType dtype) { return kDTypeNames[static_cast<size_t>(dtype)]; }
+inline std::string_view name_of(ReduceOp op) { return kReduceOpNames[static_cast<size_t>(op)]; }
+inline std::string_view name_of(Kind kind) { return kKindNames[static_cast<size_t>(kind)]; }
+inline size_t bytes_of(DType dtype) { return kDTypeBytes[static_cast<size_t>(dtype)]; }
 
 }  // namespace horovodish

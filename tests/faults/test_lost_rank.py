@@ -38,7 +38,7 @@ def leave() -> None:
 
 
 def end_the_script() -> None:
-    sys.exit(3)
+    sys.exit()
 
 
 ACTS = {"dies": die, "dies late": die_late, "raises": give_up, "leaves": leave, "exits": end_the_script}

@@ -39,6 +39,8 @@ def main(folder: Path, stops_at_failure: bool) -> None:
     except BaseException as error:
         told = {"ended": "raised", "error": traceback.format_exc(), "error_class": type(error).__name__}
         hand_over(folder, rank, told)
+        if isinstance(error, SystemExit) and not error.code:
+            return
         if not stops_at_failure:
             leave_like_python(error)
         # If this process ended now, mpirun would end the others before they can tell what they saw.
@@ -49,8 +51,7 @@ def main(folder: Path, stops_at_failure: bool) -> None:
 
 def leave_like_python(error: BaseException) -> None:
     """What Python does on the way out, but for the status, at which mpirun would end the other ranks."""
-    if not isinstance(error, SystemExit):
-        sys.excepthook(type(error), error, error.__traceback__)
+    sys.excepthook(type(error), error, error.__traceback__)
     atexit._run_exitfuncs()
     os._exit(0)
 

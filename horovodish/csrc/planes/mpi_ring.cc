@@ -33,9 +33,7 @@ MpiRingPlane::~MpiRingPlane() {
   }
 }
 
-void MpiRingPlane::start(std::shared_ptr<Operation> operation) {
-  waiting_.push_back(std::move(operation));
-}
+void MpiRingPlane::start(std::shared_ptr<Operation> operation) { waiting_.push_back(std::move(operation)); }
 
 Progress MpiRingPlane::advance() {
   bool progressed = false;

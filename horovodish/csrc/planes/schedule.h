@@ -18,8 +18,8 @@ struct Send {
 
 struct Receive {
   enum class Then {
-    store,          // overwrite the range
-    reduce,         // range = received op range
+    store,  // overwrite the range
+    reduce,  // range = received op range
     reduce_finish,  // as reduce, and apply the final scale: the shard is complete
   };
   int peer;

@@ -33,7 +33,7 @@ namespace horovodish {
 struct Across {
   const abi::Mpi& mpi;
   std::vector<std::vector<int>> hosts;  // ranks of the process set by host
-  size_t host;                          // this one
+  size_t host;  // this one
   MpiTags tags;
   size_t segment_bytes;
 
@@ -110,7 +110,7 @@ class SharedMemoryPlane : public Plane {
   std::vector<StreamTask::Slots> slots_;  // by slot index
   std::deque<Item> items_;
   std::deque<Exchange> exchanges_;  // of chunks that are combined and not yet announced, in order
-  uint64_t first_item_ = 0;         // number of items_.front()
+  uint64_t first_item_ = 0;  // number of items_.front()
   Cursor publish_, combine_, collect_;
   std::vector<uint64_t> known_published_, known_reduced_, known_released_;  // last values seen, by rank
 };

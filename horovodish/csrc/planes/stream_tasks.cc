@@ -16,9 +16,7 @@ constexpr size_t kUnsharedBytes = 16 << 10;
 // Shards begin at multiples of a cache line, so that no two ranks write to one.
 constexpr size_t kCacheLine = 64;
 
-size_t ceil_divide(size_t a, size_t b) {
-  return (a + b - 1) / b;
-}
+size_t ceil_divide(size_t a, size_t b) { return (a + b - 1) / b; }
 
 // A chunk is cut into shards, one for each rank of this host; the owner of a shard reduces it straight into the
 // targets. With several hosts there are as many shards as the largest host has ranks, and their owners reduce them in
