@@ -4,7 +4,6 @@ import os
 import platform
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,10 +19,11 @@ def start() -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    folder = hvd.broadcast_object(tempfile.mkdtemp() if hvd.rank() == 0 else None)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=hvd.rank(), world_size=hvd.size()
-    )
+    root = hvd.rank() == 0
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if root else None
+    port = hvd.broadcast_object(store.port if store else None)
+    store = store or torch.distributed.TCPStore("127.0.0.1", port)
+    torch.distributed.init_process_group("gloo", store=store, rank=hvd.rank(), world_size=hvd.size())
 
 
 def stop() -> None:

@@ -437,7 +437,7 @@ def _stop(reason: str) -> None:
     stopped, _running = _running, None
     for _, forget in _followers:
         forget()
-    stopped.engine.stop(f"rank {stopped.place.rank} {_failure or reason}")
+    stopped.engine.stop(_failure is not None, f"rank {stopped.place.rank} {_failure or reason}")
 
 
 def _at_exit() -> None:

@@ -181,7 +181,7 @@ void bind_negotiation(py::module_& module) {
       .def(
           "lost",
           [](Negotiation& self, bool abort, const std::string& text) {
-            self.lost(abort ? Negotiation::Loss::abort : Negotiation::Loss::orderly, text);
+            self.lost(abort ? Loss::abort : Loss::orderly, text);
           },
           py::arg("abort"), py::arg("text"))
       .def("ask", &Negotiation::ask)
@@ -202,8 +202,8 @@ void bind_negotiation(py::module_& module) {
       .def("take_for_children", [](Negotiation& self) { return py::bytes(self.take_for_children()); })
       .def("take_decisions",
            [](Negotiation& self) {
-             static constexpr const char* kTypes[] = {"execute", "fail",    "refuse", "join_done", "lost",
-                                                      "abort",   "stalled", "stuck",  "asked",     "told"};
+             static constexpr const char* kTypes[] = {"execute", "fail",  "refuse", "join_done",
+                                                      "lost",    "stuck", "asked",  "told"};
              py::list result;
              for (const Decision& decision : self.take_decisions()) {
                std::vector<size_t> absent;
@@ -358,7 +358,7 @@ PYBIND11_MODULE(_native, module) {
              return result;
            })
       .def("take_settled", &Engine::take_settled)
-      .def("stop", &Engine::stop, py::arg("reason"), py::call_guard<py::gil_scoped_release>());
+      .def("stop", &Engine::stop, py::arg("failed"), py::arg("reason"), py::call_guard<py::gil_scoped_release>());
 
   py::module_ testing = module.def_submodule("testing", "Parts of the engine without I/O, for its tests.");
   bind_negotiation(testing);

@@ -21,7 +21,7 @@ std::string subject(const Operation& operation) {
 Engine::Engine(EngineConfig config) : config_(std::move(config)) {
   const size_t local_ranks = config_.arena_memory.size();
   if (local_ranks > 0) {
-    arena_ = std::make_unique<Arena>(config_.arena_memory, config_.local_rank,
+    arena_ = std::make_unique<Arena>(std::exchange(config_.arena_memory, {}), config_.local_rank,
                                      EngineConfig::arena_layout(local_ranks, config_.options.chunk_bytes));
     doorbell_ = &arena_->header(config_.local_rank).doorbell;
     peer_watch_ = std::make_unique<PeerWatch>(config_.peer_sockets, [this] { doorbell_->ring_own(); });
@@ -29,7 +29,7 @@ Engine::Engine(EngineConfig config) : config_(std::move(config)) {
   if (config_.size > 1) thread_ = std::thread([this] { run(); });
 }
 
-Engine::~Engine() { stop("rank " + std::to_string(config_.rank) + " has left"); }
+Engine::~Engine() { stop(false, "rank " + std::to_string(config_.rank) + " has left"); }
 
 void Engine::add_process_set(int id, ProcessSetConfig config) {
   if (config.mpi) config.mpi->resolve();
@@ -113,7 +113,7 @@ std::vector<uint64_t> Engine::take_settled() {
   return std::exchange(settled_, {});
 }
 
-void Engine::stop(const std::string& reason) {
+void Engine::stop(bool failed, const std::string& reason) {
   {
     std::lock_guard lock(inbox_mutex_);
     if (closed_) return;
@@ -124,7 +124,7 @@ void Engine::stop(const std::string& reason) {
     take_submissions();
     const Error error{ErrorKind::engine_stopped, "shutdown() was called on rank " + std::to_string(config_.rank) +
                                                      " while the operation was pending"};
-    for (auto& [id, set] : process_sets_) set->leave(reason, error);
+    for (auto& [id, set] : process_sets_) set->leave(failed, reason, error);
     const Clock::time_point limit = Clock::now() + kFarewellLimit;
     const auto sent = [](auto& entry) { return entry.second->advance_farewell(); };
     while (!std::all_of(process_sets_.begin(), process_sets_.end(), sent) && Clock::now() < limit) {
@@ -136,6 +136,9 @@ void Engine::stop(const std::string& reason) {
   doorbell_->wake_engine();
   if (thread_.joinable()) thread_.join();
   peer_watch_.reset();
+  // Handles and plans that Python still holds keep the engine, but not the memory.
+  doorbell_ = &own_doorbell_;
+  arena_.reset();
 }
 
 void Engine::run() {

@@ -88,8 +88,9 @@ class Engine {
   std::vector<uint64_t> take_settled();
 
   // Leaves the job: whatever is pending on this rank fails, and peers that need it from now on are told the reason. What they
-  // are executing goes on, unless this rank had a part in it that is not done. The destructor does it otherwise.
-  void stop(const std::string& reason);
+  // are executing goes on, unless this rank had a part in it that is not done. `failed`: it leaves because of an error. The
+  // destructor does it otherwise.
+  void stop(bool failed, const std::string& reason);
 
   int rank() const { return config_.rank; }
   int size() const { return config_.size; }
@@ -107,7 +108,7 @@ class Engine {
   std::optional<std::chrono::nanoseconds> nap() const;
   void settle(const std::shared_ptr<Operation>& operation, const Error* error);
 
-  const EngineConfig config_;
+  EngineConfig config_;
   const pid_t process_ = getpid();
   std::atomic<uint64_t> last_handle_id_{0};
 
@@ -119,7 +120,7 @@ class Engine {
   std::atomic<bool> has_submissions_{false};
 
   Seat seat_;
-  std::unique_ptr<Arena> arena_;  // null when no process set can need it
+  std::unique_ptr<Arena> arena_;  // null when no process set can need it, and after stop()
   Doorbell own_doorbell_;  // used when there is no arena
   Doorbell* doorbell_ = &own_doorbell_;
   std::unique_ptr<PeerWatch> peer_watch_;

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <atomic>
+
 #include "abi/mpi.h"
 
 namespace horovodish {
@@ -11,10 +13,13 @@ namespace {
 
 abi::MpiExit functions;
 pid_t process = 0;
+std::atomic<bool> peers_are_lost{false};
 
 void finalize(int status, void*) {
   int finalized = 0;
-  if (status != 0 || getpid() != process || functions.finalized(&finalized) != abi::kMpiSuccess || finalized) return;
+  if (status != 0 || peers_are_lost || getpid() != process || functions.finalized(&finalized) != abi::kMpiSuccess ||
+      finalized)
+    return;
   functions.finalize();
 }
 
@@ -25,5 +30,7 @@ void finalize_mpi_at_exit(const std::string& library) {
   process = getpid();
   on_exit(finalize, nullptr);
 }
+
+void do_not_finalize_mpi() { peers_are_lost = true; }
 
 }  // namespace horovodish

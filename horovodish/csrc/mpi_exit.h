@@ -10,4 +10,7 @@ namespace horovodish {
 // rank's status. `library`: as abi::Mpi::library. Throws std::runtime_error.
 void finalize_mpi_at_exit(const std::string& library);
 
+// A rank has died or hangs: finalizing would wait for it for ever, so this process leaves without.
+void do_not_finalize_mpi();
+
 }  // namespace horovodish

@@ -53,8 +53,7 @@ Negotiation::Negotiation(bool root, std::vector<RankSet> participants, size_t ca
 
 void Negotiation::submit(std::string_view name, std::string_view signature, const Mask& absent) {
   if (lost_) {
-    decisions_.push_back(
-        {.type = Decision::Type::refuse, .name = std::string(name), .text = *lost_, .stalled = stalled_});
+    decisions_.push_back({.type = Decision::Type::refuse, .name = std::string(name), .text = *lost_, .loss = loss_});
     return;
   }
   const auto id = cache_.find(name);
@@ -474,7 +473,7 @@ void Negotiation::apply_join_done(int last_rank) {
 }
 
 void Negotiation::apply_lost(Loss loss, std::string_view text) {
-  if (lost_ && loss == Loss::orderly) return;
+  if (lost_ && loss < Loss::abort) return;
   begin(down_, Down::lost);
   down_.number(static_cast<uint64_t>(loss));
   down_.text(text);
@@ -482,12 +481,9 @@ void Negotiation::apply_lost(Loss loss, std::string_view text) {
   by_name_.clear();
   if (!lost_) {
     lost_ = text;
-    stalled_ = loss == Loss::stall;
+    loss_ = loss;
   }
-  const auto type = loss == Loss::orderly ? Decision::Type::lost
-                    : loss == Loss::abort ? Decision::Type::abort
-                                          : Decision::Type::stalled;
-  decisions_.push_back({.type = type, .text = *lost_});
+  decisions_.push_back({.type = Decision::Type::lost, .text = *lost_, .loss = loss});
 }
 
 }  // namespace horovodish

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "loss.h"
 #include "rank_set.h"
 #include "response_cache.h"
 #include "wire.h"
@@ -46,11 +47,9 @@ struct Decision {
   enum class Type {
     execute,    // `name`, contributed to by all but `joined_ranks`; `absent` members have no gradient on any rank
     fail,       // `name` ends on every rank: they disagree as `text` says
-    refuse,     // `name` ends: a rank has gone, or the ranks gave up (`stalled`), as `text` says
+    refuse,     // `name` ends: a rank was lost before, as `text` and `loss` say
     join_done,  // every rank has joined, `rank` last
-    lost,       // `text` says which rank has gone: whatever is undecided fails, now and later
-    abort,      // as lost, and what is being executed fails too
-    stalled,    // as abort; the ranks gave up waiting for each other
+    lost,       // `text` says which rank has gone, `loss` how: whatever is undecided fails, now and later
     stuck,      // root only: every rank waits, and not for the same; `text` says who waits for what
     asked,      // the root wants to know what this rank is doing: tell() it
     told,       // root only: what `rank` is doing
@@ -61,7 +60,7 @@ struct Decision {
   std::string signature = {};  // of an execute that this rank has not submitted, because it has joined
   int joined_ranks = 0;
   int rank = -1;
-  bool stalled = false;
+  Loss loss = Loss::orderly;
   Mask absent = {};
 };
 
@@ -77,7 +76,6 @@ class Negotiation {
 
   // A rank has gone, as `text` says; `abort`: what is being executed cannot be completed either. Known first to this
   // node, or the parent itself is the one that has gone.
-  enum class Loss : uint64_t { orderly, abort, stall };
   void lost(Loss loss, std::string_view text);
   void parent_lost(Loss loss, std::string_view text) { apply_lost(loss, text); }
 
@@ -157,7 +155,7 @@ class Negotiation {
   double now_ = 0;
   std::vector<Lateness> lateness_;  // by participant
   std::optional<std::string> lost_;
-  bool stalled_ = false;
+  Loss loss_ = Loss::orderly;
   Writer up_, down_;
   std::deque<Decision> decisions_;
 };

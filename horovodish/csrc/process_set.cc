@@ -9,6 +9,7 @@
 
 #include "links/mpi_link.h"
 #include "links/shared_memory_link.h"
+#include "mpi_exit.h"
 #include "planes/hierarchical.h"
 #include "planes/mpi_ring.h"
 #include "planes/shared_memory.h"
@@ -27,6 +28,8 @@ constexpr std::chrono::seconds kStuckAfter{2};
 constexpr std::chrono::microseconds kShortestNap{20}, kLongestNap{1000};
 // How long the engine of an idle rank sleeps where peers on other hosts cannot wake it.
 constexpr std::chrono::milliseconds kIdleNap{500};
+
+ErrorKind kind_of(Loss loss) { return loss == Loss::stall ? ErrorKind::stalled : ErrorKind::rank_lost; }
 
 double seconds_of(ProcessSet::Clock::time_point time) {
   return std::chrono::duration<double>(time.time_since_epoch()).count();
@@ -155,8 +158,8 @@ bool ProcessSet::turn() {
       progressed |= plane_->advance() == Progress::progressed;
     } catch (const std::exception& error) {
       const std::string text = "rank " + std::to_string(world_rank()) + ": " + error.what();
-      negotiation_->lost(Negotiation::Loss::abort, text);
-      negotiation_->parent_lost(Negotiation::Loss::abort, text);
+      negotiation_->lost(Loss::abort, text);
+      negotiation_->parent_lost(Loss::abort, text);
       send_messages();
       apply_decisions();
     }
@@ -184,7 +187,7 @@ bool ProcessSet::read(Edge& edge, std::optional<size_t> child) {
   const auto& farewell = edge.link->farewell();
   if (!farewell && !dead) return progressed;
   edge.lost = true;
-  const auto loss = !farewell || farewell->first ? Negotiation::Loss::abort : Negotiation::Loss::orderly;
+  const Loss loss = farewell ? farewell->first : Loss::abort;
   const std::string text = farewell ? farewell->second
                                     : "rank " + std::to_string(edge.rank) +
                                           " has died: it was killed or it crashed. See the end of its output.";
@@ -224,15 +227,13 @@ void ProcessSet::apply_decisions() {
         fail(decision.name, {ErrorKind::mismatch, decision.text});
         break;
       case Decision::Type::refuse:
-        fail(decision.name, {decision.stalled ? ErrorKind::stalled : ErrorKind::rank_lost, decision.text});
+        fail(decision.name, {kind_of(decision.loss), decision.text});
         break;
-      case Decision::Type::lost:
-      case Decision::Type::abort:
-      case Decision::Type::stalled: {
-        const bool stalled = decision.type == Decision::Type::stalled;
-        const Error error{stalled ? ErrorKind::stalled : ErrorKind::rank_lost, decision.text};
+      case Decision::Type::lost: {
+        const Error error{kind_of(decision.loss), decision.text};
         abandon_undecided(error);
-        if (decision.type != Decision::Type::lost) {
+        if (decision.loss >= Loss::failed) do_not_finalize_mpi();
+        if (decision.loss >= Loss::abort) {
           abandon_executing(error);
           plane_.reset();
         }
@@ -305,14 +306,15 @@ void ProcessSet::abandon_executing(const Error& error) {
   for (const auto& operation : executing) settle_(operation, &error);
 }
 
-void ProcessSet::leave(const std::string& reason, const Error& error) {
-  const bool failed = busy();  // peers may already be executing what this rank gives up
+void ProcessSet::leave(bool failed, const std::string& reason, const Error& error) {
+  // Peers may already be executing what this rank gives up.
+  const Loss loss = busy() ? Loss::abort : failed ? Loss::failed : Loss::orderly;
   abandon_undecided(error);
   abandon_executing(error);
   plane_.reset();
-  if (parent_ && !parent_->lost) parent_->link->send_farewell(failed, reason);
+  if (parent_ && !parent_->lost) parent_->link->send_farewell(loss, reason);
   for (Edge& child : children_) {
-    if (!child.lost) child.link->send_farewell(failed, reason);
+    if (!child.lost) child.link->send_farewell(loss, reason);
   }
 }
 
@@ -348,7 +350,7 @@ void ProcessSet::inspect() {
       std::fprintf(stderr, "horovodish: warning: %s\n", stall_->report(now, negotiation_->describe_pending()).c_str());
       return;
     case StallInspector::Action::give_up:
-      negotiation_->lost(Negotiation::Loss::stall, stall_->report(now, negotiation_->describe_pending()));
+      negotiation_->lost(Loss::stall, stall_->report(now, negotiation_->describe_pending()));
       break;
   }
   send_messages();

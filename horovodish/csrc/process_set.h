@@ -64,7 +64,7 @@ class ProcessSet {
   std::optional<std::chrono::nanoseconds> nap() const;
 
   // Ends everything that this rank has under way and says farewell to the peers; advance_farewell() until it is true.
-  void leave(const std::string& reason, const Error& error);
+  void leave(bool failed, const std::string& reason, const Error& error);
   bool advance_farewell();
 
   const std::vector<Lateness>& lateness() const { return negotiation_->lateness(); }

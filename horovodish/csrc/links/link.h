@@ -10,6 +10,8 @@
 #include <string_view>
 #include <utility>
 
+#include "loss.h"
+
 namespace horovodish {
 
 class Link {
@@ -17,8 +19,10 @@ class Link {
   virtual ~Link() = default;
 
   void send(std::string_view message) { append(message, 0); }
-  // The last message of this rank: it leaves the job. `failed`: its peers can no longer count on what it has begun.
-  void send_farewell(bool failed, std::string_view reason) { append(reason, failed ? kFailed : kFarewell); }
+  // The last message of this rank: it leaves the job.
+  void send_farewell(Loss loss, std::string_view reason) {
+    append(reason, kFarewell | static_cast<uint32_t>(loss) << kLossShift);
+  }
 
   // Moves what can be moved at once; true when a byte was. A link that breaks counts as a failed peer's farewell.
   bool advance() {
@@ -27,7 +31,7 @@ class Link {
       const bool received = pull_incoming();
       return sent || received;
     } catch (const std::exception& error) {
-      if (!farewell_) farewell_ = {true, error.what()};
+      if (!farewell_) farewell_ = {Loss::abort, error.what()};
       return false;
     }
   }
@@ -46,11 +50,11 @@ class Link {
       consumed_ = 0;
     }
     if ((word & ~kLengthMask) == 0) return message;
-    farewell_ = {(word & kFailed) == kFailed, std::move(message)};
+    farewell_ = {static_cast<Loss>((word & ~kFarewell) >> kLossShift), std::move(message)};
     return std::nullopt;
   }
-  // (failed, reason) once the peer has said farewell.
-  const std::optional<std::pair<bool, std::string>>& farewell() const { return farewell_; }
+  // How and why the peer has left, once it has said farewell.
+  const std::optional<std::pair<Loss, std::string>>& farewell() const { return farewell_; }
   // Wakes the peer's engine even if it has nothing under way.
   virtual void nudge() {}
   bool all_sent() { return outgoing_.empty() && flushed(); }
@@ -62,7 +66,8 @@ class Link {
   virtual bool flushed() = 0;
 
  private:
-  static constexpr uint32_t kFarewell = 1u << 31, kFailed = kFarewell | 1u << 30, kLengthMask = (1u << 30) - 1;
+  static constexpr int kLossShift = 28;
+  static constexpr uint32_t kFarewell = 1u << 31, kLengthMask = (1u << kLossShift) - 1;
 
   void append(std::string_view message, uint32_t flags) {
     const uint32_t word = static_cast<uint32_t>(message.size()) | flags;
@@ -91,7 +96,7 @@ class Link {
 
   std::string outgoing_, incoming_;
   size_t consumed_ = 0;
-  std::optional<std::pair<bool, std::string>> farewell_;
+  std::optional<std::pair<Loss, std::string>> farewell_;
 };
 
 }  // namespace horovodish
