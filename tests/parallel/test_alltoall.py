@@ -137,7 +137,9 @@ def disagree_about_rows() -> None:
 
     rows = np.zeros((size, 2), np.float32)
     for _ in range(2):
-        every_rank_raises("x", "dtype", "float32", "int16", lambda: hvd.alltoall(rows.astype(other("f4", "i2")), name="x"))
+        every_rank_raises(
+            "x", "dtype", "float32", "int16", lambda: hvd.alltoall(rows.astype(other("f4", "i2")), name="x")
+        )
         every_rank_raises(
             "x", "shape", "(any, 2)", "(any, 5)", lambda: hvd.alltoall(np.zeros((size, other(2, 5))), name="x")
         )
