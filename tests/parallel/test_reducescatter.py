@@ -57,11 +57,7 @@ def scaled_results() -> None:
     for dtype, op, rows in product(["int32", "float16", "float32"], ["Sum", "Max"], [7, 9001]):
         arrays = [values(dtype, rows, rank) for rank in range(size)]
         result = hvd.reducescatter(
-            arrays[own],
-            op=getattr(hvd, op),
-            prescale_factor=0.75,
-            postscale_factor=1.5,
-            name=f"scaled {dtype}{op}{rows}",
+            arrays[own], op=getattr(hvd, op), prescale_factor=0.75, postscale_factor=1.5, name=f"x {dtype}{op}{rows}"
         )
         told = difference(result, share(reduced(arrays, op, 0.75, 1.5), own, size), MAGNITUDE)
         assert not told, f"{dtype} {op} {rows}: {told}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,16 @@ def ranks_text(ranks: list[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]} has"
     return f"ranks {ranks[0]}{', ' if len(ranks) == 2 else '-'}{ranks[-1]} have"
+
+
+@contextmanager
+def mismatch(*parts: str) -> Iterator[None]:
+    """Expects a MismatchError whose message has all of these parts, in any order: no rank's request comes first."""
+    with pytest.raises(hvd.MismatchError) as raised:
+        yield
+    for part in parts:
+        # A number must not go on after it.
+        assert re.search(rf"{re.escape(part)}(?![\d.]\d)", str(raised.value)), f"{part!r} is not in: {raised.value}"
 
 
 def every_rank_raises(name: str, what: str, usual: str, of_last_rank: str, call: Callable[[], Any]) -> None:
@@ -36,10 +47,8 @@ def every_rank_raises(name: str, what: str, usual: str, of_last_rank: str, call:
         f"{ranks_text([last])} {of_last_rank}",
         "Remedy:",
     ]
-    with pytest.raises(hvd.MismatchError) as raised:
+    with mismatch(*parts):
         call()
-    for part in parts:
-        assert re.search(rf"{re.escape(part)}(?![\d.]\d)", str(raised.value)), f"{part!r} is not in: {raised.value}"
     the_engine_goes_on(name)
 
 

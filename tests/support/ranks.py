@@ -50,6 +50,7 @@ def run_ranks(
     args: tuple[Any, ...] = (),
     timeout: float = 60,
     env: Mapping[str, str] | None = None,
+    command: list[str] | None = None,
 ) -> list[Any]:
     """Call `function(*args)` on `np` fresh processes that MPI starts, and give the results by rank.
 
@@ -60,6 +61,7 @@ def run_ranks(
         args: what to call it with; anything that can be pickled.
         timeout: seconds until the ranks that still run count as hung.
         env: variables to set in the ranks besides those of this process.
+        command: starts `np` times the program that is appended to it; MPI's launcher when not given.
 
     Returns:
         What the function returned, by rank; anything that can be pickled.
@@ -68,7 +70,7 @@ def run_ranks(
         RanksFailedError: a rank raised, died or hung. The others are ended `GRACE_SECONDS` later.
         AssertionError: a process or shared memory was left behind.
     """
-    run = _Run(function, np, args, env or {}, stops_at_failure=True)
+    run = _Run(function, np, args, env or {}, command or mpi_command(np, survivors=False), stops_at_failure=True)
     outcomes = run.outcomes(timeout)
     if any(outcome.ended != "returned" for outcome in outcomes):
         raise RanksFailedError(_report(function.__name__, outcomes, run.mpi_output), outcomes)
@@ -82,6 +84,7 @@ def run_ranks_to_their_ends(
     args: tuple[Any, ...] = (),
     timeout: float = 60,
     env: Mapping[str, str] | None = None,
+    command: list[str] | None = None,
 ) -> list[Outcome]:
     """As `run_ranks`, but a rank that fails does not end the others: for tests of what survivors see.
 
@@ -92,7 +95,8 @@ def run_ranks_to_their_ends(
     """
     if not is_open_mpi():
         pytest.skip("MPICH's mpiexec ends all ranks when one of them dies")
-    return _Run(function, np, args, env or {}, stops_at_failure=False).outcomes(timeout)
+    command = command or mpi_command(np, survivors=True)
+    return _Run(function, np, args, env or {}, command, stops_at_failure=False).outcomes(timeout)
 
 
 class _Run:
@@ -102,6 +106,7 @@ class _Run:
         np: int,
         args: tuple[Any, ...],
         env: Mapping[str, str],
+        command: list[str],
         stops_at_failure: bool,
     ):
         if "<locals>" in function.__qualname__:
@@ -123,7 +128,7 @@ class _Run:
         program = [sys.executable, str(rank_main), str(self._path), "stop" if stops_at_failure else "go-on"]
         with (self._path / "mpi.output").open("wb") as output:
             self._mpi = subprocess.Popen(
-                mpi_command(np, survivors=not stops_at_failure) + program,
+                command + program,
                 env={**mpi_environment(), "PYTHONPATH": str(_TESTS), **env, _MARK: self._mark},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

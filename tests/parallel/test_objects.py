@@ -1,0 +1,99 @@
+"""broadcast_object and allgather_object: whatever can be pickled, from every root, over both planes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import horovodish as hvd
+from support.expect import the_engine_goes_on
+from support.model import PLANES
+from support.ranks import run_ranks
+
+
+@dataclass
+class State:
+    epoch: int
+    weights: list[float]
+
+
+def objects(rank: int) -> list[Any]:
+    return [
+        None,
+        rank,
+        f"rank {rank} " + "ä" * rank,
+        b"",
+        {"rank": rank, "nested": [{"deep": (rank, None)}]},
+        State(rank, [0.5 * rank] * 3),
+        os.urandom if rank % 2 else len,
+        "x" * (rank * 700_000),  # nothing on rank 0, more than a chunk on the others
+    ]
+
+
+def exchange_objects() -> None:
+    hvd.init()
+    own, size = hvd.rank(), hvd.size()
+    for root in range(size):
+        for mine, theirs in zip(objects(own), objects(root), strict=True):
+            received = hvd.broadcast_object(mine, root_rank=root)
+            assert received == theirs
+            assert own != root or received is mine
+    for turn, mine in enumerate(objects(own)):
+        gathered = hvd.allgather_object(mine, name=f"turn {turn}")
+        assert gathered == [objects(rank)[turn] for rank in range(size)]
+    arrays = hvd.allgather_object(np.arange(own))
+    assert [array.tolist() for array in arrays] == [list(range(rank)) for rank in range(size)]
+    what_is_given_is_copied()
+    only_the_root_needs_an_object()
+    in_process_sets()
+    wrong_arguments()
+    the_engine_goes_on()
+
+
+def what_is_given_is_copied() -> None:
+    mine = [hvd.rank()]
+    gathered = hvd.allgather_object(mine)
+    gathered[hvd.rank()].append("changed")
+    assert mine == [hvd.rank()]
+
+
+def only_the_root_needs_an_object() -> None:
+    """On the other ranks it may be left out, or be something that cannot be pickled."""
+    assert hvd.broadcast_object("from 0" if hvd.rank() == 0 else lambda: None) == "from 0"
+    assert hvd.broadcast_object("named" if hvd.rank() == 0 else None, 0, name="a name") == "named"
+
+
+def in_process_sets() -> None:
+    size = hvd.size()
+    if size == 1:
+        return
+    evens = hvd.add_process_set(range(0, size, 2))
+    if evens.included():
+        assert hvd.allgather_object(hvd.rank(), process_set=evens) == evens.ranks
+        root = evens.ranks[-1]
+        mine = {"root": hvd.rank()}
+        assert hvd.broadcast_object(mine, root_rank=root, process_set=evens) == {"root": root}
+        with pytest.raises(ValueError, match=r"root_rank=1 is not in the process set of ranks \[0"):
+            hvd.broadcast_object(mine, root_rank=1, process_set=evens)
+    else:
+        for call in (hvd.allgather_object, hvd.broadcast_object):
+            with pytest.raises(ValueError, match=f"rank {hvd.rank()} is not in process set"):
+                call(None, process_set=evens)
+    assert hvd.remove_process_set(evens)
+
+
+def wrong_arguments() -> None:
+    with pytest.raises(ValueError, match=f"root_rank={hvd.size()} does not exist"):
+        hvd.broadcast_object(1, root_rank=hvd.size())
+    with pytest.raises((AttributeError, TypeError), match="pickle"):
+        hvd.allgather_object(lambda: None)
+
+
+@pytest.mark.parametrize("plane", PLANES)
+@pytest.mark.parametrize("np", [1, 2, 3, 4])
+def test_objects(np: int, plane: str) -> None:
+    run_ranks(exchange_objects, np, env={"HOROVODISH_PLANE": plane})

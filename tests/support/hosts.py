@@ -1,0 +1,182 @@
+"""`run_on_hosts`: as `run_ranks`, on several hosts that are network namespaces of this machine, joined by a bridge.
+
+Each host has a network address and a hostname of its own, so that MPI takes its ranks for those of another machine and
+sends what goes between hosts over a link, whose bytes are counted. It needs root and iproute2's `ip`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.mpi_command import is_open_mpi, mpirun
+from support.outcome import Outcome
+from support.ranks import run_ranks, run_ranks_to_their_ends
+
+REQUIRED_VARIABLE = "HOROVODISH_TEST_HOSTS"
+"""Set to 1, a machine on which no hosts can be made fails the tests that need them instead of skipping them."""
+
+_COMMAND_SECONDS = 20
+
+# mpirun calls it as `agent ADDRESS COMMAND...`; the last byte of the address says which host is meant.
+_AGENT = """#!/bin/sh
+host=${{1##*.}}; shift
+exec ip netns exec {prefix}-$host unshare --uts sh -c "hostname {prefix}-$host; exec sh -c \\"\\$0\\"" "$*"
+"""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Some hosts that are up.
+
+    Attributes:
+        prefix: begins the name of each host and device; no other run has it.
+        count: how many there are.
+        agent: the program that takes the place of ssh.
+    """
+
+    prefix: str
+    count: int
+    agent: Path
+
+    def name(self, host: int) -> str:
+        """The namespace and hostname of a host, counted from 0."""
+        return f"{self.prefix}-{host + 1}"
+
+    def address(self, host: int) -> str:
+        """Its network address; every run uses the same ones, each on a bridge that leads nowhere else."""
+        return f"10.78.0.{host + 1}"
+
+    def sent_bytes(self) -> list[int]:
+        """How many bytes each host has sent over its link so far."""
+        counters = [Path("/sys/class/net", self._link(host), "statistics/rx_bytes") for host in range(self.count)]
+        return [int(counter.read_text()) for counter in counters]
+
+    def command(self, ranks_per_host: Sequence[int], survivors: bool) -> list[str]:
+        """What starts that many ranks on each host, to which a program and its arguments are appended."""
+        places = ",".join(f"{self.address(host)}:{ranks}" for host, ranks in enumerate(ranks_per_host))
+        first = self.name(0)
+        return [
+            *("ip", "netns", "exec", first, "unshare", "--uts"),
+            *("sh", "-c", f'hostname {first}; exec "$0" "$@"'),
+            *(mpirun(), "-np", str(sum(ranks_per_host)), "--host", places),
+            *("--mca", "plm_rsh_agent", str(self.agent), "--mca", "mpi_yield_when_idle", "1"),
+            *("--bind-to", "none", "--oversubscribe", "--allow-run-as-root"),
+            *(["--with-ft", "ulfm"] if survivors else []),
+        ]
+
+    def _link(self, host: int) -> str:
+        """The end of the host's link that lies in this namespace; what the host sends, this end receives."""
+        return f"{self.prefix}v{host + 1}"
+
+
+@contextmanager
+def hosts(count: int) -> Iterator[Hosts]:
+    """Makes hosts and takes them down again, whatever happens in between.
+
+    Skips the test, with the reason, on a machine where this is not possible; see `REQUIRED_VARIABLE`.
+    """
+    reason = why_there_are_no_hosts()
+    if reason:
+        if os.environ.get(REQUIRED_VARIABLE) == "1":
+            pytest.fail(f"{REQUIRED_VARIABLE}=1, but no hosts can be made here: {reason}")
+        pytest.skip(f"no hosts can be made here: {reason}")
+    with tempfile.TemporaryDirectory(prefix="hosts-") as folder:
+        prefix = f"h{uuid.uuid4().hex[:7]}"  # with what follows it, a device's name may have 15 characters
+        agent = Path(folder, "agent")
+        agent.write_text(_AGENT.format(prefix=prefix))
+        agent.chmod(0o755)
+        made = Hosts(prefix, count, agent)
+        try:
+            _make(made)
+            yield made
+        finally:
+            _remove(made)
+
+
+def run_on_hosts(
+    function: Callable[..., Any],
+    on: Hosts,
+    ranks_per_host: Sequence[int],
+    *,
+    args: tuple[Any, ...] = (),
+    timeout: float = 60,
+    env: Mapping[str, str] | None = None,
+) -> list[Any]:
+    """As `run_ranks`, with `ranks_per_host[i]` ranks on host i; ranks are numbered host by host."""
+    command = on.command(ranks_per_host, survivors=False)
+    return run_ranks(function, sum(ranks_per_host), args=args, timeout=timeout, env=env, command=command)
+
+
+def run_on_hosts_to_their_ends(
+    function: Callable[..., Any],
+    on: Hosts,
+    ranks_per_host: Sequence[int],
+    *,
+    args: tuple[Any, ...] = (),
+    timeout: float = 60,
+    env: Mapping[str, str] | None = None,
+    survivors: bool = True,
+) -> list[Outcome]:
+    """As `run_ranks_to_their_ends`, on hosts.
+
+    Args:
+        survivors: whether MPI lets ranks go on when another one dies; otherwise it ends the job.
+    """
+    command = on.command(ranks_per_host, survivors)
+    return run_ranks_to_their_ends(function, sum(ranks_per_host), args=args, timeout=timeout, env=env, command=command)
+
+
+def why_there_are_no_hosts() -> str:
+    """What is missing on this machine; nothing where hosts can be made."""
+    if os.geteuid() != 0:
+        return "only root can make network namespaces"
+    missing = [program for program in ("ip", "unshare", "hostname") if shutil.which(program) is None]
+    if missing:
+        return f"there is no {' and no '.join(missing)}; install iproute2, util-linux and hostname"
+    if not is_open_mpi():
+        return "this is not Open MPI, whose mpirun takes an agent in place of ssh"
+    probe = f"probe{uuid.uuid4().hex[:7]}"
+    tried = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, timeout=_COMMAND_SECONDS)
+    if tried.returncode != 0:
+        return f"network namespaces are refused: {tried.stderr.strip()}"
+    _ip("netns", "delete", probe)
+    return ""
+
+
+def _make(made: Hosts) -> None:
+    bridge = f"{made.prefix}br"
+    _ip("link", "add", bridge, "type", "bridge")
+    _ip("link", "set", bridge, "up")
+    for host in range(made.count):
+        name, link = made.name(host), made._link(host)
+        _ip("netns", "add", name)
+        _ip("link", "add", link, "type", "veth", "peer", "name", "e0", "netns", name)
+        _ip("link", "set", link, "master", bridge, "up")
+        _ip("-n", name, "address", "add", f"{made.address(host)}/24", "dev", "e0")
+        _ip("-n", name, "link", "set", "e0", "up")
+        _ip("-n", name, "link", "set", "lo", "up")
+
+
+def _remove(made: Hosts) -> None:
+    """Removes what there is: `_make` may have come only so far. A link goes with the namespace of its other end."""
+    for host in range(made.count):
+        _ip("link", "delete", made._link(host), check=False)
+        _ip("netns", "delete", made.name(host), check=False)
+    _ip("link", "delete", f"{made.prefix}br", check=False)
+
+
+def _ip(*arguments: str, check: bool = True) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=_COMMAND_SECONDS)
+    if check and done.returncode != 0:
+        raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
