@@ -135,7 +135,7 @@ class _Communicator:
     generation: int = -1
 
 
-_followers: list[tuple[Callable[[Any], None], Callable[[], None]]] = []
+_followers: list[tuple[Callable[[Any], None], Callable[[Any], None], Callable[[], None]]] = []
 _running: Running | None = None
 _forked: Running | None = None  # a parent's engine, in a forked child: unusable and never destroyed
 _failure: str | None = None  # why this process ends early
@@ -170,12 +170,14 @@ def init(comm: "Intracomm | list[int] | None" = None, process_sets: Any = None) 
         return
     if _forked is not None:
         raise _forked_error()
+    for check, *_ in _followers:
+        check(process_sets)
     _install_hooks()
     if comm is None and mpi.launcher_environment() is None:
         _running = _start(_Place(0, ((0,),)), settings.load())
     else:
         _running = _start_on(_communicator(comm))
-    for started, _ in _followers:
+    for _, started, _ in _followers:
         started(process_sets)
 
 
@@ -188,14 +190,15 @@ def shutdown() -> None:
     _stop("called shutdown()")
 
 
-def follow(started: Callable[[Any], None], stopped: Callable[[], None]) -> None:
+def follow(check: Callable[[Any], None], started: Callable[[Any], None], stopped: Callable[[], None]) -> None:
     """Lets a module that builds on this one follow the engine's life.
 
     Args:
-        started: called after each start, with the `process_sets` of `init`.
+        check: called before each start, with the `process_sets` of `init`; raises what is wrong with them.
+        started: called after each start, with the same.
         stopped: called when the engine stops.
     """
-    _followers.append((started, stopped))
+    _followers.append((check, started, stopped))
 
 
 def is_initialized() -> bool:
@@ -435,7 +438,7 @@ def _stop(reason: str) -> None:
     if _running is None:
         return
     stopped, _running = _running, None
-    for _, forget in _followers:
+    for *_, forget in _followers:
         forget()
     stopped.engine.stop(_failure is not None, f"rank {stopped.place.rank} {_failure or reason}")
 

@@ -31,6 +31,7 @@ What every operation can raise:
 from __future__ import annotations
 
 import operator
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -40,7 +41,7 @@ from horovodish import _native, basics
 from horovodish.arrays import Array, SupportsDLPack, address, dtype_code, host_array, writable_array
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum, chosen_op
-from horovodish.submission import Handle, gather_objects, generated_name, poll, submit, synchronize
+from horovodish.submission import Handle, agree_on_counters, gather_objects, generated_name, poll, submit, synchronize
 
 __all__ = [
     "Adasum",
@@ -503,7 +504,10 @@ def join() -> int:
         >>> last = hvd.join()
         >>> hvd.broadcast_(weights, root_rank=last)
     """
-    return submit("join", "join", [], keep_alive=None, result=lambda native: native.last_joined(), waits=True).wait()
+    name = "horovodish.join"  # no user's
+    last = submit("join", name, [], keep_alive=None, result=lambda native: native.last_joined(), waits=True).wait()
+    agree_on_counters()
+    return last
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -551,9 +555,13 @@ def broadcast_object(
     root = checked_root(root_rank, process_set)
     identity = checked_id(process_set)
     name = generated_name("broadcast_object", identity) if name is None else name
-    is_root = basics.rank() == root
-    objects = gather_objects(obj if is_root else None, name, identity)
-    return obj if is_root else objects[process_set.ranks.index(root)]
+    if basics.rank() == root:
+        data = np.frombuffer(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), np.uint8)
+        broadcast(np.array(data.size), root, f"{name}.length", process_set)
+        broadcast(data, root, f"{name}.data", process_set)
+        return obj
+    length = broadcast(np.array(0), root, f"{name}.length", process_set)
+    return pickle.loads(broadcast(np.empty(length, np.uint8), root, f"{name}.data", process_set).data)
 
 
 def allgather_object(obj: object, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
@@ -565,7 +573,7 @@ def allgather_object(obj: object, name: str | None = None, process_set: ProcessS
         process_set: the ranks that take part.
 
     Returns:
-        The objects in the order of the ranks; copies, this rank's own included.
+        The objects in the order of the ranks, without those that have joined; copies, this rank's own included.
 
     Raises:
         See the module for what every operation can raise.

@@ -154,12 +154,20 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
     Raises:
         MismatchError: the ranks name different sets; every rank raises it.
-        ValueError: operations are under way in the set on this rank.
+        ValueError: operations are under way in the set on some rank; every rank raises it, and the set stays.
     """
     identity = process_set.process_set_id
     _check_agreement("remove_process_set", identity)
     if identity == _GLOBAL_ID or _added.get(identity) is not process_set or identity is None:
         return False
+    busy = gather_objects(
+        basics.engine().process_set_busy(identity), generated_name("remove_process_set.busy"), _GLOBAL_ID
+    )
+    if any(busy):
+        raise ValueError(
+            f"process set {identity} has operations under way on rank {busy.index(True)}. Remedy: synchronize them on "
+            "every rank before the set is removed."
+        )
     if process_set.included():
         basics.engine().remove_process_set(identity)
     gather_objects(None, generated_name("remove_process_set.removed"), _GLOBAL_ID)
@@ -185,17 +193,18 @@ def checked_id(process_set: ProcessSet) -> int:
     return process_set.process_set_id
 
 
+def _check_wanted(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> None:
+    if isinstance(process_sets, str) and process_sets != "dynamic":
+        raise ValueError(f'init(process_sets={process_sets!r}): give a list of process sets, or "dynamic"')
+
+
 def _start(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> None:
     running = basics.running()
     global_process_set.ranks = list(range(running.place.size))
     global_process_set.process_set_id = _GLOBAL_ID
     global_process_set.mpi_comm = running.communicator
     _added[_GLOBAL_ID] = global_process_set
-    if isinstance(process_sets, str):
-        if process_sets != "dynamic":
-            raise ValueError(f'init(process_sets={process_sets!r}): give a list of process sets, or "dynamic"')
-        return
-    for process_set in process_sets or ():
+    for process_set in () if process_sets is None or isinstance(process_sets, str) else process_sets:
         add_process_set(process_set)
 
 
@@ -224,4 +233,4 @@ def _check_agreement(call: str, value: object) -> None:
         )
 
 
-basics.follow(_start, _stop)
+basics.follow(_check_wanted, _start, _stop)

@@ -23,7 +23,7 @@ NP_VARIABLE = "HOROVODISH_NP"
 RUN_DIR_VARIABLE = "HOROVODISH_RUN_DIR"
 """Set by the launcher for the ranks: the private folder of this run, where a failing rank leaves its reason."""
 
-_NOT_KNOBS = (NP_VARIABLE, RUN_DIR_VARIABLE)
+_NOT_KNOBS = (NP_VARIABLE, RUN_DIR_VARIABLE, "HOROVODISH_TEST_HOSTS", "HOROVODISH_TEST_GPU")
 
 Value = int | float | str
 T = TypeVar("T", int, float, str)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import threading
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -28,7 +27,7 @@ class _Session:
     """What belongs to one engine. It starts anew with every `init()`, so that all ranks count names from one start."""
 
     def __init__(self, engine: _native.Engine) -> None:
-        self.counters: defaultdict[tuple[str, int], Iterator[int]] = defaultdict(lambda: itertools.count(1))
+        self.counters: Counter[tuple[str, int]] = Counter()  # by kind and process set
         # What the engine still reads or writes, by handle id. A handle may be dropped before its operation is done.
         self.kept: dict[int, object] = {}
         # Without it another thread could take the news that a handle has settled before it is entered in `kept`. An
@@ -160,17 +159,28 @@ def generated_name(kind: str, process_set_id: int = 0) -> str:
     Raises:
         NotInitializedError: before `init()`.
     """
-    return f"{kind}.noname.{next(_session_of(basics.engine()).counters[kind, process_set_id])}"
+    counters = _session_of(basics.engine()).counters
+    counters[kind, process_set_id] += 1
+    return f"{kind}.noname.{counters[kind, process_set_id]}"
+
+
+def agree_on_counters() -> None:
+    """After a join: ranks that ran out of data early have counted fewer calls; all go on from the largest count."""
+    counters = _session_of(basics.engine()).counters
+    for theirs in gather_objects(counters, "join.counters", 0):
+        for key, count in theirs.items():
+            if key[1] == 0:
+                counters[key] = max(counters[key], count)
 
 
 def gather_objects(value: object, name: str, process_set_id: int) -> list[Any]:
-    """The objects of all ranks of a process set, in their order, each as a copy. Collective; blocks."""
+    """The objects of the ranks of a process set that have not joined, in their order, as copies. Collective; blocks."""
     data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     source = np.frombuffer(data, np.uint8)
 
     def by_rank(native: _native.Handle) -> list[Any]:
         gathered, begin, values = native.output(0), 0, []
-        for length in native.rows(0):
+        for length in filter(None, native.rows(0)):  # no rows: a rank that has joined
             values.append(pickle.loads(gathered[begin : begin + length]))
             begin += length
         return values

@@ -326,6 +326,7 @@ PYBIND11_MODULE(_native, module) {
       .def("add_process_set", &add_process_set, py::arg("id"), py::kw_only(), py::arg("ranks"), py::arg("hosts"),
            py::arg("local"), py::arg("region"), py::arg("mpi"), py::arg("generation"))
       .def("remove_process_set", &Engine::remove_process_set, py::arg("id"), py::call_guard<py::gil_scoped_release>())
+      .def("process_set_busy", &Engine::process_set_busy, py::arg("id"), py::call_guard<py::gil_scoped_release>())
       .def("clear_region", &Engine::clear_region, py::arg("region"))
       .def("enqueue", &enqueue, py::arg("kind"), py::arg("name"), py::arg("op"), py::arg("prescale"),
            py::arg("postscale"), py::arg("root"), py::arg("tensors"), py::arg("device"), py::arg("waits"),

@@ -42,6 +42,13 @@ void Engine::add_process_set(int id, ProcessSetConfig config) {
       std::make_unique<ProcessSet>(std::move(config), config_.options, arena_.get(), peer_watch_.get(), on_settled);
 }
 
+bool Engine::process_set_busy(int id) {
+  const SeatHold hold(seat_);
+  take_submissions();
+  const auto found = process_sets_.find(id);
+  return found != process_sets_.end() && found->second->busy();
+}
+
 void Engine::remove_process_set(int id) {
   const SeatHold hold(seat_);
   take_submissions();

@@ -67,6 +67,8 @@ class Engine {
   // A process set begins. All of its ranks must have added it before one submits to it. Throws std::invalid_argument
   // when `id` is in use.
   void add_process_set(int id, ProcessSetConfig config);
+  // Are operations of this rank under way in a process set?
+  bool process_set_busy(int id);
   // The end of a process set; throws std::invalid_argument when operations are under way in it.
   void remove_process_set(int id);
   // Makes the memory of a region as new, before any rank adds the process set that will use it.

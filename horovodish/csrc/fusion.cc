@@ -44,11 +44,14 @@ void Concatenation::append(const std::byte* source, std::byte* target, size_t co
   count_ += count;
 }
 
-void Concatenation::pack(size_t begin, size_t count, ReduceOp op, std::byte* out) const {
+void Concatenation::pack(size_t begin, size_t count, ReduceOp op, std::byte* out, double scale) const {
   const size_t item = item_bytes();
   for_each_piece(begin, count, [&](const Segment& segment, size_t first, size_t length, size_t position) {
     if (segment.source == nullptr) {
       fill_neutral(dtype_, op, out + position * item, length);
+    } else if (scale != 1.0) {
+      const void* source = segment.source + first * item;
+      reduce(dtype_, op, out + position * item, &source, 1, length, {.prescale = scale});
     } else {
       std::memcpy(out + position * item, segment.source + first * item, length * item);
     }

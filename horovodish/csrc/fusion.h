@@ -37,8 +37,8 @@ class Concatenation {
   size_t item_bytes() const { return bytes_of(dtype_); }
   const std::vector<Segment>& segments() const { return segments_; }
 
-  // Copies [begin, begin + count) of the sources to `out`, the neutral value of `op` where a source is null.
-  void pack(size_t begin, size_t count, ReduceOp op, std::byte* out) const;
+  // Copies [begin, begin + count) of the sources to `out`, times `scale`; the neutral value of `op` where a source is null.
+  void pack(size_t begin, size_t count, ReduceOp op, std::byte* out, double scale = 1.0) const;
   // Copies `in` to [begin, begin + count) of the targets.
   void unpack(size_t begin, size_t count, const std::byte* in) const;
 

@@ -31,12 +31,17 @@ struct Operation {
   std::vector<Buffer> buffers;  // one per member
   Mask absent;  // members that this rank has no value for; once decided, that no rank has a value for
   int contributors = 0;  // known once decided: ranks that have not joined
+  bool any_joined = false;  // known once decided
   int root = 0;  // known once decided: index of the root within the process set
   std::shared_ptr<Handle> handle;
   bool reported = false;  // shows up in Engine::take_settled()
 
+  // The neutral value of a rank that has joined must not be scaled. Then every other rank scales its own contribution when it
+  // packs it; otherwise that is left to the reduction, which does it in passing.
+  double packing_scale() const { return any_joined ? request->prescale : 1.0; }
   Scaling scaling() const {
-    return {request->prescale, request->postscale, request->op == ReduceOp::average ? std::max(contributors, 1) : 1};
+    const bool average = request->op == ReduceOp::average;
+    return {any_joined ? 1.0 : request->prescale, request->postscale, average ? std::max(contributors, 1) : 1};
   }
 };
 

@@ -270,6 +270,7 @@ void ProcessSet::execute(const Decision& decision) {
   const auto operation = found.empty() ? neutral(decision.signature) : found.mapped();
   operation->absent = decision.absent;
   operation->contributors = static_cast<int>(config_.ranks.size()) - decision.joined_ranks;
+  operation->any_joined = decision.joined_ranks > 0;
   const auto root = std::find(config_.ranks.begin(), config_.ranks.end(), operation->request->root);
   operation->root = static_cast<int>(root - config_.ranks.begin());
   executing_.insert(operation);

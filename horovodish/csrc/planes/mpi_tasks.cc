@@ -87,7 +87,8 @@ class AllreduceRun {
     const bool in_target = concatenation_.segments().size() == 1 && first.target != nullptr;
     if (!in_target) fusion_buffer_.resize(count * concatenation_.item_bytes());
     std::byte* buffer = in_target ? first.target : fusion_buffer_.data();
-    if (buffer != first.source) concatenation_.pack(0, count, operation.request->op, buffer);
+    const double scale = operation.packing_scale();
+    if (buffer != first.source || scale != 1.0) concatenation_.pack(0, count, operation.request->op, buffer, scale);
     run_ =
         make_allreduce(environment, concatenation_.dtype(), operation.request->op, operation.scaling(), buffer, count);
   }
@@ -207,7 +208,7 @@ class ReducescatterRun {
     }
     concatenation_ = std::move(by_rank);
     buffer_.resize(concatenation_.count() * item);
-    concatenation_.pack(0, concatenation_.count(), op_, buffer_.data());
+    concatenation_.pack(0, concatenation_.count(), op_, buffer_.data(), operation.packing_scale());
     const Scaling scaling = operation.scaling();
     if (scaling.prescale != 1.0) {
       const void* source = buffer_.data();

@@ -27,6 +27,7 @@ class AllreduceTask : public StreamTask {
       : concatenation_(std::move(concatenation)),
         op_(operation.request->op),
         scaling_(operation.scaling()),
+        packing_scale_(operation.packing_scale()),
         world_(world),
         item_(concatenation_.item_bytes()),
         chunk_(world.chunk_bytes / item_),
@@ -44,10 +45,8 @@ class AllreduceTask : public StreamTask {
     const Range range = whole(chunk);
     for (size_t index = 0; index < shards_; ++index) {
       const Range part = shard(range, index);
-      // The own shard is reduced from where it lies, unless this rank has joined and only has the neutral value to
-      // give.
-      if (has_collect() && is_own(index) && !neutral()) continue;
-      concatenation_.pack(part.begin, part.count, op_, slot + (part.begin - range.begin) * item_);
+      if (is_own(index) && reduces_in_place()) continue;
+      concatenation_.pack(part.begin, part.count, op_, slot + (part.begin - range.begin) * item_, packing_scale_);
     }
   }
 
@@ -98,7 +97,10 @@ class AllreduceTask : public StreamTask {
     return {range.begin + begin, std::min(length, range.count - begin)};
   }
   bool is_own(size_t index) const { return index % world_.ranks == world_.own; }
-  bool neutral() const { return concatenation_.segments().front().source == nullptr; }
+  // The own shard is reduced from where it lies, unless it takes a neutral or a scaled value from the slot.
+  bool reduces_in_place() const {
+    return has_collect() && packing_scale_ == 1.0 && concatenation_.segments().front().source != nullptr;
+  }
 
   void combine_shard(const Range& range, const Range& part, const Slots& slots) {
     const bool exchanged = world_.across != nullptr;
@@ -106,9 +108,11 @@ class AllreduceTask : public StreamTask {
     concatenation_.for_each_piece(
         part.begin, part.count,
         [&](const Concatenation::Segment& segment, size_t first, size_t length, size_t position) {
+          // A joined rank wants no result, and its slot is still being read when each rank reduces for itself.
+          if (!has_collect() && segment.target == nullptr) return;
           const size_t offset = (part.begin - range.begin + position) * item_;
           for (size_t rank = 0; rank < world_.ranks; ++rank) sources_[rank] = slots[rank] + offset;
-          if (has_collect() && segment.source != nullptr) sources_[world_.own] = segment.source + first * item_;
+          if (reduces_in_place()) sources_[world_.own] = segment.source + first * item_;
           std::byte* const slot = slots[world_.own] + offset;
           std::byte* const target = exchanged || segment.target == nullptr ? slot : segment.target + first * item_;
           reduce(concatenation_.dtype(), op_, target, sources_.data(), world_.ranks, length, scaling);
@@ -119,6 +123,7 @@ class AllreduceTask : public StreamTask {
   const Concatenation concatenation_;
   const ReduceOp op_;
   const Scaling scaling_;
+  const double packing_scale_;
   const StreamWorld world_;
   const size_t item_, chunk_;
   const bool small_;
@@ -195,6 +200,7 @@ class ReducescatterTask : public StreamTask {
       : concatenation_(dtype),
         op_(operation.request->op),
         scaling_(operation.scaling()),
+        packing_scale_(operation.packing_scale()),
         chunk_(chunk_bytes / bytes_of(dtype)) {
     const auto& members = operation.request->members;
     for (size_t i = 0; i < members.size(); ++i) {
@@ -209,7 +215,7 @@ class ReducescatterTask : public StreamTask {
 
   uint64_t chunks() const override { return ceil_divide(concatenation_.count(), chunk_); }
   void publish(uint64_t chunk, std::byte* slot) override {
-    concatenation_.pack(begin(chunk), length(chunk), op_, slot);
+    concatenation_.pack(begin(chunk), length(chunk), op_, slot, packing_scale_);
   }
   void combine(uint64_t chunk, const Slots& slots) override {
     const size_t item = concatenation_.item_bytes();
@@ -237,6 +243,7 @@ class ReducescatterTask : public StreamTask {
   Concatenation concatenation_;
   const ReduceOp op_;
   const Scaling scaling_;
+  const double packing_scale_;
   const size_t chunk_;
   std::vector<Range> own_;  // by segment: what this rank keeps
 };
