@@ -1,24 +1,16 @@
 """The life of the engine in a process, and where this process stands among the ranks."""
 
 import atexit
-import contextlib
 import faulthandler
 import functools
-import json
 import os
 import signal
-import socket
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from traceback import format_exception
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from horovodish import _native, local_peers, mpi, settings
-from horovodish.errors import ForkedProcessError, NotInitializedError, RankLostError, SettingError
+from horovodish import _native, failures, local_peers, mpi, settings
+from horovodish.errors import ForkedProcessError, NotInitializedError, SettingError
 from horovodish.version import __version__
 
 if TYPE_CHECKING:
@@ -138,8 +130,6 @@ class _Communicator:
 _followers: list[tuple[Callable[[Any], None], Callable[[Any], None], Callable[[], None]]] = []
 _running: Running | None = None
 _forked: Running | None = None  # a parent's engine, in a forked child: unusable and never destroyed
-_failure: str | None = None  # why this process ends early
-_previous_hook = sys.__excepthook__
 _communicators: dict[object, _Communicator] = {}  # by handle, or by the list of ranks
 
 
@@ -440,42 +430,12 @@ def _stop(reason: str) -> None:
     stopped, _running = _running, None
     for *_, forget in _followers:
         forget()
-    stopped.engine.stop(_failure is not None, f"rank {stopped.place.rank} {_failure or reason}")
+    why = failures.reason or reason
+    stopped.engine.stop(failures.reason is not None, f"rank {stopped.place.rank} {why}")
 
 
 def _at_exit() -> None:
     _stop("has ended its script")
-
-
-def _note_failure(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
-    """For an exception that nobody caught: the peers are told the reason, and only its own rank shows a traceback."""
-    global _failure
-    _failure = f"raised {kind.__name__}: {value}"
-    _write_failure(kind, value, traceback)
-    if isinstance(value, RankLostError) and _running is not None:
-        print(f"horovodish: rank {_running.place.rank} ends: {value}", file=sys.stderr, flush=True)
-    else:
-        _previous_hook(kind, value, traceback)
-
-
-def _write_failure(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
-    """Tells the launcher why this rank ends, so that it can tell the cause from the consequences on other ranks."""
-    folder = os.environ.get(settings.RUN_DIR_VARIABLE)
-    if folder is None or _running is None:
-        return
-    rank = _running.place.rank
-    report = {
-        "rank": rank,
-        "host": socket.gethostname(),
-        "time": time.time(),
-        "error": f"{kind.__name__}: {value}",
-        "traceback": "".join(format_exception(kind, value, traceback)),
-    }
-    path = Path(folder, f"rank-{rank}.failure")
-    with contextlib.suppress(OSError):  # the launcher is gone, or on another host
-        unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(report))
-        unfinished.rename(path)
 
 
 def _after_fork_in_child() -> None:
@@ -488,8 +448,6 @@ def _after_fork_in_child() -> None:
 
 @functools.cache
 def _install_hooks() -> None:
-    global _previous_hook
-    _previous_hook = sys.excepthook
-    sys.excepthook = _note_failure
+    failures.watch(lambda: None if _running is None else _running.place.rank)
     atexit.register(_at_exit)
     os.register_at_fork(after_in_child=_after_fork_in_child)
