@@ -126,10 +126,13 @@ class _Run:
         (self._path / "call").write_bytes(pickle.dumps(call))
         rank_main = Path(__file__).with_name("rank_main.py")
         program = [sys.executable, str(rank_main), str(self._path), "stop" if stops_at_failure else "go-on"]
+        environment = {**mpi_environment(), "PYTHONPATH": str(_TESTS), **env, _MARK: self._mark}
+        # A killed mpirun leaves its session folder behind, and a later one of the same process id stumbles over it.
+        environment["TMPDIR"] = str(self._path)
         with (self._path / "mpi.output").open("wb") as output:
             self._mpi = subprocess.Popen(
                 command + program,
-                env={**mpi_environment(), "PYTHONPATH": str(_TESTS), **env, _MARK: self._mark},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
