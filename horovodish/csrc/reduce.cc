@@ -146,7 +146,7 @@ HOROVODISH_INLINE void reduce_typed(ReduceOp op, void* target, const void* const
     case ReduceOp::product:
       return run(Multiply{});
     case ReduceOp::adasum:
-      throw std::logic_error("adasum is not an element-wise reduction");
+      throw std::logic_error("Adasum is no element-wise reduction");
   }
 }
 
@@ -165,6 +165,60 @@ HOROVODISH_REDUCE(reduce_bfloat16, BFloat16)
 HOROVODISH_REDUCE(reduce_float32, float)
 HOROVODISH_REDUCE(reduce_float64, double)
 #undef HOROVODISH_REDUCE
+
+// Independent sums, so that the compiler can keep them in vector registers.
+constexpr size_t kLanes = 16;
+
+template <class T>
+HOROVODISH_INLINE double dot_typed(const T* left, const T* right, size_t count) {
+  using E = Element<T>;
+  double lanes[kLanes] = {};
+  const size_t whole = count - count % kLanes;
+  for (size_t begin = 0; begin < whole; begin += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] +=
+          static_cast<double>(E::load(left[begin + lane])) * static_cast<double>(E::load(right[begin + lane]));
+    }
+  }
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  for (size_t i = whole; i < count; ++i) {
+    sum += static_cast<double>(E::load(left[i])) * static_cast<double>(E::load(right[i]));
+  }
+  return sum;
+}
+
+template <class T>
+HOROVODISH_INLINE void weighted_sum_typed(T* target, const T* const* sources, const double* weights,
+                                          size_t sources_count, size_t count) {
+  using E = Element<T>;
+  using A = typename E::Accumulator;
+  A accumulator[kBlock];
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t length = std::min(kBlock, count - begin);
+    std::fill_n(accumulator, length, A{0});
+    for (size_t s = 0; s < sources_count; ++s) {
+      const T* source = sources[s] + begin;
+      for (size_t i = 0; i < length; ++i) accumulator[i] += scaled<A>(E::load(source[i]), weights[s]);
+    }
+    for (size_t i = 0; i < length; ++i) target[begin + i] = E::store(accumulator[i]);
+  }
+}
+
+#define HOROVODISH_ADASUM(SUFFIX, T)                                                                                \
+  HOROVODISH_VARIANTS double dot_##SUFFIX(const void* left, const void* right, size_t count) {                      \
+    return dot_typed(static_cast<const T*>(left), static_cast<const T*>(right), count);                             \
+  }                                                                                                                 \
+  HOROVODISH_VARIANTS void weighted_sum_##SUFFIX(void* target, const void* const* sources, const double* weights,   \
+                                                 size_t sources_count, size_t count) {                              \
+    weighted_sum_typed(static_cast<T*>(target), reinterpret_cast<const T* const*>(sources), weights, sources_count, \
+                       count);                                                                                      \
+  }
+HOROVODISH_ADASUM(float16, Float16)
+HOROVODISH_ADASUM(bfloat16, BFloat16)
+HOROVODISH_ADASUM(float32, float)
+HOROVODISH_ADASUM(float64, double)
+#undef HOROVODISH_ADASUM
 
 template <class T>
 void fill_typed(ReduceOp op, void* target, size_t count) {
@@ -226,6 +280,37 @@ void fill_neutral(DType dtype, ReduceOp op, void* target, size_t count) {
       return fill_typed<float>(op, target, count);
     case DType::float64:
       return fill_typed<double>(op, target, count);
+  }
+}
+
+double dot(DType dtype, const void* left, const void* right, size_t count) {
+  switch (dtype) {
+    case DType::float16:
+      return dot_float16(left, right, count);
+    case DType::bfloat16:
+      return dot_bfloat16(left, right, count);
+    case DType::float32:
+      return dot_float32(left, right, count);
+    case DType::float64:
+      return dot_float64(left, right, count);
+    default:
+      throw std::logic_error("only floating-point numbers have a dot product");
+  }
+}
+
+void weighted_sum(DType dtype, void* target, const void* const* sources, const double* weights, size_t sources_count,
+                  size_t count) {
+  switch (dtype) {
+    case DType::float16:
+      return weighted_sum_float16(target, sources, weights, sources_count, count);
+    case DType::bfloat16:
+      return weighted_sum_bfloat16(target, sources, weights, sources_count, count);
+    case DType::float32:
+      return weighted_sum_float32(target, sources, weights, sources_count, count);
+    case DType::float64:
+      return weighted_sum_float64(target, sources, weights, sources_count, count);
+    default:
+      throw std::logic_error("only floating-point numbers have a weighted sum");
   }
 }
 

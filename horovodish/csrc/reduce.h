@@ -25,4 +25,12 @@ void reduce(DType dtype, ReduceOp op, void* target, const void* const* sources, 
 // The value that changes no result of `op`, `count` times.
 void fill_neutral(DType dtype, ReduceOp op, void* target, size_t count);
 
+// left[0] * right[0] + left[1] * right[1] + ... of a floating-point dtype, in float64. The order of the additions is fixed.
+double dot(DType dtype, const void* left, const void* right, size_t count);
+
+// target[i] = weights[0] * sources[0][i] + weights[1] * sources[1][i] + ... of a floating-point dtype. `target` may be one
+// of the sources.
+void weighted_sum(DType dtype, void* target, const void* const* sources, const double* weights, size_t sources_count,
+                  size_t count);
+
 }  // namespace horovodish

@@ -1,6 +1,7 @@
 // The plane of several hosts with several ranks each. Allreduce and broadcast go through the stream of the
-// shared-memory plane, in which every local rank drives the ring of its own shard; collectives that send different data
-// to different ranks gain nothing from a detour through a neighbour and go straight between all ranks.
+// shared-memory plane, in which every local rank drives the ring of its own shard; Adasum, which needs every rank's values
+// in the end, and collectives that send different data to different ranks gain nothing from a detour through a neighbour and
+// go straight between all ranks.
 #pragma once
 
 #include <memory>
@@ -16,8 +17,10 @@ class HierarchicalPlane : public Plane {
       : stream_(std::move(stream)), direct_(std::move(direct)) {}
 
   void start(std::shared_ptr<Operation> operation) override {
-    const Kind kind = operation->request->kind;
-    Plane& plane = kind == Kind::allreduce || kind == Kind::broadcast ? static_cast<Plane&>(*stream_) : *direct_;
+    const Request& request = *operation->request;
+    const bool in_stream =
+        request.kind == Kind::broadcast || (request.kind == Kind::allreduce && request.op != ReduceOp::adasum);
+    Plane& plane = in_stream ? static_cast<Plane&>(*stream_) : *direct_;
     plane.start(std::move(operation));
   }
   Progress advance() override {

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
+#include <functional>
 
 #include "fusion.h"
+#include "planes/adasum_tasks.h"
 #include "reduce.h"
 
 namespace horovodish {
@@ -78,7 +79,7 @@ class ContiguousAllreduce : public MpiTask {
 
 // One dtype of an allreduce. It is reduced in the target where there is just one, otherwise in memory into which the
 // tensors are packed.
-class AllreduceRun {
+class AllreduceRun : public MpiTask {
  public:
   AllreduceRun(const MpiEnvironment& environment, const Operation& operation, Concatenation concatenation)
       : concatenation_(std::move(concatenation)) {
@@ -93,14 +94,14 @@ class AllreduceRun {
         make_allreduce(environment, concatenation_.dtype(), operation.request->op, operation.scaling(), buffer, count);
   }
 
-  bool advance() {
+  bool advance() override {
     const bool progressed = run_->advance();
     if (run_->done() && !fusion_buffer_.empty())
       concatenation_.unpack(0, concatenation_.count(), fusion_buffer_.data());
     return progressed;
   }
-  bool done() const { return run_->done(); }
-  void cancel_receives() noexcept { run_->cancel_receives(); }
+  bool done() const override { return run_->done(); }
+  void cancel_receives() noexcept override { run_->cancel_receives(); }
 
  private:
   const Concatenation concatenation_;
@@ -108,13 +109,12 @@ class AllreduceRun {
   std::unique_ptr<MpiTask> run_;
 };
 
-class AllreduceTask : public MpiTask {
+// Tasks one after the other, such as one for each dtype of an operation.
+class Sequence : public MpiTask {
  public:
-  AllreduceTask(const Operation& operation, const MpiEnvironment& environment)
-      : operation_(operation), environment_(environment), left_(Concatenation::by_dtype(operation)) {
-    std::erase_if(left_, [](const Concatenation& concatenation) { return concatenation.count() == 0; });
-    next();
-  }
+  using Make = std::function<std::unique_ptr<MpiTask>(size_t index)>;
+
+  Sequence(size_t count, Make make) : count_(count), make_(std::move(make)) { next(); }
   bool advance() override {
     if (!run_) return false;
     const bool progressed = run_->advance();
@@ -128,17 +128,29 @@ class AllreduceTask : public MpiTask {
 
  private:
   void next() {
-    run_.reset();
-    if (started_ < left_.size()) {
-      run_ = std::make_unique<AllreduceRun>(environment_, operation_, std::move(left_[started_++]));
-    }
+    do {
+      run_.reset();
+      if (started_ == count_) return;
+      run_ = make_(started_++);
+    } while (run_->done());
   }
-  const Operation& operation_;
-  const MpiEnvironment environment_;
-  std::vector<Concatenation> left_;
+
+  const size_t count_;
+  const Make make_;
   size_t started_ = 0;
-  std::unique_ptr<AllreduceRun> run_;
+  std::unique_ptr<MpiTask> run_;
 };
+
+std::unique_ptr<MpiTask> make_allreduce_of_dtypes(const Operation& operation, const MpiEnvironment& environment) {
+  auto by_dtype = Concatenation::by_dtype(operation);
+  std::erase_if(by_dtype, [](const Concatenation& concatenation) { return concatenation.count() == 0; });
+  const size_t count = by_dtype.size();
+  return std::make_unique<Sequence>(
+      count, [&operation, environment, by_dtype = std::move(by_dtype)](size_t index) -> std::unique_ptr<MpiTask> {
+        if (operation.request->op == ReduceOp::adasum) return make_adasum(environment, operation, by_dtype[index]);
+        return std::make_unique<AllreduceRun>(environment, operation, by_dtype[index]);
+      });
+}
 
 class ContiguousBroadcast : public MpiTask {
  public:
@@ -186,7 +198,7 @@ class BroadcastTask : public MpiTask {
 };
 
 // One dtype of a reducescatter: the tensors are packed so that what belongs to a rank lies together.
-class ReducescatterRun {
+class ReducescatterRun : public MpiTask {
  public:
   ReducescatterRun(const MpiEnvironment& environment, const Operation& operation, DType dtype)
       : dtype_(dtype), op_(operation.request->op), begins_{0} {
@@ -221,14 +233,14 @@ class ReducescatterRun {
     if (run_->done()) finish();
   }
 
-  bool advance() {
+  bool advance() override {
     if (run_->done()) return false;
     const bool progressed = run_->advance();
     if (run_->done()) finish();
     return progressed;
   }
-  bool done() const { return run_->done(); }
-  void cancel_receives() noexcept { run_->cancel_receives(); }
+  bool done() const override { return run_->done(); }
+  void cancel_receives() noexcept override { run_->cancel_receives(); }
 
  private:
   void finish() {
@@ -245,37 +257,13 @@ class ReducescatterRun {
   std::optional<ScheduleRun> run_;
 };
 
-class ReducescatterTask : public MpiTask {
- public:
-  ReducescatterTask(const Operation& operation, const MpiEnvironment& environment)
-      : operation_(operation), environment_(environment), dtypes_(dtypes_of(*operation.request)) {
-    next();
-  }
-  bool advance() override {
-    if (!run_) return false;
-    const bool progressed = run_->advance();
-    if (run_->done()) next();
-    return progressed;
-  }
-  bool done() const override { return !run_; }
-  void cancel_receives() noexcept override {
-    if (run_) run_->cancel_receives();
-  }
-
- private:
-  void next() {
-    do {
-      run_.reset();
-      if (started_ == dtypes_.size()) return;
-      run_ = std::make_unique<ReducescatterRun>(environment_, operation_, dtypes_[started_++]);
-    } while (run_->done());
-  }
-  const Operation& operation_;
-  const MpiEnvironment environment_;
-  const std::vector<DType> dtypes_;
-  size_t started_ = 0;
-  std::unique_ptr<ReducescatterRun> run_;
-};
+std::unique_ptr<MpiTask> make_reducescatter_of_dtypes(const Operation& operation, const MpiEnvironment& environment) {
+  auto dtypes = dtypes_of(*operation.request);
+  const size_t count = dtypes.size();
+  return std::make_unique<Sequence>(count, [&operation, environment, dtypes = std::move(dtypes)](size_t index) {
+    return std::make_unique<ReducescatterRun>(environment, operation, dtypes[index]);
+  });
+}
 
 // Allgather and alltoall: first every rank's table of row counts, then the members one after the other.
 class RowsTask : public MpiTask {
@@ -368,9 +356,9 @@ std::unique_ptr<MpiTask> make_broadcast(const MpiEnvironment& environment, int r
 std::unique_ptr<MpiTask> make_mpi_task(const std::shared_ptr<Operation>& operation, const MpiEnvironment& environment) {
   switch (operation->request->kind) {
     case Kind::allreduce:
-      return std::make_unique<AllreduceTask>(*operation, environment);
+      return make_allreduce_of_dtypes(*operation, environment);
     case Kind::reducescatter:
-      return std::make_unique<ReducescatterTask>(*operation, environment);
+      return make_reducescatter_of_dtypes(*operation, environment);
     case Kind::allgather:
     case Kind::alltoall:
       return std::make_unique<RowsTask>(operation, environment);

@@ -19,7 +19,7 @@ void SoloPlane::start(std::shared_ptr<Operation> operation) {
       if (output.bytes > 0) std::memcpy(output.data.get(), buffer.source, output.bytes);
     } else if (scaling.prescale != 1.0 || scaling.postscale != 1.0) {
       const void* source = buffer.source;
-      reduce(member.dtype, request.op, buffer.target, &source, 1, count, scaling);
+      reduce(member.dtype, ReduceOp::sum, buffer.target, &source, 1, count, scaling);  // of one value all ops are alike
     } else if (buffer.target != buffer.source && count > 0) {
       std::memcpy(buffer.target, buffer.source, count * bytes_of(member.dtype));
     }

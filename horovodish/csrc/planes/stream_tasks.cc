@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "fusion.h"
+#include "planes/adasum_tasks.h"
 #include "planes/mpi_tasks.h"
 
 namespace horovodish {
@@ -348,7 +349,11 @@ std::vector<std::unique_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr
   switch (operation->request->kind) {
     case Kind::allreduce:
       for (Concatenation& concatenation : Concatenation::by_dtype(*operation)) {
-        tasks.push_back(std::make_unique<AllreduceTask>(*operation, std::move(concatenation), world));
+        if (operation->request->op == ReduceOp::adasum) {
+          tasks.push_back(make_adasum_stream(*operation, std::move(concatenation), own, ranks, chunk_bytes));
+        } else {
+          tasks.push_back(std::make_unique<AllreduceTask>(*operation, std::move(concatenation), world));
+        }
       }
       break;
     case Kind::reducescatter:
