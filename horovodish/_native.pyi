@@ -74,6 +74,7 @@ class Engine:
         process_set: int = 0,
         splits: Sequence[int] = ...,
     ) -> Handle: ...
+    def refuse(self, kind: int, name: str, process_set: int, why: str) -> None: ...
     def plan(
         self,
         name: str,

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from horovodish._native import DTYPES
 from horovodish.errors import UnsupportedTensorError
+from horovodish.reduce_ops import Adasum, ReduceOp
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -23,7 +24,9 @@ class SupportsDLPack(Protocol):
 
 
 _DLPACK_CPU = 1
-_NOT_REDUCIBLE = "bool"
+_BOOL = DTYPES["bool"]
+FLOATING = frozenset(DTYPES[name] for name in ("float16", "bfloat16", "float32", "float64"))
+"""The engine's numbers of the dtypes that Adasum takes."""
 _codes: dict[Any, int] = {}
 
 
@@ -65,26 +68,28 @@ def writable_array(tensor: Array | SupportsDLPack, name: str) -> Array:
     return array
 
 
-def dtype_code(array: Array, name: str, *, reduces: bool) -> int:
+def dtype_code(array: Array, name: str, *, op: ReduceOp | None = None) -> int:
     """The engine's number of the array's dtype.
 
     Args:
         array: any array.
         name: what to call it in an error.
-        reduces: whether the operation does arithmetic, which bool has none of.
+        op: how it is reduced; None when it is only moved.
 
     Returns:
         A value of `_native.DTYPES`.
 
     Raises:
-        UnsupportedTensorError: the engine has no such dtype, its bytes are in the other machine's order, or it is bool
-            and the operation reduces.
+        UnsupportedTensorError: the engine has no such dtype, its bytes are in the other machine's order, or it
+            cannot be reduced in this way.
     """
     code = _codes.get(array.dtype)
     if code is None:
         code = _codes[array.dtype] = _looked_up(array.dtype, name)
-    if reduces and code == DTYPES[_NOT_REDUCIBLE]:
+    if op is not None and code == _BOOL:
         raise UnsupportedTensorError(f"{name}: bool arrays cannot be reduced; pass array.astype(numpy.uint8)")
+    if op is Adasum and code not in FLOATING:
+        raise UnsupportedTensorError(f"{name}: op=Adasum needs floating-point numbers, not {array.dtype}; use op=Sum")
     return code
 
 

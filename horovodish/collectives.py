@@ -5,13 +5,14 @@ int32, int64, float16, bfloat16 (from ml_dtypes), float32 or float64; bool where
 elements and of zero dimensions are fine.
 
 An operation is collective: every rank must call it, with the same name, dtype, shape and arguments; where they differ,
-every rank raises `MismatchError`, which names the ranks and both values, and the engine stays usable. A call without a
-name gets one by counting, so such calls must come in the same order on every rank; named calls may come in any order.
-A name is in use until its operation is done. `process_set` says which ranks take part (all, when not given); names and
-counts are apart for each set. The `grouped_` functions take a list of arrays and treat it as a unit: nothing of it
-starts before all of it is there on every rank. The functions without `_async` block, without the GIL, until the result
-is there; those with `_async` give a `Handle` at once, and the arrays must not be changed until `synchronize(handle)`
-returns.
+every rank raises `MismatchError`, which names the ranks and both values, and the engine stays usable. What one rank
+alone gets wrong, such as the splits of an alltoall, it raises at once, as ValueError or UnsupportedTensorError, and
+the others raise `MismatchError` with its reason. A call without a name gets one by counting, so such calls must come
+in the same order on every rank; named calls may come in any order. A name is in use until its operation is done.
+`process_set` says which ranks take part (all, when not given); names and counts are apart for each set. The `grouped_`
+functions take a list of arrays and treat it as a unit: nothing of it starts before all of it is there on every rank.
+The functions without `_async` block, without the GIL, until the result is there; those with `_async` give a `Handle`
+at once, and the arrays must not be changed until `synchronize(handle)` returns.
 
 A rank that is out of data calls `join()` and contributes nothing to what the others do until all have joined: zeros to
 a sum (an Average then divides by the ranks that have not joined), no rows to a gather. It cannot be the root of a
@@ -30,18 +31,36 @@ What every operation can raise:
 
 from __future__ import annotations
 
-import operator
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from horovodish import _native, basics
-from horovodish.arrays import Array, SupportsDLPack, address, dtype_code, host_array, writable_array
+from horovodish import basics
+from horovodish.array_submission import (
+    Tensor,
+    checked_root,
+    only,
+    submit_allgather,
+    submit_allreduce,
+    submit_alltoall,
+    submit_broadcast,
+    submit_reducescatter,
+)
+from horovodish.arrays import Array
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum, chosen_op
-from horovodish.submission import Handle, agree_on_counters, gather_objects, generated_name, poll, submit, synchronize
+from horovodish.submission import (
+    Handle,
+    agree_on_counters,
+    gather_objects,
+    generated_name,
+    pickled,
+    poll,
+    submit,
+    synchronize,
+)
 
 __all__ = [
     "Adasum",
@@ -82,14 +101,11 @@ __all__ = [
     "poll",
     "reducescatter",
     "reducescatter_async",
-    "scattered_rows",
     "submit",
     "synchronize",
 ]
 
-Tensor = Array | SupportsDLPack
 TensorT = TypeVar("TensorT", bound=Tensor)
-T = TypeVar("T")
 
 
 def allreduce(
@@ -111,7 +127,7 @@ def allreduce(
         tensor: the rank's values; any shape, the same on every rank. Left as it is.
         average: Horovod's older way to say op=Average (True) or op=Sum (False).
         name: the operation's name, the same on every rank; counted when not given.
-        op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`; see `ReduceOp` for integers and NaN.
+        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`; see `ReduceOp`.
         prescale_factor: multiplies every input before the reduction. For integers the product is computed in float64
             and truncated towards zero.
         postscale_factor: multiplies the result, in the same way.
@@ -121,15 +137,15 @@ def allreduce(
         A new array of the shape and dtype of `tensor`.
 
     Raises:
-        ValueError: `average` and `op` are both given, or `op` is `Adasum` or no reduce op.
+        ValueError: `average` and `op` are both given, or `op` is no reduce op.
         See the module for what every operation can raise.
 
     Example:
         >>> hvd.allreduce(numpy.full(2, hvd.rank(), numpy.float32), op=hvd.Sum)  # on 4 ranks
         array([6., 6.], dtype=float32)
     """
-    return _reduce(
-        [tensor], _first, False, average, name, op, prescale_factor, postscale_factor, process_set, True
+    return submit_allreduce(
+        [tensor], only, False, average, name, op, prescale_factor, postscale_factor, process_set, True
     ).wait()
 
 
@@ -148,7 +164,9 @@ def allreduce_async(
         >>> handles = [hvd.allreduce_async(values[key], name=key) for key in values]
         >>> averages = [hvd.synchronize(handle) for handle in handles]
     """
-    return _reduce([tensor], _first, False, average, name, op, prescale_factor, postscale_factor, process_set, False)
+    return submit_allreduce(
+        [tensor], only, False, average, name, op, prescale_factor, postscale_factor, process_set, False
+    )
 
 
 def allreduce_(
@@ -164,7 +182,9 @@ def allreduce_(
 
     After an error the contents of `tensor` are undefined.
     """
-    _reduce([tensor], _first, True, average, name, op, prescale_factor, postscale_factor, process_set, True).wait()
+    submit_allreduce(
+        [tensor], only, True, average, name, op, prescale_factor, postscale_factor, process_set, True
+    ).wait()
     return tensor
 
 
@@ -178,7 +198,9 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Array]:
     """As `allreduce_`, but gives a handle; `tensor` holds the result after `synchronize(handle)`. Collective."""
-    return _reduce([tensor], _first, True, average, name, op, prescale_factor, postscale_factor, process_set, False)
+    return submit_allreduce(
+        [tensor], only, True, average, name, op, prescale_factor, postscale_factor, process_set, False
+    )
 
 
 def grouped_allreduce(
@@ -208,7 +230,9 @@ def grouped_allreduce(
     Example:
         >>> loss, correct = hvd.grouped_allreduce([loss, correct], name="metrics")
     """
-    return _reduce(tensors, list, False, average, name, op, prescale_factor, postscale_factor, process_set, True).wait()
+    return submit_allreduce(
+        tensors, list, False, average, name, op, prescale_factor, postscale_factor, process_set, True
+    ).wait()
 
 
 def grouped_allreduce_async(
@@ -221,7 +245,9 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[Array]]:
     """As `grouped_allreduce`, but gives a handle for the whole group. Collective; does not block."""
-    return _reduce(tensors, list, False, average, name, op, prescale_factor, postscale_factor, process_set, False)
+    return submit_allreduce(
+        tensors, list, False, average, name, op, prescale_factor, postscale_factor, process_set, False
+    )
 
 
 def grouped_allreduce_(
@@ -234,7 +260,9 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[TensorT]:
     """As `grouped_allreduce`, but writes the results into `tensors` and returns them. Collective; blocks."""
-    _reduce(tensors, list, True, average, name, op, prescale_factor, postscale_factor, process_set, True).wait()
+    submit_allreduce(
+        tensors, list, True, average, name, op, prescale_factor, postscale_factor, process_set, True
+    ).wait()
     return list(tensors)
 
 
@@ -248,7 +276,9 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[Array]]:
     """As `grouped_allreduce_`, but gives a handle for the whole group. Collective; does not block."""
-    return _reduce(tensors, list, True, average, name, op, prescale_factor, postscale_factor, process_set, False)
+    return submit_allreduce(
+        tensors, list, True, average, name, op, prescale_factor, postscale_factor, process_set, False
+    )
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
@@ -270,14 +300,14 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
         >>> hvd.allgather(numpy.full(hvd.rank() + 1, hvd.rank()))  # on 3 ranks
         array([0, 1, 1, 2, 2, 2])
     """
-    return _gather([tensor], _first, name, process_set, True).wait()
+    return submit_allgather([tensor], only, name, process_set, True).wait()
 
 
 def allgather_async(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Array]:
     """As `allgather`, but gives a handle; `synchronize(handle)` gives the result. Collective; does not block."""
-    return _gather([tensor], _first, name, process_set, False)
+    return submit_allgather([tensor], only, name, process_set, False)
 
 
 def grouped_allgather(
@@ -299,14 +329,14 @@ def grouped_allgather(
     Example:
         >>> inputs, labels = hvd.grouped_allgather([inputs, labels])
     """
-    return _gather(tensors, list, name, process_set, True).wait()
+    return submit_allgather(tensors, list, name, process_set, True).wait()
 
 
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[list[Array]]:
     """As `grouped_allgather`, but gives a handle for the whole group. Collective; does not block."""
-    return _gather(tensors, list, name, process_set, False)
+    return submit_allgather(tensors, list, name, process_set, False)
 
 
 def broadcast(
@@ -332,14 +362,14 @@ def broadcast(
         >>> hvd.broadcast(numpy.full(2, hvd.rank()), root_rank=1)  # on any rank
         array([1, 1])
     """
-    return _broadcast(tensor, False, root_rank, name, process_set, True).wait()
+    return submit_broadcast(tensor, False, root_rank, name, process_set, True).wait()
 
 
 def broadcast_async(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Array]:
     """As `broadcast`, but gives a handle; `synchronize(handle)` gives the result. Collective; does not block."""
-    return _broadcast(tensor, False, root_rank, name, process_set, False)
+    return submit_broadcast(tensor, False, root_rank, name, process_set, False)
 
 
 def broadcast_(
@@ -349,7 +379,7 @@ def broadcast_(
 
     After an error the contents of `tensor` are undefined on the ranks that are not the root.
     """
-    _broadcast(tensor, True, root_rank, name, process_set, True).wait()
+    submit_broadcast(tensor, True, root_rank, name, process_set, True).wait()
     return tensor
 
 
@@ -357,7 +387,7 @@ def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Array]:
     """As `broadcast_`, but gives a handle; `tensor` holds the values after `synchronize(handle)`. Collective."""
-    return _broadcast(tensor, True, root_rank, name, process_set, False)
+    return submit_broadcast(tensor, True, root_rank, name, process_set, False)
 
 
 def alltoall(
@@ -378,7 +408,7 @@ def alltoall(
 
     Returns:
         A new array of the rows that came, in the order of the ranks. With `splits` a pair: that array, and how many
-        rows came from each rank (int32).
+        rows came from each rank (int64).
 
     Raises:
         ValueError: the splits are not one non-negative number per rank or do not add up to the first dimension; without
@@ -387,9 +417,9 @@ def alltoall(
 
     Example:
         >>> rows, counts = hvd.alltoall(numpy.arange(3), splits=[1, 2])  # on 2 ranks; on rank 1
-        (array([1, 2, 1, 2]), array([2, 2], dtype=int32))
+        (array([1, 2, 1, 2]), array([2, 2]))
     """
-    return _alltoall(tensor, splits, name, process_set, True).wait()
+    return submit_alltoall(tensor, splits, name, process_set, True).wait()
 
 
 def alltoall_async(
@@ -399,7 +429,7 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Array | tuple[Array, Array]]:
     """As `alltoall`, but gives a handle; `synchronize(handle)` gives the result. Collective; does not block."""
-    return _alltoall(tensor, splits, name, process_set, False)
+    return submit_alltoall(tensor, splits, name, process_set, False)
 
 
 def reducescatter(
@@ -415,7 +445,7 @@ def reducescatter(
     Args:
         tensor: the rank's values, of one dimension or more; the same shape on every rank.
         name: the operation's name, the same on every rank; counted when not given.
-        op: as for `allreduce`.
+        op: as for `allreduce`, but not `Adasum`.
         process_set: the ranks that take part.
         prescale_factor, postscale_factor: as for `allreduce`.
 
@@ -431,7 +461,7 @@ def reducescatter(
         >>> hvd.reducescatter(numpy.arange(3), op=hvd.Sum)  # on 2 ranks; on rank 0
         array([0, 2])
     """
-    return _scatter([tensor], _first, name, op, process_set, prescale_factor, postscale_factor, True).wait()
+    return submit_reducescatter([tensor], only, name, op, process_set, prescale_factor, postscale_factor, True).wait()
 
 
 def reducescatter_async(
@@ -443,7 +473,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle[Array]:
     """As `reducescatter`, but gives a handle; `synchronize(handle)` gives the result. Collective; does not block."""
-    return _scatter([tensor], _first, name, op, process_set, prescale_factor, postscale_factor, False)
+    return submit_reducescatter([tensor], only, name, op, process_set, prescale_factor, postscale_factor, False)
 
 
 def grouped_reducescatter(
@@ -471,7 +501,7 @@ def grouped_reducescatter(
     Example:
         >>> weights, biases = hvd.grouped_reducescatter([weight_gradients, bias_gradients])
     """
-    return _scatter(tensors, list, name, op, process_set, prescale_factor, postscale_factor, True).wait()
+    return submit_reducescatter(tensors, list, name, op, process_set, prescale_factor, postscale_factor, True).wait()
 
 
 def grouped_reducescatter_async(
@@ -483,7 +513,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle[list[Array]]:
     """As `grouped_reducescatter`, but gives a handle for the whole group. Collective; does not block."""
-    return _scatter(tensors, list, name, op, process_set, prescale_factor, postscale_factor, False)
+    return submit_reducescatter(tensors, list, name, op, process_set, prescale_factor, postscale_factor, False)
 
 
 def join() -> int:
@@ -556,7 +586,7 @@ def broadcast_object(
     identity = checked_id(process_set)
     name = generated_name("broadcast_object", identity) if name is None else name
     if basics.rank() == root:
-        data = np.frombuffer(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), np.uint8)
+        data = pickled(obj, "broadcast", f"{name}.length", identity)
         broadcast(np.array(data.size), root, f"{name}.length", process_set)
         broadcast(data, root, f"{name}.data", process_set)
         return obj
@@ -584,213 +614,3 @@ def allgather_object(obj: object, name: str | None = None, process_set: ProcessS
     """
     identity = checked_id(process_set)
     return gather_objects(obj, generated_name("allgather_object", identity) if name is None else name, identity)
-
-
-def checked_root(root_rank: int, process_set: ProcessSet = global_process_set) -> int:
-    """`root_rank` as an int, once it is clear that the process set has this rank.
-
-    Raises:
-        ValueError: it has not.
-        TypeError: it is no integer.
-    """
-    root = operator.index(root_rank)
-    if process_set is global_process_set:
-        if not 0 <= root < basics.size():
-            raise ValueError(f"root_rank={root} does not exist: the ranks are 0 to {basics.size() - 1}")
-    elif root not in process_set.ranks:
-        raise ValueError(f"root_rank={root} is not in the process set of ranks {process_set.ranks}")
-    return root
-
-
-def checked_splits(splits: Sequence[int] | Array | None, rows: int, ranks: int, name: str) -> list[int]:
-    """How many of an alltoall's rows go to each rank.
-
-    Raises:
-        ValueError: `splits` is not one non-negative number per rank, or does not add up to `rows`; or it is None and
-            `rows` cannot be divided by `ranks`.
-    """
-    if splits is None:
-        if rows % ranks:
-            raise ValueError(
-                f"{name}: {rows} rows cannot be divided evenly by {ranks} ranks; pass splits, one number per rank"
-            )
-        return [rows // ranks] * ranks
-    counts = [operator.index(count) for count in splits]
-    if len(counts) != ranks or min(counts, default=0) < 0 or sum(counts) != rows:
-        raise ValueError(
-            f"{name}: splits {counts} must be {ranks} non-negative numbers, one per rank, that add up to the "
-            f"{rows} rows of the array; they add up to {sum(counts)}"
-        )
-    return counts
-
-
-def scattered_rows(rows: int, process_set: ProcessSet) -> int:
-    """How many of a reducescatter's `rows` this rank gets."""
-    base, more = divmod(rows, process_set.size())
-    return base + (process_set.rank() < more)
-
-
-def _named(kind: str, name: str | None, tensors: Sequence[object], process_set_id: int) -> str:
-    if not tensors:
-        raise ValueError(f"grouped_{kind}: the group is empty; pass at least one array")
-    return generated_name(kind, process_set_id) if name is None else name
-
-
-def _first(arrays: Sequence[Array]) -> Array:
-    return arrays[0]
-
-
-def _reduce(
-    tensors: Sequence[Tensor],
-    pick: Callable[[list[Array]], T],
-    in_place: bool,
-    average: bool | None,
-    name: str | None,
-    op: ReduceOp | None,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-    waits: bool,
-) -> Handle[T]:
-    chosen = chosen_op(average, op)
-    identity = checked_id(process_set)
-    name = _named("allreduce", name, tensors, identity)
-    pairs = [_source_and_target(tensor, in_place, name) for tensor in tensors]
-    return submit(
-        "allreduce",
-        name,
-        [_described(source, target, dtype_code(source, name, reduces=True)) for source, target in pairs],
-        keep_alive=pairs,
-        result=lambda _: pick([target for _, target in pairs]),
-        op=chosen,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        waits=waits,
-        process_set_id=identity,
-    )
-
-
-def _broadcast(
-    tensor: Tensor, in_place: bool, root_rank: int, name: str | None, process_set: ProcessSet, waits: bool
-) -> Handle[Array]:
-    identity = checked_id(process_set)
-    root = checked_root(root_rank, process_set)
-    name = _named("broadcast", name, [tensor], identity)
-    source, target = _source_and_target(tensor, in_place, name)
-    return submit(
-        "broadcast",
-        name,
-        [_described(source, target, dtype_code(source, name, reduces=False))],
-        keep_alive=(source, target),
-        result=lambda _: target,
-        root_rank=root,
-        waits=waits,
-        process_set_id=identity,
-    )
-
-
-def _gather(
-    tensors: Sequence[Tensor],
-    pick: Callable[[list[Array]], T],
-    name: str | None,
-    process_set: ProcessSet,
-    waits: bool,
-) -> Handle[T]:
-    identity = checked_id(process_set)
-    name = _named("allgather", name, tensors, identity)
-    sources = [host_array(tensor, name) for tensor in tensors]
-    sources = [source.reshape(1) if source.ndim == 0 else source for source in sources]
-    return submit(
-        "allgather",
-        name,
-        [_rows(source, name) for source in sources],
-        keep_alive=sources,
-        result=lambda native: pick([_received(native, index, source) for index, source in enumerate(sources)]),
-        waits=waits,
-        process_set_id=identity,
-    )
-
-
-def _alltoall(
-    tensor: Tensor, splits: Sequence[int] | Array | None, name: str | None, process_set: ProcessSet, waits: bool
-) -> Handle[Array | tuple[Array, Array]]:
-    identity = checked_id(process_set)
-    name = _named("alltoall", name, [tensor], identity)
-    source = host_array(tensor, name)
-    if source.ndim == 0:
-        raise ValueError(f"{name}: an array of zero dimensions has no rows to send; pass one of one dimension or more")
-    counts = checked_splits(splits, source.shape[0], process_set.size(), name)
-
-    def result(native: _native.Handle) -> Array | tuple[Array, Array]:
-        received = _received(native, 0, source)
-        return received if splits is None else (received, np.array(native.rows(0), np.int32))
-
-    return submit(
-        "alltoall",
-        name,
-        [_rows(source, name)],
-        keep_alive=source,
-        result=result,
-        waits=waits,
-        process_set_id=identity,
-        splits=counts,
-    )
-
-
-def _scatter(
-    tensors: Sequence[Tensor],
-    pick: Callable[[list[Array]], T],
-    name: str | None,
-    op: ReduceOp,
-    process_set: ProcessSet,
-    prescale_factor: float,
-    postscale_factor: float,
-    waits: bool,
-) -> Handle[T]:
-    chosen = chosen_op(None, op)
-    identity = checked_id(process_set)
-    name = _named("reducescatter", name, tensors, identity)
-    sources = [host_array(tensor, name) for tensor in tensors]
-    if any(source.ndim == 0 for source in sources):
-        raise ValueError(f"{name}: an array of zero dimensions has no rows to deal out; pass one with a dimension")
-    targets = [
-        np.empty((scattered_rows(source.shape[0], process_set), *source.shape[1:]), source.dtype) for source in sources
-    ]
-    return submit(
-        "reducescatter",
-        name,
-        [
-            _described(source, target, dtype_code(source, name, reduces=True))
-            for source, target in zip(sources, targets, strict=True)
-        ],
-        keep_alive=(sources, targets),
-        result=lambda _: pick(targets),
-        op=chosen,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        waits=waits,
-        process_set_id=identity,
-    )
-
-
-def _source_and_target(tensor: Tensor, in_place: bool, name: str) -> tuple[Array, Array]:
-    if in_place:
-        array = writable_array(tensor, name)
-        return array, array
-    source = host_array(tensor, name)
-    return source, np.empty(source.shape, source.dtype)
-
-
-def _described(source: Array, target: Array, dtype: int) -> tuple[int, int, int, tuple[int, ...]]:
-    start = address(source)
-    return start, start if target is source else address(target), dtype, source.shape
-
-
-def _rows(source: Array, name: str) -> tuple[int, int, int, tuple[int, ...]]:
-    return address(source), 0, dtype_code(source, name, reduces=False), source.shape
-
-
-def _received(native: _native.Handle, index: int, source: Array) -> Array:
-    """An output that the engine allocated, as an array like `source`."""
-    gathered = np.frombuffer(native.output(index), np.uint8).view(source.dtype)
-    return gathered.reshape(sum(native.rows(index)), *source.shape[1:])

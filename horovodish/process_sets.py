@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from horovodish import _native, basics, mpi
 from horovodish.errors import MismatchError
-from horovodish.submission import gather_objects, generated_name
+from horovodish.submission import Checking, gather_objects, generated_name
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -110,15 +110,17 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
     Raises:
         ValueError: a rank that does not exist, a set that is in use, or too many sets at once.
-        MismatchError: the ranks name different sets; every rank raises it.
+        MismatchError: the ranks name different sets, and every rank raises it; or another rank raised ValueError.
 
     Example:
         >>> first_half = hvd.add_process_set(range(hvd.size() // 2))
     """
     global _next_id
-    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     running = basics.running()
-    _check_agreement("add_process_set", added.ranks)
+    agreement = generated_name("add_process_set")
+    with Checking("allgather", agreement, _GLOBAL_ID):
+        added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    _check_agreement("add_process_set", added.ranks, agreement)
     if added.ranks[-1] >= running.place.size or added.ranks[0] < 0:
         raise ValueError(f"process set {added.ranks}: the ranks are 0 to {running.place.size - 1}")
     if any(other.ranks == added.ranks for other in _added.values()):
@@ -157,7 +159,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         ValueError: operations are under way in the set on some rank; every rank raises it, and the set stays.
     """
     identity = process_set.process_set_id
-    _check_agreement("remove_process_set", identity)
+    _check_agreement("remove_process_set", identity, generated_name("remove_process_set"))
     if identity == _GLOBAL_ID or _added.get(identity) is not process_set or identity is None:
         return False
     busy = gather_objects(
@@ -223,8 +225,8 @@ def _forget(process_set: ProcessSet) -> None:
     process_set.mpi_comm = None
 
 
-def _check_agreement(call: str, value: object) -> None:
-    seen = gather_objects(value, generated_name(call), _GLOBAL_ID)
+def _check_agreement(call: str, value: object, name: str) -> None:
+    seen = gather_objects(value, name, _GLOBAL_ID)
     different = next((rank for rank, theirs in enumerate(seen) if theirs != seen[0]), None)
     if different is not None:
         raise MismatchError(

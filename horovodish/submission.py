@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from horovodish import _native, basics
 from horovodish.errors import from_native
@@ -175,8 +176,7 @@ def agree_on_counters() -> None:
 
 def gather_objects(value: object, name: str, process_set_id: int) -> list[Any]:
     """The objects of the ranks of a process set that have not joined, in their order, as copies. Collective; blocks."""
-    data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    source = np.frombuffer(data, np.uint8)
+    source = pickled(value, "allgather", name, process_set_id)
 
     def by_rank(native: _native.Handle) -> list[Any]:
         gathered, begin, values = native.output(0), 0, []
@@ -194,6 +194,50 @@ def gather_objects(value: object, name: str, process_set_id: int) -> list[Any]:
         waits=True,
         process_set_id=process_set_id,
     ).wait()
+
+
+def pickled(value: object, kind: str, name: str, process_set_id: int) -> npt.NDArray[np.uint8]:
+    """An object as bytes that operation `name` of that kind is to send.
+
+    Raises:
+        Exception: the object cannot be pickled.
+    """
+    with Checking(kind, name, process_set_id):
+        return np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
+
+
+class Checking:
+    """Wraps the checks of an operation's arguments, so that no rank waits for one that cannot take part.
+
+    An exception within passes through. The ranks that wait for the operation then raise `MismatchError` with its text.
+    The name may be used again at once.
+
+    Args:
+        kind: a key of `_native.KINDS`.
+        name: the operation's name.
+        process_set_id: of the process set, which contains this rank.
+
+    Example:
+        >>> with Checking("alltoall", name, 0):
+        ...     counts = checked_splits(splits, rows, ranks, name)
+    """
+
+    __slots__ = ("_kind", "_name", "_process_set_id")
+
+    def __init__(self, kind: str, name: str, process_set_id: int):
+        self._kind = kind
+        self._name = name
+        self._process_set_id = process_set_id
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, problem: BaseException | None, traceback: object) -> None:
+        if not isinstance(problem, Exception):
+            return
+        text = str(problem)
+        why = text if text.startswith(f"{self._name}:") else f"{self._name}: {text}"
+        basics.engine().refuse(_native.KINDS[self._kind], self._name, self._process_set_id, why)
 
 
 def submit(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from horovodish.collectives import Average, ReduceOp, chosen_op
+from horovodish.collectives import Adasum, Average, ReduceOp, chosen_op
 from horovodish.torch.compression import Compression, Compressor
 from horovodish.torch.reducer import Reducer
 
@@ -89,6 +89,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
             "would part. Use another optimizer"
         )
     op = chosen_op(None, op)
+    if op is Adasum:
+        raise ValueError("op=Adasum is not available for an optimizer yet; use op=Average or op=Sum")
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} needs op=Average")
     _check_passes(backward_passes_per_step)

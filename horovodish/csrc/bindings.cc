@@ -332,6 +332,13 @@ PYBIND11_MODULE(_native, module) {
            py::arg("postscale"), py::arg("root"), py::arg("tensors"), py::arg("device"), py::arg("waits"),
            py::arg("process_set") = 0, py::arg("splits") = std::vector<int64_t>{})
       .def(
+          "refuse",
+          [](Engine& self, int kind, const std::string& name, int process_set, const std::string& why) {
+            self.refuse(static_cast<Kind>(kind), name, process_set, why);
+          },
+          py::arg("kind"), py::arg("name"), py::arg("process_set"), py::arg("why"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
           "plan",
           [](Engine& self, const std::string& name, int op, double prescale, double postscale,
              const std::vector<std::tuple<std::string, int, std::vector<int64_t>, size_t>>& members, int device,

@@ -78,7 +78,8 @@ void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
   {
     std::lock_guard lock(inbox_mutex_);
     if (closed_) throw EngineStopped(subject(*operation) + ": the engine has been shut down");
-    if (!names_in_flight_[operation->process_set].insert(name).second) {
+    const bool refusal = !operation->request->refusal.empty();
+    if (!refusal && !names_in_flight_[operation->process_set].insert(name).second) {
       throw DuplicateName(
           subject(*operation) + " on rank " + std::to_string(config_.rank) +
           ": an operation of that name has not completed yet. Remedy: synchronize it first, or give the "
@@ -94,6 +95,19 @@ void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
   } else if (!waits) {
     doorbell_->ring_own();
   }
+}
+
+void Engine::refuse(Kind kind, const std::string& name, int process_set, const std::string& why) {
+  auto request = std::make_shared<Request>();
+  request->kind = kind;
+  request->name = name;
+  request->refusal = why;
+  auto operation = std::make_shared<Operation>();
+  operation->process_set = process_set;
+  operation->signature = std::make_shared<const std::string>(request->signature());
+  operation->request = std::move(request);
+  operation->handle = make_handle();
+  enqueue(std::move(operation), false);
 }
 
 bool Engine::wait(const Handle& handle, std::chrono::nanoseconds limit) {
@@ -247,7 +261,7 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
   {
     // Before the handle is settled, so that whoever waits for it may use the name again.
     std::lock_guard lock(inbox_mutex_);
-    names_in_flight_[operation->process_set].erase(operation->request->name);
+    if (operation->request->refusal.empty()) names_in_flight_[operation->process_set].erase(operation->request->name);
     if (operation->reported) settled_.push_back(operation->handle->id());
   }
   if (error != nullptr) {

@@ -80,6 +80,9 @@ class Engine {
   // the engine's thread can go on sleeping. Throws DuplicateName, EngineStopped, ForkedProcess.
   void enqueue(std::shared_ptr<Operation> operation, bool waits);
 
+  // Says that this rank cannot take part in an operation that the others may wait for; it then fails on all of them.
+  void refuse(Kind kind, const std::string& name, int process_set, const std::string& why);
+
   // Drives the engine until the handle is settled or the time is over; true when it is settled. Throws ForkedProcess.
   bool wait(const Handle& handle, std::chrono::nanoseconds limit);
 

@@ -358,7 +358,8 @@ void Negotiation::finish_id(Id id) {
 void Negotiation::finish_request(const std::string& name) {
   Pending& pending = by_name_.at(name);
   if (root_) {
-    if (pending.signatures.size() > 1) return apply_fail(name, describe_mismatch(pending.signatures));
+    const std::string mismatch = describe_mismatch(pending.signatures);
+    if (!mismatch.empty()) return apply_fail(name, mismatch);
     const std::string signature = pending.signatures[0].first;
     return decide(name, signature, pending, std::nullopt);
   }

@@ -125,6 +125,10 @@ void ProcessSet::submit(std::shared_ptr<Operation> operation) {
     negotiation_->join();
     return;
   }
+  if (undecided_.contains(request.name)) {
+    behind_refusal_[request.name].push_back(std::move(operation));
+    return;
+  }
   last_news_ = Clock::now();
   last_submitted_ = request.name;
   negotiation_->set_now(seconds_of(last_news_));
@@ -263,6 +267,12 @@ void ProcessSet::apply_decisions() {
 
 void ProcessSet::fail(const std::string& name, const Error& error) {
   if (const auto found = undecided_.extract(name); !found.empty()) settle_(found.mapped(), &error);
+  const auto behind = behind_refusal_.find(name);
+  if (behind == behind_refusal_.end()) return;
+  auto next = std::move(behind->second.front());
+  behind->second.pop_front();
+  if (behind->second.empty()) behind_refusal_.erase(behind);
+  submit(std::move(next));
 }
 
 void ProcessSet::execute(const Decision& decision) {
@@ -299,6 +309,10 @@ void ProcessSet::complete(const std::shared_ptr<Operation>& operation) {
 void ProcessSet::abandon_undecided(const Error& error) {
   const auto undecided = std::exchange(undecided_, {});
   for (const auto& [name, operation] : undecided) settle_(operation, &error);
+  const auto behind_refusal = std::exchange(behind_refusal_, {});
+  for (const auto& [name, operations] : behind_refusal) {
+    for (const auto& operation : operations) settle_(operation, &error);
+  }
   if (const auto join = std::exchange(join_, nullptr)) settle_(join, &error);
 }
 
@@ -308,8 +322,7 @@ void ProcessSet::abandon_executing(const Error& error) {
 }
 
 void ProcessSet::leave(bool failed, const std::string& reason, const Error& error) {
-  // Peers may already be executing what this rank gives up.
-  const Loss loss = busy() ? Loss::abort : failed ? Loss::failed : Loss::orderly;
+  const Loss loss = needed() ? Loss::abort : failed ? Loss::failed : Loss::orderly;
   abandon_undecided(error);
   abandon_executing(error);
   plane_.reset();
@@ -317,6 +330,12 @@ void ProcessSet::leave(bool failed, const std::string& reason, const Error& erro
   for (Edge& child : children_) {
     if (!child.lost) child.link->send_farewell(loss, reason);
   }
+}
+
+// Peers may already be executing what this rank has submitted, but never what it has refused.
+bool ProcessSet::needed() const {
+  const auto submitted = [](const auto& entry) { return entry.second->request->refusal.empty(); };
+  return !executing_.empty() || join_ || std::any_of(undecided_.begin(), undecided_.end(), submitted);
 }
 
 bool ProcessSet::advance_farewell() {

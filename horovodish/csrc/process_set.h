@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -81,6 +82,7 @@ class ProcessSet {
   };
 
   void connect(Arena* arena);
+  bool needed() const;
   RankSet subtree(size_t host) const;
   Edge mpi_edge(size_t host) const;
   bool read(Edge& edge, std::optional<size_t> child);
@@ -105,6 +107,8 @@ class ProcessSet {
   std::vector<Edge> children_;  // child i is participant i + 1 of the negotiation
   std::unique_ptr<Plane> plane_;
   std::unordered_map<std::string, std::shared_ptr<Operation>> undecided_;
+  // After a refusal the caller may use the name again before all ranks know of it.
+  std::unordered_map<std::string, std::deque<std::shared_ptr<Operation>>> behind_refusal_;
   std::unordered_set<std::shared_ptr<Operation>> executing_;
   std::shared_ptr<Operation> join_;      // null when this rank has not joined
   std::optional<StallInspector> stall_;  // at the root

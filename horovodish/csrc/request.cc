@@ -1,5 +1,6 @@
 #include "request.h"
 
+#include <algorithm>
 #include <sstream>
 
 namespace horovodish {
@@ -104,6 +105,7 @@ std::string Request::signature() const {
     writer.number(member.shape.size());
     for (const int64_t length : member.shape) writer.signed_number(length);
   }
+  writer.text(refusal);
   return writer.take();
 }
 
@@ -124,6 +126,7 @@ Request Request::decode(std::string_view signature) {
     member.shape.resize(reader.number());
     for (int64_t& length : member.shape) length = reader.signed_number();
   }
+  request.refusal = reader.text();
   return request;
 }
 
@@ -135,7 +138,15 @@ std::string Request::problem_with_joined(const RankSet& joined) const {
          "still has data, or after all ranks have joined.";
 }
 
-std::string describe_mismatch(const std::vector<std::pair<std::string, RankSet>>& signatures) {
+std::string describe_mismatch(std::vector<std::pair<std::string, RankSet>> signatures) {
+  // In the order of the ranks, so that the text does not depend on who came first.
+  std::sort(signatures.begin(), signatures.end(),
+            [](const auto& a, const auto& b) { return a.second.first() < b.second.first(); });
+  for (const auto& [signature, ranks] : signatures) {
+    const Request request = Request::decode(signature);
+    if (!request.refusal.empty()) return ranks.text() + " cannot take part: " + request.refusal;
+  }
+  if (signatures.size() < 2) return {};
   const auto& [left_signature, left_ranks] = signatures[0];
   const auto& [right_signature, right_ranks] = signatures[1];
   const Difference difference = first_difference(Request::decode(left_signature), Request::decode(right_signature));

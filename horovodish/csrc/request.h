@@ -32,6 +32,7 @@ struct Request {
   int root = 0;     // of a broadcast
   int device = -1;  // -1: host memory, otherwise the CUDA ordinal
   std::vector<Member> members;
+  std::string refusal;  // why this rank cannot take part, so that no rank waits for it; empty when it can
 
   // Two ranks ask for the same thing exactly when their signatures are equal byte for byte.
   std::string signature() const;
@@ -41,7 +42,8 @@ struct Request {
   std::string problem_with_joined(const RankSet& joined) const;
 };
 
-// A sentence that says how the requests of one name differ, naming ranks and both values. Needs two or more signatures.
-std::string describe_mismatch(const std::vector<std::pair<std::string, RankSet>>& signatures);
+// A sentence that says how the requests of one name differ, or who refuses, naming ranks and values; empty when all ask for
+// the same.
+std::string describe_mismatch(std::vector<std::pair<std::string, RankSet>> signatures);
 
 }  // namespace horovodish

@@ -91,8 +91,6 @@ def the_average_argument() -> None:
     assert torch.equal(hvd.allreduce(own, True), own)
     with pytest.raises(ValueError, match="both given"):
         hvd.allreduce(own, average=True, op=hvd.Sum)
-    with pytest.raises(ValueError, match="Adasum is not available"):
-        hvd.allreduce(own, op=hvd.Adasum)
 
 
 def in_place_means_in_place() -> None:

@@ -17,7 +17,7 @@ import pytest
 import horovodish as hvd
 from support.expect import every_rank_raises, the_engine_goes_on
 from support.hosts import Hosts, hosts, run_on_hosts, run_on_hosts_to_their_ends
-from support.model import FLOATS, INTEGERS, LENGTHS, OPS, Array, difference, reduced, values
+from support.model import FLOATS, INTEGERS, LENGTHS, OPS, Array, adasum, difference, reduced, values
 from support.ranks import RanksFailedError
 
 LAYOUTS = [[1, 1], [2, 2], [2, 1], [2, 1, 2]]
@@ -37,6 +37,7 @@ def use_everything(layout: list[int]) -> tuple[Any, ...]:
     hvd.init()
     every_op_and_dtype()
     small_and_scaled_and_in_place()
+    adasum_of_everybody()
     groups()
     rows_of_every_rank()
     from_every_root()
@@ -67,6 +68,14 @@ def small_and_scaled_and_in_place() -> None:
         np.testing.assert_array_equal(own, np.full(length, 2.0 * total))
     average = hvd.allreduce(np.full((), float(hvd.rank())))
     np.testing.assert_allclose(average, total / hvd.size(), rtol=1e-12)
+
+
+def adasum_of_everybody() -> None:
+    for dtype, length in product(FLOATS, LENGTHS):
+        arrays = [values(dtype, length, rank, "Product") for rank in range(hvd.size())]
+        result = hvd.allreduce(arrays[hvd.rank()], op=hvd.Adasum, name=f"adasum {dtype} {length}")
+        told = difference(result, adasum(arrays), 8.0)
+        assert not told, f"{dtype} {length}: {told}"
 
 
 def groups() -> None:

@@ -38,7 +38,7 @@ def exchange_everything() -> None:
         arrays = [values(dtype, (sum(splits[rank]), *columns), rank) for rank in range(size)]
         result, received = hvd.alltoall(arrays[own], splits[own], name=f"{dtype} {factor} {columns}")
         np.testing.assert_array_equal(result, exchanged(arrays, splits, own), strict=True)
-        np.testing.assert_array_equal(received, np.array([row[own] for row in splits], np.int32), strict=True)
+        np.testing.assert_array_equal(received, np.array([row[own] for row in splits], np.int64), strict=True)
         np.testing.assert_array_equal(arrays[own], values(dtype, arrays[own].shape, own))
     without_splits()
     splits_of_any_kind()

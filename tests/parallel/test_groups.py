@@ -128,8 +128,8 @@ def wrong_groups() -> None:
             call([])
     with pytest.raises(hvd.UnsupportedTensorError, match=r"flags: bool arrays cannot be reduced"):
         hvd.grouped_allreduce([FOUR, np.ones(2, bool)], name="flags")
-    with pytest.raises(ValueError, match="Adasum is not available"):
-        hvd.grouped_allreduce([FOUR], op=hvd.Adasum)
+    with pytest.raises(hvd.UnsupportedTensorError, match="op=Adasum needs floating-point numbers"):
+        hvd.grouped_allreduce([FOUR, np.ones(2, np.int8)], op=hvd.Adasum)
     with pytest.raises(ValueError, match="average= and op= were both given"):
         hvd.grouped_allreduce([FOUR], average=True, op=hvd.Sum)
 

@@ -105,8 +105,8 @@ def wrong_arguments() -> None:
         hvd.allreduce(np.zeros(4, complex), name="x")
     with pytest.raises(hvd.UnsupportedTensorError, match=r"^x: bool arrays cannot be reduced"):
         hvd.allreduce(np.zeros(4, bool), name="x")
-    with pytest.raises(ValueError, match="op=Adasum is not available yet"):
-        hvd.allreduce(np.zeros(4), op=hvd.Adasum)
+    with pytest.raises(hvd.UnsupportedTensorError, match=r"^x: op=Adasum needs floating-point numbers, not int64"):
+        hvd.allreduce(np.zeros(4, np.int64), op=hvd.Adasum, name="x")
     frozen = np.zeros(4)
     frozen.flags.writeable = False
     for in_place in (hvd.allreduce_, lambda array: hvd.broadcast_(array, 0)):

@@ -51,6 +51,22 @@ def scaled(array: Array, factor: float) -> Array:
     return np.trunc(array * factor).astype(array.dtype) if array.dtype.kind in "iu" else array * factor
 
 
+def adasum(arrays: list[Array]) -> Array:
+    """The recursion of the paper (arXiv:2006.02924) in float64; a rank without a partner goes up as it is."""
+    if len(arrays) == 1:
+        return arrays[0].astype(np.float64)
+    distance = 1
+    while 2 * distance < len(arrays):
+        distance *= 2
+    a, b = adasum(arrays[:distance]), adasum(arrays[distance:])
+    common = float(np.vdot(a, b))
+    return (1 - common / (2 * _square(a))) * a + (1 - common / (2 * _square(b))) * b
+
+
+def _square(array: Array) -> float:
+    return float(np.vdot(array, array)) or np.inf
+
+
 def difference(result: Array, expected: Array, scale: float) -> str:
     """What is wrong with a result, or nothing.
 

@@ -11,6 +11,7 @@ import pytest
 from horovodish._native import DTYPES
 from horovodish.arrays import address, dtype_code, host_array, writable_array
 from horovodish.errors import UnsupportedTensorError
+from horovodish.reduce_ops import Sum
 
 
 class OnDevice:
@@ -38,34 +39,34 @@ class OnHost:
 
 @pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "bfloat16"])
 def test_every_dtype_has_its_number(dtype: str) -> None:
-    assert dtype_code(np.zeros(1, dtype), "x", reduces=False) == DTYPES[dtype]
+    assert dtype_code(np.zeros(1, dtype), "x") == DTYPES[dtype]
 
 
 def test_bfloat16_comes_from_ml_dtypes() -> None:
-    assert dtype_code(np.zeros(1, ml_dtypes.bfloat16), "x", reduces=True) == DTYPES["bfloat16"]
+    assert dtype_code(np.zeros(1, ml_dtypes.bfloat16), "x", op=Sum) == DTYPES["bfloat16"]
 
 
 def test_aliases_of_a_dtype_have_its_number() -> None:
-    assert dtype_code(np.zeros(1, np.longlong), "x", reduces=True) == DTYPES["int64"]
+    assert dtype_code(np.zeros(1, np.longlong), "x", op=Sum) == DTYPES["int64"]
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "complex64", "float128", "S3", "O", "datetime64[s]", "i4,f4"])
 def test_other_dtypes_are_refused(dtype: str) -> None:
     with pytest.raises(UnsupportedTensorError, match=r"^x: dtype .* is not supported; supported are .*float32"):
-        dtype_code(np.zeros(1, dtype), "x", reduces=False)
+        dtype_code(np.zeros(1, dtype), "x")
 
 
 def test_the_other_byte_order_is_refused() -> None:
     with pytest.raises(UnsupportedTensorError, match="bytes in the other order"):
-        dtype_code(np.zeros(1, ">f4"), "x", reduces=False)
+        dtype_code(np.zeros(1, ">f4"), "x")
 
 
 def test_bool_is_not_reduced() -> None:
-    assert dtype_code(np.zeros(1, bool), "x", reduces=False) == DTYPES["bool"]
+    assert dtype_code(np.zeros(1, bool), "x") == DTYPES["bool"]
     with pytest.raises(
         UnsupportedTensorError, match=r"bool arrays cannot be reduced; pass array.astype\(numpy.uint8\)"
     ):
-        dtype_code(np.zeros(1, bool), "x", reduces=True)
+        dtype_code(np.zeros(1, bool), "x", op=Sum)
 
 
 @pytest.mark.parametrize("array", [np.zeros((4, 6))[:, ::2], np.zeros((4, 6)).T, np.zeros(6)[::-1]])

@@ -22,6 +22,7 @@ from horovodish.reduce_ops import Adasum, Average, Max, Min, Product, ReduceOp, 
         (None, Min, Min),
         (None, Max, Max),
         (None, Product, Product),
+        (None, Adasum, Adasum),
     ],
 )
 def test_the_op_that_is_asked_for(average: bool | None, op: ReduceOp | None, expected: ReduceOp) -> None:
@@ -34,14 +35,9 @@ def test_average_and_op_exclude_each_other(average: bool) -> None:
         chosen_op(average, Sum)
 
 
-def test_adasum_is_refused_for_now() -> None:
-    with pytest.raises(ValueError, match="op=Adasum is not available yet; use op=Average or op=Sum"):
-        chosen_op(None, Adasum)
-
-
 @pytest.mark.parametrize("op", ["sum", 1, sum])
 def test_what_is_no_op_is_refused(op: Any) -> None:
-    with pytest.raises(ValueError, match="is no reduce op; use one of Average, Sum, Min, Max, Product"):
+    with pytest.raises(ValueError, match="is no reduce op; use one of Average, Sum, Adasum, Min, Max, Product"):
         chosen_op(None, op)
 
 

@@ -1,0 +1,151 @@
+"""Arguments that are wrong on one rank alone: it raises, the others raise its reason, and all go on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import horovodish as hvd
+from support.expect import the_engine_goes_on
+from support.model import PLANES
+from support.ranks import run_ranks
+
+FOUR = np.zeros(4)
+
+
+def one_rank_is_wrong(
+    error: type[Exception], text: str, right: Callable[[], Any], wrong: Callable[[], Any], name: str | None = "x"
+) -> None:
+    """The last rank makes the wrong call, twice in a row; the others wait for it, twice."""
+    last = hvd.size() - 1
+    for _ in range(2):
+        if hvd.rank() == last:
+            with pytest.raises(error, match=re.escape(text)):
+                wrong()
+        else:
+            with pytest.raises(hvd.MismatchError, match=rf"rank {last} cannot take part: .*{re.escape(text)}"):
+                right()
+    the_engine_goes_on(name)
+
+
+def refuse() -> None:
+    hvd.init()
+    size = hvd.size()
+    one_rank_is_wrong(
+        ValueError,
+        f"x: splits [1, 2] must be {size} non-negative numbers",
+        lambda: hvd.alltoall(np.zeros(size), [1] * size, name="x"),
+        lambda: hvd.alltoall(np.zeros(size), [1, 2], name="x"),
+    )
+    one_rank_is_wrong(
+        TypeError,
+        "cannot be interpreted as an integer",
+        lambda: hvd.alltoall(np.zeros(size), [1] * size, name="x"),
+        lambda: hvd.alltoall(np.zeros(size), [0.5] * size, name="x"),  # type: ignore[list-item]
+    )
+    one_rank_is_wrong(
+        ValueError,
+        "root_rank=7 does not exist",
+        lambda: hvd.broadcast(FOUR, 0, name="x"),
+        lambda: hvd.broadcast(FOUR, 7, name="x"),
+    )
+    one_rank_is_wrong(
+        hvd.UnsupportedTensorError,
+        "x: dtype complex128 is not supported",
+        lambda: hvd.allgather(FOUR, name="x"),
+        lambda: hvd.allgather(FOUR.astype(complex), name="x"),
+    )
+    one_rank_is_wrong(
+        ValueError,
+        "op=Adasum is for allreduce",
+        lambda: hvd.reducescatter(FOUR, name="x"),
+        lambda: hvd.reducescatter(FOUR, op=hvd.Adasum, name="x"),
+    )
+    one_rank_is_wrong(
+        ValueError,
+        "the group is empty",
+        lambda: hvd.grouped_allreduce([FOUR, FOUR], name="x"),
+        lambda: hvd.grouped_allreduce([], name="x"),
+    )
+    unnamed_calls_stay_in_step()
+    what_cannot_be_pickled()
+    a_process_set_that_cannot_be()
+    different_reasons_on_different_ranks()
+    the_name_is_known_to_the_cache()
+
+
+def unnamed_calls_stay_in_step() -> None:
+    one_rank_is_wrong(
+        hvd.UnsupportedTensorError,
+        "bool arrays cannot be reduced",
+        lambda: hvd.allreduce(FOUR),
+        lambda: hvd.allreduce(FOUR.astype(bool)),
+        name=None,
+    )
+
+
+def what_cannot_be_pickled() -> None:
+    last = hvd.size() - 1
+    one_rank_is_wrong(
+        Exception,
+        "pickle",
+        lambda: hvd.broadcast_object(None, root_rank=last),
+        lambda: hvd.broadcast_object(lambda: 0, root_rank=last),
+    )
+    one_rank_is_wrong(
+        Exception, "pickle", lambda: hvd.allgather_object(1), lambda: hvd.allgather_object(lambda: 0), name=None
+    )
+
+
+def a_process_set_that_cannot_be() -> None:
+    one_rank_is_wrong(
+        ValueError,
+        "a process set needs at least one rank",
+        lambda: hvd.add_process_set([0]),
+        lambda: hvd.add_process_set([0, 0]),
+    )
+    added = hvd.add_process_set([0])
+    assert added.ranks == [0]
+    hvd.remove_process_set(added)
+
+
+def different_reasons_on_different_ranks() -> None:
+    """Every rank has its own error; nobody waits."""
+    with pytest.raises(ValueError, match=f"root_rank={9 + hvd.rank()} does not exist"):
+        hvd.broadcast(FOUR, 9 + hvd.rank(), name="x")
+    the_engine_goes_on("x")
+
+
+def the_name_is_known_to_the_cache() -> None:
+    for _ in range(3):
+        hvd.allreduce(FOUR, name="known")
+    one_rank_is_wrong(
+        ValueError,
+        "average= and op= were both given",
+        lambda: hvd.allreduce(FOUR, name="known"),
+        lambda: hvd.allreduce(FOUR, average=True, op=hvd.Sum, name="known"),
+        name="known",
+    )
+
+
+@pytest.mark.parametrize("plane", PLANES)
+@pytest.mark.parametrize("np", [2, 3])
+def test_refusals(np: int, plane: str) -> None:
+    run_ranks(refuse, np, env={"HOROVODISH_PLANE": plane})
+
+
+def refuse_alone() -> None:
+    """Nobody else makes the call: the rank that is wrong is told so at once, may use the name, and can leave."""
+    hvd.init()
+    if hvd.rank() == 0:
+        with pytest.raises(ValueError, match="root_rank=9 does not exist"):
+            hvd.broadcast_async(FOUR, 9, name="x")
+    the_engine_goes_on("y")
+
+
+def test_a_refusal_that_nobody_waits_for() -> None:
+    run_ranks(refuse_alone, 2)
