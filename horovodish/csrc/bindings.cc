@@ -342,13 +342,15 @@ PYBIND11_MODULE(_native, module) {
           "plan",
           [](Engine& self, const std::string& name, int op, double prescale, double postscale,
              const std::vector<std::tuple<std::string, int, std::vector<int64_t>, size_t>>& members, int device,
-             int process_set) {
+             int process_set, size_t chunk_bytes, size_t segment_bytes) {
             Request shared;
             shared.name = name;
             shared.op = static_cast<ReduceOp>(op);
             shared.prescale = prescale;
             shared.postscale = postscale;
             shared.device = device;
+            shared.chunk_bytes = chunk_bytes;
+            shared.segment_bytes = segment_bytes;
             std::vector<BucketPlan::PlannedMember> planned;
             for (const auto& [member_name, dtype, shape, bucket] : members) {
               planned.push_back({{member_name, static_cast<DType>(dtype), shape}, bucket});
@@ -356,7 +358,8 @@ PYBIND11_MODULE(_native, module) {
             return std::make_unique<BucketPlan>(self, shared, planned, process_set);
           },
           py::arg("name"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("members"),
-          py::arg("device"), py::arg("process_set") = 0, py::keep_alive<0, 1>())
+          py::arg("device"), py::arg("process_set") = 0, py::arg("chunk_bytes") = 0, py::arg("segment_bytes") = 0,
+          py::keep_alive<0, 1>())
       .def("lateness",
            [](Engine& self, int process_set) {
              std::vector<std::tuple<std::string, uint64_t, double, double>> result;

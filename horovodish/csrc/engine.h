@@ -5,6 +5,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -54,8 +55,10 @@ struct EngineConfig {
   static constexpr size_t kSlots = MpiTags::kSlots;
   // Process sets that may be alive at once, the global one included. Only memory that is used costs anything.
   static constexpr size_t kRegions = 64;
+  // A request may ask for chunks as large as this, whatever the settings say.
+  static constexpr size_t kLargestChunkBytes = 1 << 20;
   static ArenaLayout arena_layout(size_t local_ranks, size_t chunk_bytes) {
-    return {local_ranks, chunk_bytes, kSlots, kRegions};
+    return {local_ranks, std::max(chunk_bytes, kLargestChunkBytes), kSlots, kRegions};
   }
 };
 

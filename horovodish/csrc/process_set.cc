@@ -87,7 +87,8 @@ void ProcessSet::connect(Arena* arena) {
     if (hosts.size() > 1) {
       across.emplace(Across{*config_.mpi, hosts, host, MpiTags(config_.generation), options_.ring_segment_bytes});
     }
-    stream = std::make_unique<SharedMemoryPlane>(*arena, config_.region, config_.local, own, across, on_complete);
+    stream = std::make_unique<SharedMemoryPlane>(*arena, config_.region, config_.local, own, options_.chunk_bytes,
+                                                 across, on_complete);
   }
   if (hosts.size() > 1) {
     ring = std::make_unique<MpiRingPlane>(*config_.mpi, config_.own, size, config_.generation,

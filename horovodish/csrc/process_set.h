@@ -37,8 +37,8 @@ struct ProcessSetConfig {
 };
 
 struct EngineOptions {
-  size_t chunk_bytes = 0;             // of the shared-memory plane
-  size_t ring_segment_bytes = 0;      // of a message between hosts
+  size_t chunk_bytes = 0;             // of the shared-memory plane, where a request does not say otherwise
+  size_t ring_segment_bytes = 0;      // of a message between hosts, in the same way
   size_t cache_capacity = 0;          // entries of the response cache
   std::chrono::microseconds spin{0};  // how long a waiting caller spins before it sleeps
   StallInspector::Options stall;

@@ -23,6 +23,10 @@ std::string number_text(double value) {
   return stream.str();
 }
 
+std::string pair_text(size_t chunk, size_t segment) {
+  return std::to_string(chunk) + " and " + std::to_string(segment) + " bytes";
+}
+
 std::string place_text(int device) { return device < 0 ? "host memory" : "a CUDA device"; }
 
 struct Difference {
@@ -75,6 +79,10 @@ Difference first_difference(const Request& a, const Request& b) {
     return {a.name, "postscale_factor", number_text(a.postscale), number_text(b.postscale),
             "pass the same postscale_factor on every rank"};
   }
+  if (a.chunk_bytes != b.chunk_bytes || a.segment_bytes != b.segment_bytes) {
+    return {a.name, "chunks and segments", pair_text(a.chunk_bytes, a.segment_bytes),
+            pair_text(b.chunk_bytes, b.segment_bytes), "let every rank use the tuned values from the same step on"};
+  }
   return {a.name, "device", place_text(a.device), place_text(b.device),
           "keep the tensor on the same kind of device on every rank"};
 }
@@ -98,6 +106,8 @@ std::string Request::signature() const {
   writer.real(postscale);
   writer.signed_number(root);
   writer.number(device < 0 ? 0 : 1);  // ranks use different ordinals for "my GPU"
+  writer.number(chunk_bytes);
+  writer.number(segment_bytes);
   writer.number(members.size());
   for (const Member& member : members) {
     writer.text(member.name);
@@ -119,6 +129,8 @@ Request Request::decode(std::string_view signature) {
   request.postscale = reader.real();
   request.root = static_cast<int>(reader.signed_number());
   request.device = reader.number() == 0 ? -1 : 0;
+  request.chunk_bytes = reader.number();
+  request.segment_bytes = reader.number();
   request.members.resize(reader.number());
   for (Member& member : request.members) {
     member.name = reader.text();

@@ -1,6 +1,7 @@
 // What a rank asks for: one collective over one tensor, or over the tensors of a bucket that are negotiated as a unit.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -31,6 +32,9 @@ struct Request {
   double postscale = 1.0;
   int root = 0;     // of a broadcast
   int device = -1;  // -1: host memory, otherwise the CUDA ordinal
+  // How it moves, where that is not left to the settings; 0 where it is.
+  size_t chunk_bytes = 0;    // within a host
+  size_t segment_bytes = 0;  // between hosts that have one rank each
   std::vector<Member> members;
   std::string refusal;  // why this rank cannot take part, so that no rank waits for it; empty when it can
 

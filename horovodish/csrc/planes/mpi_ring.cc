@@ -38,7 +38,9 @@ void MpiRingPlane::start(std::shared_ptr<Operation> operation) { waiting_.push_b
 Progress MpiRingPlane::advance() {
   bool progressed = false;
   while (!waiting_.empty() && running_.size() < kWindow) {
-    const MpiEnvironment environment{mpi_, everybody_, rank_, tags_.operation(started_++), segment_bytes_};
+    const size_t wanted = waiting_.front()->request->segment_bytes;
+    const MpiEnvironment environment{mpi_, everybody_, rank_, tags_.operation(started_++),
+                                     wanted == 0 ? segment_bytes_ : wanted};
     running_.push_back({waiting_.front(), make_mpi_task(waiting_.front(), environment)});
     waiting_.pop_front();
     progressed = true;

@@ -24,9 +24,10 @@ MpiEnvironment Across::ring(uint64_t sequence, size_t shard, const std::function
 }
 
 SharedMemoryPlane::SharedMemoryPlane(Arena& arena, size_t region, const std::vector<size_t>& local, size_t own,
-                                     std::optional<Across> across, OnComplete on_complete)
+                                     size_t chunk_bytes, std::optional<Across> across, OnComplete on_complete)
     : own_(own),
-      chunk_bytes_(arena.layout().chunk_bytes),
+      chunk_bytes_(chunk_bytes),
+      slot_bytes_(arena.layout().chunk_bytes),
       across_(std::move(across)),
       on_complete_(std::move(on_complete)),
       slots_(arena.layout().slots),
@@ -52,7 +53,9 @@ SharedMemoryPlane::~SharedMemoryPlane() {
 }
 
 void SharedMemoryPlane::start(std::shared_ptr<Operation> operation) {
-  auto tasks = make_stream_tasks(operation, {own_, counters_.size(), chunk_bytes_, across_ ? &*across_ : nullptr});
+  const size_t wanted = operation->request->chunk_bytes;
+  const size_t chunk_bytes = wanted == 0 ? chunk_bytes_ : std::min(wanted, slot_bytes_);
+  auto tasks = make_stream_tasks(operation, {own_, counters_.size(), chunk_bytes, across_ ? &*across_ : nullptr});
   items_.push_back({std::move(operation), std::move(tasks)});
 }
 

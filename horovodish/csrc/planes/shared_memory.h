@@ -66,7 +66,7 @@ class SharedMemoryPlane : public Plane {
  public:
   // `local`: the plane's ranks as local ranks of the arena; `own`: this rank's index among them.
   // `across`: none when all ranks are on this host.
-  SharedMemoryPlane(Arena& arena, size_t region, const std::vector<size_t>& local, size_t own,
+  SharedMemoryPlane(Arena& arena, size_t region, const std::vector<size_t>& local, size_t own, size_t chunk_bytes,
                     std::optional<Across> across, OnComplete on_complete);
   ~SharedMemoryPlane() override;
 
@@ -102,7 +102,7 @@ class SharedMemoryPlane : public Plane {
   void announce(std::atomic<uint64_t> StreamCounters::* counter, uint64_t sequence);
   const StreamTask::Slots& slots_of(uint64_t sequence) const { return slots_[sequence % slots_.size()]; }
 
-  const size_t own_, chunk_bytes_;
+  const size_t own_, chunk_bytes_, slot_bytes_;
   const std::optional<Across> across_;
   std::vector<StreamCounters*> counters_;  // by rank of the plane
   std::vector<Doorbell*> peers_;

@@ -1,0 +1,192 @@
+"""Finds the fusion threshold and the chunk sizes that move most gradient bytes per second, while training goes on.
+
+A *sample* is a number of steps with one tuning. The ranks average what they have measured, so that all of them take the
+same decision at the same step. While the search goes on, the bits of a result depend on it; afterwards they do not.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+
+from horovodish import basics
+from horovodish.collectives import Average, allreduce, generated_name
+from horovodish.errors import SettingError
+from horovodish.settings import Settings
+
+__all__ = ["Tuner", "Tuning", "search"]
+
+CHOICES: Mapping[str, Sequence[float]] = {
+    "fusion_threshold_mb": (1, 2, 4, 8, 16, 32, 64, 128),
+    "chunk_kb": (64, 128, 256, 512, 1024),
+    "ring_segment_kb": (128, 256, 512, 1024, 2048),
+}
+"""What is tried of each setting, besides where the search starts."""
+
+WORTH = 0.02
+"""A tuning is better when it moves this much more: less is noise."""
+_FINAL_SAMPLES = 3
+# The first step with new buckets negotiates them in full, and the one after it watches in which order they fill.
+_UNUSUAL_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """One value of each setting that is tuned; see `horovodish.settings` for what they mean."""
+
+    fusion_threshold_mb: float
+    chunk_kb: float
+    ring_segment_kb: float
+
+
+def search(start: Tuning, choices: Mapping[str, Sequence[float]]) -> Generator[Tuning, float, Tuning]:
+    """Climbs from `start`, one setting after the other, then measures the best against the start once more.
+
+    Yields tunings to be measured, and is sent the bytes per second of each. Pure.
+
+    Args:
+        start: what there is without tuning.
+        choices: by field of `Tuning`, what to try.
+
+    Returns:
+        The best tuning; `start` unless another one is better by `WORTH` in the last measurements as well.
+
+    Example:
+        >>> candidates = search(start, {"fusion_threshold_mb": (8, 16, 32)})
+        >>> tuning = next(candidates)
+        >>> tuning = candidates.send(measured(tuning))
+    """
+    best, best_speed = start, (yield start)
+    for name, values in choices.items():
+        ladder = sorted({*values, getattr(start, name)})
+        origin = ladder.index(getattr(start, name))
+        for direction in (ladder[origin + 1 :], ladder[:origin][::-1]):
+            climbed = False
+            for value in direction:
+                candidate = replace(best, **{name: value})
+                speed = yield candidate
+                if speed <= best_speed * (1 + WORTH):
+                    break
+                best, best_speed, climbed = candidate, speed, True
+            if climbed:
+                break
+    if best == start:
+        return start
+    speeds: dict[Tuning, list[float]] = {start: [], best: []}
+    for _ in range(_FINAL_SAMPLES):
+        for tuning, measured in speeds.items():
+            measured.append((yield tuning))
+    usual, tuned = (statistics.median(measured) for measured in speeds.values())
+    return best if tuned > usual * (1 + WORTH) else start
+
+
+class Tuner:
+    """The search for one set of gradients. Every rank has one and reports each step to it.
+
+    Args:
+        name: of the gradients, for the log.
+        knobs: where the search starts, how many steps a sample has, and where rank 0 writes the log: a CSV file with
+            a line for every sample.
+
+    Attributes:
+        tuning: how the next step is to be reduced.
+
+    Raises:
+        SettingError: the log cannot be written.
+    """
+
+    def __init__(self, name: str, knobs: Settings):
+        self._name = name
+        self._steps_per_sample = knobs.autotune_steps_per_sample
+        self._warmup_samples = knobs.autotune_warmup_samples
+        self._log = _log(knobs.autotune_log) if basics.rank() == 0 else None
+        start = Tuning(*(getattr(knobs, field.name) for field in fields(Tuning)))
+        self._search: Generator[Tuning, float, Tuning] | None = search(start, _choices_here())
+        self.tuning = next(self._search)
+        self._last_step: float | None = None
+        self._seconds: list[float] = []
+        self._unusual_steps = _UNUSUAL_STEPS
+        self._samples = 0
+
+    def step_done(self, step_bytes: int) -> bool:
+        """Report a step. Collective at the end of a sample; the ranks' steps are the same steps.
+
+        Args:
+            step_bytes: what was reduced in it.
+
+        Returns:
+            Whether `tuning` is another one from now on.
+        """
+        if self._search is None:
+            return False
+        now = time.perf_counter()
+        began, self._last_step = self._last_step, now
+        if began is None:
+            return False
+        if self._unusual_steps:
+            self._unusual_steps -= 1
+            return False
+        self._seconds.append(now - began)
+        if len(self._seconds) < self._steps_per_sample:
+            return False
+        before = self.tuning
+        self._next_sample(step_bytes)
+        self._last_step = time.perf_counter()
+        return self.tuning != before
+
+    def _next_sample(self, step_bytes: int) -> None:
+        assert self._search is not None
+        # The median, because a step may have been held up by an evaluation or a checkpoint.
+        own = np.array(statistics.median(self._seconds))
+        seconds = float(allreduce(own, op=Average, name=generated_name("autotune")))
+        self._seconds.clear()
+        speed = step_bytes / seconds
+        self._write("warm-up" if self._samples < self._warmup_samples else "sample", speed, seconds)
+        self._samples += 1
+        if self._samples <= self._warmup_samples:
+            return
+        before = self.tuning
+        try:
+            self.tuning = self._search.send(speed)
+        except StopIteration as found:
+            self._search, self.tuning = None, found.value
+            self._write("chosen", None, None)
+        self._unusual_steps = _UNUSUAL_STEPS if self.tuning != before else 0
+
+    def _write(self, what: str, speed: float | None, seconds: float | None) -> None:
+        if self._log is None:
+            return
+        with self._log.open("a", newline="") as file:
+            writer = csv.writer(file)
+            if file.tell() == 0:
+                header = ["gradients", "what", *asdict(self.tuning), "bytes_per_second", "seconds_per_step"]
+                writer.writerow(header)
+            figures = [None if value is None else f"{value:.6g}" for value in (speed, seconds)]
+            writer.writerow([self._name, what, *asdict(self.tuning).values(), *figures])
+
+
+def _choices_here() -> dict[str, Sequence[float]]:
+    """The settings that matter where the ranks are: chunks within a host, segments between hosts of one rank each."""
+    hosts = basics.running().engine_place.hosts
+    without = {"chunk_kb"} if all(len(ranks) == 1 for ranks in hosts) else {"ring_segment_kb"}
+    return {name: values for name, values in CHOICES.items() if name not in without}
+
+
+def _log(path: str) -> Path | None:
+    if not path:
+        return None
+    log = Path(path)
+    try:
+        log.write_text("")
+    except OSError as error:
+        raise SettingError(
+            f"HOROVODISH_AUTOTUNE_LOG={path!r}: the log cannot be written ({error}); name a file in a folder that"
+            " exists"
+        ) from error
+    return log
