@@ -10,6 +10,7 @@
 #include "engine.h"
 #include "mpi_exit.h"
 #include "planes/schedule.h"
+#include "tree.h"
 
 namespace py = pybind11;
 
@@ -222,7 +223,20 @@ void bind_negotiation(py::module_& module) {
              }
              return result;
            })
-      .def("cached", &Negotiation::cached);
+      .def("cached", &Negotiation::cached)
+      .def("full_requests", &Negotiation::full_requests);
+}
+
+void bind_tree(py::module_& module) {
+  module.def(
+      "tree_node",
+      [](const HostIndices& hosts, int index) {
+        const TreeNode node = tree_node(hosts, index);
+        return py::make_tuple(node.parent, node.children);
+      },
+      py::arg("hosts"), py::arg("index"));
+  module.def("subtree", &subtree, py::arg("hosts"), py::arg("index"));
+  module.attr("TREE_ARITY") = kTreeArity;
 }
 
 void bind_schedules(py::module_& module) {
@@ -368,11 +382,13 @@ PYBIND11_MODULE(_native, module) {
              }
              return result;
            })
+      .def("full_requests", &Engine::full_requests, py::arg("process_set"), py::call_guard<py::gil_scoped_release>())
       .def("take_settled", &Engine::take_settled)
       .def("stop", &Engine::stop, py::arg("failed"), py::arg("reason"), py::call_guard<py::gil_scoped_release>());
 
   py::module_ testing = module.def_submodule("testing", "Parts of the engine without I/O, for its tests.");
   bind_negotiation(testing);
+  bind_tree(testing);
   bind_schedules(testing);
 }
 

@@ -123,10 +123,19 @@ bool Engine::wait(const Handle& handle, std::chrono::nanoseconds limit) {
 
 std::vector<Lateness> Engine::lateness(int process_set) {
   const SeatHold hold(seat_);
-  const auto found = process_sets_.find(process_set);
-  if (found == process_sets_.end())
-    throw std::invalid_argument("there is no process set " + std::to_string(process_set));
-  return found->second->lateness();
+  return this->process_set(process_set).lateness();
+}
+
+uint64_t Engine::full_requests(int process_set) {
+  const SeatHold hold(seat_);
+  return this->process_set(process_set).full_requests();
+}
+
+// The caller holds the seat.
+ProcessSet& Engine::process_set(int id) {
+  const auto found = process_sets_.find(id);
+  if (found == process_sets_.end()) throw std::invalid_argument("there is no process set " + std::to_string(id));
+  return *found->second;
 }
 
 std::vector<uint64_t> Engine::take_settled() {

@@ -91,6 +91,8 @@ class Engine {
 
   // How late the ranks below this one in a process set were.
   std::vector<Lateness> lateness(int process_set);
+  // How many operations of this rank the response cache of a process set did not know.
+  uint64_t full_requests(int process_set);
 
   // Handles settled since the last call.
   std::vector<uint64_t> take_settled();
@@ -111,6 +113,7 @@ class Engine {
   bool turn();
   bool take_submissions();
   bool busy() const;
+  ProcessSet& process_set(int id);
   void drive_until(const Handle& handle, Clock::time_point deadline);
   void leave_seat();
   std::optional<std::chrono::nanoseconds> nap() const;

@@ -1,6 +1,7 @@
 #include "negotiation.h"
 
 #include <algorithm>
+#include <map>
 
 #include "request.h"
 
@@ -9,15 +10,34 @@ namespace horovodish {
 namespace {
 
 // Records of the messages that travel up and down the tree.
-enum class Up : uint64_t { ready, ready_with, request, joined, waiting, lost, told };
-enum class Down : uint64_t { execute, execute_with, execute_new, forget, fail, join_done, lost, ask };
+enum class Up : uint64_t {
+  ready = Records::kOne,
+  ready_run = Records::kRun,
+  ready_with,
+  request,
+  joined,
+  waiting,
+  lost,
+  told
+};
+enum class Down : uint64_t {
+  execute = Records::kOne,
+  execute_run = Records::kRun,
+  execute_with,
+  execute_new,
+  forget,
+  fail,
+  join_done,
+  lost,
+  ask
+};
 
 constexpr ResponseCache::Id kNotCached = 0;
 constexpr size_t kShownTensors = 5;  // in a message about tensors that wait
 
 template <class Record>
-void begin(Writer& writer, Record record) {
-  writer.number(static_cast<uint64_t>(record));
+void begin(Records& records, Record record) {
+  records.begin(static_cast<uint64_t>(record));
 }
 
 Mask intersection(const Mask& a, const Mask& b) {
@@ -60,6 +80,7 @@ void Negotiation::submit(std::string_view name, std::string_view signature, cons
   if (id && *cache_.signature(*id) == signature && !by_name_.contains(std::string(name))) {
     state_id(0, *id, {}, absent);
   } else {
+    ++full_requests_;
     state_request(0, name, {{std::string(signature), participants_[0]}}, {}, absent);
   }
 }
@@ -102,6 +123,11 @@ void Negotiation::from_child(size_t child, std::string_view message) {
       case Up::ready:
         state_id(child, static_cast<Id>(reader.number()), {}, {});
         break;
+      case Up::ready_run: {
+        const auto first = static_cast<Id>(reader.number()), count = static_cast<Id>(reader.number());
+        for (Id i = 0; i < count; ++i) state_id(child, first + i, {}, {});
+        break;
+      }
       case Up::ready_with: {
         const auto id = static_cast<Id>(reader.number());
         const RankSet joined = RankSet::decode(reader);
@@ -147,6 +173,11 @@ void Negotiation::from_parent(std::string_view message) {
       case Down::execute:
         apply_execute(static_cast<Id>(reader.number()), 0, {});
         break;
+      case Down::execute_run: {
+        const auto first = static_cast<Id>(reader.number()), count = static_cast<Id>(reader.number());
+        for (Id i = 0; i < count; ++i) apply_execute(first + i, 0, {});
+        break;
+      }
       case Down::execute_with: {
         const auto id = static_cast<Id>(reader.number());
         const auto joined = static_cast<int>(reader.number());
@@ -266,6 +297,7 @@ void Negotiation::state_joined(size_t participant, int last_rank) {
   for (const auto& [name, pending] : by_name_) {
     if (complete(pending)) ready_names.push_back(name);
   }
+  std::sort(ready_names.begin(), ready_names.end());
   for (const std::string& name : ready_names) finish_request(name);
   check_joined();
 }
@@ -346,13 +378,11 @@ void Negotiation::finish_id(Id id) {
   pending.passed_up = true;
   const RankSet joined = joined_of(pending);
   const Mask absent = pending.absent.value_or(Mask{});
-  const bool plain = joined.empty() && absent.empty();
-  begin(up_, plain ? Up::ready : Up::ready_with);
+  if (joined.empty() && absent.empty()) return up_.id(id);
+  begin(up_, Up::ready_with);
   up_.number(id);
-  if (!plain) {
-    joined.encode(up_);
-    up_.text(absent);
-  }
+  joined.encode(up_);
+  up_.text(absent);
 }
 
 void Negotiation::finish_request(const std::string& name) {
@@ -398,7 +428,7 @@ void Negotiation::decide_execute_new(const std::string& name, const std::string&
   if (const auto old = cache_.find(name)) {
     apply_forget(*old);
   } else {
-    const auto space = cache_.make_room(victim);
+    const auto space = cache_.make_room(name, victim);
     if (space == ResponseCache::Room::evict) apply_forget(victim);
     room = space != ResponseCache::Room::none;
   }
@@ -406,10 +436,11 @@ void Negotiation::decide_execute_new(const std::string& name, const std::string&
 }
 
 void Negotiation::apply_execute(Id id, int joined, const Mask& absent) {
-  const bool plain = joined == 0 && absent.empty();
-  begin(down_, plain ? Down::execute : Down::execute_with);
-  down_.number(id);
-  if (!plain) {
+  if (joined == 0 && absent.empty()) {
+    down_.id(id);
+  } else {
+    begin(down_, Down::execute_with);
+    down_.number(id);
     down_.number(static_cast<uint64_t>(joined));
     down_.text(absent);
   }

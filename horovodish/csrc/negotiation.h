@@ -16,7 +16,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,8 +25,8 @@
 
 #include "loss.h"
 #include "rank_set.h"
+#include "records.h"
 #include "response_cache.h"
-#include "wire.h"
 
 namespace horovodish {
 
@@ -99,6 +98,8 @@ class Negotiation {
   std::deque<Decision> take_decisions() { return std::exchange(decisions_, {}); }
 
   size_t cached() const { return cache_.size(); }
+  // How many submissions of this rank were not by id.
+  uint64_t full_requests() const { return full_requests_; }
 
  private:
   using Id = ResponseCache::Id;
@@ -145,18 +146,19 @@ class Negotiation {
   const std::vector<RankSet> participants_;
   ResponseCache cache_;
   std::unordered_map<Id, Pending> by_id_;
-  std::map<std::string, Pending> by_name_;
+  std::unordered_map<std::string, Pending> by_name_;
   std::vector<bool> joined_;  // by participant
   int last_joined_ = -1;
   bool joined_sent_ = false;
   std::vector<std::optional<uint64_t>> waiting_;  // by participant: decisions it had seen when it began to wait
   uint64_t decisions_seen_ = 0;
   uint64_t last_serial_ = 0;
+  uint64_t full_requests_ = 0;
   double now_ = 0;
   std::vector<Lateness> lateness_;  // by participant
   std::optional<std::string> lost_;
   Loss loss_ = Loss::orderly;
-  Writer up_, down_;
+  Records up_, down_;
   std::deque<Decision> decisions_;
 };
 

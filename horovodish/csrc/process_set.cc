@@ -19,14 +19,13 @@ namespace horovodish {
 
 namespace {
 
-// Children per node of the tree of hosts.
-constexpr size_t kArity = 8;
 // Every rank waits and nothing is decided: after this time it is taken for a mistake and reported.
 constexpr std::chrono::seconds kStuckAfter{2};
 // MPI rings no doorbell. While something is under way the engine looks again after a nap that grows from the first to
 // the second value.
 constexpr std::chrono::microseconds kShortestNap{20}, kLongestNap{1000};
-// How long the engine of an idle rank sleeps where peers on other hosts cannot wake it.
+// How long the engine of an idle rank sleeps where peers on other hosts cannot wake it, or where it is between others in
+// the tree, whose news does not wake a rank that has nothing under way.
 constexpr std::chrono::milliseconds kIdleNap{500};
 
 ErrorKind kind_of(Loss loss) { return loss == Loss::stall ? ErrorKind::stalled : ErrorKind::rank_lost; }
@@ -49,28 +48,25 @@ void ProcessSet::connect(Arena* arena) {
   while (std::find(hosts[host].begin(), hosts[host].end(), config_.own) == hosts[host].end()) ++host;
   const std::vector<int>& local = hosts[host];
   const auto own = static_cast<size_t>(std::find(local.begin(), local.end(), config_.own) - local.begin());
-  const auto world_rank_of = [&](int index) { return config_.ranks[static_cast<size_t>(index)]; };
-  const auto local_edge = [&](size_t i) {
-    return Edge{world_rank_of(local[i]), std::make_unique<SharedMemoryLink>(*arena, config_.region, config_.local[i]),
-                config_.local[i]};
+  const auto edge = [&](int index) -> Edge {
+    const int rank = config_.ranks[static_cast<size_t>(index)];
+    const auto found = std::find(local.begin(), local.end(), index);
+    if (found == local.end()) {
+      return {rank, std::make_unique<MpiLink>(*config_.mpi, index, config_.generation), std::nullopt};
+    }
+    const size_t peer = config_.local[static_cast<size_t>(found - local.begin())];
+    return {rank, std::make_unique<SharedMemoryLink>(*arena, config_.region, peer), peer};
   };
 
+  const TreeNode node = tree_node(hosts, config_.own);
   std::vector<RankSet> participants{RankSet(world_rank())};
-  if (own == 0) {
-    for (size_t i = 1; i < local.size(); ++i) {
-      participants.emplace_back(world_rank_of(local[i]));
-      children_.push_back(local_edge(i));
-    }
-    for (size_t child = host * kArity + 1; child <= (host + 1) * kArity && child < hosts.size(); ++child) {
-      participants.push_back(subtree(child));
-      children_.push_back(mpi_edge(child));
-    }
-    if (host > 0) parent_ = mpi_edge((host - 1) / kArity);
-  } else {
-    parent_ = local_edge(0);
+  for (const int child : node.children) {
+    participants.push_back(ranks_from(child));
+    children_.push_back(edge(child));
   }
+  if (node.parent) parent_ = edge(*node.parent);
   if (!parent_ && options_.stall.warning + options_.stall.shutdown > StallInspector::Seconds(0)) {
-    stall_.emplace(options_.stall, subtree(host));
+    stall_.emplace(options_.stall, ranks_from(config_.own));
   }
   const auto size = static_cast<int>(config_.ranks.size());
   negotiation_ = std::make_unique<Negotiation>(!parent_, std::move(participants), options_.cache_capacity);
@@ -103,20 +99,11 @@ void ProcessSet::connect(Arena* arena) {
   }
 }
 
-// The ranks of host `host` and of the hosts below it in the tree.
-RankSet ProcessSet::subtree(size_t host) const {
+// The world ranks of the subtree of `index`.
+RankSet ProcessSet::ranks_from(int index) const {
   RankSet ranks;
-  for (const int index : config_.hosts[host]) ranks.add(RankSet(config_.ranks[static_cast<size_t>(index)]));
-  for (size_t child = host * kArity + 1; child <= (host + 1) * kArity && child < config_.hosts.size(); ++child) {
-    ranks.add(subtree(child));
-  }
+  for (const int below : subtree(config_.hosts, index)) ranks.add(RankSet(config_.ranks[static_cast<size_t>(below)]));
   return ranks;
-}
-
-ProcessSet::Edge ProcessSet::mpi_edge(size_t host) const {
-  const int peer = config_.hosts[host][0];
-  return {config_.ranks[static_cast<size_t>(peer)], std::make_unique<MpiLink>(*config_.mpi, peer, config_.generation),
-          std::nullopt};
 }
 
 void ProcessSet::submit(std::shared_ptr<Operation> operation) {
@@ -143,7 +130,7 @@ std::optional<std::chrono::nanoseconds> ProcessSet::nap() const {
     return std::min(kShortestNap * (1 + fruitless_turns_ / 8), kLongestNap);
   std::optional<Nanoseconds> nap;
   const auto at_most = [&](Nanoseconds limit) { nap = std::min(nap.value_or(limit), limit); };
-  if (config_.mpi) at_most(kIdleNap);
+  if (config_.mpi || (parent_ && !children_.empty())) at_most(kIdleNap);
   if (!stuck_text_.empty()) at_most(kStuckAfter);
   if (stall_ && negotiation_->anything_pending()) at_most(std::chrono::duration_cast<Nanoseconds>(stall_->interval()));
   if (!stall_ && !undecided_.empty() && options_.stall.warning.count() > 0) {

@@ -21,6 +21,7 @@
 #include "peer_watch.h"
 #include "planes/plane.h"
 #include "stall.h"
+#include "tree.h"
 
 namespace horovodish {
 
@@ -69,6 +70,7 @@ class ProcessSet {
   bool advance_farewell();
 
   const std::vector<Lateness>& lateness() const { return negotiation_->lateness(); }
+  uint64_t full_requests() const { return negotiation_->full_requests(); }
   int world_rank() const { return config_.ranks[static_cast<size_t>(config_.own)]; }
   size_t region() const { return config_.region; }
 
@@ -83,8 +85,7 @@ class ProcessSet {
 
   void connect(Arena* arena);
   bool needed() const;
-  RankSet subtree(size_t host) const;
-  Edge mpi_edge(size_t host) const;
+  RankSet ranks_from(int index) const;
   bool read(Edge& edge, std::optional<size_t> child);
   void send_messages();
   void apply_decisions();

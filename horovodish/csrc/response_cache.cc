@@ -1,12 +1,13 @@
 #include "response_cache.h"
 
+#include <functional>
 #include <iterator>
 
 namespace horovodish {
 
 namespace {
-// An entry may be evicted once this many times the capacity was used without it: several steps of any model that fits.
-constexpr uint64_t kIdleCapacities = 4;
+// Tensors that were refused are forgotten when they are this many: names may be new for ever.
+constexpr size_t kRefused = 1 << 16;
 }  // namespace
 
 std::optional<ResponseCache::Id> ResponseCache::find(std::string_view name) const {
@@ -20,12 +21,20 @@ const std::string* ResponseCache::signature(Id id) const {
   return found == entries_.end() ? nullptr : &found->second.signature;
 }
 
-ResponseCache::Room ResponseCache::make_room(Id& victim) {
-  ++uses_;
+ResponseCache::Room ResponseCache::make_room(std::string_view name, Id& victim) {
   if (entries_.size() < capacity_) return Room::free;
   if (by_use_.empty()) return Room::none;
+  const size_t key = std::hash<std::string_view>{}(name);
   victim = by_use_.front();
-  return uses_ - entries_.at(victim).last_use > kIdleCapacities * capacity_ ? Room::evict : Room::none;
+  if (const auto found = refused_.find(key);
+      found != refused_.end() && entries_.at(victim).last_use < found->second.before) {
+    refused_.erase(found);
+    return Room::evict;
+  }
+  if (refused_.size() == kRefused) refused_.clear();
+  Refused& refused = refused_[key];
+  refused = {++uses_, refused.last};
+  return Room::none;
 }
 
 void ResponseCache::insert(Id id, std::string_view name, std::string_view signature) {

@@ -23,11 +23,11 @@ class ResponseCache {
   const std::string& name(Id id) const { return entries_.at(id).name; }
   size_t size() const { return entries_.size(); }
 
-  // Coordinator, once per tensor that is not cached: may it enter? With `evict`, after `victim` has left. Never at the
-  // cost of an entry used lately: a working set larger than the cache keeps what it has instead of replacing all of it
-  // each step.
+  // Coordinator, each time that a tensor is not cached: may it enter? With `evict`, after `victim` has left, which was
+  // not used while this tensor was asked for three times. Whatever a training step uses in whatever order is used once in
+  // between, so a working set larger than the cache keeps what it has instead of replacing all of it each step.
   enum class Room { free, evict, none };
-  Room make_room(Id& victim);
+  Room make_room(std::string_view name, Id& victim);
 
   Id next_id() { return ++last_id_; }
   void insert(Id id, std::string_view name, std::string_view signature);
@@ -40,12 +40,16 @@ class ResponseCache {
     uint64_t last_use;
     std::list<Id>::iterator place;
   };
+  struct Refused {
+    uint64_t last = 0, before = 0;  // uses at which it was refused, 0: never
+  };
   size_t capacity_;
   Id last_id_ = 0;
   uint64_t uses_ = 0;
   std::list<Id> by_use_;  // least recently used first
   std::unordered_map<Id, Entry> entries_;
   std::unordered_map<std::string, Id> ids_;
+  std::unordered_map<size_t, Refused> refused_;  // by the hash of the name
 };
 
 }  // namespace horovodish

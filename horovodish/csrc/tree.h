@@ -1,0 +1,28 @@
+// The tree of ranks in which a process set negotiates.
+//
+// The ranks of a host stand below the first of them, and the first ranks of the hosts below that of the first host, both
+// with kTreeArity children per node: no rank has more than twice as many, however many ranks there are.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+namespace horovodish {
+
+constexpr size_t kTreeArity = 8;
+
+// Indices of a process set by host, each list ascending.
+using HostIndices = std::vector<std::vector<int>>;
+
+// A rank's neighbours in the tree.
+struct TreeNode {
+  std::optional<int> parent;  // none at the root, which is the first rank of the first host
+  std::vector<int> children;  // those on the same host come first
+};
+TreeNode tree_node(const HostIndices& hosts, int index);
+
+// A rank and all ranks below it.
+std::vector<int> subtree(const HostIndices& hosts, int index);
+
+}  // namespace horovodish

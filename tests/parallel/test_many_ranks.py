@@ -1,0 +1,72 @@
+"""More ranks on a host than a node of the negotiation's tree has children: some ranks stand between others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import horovodish as hvd
+from horovodish._native import testing
+from support.ranks import run_ranks, run_ranks_to_their_ends
+
+RANKS = testing.TREE_ARITY + 3
+BETWEEN = 1
+"""The rank above the last ones."""
+BELOW = RANKS - 1
+SUBTREE = (BETWEEN, BELOW - 1, BELOW)
+
+
+def collectives_in_turns() -> None:
+    hvd.init()
+    total = sum(range(hvd.size()))
+    for _ in range(3):
+        handles = [hvd.allreduce_async(np.full(5, hvd.rank() + i), op=hvd.Sum, name=f"sum {i}") for i in range(20)]
+        for i, handle in enumerate(handles):
+            np.testing.assert_array_equal(hvd.synchronize(handle), np.full(5, total + i * hvd.size()))
+        assert hvd.broadcast(np.full(3, hvd.rank()), BELOW, name="from below")[0] == BELOW
+        assert list(hvd.allgather(np.full(1, hvd.rank()), name="all")) == list(range(hvd.size()))
+
+
+def test_collectives() -> None:
+    assert testing.tree_node([list(range(RANKS))], BELOW)[0] == BETWEEN
+    run_ranks(collectives_in_turns, RANKS)
+
+
+def lose(victim: int) -> str:
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(hvd.RankLostError) as raised:
+        hvd.barrier()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("victim", [BETWEEN, BELOW])
+def test_every_rank_is_told_of_a_loss(victim: int) -> None:
+    outcomes = run_ranks_to_their_ends(lose, RANKS, args=(victim,))
+    assert outcomes.pop(victim).ended == "died"
+    for outcome in outcomes:
+        assert outcome.ended == "returned", outcome.output
+        assert f"rank {victim} has died" in outcome.result
+
+
+def submit_late(late_seconds: float) -> None:
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() in SUBTREE:
+        time.sleep(late_seconds)
+    hvd.allreduce(np.zeros(1), name="awaited")
+
+
+def test_a_report_says_what_ranks_below_an_idle_rank_do() -> None:
+    env = {"HOROVODISH_STALL_CHECK_WARNING_TIME_SECONDS": "2"}
+    first, *others = run_ranks_to_their_ends(submit_late, RANKS, args=(5.0,), env=env)
+    assert "'awaited' was submitted by" in first.output
+    for rank in SUBTREE:
+        assert f"rank {rank} has nothing under way" in first.output
+    assert [outcome.ended for outcome in others] == ["returned"] * (RANKS - 1)
