@@ -1,4 +1,4 @@
-# make dev | lint | types | test | demo | bench | test-pythons | test-mpich | test-sanitize | clean
+# make dev | lint | types | test | demo | bench | bench-hosts | test-pythons | test-mpich | test-sanitize | clean
 # The first of them makes .venv with everything that is needed; later ones only compile what has changed.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -14,7 +14,7 @@ WARNINGS := $(if $(CI),CPPFLAGS='-Werror')
 PIP := -m pip install --quiet --disable-pip-version-check
 NATIVE_FILES = $(shell find horovodish/csrc -name '*.cc' -o -name '*.h')
 
-.PHONY: dev lint types test demo bench test-pythons test-mpich test-sanitize clean
+.PHONY: dev lint types test demo bench bench-hosts test-pythons test-mpich test-sanitize clean
 .DEFAULT_GOAL := dev
 
 # An editable install needs no second run when only sources change; the extension does.
@@ -42,8 +42,12 @@ demo: dev
 	PATH="$(BIN):$$PATH" horovodish run -np 2 python examples/torch_digits.py
 
 bench: dev
-	PATH="$(BIN):$$PATH" horovodish run -np 2 python benchmarks/allreduce.py
+	for ranks in 2 4; do PATH="$(BIN):$$PATH" horovodish run -np $$ranks python benchmarks/allreduce.py || exit 1; done
 	PATH="$(BIN):$$PATH" horovodish run -np 2 python benchmarks/torch_step.py
+
+# Between two hosts, which are network namespaces; only root can make them.
+bench-hosts: dev
+	PATH="$(BIN):$$PATH" python benchmarks/two_hosts.py
 
 # The core's tests on the other interpreters of this machine, each in an environment of its own.
 test-pythons: $(OTHER_PYTHONS:%=test-python-%)

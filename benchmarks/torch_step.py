@@ -45,6 +45,7 @@ def conv() -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)), torch.randn(8, 3, 32, 32)
 
 
+WARM_UP_STEPS = 5
 MODELS = {make.__name__: make for make in (mlp, manysmall, transformer, conv)}
 
 
@@ -82,10 +83,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     options = parser.parse_args()
     peers.start()
-    peers.say(f"{peers.command()}\n{peers.machine()}\n")
+    peers.say(f"{peers.setup()}\n")
     peers.say(f"{'model':<12} {'contender':<11} {'min ms':>9} {'p50 ms':>9} {'p99 ms':>9}  ours/peer (p50)")
     for name in options.models:
-        seconds = peers.alternate(contenders(MODELS[name]), options.rounds, options.steps, warmup=5)
+        training = contenders(MODELS[name])
+        for step in training.values():
+            for _ in range(WARM_UP_STEPS):
+                step()
+        seconds = peers.alternate(training, options.rounds, dict.fromkeys(training, options.steps))
         ours = peers.percentile(seconds["horovodish"], 50)
         for contender, values in seconds.items():
             median = peers.percentile(values, 50)

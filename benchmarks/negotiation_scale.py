@@ -1,0 +1,146 @@
+"""What the negotiation costs rank 0 as the world grows:  python benchmarks/negotiation_scale.py
+
+Negotiates 1000 tensors among 2 to 512 ranks, as ranks of one host and as hosts of 8 ranks, in the loopback world: all
+ranks are state machines of one thread, and messages are handed over in memory. Counted is rank 0 alone: the messages
+and bytes that it receives and sends, and the CPU time of the work on them. The first step states every tensor in full;
+of the later ones, in which the response cache knows them, the median is shown.
+
+Half of the runs submit all tensors "together", before anybody looks at messages; the processor's caches are then
+emptied before each turn of rank 0, as by a training step. In the others each tensor is negotiated before the next is
+submitted, "in turn", which is what costs most; their CPU time grows a little with the memory of the ranks that are
+simulated in between. Then the same with response caches that are too small. Takes a minute and a C++ compiler.
+"""
+
+import argparse
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from machine import command, machine, write_csv
+
+TENSORS = 1000
+RANKS = [2**power for power in range(1, 10)]
+RANKS_PER_HOST = 8
+CACHE_RANKS = 64
+CAPACITY = 4096
+SMALL_CAPACITIES = [1000, 999, 500, 100, 0]
+STEPS = 8
+CSRC = Path(__file__).parent.parent / "horovodish" / "csrc"
+SOURCES = ["negotiation", "response_cache", "request", "rank_set", "tree"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a step at rank 0."""
+
+    ranks: int
+    ranks_per_host: int
+    capacity: int
+    submitted: str  # "together" or "in turn"
+    step: str  # "first" or "later"
+    messages_in: int
+    bytes_in: int
+    messages_out: int
+    bytes_out: int
+    cpu_us: float
+
+
+def compiled(folder: str) -> str:
+    """The program beside this script, built."""
+    program = str(Path(folder, "negotiation_scale"))
+    sources = [str(CSRC / f"{name}.cc") for name in SOURCES]
+    options = ["-std=c++20", "-O3", "-ffp-contract=off", f"-I{CSRC}"]
+    subprocess.run(["c++", *options, str(Path(__file__).with_suffix(".cc")), *sources, "-o", program], check=True)
+    return program
+
+
+def measured(program: str, ranks: int, ranks_per_host: int, capacity: int, submitted: str) -> Iterator[Cost]:
+    """The first step, and the median of the later ones."""
+    per_turn = TENSORS if submitted == "together" else 1
+    arguments = [ranks, ranks_per_host, TENSORS, capacity, STEPS, per_turn]
+    done = subprocess.run([program, *map(str, arguments)], check=True, capture_output=True, text=True)
+    first, *later = [[float(value) for value in line.split()] for line in done.stdout.splitlines()]
+    for step, values in (
+        ("first", first),
+        ("later", [statistics.median(column) for column in zip(*later, strict=True)]),
+    ):
+        counts = [int(value) for value in values[:4]]
+        yield Cost(ranks, ranks_per_host, capacity, submitted, step, *counts, cpu_us=values[4])
+
+
+def study(program: str) -> list[Cost]:
+    costs: list[Cost] = []
+    for ranks in RANKS:
+        for ranks_per_host in dict.fromkeys([ranks, min(ranks, RANKS_PER_HOST)]):
+            for submitted in ("together", "in turn"):
+                costs += measured(program, ranks, ranks_per_host, CAPACITY, submitted)
+    for capacity in SMALL_CAPACITIES:
+        costs += measured(program, CACHE_RANKS, RANKS_PER_HOST, capacity, "together")
+    return costs
+
+
+def table(costs: Sequence[Cost]) -> str:
+    lines = [
+        f"{TENSORS} tensors; rank 0 only, in one step",
+        f"{'ranks':>5} {'per host':>8} {'cache':>5} {'submitted':<9} {'step':<5} {'messages in':>11} {'out':>6} "
+        f"{'bytes in':>9} {'out':>9} {'CPU us':>8}",
+    ]
+    lines += [
+        f"{cost.ranks:>5} {cost.ranks_per_host:>8} {cost.capacity:>5} {cost.submitted:<9} {cost.step:<5} "
+        f"{cost.messages_in:>11} {cost.messages_out:>6} {cost.bytes_in:>9} {cost.bytes_out:>9} {cost.cpu_us:>8.0f}"
+        for cost in costs
+    ]
+    return "\n".join(lines)
+
+
+def plot(costs: Sequence[Cost], path: Path) -> None:
+    """Messages, bytes and CPU time over the number of ranks."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(15, 4.5))
+    quantities = {
+        "messages in and out": lambda cost: cost.messages_in + cost.messages_out,
+        "bytes in and out": lambda cost: cost.bytes_in + cost.bytes_out,
+        "CPU time, us": lambda cost: cost.cpu_us,
+    }
+    for axis, (label, quantity) in zip(axes, quantities.items(), strict=True):
+        for one_host in (True, False):
+            for step, submitted in (("first", "together"), ("later", "together"), ("later", "in turn")):
+                line = [
+                    cost
+                    for cost in costs
+                    if (cost.capacity, cost.step, cost.submitted) == (CAPACITY, step, submitted)
+                    and cost.ranks_per_host == (cost.ranks if one_host else min(cost.ranks, RANKS_PER_HOST))
+                ]
+                name = f"{'one host' if one_host else f'{RANKS_PER_HOST} per host'}, {step} step, {submitted}"
+                style = {"marker": "o" if one_host else "s", "linestyle": "-" if one_host else "--"}
+                color = {"first": "C3", "later": "C0"}[step] if submitted == "together" else "C2"
+                axis.plot([cost.ranks for cost in line], list(map(quantity, line)), label=name, color=color, **style)
+        axis.set(xlabel="ranks", title=f"Rank 0, {TENSORS} tensors: {label}")
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--csv", type=Path, help="writes the figures there")
+    parser.add_argument("--plot", type=Path, help="draws them there, as PNG")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        costs = study(compiled(folder))
+    print(f"{command()}\n{machine()}\n\n{table(costs)}")
+    if options.csv:
+        write_csv(costs, options.csv)
+    if options.plot:
+        plot(costs, options.plot)
+
+
+if __name__ == "__main__":
+    main()
