@@ -181,10 +181,10 @@ void bind_negotiation(py::module_& module) {
       .def("join", &Negotiation::join)
       .def(
           "lost",
-          [](Negotiation& self, bool abort, const std::string& text) {
-            self.lost(abort ? Loss::abort : Loss::orderly, text);
+          [](Negotiation& self, bool failed, uint64_t finished, const std::string& text) {
+            self.lost({failed ? Loss::failed : Loss::left, finished, text});
           },
-          py::arg("abort"), py::arg("text"))
+          py::arg("failed"), py::arg("finished"), py::arg("text"))
       .def("ask", &Negotiation::ask)
       .def("tell", &Negotiation::tell, py::arg("rank"), py::arg("text"))
       .def("set_now", &Negotiation::set_now, py::arg("seconds"))
@@ -215,6 +215,7 @@ void bind_negotiation(py::module_& module) {
                entry["type"] = kTypes[static_cast<size_t>(decision.type)];
                entry["name"] = decision.name;
                entry["text"] = decision.text;
+               entry["number"] = decision.number;
                entry["joined"] = decision.joined_ranks;
                entry["rank"] = decision.rank;
                entry["absent"] = absent;

@@ -36,10 +36,15 @@ void Engine::add_process_set(int id, ProcessSetConfig config) {
   const auto on_settled = [this](const std::shared_ptr<Operation>& operation, const Error* error) {
     settle(operation, error);
   };
-  const SeatHold hold(seat_);
-  if (process_sets_.contains(id)) throw std::invalid_argument("process set " + std::to_string(id) + " exists already");
-  process_sets_[id] =
-      std::make_unique<ProcessSet>(std::move(config), config_.options, arena_.get(), peer_watch_.get(), on_settled);
+  {
+    const SeatHold hold(seat_);
+    if (process_sets_.contains(id)) {
+      throw std::invalid_argument("process set " + std::to_string(id) + " exists already");
+    }
+    process_sets_[id] =
+        std::make_unique<ProcessSet>(std::move(config), config_.options, arena_.get(), peer_watch_.get(), on_settled);
+  }
+  doorbell_->wake_engine();  // a set that lives on several hosts limits its sleep
 }
 
 bool Engine::process_set_busy(int id) {

@@ -2,14 +2,34 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+
+#include "wire.h"
 
 namespace horovodish {
 
 enum class Loss : uint64_t {
-  orderly,  // it has left with nothing under way
-  failed,   // so too, but because of an error: it will not finalize MPI
-  abort,    // what is being executed cannot be completed either
-  stall,    // nobody has gone, but some have waited for too long
+  left,    // a rank has left in order
+  failed,  // a rank has died, or leaves because of an error: it does not finalize MPI
+  stall,   // nobody has gone, but some have waited for too long
+};
+
+struct Lost {
+  Loss loss = Loss::left;
+  // Decisions up to this number, counted from 1, can still be carried out: the rank has done its part in them.
+  uint64_t finished = 0;
+  std::string text = {};
+
+  void encode(Writer& writer) const {
+    writer.number(static_cast<uint64_t>(loss));
+    writer.number(finished);
+    writer.text(text);
+  }
+  static Lost decode(Reader& reader) {
+    const auto loss = static_cast<Loss>(reader.number());
+    const uint64_t finished = reader.number();
+    return {loss, finished, std::string(reader.text())};
+  }
 };
 
 }  // namespace horovodish

@@ -73,7 +73,8 @@ Negotiation::Negotiation(bool root, std::vector<RankSet> participants, size_t ca
 
 void Negotiation::submit(std::string_view name, std::string_view signature, const Mask& absent) {
   if (lost_) {
-    decisions_.push_back({.type = Decision::Type::refuse, .name = std::string(name), .text = *lost_, .loss = loss_});
+    decisions_.push_back(
+        {.type = Decision::Type::refuse, .name = std::string(name), .text = lost_->text, .loss = lost_->loss});
     return;
   }
   const auto id = cache_.find(name);
@@ -94,11 +95,10 @@ void Negotiation::flush() {
 
 void Negotiation::join() { state_joined(0, participants_[0].first()); }
 
-void Negotiation::lost(Loss loss, std::string_view text) {
-  if (root_) return apply_lost(loss, text);
+void Negotiation::lost(const Lost& lost) {
+  if (root_) return apply_lost(lost);
   begin(up_, Up::lost);
-  up_.number(static_cast<uint64_t>(loss));
-  up_.text(text);
+  lost.encode(up_);
 }
 
 void Negotiation::ask() {
@@ -152,11 +152,9 @@ void Negotiation::from_child(size_t child, std::string_view message) {
       case Up::waiting:
         state_waiting(child, reader.number());
         break;
-      case Up::lost: {
-        const auto loss = static_cast<Loss>(reader.number());
-        lost(loss, reader.text());
+      case Up::lost:
+        lost(Lost::decode(reader));
         break;
-      }
       case Up::told: {
         const auto rank = static_cast<int>(reader.number());
         tell(rank, reader.text());
@@ -202,11 +200,9 @@ void Negotiation::from_parent(std::string_view message) {
       case Down::join_done:
         apply_join_done(static_cast<int>(reader.number()));
         break;
-      case Down::lost: {
-        const auto loss = static_cast<Loss>(reader.number());
-        apply_lost(loss, reader.text());
+      case Down::lost:
+        apply_lost(Lost::decode(reader));
         break;
-      }
       case Down::ask:
         ask();
         break;
@@ -451,8 +447,8 @@ void Negotiation::apply_execute(Id id, int joined, const Mask& absent) {
                         .name = cache_.name(id),
                         .signature = submitted ? std::string{} : *cache_.signature(id),
                         .joined_ranks = joined,
-                        .absent = absent});
-  ++decisions_seen_;
+                        .absent = absent,
+                        .number = ++decisions_seen_});
 }
 
 void Negotiation::apply_execute_new(Id id, std::string_view name, std::string_view signature, int joined,
@@ -470,8 +466,8 @@ void Negotiation::apply_execute_new(Id id, std::string_view name, std::string_vi
                         .name = std::string(name),
                         .signature = submitted ? std::string{} : std::string(signature),
                         .joined_ranks = joined,
-                        .absent = absent});
-  ++decisions_seen_;
+                        .absent = absent,
+                        .number = ++decisions_seen_});
 }
 
 void Negotiation::apply_forget(Id id) {
@@ -504,18 +500,15 @@ void Negotiation::apply_join_done(int last_rank) {
   ++decisions_seen_;
 }
 
-void Negotiation::apply_lost(Loss loss, std::string_view text) {
-  if (lost_ && loss < Loss::abort) return;
+void Negotiation::apply_lost(const Lost& lost) {
+  if (lost_ && lost.loss <= lost_->loss && lost.finished >= finished_) return;
   begin(down_, Down::lost);
-  down_.number(static_cast<uint64_t>(loss));
-  down_.text(text);
+  lost.encode(down_);
   by_id_.clear();
   by_name_.clear();
-  if (!lost_) {
-    lost_ = text;
-    loss_ = loss;
-  }
-  decisions_.push_back({.type = Decision::Type::lost, .text = *lost_, .loss = loss});
+  finished_ = lost_ ? std::min(finished_, lost.finished) : lost.finished;
+  if (!lost_) lost_ = lost;
+  decisions_.push_back({.type = Decision::Type::lost, .text = lost.text, .loss = lost.loss, .number = finished_});
 }
 
 }  // namespace horovodish

@@ -48,7 +48,7 @@ struct Decision {
     fail,       // `name` ends on every rank: they disagree as `text` says
     refuse,     // `name` ends: a rank was lost before, as `text` and `loss` say
     join_done,  // every rank has joined, `rank` last
-    lost,       // `text` says which rank has gone, `loss` how: whatever is undecided fails, now and later
+    lost,       // a rank has gone, as `text`, `loss` and `number` say: whatever is undecided fails, now and later
     stuck,      // root only: every rank waits, and not for the same; `text` says who waits for what
     asked,      // the root wants to know what this rank is doing: tell() it
     told,       // root only: what `rank` is doing
@@ -59,8 +59,9 @@ struct Decision {
   std::string signature = {};  // of an execute that this rank has not submitted, because it has joined
   int joined_ranks = 0;
   int rank = -1;
-  Loss loss = Loss::orderly;
+  Loss loss = Loss::left;
   Mask absent = {};
+  uint64_t number = 0;  // of an execute: its place in the order of decisions; of a loss: see Lost::finished
 };
 
 class Negotiation {
@@ -73,10 +74,10 @@ class Negotiation {
   void flush();  // says nothing when nothing of this rank is undecided
   void join();
 
-  // A rank has gone, as `text` says; `abort`: what is being executed cannot be completed either. Known first to this
-  // node, or the parent itself is the one that has gone.
-  void lost(Loss loss, std::string_view text);
-  void parent_lost(Loss loss, std::string_view text) { apply_lost(loss, text); }
+  // A rank has gone. Known first to this node, or the parent itself is the one that has gone.
+  void lost(const Lost& lost);
+  void parent_lost(const Lost& lost) { apply_lost(lost); }
+  uint64_t decisions_seen() const { return decisions_seen_; }
 
   bool anything_pending() const { return !by_id_.empty() || !by_name_.empty(); }
   // Of what is not decided yet, a number for what has waited longest, and a line for each of the first few.
@@ -140,7 +141,7 @@ class Negotiation {
   void apply_forget(Id id);
   void apply_fail(std::string_view name, std::string_view text);
   void apply_join_done(int last_rank);
-  void apply_lost(Loss loss, std::string_view text);
+  void apply_lost(const Lost& lost);
 
   const bool root_;
   const std::vector<RankSet> participants_;
@@ -156,8 +157,8 @@ class Negotiation {
   uint64_t full_requests_ = 0;
   double now_ = 0;
   std::vector<Lateness> lateness_;  // by participant
-  std::optional<std::string> lost_;
-  Loss loss_ = Loss::orderly;
+  std::optional<Lost> lost_;  // the first one
+  uint64_t finished_ = 0;     // the least of all that were lost
   Records up_, down_;
   std::deque<Decision> decisions_;
 };

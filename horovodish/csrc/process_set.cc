@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <limits>
 
 #include "links/mpi_link.h"
 #include "links/shared_memory_link.h"
@@ -29,6 +30,8 @@ constexpr std::chrono::microseconds kShortestNap{20}, kLongestNap{1000};
 constexpr std::chrono::milliseconds kIdleNap{500};
 
 ErrorKind kind_of(Loss loss) { return loss == Loss::stall ? ErrorKind::stalled : ErrorKind::rank_lost; }
+
+void warn(const std::string& text) { std::fprintf(stderr, "horovodish: warning: %s\n", text.c_str()); }
 
 double seconds_of(ProcessSet::Clock::time_point time) {
   return std::chrono::duration<double>(time.time_since_epoch()).count();
@@ -65,8 +68,8 @@ void ProcessSet::connect(Arena* arena) {
     children_.push_back(edge(child));
   }
   if (node.parent) parent_ = edge(*node.parent);
-  if (!parent_ && options_.stall.warning + options_.stall.shutdown > StallInspector::Seconds(0)) {
-    stall_.emplace(options_.stall, ranks_from(config_.own));
+  if (StallInspector::wanted(options_.stall)) {
+    stall_.emplace(options_.stall, parent_ ? RankSet() : ranks_from(config_.own));
   }
   const auto size = static_cast<int>(config_.ranks.size());
   negotiation_ = std::make_unique<Negotiation>(!parent_, std::move(participants), options_.cache_capacity);
@@ -118,6 +121,7 @@ void ProcessSet::submit(std::shared_ptr<Operation> operation) {
     return;
   }
   last_news_ = Clock::now();
+  ++news_;
   last_submitted_ = request.name;
   negotiation_->set_now(seconds_of(last_news_));
   negotiation_->submit(request.name, *operation->signature, operation->absent);
@@ -132,9 +136,8 @@ std::optional<std::chrono::nanoseconds> ProcessSet::nap() const {
   const auto at_most = [&](Nanoseconds limit) { nap = std::min(nap.value_or(limit), limit); };
   if (config_.mpi || (parent_ && !children_.empty())) at_most(kIdleNap);
   if (!stuck_text_.empty()) at_most(kStuckAfter);
-  if (stall_ && negotiation_->anything_pending()) at_most(std::chrono::duration_cast<Nanoseconds>(stall_->interval()));
-  if (!stall_ && !undecided_.empty() && options_.stall.warning.count() > 0) {
-    at_most(std::chrono::duration_cast<Nanoseconds>(options_.stall.warning / 2));
+  if (stall_ && (negotiation_->anything_pending() || !executing_.empty())) {
+    at_most(std::chrono::duration_cast<Nanoseconds>(stall_->interval()));
   }
   return nap;
 }
@@ -147,14 +150,13 @@ bool ProcessSet::turn() {
   apply_decisions();
   if (plane_) {
     try {
-      progressed |= plane_->advance() == Progress::progressed;
+      const bool moved = plane_->advance() == Progress::progressed;
+      news_ += moved;
+      progressed |= moved;
     } catch (const std::exception& error) {
-      const std::string text = "rank " + std::to_string(world_rank()) + ": " + error.what();
-      negotiation_->lost(Loss::abort, text);
-      negotiation_->parent_lost(Loss::abort, text);
-      send_messages();
-      apply_decisions();
+      fail_everywhere({.loss = Loss::failed, .text = "rank " + std::to_string(world_rank()) + ": " + error.what()});
     }
+    end_plane();
   }
   if (!progressed) inspect();
   if (!stuck_text_.empty()) report_stuck();
@@ -179,14 +181,13 @@ bool ProcessSet::read(Edge& edge, std::optional<size_t> child) {
   const auto& farewell = edge.link->farewell();
   if (!farewell && !dead) return progressed;
   edge.lost = true;
-  const Loss loss = farewell ? farewell->first : Loss::abort;
-  const std::string text = farewell ? farewell->second
-                                    : "rank " + std::to_string(edge.rank) +
-                                          " has died: it was killed or it crashed. See the end of its output.";
+  const std::string died =
+      "rank " + std::to_string(edge.rank) + " has died: it was killed or it crashed. See the end of its output.";
+  const Lost lost = farewell ? *farewell : Lost{.loss = Loss::failed, .text = died};
   if (child) {
-    negotiation_->lost(loss, text);
+    negotiation_->lost(lost);
   } else {
-    negotiation_->parent_lost(loss, text);
+    negotiation_->parent_lost(lost);
   }
   return true;
 }
@@ -209,6 +210,7 @@ void ProcessSet::apply_decisions() {
   for (const Decision& decision : negotiation_->take_decisions()) {
     if (decision.type < Decision::Type::stuck) {
       last_news_ = Clock::now();
+      ++news_;
       stuck_text_.clear();
     }
     switch (decision.type) {
@@ -221,19 +223,14 @@ void ProcessSet::apply_decisions() {
       case Decision::Type::refuse:
         fail(decision.name, {kind_of(decision.loss), decision.text});
         break;
-      case Decision::Type::lost: {
-        const Error error{kind_of(decision.loss), decision.text};
-        abandon_undecided(error);
-        if (decision.loss >= Loss::failed) do_not_finalize_mpi();
-        if (decision.loss >= Loss::abort) {
-          abandon_executing(error);
-          plane_.reset();
-        }
+      case Decision::Type::lost:
+        apply_lost(decision);
         break;
-      }
       case Decision::Type::asked:
+        if (parent_) ++news_;
         for (Edge& child : children_) child.link->nudge();
-        if (options_.stack_signal != 0 && undecided_.empty()) kill(getpid(), options_.stack_signal);
+        if (options_.stack_signal != 0 && undecided_.empty() && executing_.empty())
+          kill(getpid(), options_.stack_signal);
         negotiation_->tell(world_rank(), status());
         break;
       case Decision::Type::told:
@@ -266,12 +263,13 @@ void ProcessSet::fail(const std::string& name, const Error& error) {
 void ProcessSet::execute(const Decision& decision) {
   const auto found = undecided_.extract(decision.name);
   const auto operation = found.empty() ? neutral(decision.signature) : found.mapped();
+  operation->decision = decision.number;
   operation->absent = decision.absent;
   operation->contributors = static_cast<int>(config_.ranks.size()) - decision.joined_ranks;
   operation->any_joined = decision.joined_ranks > 0;
   const auto root = std::find(config_.ranks.begin(), config_.ranks.end(), operation->request->root);
   operation->root = static_cast<int>(root - config_.ranks.begin());
-  executing_.insert(operation);
+  executing_.emplace(decision.number, operation);
   plane_->start(operation);
 }
 
@@ -290,7 +288,7 @@ std::shared_ptr<Operation> ProcessSet::neutral(const std::string& signature) con
 }
 
 void ProcessSet::complete(const std::shared_ptr<Operation>& operation) {
-  executing_.erase(operation);
+  executing_.erase(operation->decision);
   settle_(operation, nullptr);
 }
 
@@ -306,24 +304,45 @@ void ProcessSet::abandon_undecided(const Error& error) {
 
 void ProcessSet::abandon_executing(const Error& error) {
   const auto executing = std::exchange(executing_, {});
-  for (const auto& operation : executing) settle_(operation, &error);
+  for (const auto& [number, operation] : executing) settle_(operation, &error);
+}
+
+void ProcessSet::apply_lost(const Decision& lost) {
+  if (lost.loss >= Loss::failed) do_not_finalize_mpi();
+  last_ = {lost.number, {kind_of(lost.loss), lost.text}};
+  abandon_undecided(last_->error);
+  end_plane();
+}
+
+// Once a rank is lost: what it has done its part in is completed, then the rest ends, and with it the plane.
+void ProcessSet::end_plane() {
+  if (!last_ || !plane_ || finished() < last_->decision) return;
+  plane_.reset();
+  abandon_executing(last_->error);
+}
+
+// The number of decisions that this rank has carried out.
+uint64_t ProcessSet::finished() const {
+  return executing_.empty() ? negotiation_->decisions_seen() : executing_.begin()->first - 1;
+}
+
+// For what this rank knows and its parent may not be able to pass on.
+void ProcessSet::fail_everywhere(const Lost& lost) {
+  negotiation_->lost(lost);
+  negotiation_->parent_lost(lost);
+  send_messages();
+  apply_decisions();
 }
 
 void ProcessSet::leave(bool failed, const std::string& reason, const Error& error) {
-  const Loss loss = needed() ? Loss::abort : failed ? Loss::failed : Loss::orderly;
+  const Lost lost{failed ? Loss::failed : Loss::left, finished(), reason};
+  plane_.reset();
   abandon_undecided(error);
   abandon_executing(error);
-  plane_.reset();
-  if (parent_ && !parent_->lost) parent_->link->send_farewell(loss, reason);
+  if (parent_ && !parent_->lost) parent_->link->send_farewell(lost);
   for (Edge& child : children_) {
-    if (!child.lost) child.link->send_farewell(loss, reason);
+    if (!child.lost) child.link->send_farewell(lost);
   }
-}
-
-// Peers may already be executing what this rank has submitted, but never what it has refused.
-bool ProcessSet::needed() const {
-  const auto submitted = [](const auto& entry) { return entry.second->request->refusal.empty(); };
-  return !executing_.empty() || join_ || std::any_of(undecided_.begin(), undecided_.end(), submitted);
 }
 
 bool ProcessSet::advance_farewell() {
@@ -339,36 +358,55 @@ bool ProcessSet::advance_farewell() {
 // While nothing moves: has somebody waited for too long?
 void ProcessSet::inspect() {
   const Clock::time_point now = Clock::now();
-  if (now < next_inspection_) return;
-  if (!stall_) {
-    // The root may be idle and asleep, and then does not know that it is waited for.
-    const bool waits = parent_ && !parent_->lost && !undecided_.empty() && options_.stall.warning.count() > 0;
-    next_inspection_ = now + std::chrono::duration_cast<Clock::duration>(options_.stall.warning / 4);
-    if (waits && now - last_news_ > options_.stall.warning / 2) parent_->link->nudge();
-    return;
-  }
+  if (!stall_ || now < next_inspection_) return;
   next_inspection_ = now + std::chrono::duration_cast<Clock::duration>(stall_->interval() / 2);
-  switch (stall_->look(now, negotiation_->oldest())) {
-    case StallInspector::Action::none:
-      return;
-    case StallInspector::Action::ask:
-      negotiation_->ask();
-      break;
-    case StallInspector::Action::report:
-      std::fprintf(stderr, "horovodish: warning: %s\n", stall_->report(now, negotiation_->describe_pending()).c_str());
-      return;
-    case StallInspector::Action::give_up:
-      negotiation_->lost(Loss::stall, stall_->report(now, negotiation_->describe_pending()));
-      break;
+  const StallInspector::Action action = stall_->look(now, waiting());
+  if (parent_) {
+    inspect_as_other(action, now);
+  } else {
+    inspect_as_root(action, now);
   }
+}
+
+void ProcessSet::inspect_as_root(StallInspector::Action action, Clock::time_point now) {
+  if (action == StallInspector::Action::report) warn(stall_->report(now, describe_waiting()));
+  if (action == StallInspector::Action::give_up)
+    negotiation_->lost({.loss = Loss::stall, .text = stall_->report(now, describe_waiting())});
+  if (action == StallInspector::Action::ask) negotiation_->ask();
   send_messages();
   apply_decisions();
   send_messages();
 }
 
+void ProcessSet::inspect_as_other(StallInspector::Action action, Clock::time_point now) {
+  const auto silence = [&] {
+    return stall_->report_silence(now, world_rank(), status(), parent_->rank, config_.ranks[0]);
+  };
+  // The root may be idle and asleep, and then does not know that it is waited for.
+  if (waiting() && !parent_->lost && now - last_news_ > stall_->interval()) parent_->link->nudge();
+  if (action == StallInspector::Action::report) warn(silence());
+  if (action == StallInspector::Action::give_up) fail_everywhere({.loss = Loss::stall, .text = silence()});
+}
+
+// What has waited longest, as a number that stays the same as long as nothing moves.
+std::optional<uint64_t> ProcessSet::waiting() const {
+  if (parent_) return undecided_.empty() && executing_.empty() ? std::nullopt : std::optional(news_);
+  if (const auto oldest = negotiation_->oldest()) return oldest;
+  return executing_.empty() ? std::nullopt : std::optional(std::numeric_limits<uint64_t>::max() - news_);
+}
+
+// At the root.
+std::string ProcessSet::describe_waiting() const {
+  std::string text = negotiation_->describe_pending();
+  if (executing_.empty()) return text;
+  if (!text.empty()) text += "; ";
+  return text + "'" + executing_.begin()->second->request->name + "' has been begun but not finished";
+}
+
 // What this rank is doing, for a report.
 std::string ProcessSet::status() const {
   const auto ago = std::to_string(std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - last_news_).count());
+  if (!executing_.empty()) return "is executing '" + executing_.begin()->second->request->name + "'";
   if (join_) return "has joined";
   if (!undecided_.empty()) {
     const auto more = undecided_.size() > 1 ? " and " + std::to_string(undecided_.size() - 1) + " more" : std::string();
@@ -380,7 +418,7 @@ std::string ProcessSet::status() const {
 
 void ProcessSet::report_stuck() {
   if (Clock::now() - stuck_since_ < kStuckAfter) return;
-  std::fprintf(stderr, "horovodish: warning: %s\n", stuck_text_.c_str());
+  warn(stuck_text_);
   stuck_text_.clear();
 }
 

@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "abi/mpi.h"
@@ -83,8 +83,13 @@ class ProcessSet {
     bool lost = false;
   };
 
+  // What can still be carried out, and what becomes of the rest.
+  struct Last {
+    uint64_t decision;
+    Error error;
+  };
+
   void connect(Arena* arena);
-  bool needed() const;
   RankSet ranks_from(int index) const;
   bool read(Edge& edge, std::optional<size_t> child);
   void send_messages();
@@ -94,8 +99,16 @@ class ProcessSet {
   std::shared_ptr<Operation> neutral(const std::string& signature) const;
   void abandon_undecided(const Error& error);
   void abandon_executing(const Error& error);
+  void apply_lost(const Decision& lost);
+  void end_plane();
+  uint64_t finished() const;
   void complete(const std::shared_ptr<Operation>& operation);
+  void fail_everywhere(const Lost& lost);
+  std::optional<uint64_t> waiting() const;
   void inspect();
+  void inspect_as_root(StallInspector::Action action, Clock::time_point now);
+  void inspect_as_other(StallInspector::Action action, Clock::time_point now);
+  std::string describe_waiting() const;
   std::string status() const;
   void report_stuck();
 
@@ -110,9 +123,11 @@ class ProcessSet {
   std::unordered_map<std::string, std::shared_ptr<Operation>> undecided_;
   // After a refusal the caller may use the name again before all ranks know of it.
   std::unordered_map<std::string, std::deque<std::shared_ptr<Operation>>> behind_refusal_;
-  std::unordered_set<std::shared_ptr<Operation>> executing_;
+  std::map<uint64_t, std::shared_ptr<Operation>> executing_;  // by the number of its decision
   std::shared_ptr<Operation> join_;      // null when this rank has not joined
-  std::optional<StallInspector> stall_;  // at the root
+  std::optional<Last> last_;             // once a rank is lost
+  std::optional<StallInspector> stall_;  // unless nobody wants to know
+  uint64_t news_ = 0;                    // counts what shows that this rank is not stuck, or that the root is not
   Clock::time_point last_news_{};        // the last submission or decision
   Clock::time_point next_inspection_{};
   std::string last_submitted_;

@@ -8,7 +8,15 @@ namespace horovodish {
 namespace {
 // What an answer may take; who has not answered by then is stopped or stuck.
 constexpr StallInspector::Seconds kAnswerTime{1.0};
+// How much later than the root another rank speaks. The root may be slow to learn that somebody waits.
+constexpr double kPatience = 1.5;
+constexpr StallInspector::Seconds kGrace = 3 * kAnswerTime;
 }  // namespace
+
+bool StallInspector::is_over(Seconds limit, Seconds waited) const {
+  if (limit <= Seconds(0)) return false;
+  return waited > (ranks_.empty() ? limit * kPatience + kGrace : limit);
+}
 
 StallInspector::Action StallInspector::look(Clock::time_point now, std::optional<uint64_t> oldest) {
   if (oldest != oldest_) {
@@ -19,8 +27,8 @@ StallInspector::Action StallInspector::look(Clock::time_point now, std::optional
     answers_.clear();
   }
   if (!oldest_) return Action::none;
-  if (options_.shutdown > Seconds(0) && now - since_ > options_.shutdown) return Action::give_up;
-  if (options_.warning > Seconds(0) && now - since_ > options_.warning && !asked_) {
+  if (is_over(options_.shutdown, now - since_)) return Action::give_up;
+  if (is_over(options_.warning, now - since_) && !asked_) {
     asked_ = now;
     return Action::ask;
   }
@@ -44,6 +52,15 @@ std::string StallInspector::report(Clock::time_point now, const std::string& pen
             " not answer: stopped, or stuck where the engine cannot run";
   }
   return text;
+}
+
+std::string StallInspector::report_silence(Clock::time_point now, int rank, const std::string& status, int parent,
+                                           int root) const {
+  const auto waited = static_cast<long>(std::lround(Seconds(now - since_).count()));
+  const std::string way = parent == root ? "" : " by way of rank " + std::to_string(parent);
+  return "rank " + std::to_string(rank) + " " + status + ", for " + std::to_string(waited) +
+         " s by now, and no answer comes from rank " + std::to_string(root) + way +
+         ": stopped, or stuck where the engine cannot run";
 }
 
 StallInspector::Seconds StallInspector::interval() const {

@@ -1,4 +1,5 @@
-// Ranks that wait for another one: who lags, what it is doing, and when to give up. On the root of a process set.
+// Ranks that wait for another one: who lags, what it is doing, and when to give up. The root of a process set inspects
+// for all; every other rank inspects for itself, with more patience, in case the root is the one that does not answer.
 #pragma once
 
 #include <chrono>
@@ -20,6 +21,8 @@ class StallInspector {
     Seconds warning{0};   // after which waiting is reported; 0: never
     Seconds shutdown{0};  // after which it ends in an error on every rank; 0: never
   };
+  static bool wanted(const Options& options) { return options.warning + options.shutdown > Seconds(0); }
+
   enum class Action {
     none,
     ask,      // every rank what it is doing
@@ -27,18 +30,22 @@ class StallInspector {
     give_up,  // report() has the reason
   };
 
+  // `ranks`: those that the root asks; none for another rank, which leaves the root the time to speak first.
   StallInspector(const Options& options, RankSet ranks) : options_(options), ranks_(std::move(ranks)) {}
 
   // `oldest`: a number for what has waited longest, nothing when nothing waits.
   Action look(Clock::time_point now, std::optional<uint64_t> oldest);
   void told(int rank, const std::string& text) { answers_[rank] = text; }
-  // `pending`: what waits, and for whom.
+  // The root's. `pending`: what waits, and for whom.
   std::string report(Clock::time_point now, const std::string& pending) const;
+  // Another rank's. `status`: what this rank is doing.
+  std::string report_silence(Clock::time_point now, int rank, const std::string& status, int parent, int root) const;
   // How often look() wants to be called while something waits.
   Seconds interval() const;
-  const Options& options() const { return options_; }
 
  private:
+  bool is_over(Seconds limit, Seconds waited) const;
+
   const Options options_;
   const RankSet ranks_;
   std::optional<uint64_t> oldest_;

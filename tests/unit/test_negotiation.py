@@ -224,7 +224,7 @@ def test_a_lost_rank_ends_what_is_undecided_and_all_that_follows(
     assert witness is not None
     network.run([[submits("before")]] * size)
     network.run([[] if rank == victim else [submits("pending")] for rank in range(size)])
-    network.nodes[witness].lost(False, f"rank {victim} has died")
+    network.nodes[witness].lost(failed=True, finished=0, text=f"rank {victim} has died")
     network.post(witness)
     network.drain()
     network.run([[] if rank == victim else [submits("later")] for rank in range(size)])
@@ -232,6 +232,20 @@ def test_a_lost_rank_ends_what_is_undecided_and_all_that_follows(
         if rank != victim:
             assert told(decisions) == [("execute", "before"), ("lost", ""), ("refuse", "later")]
             assert all(f"rank {victim}" in decision["text"] for decision in decisions[1:])
+
+
+def test_of_several_lost_ranks_the_one_that_had_finished_least_counts() -> None:
+    network = Network(size=4, arity=2, seed=1)
+    for failed, finished in ((False, 7), (False, 8), (False, 5), (True, 6)):
+        network.nodes[0].lost(failed, finished, f"{finished} finished")
+        network.post(0)
+    network.drain()
+    for decisions in network.decisions:
+        assert [(decision["number"], decision["text"]) for decision in decisions] == [
+            (7, "7 finished"),
+            (5, "5 finished"),
+            (5, "6 finished"),
+        ]
 
 
 def test_ranks_that_wait_for_each_other_are_noticed() -> None:

@@ -20,8 +20,10 @@ class Link {
 
   void send(std::string_view message) { append(message, 0); }
   // The last message of this rank: it leaves the job.
-  void send_farewell(Loss loss, std::string_view reason) {
-    append(reason, kFarewell | static_cast<uint32_t>(loss) << kLossShift);
+  void send_farewell(const Lost& lost) {
+    Writer writer;
+    lost.encode(writer);
+    append(writer.take(), kFarewell);
   }
 
   // Moves what can be moved at once; true when a byte was. A link that breaks counts as a failed peer's farewell.
@@ -31,7 +33,7 @@ class Link {
       const bool received = pull_incoming();
       return sent || received;
     } catch (const std::exception& error) {
-      if (!farewell_) farewell_ = {Loss::abort, error.what()};
+      if (!farewell_) farewell_ = {.loss = Loss::failed, .text = error.what()};
       return false;
     }
   }
@@ -49,12 +51,13 @@ class Link {
       incoming_.clear();
       consumed_ = 0;
     }
-    if ((word & ~kLengthMask) == 0) return message;
-    farewell_ = {static_cast<Loss>((word & ~kFarewell) >> kLossShift), std::move(message)};
+    if ((word & kFarewell) == 0) return message;
+    Reader reader(message);
+    farewell_ = Lost::decode(reader);
     return std::nullopt;
   }
   // How and why the peer has left, once it has said farewell.
-  const std::optional<std::pair<Loss, std::string>>& farewell() const { return farewell_; }
+  const std::optional<Lost>& farewell() const { return farewell_; }
   // Wakes the peer's engine even if it has nothing under way.
   virtual void nudge() {}
   bool all_sent() { return outgoing_.empty() && flushed(); }
@@ -66,8 +69,7 @@ class Link {
   virtual bool flushed() = 0;
 
  private:
-  static constexpr int kLossShift = 28;
-  static constexpr uint32_t kFarewell = 1u << 31, kLengthMask = (1u << kLossShift) - 1;
+  static constexpr uint32_t kFarewell = 1u << 31, kLengthMask = kFarewell - 1;
 
   void append(std::string_view message, uint32_t flags) {
     const uint32_t word = static_cast<uint32_t>(message.size()) | flags;
@@ -96,7 +98,7 @@ class Link {
 
   std::string outgoing_, incoming_;
   size_t consumed_ = 0;
-  std::optional<std::pair<Loss, std::string>> farewell_;
+  std::optional<Lost> farewell_;
 };
 
 }  // namespace horovodish

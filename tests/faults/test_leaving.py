@@ -1,0 +1,61 @@
+"""`shutdown()` and the end of a script: they never hang, and take from nobody what has been completed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import horovodish as hvd
+from support.model import PLANES
+from support.processes import all_pids, resume, stop
+from support.ranks import run_ranks
+
+ROUNDS = 40
+
+
+def leave_while_another_rank_lags(leaver: int) -> None:
+    """Rank 2 is stopped from before a broadcast until after its root has left, with another operation pending."""
+    hvd.init()
+    pids = all_pids()
+    lags = hvd.rank() == 2
+    early = hvd.broadcast_async(np.full(9, hvd.rank()), leaver, name="completed") if lags else None
+    hvd.barrier()  # from here on, the other ranks can begin the broadcast without rank 2
+    if hvd.rank() == leaver:
+        stop(pids[2])
+        pending = hvd.allreduce_async(np.zeros(2), name="only the leaver submits this")
+    result = early.wait() if early else hvd.broadcast(np.full(9, hvd.rank()), leaver, name="completed")
+    np.testing.assert_array_equal(result, np.full(9, leaver))
+    if hvd.rank() == leaver:
+        hvd.shutdown()
+        resume(pids[2])
+        with pytest.raises(hvd.EngineStoppedError, match=rf"shutdown\(\) was called on rank {leaver}"):
+            pending.wait()
+    else:
+        with pytest.raises(hvd.RankLostError, match=rf"rank {leaver} called shutdown\(\)"):
+            hvd.barrier()
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_what_a_leaving_rank_has_completed_a_lagging_rank_completes(leaver: int) -> None:
+    """Over MPI, where the root of a broadcast does not wait for the others."""
+    run_ranks(leave_while_another_rank_lags, 3, args=(leaver,), env={"HOROVODISH_PLANE": "mpi_ring"}, timeout=20)
+
+
+def leave_at_once() -> None:
+    """One rank after the other leaves with something pending as soon as it has the result that all of them need."""
+    for turn in range(ROUNDS):
+        hvd.init()
+        if hvd.rank() == turn % hvd.size():
+            pending = hvd.allreduce_async(np.zeros(2), name="only the leaver submits this")
+        length = 400_000 if turn % 2 else 1000
+        total = hvd.allreduce(np.full(length, hvd.rank()), op=hvd.Sum, name="completed")
+        if hvd.rank() == turn % hvd.size():
+            hvd.shutdown()
+            assert pending.poll()
+        np.testing.assert_array_equal(total, np.full(length, 3))
+        hvd.shutdown()
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_what_a_leaving_rank_has_completed_is_completed_everywhere(plane: str) -> None:
+    run_ranks(leave_at_once, 3, env={"HOROVODISH_PLANE": plane}, timeout=40)

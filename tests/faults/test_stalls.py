@@ -1,0 +1,163 @@
+"""A rank that lags or is stopped: the report says which one, and after the shutdown time every rank raises."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import horovodish as hvd
+from support import midway
+from support.model import PLANES
+from support.processes import all_pids, resume, wait_for_output, wait_until_state
+from support.ranks import run_ranks
+
+REPORT = "ranks have waited for others"
+TURNS = 4
+
+
+def knobs(plane: str, *, warning: float = 0.5, shutdown: float = 0, stacks: int = 0) -> dict[str, str]:
+    return {
+        "HOROVODISH_PLANE": plane,
+        "HOROVODISH_STALL_CHECK_WARNING_TIME_SECONDS": str(warning),
+        "HOROVODISH_STALL_CHECK_SHUTDOWN_TIME_SECONDS": str(shutdown),
+        "HOROVODISH_STALL_CHECK_STACKS": str(stacks),
+    }
+
+
+def count_sheep() -> None:
+    """What the lagging rank does instead of submitting."""
+    wait_for_output(0, REPORT)
+
+
+def lag_until_it_is_reported(laggard: int) -> str:
+    hvd.init()
+    total = sum(range(hvd.size()))
+    assert hvd.allreduce(np.array(hvd.rank()), op=hvd.Sum, name="before") == total
+    if hvd.rank() == laggard:
+        count_sheep()
+    handles = [hvd.allreduce_async(np.full(3, hvd.rank()), op=hvd.Sum, name=name) for name in ("x", "y")]
+    for handle in handles:
+        np.testing.assert_array_equal(handle.wait(), np.full(3, total))
+    hvd.barrier()
+    return wait_for_output(hvd.rank(), "")
+
+
+@pytest.mark.parametrize("plane", PLANES)
+@pytest.mark.parametrize("laggard", [0, 1])
+def test_one_report_says_who_lags_and_where(laggard: int, plane: str) -> None:
+    outputs = run_ranks(lag_until_it_is_reported, 3, args=(laggard,), env=knobs(plane, stacks=1), timeout=30)
+    others = "ranks 1, 2" if laggard == 0 else "ranks 0, 2"
+    assert outputs[0].count(REPORT) == 1
+    for tensor in ("x", "y"):
+        assert re.search(rf"'{tensor}' was submitted by {others} but not by rank {laggard}[;.]", outputs[0])
+    assert f"rank {laggard} has nothing under way; it last submitted 'before', and nothing for " in outputs[0]
+    assert re.search(r"rank 2 waits for '[xy]' and 1 more", outputs[0])
+    for rank, output in enumerate(outputs):
+        assert ("in count_sheep" in output) == (rank == laggard), "the laggard alone shows its stacks"
+        assert REPORT not in output or rank == 0
+
+
+def lag_until_all_give_up(laggard: int) -> str:
+    hvd.init()
+    if hvd.rank() == laggard:
+        wait_for_output((laggard + 1) % 3, "gave up")
+    handle = hvd.allreduce_async(np.zeros(3), name="x")
+    with pytest.raises(hvd.StallError) as raised:
+        handle.wait()
+    print("gave up", flush=True)
+    with pytest.raises(hvd.StallError, match="but not by"):
+        hvd.barrier()
+    return str(raised.value).split(": ", 1)[1] + wait_for_output(hvd.rank(), "")
+
+
+@pytest.mark.parametrize("plane", PLANES)
+@pytest.mark.parametrize(("laggard", "warning"), [(0, 0), (1, 0.3)])
+def test_after_the_shutdown_time_every_rank_raises(laggard: int, warning: float, plane: str) -> None:
+    env = knobs(plane, warning=warning, shutdown=1.0)
+    told = run_ranks(lag_until_all_give_up, 3, args=(laggard,), env=env, timeout=30)
+    reasons = {text.split("gave up")[0].split("horovodish: warning")[0] for text in told}
+    assert len(reasons) == 1, reasons
+    assert re.search(rf"'x' was submitted by ranks .* but not by rank {laggard}\.", reasons.pop())
+    assert sum(text.count("horovodish: warning") for text in told) == (warning > 0)
+    assert "most recent call first" not in "".join(told)
+
+
+def resume_when(pid: int, reporter: int, text: str) -> None:
+    wait_until_state(pid, "T")
+    wait_for_output(reporter, text)
+    resume(pid)
+
+
+def stopped_where(victim: int) -> tuple[int, str]:
+    """Who notices that a rank is stopped, and what it prints."""
+    return (1, "no answer comes from rank 0: stopped") if victim == 0 else (0, f"rank {victim} does not answer")
+
+
+def go_on_after_a_stop(victim: int, phase: str) -> int:
+    """The victim stops itself before, or in the middle of, a reduction; how often it did is returned."""
+    hvd.init()
+    pids = all_pids()
+    rescuer = threading.Thread(target=resume_when, args=(pids[victim], *stopped_where(victim)))
+    if hvd.rank() == 2:
+        rescuer.start()
+    stops = 0
+    for _ in range(TURNS):
+        array = midway.large(hvd.rank())
+        acts = hvd.rank() == victim and stops == 0
+        if acts and phase == "negotiating":
+            os.kill(os.getpid(), signal.SIGSTOP)
+            stops += 1
+        handle = hvd.allreduce_async_(array, op=hvd.Sum, name="large")
+        if acts and phase == "reducing" and midway.catch(array, handle):
+            os.kill(os.getpid(), signal.SIGSTOP)
+            stops += 1
+        np.testing.assert_array_equal(handle.wait(), np.full(midway.LENGTH, 6, np.float32))
+    if hvd.rank() == 2:
+        rescuer.join()
+    return stops
+
+
+@pytest.mark.parametrize(
+    ("victim", "phase", "plane"),
+    [
+        (0, "negotiating", "auto"),
+        (0, "reducing", "mpi_ring"),
+        (1, "reducing", "auto"),
+        (1, "negotiating", "mpi_ring"),
+        (1, "reducing", "mpi_ring"),
+    ],
+)
+def test_a_stopped_rank_is_named_and_may_go_on(victim: int, phase: str, plane: str) -> None:
+    stops = run_ranks(go_on_after_a_stop, 3, args=(victim, phase), env=knobs(plane, shutdown=20), timeout=40)
+    assert stops == [1 if rank == victim else 0 for rank in range(3)]
+
+
+def give_up_on_a_stopped_rank(victim: int) -> str:
+    hvd.init()
+    pids = all_pids()
+    hvd.barrier()
+    if hvd.rank() == victim:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        with pytest.raises(hvd.StallError) as raised:
+            hvd.allreduce(np.zeros(3), name="x")
+    finally:
+        if hvd.rank() == 2:
+            wait_for_output(1 - victim, "gave up")
+            resume(pids[victim])
+        print("gave up", flush=True)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(("victim", "plane"), [(0, "auto"), (1, "auto"), (1, "mpi_ring")])
+def test_an_error_follows_after_the_shutdown_time(victim: int, plane: str) -> None:
+    env = knobs(plane, warning=0.3, shutdown=0.6)
+    told = run_ranks(give_up_on_a_stopped_rank, 3, args=(victim,), env=env, timeout=30)
+    _, text = stopped_where(victim)
+    for rank in {0, 1, 2} - {victim}:
+        assert text in told[rank]

@@ -1,0 +1,61 @@
+"""Ranks that stop and continue each other, and wait for each other's end, without guessing how long that takes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+
+import horovodish as hvd
+
+_POLL_SECONDS = 0.005
+_LIMIT_SECONDS = 20.0
+
+
+def all_pids() -> list[int]:
+    """The process id of every rank; every rank must call it."""
+    return hvd.allgather(np.array([os.getpid()]), name="process ids").tolist()
+
+
+def stop(pid: int) -> None:
+    """Sends SIGSTOP and waits until the process has stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until_state(pid, "T")
+
+
+def resume(pid: int) -> None:
+    """Sends SIGCONT."""
+    os.kill(pid, signal.SIGCONT)
+
+
+def wait_until_ended(pid: int) -> None:
+    """Waits for the end of a process, which may stay behind as a zombie."""
+    wait_until_state(pid, "ZX")
+
+
+def wait_until_state(pid: int, states: str) -> None:
+    """Waits until /proc gives one of these letters for the process; a process that is not there any more has "X"."""
+    ends_at = time.monotonic() + _LIMIT_SECONDS
+    while _state(pid) not in states:
+        assert time.monotonic() < ends_at, f"process {pid} is in state {_state(pid)} and not in any of {states}"
+        time.sleep(_POLL_SECONDS)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return "X"
+
+
+def wait_for_output(rank: int, text: str) -> str:
+    """Waits until a rank of this host has printed a text; returns all that it has printed so far."""
+    output = Path(os.readlink("/proc/self/fd/2")).with_name(f"{rank}.output")
+    ends_at = time.monotonic() + _LIMIT_SECONDS
+    while text not in output.read_text():
+        assert time.monotonic() < ends_at, f"rank {rank} did not print {text!r}"
+        time.sleep(_POLL_SECONDS)
+    return output.read_text()
