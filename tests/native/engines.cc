@@ -3,8 +3,8 @@
 //     engines RANKS STEPS
 //
 // Every rank runs the same random program: operations of all kinds and many sizes, asynchronous and synchronous, waited
-// for by several threads, submitted in an order of its own. The results are checked. At the end a rank leaves while
-// others wait.
+// for by several threads, submitted in an order of its own. The results are checked. At the end one refuses an
+// operation, and one leaves while others wait.
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -17,6 +17,7 @@
 #include <random>
 #include <thread>
 
+#include "adasum.h"
 #include "bucket_plan.h"
 #include "engine.h"
 
@@ -35,11 +36,13 @@ constexpr size_t kChunkBytes = 16 << 10;
   } while (false)
 
 std::shared_ptr<Operation> operation(Engine& engine, Kind kind, const std::string& name,
-                                     const std::vector<float>& source, std::vector<float>* target, int root = 0) {
+                                     const std::vector<float>& source, std::vector<float>* target, int root = 0,
+                                     ReduceOp op = ReduceOp::sum) {
   auto request = std::make_shared<Request>();
   request->kind = kind;
   request->name = name;
   request->root = root;
+  request->op = op;
   const auto length = static_cast<int64_t>(source.size());
   request->members = {{name, DType::float32, {kind == Kind::allgather ? Member::kAnyLength : length}}};
   auto result = std::make_shared<Operation>();
@@ -131,6 +134,42 @@ void reduce_buckets(Engine& engine, int rank, int ranks, int steps) {
   }
 }
 
+void reduce_by_adasum(Engine& engine, int rank, int ranks) {
+  std::vector<double> products;
+  for (int i = 1; i <= ranks; ++i) {
+    for (int j = i; j <= ranks; ++j) products.push_back(i * j);
+  }
+  const auto coefficients = adasum_coefficients(products.data(), static_cast<size_t>(ranks));
+  double expected = 0;
+  for (int i = 0; i < ranks; ++i) expected += coefficients[static_cast<size_t>(i)] * (i + 1);
+  for (const size_t length : {1, 33, 40000}) {
+    const std::vector<float> source(length, static_cast<float>(rank + 1));
+    std::vector<float> target(length);
+    auto submitted = operation(engine, Kind::allreduce, "adasum", source, &target, 0, ReduceOp::adasum);
+    const auto handle = submitted->handle;
+    engine.enqueue(std::move(submitted), false);
+    wait(engine, handle);
+    CHECK(handle->error() == nullptr);
+    for (const float value : target) CHECK(std::abs(value - expected) < 1e-5 * expected);
+  }
+}
+
+void refuse(Engine& engine, int rank) {
+  const std::vector<float> source(10);
+  std::vector<float> target(10);
+  for (const bool again : {false, true}) {
+    if (rank == 0 && !again) {
+      engine.refuse(Kind::allreduce, "refused", 0, "it is Monday");
+      continue;
+    }
+    auto submitted = operation(engine, Kind::allreduce, "refused", source, &target);
+    const auto handle = submitted->handle;
+    engine.enqueue(std::move(submitted), false);
+    wait(engine, handle);
+    CHECK((handle->error() == nullptr) == again);
+  }
+}
+
 void lose_a_rank(Engine& engine, int rank) {
   if (rank == 1) return engine.stop(true, "rank 1 raised something");
   const std::vector<float> source(1000);
@@ -191,6 +230,8 @@ int main(int argc, char** argv) {
       engine.add_process_set(0, std::move(everybody));
       train(engine, rank, ranks, steps);
       reduce_buckets(engine, rank, ranks, steps);
+      reduce_by_adasum(engine, rank, ranks);
+      refuse(engine, rank);
       if (ranks > 1) lose_a_rank(engine, rank);
     });
   }
