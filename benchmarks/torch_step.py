@@ -78,7 +78,7 @@ def contenders(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8, help="blocks of each contender and model")
+    parser.add_argument("--rounds", type=int, default=6, help="blocks of each contender and model")
     parser.add_argument("--steps", type=int, default=6, help="steps of a block")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     options = parser.parse_args()
