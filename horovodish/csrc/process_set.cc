@@ -22,8 +22,9 @@ namespace {
 
 // Every rank waits and nothing is decided: after this time it is taken for a mistake and reported.
 constexpr std::chrono::seconds kStuckAfter{2};
-// MPI rings no doorbell. While something is under way the engine looks again after a nap that grows from the first to
-// the second value.
+// MPI rings no doorbell. While something is under way the engine looks again after a nap of 1 / kNapPart of the time that it
+// has waited, within the two limits: a wait gets longer by that part at most.
+constexpr int kNapPart = 2;
 constexpr std::chrono::microseconds kShortestNap{20}, kLongestNap{1000};
 // How long the engine of an idle rank sleeps where peers on other hosts cannot wake it, or where it is between others in
 // the tree, whose news does not wake a rank that has nothing under way.
@@ -130,8 +131,9 @@ void ProcessSet::submit(std::shared_ptr<Operation> operation) {
 
 std::optional<std::chrono::nanoseconds> ProcessSet::nap() const {
   using Nanoseconds = std::chrono::nanoseconds;
-  if (busy() && plane_ && plane_->needs_polling())
-    return std::min(kShortestNap * (1 + fruitless_turns_ / 8), kLongestNap);
+  if (busy() && plane_ && plane_->needs_polling()) {
+    return std::clamp<Nanoseconds>((Clock::now() - last_progress_) / kNapPart, kShortestNap, kLongestNap);
+  }
   std::optional<Nanoseconds> nap;
   const auto at_most = [&](Nanoseconds limit) { nap = std::min(nap.value_or(limit), limit); };
   if (config_.mpi || (parent_ && !children_.empty())) at_most(kIdleNap);
@@ -160,7 +162,7 @@ bool ProcessSet::turn() {
   }
   if (!progressed) inspect();
   if (!stuck_text_.empty()) report_stuck();
-  fruitless_turns_ = progressed ? 0 : fruitless_turns_ + 1;
+  if (progressed) last_progress_ = Clock::now();
   return progressed;
 }
 

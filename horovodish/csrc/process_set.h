@@ -133,7 +133,7 @@ class ProcessSet {
   std::string last_submitted_;
   Clock::time_point stuck_since_{};
   std::string stuck_text_;
-  int fruitless_turns_ = 0;  // while polling
+  Clock::time_point last_progress_{};
 };
 
 }  // namespace horovodish
