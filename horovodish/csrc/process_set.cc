@@ -22,12 +22,12 @@ namespace {
 
 // Every rank waits and nothing is decided: after this time it is taken for a mistake and reported.
 constexpr std::chrono::seconds kStuckAfter{2};
-// MPI rings no doorbell. While something is under way the engine looks again after a nap of 1 / kNapPart of the time that it
-// has waited, within the two limits: a wait gets longer by that part at most.
+// MPI rings no doorbell. While something is under way the engine looks again after a nap of 1 / kNapPart of the time
+// that it has waited, within the two limits: a wait gets longer by that part at most.
 constexpr int kNapPart = 2;
 constexpr std::chrono::microseconds kShortestNap{20}, kLongestNap{1000};
-// How long the engine of an idle rank sleeps where peers on other hosts cannot wake it, or where it is between others in
-// the tree, whose news does not wake a rank that has nothing under way.
+// How long the engine of an idle rank sleeps where peers on other hosts cannot wake it, or where it is between others
+// in the tree, whose news does not wake a rank that has nothing under way.
 constexpr std::chrono::milliseconds kIdleNap{500};
 
 ErrorKind kind_of(Loss loss) { return loss == Loss::stall ? ErrorKind::stalled : ErrorKind::rank_lost; }
