@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
 import horovodish as hvd
 from support.model import PLANES
 from support.processes import all_pids, resume, stop
-from support.ranks import run_ranks
+from support.ranks import run_ranks, run_ranks_to_their_ends
 
 ROUNDS = 40
 
@@ -59,3 +61,33 @@ def leave_at_once() -> None:
 @pytest.mark.parametrize("plane", PLANES)
 def test_what_a_leaving_rank_has_completed_is_completed_everywhere(plane: str) -> None:
     run_ranks(leave_at_once, 3, env={"HOROVODISH_PLANE": plane}, timeout=40)
+
+
+ACTS = {"leaves": hvd.shutdown, "exits": sys.exit}
+ENDS = {"leaves": "returned", "exits": "raised"}
+
+
+def need_a_rank_that_leaves(leaver: int, act: str) -> str:
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == leaver:
+        ACTS[act]()
+        return ""
+    with pytest.raises(hvd.RankLostError) as raised:
+        hvd.allreduce(np.zeros(3))
+    with pytest.raises(hvd.RankLostError, match=f"rank {leaver}"):
+        hvd.barrier()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("leaver", "act", "plane"),
+    [(0, "leaves", "auto"), (1, "leaves", "mpi_ring"), (0, "exits", "mpi_ring"), (1, "exits", "auto")],
+)
+def test_who_needs_a_rank_that_has_left_is_told(leaver: int, act: str, plane: str) -> None:
+    env = {"HOROVODISH_PLANE": plane}
+    outcomes = run_ranks_to_their_ends(need_a_rank_that_leaves, 3, args=(leaver, act), env=env, timeout=20)
+    assert outcomes.pop(leaver).ended == ENDS[act]
+    for outcome in outcomes:
+        assert outcome.ended == "returned", outcome.output
+        assert f"rank {leaver} {'called shutdown()' if act == 'leaves' else 'has ended its script'}" in outcome.result

@@ -1,67 +1,74 @@
-"""A rank that dies, raises or leaves: the others' calls raise, naming it, within seconds."""
+"""A rank that dies or raises: the others' calls raise, naming it, within seconds, wherever it happens."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 import horovodish as hvd
+from support.hosts import Hosts, hosts, run_on_hosts_to_their_ends
+from support.midway import LargeReduction
 from support.model import PLANES
+from support.outcome import Outcome
+from support.processes import all_pids, wait_until_ended
 from support.ranks import run_ranks_to_their_ends
 
 KNOWN_WITHIN_SECONDS = 5.0
-TURNS_BEFORE = 6
-OTHERS_SLEEP_AFTER_SECONDS = 0.3
+TRIES = 20
 
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_late() -> None:
-    """The others have been waiting for so long that they sleep."""
-    time.sleep(OTHERS_SLEEP_AFTER_SECONDS)
-    die()
-
-
 def give_up() -> None:
     raise ValueError("a reason of its own")
 
 
-def leave() -> None:
-    hvd.shutdown()
+ACTS = {"dies": die, "raises": give_up}
+VICTIM_ENDS = {"dies": "died", "raises": "raised"}
 
 
-def end_the_script() -> None:
-    sys.exit()
-
-
-ACTS = {"dies": die, "dies late": die_late, "raises": give_up, "leaves": leave, "exits": end_the_script}
-VICTIM_ENDS = {"dies": "died", "dies late": "died", "raises": "raised", "leaves": "returned", "exits": "raised"}
-
-
-def reduce_until_a_rank_is_lost(victim: int, act: str) -> tuple[str, float]:
-    """What the survivors are told, and how many seconds after the last collective that worked."""
+def lose_a_rank(victim: int, phase: str, act: str) -> tuple[str, float]:
+    """What a survivor is told, and how many seconds after the last thing that worked."""
     hvd.init()
-    last = started = time.monotonic()
-    for turn in range(10**9):
-        if turn == TURNS_BEFORE and hvd.rank() == victim:
-            ACTS[act]()
-            return "", 0.0
-        try:
-            hvd.allreduce(np.full(50_000, hvd.rank()), name=f"turn {turn % 10}")
+    pids = all_pids()
+    hvd.allreduce(np.zeros(50_000), name="that works")
+    is_victim = hvd.rank() == victim
+    last = time.monotonic()
+    try:
+        if phase == "negotiating":
+            pending = None if is_victim else hvd.allreduce_async(np.zeros(9), name="without the victim")
+            hvd.barrier()  # so the others' submissions have arrived
             last = time.monotonic()
-        except hvd.RankLostError as error:
-            told = time.monotonic()
-            every_later_call_says_so_at_once(victim)
-            return str(error), told - last
-        assert time.monotonic() - started < 60, "no rank was lost"
-    raise AssertionError("not reached")
+            if pending is None:
+                ACTS[act]()
+            else:
+                pending.wait()
+        elif phase == "idle":
+            hvd.barrier()
+            if is_victim:
+                ACTS[act]()
+            wait_until_ended(pids[victim])
+            last = time.monotonic()
+            hvd.allreduce(np.zeros(9))
+        else:
+            for _ in range(TRIES):
+                last = time.monotonic()
+                reduction = LargeReduction()
+                if is_victim and reduction.catch():
+                    ACTS[act]()
+                reduction.finish()
+    except hvd.RankLostError as error:
+        seconds = time.monotonic() - last
+        every_later_call_says_so_at_once(victim)
+        return str(error), seconds
+    raise AssertionError("no rank was lost")
 
 
 def every_later_call_says_so_at_once(victim: int) -> None:
@@ -72,16 +79,50 @@ def every_later_call_says_so_at_once(victim: int) -> None:
     assert time.monotonic() - began < 1.0
 
 
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("act", ACTS)
-@pytest.mark.parametrize("victim", [0, 1])
-def test_survivors_are_told(victim: int, act: str, plane: str) -> None:
-    env = {"HOROVODISH_PLANE": plane}
-    outcomes = run_ranks_to_their_ends(reduce_until_a_rank_is_lost, 3, args=(victim, act), env=env)
-    assert outcomes.pop(victim).ended == VICTIM_ENDS[act]
-    for outcome in outcomes:
+def check(outcomes: list[Outcome], victim: int, act: str) -> None:
+    """The fault fired, and every survivor knows what it should."""
+    assert outcomes[victim].ended == VICTIM_ENDS[act], outcomes[victim].output
+    assert act != "raises" or outcomes[victim].error_class == "ValueError"
+    for outcome in outcomes[:victim] + outcomes[victim + 1 :]:
         assert outcome.ended == "returned", outcome.output
         message, seconds = outcome.result
         assert f"rank {victim}" in message
         assert act != "raises" or "a reason of its own" in message
         assert seconds < KNOWN_WITHIN_SECONDS
+
+
+@pytest.mark.parametrize("phase", ["negotiating", "reducing", "idle"])
+@pytest.mark.parametrize(
+    ("victim", "act", "plane"),
+    [
+        *((victim, "dies", plane) for victim in (0, 1) for plane in PLANES),
+        (0, "raises", "auto"),
+        (2, "raises", "mpi_ring"),
+    ],
+)
+def test_survivors_are_told(victim: int, act: str, phase: str, plane: str) -> None:
+    env = {"HOROVODISH_PLANE": plane}
+    check(run_ranks_to_their_ends(lose_a_rank, 3, args=(victim, phase, act), env=env, timeout=30), victim, act)
+
+
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[Hosts]:
+    with hosts(2) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("victim", "phase", "act"),
+    [
+        (0, "negotiating", "dies"),
+        (2, "reducing", "dies"),
+        (3, "idle", "dies"),
+        (0, "reducing", "raises"),
+        (2, "idle", "raises"),
+        (3, "negotiating", "raises"),
+    ],
+)
+def test_survivors_on_both_hosts_are_told(two_hosts: Hosts, victim: int, phase: str, act: str) -> None:
+    """Rank 0 leads all, rank 2 speaks for the other host, rank 3 follows there."""
+    args = (victim, phase, act)
+    check(run_on_hosts_to_their_ends(lose_a_rank, two_hosts, [2, 2], args=args, timeout=30), victim, act)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from support import midway
-from support.model import PLANES
+from support.midway import LargeReduction
 from support.processes import all_pids, resume, wait_for_output, wait_until_state
 from support.ranks import run_ranks
 
@@ -47,8 +46,7 @@ def lag_until_it_is_reported(laggard: int) -> str:
     return wait_for_output(hvd.rank(), "")
 
 
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("laggard", [0, 1])
+@pytest.mark.parametrize(("laggard", "plane"), [(0, "auto"), (1, "auto"), (0, "mpi_ring")])
 def test_one_report_says_who_lags_and_where(laggard: int, plane: str) -> None:
     outputs = run_ranks(lag_until_it_is_reported, 3, args=(laggard,), env=knobs(plane, stacks=1), timeout=30)
     others = "ranks 1, 2" if laggard == 0 else "ranks 0, 2"
@@ -75,8 +73,7 @@ def lag_until_all_give_up(laggard: int) -> str:
     return str(raised.value).split(": ", 1)[1] + wait_for_output(hvd.rank(), "")
 
 
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize(("laggard", "warning"), [(0, 0), (1, 0.3)])
+@pytest.mark.parametrize(("laggard", "warning", "plane"), [(1, 0.3, "auto"), (0, 0, "mpi_ring"), (1, 0.3, "mpi_ring")])
 def test_after_the_shutdown_time_every_rank_raises(laggard: int, warning: float, plane: str) -> None:
     env = knobs(plane, warning=warning, shutdown=1.0)
     told = run_ranks(lag_until_all_give_up, 3, args=(laggard,), env=env, timeout=30)
@@ -107,16 +104,15 @@ def go_on_after_a_stop(victim: int, phase: str) -> int:
         rescuer.start()
     stops = 0
     for _ in range(TURNS):
-        array = midway.large(hvd.rank())
         acts = hvd.rank() == victim and stops == 0
         if acts and phase == "negotiating":
             os.kill(os.getpid(), signal.SIGSTOP)
             stops += 1
-        handle = hvd.allreduce_async_(array, op=hvd.Sum, name="large")
-        if acts and phase == "reducing" and midway.catch(array, handle):
+        reduction = LargeReduction()
+        if acts and phase == "reducing" and reduction.catch():
             os.kill(os.getpid(), signal.SIGSTOP)
             stops += 1
-        np.testing.assert_array_equal(handle.wait(), np.full(midway.LENGTH, 6, np.float32))
+        reduction.finish()
     if hvd.rank() == 2:
         rescuer.join()
     return stops
@@ -129,7 +125,6 @@ def go_on_after_a_stop(victim: int, phase: str) -> int:
         (0, "reducing", "mpi_ring"),
         (1, "reducing", "auto"),
         (1, "negotiating", "mpi_ring"),
-        (1, "reducing", "mpi_ring"),
     ],
 )
 def test_a_stopped_rank_is_named_and_may_go_on(victim: int, phase: str, plane: str) -> None:
@@ -154,7 +149,7 @@ def give_up_on_a_stopped_rank(victim: int) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize(("victim", "plane"), [(0, "auto"), (1, "auto"), (1, "mpi_ring")])
+@pytest.mark.parametrize(("victim", "plane"), [(0, "auto"), (1, "mpi_ring")])
 def test_an_error_follows_after_the_shutdown_time(victim: int, plane: str) -> None:
     env = knobs(plane, warning=0.3, shutdown=0.6)
     told = run_ranks(give_up_on_a_stopped_rank, 3, args=(victim,), env=env, timeout=30)

@@ -7,20 +7,27 @@ import numpy as np
 import horovodish as hvd
 from support.model import Array
 
-LENGTH = 6_000_000
-LOOKED_AT = 50
+_LENGTH = 6_000_000
+_LOOKED_AT = 50
 
 
-def large(rank: int) -> Array:
-    """A rank's contribution; what is reduced in place differs from it everywhere."""
-    return np.full(LENGTH, rank + 1.0, np.float32)
+class LargeReduction:
+    """A sum in place of much data; every element of the result differs from what this rank has put in."""
 
+    def __init__(self) -> None:
+        self._own = float(hvd.rank() + 1)
+        self._array: Array = np.full(_LENGTH, self._own, np.float32)
+        self._handle = hvd.allreduce_async_(self._array, op=hvd.Sum, name="large")
 
-def catch(array: Array, handle: hvd.collectives.Handle) -> bool:
-    """Waits until a part of `array`, which is being reduced in place, has changed; False if all of it has at once."""
-    sample = array[:: LENGTH // LOOKED_AT]
-    before = float(hvd.rank() + 1)
-    while True:
-        changed = np.count_nonzero(sample != before)
-        if changed or handle.poll():
-            return 0 < changed < len(sample) and not handle.poll()
+    def catch(self) -> bool:
+        """Waits until a part has been reduced; False if all of it is by then."""
+        sample = self._array[:: _LENGTH // _LOOKED_AT]
+        while True:
+            changed = np.count_nonzero(sample != self._own)
+            if changed or self._handle.poll():
+                return 0 < changed < len(sample) and not self._handle.poll()
+
+    def finish(self) -> None:
+        """Waits for the result and checks it."""
+        total = sum(range(1, hvd.size() + 1))
+        np.testing.assert_array_equal(self._handle.wait(), np.full(_LENGTH, total, np.float32))
