@@ -82,6 +82,7 @@ from horovodish.errors import (
     UnsupportedTensorError,
 )
 from horovodish.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovodish.recovery import surviving_communicator
 from horovodish.version import __version__
 
 __all__ = [
@@ -155,5 +156,6 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "surviving_communicator",
     "synchronize",
 ]

