@@ -3,8 +3,9 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["MPICH", "OPEN_MPI", "Mpirun", "arguments", "family", "rank_variable", "worth_reading"]
+__all__ = ["MPICH", "OPEN_MPI", "Mpirun", "arguments", "family", "folders", "rank_variable", "worth_reading"]
 
 OPEN_MPI = "Open MPI"
 MPICH = "MPICH"
@@ -71,6 +72,25 @@ def arguments(mpirun: Mpirun, np: int, program: Sequence[str], *, as_root: bool)
     else:
         flags = ["-launcher", "fork", "-rmk", "user", "-bind-to", "none"]
     return [mpirun.path, *flags, "-np", str(np), *program]
+
+
+def folders(mpirun: Mpirun, files: Path, segments: Path | None) -> dict[str, str]:
+    """The variables that make MPI keep what it has on this host in folders of the run, and what they are set to.
+
+    Open MPI leaves files behind when mpirun or a rank is killed. The ranks' own TMPDIR stays what it is. Ranks on other
+    hosts would look for the folder in memory in vain.
+
+    Args:
+        mpirun: its family is known.
+        files: the folder for its session.
+        segments: a folder in memory, through which ranks exchange data; None if there is none.
+    """
+    if mpirun.family != OPEN_MPI:
+        return {}
+    variables = {"PRTE_MCA_prte_local_tmpdir_base": str(files)}
+    if segments:
+        variables["OMPI_MCA_btl_sm_backing_directory"] = str(segments)
+    return variables
 
 
 def rank_variable(mpirun: Mpirun) -> str:

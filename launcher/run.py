@@ -16,12 +16,14 @@ from horovodish.launcher.environment import THREADS_VARIABLE, rank_environment, 
 from horovodish.launcher.installation import candidates, find_library, inspect, matching
 from horovodish.launcher.job import Job
 from horovodish.launcher.link import LONGEST_PATH_BYTES
-from horovodish.launcher.mpirun import worth_reading
+from horovodish.launcher.mpirun import folders, worth_reading
+from horovodish.launcher.supervisor import SEGMENTS
 from horovodish.settings import load
 
 __all__ = ["Request", "run", "say"]
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # a shell's exit statuses
+MEMORY = "/dev/shm"
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def run(request: Request, environ: Mapping[str, str]) -> int:
     library = find_library(environ)
     mpirun = matching(library, (inspect(path, environ) for path in candidates(environ)))
     unbuffered = not sys.stdout.isatty()
-    with run_folder() as folder:
+    with run_folder() as folder, memory_folder(folder) as segments:
+        environ = {**folders(mpirun, folder, segments), **environ}
         variables = rank_environment(environ, request.np, folder, asdict(settings), unbuffered=unbuffered)
         problem = problem_of(request.command[0], variables["PATH"])
         if problem:
@@ -109,8 +112,25 @@ def run_folder() -> Iterator[Path]:
     """A private folder that exists as long as the run."""
     longest = LONGEST_PATH_BYTES - len("/horovodish-XXXXXXXX/launcher.socket")
     parent = tempfile.gettempdir()
-    with tempfile.TemporaryDirectory(prefix="horovodish-", dir=parent if len(parent) <= longest else "/tmp") as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="horovodish-", dir=parent if len(parent) <= longest else "/tmp", ignore_cleanup_errors=True
+    ) as folder:
         yield Path(folder)
+
+
+@contextlib.contextmanager
+def memory_folder(run_folder: Path) -> Iterator[Path | None]:
+    """A private folder in memory, if the system has a place for it, by a link in the run folder.
+
+    The link lets the supervisors remove it when the launcher was killed.
+    """
+    if not os.access(MEMORY, os.W_OK):
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="hvd-", dir=MEMORY, ignore_cleanup_errors=True) as folder:
+        link = run_folder / SEGMENTS
+        link.symlink_to(folder)
+        yield link
 
 
 def problem_of(program: str, path: str) -> tuple[str, int] | None:

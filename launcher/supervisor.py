@@ -27,6 +27,9 @@ import time
 GRACE_SECONDS = 2.0
 """How long a rank may take to end after SIGTERM when the launcher is not there to kill it."""
 
+SEGMENTS = "segments"
+"""A link in the run folder to a folder in memory."""
+
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # a shell's exit statuses
 PR_SET_PDEATHSIG = 1
@@ -151,10 +154,11 @@ def start(command: list[str], files: list[int]) -> int:
 
 def remove_folder(folder: str) -> None:
     """Removes the run folder that a killed launcher has left."""
-    with contextlib.suppress(OSError):  # other supervisors do the same
-        for name in os.listdir(folder):
-            os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
+    import shutil  # seldom needed
+
+    # Other supervisors do the same, so what is there may be gone at any time.
+    shutil.rmtree(os.path.realpath(os.path.join(folder, SEGMENTS)), ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> int:

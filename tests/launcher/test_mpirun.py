@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from horovodish.launcher.mpirun import MPICH, OPEN_MPI, Mpirun, arguments, family, rank_variable, worth_reading
+from horovodish.launcher.mpirun import MPICH, OPEN_MPI, Mpirun, arguments, family, folders, rank_variable, worth_reading
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,15 @@ def test_arguments_for_mpich(as_root: bool) -> None:
     mpirun = Mpirun("/env/bin/mpiexec", MPICH, "5.0.2")
     flags = ["-launcher", "fork", "-rmk", "user", "-bind-to", "none", "-np", "2"]
     assert arguments(mpirun, 2, ["python", "train.py"], as_root=as_root) == [mpirun.path, *flags, "python", "train.py"]
+
+
+def test_open_mpi_keeps_its_files_in_folders_of_the_run() -> None:
+    open_mpi, files = Mpirun("/env/bin/mpirun", OPEN_MPI, "5.0.11"), Path("/tmp/run")
+    session = {"PRTE_MCA_prte_local_tmpdir_base": "/tmp/run"}
+    assert folders(open_mpi, files, None) == session
+    both = {**session, "OMPI_MCA_btl_sm_backing_directory": "/tmp/run/segments"}
+    assert folders(open_mpi, files, files / "segments") == both
+    assert folders(Mpirun("/env/bin/mpiexec", MPICH, "5.0.2"), files, None) == {}
 
 
 def test_rank_variable() -> None:
