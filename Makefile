@@ -1,4 +1,4 @@
-# make dev | lint | types | test | demo | bench | bench-hosts | test-pythons | test-mpich | test-sanitize | clean
+# make dev | lint | types | test | demo | bench | bench-hosts | soak | test-pythons | test-mpich | test-sanitize | clean
 # The first of them makes .venv with everything that is needed; later ones only compile what has changed.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 PYTEST_ARGS ?=
 OTHER_PYTHONS ?= 3.10 3.12 3.13
+SOAK_STEPS ?= 10000
 
 BUILD_TOOLS := 'setuptools>=77' 'pybind11>=3.0'
 CORE_TESTS := --ignore=tests/frameworks --ignore=tests/examples
@@ -14,7 +15,7 @@ WARNINGS := $(if $(CI),CPPFLAGS='-Werror')
 PIP := -m pip install --quiet --disable-pip-version-check
 NATIVE_FILES = $(shell find horovodish/csrc -name '*.cc' -o -name '*.h')
 
-.PHONY: dev lint types test demo bench bench-hosts test-pythons test-mpich test-sanitize clean
+.PHONY: dev lint types test demo bench bench-hosts soak test-pythons test-mpich test-sanitize clean
 .DEFAULT_GOAL := dev
 
 # An editable install needs no second run when only sources change; the extension does.
@@ -48,6 +49,10 @@ bench: dev
 # Between two hosts, which are network namespaces; only root can make them.
 bench-hosts: dev
 	PATH="$(BIN):$$PATH" python benchmarks/two_hosts.py
+
+# Many steps, to see that nothing grows.
+soak: dev
+	PATH="$(BIN):$$PATH" horovodish run -np 3 python benchmarks/soak.py --steps $(SOAK_STEPS)
 
 # The core's tests on the other interpreters of this machine, each in an environment of its own.
 test-pythons: $(OTHER_PYTHONS:%=test-python-%)

@@ -55,6 +55,7 @@ class ProcessSet:
         self.ranks = sorted(given)
         self.process_set_id: int | None = None
         self.mpi_comm: Intracomm | None = None
+        self._engine_comm: Intracomm | None = None
 
     def size(self) -> int:
         """How many ranks it has.
@@ -131,12 +132,15 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     region = min(free)
     running.engine.clear_region(region)
     if basics.rank() in added.ranks and running.communicator is not None:
-        group = running.communicator.Get_group().Incl(added.ranks)
-        added.mpi_comm = mpi.private(running.communicator.Create_group(group))
+        world = running.communicator.Get_group()
+        group = world.Incl(added.ranks)
+        added.mpi_comm = running.communicator.Create_group(group)
+        group.Free()
+        world.Free()
+        added._engine_comm = mpi.private(added.mpi_comm)
     gather_objects(None, generated_name("add_process_set.cleared"), _GLOBAL_ID)
     if basics.rank() in added.ranks:
-        comm = None if added.mpi_comm is None else mpi.private(added.mpi_comm)  # the engine's alone
-        running.add_process_set(_next_id, added.ranks, region, comm, 0)
+        running.add_process_set(_next_id, added.ranks, region, added._engine_comm, 0)
     gather_objects(None, generated_name("add_process_set.added"), _GLOBAL_ID)
     added.process_set_id = _next_id
     _added[_next_id] = added
@@ -173,6 +177,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if process_set.included():
         basics.engine().remove_process_set(identity)
     gather_objects(None, generated_name("remove_process_set.removed"), _GLOBAL_ID)
+    for comm in (process_set.mpi_comm, process_set._engine_comm):
+        if comm is not None:
+            comm.Free()
     _forget(process_set)
     return True
 
@@ -222,7 +229,7 @@ def _forget(process_set: ProcessSet) -> None:
     del _added[process_set.process_set_id]
     _regions.pop(process_set.process_set_id, None)
     process_set.process_set_id = None
-    process_set.mpi_comm = None
+    process_set.mpi_comm = process_set._engine_comm = None
 
 
 def _check_agreement(call: str, value: object, name: str) -> None:

@@ -64,6 +64,8 @@ void Engine::remove_process_set(int id) {
                                 std::to_string(config_.rank) + ". Remedy: synchronize them before it is removed.");
   }
   process_sets_.erase(found);
+  std::lock_guard lock(inbox_mutex_);
+  names_in_flight_.erase(id);
 }
 
 void Engine::clear_region(size_t region) {

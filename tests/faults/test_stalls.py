@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
+from support.hosts import hosts, run_on_hosts_to_their_ends
 from support.midway import LargeReduction
+from support.outcome import Outcome
 from support.processes import all_pids, resume, wait_for_output, wait_until_state
-from support.ranks import run_ranks
+from support.ranks import run_ranks, run_ranks_to_their_ends
 
 REPORT = "ranks have waited for others"
 TURNS = 4
@@ -26,6 +28,13 @@ def knobs(plane: str, *, warning: float = 0.5, shutdown: float = 0, stacks: int 
         "HOROVODISH_STALL_CHECK_SHUTDOWN_TIME_SECONDS": str(shutdown),
         "HOROVODISH_STALL_CHECK_STACKS": str(stacks),
     }
+
+
+def results(outcomes: list[Outcome]) -> list[str]:
+    """What the ranks returned. They leave MPI without finalizing, at which mpirun would end the slower ones."""
+    for outcome in outcomes:
+        assert outcome.ended == "returned", outcome.output
+    return [outcome.result for outcome in outcomes]
 
 
 def count_sheep() -> None:
@@ -76,7 +85,7 @@ def lag_until_all_give_up(laggard: int) -> str:
 @pytest.mark.parametrize(("laggard", "warning", "plane"), [(1, 0.3, "auto"), (0, 0, "mpi_ring"), (1, 0.3, "mpi_ring")])
 def test_after_the_shutdown_time_every_rank_raises(laggard: int, warning: float, plane: str) -> None:
     env = knobs(plane, warning=warning, shutdown=1.0)
-    told = run_ranks(lag_until_all_give_up, 3, args=(laggard,), env=env, timeout=30)
+    told = results(run_ranks_to_their_ends(lag_until_all_give_up, 3, args=(laggard,), env=env, timeout=30))
     reasons = {text.split("gave up")[0].split("horovodish: warning")[0] for text in told}
     assert len(reasons) == 1, reasons
     assert re.search(rf"'x' was submitted by ranks .* but not by rank {laggard}\.", reasons.pop())
@@ -142,17 +151,30 @@ def give_up_on_a_stopped_rank(victim: int) -> str:
         with pytest.raises(hvd.StallError) as raised:
             hvd.allreduce(np.zeros(3), name="x")
     finally:
-        if hvd.rank() == 2:
-            wait_for_output(1 - victim, "gave up")
-            resume(pids[victim])
         print("gave up", flush=True)
+        if hvd.rank() == (victim + 1) % hvd.size():
+            for other in {*range(hvd.size())} - {victim}:
+                wait_for_output(other, "gave up")
+            resume(pids[victim])
     return str(raised.value)
 
 
 @pytest.mark.parametrize(("victim", "plane"), [(0, "auto"), (1, "mpi_ring")])
 def test_an_error_follows_after_the_shutdown_time(victim: int, plane: str) -> None:
     env = knobs(plane, warning=0.3, shutdown=0.6)
-    told = run_ranks(give_up_on_a_stopped_rank, 3, args=(victim,), env=env, timeout=30)
+    told = results(run_ranks_to_their_ends(give_up_on_a_stopped_rank, 3, args=(victim,), env=env, timeout=30))
     _, text = stopped_where(victim)
     for rank in {0, 1, 2} - {victim}:
         assert text in told[rank]
+
+
+def test_a_rank_that_speaks_for_a_host_is_stopped() -> None:
+    env = knobs("auto", warning=0.3, shutdown=0.6)
+    with hosts(2) as two_hosts:
+        outcomes = run_on_hosts_to_their_ends(
+            give_up_on_a_stopped_rank, two_hosts, [2, 2], args=(2,), env=env, timeout=30
+        )
+    told = results(outcomes)
+    for rank in (0, 1, 2):
+        assert "ranks 2, 3 do not answer: stopped" in told[rank]
+    assert "no answer comes from rank 0 by way of rank 2: stopped" in told[3]
