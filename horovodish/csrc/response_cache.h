@@ -24,8 +24,8 @@ class ResponseCache {
   size_t size() const { return entries_.size(); }
 
   // Coordinator, each time that a tensor is not cached: may it enter? With `evict`, after `victim` has left, which was
-  // not used while this tensor was asked for three times. Whatever a training step uses in whatever order is used once in
-  // between, so a working set larger than the cache keeps what it has instead of replacing all of it each step.
+  // not used while this tensor was asked for three times. Whatever a training step uses in whatever order is used once
+  // in between, so a working set larger than the cache keeps what it has instead of replacing all of it each step.
   enum class Room { free, evict, none };
   Room make_room(std::string_view name, Id& victim);
 

@@ -1,7 +1,7 @@
 // The tree of ranks in which a process set negotiates.
 //
-// The ranks of a host stand below the first of them, and the first ranks of the hosts below that of the first host, both
-// with kTreeArity children per node: no rank has more than twice as many, however many ranks there are.
+// The ranks of a host stand below the first of them, and the first ranks of the hosts below that of the first host,
+// both with kTreeArity children per node: no rank has more than twice as many, however many ranks there are.
 #pragma once
 
 #include <cstddef>
