@@ -26,7 +26,9 @@ RUN_DIR_VARIABLE = "HOROVODISH_RUN_DIR"
 _NOT_KNOBS = (NP_VARIABLE, RUN_DIR_VARIABLE, "HOROVODISH_TEST_HOSTS", "HOROVODISH_TEST_GPU")
 
 Value = int | float | str
-T = TypeVar("T", int, float, str)
+T = TypeVar("T", bool, int, float, str)
+
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Setting:
         name: its name, with the unit where it has one.
         default: its value when nothing sets it. The type of the default is the type of the knob.
         sentence: what it does, in one sentence.
-        choices: the accepted words of a knob that is a word.
+        choices: the accepted words of a knob that is a word. Without them a text may be anything.
         least: the smallest accepted number.
         most: the largest accepted number.
         horovodrun_flag: the flag of Horovod's launcher with the same meaning, where its name is another one.
@@ -66,10 +68,24 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
     @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off."""
+        return isinstance(self.default, bool)
+
+    @property
+    def usual(self) -> str:
+        """The default, in words."""
+        if self.is_switch:
+            return "on" if self.default else "off"
+        return "none" if self.default == "" else str(self.default)
+
+    @property
     def accepted(self) -> str:
         """The accepted values, in words."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
+        if self.is_switch:
+            return "1 (on) or 0 (off)"
         number = "a whole number" if isinstance(self.default, int) else "a number"
         bounds = f" from {self.least}" + (f" to {self.most}" if self.most < math.inf else "")
         return number + bounds
@@ -85,10 +101,13 @@ class Setting:
             SettingError: `text` is not an accepted value.
         """
         word = text.strip().lower()
-        if isinstance(self.default, str):
-            if word not in self.choices:
+        words: Mapping[str, Value] = _SWITCH if self.is_switch else {choice: choice for choice in self.choices}
+        if words:
+            if word not in words:
                 raise self._refusal(text, source)
-            return word
+            return words[word]
+        if isinstance(self.default, str):
+            return text
         try:
             number = type(self.default)(word)
         except ValueError:
@@ -98,9 +117,7 @@ class Setting:
         return number
 
     def _refusal(self, text: str, source: str) -> SettingError:
-        return SettingError(
-            f"{source}={text!r} is not accepted: {self.name} is {self.accepted} (default {self.default})"
-        )
+        return SettingError(f"{source}={text!r} is not accepted: {self.name} is {self.accepted} (default {self.usual})")
 
 
 def _knob(default: T, sentence: str, **row: Any) -> T:
@@ -167,10 +184,9 @@ class Settings:
         most=86400,
         horovod_variable="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
     )
-    stall_check_stacks: int = _knob(
-        0,
-        "1: with a stall report, ranks that others wait for print their Python stacks (this takes the signal SIGUSR2).",
-        most=1,
+    stall_check_stacks: bool = _knob(
+        False,
+        "With a stall report, ranks that others wait for print their Python stacks (this takes the signal SIGUSR2).",
     )
     start_timeout_seconds: int = _knob(
         30,

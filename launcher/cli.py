@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher.check import check
 from horovodish.launcher.run import Request, run, say
-from horovodish.settings import table
+from horovodish.settings import Setting, table
 from horovodish.version import __version__
 
 __all__ = ["main", "parser", "request"]
@@ -42,12 +42,7 @@ def parser() -> argparse.ArgumentParser:
     runs.add_argument("--verbose", action="store_true", help="say what is done, and all that mpirun says")
     knobs = runs.add_argument_group("settings", "Each can also be set as a variable, which the flag overrides.")
     for row in table():
-        knobs.add_argument(
-            *filter(None, (row.flag, row.horovodrun_flag)),
-            dest=row.name,
-            metavar="|".join(row.choices) or "NUMBER",
-            help=f"{row.sentence} Default: {row.default}. Variable: {row.variable}".replace("%", "%%"),
-        )
+        _add_setting(knobs, row)
     runs.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what each rank runs")
 
     commands.add_parser("check", help="print what is installed, and what is missing", allow_abbrev=False)
@@ -63,8 +58,9 @@ def request(options: argparse.Namespace) -> Request:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     settings = {}
     for row in table():
-        text = getattr(options, row.name)
-        if text is not None:
+        given = getattr(options, row.name)
+        if given is not None:
+            text = str(int(given)) if row.is_switch else given
             row.parse(text, row.flag)
             settings[row.name] = text
     return Request(options.np, command, settings, options.prefix_output, options.verbose)
@@ -93,6 +89,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _add_setting(knobs: argparse._ArgumentGroup, row: Setting) -> None:
+    """A switch has the flags --name and --no-name, any other setting a flag with a value."""
+    flags = list(filter(None, (row.flag, row.horovodrun_flag)))
+    sentence = f"{row.sentence} Default: {row.usual}. Variable: {row.variable}".replace("%", "%%")
+    if row.is_switch:
+        knobs.add_argument(*flags, dest=row.name, help=sentence, action=argparse.BooleanOptionalAction)
+    else:
+        metavar = "|".join(row.choices) or ("TEXT" if isinstance(row.default, str) else "NUMBER")
+        knobs.add_argument(*flags, dest=row.name, help=sentence, metavar=metavar)
 
 
 def _ranks(text: str) -> int:

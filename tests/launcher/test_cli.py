@@ -12,7 +12,7 @@ import pytest
 from horovodish.errors import SettingError
 from horovodish.launcher.cli import main, parser, request
 from horovodish.launcher.run import Request
-from horovodish.settings import table
+from horovodish.settings import Setting, table
 from horovodish.version import __version__
 
 
@@ -34,8 +34,16 @@ def test_two_dashes_end_the_flags() -> None:
 
 def test_every_setting_has_a_flag() -> None:
     for row in table():
-        assert parsed("-np", "1", row.flag, str(row.default), "true").settings == {row.name: str(row.default)}
+        if not row.is_switch:
+            assert parsed("-np", "1", row.flag, str(row.default), "true").settings == {row.name: str(row.default)}
     assert parsed("-np", "1", "--start-timeout", "9", "true").settings == {"start_timeout_seconds": "9"}
+
+
+@pytest.mark.parametrize("row", [row for row in table() if row.is_switch], ids=lambda row: row.name)
+def test_a_switch_has_two_flags(row: Setting) -> None:
+    assert parsed("-np", "1", row.flag, "true").settings == {row.name: "1"}
+    assert parsed("-np", "1", row.flag.replace("--", "--no-"), "true").settings == {row.name: "0"}
+    assert parsed("-np", "1", "true").settings == {}
 
 
 def test_a_bad_setting_is_refused_by_its_flag() -> None:
