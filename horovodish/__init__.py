@@ -83,6 +83,7 @@ from horovodish.errors import (
 )
 from horovodish.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodish.recovery import surviving_communicator
+from horovodish.stragglers import RankLateness, StragglerReport, straggler_report
 from horovodish.version import __version__
 
 __all__ = [
@@ -100,9 +101,11 @@ __all__ = [
     "NotInitializedError",
     "ProcessSet",
     "Product",
+    "RankLateness",
     "RankLostError",
     "SettingError",
     "StallError",
+    "StragglerReport",
     "Sum",
     "UnsupportedTensorError",
     "__version__",
@@ -156,6 +159,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "straggler_report",
     "surviving_communicator",
     "synchronize",
 ]

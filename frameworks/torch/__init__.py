@@ -38,6 +38,7 @@ from horovodish.basics import (
 )
 from horovodish.collectives import Adasum, Average, Max, Min, Product, ReduceOp, Sum, barrier, poll, synchronize
 from horovodish.errors import HorovodInternalError, HostsUpdatedInterrupt
+from horovodish.stragglers import straggler_report
 from horovodish.torch.asynchronous import (
     allgather_async,
     allreduce_,
@@ -101,5 +102,6 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "straggler_report",
     "synchronize",
 ]

@@ -149,6 +149,19 @@ void add_process_set(Engine& engine, int id, std::vector<int> ranks, std::vector
   engine.add_process_set(id, std::move(config));
 }
 
+using LatenessTable = std::map<int, std::tuple<uint64_t, double, double>>;
+
+LatenessTable lateness_table(const std::map<int, Lateness>& by_rank) {
+  LatenessTable table;
+  for (const auto& [rank, its] : by_rank) table[rank] = {its.times_last, its.total_seconds, its.longest_seconds};
+  return table;
+}
+
+LatenessTable lateness_of(Engine& engine, int process_set) {
+  py::gil_scoped_release release;
+  return lateness_table(engine.lateness(process_set));
+}
+
 // The negotiation without the engine, for tests that play the network themselves.
 void bind_negotiation(py::module_& module) {
   py::class_<Negotiation>(module, "Negotiation")
@@ -188,14 +201,7 @@ void bind_negotiation(py::module_& module) {
       .def("ask", &Negotiation::ask)
       .def("tell", &Negotiation::tell, py::arg("rank"), py::arg("text"))
       .def("set_now", &Negotiation::set_now, py::arg("seconds"))
-      .def("lateness",
-           [](const Negotiation& self) {
-             py::list result;
-             for (const Lateness& one : self.lateness()) {
-               result.append(py::make_tuple(one.ranks.text(), one.statements, one.total_seconds, one.longest_seconds));
-             }
-             return result;
-           })
+      .def("lateness", [](const Negotiation& self) { return lateness_table(self.lateness()); })
       .def("from_child", [](Negotiation& self, size_t child,
                             const py::bytes& message) { self.from_child(child, std::string(message)); })
       .def("from_parent", [](Negotiation& self, const py::bytes& message) { self.from_parent(std::string(message)); })
@@ -375,14 +381,7 @@ PYBIND11_MODULE(_native, module) {
           py::arg("name"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("members"),
           py::arg("device"), py::arg("process_set") = 0, py::arg("chunk_bytes") = 0, py::arg("segment_bytes") = 0,
           py::keep_alive<0, 1>())
-      .def("lateness",
-           [](Engine& self, int process_set) {
-             std::vector<std::tuple<std::string, uint64_t, double, double>> result;
-             for (const Lateness& one : self.lateness(process_set)) {
-               result.emplace_back(one.ranks.text(), one.statements, one.total_seconds, one.longest_seconds);
-             }
-             return result;
-           })
+      .def("lateness", &lateness_of, py::arg("process_set"))
       .def("full_requests", &Engine::full_requests, py::arg("process_set"), py::call_guard<py::gil_scoped_release>())
       .def("take_settled", &Engine::take_settled)
       .def("stop", &Engine::stop, py::arg("failed"), py::arg("reason"), py::call_guard<py::gil_scoped_release>());

@@ -128,7 +128,7 @@ bool Engine::wait(const Handle& handle, std::chrono::nanoseconds limit) {
   return handle.settled();
 }
 
-std::vector<Lateness> Engine::lateness(int process_set) {
+std::map<int, Lateness> Engine::lateness(int process_set) {
   const SeatHold hold(seat_);
   return this->process_set(process_set).lateness();
 }

@@ -89,8 +89,8 @@ class Engine {
   // Drives the engine until the handle is settled or the time is over; true when it is settled. Throws ForkedProcess.
   bool wait(const Handle& handle, std::chrono::nanoseconds limit);
 
-  // How late the ranks below this one in a process set were.
-  std::vector<Lateness> lateness(int process_set);
+  // What the ranks of a process set made the others wait, by rank; known to its first rank alone.
+  std::map<int, Lateness> lateness(int process_set);
   // How many operations of this rank the response cache of a process set did not know.
   uint64_t full_requests(int process_set);
 

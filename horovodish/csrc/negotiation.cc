@@ -1,6 +1,7 @@
 #include "negotiation.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "request.h"
@@ -14,6 +15,7 @@ enum class Up : uint64_t {
   ready = Records::kOne,
   ready_run = Records::kRun,
   ready_with,
+  span,  // when what follows in this message was stated
   request,
   joined,
   waiting,
@@ -34,6 +36,8 @@ enum class Down : uint64_t {
 
 constexpr ResponseCache::Id kNotCached = 0;
 constexpr size_t kShownTensors = 5;  // in a message about tensors that wait
+// Statements less than this apart count as made at one time, so that they need not say it each.
+constexpr double kMomentSeconds = 1e-4;
 
 template <class Record>
 void begin(Records& records, Record record) {
@@ -67,9 +71,7 @@ Negotiation::Negotiation(bool root, std::vector<RankSet> participants, size_t ca
       participants_(std::move(participants)),
       cache_(cache_capacity),
       joined_(participants_.size()),
-      waiting_(participants_.size()) {
-  for (const RankSet& participant : participants_) lateness_.push_back({.ranks = participant});
-}
+      waiting_(participants_.size()) {}
 
 void Negotiation::submit(std::string_view name, std::string_view signature, const Mask& absent) {
   if (lost_) {
@@ -79,10 +81,10 @@ void Negotiation::submit(std::string_view name, std::string_view signature, cons
   }
   const auto id = cache_.find(name);
   if (id && *cache_.signature(*id) == signature && !by_name_.contains(std::string(name))) {
-    state_id(0, *id, {}, absent);
+    state_id(0, own_span(), *id, {}, absent);
   } else {
     ++full_requests_;
-    state_request(0, name, {{std::string(signature), participants_[0]}}, {}, absent);
+    state_request(0, own_span(), name, {{std::string(signature), participants_[0]}}, {}, absent);
   }
 }
 
@@ -93,7 +95,7 @@ void Negotiation::flush() {
   }
 }
 
-void Negotiation::join() { state_joined(0, participants_[0].first()); }
+void Negotiation::join() { state_joined(0, own_rank()); }
 
 void Negotiation::lost(const Lost& lost) {
   if (root_) return apply_lost(lost);
@@ -118,20 +120,24 @@ void Negotiation::tell(int rank, std::string_view text) {
 
 void Negotiation::from_child(size_t child, std::string_view message) {
   Reader reader(message);
+  Span span;
   while (!reader.done()) {
     switch (static_cast<Up>(reader.number())) {
+      case Up::span:
+        span = read_span(reader, child);
+        break;
       case Up::ready:
-        state_id(child, static_cast<Id>(reader.number()), {}, {});
+        state_id(child, span, static_cast<Id>(reader.number()), {}, {});
         break;
       case Up::ready_run: {
         const auto first = static_cast<Id>(reader.number()), count = static_cast<Id>(reader.number());
-        for (Id i = 0; i < count; ++i) state_id(child, first + i, {}, {});
+        for (Id i = 0; i < count; ++i) state_id(child, span, first + i, {}, {});
         break;
       }
       case Up::ready_with: {
         const auto id = static_cast<Id>(reader.number());
         const RankSet joined = RankSet::decode(reader);
-        state_id(child, id, joined, Mask(reader.text()));
+        state_id(child, span, id, joined, Mask(reader.text()));
         break;
       }
       case Up::request: {
@@ -143,7 +149,7 @@ void Negotiation::from_child(size_t child, std::string_view message) {
           signature = reader.text();
           ranks = RankSet::decode(reader);
         }
-        state_request(child, name, signatures, joined, absent);
+        state_request(child, span, name, signatures, joined, absent);
         break;
       }
       case Up::joined:
@@ -210,17 +216,50 @@ void Negotiation::from_parent(std::string_view message) {
   }
 }
 
-void Negotiation::mark(Pending& pending, size_t participant, const RankSet& joined, const Mask& absent) {
+void Negotiation::Span::add(const Span& other) {
+  if (last_rank < 0 || other.first_seconds < first_seconds) first_seconds = other.first_seconds;
+  if (last_rank < 0 || other.last_seconds > last_seconds) {
+    last_seconds = other.last_seconds;
+    last_rank = other.last_rank;
+  }
+}
+
+// A rank without children says when it made the statement; a larger subtree also who was last, and how long it took.
+// Where the clock of another host is ahead of ours, a statement counts as made when it arrives.
+Negotiation::Span Negotiation::read_span(Reader& reader, size_t child) const {
+  const double last_seconds = std::min(reader.real(), now_);
+  if (participants_[child].count() == 1) return {participants_[child].first(), last_seconds, last_seconds};
+  const auto last_rank = static_cast<int>(reader.number());
+  return {last_rank, last_seconds - reader.real(), last_seconds};
+}
+
+bool Negotiation::Span::is_about(const Span& other) const {
+  return last_rank == other.last_rank && std::abs(first_seconds - other.first_seconds) < kMomentSeconds &&
+         std::abs(last_seconds - other.last_seconds) < kMomentSeconds;
+}
+
+void Negotiation::write_span(const Span& span) {
+  if (said_span_ && said_span_->is_about(span)) return;
+  said_span_ = span;
+  begin(up_, Up::span);
+  up_.real(span.last_seconds);
+  if (participants_.size() == 1) return;
+  up_.number(static_cast<uint64_t>(span.last_rank));
+  up_.real(span.last_seconds - span.first_seconds);
+}
+
+std::string Negotiation::take_for_parent() {
+  said_span_.reset();
+  return up_.take();
+}
+
+void Negotiation::mark(Pending& pending, size_t participant, const Span& span, const RankSet& joined,
+                       const Mask& absent) {
   if (pending.stated.empty()) {
     pending.stated.resize(participants_.size());
     pending.serial = ++last_serial_;
-    pending.first_seconds = now_;
   }
-  Lateness& lateness = lateness_[participant];
-  const double late = now_ - pending.first_seconds;
-  ++lateness.statements;
-  lateness.total_seconds += late;
-  lateness.longest_seconds = std::max(lateness.longest_seconds, late);
+  pending.span.add(span);
   pending.stated[participant] = true;
   pending.joined.add(joined);
   pending.absent = pending.absent ? intersection(*pending.absent, absent) : absent;
@@ -237,22 +276,22 @@ bool Negotiation::complete(const Pending& pending) const {
   return true;
 }
 
-void Negotiation::state_id(size_t participant, Id id, const RankSet& joined, const Mask& absent) {
+void Negotiation::state_id(size_t participant, const Span& span, Id id, const RankSet& joined, const Mask& absent) {
   const std::string* signature = cache_.signature(id);
   // Forgotten: void. The ranks that stated it state it again, in full, when they learn that it was forgotten.
   if (lost_ || signature == nullptr) return;
   if (!by_name_.empty() && by_name_.contains(cache_.name(id))) {
     const std::string name = cache_.name(id);
-    state_request(participant, name, {{*signature, participants_[participant]}}, joined, absent);
+    state_request(participant, span, name, {{*signature, participants_[participant]}}, joined, absent);
     return;
   }
   Pending& pending = by_id_[id];
-  mark(pending, participant, joined, absent);
+  mark(pending, participant, span, joined, absent);
   if (complete(pending)) finish_id(id);
 }
 
-void Negotiation::state_request(size_t participant, std::string_view name, const Signatures& signatures,
-                                const RankSet& joined, const Mask& absent) {
+void Negotiation::state_request(size_t participant, const Span& span, std::string_view name,
+                                const Signatures& signatures, const RankSet& joined, const Mask& absent) {
   if (lost_) return;
   const std::string key(name);
   Pending& pending = by_name_[key];
@@ -266,7 +305,7 @@ void Negotiation::state_request(size_t participant, std::string_view name, const
     }
     pending.signatures = {{*cache_.signature(*id), ranks}};
   }
-  mark(pending, participant, joined, absent);
+  mark(pending, participant, span, joined, absent);
   for (const auto& [signature, ranks] : signatures) {
     const auto same = std::find_if(pending.signatures.begin(), pending.signatures.end(),
                                    [&](const auto& known) { return known.first == signature; });
@@ -374,6 +413,7 @@ void Negotiation::finish_id(Id id) {
   pending.passed_up = true;
   const RankSet joined = joined_of(pending);
   const Mask absent = pending.absent.value_or(Mask{});
+  write_span(pending.span);
   if (joined.empty() && absent.empty()) return up_.id(id);
   begin(up_, Up::ready_with);
   up_.number(id);
@@ -390,6 +430,7 @@ void Negotiation::finish_request(const std::string& name) {
     return decide(name, signature, pending, std::nullopt);
   }
   pending.passed_up = true;
+  write_span(pending.span);
   begin(up_, Up::request);
   up_.text(name);
   joined_of(pending).encode(up_);
@@ -410,6 +451,11 @@ void Negotiation::decide(const std::string& name, const std::string& signature, 
     const std::string problem = Request::decode(signature).problem_with_joined(joined);
     if (!problem.empty()) return apply_fail(std::string(name), problem);
   }
+  Lateness& lateness = lateness_[pending.span.last_rank];
+  const double late = pending.span.last_seconds - pending.span.first_seconds;
+  ++lateness.times_last;
+  lateness.total_seconds += late;
+  lateness.longest_seconds = std::max(lateness.longest_seconds, late);
   if (id) {
     apply_execute(*id, joined.count(), absent);
   } else {
@@ -477,7 +523,7 @@ void Negotiation::apply_forget(Id id) {
   const std::string name = cache_.name(id), signature = *cache_.signature(id);
   cache_.erase(id);
   if (!pending.empty() && pending.mapped().stated[0]) {
-    state_request(0, name, {{signature, participants_[0]}}, {}, pending.mapped().own_absent);
+    state_request(0, own_span(), name, {{signature, participants_[0]}}, {}, pending.mapped().own_absent);
   }
 }
 

@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -35,10 +36,9 @@ using Mask = std::string;
 Mask make_mask(const std::vector<size_t>& bits, size_t size);
 bool mask_bit(const Mask& mask, size_t bit);
 
-// How late a participant was with its statements, behind the first to make each.
+// What a rank made the others wait: the collectives that it was the last to submit, and how far behind the first.
 struct Lateness {
-  RankSet ranks;
-  uint64_t statements = 0;
+  uint64_t times_last = 0;
   double total_seconds = 0, longest_seconds = 0;
 };
 
@@ -87,14 +87,15 @@ class Negotiation {
   void ask();
   void tell(int rank, std::string_view text);
 
-  // The time of what comes next, for the lateness of its statements.
+  // The time of what comes next, on a clock that all ranks share.
   void set_now(double seconds) { now_ = seconds; }
-  const std::vector<Lateness>& lateness() const { return lateness_; }
+  // At the root: by rank, of those that were ever last.
+  const std::map<int, Lateness>& lateness() const { return lateness_; }
 
   void from_child(size_t child, std::string_view message);
   void from_parent(std::string_view message);
 
-  std::string take_for_parent() { return up_.take(); }
+  std::string take_for_parent();
   std::string take_for_children() { return down_.take(); }
   std::deque<Decision> take_decisions() { return std::exchange(decisions_, {}); }
 
@@ -106,6 +107,15 @@ class Negotiation {
   using Id = ResponseCache::Id;
   using Signatures = std::vector<std::pair<std::string, RankSet>>;
 
+  // Of the statements of some ranks: the times of the first and the last, and who made the last.
+  struct Span {
+    int last_rank = -1;
+    double first_seconds = 0, last_seconds = 0;
+
+    void add(const Span& other);
+    bool is_about(const Span& other) const;
+  };
+
   // What the participants have stated about one tensor that is not decided yet.
   struct Pending {
     std::vector<bool> stated;    // by participant
@@ -115,15 +125,19 @@ class Negotiation {
     Signatures signatures;       // filled only when stated in full
     bool passed_up = false;
     uint64_t serial = 0;  // counts up with the first statement about a tensor
-    double first_seconds = 0;
+    Span span;
   };
 
-  void state_id(size_t participant, Id id, const RankSet& joined, const Mask& absent);
-  void state_request(size_t participant, std::string_view name, const Signatures& signatures, const RankSet& joined,
-                     const Mask& absent);
+  void state_id(size_t participant, const Span& span, Id id, const RankSet& joined, const Mask& absent);
+  void state_request(size_t participant, const Span& span, std::string_view name, const Signatures& signatures,
+                     const RankSet& joined, const Mask& absent);
   void state_joined(size_t participant, int last_rank);
   void state_waiting(size_t participant, uint64_t decisions_seen);
-  void mark(Pending& pending, size_t participant, const RankSet& joined, const Mask& absent);
+  int own_rank() const { return participants_[0].first(); }
+  Span own_span() const { return {own_rank(), now_, now_}; }
+  Span read_span(Reader& reader, size_t child) const;
+  void write_span(const Span& span);
+  void mark(Pending& pending, size_t participant, const Span& span, const RankSet& joined, const Mask& absent);
   RankSet joined_of(const Pending& pending) const;
   bool complete(const Pending& pending) const;
   std::string line(const std::string& name, const Pending& pending) const;
@@ -156,10 +170,11 @@ class Negotiation {
   uint64_t last_serial_ = 0;
   uint64_t full_requests_ = 0;
   double now_ = 0;
-  std::vector<Lateness> lateness_;  // by participant
-  std::optional<Lost> lost_;  // the first one
-  uint64_t finished_ = 0;     // the least of all that were lost
+  std::map<int, Lateness> lateness_;  // by rank
+  std::optional<Lost> lost_;          // the first one
+  uint64_t finished_ = 0;             // the least of all that were lost
   Records up_, down_;
+  std::optional<Span> said_span_;  // in the message to the parent that is being written
   std::deque<Decision> decisions_;
 };
 

@@ -29,13 +29,30 @@ constexpr std::chrono::microseconds kShortestNap{20}, kLongestNap{1000};
 // How long the engine of an idle rank sleeps where peers on other hosts cannot wake it, or where it is between others
 // in the tree, whose news does not wake a rank that has nothing under way.
 constexpr std::chrono::milliseconds kIdleNap{500};
+constexpr int kClockReadings = 9;
 
 ErrorKind kind_of(Loss loss) { return loss == Loss::stall ? ErrorKind::stalled : ErrorKind::rank_lost; }
 
 void warn(const std::string& text) { std::fprintf(stderr, "horovodish: warning: %s\n", text.c_str()); }
 
+// The time of day at the origin of the steady clock, from the reading that was disturbed least.
+std::chrono::nanoseconds origin_of_day() {
+  std::chrono::nanoseconds shortest = std::chrono::nanoseconds::max(), origin{};
+  for (int reading = 0; reading < kClockReadings; ++reading) {
+    const auto before = ProcessSet::Clock::now();
+    const auto day = std::chrono::system_clock::now();
+    const auto took = ProcessSet::Clock::now() - before;
+    if (took >= shortest) continue;
+    shortest = took;
+    origin = day.time_since_epoch() - (before + took / 2).time_since_epoch();
+  }
+  return origin;
+}
+
+// On a clock that ranks share: exactly on one host, and between hosts as well as their times of day agree.
 double seconds_of(ProcessSet::Clock::time_point time) {
-  return std::chrono::duration<double>(time.time_since_epoch()).count();
+  static const std::chrono::nanoseconds origin = origin_of_day();
+  return std::chrono::duration<double>(time.time_since_epoch() + origin).count();
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ class ProcessSet {
   void leave(bool failed, const std::string& reason, const Error& error);
   bool advance_farewell();
 
-  const std::vector<Lateness>& lateness() const { return negotiation_->lateness(); }
+  const std::map<int, Lateness>& lateness() const { return negotiation_->lateness(); }
   uint64_t full_requests() const { return negotiation_->full_requests(); }
   int world_rank() const { return config_.ranks[static_cast<size_t>(config_.own)]; }
   size_t region() const { return config_.region; }

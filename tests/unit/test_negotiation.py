@@ -13,6 +13,9 @@ from horovodish._native import testing
 
 Decision = dict[str, Any]
 
+LATER_SECONDS = 5000.0
+"""When messages arrive; statements are made before."""
+
 
 class Network:
     """A tree of ranks whose messages arrive in order on each edge, and after any delay."""
@@ -62,6 +65,7 @@ class Network:
             return False
         sender, receiver = edge = self.random.choice(busy)
         message = self.edges[edge].popleft()
+        self.nodes[receiver].set_now(LATER_SECONDS)
         if sender == self.parent(receiver):
             self.nodes[receiver].from_parent(message)
         else:
@@ -92,6 +96,14 @@ def submits(name: str, shape: list[int] | None = None, absent: list[int] | None 
 
 def joins(node: testing.Negotiation) -> None:
     node.join()
+
+
+def submits_at(seconds: float, name: str) -> Any:
+    def submit(node: testing.Negotiation) -> None:
+        node.set_now(seconds)
+        node.submit(name, [3])
+
+    return submit
 
 
 def flushes(node: testing.Negotiation) -> None:
@@ -137,7 +149,8 @@ def test_the_second_time_a_tensor_takes_a_few_bytes() -> None:
         network.run([[submits(name) for name in names]] * 9)
         costs.append(network.bytes_sent - before)
     assert costs[0] > 9 * 50 * 60
-    assert costs[1] == costs[2] == 8 * 2 * 50 * 2  # 8 edges, both ways, 50 tensors, two bytes each
+    # 8 edges, 50 tensors: two bytes each way and a time upwards, above a subtree also who was last, and by how much.
+    assert costs[1] == costs[2] == 50 * (8 * (2 * 2 + 9) + 2 * (1 + 8))
 
 
 @settings(max_examples=200, deadline=None)
@@ -285,4 +298,35 @@ def test_what_is_used_stays_in_a_cache_that_is_too_small() -> None:
         network.run([[submits(f"b/rather/long/name/of/layer{i}.weight") for i in range(20)]] * 3)
     before = network.bytes_sent
     network.run([[submits(f"b/rather/long/name/of/layer{i}.weight") for i in range(20)]] * 3)
-    assert network.bytes_sent - before < 20 * 3 * 4
+    assert network.bytes_sent - before < 20 * 3 * (4 + 8)
+
+
+@settings(max_examples=200, deadline=None)
+@given(trees, st.booleans())
+def test_the_root_knows_who_was_last_and_by_how_much(tree: tuple[int, int, int], cached: bool) -> None:
+    """Whatever the order in which the statements of the ranks reach the root."""
+    size, arity, seed = tree
+    network = Network(size, arity, seed)
+    if cached:
+        network.run([[submits("x")]] * size)
+    before = network.nodes[0].lateness()
+    times = network.random.sample(range(1000), size)
+    network.run([[submits_at(time, "x")] for time in map(float, times)])
+    last, late = times.index(max(times)), max(times) - min(times)
+    counted, total, longest = before.get(last, (0, 0.0, 0.0))
+    assert network.nodes[0].lateness() == {**before, last: (counted + 1, total + late, max(longest, late))}
+    assert all(not node.lateness() for node in network.nodes[1:])
+
+
+def test_a_clock_that_is_ahead_makes_nobody_late_in_the_future() -> None:
+    root = testing.Negotiation(True, [[0], [1, 2]], 10)
+    below = testing.Negotiation(False, [[1], [2]], 10)
+    leaf = testing.Negotiation(False, [[2]], 10)
+    for node, time in ((below, 5000.0), (leaf, 5002.0), (root, 10.5)):
+        node.set_now(time)
+        node.submit("x", [3])
+    below.set_now(5002.5)
+    below.from_child(1, leaf.take_for_parent())
+    root.set_now(12.0)
+    root.from_child(1, below.take_for_parent())
+    assert root.lateness() == {2: (1, 2.0, 2.0)}

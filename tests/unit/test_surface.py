@@ -31,6 +31,7 @@ PROCESS_API = {
     "rocm_built",
     "shutdown",
     "size",
+    "straggler_report",
 }
 COLLECTIVES = {
     "Adasum",
