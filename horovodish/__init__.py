@@ -84,6 +84,7 @@ from horovodish.errors import (
 from horovodish.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodish.recovery import surviving_communicator
 from horovodish.stragglers import RankLateness, StragglerReport, straggler_report
+from horovodish.timeline import start_timeline, stop_timeline
 from horovodish.version import __version__
 
 __all__ = [
@@ -159,6 +160,8 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "straggler_report",
     "surviving_communicator",
     "synchronize",

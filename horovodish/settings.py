@@ -129,6 +129,10 @@ def _mebibytes(count_of_bytes: str) -> str:
     return repr(int(count_of_bytes) / 2**20)
 
 
+def _timeline(horovods: str) -> str:
+    return "" if horovods == "DYNAMIC" else horovods  # Horovod's word for: start_timeline() may be called
+
+
 def _log_level(horovods: str) -> str:
     return {"trace": "debug", "fatal": "error"}.get(horovods.lower(), horovods.lower())
 
@@ -187,6 +191,18 @@ class Settings:
     stall_check_stacks: bool = _knob(
         False,
         "With a stall report, ranks that others wait for print their Python stacks (this takes the signal SIGUSR2).",
+    )
+    timeline_filename: str = _knob(
+        "",
+        "Every rank records a timeline from the start and writes it beside this file, rank 3 of trace.json to "
+        "trace.rank-3.json.",
+        horovod_variable="HOROVOD_TIMELINE",
+        from_horovod=_timeline,
+    )
+    timeline_mark_cycles: bool = _knob(
+        False,
+        "The timeline has a mark wherever the engine learned that operations can start.",
+        horovod_variable="HOROVOD_TIMELINE_MARK_CYCLES",
     )
     start_timeout_seconds: int = _knob(
         30,

@@ -39,6 +39,7 @@ from horovodish.basics import (
 from horovodish.collectives import Adasum, Average, Max, Min, Product, ReduceOp, Sum, barrier, poll, synchronize
 from horovodish.errors import HorovodInternalError, HostsUpdatedInterrupt
 from horovodish.stragglers import straggler_report
+from horovodish.timeline import start_timeline, stop_timeline
 from horovodish.torch.asynchronous import (
     allgather_async,
     allreduce_,
@@ -102,6 +103,8 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "straggler_report",
     "synchronize",
 ]

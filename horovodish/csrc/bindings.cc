@@ -10,6 +10,7 @@
 #include "engine.h"
 #include "mpi_exit.h"
 #include "planes/schedule.h"
+#include "timeline_writer.h"
 #include "tree.h"
 
 namespace py = pybind11;
@@ -125,6 +126,10 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, const
                     {StallInspector::Seconds(stall_warning_seconds), StallInspector::Seconds(stall_shutdown_seconds)},
                     stack_signal};
   return std::make_shared<Engine>(std::move(config));
+}
+
+void start_timeline(Engine& engine, int descriptor, const std::string& name, int64_t origin, bool mark_cycles) {
+  engine.start_timeline({descriptor, engine.rank(), name, origin, mark_cycles});
 }
 
 void add_process_set(Engine& engine, int id, std::vector<int> ranks, std::vector<std::vector<int>> hosts,
@@ -244,6 +249,46 @@ void bind_tree(py::module_& module) {
       py::arg("hosts"), py::arg("index"));
   module.def("subtree", &subtree, py::arg("hosts"), py::arg("index"));
   module.attr("TREE_ARITY") = kTreeArity;
+}
+
+// The timeline without its thread.
+void bind_timeline(py::module_& module) {
+  using Ring = SingleProducerRing<int>;
+  py::class_<Ring>(module, "Ring")
+      .def(py::init<size_t>(), py::arg("capacity"))
+      .def(
+          "push", [](Ring& self, int value) { return self.push(std::move(value)); }, py::arg("value"))
+      .def("take_all", [](Ring& self) {
+        std::vector<int> values;
+        self.take_all([&](int value) { values.push_back(value); });
+        return values;
+      });
+  // Records: what happened (a value of TimelineRecord::What), on which track, from when to when, and the name of what is
+  // submitted.
+  using Records = std::vector<std::tuple<int, uint32_t, int64_t, int64_t, std::string>>;
+  module.def(
+      "write_timeline",
+      [](int descriptor, const Records& records, uint64_t dropped) {
+        TraceFile file(descriptor, 0, 0);
+        TimelineWriter writer(file);
+        int64_t end = 0;
+        for (const auto& [what, track, from, to, name] : records) {
+          TimelineRecord record{
+              .what = static_cast<TimelineRecord::What>(what), .track = track, .begin = from, .end = to};
+          if (!name.empty()) {
+            auto request = std::make_shared<Request>();
+            request->name = name;
+            request->members = {{name, DType::float32, {3}}};
+            record.description = std::make_shared<const TrackDescription>(TrackDescription{name, request});
+          }
+          writer.take(record);
+          end = to;
+        }
+        writer.dropped(dropped, end);
+        writer.end_all(end);
+        file.finish();
+      },
+      py::arg("descriptor"), py::arg("records"), py::arg("dropped"));
 }
 
 void bind_schedules(py::module_& module) {
@@ -383,12 +428,16 @@ PYBIND11_MODULE(_native, module) {
           py::keep_alive<0, 1>())
       .def("lateness", &lateness_of, py::arg("process_set"))
       .def("full_requests", &Engine::full_requests, py::arg("process_set"), py::call_guard<py::gil_scoped_release>())
+      .def("start_timeline", &start_timeline, py::arg("descriptor"), py::kw_only(), py::arg("name"), py::arg("origin"),
+           py::arg("mark_cycles"), py::call_guard<py::gil_scoped_release>())
+      .def("stop_timeline", &Engine::stop_timeline, py::call_guard<py::gil_scoped_release>())
       .def("take_settled", &Engine::take_settled)
       .def("stop", &Engine::stop, py::arg("failed"), py::arg("reason"), py::call_guard<py::gil_scoped_release>());
 
   py::module_ testing = module.def_submodule("testing", "Parts of the engine without I/O, for its tests.");
   bind_negotiation(testing);
   bind_tree(testing);
+  bind_timeline(testing);
   bind_schedules(testing);
 }
 

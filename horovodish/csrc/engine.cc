@@ -92,6 +92,8 @@ void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
           ": an operation of that name has not completed yet. Remedy: synchronize it first, or give the "
           "two operations different names.");
     }
+    // A caller that is about to wait drives the engine, which takes the time anyway when it takes the operation up.
+    if (timeline_) operation->trace = {timeline_, waits ? 0 : Timeline::now()};
     inbox_.push_back(std::move(operation));
     has_submissions_.store(true, std::memory_order_release);
   }
@@ -145,6 +147,25 @@ ProcessSet& Engine::process_set(int id) {
   return *found->second;
 }
 
+void Engine::start_timeline(TimelineConfig config) {
+  const auto timeline = std::make_shared<Timeline>(std::move(config));
+  std::lock_guard lock(inbox_mutex_);
+  if (timeline_) throw std::invalid_argument("a timeline is being recorded already");
+  if (!closed_) timeline_ = timeline;
+}
+
+void Engine::stop_timeline() {
+  const auto timeline = take_timeline();
+  if (!timeline) throw std::invalid_argument("no timeline is being recorded");
+  timeline->finish();
+}
+
+// Operations under way go on holding what they are recorded in.
+std::shared_ptr<Timeline> Engine::take_timeline() {
+  std::lock_guard lock(inbox_mutex_);
+  return std::exchange(timeline_, nullptr);
+}
+
 std::vector<uint64_t> Engine::take_settled() {
   std::lock_guard lock(inbox_mutex_);
   return std::exchange(settled_, {});
@@ -173,6 +194,7 @@ void Engine::stop(bool failed, const std::string& reason) {
   doorbell_->wake_engine();
   if (thread_.joinable()) thread_.join();
   peer_watch_.reset();
+  if (const auto timeline = take_timeline()) timeline->finish();
   // Handles and plans that Python still holds keep the engine, but not the memory.
   doorbell_ = &own_doorbell_;
   arena_.reset();
@@ -274,6 +296,7 @@ bool Engine::take_submissions() {
 }
 
 void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* error) {
+  operation->trace.settled(error != nullptr);
   {
     // Before the handle is settled, so that whoever waits for it may use the name again.
     std::lock_guard lock(inbox_mutex_);

@@ -26,6 +26,7 @@
 #include "peer_watch.h"
 #include "process_set.h"
 #include "seat.h"
+#include "timeline.h"
 
 namespace horovodish {
 
@@ -94,6 +95,12 @@ class Engine {
   // How many operations of this rank the response cache of a process set did not know.
   uint64_t full_requests(int process_set);
 
+  // Records, from the next submission on, until stop_timeline() or stop(). Throws std::invalid_argument when a recording
+  // is under way.
+  void start_timeline(TimelineConfig config);
+  // Throws std::invalid_argument when there is nothing to stop.
+  void stop_timeline();
+
   // Handles settled since the last call.
   std::vector<uint64_t> take_settled();
 
@@ -118,6 +125,7 @@ class Engine {
   void leave_seat();
   std::optional<std::chrono::nanoseconds> nap() const;
   void settle(const std::shared_ptr<Operation>& operation, const Error* error);
+  std::shared_ptr<Timeline> take_timeline();
 
   EngineConfig config_;
   const pid_t process_ = getpid();
@@ -128,6 +136,7 @@ class Engine {
   std::unordered_map<int, std::unordered_set<std::string>> names_in_flight_;  // by process set; guarded by inbox_mutex_
   std::vector<uint64_t> settled_;  // guarded by inbox_mutex_
   bool closed_ = false;  // guarded by inbox_mutex_
+  std::shared_ptr<Timeline> timeline_;  // null: none is recorded; guarded by inbox_mutex_
   std::atomic<bool> has_submissions_{false};
 
   Seat seat_;

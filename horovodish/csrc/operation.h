@@ -12,6 +12,7 @@
 #include "negotiation.h"
 #include "reduce.h"
 #include "request.h"
+#include "timeline.h"
 
 namespace horovodish {
 
@@ -36,6 +37,7 @@ struct Operation {
   int root = 0;  // known once decided: index of the root within the process set
   std::shared_ptr<Handle> handle;
   bool reported = false;  // shows up in Engine::take_settled()
+  Trace trace;
 
   // The neutral value of a rank that has joined must not be scaled. Then every other rank scales its own contribution when it
   // packs it; otherwise that is left to the reduction, which does it in passing.

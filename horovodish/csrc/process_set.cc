@@ -129,16 +129,17 @@ RankSet ProcessSet::ranks_from(int index) const {
 
 void ProcessSet::submit(std::shared_ptr<Operation> operation) {
   const Request& request = *operation->request;
-  if (request.kind == Kind::join) {
-    join_ = std::move(operation);
-    negotiation_->join();
-    return;
-  }
   if (undecided_.contains(request.name)) {
     behind_refusal_[request.name].push_back(std::move(operation));
     return;
   }
   last_news_ = Clock::now();
+  operation->trace.submitted(operation->request, operation->signature, operation->process_set, last_news_);
+  if (request.kind == Kind::join) {
+    join_ = std::move(operation);
+    negotiation_->join();
+    return;
+  }
   ++news_;
   last_submitted_ = request.name;
   negotiation_->set_now(seconds_of(last_news_));
@@ -226,9 +227,12 @@ void ProcessSet::send_messages() {
 }
 
 void ProcessSet::apply_decisions() {
-  for (const Decision& decision : negotiation_->take_decisions()) {
+  const auto decisions = negotiation_->take_decisions();
+  if (decisions.empty()) return;
+  const Clock::time_point now = Clock::now();
+  for (const Decision& decision : decisions) {
     if (decision.type < Decision::Type::stuck) {
-      last_news_ = Clock::now();
+      last_news_ = now;
       ++news_;
       stuck_text_.clear();
     }
@@ -261,6 +265,7 @@ void ProcessSet::apply_decisions() {
         break;
       case Decision::Type::join_done: {
         const auto join = std::exchange(join_, nullptr);
+        join->trace.decided(now);
         join->handle->last_joined = decision.rank;
         settle_(join, nullptr);
         break;
@@ -289,6 +294,7 @@ void ProcessSet::execute(const Decision& decision) {
   const auto root = std::find(config_.ranks.begin(), config_.ranks.end(), operation->request->root);
   operation->root = static_cast<int>(root - config_.ranks.begin());
   executing_.emplace(decision.number, operation);
+  operation->trace.decided(last_news_);
   plane_->start(operation);
 }
 
@@ -303,6 +309,9 @@ std::shared_ptr<Operation> ProcessSet::neutral(const std::string& signature) con
   if (request->kind == Kind::alltoall) {
     for (Buffer& buffer : operation->buffers) buffer.splits.assign(config_.ranks.size(), 0);
   }
+  operation->signature = std::make_shared<const std::string>(signature);
+  operation->trace = {join_->trace.timeline};
+  operation->trace.submitted(request, operation->signature, operation->process_set, last_news_);
   return operation;
 }
 

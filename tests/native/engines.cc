@@ -170,6 +170,10 @@ void refuse(Engine& engine, int rank) {
   }
 }
 
+TimelineConfig timeline(int rank) {
+  return {memfd_create("timeline", MFD_CLOEXEC), rank, "rank " + std::to_string(rank), 0, true};
+}
+
 void lose_a_rank(Engine& engine, int rank) {
   if (rank == 1) return engine.stop(true, "rank 1 raised something");
   const std::vector<float> source(1000);
@@ -229,6 +233,12 @@ int main(int argc, char** argv) {
       }
       engine.add_process_set(0, std::move(everybody));
       train(engine, rank, ranks, steps);
+      for (int i = 0; i < 3; ++i) {  // while others still work
+        engine.start_timeline(timeline(rank));
+        train(engine, rank, ranks, steps / 4);
+        engine.stop_timeline();
+      }
+      engine.start_timeline(timeline(rank));  // ends with the engine
       reduce_buckets(engine, rank, ranks, steps);
       reduce_by_adasum(engine, rank, ranks);
       refuse(engine, rank);

@@ -47,6 +47,13 @@ def test_nothing_set_gives_the_defaults() -> None:
         ("HOROVOD_START_TIMEOUT", "90", "start_timeout_seconds", 90),
         ("HOROVOD_LOG_LEVEL", "TRACE", "log_level", "debug"),
         ("HOROVOD_LOG_LEVEL", "fatal", "log_level", "error"),
+        ("HOROVODISH_TIMELINE_FILENAME", "Out/Trace.json", "timeline_filename", "Out/Trace.json"),
+        ("HOROVOD_TIMELINE", "Out/Trace.json", "timeline_filename", "Out/Trace.json"),
+        ("HOROVOD_TIMELINE", "DYNAMIC", "timeline_filename", ""),
+        ("HOROVODISH_TIMELINE_MARK_CYCLES", "1", "timeline_mark_cycles", True),
+        ("HOROVODISH_TIMELINE_MARK_CYCLES", "True", "timeline_mark_cycles", True),
+        ("HOROVODISH_TIMELINE_MARK_CYCLES", "off", "timeline_mark_cycles", False),
+        ("HOROVOD_TIMELINE_MARK_CYCLES", "1", "timeline_mark_cycles", True),
     ],
 )
 def test_a_variable_sets_one_knob(variable: str, text: str, name: str, value: Any) -> None:
@@ -85,6 +92,7 @@ def test_other_variables_of_horovod_mean_nothing() -> None:
         ("HOROVODISH_FUSION_THRESHOLD_MB", "nan", "a number from 0 to 65536 (default 16.0)"),
         ("HOROVODISH_FUSION_THRESHOLD_MB", "inf", "a number from 0"),
         ("HOROVODISH_FUSION_THRESHOLD_MB", "64MB", "a number from 0"),
+        ("HOROVODISH_TIMELINE_MARK_CYCLES", "2", "1 (on) or 0 (off) (default off)"),
         ("HOROVODISH_PLANE", "ring", "one of auto, mpi_ring (default auto)"),
     ],
 )

@@ -31,6 +31,8 @@ PROCESS_API = {
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "straggler_report",
 }
 COLLECTIVES = {

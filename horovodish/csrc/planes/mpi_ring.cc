@@ -41,12 +41,19 @@ Progress MpiRingPlane::advance() {
     const size_t wanted = waiting_.front()->request->segment_bytes;
     const MpiEnvironment environment{mpi_, everybody_, rank_, tags_.operation(started_++),
                                      wanted == 0 ? segment_bytes_ : wanted};
+    const Trace::Span span(waiting_.front()->trace, Phase::pack);
     running_.push_back({waiting_.front(), make_mpi_task(waiting_.front(), environment)});
     waiting_.pop_front();
     progressed = true;
   }
   for (Running& running : running_) {
-    if (running.task) progressed |= running.task->advance();
+    if (!running.task) continue;
+    Trace::Span span(running.operation->trace, Phase::exchange);
+    if (running.task->advance()) {
+      progressed = true;
+    } else {
+      span.cancel();
+    }
   }
   // In order, so that the window never spans more than kWindow operations and tags.
   while (!running_.empty() && (!running_.front().task || running_.front().task->done())) {

@@ -64,6 +64,7 @@ Progress SharedMemoryPlane::advance() {
   for (int step = 0; step < kStepsPerAdvance; ++step) {
     pop_finished();
     if (items_.empty()) return progressed ? Progress::progressed : Progress::done;
+    follows_ = progressed;
     if (!collect_one() && !exchange_some() && !combine_one() && !publish_one()) break;
     progressed = true;
   }
@@ -105,6 +106,7 @@ bool SharedMemoryPlane::publish_one() {
   const uint64_t sequence = publish_.sequence;
   const uint64_t slots = slots_.size();
   if (sequence >= slots && !reached(known_released_, &StreamCounters::released, sequence - slots)) return false;
+  const Trace::Span span(operation_at(publish_).trace, Phase::pack, follows_);
   task->publish(publish_.chunk, slots_of(sequence)[own_]);
   announce(&StreamCounters::published, sequence);
   step(publish_);
@@ -116,9 +118,11 @@ bool SharedMemoryPlane::combine_one() {
   StreamTask* task = current(combine_);
   const uint64_t sequence = combine_.sequence;
   if (!reached(known_published_, &StreamCounters::published, sequence)) return false;
+  const Operation& operation = operation_at(combine_);
+  const Trace::Span span(operation.trace, Phase::reduce, follows_);
   task->combine(combine_.chunk, slots_of(sequence));
   if (across_) {
-    exchanges_.push_back({sequence, task->exchange(combine_.chunk, sequence, slots_of(sequence))});
+    exchanges_.push_back({sequence, &operation, task->exchange(combine_.chunk, sequence, slots_of(sequence))});
   } else {
     announce(&StreamCounters::reduced, sequence);
   }
@@ -130,9 +134,13 @@ bool SharedMemoryPlane::combine_one() {
 bool SharedMemoryPlane::exchange_some() {
   bool progressed = false;
   for (Exchange& exchange : exchanges_) {
+    Trace::Span span(exchange.operation->trace, Phase::exchange, follows_);
+    bool moved = false;
     for (const auto& task : exchange.tasks) {
-      if (!task->done()) progressed |= task->advance();
+      if (!task->done()) moved |= task->advance();
     }
+    if (!moved) span.cancel();
+    progressed |= moved;
   }
   const auto done = [](const Exchange& exchange) {
     return std::all_of(exchange.tasks.begin(), exchange.tasks.end(), [](const auto& task) { return task->done(); });
@@ -152,6 +160,7 @@ bool SharedMemoryPlane::collect_one() {
   const uint64_t sequence = collect_.sequence;
   if (task->has_collect()) {
     if (!reached(known_reduced_, &StreamCounters::reduced, sequence)) return false;
+    const Trace::Span span(operation_at(collect_).trace, Phase::unpack, follows_);
     task->collect(collect_.chunk, slots_of(sequence));
   }
   announce(&StreamCounters::released, sequence);

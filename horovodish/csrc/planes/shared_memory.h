@@ -77,6 +77,7 @@ class SharedMemoryPlane : public Plane {
  private:
   struct Exchange {
     uint64_t sequence;
+    const Operation* operation;  // in items_ for as long as this
     std::vector<std::unique_ptr<MpiTask>> tasks;
   };
   struct Item {
@@ -92,6 +93,7 @@ class SharedMemoryPlane : public Plane {
   };
 
   StreamTask* current(Cursor& cursor);
+  const Operation& operation_at(const Cursor& cursor) const { return *items_[cursor.item - first_item_].operation; }
   void step(Cursor& cursor);
   bool publish_one();
   bool combine_one();
@@ -111,6 +113,7 @@ class SharedMemoryPlane : public Plane {
   std::deque<Item> items_;
   std::deque<Exchange> exchanges_;  // of chunks that are combined and not yet announced, in order
   uint64_t first_item_ = 0;  // number of items_.front()
+  bool follows_ = false;  // the current step comes right after another one
   Cursor publish_, combine_, collect_;
   std::vector<uint64_t> known_published_, known_reduced_, known_released_;  // last values seen, by rank
 };

@@ -7,15 +7,22 @@
 namespace horovodish {
 
 void SoloPlane::start(std::shared_ptr<Operation> operation) {
-  const Request& request = *operation->request;
-  const Scaling scaling = operation->scaling();
+  copy_and_scale(*operation);
+  on_complete_(operation);
+}
+
+void SoloPlane::copy_and_scale(Operation& operation) {
+  const Request& request = *operation.request;
+  const Scaling scaling = operation.scaling();
+  if (request.members.empty()) return;
+  const Trace::Span span(operation.trace, request.kind == Kind::allreduce ? Phase::reduce : Phase::unpack);
   for (size_t i = 0; i < request.members.size(); ++i) {
     const Member& member = request.members[i];
-    const Buffer& buffer = operation->buffers[i];
+    const Buffer& buffer = operation.buffers[i];
     const size_t count = static_cast<size_t>(member.count());
     if (request.kind == Kind::allgather || request.kind == Kind::alltoall) {
       const int64_t rows = request.kind == Kind::allgather ? buffer.first_dim : buffer.splits[0];
-      Handle::Output& output = allocate_rows(*operation, i, {rows});
+      Handle::Output& output = allocate_rows(operation, i, {rows});
       if (output.bytes > 0) std::memcpy(output.data.get(), buffer.source, output.bytes);
     } else if (scaling.prescale != 1.0 || scaling.postscale != 1.0) {
       const void* source = buffer.source;
@@ -24,7 +31,6 @@ void SoloPlane::start(std::shared_ptr<Operation> operation) {
       std::memcpy(buffer.target, buffer.source, count * bytes_of(member.dtype));
     }
   }
-  on_complete_(operation);
 }
 
 }  // namespace horovodish

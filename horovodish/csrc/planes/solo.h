@@ -12,6 +12,8 @@ class SoloPlane : public Plane {
   Progress advance() override { return Progress::done; }
 
  private:
+  static void copy_and_scale(Operation& operation);
+
   OnComplete on_complete_;
 };
 

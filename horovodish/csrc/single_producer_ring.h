@@ -1,0 +1,50 @@
+// A queue of fixed size between two threads: one pushes, one takes, neither ever waits for the other.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+namespace horovodish {
+
+template <class T>
+class SingleProducerRing {
+ public:
+  // `capacity`: a power of two.
+  explicit SingleProducerRing(size_t capacity) : slots_(std::make_unique<T[]>(capacity)), mask_(capacity - 1) {}
+
+  // False when it is full. May be called by several threads if something else keeps them apart.
+  bool push(T&& value) {
+    const uint64_t number = pushed_.load(std::memory_order_relaxed);
+    if (number - known_taken_ > mask_) {
+      known_taken_ = taken_.load(std::memory_order_acquire);
+      if (number - known_taken_ > mask_) return false;
+    }
+    slots_[number & mask_] = std::move(value);
+    pushed_.store(number + 1, std::memory_order_release);
+    return true;
+  }
+
+  // Hands everything that is there to `take`, in order.
+  template <class Take>
+  void take_all(Take take) {
+    const uint64_t end = pushed_.load(std::memory_order_acquire);
+    for (uint64_t number = taken_.load(std::memory_order_relaxed); number < end; ++number) {
+      take(std::exchange(slots_[number & mask_], T{}));
+      taken_.store(number + 1, std::memory_order_release);
+    }
+  }
+
+ private:
+  static constexpr size_t kCacheLine = 64;
+
+  const std::unique_ptr<T[]> slots_;
+  const uint64_t mask_;
+  alignas(kCacheLine) std::atomic<uint64_t> pushed_{0};
+  uint64_t known_taken_ = 0;  // of the thread that pushes: the last value of taken_ that it saw
+  alignas(kCacheLine) std::atomic<uint64_t> taken_{0};
+};
+
+}  // namespace horovodish

@@ -1,0 +1,103 @@
+#include "timeline_writer.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace horovodish {
+
+namespace {
+
+constexpr uint32_t kEngineTrack = 1;
+constexpr std::array<std::string_view, 4> kPhaseNames{"pack", "reduce", "exchange", "unpack"};
+
+std::string arguments_of(const Request& request) {
+  size_t bytes = 0;
+  for (const Member& member : request.members) {
+    bytes += static_cast<size_t>(member.count()) * bytes_of(member.dtype);
+  }
+  const bool rows = request.kind == Kind::allgather || request.kind == Kind::alltoall;
+  std::string text = (rows ? "\"row_bytes\":" : "\"bytes\":") + std::to_string(bytes) +
+                     ",\"tensors\":" + std::to_string(request.members.size());
+  if (request.members.size() > 1) {
+    text +=
+        ",\"first\":" + json_text(request.members.front().name) + ",\"last\":" + json_text(request.members.back().name);
+  }
+  return text;
+}
+
+}  // namespace
+
+void TimelineWriter::take(const TimelineRecord& record) {
+  using What = TimelineRecord::What;
+  if (record.what == What::cycle) return mark("cycle", record.begin, {});
+  if (record.track >= tracks_.size()) tracks_.resize(record.track + 1);
+  if (record.what == What::submitted) return submitted(record);
+  Track& track = tracks_[record.track];
+  if (!track.busy) return;
+  if (record.what == What::settled) return end(record.track, record.begin, record.failed);
+  end_waiting(record.track, record.begin);
+  if (record.what == What::decided) {
+    track.waits = "queue";
+  } else {
+    slice(record.track, kPhaseNames[static_cast<size_t>(record.phase)], record.begin, record.end);
+  }
+}
+
+void TimelineWriter::dropped(uint64_t count, int64_t at) {
+  if (count == dropped_) return;
+  mark("records dropped", at, "\"count\":" + std::to_string(count - dropped_) + ",\"total\":" + std::to_string(count));
+  dropped_ = count;
+}
+
+void TimelineWriter::end_all(int64_t at) {
+  for (uint32_t number = 0; number < tracks_.size(); ++number) {
+    if (tracks_[number].busy) end(number, at, false);
+  }
+}
+
+void TimelineWriter::describe(uint32_t number, const TrackDescription& description) {
+  Track& track = tracks_[number];
+  if (!std::exchange(track.named, true)) file_.name_track(number, description.name);
+  track.kind = name_of(description.request->kind);
+  track.arguments = arguments_of(*description.request);
+}
+
+void TimelineWriter::submitted(const TimelineRecord& record) {
+  Track& track = tracks_[record.track];
+  if (track.busy) end(record.track, record.begin, false);
+  if (record.description) describe(record.track, *record.description);
+  track.busy = true;
+  track.waits = "negotiate";
+  track.last = std::max(record.begin, track.last);
+  file_.begin(record.track, track.kind, track.last, track.arguments);
+}
+
+void TimelineWriter::end_waiting(uint32_t number, int64_t at) {
+  Track& track = tracks_[number];
+  if (!track.waits.empty()) slice(number, std::exchange(track.waits, {}), track.last, at);
+}
+
+// A phase from `begin` to `end`, which lasts and does not overlap the one before.
+void TimelineWriter::slice(uint32_t number, std::string_view name, int64_t begin, int64_t end) {
+  Track& track = tracks_[number];
+  begin = std::max(begin, track.last);
+  track.last = std::max(end, begin + 1);
+  file_.slice(number, name, begin, track.last);
+}
+
+void TimelineWriter::end(uint32_t number, int64_t at, bool failed) {
+  end_waiting(number, at);
+  Track& track = tracks_[number];
+  track.last = std::max(at, track.last);
+  track.busy = false;
+  file_.end(number, track.last, failed ? "\"failed\":true" : "");
+}
+
+void TimelineWriter::mark(std::string_view name, int64_t at, std::string_view arguments) {
+  if (tracks_.size() <= kEngineTrack) tracks_.resize(kEngineTrack + 1);
+  if (!std::exchange(tracks_[kEngineTrack].named, true)) file_.name_track(kEngineTrack, "engine");
+  file_.mark(kEngineTrack, name, at, arguments);
+}
+
+}  // namespace horovodish

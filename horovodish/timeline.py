@@ -1,0 +1,117 @@
+"""The timeline: when each tensor was negotiated, queued, packed, reduced and unpacked on each rank, as a trace."""
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from horovodish import basics, settings
+from horovodish.errors import SettingError
+
+__all__ = ["start_timeline", "stop_timeline"]
+
+_CLOCK_READINGS = 9
+
+_origin_ns = 0  # on this host's monotonic clock: when rank 0 had called init()
+_path: Path | None = None  # of what is being recorded
+
+
+def start_timeline(path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Begin to record what this rank does for each tensor, until `stop_timeline()` or `shutdown()`.
+
+    Each rank that calls it records itself; it is not collective and does not block. Rank 3 writes `trace.json` to
+    `trace.rank-3.json`, replacing a file of that name, for https://ui.perfetto.dev or chrome://tracing. There the
+    process is the rank, and each tensor or bucket a track with one slice for each operation and in it "negotiate"
+    (until every rank has submitted it), "queue" (behind others), "pack", "reduce", "exchange" (between hosts) and
+    "unpack", the last four once for every chunk. Operations that are under way already do not appear. Times are
+    microseconds since `init()` on rank 0: of one host to within a microsecond, between hosts as good as their clocks
+    agree.
+
+    The file can be read at any time, also when the process was killed; it is behind by a few hundredths of a second.
+
+    Args:
+        path: of the trace; its folder must exist. Each rank writes to a file of its own beside it.
+        mark_cycles: add a mark wherever the engine learned that operations can start.
+
+    Raises:
+        ValueError: a timeline is being recorded already.
+        OSError: the file cannot be written.
+        NotInitializedError: before `init()`.
+        ForkedProcessError: in a forked child.
+
+    Example:
+        >>> hvd.start_timeline("trace.json")
+        >>> train_one_epoch()
+        >>> hvd.stop_timeline()
+    """
+    global _path
+    running = basics.running()
+    if _path is not None:
+        raise ValueError(f"start_timeline({str(path)!r}): {_path} is being recorded; call stop_timeline() first")
+    chosen = _path_of(path, running.place.rank)
+    name = f"rank {running.place.rank} on {socket.gethostname()}"
+    descriptor = os.open(chosen, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    running.engine.start_timeline(descriptor, name=name, origin=_origin_ns, mark_cycles=mark_cycles)
+    _path = chosen
+
+
+def stop_timeline() -> None:
+    """End what `start_timeline` or HOROVODISH_TIMELINE_FILENAME began; the file is complete when it returns.
+
+    Not collective. Slices of operations that are under way end here. Afterwards another timeline can be started.
+
+    Raises:
+        ValueError: no timeline is being recorded.
+        NotInitializedError: before `init()`, and after `shutdown()`, which has ended the timeline.
+        ForkedProcessError: in a forked child.
+
+    Example:
+        >>> hvd.stop_timeline()
+    """
+    global _path
+    engine = basics.engine()
+    if _path is None:
+        raise ValueError("stop_timeline(): no timeline is being recorded; start_timeline(path) begins one")
+    _path = None
+    engine.stop_timeline()
+
+
+def _path_of(path: str | os.PathLike[str], rank: int) -> Path:
+    given = Path(path)
+    if not given.name:
+        raise IsADirectoryError(f"start_timeline({os.fspath(path)!r}): that is no file")
+    return given.with_name(f"{given.stem}.rank-{rank}{given.suffix}")
+
+
+def _start(_: Any) -> None:
+    global _origin_ns
+    running = basics.running()
+    # MPI carries rank 0's time of day to the others; each finds the same moment on its own monotonic clock.
+    moment = time.time_ns()
+    if running.communicator is not None:
+        moment = running.communicator.bcast(moment)
+    _origin_ns = moment - _time_of_day_minus_monotonic_ns()
+    knobs = settings.load(warn=lambda _: None)
+    if knobs.timeline_filename:
+        try:
+            start_timeline(knobs.timeline_filename, knobs.timeline_mark_cycles)
+        except OSError as problem:
+            raise SettingError(
+                f"HOROVODISH_TIMELINE_FILENAME={knobs.timeline_filename!r} on rank {running.place.rank}: {problem}"
+            ) from problem
+
+
+def _time_of_day_minus_monotonic_ns() -> int:
+    """From the reading that was disturbed least."""
+    readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(_CLOCK_READINGS)]
+    before, wall, after = min(readings, key=lambda reading: reading[2] - reading[0])
+    return wall - (before + after) // 2
+
+
+def _stop() -> None:
+    global _path
+    _path = None
+
+
+basics.follow(lambda _: None, _start, _stop)

@@ -1,0 +1,266 @@
+"""The timeline: what it shows of every rank, when it begins and ends, and what remains of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import horovodish as hvd
+from support.model import PLANES
+from support.ranks import run_ranks, run_ranks_to_their_ends
+from support.traces import Slice, is_complete, marks_of, tracks_of
+
+STEPS = 4
+LARGE = 300_000  # elements: several chunks
+CLOCKS_AGREE_WITHIN_NS = 20_000
+WRITTEN_WITHIN_SECONDS = 10.0
+
+CALLS: dict[str, Callable[[], Any]] = {
+    "small": lambda: hvd.allreduce(np.ones(10), name="small"),
+    "large": lambda: hvd.allreduce(np.ones(LARGE), name="large"),
+    "rows": lambda: hvd.allgather(np.ones((hvd.rank() + 1, 3)), name="rows"),
+    "from the root": lambda: hvd.broadcast(np.ones(LARGE), 0, name="from the root"),
+    "exchanged": lambda: hvd.alltoall(np.ones(12), name="exchanged"),
+    "shared out": lambda: hvd.reducescatter(np.ones(LARGE), name="shared out"),
+    "group": lambda: hvd.grouped_allreduce([np.ones(5), np.ones(6), np.ones(7)], name="group"),
+    "allreduce.noname": lambda: hvd.allreduce(np.ones(8)),
+    "barrier.noname": hvd.barrier,
+}
+KINDS = {
+    "rows": "allgather",
+    "from the root": "broadcast",
+    "exchanged": "alltoall",
+    "shared out": "reducescatter",
+    "barrier.noname": "barrier",
+}
+
+
+def record_everything(path: str, mark_cycles: bool) -> None:
+    hvd.init()
+    hvd.start_timeline(path, mark_cycles=mark_cycles)
+    for _ in range(STEPS):
+        for call in CALLS.values():
+            call()
+    handles = [hvd.allreduce_async(np.ones(9)) for _ in range(3)]
+    for handle in handles:
+        handle.wait()
+    hvd.stop_timeline()
+    assert no_trace_is_open()
+
+
+def no_trace_is_open() -> bool:
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_is_open(fd)]
+    threads = [comm.read_text().strip() for comm in Path("/proc/self/task").glob("*/comm")]
+    return not any("trace" in link for link in links) and "horovodish-time" not in threads
+
+
+def fd_is_open(descriptor: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{descriptor}")
+
+
+@pytest.mark.parametrize("plane", PLANES)
+@pytest.mark.parametrize("np", [1, 2, 3])
+def test_it_shows_every_operation_of_every_rank(np: int, plane: str, tmp_path: Path) -> None:
+    run_ranks(record_everything, np, args=(str(tmp_path / "trace.json"), True), env={"HOROVODISH_PLANE": plane})
+    paths = [tmp_path / f"trace.rank-{rank}.json" for rank in range(np)]
+    assert sorted(tmp_path.iterdir()) == paths
+    ranks = [tracks_of(path, rank) for rank, path in enumerate(paths)]
+    moved = {"auto": {"pack", "reduce"}, "mpi_ring": {"pack", "exchange"}}[plane] if np > 1 else {"reduce"}
+    for path, tracks in zip(paths, ranks, strict=True):
+        assert is_complete(path)
+        assert set(tracks) - {"allreduce.noname (2)", "allreduce.noname (3)"} == set(CALLS)
+        for name in CALLS:
+            assert {one.name for one in tracks[name]} == {KINDS.get(name, "allreduce")}
+            assert all(one.phases()[:2] == ["negotiate", "queue"] for one in tracks[name])
+            assert len(tracks[name]) == STEPS or name == "allreduce.noname"
+        unnamed = sum(len(slices) for name, slices in tracks.items() if name.startswith("allreduce.noname"))
+        assert unnamed == STEPS + 3
+        assert set(tracks["large"][0].phases()[2:]) - {"unpack"} == moved
+        assert tracks["large"][0].arguments == {"bytes": LARGE * 8, "tensors": 1}
+        assert tracks["group"][0].arguments == {
+            "bytes": 18 * 8,
+            "tensors": 3,
+            "first": "group[0]",
+            "last": "group[2]",
+        }
+        assert {mark["name"] for mark in marks_of(path)} == {"cycle"}
+    nothing_is_decided_before_every_rank_has_submitted_it(ranks)
+
+
+def nothing_is_decided_before_every_rank_has_submitted_it(ranks: list[dict[str, list[Slice]]]) -> None:
+    """As long as the clocks of the traces agree."""
+    for name in set(CALLS) - {"allreduce.noname"}:
+        for together in zip(*(tracks[name] for tracks in ranks), strict=True):
+            decided = min(one.within[0].end for one in together)
+            assert max(one.begin for one in together) < decided + CLOCKS_AGREE_WITHIN_NS
+
+
+def start_and_stop(folder: str) -> None:
+    with pytest.raises(hvd.NotInitializedError, match=r"init\(\)"):
+        hvd.start_timeline("trace.json")
+    with pytest.raises(ValueError, match=r"init\(\)"):
+        hvd.stop_timeline()
+    hvd.init()
+    with pytest.raises(ValueError, match="no timeline is being recorded"):
+        hvd.stop_timeline()
+    for name in ("first", "second", "second"):
+        hvd.start_timeline(Path(folder, name))
+        with pytest.raises(ValueError, match=r"first.rank|second.rank.*is being recorded; call stop_timeline\(\)"):
+            hvd.start_timeline(Path(folder, "another"))
+        hvd.allreduce(np.ones(3), name=name)
+        hvd.stop_timeline()
+        with pytest.raises(ValueError, match="no timeline is being recorded"):
+            hvd.stop_timeline()
+        hvd.allreduce(np.ones(3), name="between")
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        hvd.start_timeline(Path(folder, "no such folder", "trace"))
+    with pytest.raises(IsADirectoryError):
+        hvd.start_timeline("")
+    hvd.start_timeline(Path(folder, "third"))
+    if hvd.rank() == 1:
+        wait_for(Path(folder, "rank 0 is done"))
+        hvd.allreduce_async(np.ones(3), name="pending")
+    else:
+        Path(folder, "rank 0 is done").touch()
+    hvd.shutdown()
+    assert no_trace_is_open()
+    with pytest.raises(hvd.NotInitializedError):
+        hvd.stop_timeline()
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + WRITTEN_WITHIN_SECONDS
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} does not come"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("np", [1, 2])
+def test_it_starts_and_stops_while_the_job_runs(np: int, tmp_path: Path) -> None:
+    run_ranks(start_and_stop, np, args=(str(tmp_path),))
+    for rank in range(np):
+        for name in ("first", "second"):
+            tracks = tracks_of(tmp_path / f"{name}.rank-{rank}", rank)
+            assert {track: len(slices) for track, slices in tracks.items()} == {name: 1}
+        third = tmp_path / f"third.rank-{rank}"
+        assert is_complete(third)
+        ended = tracks_of(third, rank).get("pending", [])
+        assert [one.arguments.get("failed") for one in ended] == [True] * (rank == 1)
+    assert len(list(tmp_path.iterdir())) == 3 * np + 1
+
+
+def join_unevenly(path: str) -> None:
+    hvd.init()
+    hvd.start_timeline(path)
+    for _ in range(2 + hvd.rank()):
+        hvd.allreduce(np.ones(3), name="gradient")
+    hvd.join()
+
+
+def test_a_rank_that_has_joined_still_takes_part(tmp_path: Path) -> None:
+    run_ranks(join_unevenly, 2, args=(str(tmp_path / "trace.json"),))
+    for rank in range(2):
+        tracks = tracks_of(tmp_path / f"trace.rank-{rank}.json", rank)
+        assert len(tracks["gradient"]) == 3
+        assert [one.name for one in tracks["horovodish.join"]] == ["join"]
+
+
+def use_a_process_set(path: str) -> None:
+    hvd.init()
+    ends = hvd.add_process_set([0, 2])
+    hvd.start_timeline(path)
+    hvd.allreduce(np.ones(3), name="x")
+    if ends.included():
+        hvd.allreduce(np.ones(3), name="x", process_set=ends)
+
+
+def test_process_sets_have_tracks_of_their_own(tmp_path: Path) -> None:
+    run_ranks(use_a_process_set, 3, args=(str(tmp_path / "trace.json"),))
+    shown = [set(tracks_of(tmp_path / f"trace.rank-{rank}.json", rank)) for rank in range(3)]
+    assert shown == [{"x", "set 1: x"}, {"x"}, {"x", "set 1: x"}]
+
+
+def die_while_recording(path: str) -> None:
+    hvd.init()
+    hvd.start_timeline(path)
+    own = Path(path).with_name(f"trace.rank-{hvd.rank()}.json")
+    for _ in range(20):
+        hvd.allreduce(np.ones(3), name="before")
+    deadline = time.monotonic() + WRITTEN_WITHIN_SECONDS
+    while own.read_text().count('"ph":"E"') < 20:
+        assert time.monotonic() < deadline, "the trace is not written while the job runs"
+        time.sleep(0.01)
+    if hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(hvd.RankLostError):
+        reduce_for_ever()
+
+
+def reduce_for_ever() -> None:
+    while True:
+        hvd.allreduce(np.ones(3), name="after")
+
+
+def test_the_trace_of_a_rank_that_was_killed_can_be_read(tmp_path: Path) -> None:
+    outcomes = run_ranks_to_their_ends(die_while_recording, 2, args=(str(tmp_path / "trace.json"),))
+    assert [outcome.ended for outcome in outcomes] == ["returned", "died"], outcomes
+    survivor, victim = (tracks_of(tmp_path / f"trace.rank-{rank}.json", rank) for rank in range(2))
+    assert len(survivor["before"]) == len(victim["before"]) == 20
+    assert survivor["after"][-1].arguments["failed"]
+    assert not is_complete(tmp_path / "trace.rank-1.json")
+
+
+def use_the_setting() -> None:
+    hvd.init()
+    with pytest.raises(ValueError, match="is being recorded"):
+        hvd.start_timeline("another.json")
+    hvd.allreduce(np.ones(3), name="recorded")
+
+
+def test_the_setting_records_from_the_start(tmp_path: Path) -> None:
+    env = {"HOROVODISH_TIMELINE_FILENAME": str(tmp_path / "Trace.json"), "HOROVODISH_TIMELINE_MARK_CYCLES": "1"}
+    run_ranks(use_the_setting, 2, env=env)
+    for rank in range(2):
+        path = tmp_path / f"Trace.rank-{rank}.json"
+        assert is_complete(path)
+        assert set(tracks_of(path, rank)) == {"recorded"}
+        assert marks_of(path)
+
+
+ALONE = "import numpy, horovodish as hvd; hvd.init(); hvd.allreduce(numpy.ones(3), name='x'); {end}"
+
+
+@pytest.mark.parametrize("end", ["pass", "raise ValueError", "raise SystemExit(3)"])
+def test_the_end_of_the_script_ends_it(end: str, tmp_path: Path) -> None:
+    env = {**os.environ, "HOROVODISH_TIMELINE_FILENAME": str(tmp_path / "trace.json")}
+    subprocess.run([sys.executable, "-c", ALONE.format(end=end)], env=env, capture_output=True, timeout=60)
+    assert is_complete(tmp_path / "trace.rank-0.json")
+    assert set(tracks_of(tmp_path / "trace.rank-0.json", 0)) == {"x"}
+
+
+def test_a_setting_that_cannot_be_followed_says_so(tmp_path: Path) -> None:
+    env = {**os.environ, "HOROVODISH_TIMELINE_FILENAME": str(tmp_path / "missing" / "trace.json")}
+    done = subprocess.run([sys.executable, "-c", ALONE.format(end="pass")], env=env, capture_output=True, timeout=60)
+    said = done.stderr.decode().splitlines()[-1]
+    assert said.startswith("horovodish.errors.SettingError: HOROVODISH_TIMELINE_FILENAME=")
+    assert "on rank 0" in said and "No such file or directory" in said
+
+
+def test_a_full_disk_ends_the_timeline_with_one_warning_and_not_the_job(tmp_path: Path) -> None:
+    (tmp_path / "trace.rank-0.json").symlink_to("/dev/full")
+    code = "import numpy, time, horovodish as hvd; hvd.init(); hvd.start_timeline('trace.json')\n"
+    code += "for _ in range(3): hvd.allreduce(numpy.ones(3)); time.sleep(0.1)\n"
+    code += "hvd.stop_timeline()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    said = "horovodish: warning: the timeline ends here, because it cannot be written: No space left on device\n"
+    assert done.stderr == said
