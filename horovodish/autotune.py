@@ -44,6 +44,11 @@ class Tuning:
     chunk_kb: float
     ring_segment_kb: float
 
+    @classmethod
+    def of(cls, knobs: Settings) -> Tuning:
+        """What the settings say."""
+        return cls(*(getattr(knobs, field.name) for field in fields(cls)))
+
 
 def search(start: Tuning, choices: Mapping[str, Sequence[float]]) -> Generator[Tuning, float, Tuning]:
     """Climbs from `start`, one setting after the other, then measures the best against the start once more.
@@ -106,8 +111,7 @@ class Tuner:
         self._steps_per_sample = knobs.autotune_steps_per_sample
         self._warmup_samples = knobs.autotune_warmup_samples
         self._log = _log(knobs.autotune_log) if basics.rank() == 0 else None
-        start = Tuning(*(getattr(knobs, field.name) for field in fields(Tuning)))
-        self._search: Generator[Tuning, float, Tuning] | None = search(start, _choices_here())
+        self._search: Generator[Tuning, float, Tuning] | None = search(Tuning.of(knobs), _choices_here())
         self.tuning = next(self._search)
         self._last_step: float | None = None
         self._seconds: list[float] = []

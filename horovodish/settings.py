@@ -204,6 +204,29 @@ class Settings:
         "The timeline has a mark wherever the engine learned that operations can start.",
         horovod_variable="HOROVOD_TIMELINE_MARK_CYCLES",
     )
+    autotune: bool = _knob(
+        False,
+        "While an optimizer trains, look for the fusion threshold and the chunk sizes that move most bytes per second.",
+        horovod_variable="HOROVOD_AUTOTUNE",
+    )
+    autotune_log: str = _knob(
+        "",
+        "Rank 0 writes what autotune has measured to this CSV file.",
+        horovod_variable="HOROVOD_AUTOTUNE_LOG",
+    )
+    autotune_warmup_samples: int = _knob(
+        3,
+        "How many samples autotune does not count, because training has only begun.",
+        most=10**6,
+        horovod_variable="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+    )
+    autotune_steps_per_sample: int = _knob(
+        10,
+        "Over how many steps autotune takes the median of the time that a step takes.",
+        least=1,
+        most=10**6,
+        horovod_variable="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+    )
     start_timeout_seconds: int = _knob(
         30,
         "How many seconds the ranks may take to find each other.",

@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from horovodish import _native, basics, settings
+from horovodish.autotune import Tuner, Tuning
 from horovodish.collectives import Average, ReduceOp, generated_name
 from horovodish.errors import from_native
 from horovodish.fusion import plan_buckets
@@ -75,6 +76,7 @@ class Reducer:
         self._factors = (prescale_factor, postscale_factor)
         self._set_aside: dict[int, tuple[Tensor, Tensor]] = {}  # parameter and reduced gradient, by the parameter's id
         self._holds_reduced: set[int] = set()  # ids of parameters whose gradient is not this rank's own
+        self._tuner: Tuner | None = None
         self._named: list[tuple[str, Tensor]] = []
         self._hooks: list[list[RemovableHandle]] = []
         self.add(named)
@@ -131,16 +133,29 @@ class Reducer:
                 self._hooks[index].append(node.register_prehook(self._set_aside_hook(slot.parameter)))
 
     def _make_plan(self) -> _native.BucketPlan:
+        name = generated_name("optimizer")
+        knobs = settings.load()
+        if knobs.autotune and self._tuner is None:
+            self._tuner = Tuner(name, knobs)
+        tuning = self._tuner.tuning if self._tuner else Tuning.of(knobs)
         # Backward finishes the gradients roughly in the opposite order of the model's parameters.
         order = list(reversed(range(len(self._slots))))
         numbers = plan_buckets(
             [self._slots[index].size_bytes for index in order],
             [self._slots[index].dtype for index in order],
-            threshold_bytes=int(settings.load().fusion_threshold_mb * 2**20),
+            threshold_bytes=int(tuning.fusion_threshold_mb * 2**20),
         )
         bucket_of = dict(zip(order, numbers, strict=True))
         members = [(slot.name, slot.code, slot.shape, bucket_of[index]) for index, slot in enumerate(self._slots)]
-        return self._engine.plan(generated_name("optimizer"), self._op, *self._factors, members, _HOST)
+        return self._engine.plan(
+            name,
+            self._op,
+            *self._factors,
+            members,
+            _HOST,
+            chunk_bytes=int(tuning.chunk_kb * 1024),
+            segment_bytes=int(tuning.ring_segment_kb * 1024),
+        )
 
     def _needs_another_plan(self) -> bool:
         return (
@@ -270,6 +285,8 @@ class Reducer:
         self._flushed = False
         self._passes = 0
         self._reduced_since_step = True
+        if error is None and self._tuner is not None:
+            self._outdated |= self._tuner.step_done(sum(slot.size_bytes for slot in self._slots))
         for submitted in (self._gradients, self._payloads, self._absent, self._set_aside):
             submitted.clear()
         if error is not None:

@@ -1,0 +1,71 @@
+"""Autotune while an optimizer trains: the ranks stay alike, the search ends, and its log says what was tried."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import horovodish.torch as hvd
+from horovodish.errors import SettingError
+from support.ranks import run_ranks
+
+STEPS = 400
+
+
+def train(steps: int) -> tuple[list[float], bool]:
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6)))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters()
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(2, 64)).square().mean().backward()
+        expected = model[0].weight.grad.clone()
+        assert torch.equal(hvd.broadcast(expected, root_rank=0), expected)
+        optimizer.step()
+    return [float(parameter.double().sum()) for parameter in model.parameters()], hvd.rank() == 0
+
+
+@pytest.mark.parametrize("plane", ["auto", "mpi_ring"])
+def test_the_search_ends_and_is_logged(tmp_path: Path, plane: str) -> None:
+    log = tmp_path / "autotune.csv"
+    env = {
+        "HOROVODISH_PLANE": plane,
+        "HOROVODISH_AUTOTUNE": "1",
+        "HOROVODISH_AUTOTUNE_LOG": str(log),
+        "HOROVODISH_AUTOTUNE_WARMUP_SAMPLES": "1",
+        "HOROVODISH_AUTOTUNE_STEPS_PER_SAMPLE": "2",
+    }
+    results: list[Any] = run_ranks(train, 2, args=(STEPS,), env=env)
+    assert results[0][0] == results[1][0]
+    with log.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["what"] for row in rows].count("chosen") == 1
+    assert [rows[0]["what"], rows[-1]["what"]] == ["warm-up", "chosen"]
+    tried = {(row["fusion_threshold_mb"], row["chunk_kb"], row["ring_segment_kb"]) for row in rows}
+    assert len(tried) >= 3
+    assert len({row["chunk_kb" if plane == "mpi_ring" else "ring_segment_kb"] for row in rows}) == 1
+    for row in rows[:-1]:
+        # 6 layers of 64 * 64 + 64 float32 numbers.
+        assert float(row["bytes_per_second"]) * float(row["seconds_per_step"]) == pytest.approx(99_840, rel=1e-4)
+
+
+def refuse_the_log() -> None:
+    hvd.init()
+    model = torch.nn.Linear(2, 2)
+    if hvd.rank() == 0:
+        with pytest.raises(SettingError, match=r"HOROVODISH_AUTOTUNE_LOG='/nowhere/log.csv': the log cannot be written"):
+            hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_log_that_cannot_be_written() -> None:
+    run_ranks(
+        refuse_the_log, 2, env={"HOROVODISH_AUTOTUNE": "1", "HOROVODISH_AUTOTUNE_LOG": "/nowhere/log.csv"}, timeout=60
+    )
