@@ -397,9 +397,10 @@ def _check_agreement(seen: list[tuple[int, settings.Settings, str]]) -> None:
         for row in settings.table():
             ours, theirs = getattr(seen[0][1], row.name), getattr(knobs, row.name)
             if ours != theirs and row.name != "log_level":
+                flag = row.flag if row.is_switch else f"{row.flag} VALUE"
                 raise SettingError(
                     f"{row.variable} is {ours!r} on rank 0 but {theirs!r} on rank {index}: set it alike on every rank, "
-                    f"for example with `horovodish run {row.flag} VALUE`"
+                    f"for example with `horovodish run {flag}`"
                 )
 
 
