@@ -26,6 +26,8 @@ constexpr std::chrono::seconds kStuckAfter{2};
 // that it has waited, within the two limits: a wait gets longer by that part at most.
 constexpr int kNapPart = 2;
 constexpr std::chrono::microseconds kShortestNap{20}, kLongestNap{1000};
+// MPI may report a peer's death before its last words, or those of the rank that knows why, have arrived.
+constexpr std::chrono::seconds kNewsTime{1};
 // How long the engine of an idle rank sleeps where peers on other hosts cannot wake it, or where it is between others
 // in the tree, whose news does not wake a rank that has nothing under way.
 constexpr std::chrono::milliseconds kIdleNap{500};
@@ -156,6 +158,7 @@ std::optional<std::chrono::nanoseconds> ProcessSet::nap() const {
   const auto at_most = [&](Nanoseconds limit) { nap = std::min(nap.value_or(limit), limit); };
   if (config_.mpi || (parent_ && !children_.empty())) at_most(kIdleNap);
   if (!stuck_text_.empty()) at_most(kStuckAfter);
+  if (broken_) at_most(kNewsTime);
   if (stall_ && (negotiation_->anything_pending() || !executing_.empty())) {
     at_most(std::chrono::duration_cast<Nanoseconds>(stall_->interval()));
   }
@@ -169,19 +172,28 @@ bool ProcessSet::turn() {
   send_messages();
   apply_decisions();
   if (plane_) {
-    try {
-      const bool moved = plane_->advance() == Progress::progressed;
-      news_ += moved;
-      progressed |= moved;
-    } catch (const std::exception& error) {
-      fail_everywhere({.loss = Loss::failed, .text = "rank " + std::to_string(world_rank()) + ": " + error.what()});
-    }
+    progressed |= advance_plane();
     end_plane();
   }
   if (!progressed) inspect();
   if (!stuck_text_.empty()) report_stuck();
   if (progressed) last_progress_ = Clock::now();
   return progressed;
+}
+
+bool ProcessSet::advance_plane() {
+  if (broken_) {
+    if (Clock::now() - broken_->since > kNewsTime) fail_everywhere({.loss = Loss::failed, .text = broken_->text});
+    return false;
+  }
+  try {
+    const bool moved = plane_->advance() == Progress::progressed;
+    news_ += moved;
+    return moved;
+  } catch (const std::exception& error) {
+    broken_ = {Clock::now(), "rank " + std::to_string(world_rank()) + ": " + error.what()};
+    return false;
+  }
 }
 
 // Reads what a neighbour has to say, last of all that it has gone. `child`: participant, none for the parent.
@@ -344,7 +356,7 @@ void ProcessSet::apply_lost(const Decision& lost) {
 
 // Once a rank is lost: what it has done its part in is completed, then the rest ends, and with it the plane.
 void ProcessSet::end_plane() {
-  if (!last_ || !plane_ || finished() < last_->decision) return;
+  if (!last_ || !plane_ || (!broken_ && finished() < last_->decision)) return;
   plane_.reset();
   abandon_executing(last_->error);
 }

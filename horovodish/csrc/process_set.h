@@ -88,10 +88,16 @@ class ProcessSet {
     uint64_t decision;
     Error error;
   };
+  // When and why the plane has failed.
+  struct Broken {
+    Clock::time_point since;
+    std::string text;
+  };
 
   void connect(Arena* arena);
   RankSet ranks_from(int index) const;
   bool read(Edge& edge, std::optional<size_t> child);
+  bool advance_plane();
   void send_messages();
   void apply_decisions();
   void fail(const std::string& name, const Error& error);
@@ -126,6 +132,7 @@ class ProcessSet {
   std::map<uint64_t, std::shared_ptr<Operation>> executing_;  // by the number of its decision
   std::shared_ptr<Operation> join_;      // null when this rank has not joined
   std::optional<Last> last_;             // once a rank is lost
+  std::optional<Broken> broken_;
   std::optional<StallInspector> stall_;  // unless nobody wants to know
   uint64_t news_ = 0;                    // counts what shows that this rank is not stuck, or that the root is not
   Clock::time_point last_news_{};        // the last submission or decision

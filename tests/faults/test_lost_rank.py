@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 
@@ -15,11 +16,12 @@ from support.hosts import Hosts, hosts, run_on_hosts_to_their_ends
 from support.midway import LargeReduction
 from support.model import PLANES
 from support.outcome import Outcome
-from support.processes import all_pids, wait_until_ended
+from support.processes import all_pids, is_stopped, resume, stop, wait_until_ended
 from support.ranks import run_ranks_to_their_ends
 
 KNOWN_WITHIN_SECONDS = 5.0
 TRIES = 20
+MPI_KNOWS_WITHIN_SECONDS = 0.3
 
 
 def die() -> None:
@@ -103,6 +105,40 @@ def check(outcomes: list[Outcome], victim: int, act: str) -> None:
 def test_survivors_are_told(victim: int, act: str, phase: str, plane: str) -> None:
     env = {"HOROVODISH_PLANE": plane}
     check(run_ranks_to_their_ends(lose_a_rank, 3, args=(victim, phase, act), env=env, timeout=30), victim, act)
+
+
+def raise_while_the_root_is_stopped() -> str:
+    """Rank 2 has told rank 0 why it ends. Rank 1 sees MPI fail before it can hear of that."""
+    hvd.init()
+    pids = all_pids()
+    for _ in range(TRIES):
+        reduction = LargeReduction()
+        if hvd.rank() == 1 and reduction.catch():
+            stop(pids[0])
+            threading.Thread(target=resume_when_ended, args=(pids[0], pids[2])).start()
+        while hvd.rank() == 2 and not reduction.done():
+            if is_stopped(pids[0]):
+                give_up()
+        try:
+            reduction.finish()
+        except hvd.RankLostError as error:
+            return str(error)
+    raise AssertionError("no rank was lost")
+
+
+def resume_when_ended(stopped: int, ends: int) -> None:
+    wait_until_ended(ends)
+    time.sleep(MPI_KNOWS_WITHIN_SECONDS)
+    resume(stopped)
+
+
+def test_the_reason_arrives_though_mpi_is_faster() -> None:
+    env = {"HOROVODISH_PLANE": "mpi_ring"}
+    outcomes = run_ranks_to_their_ends(raise_while_the_root_is_stopped, 3, env=env, timeout=30)
+    assert outcomes[2].error_class == "ValueError", outcomes[2].output
+    for outcome in outcomes[:2]:
+        assert outcome.ended == "returned", outcome.output
+        assert "rank 2 raised ValueError: a reason of its own" in outcome.result
 
 
 @pytest.fixture(scope="module")

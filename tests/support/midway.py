@@ -24,8 +24,12 @@ class LargeReduction:
         sample = self._array[:: _LENGTH // _LOOKED_AT]
         while True:
             changed = np.count_nonzero(sample != self._own)
-            if changed or self._handle.poll():
-                return 0 < changed < len(sample) and not self._handle.poll()
+            if changed or self.done():
+                return 0 < changed < len(sample) and not self.done()
+
+    def done(self) -> bool:
+        """Whether all of it has been reduced."""
+        return self._handle.poll()
 
     def finish(self) -> None:
         """Waits for the result and checks it."""

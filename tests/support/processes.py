@@ -31,6 +31,11 @@ def resume(pid: int) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether it is stopped now."""
+    return _state(pid) == "T"
+
+
 def wait_until_ended(pid: int) -> None:
     """Waits for the end of a process, which may stay behind as a zombie."""
     wait_until_state(pid, "ZX")
