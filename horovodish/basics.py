@@ -456,6 +456,8 @@ def _stop(reason: str) -> None:
 
 
 def _at_exit() -> None:
+    if _running is not None:
+        _running.engine.hold_other_threads()
     _stop("has ended its script")
 
 

@@ -432,6 +432,7 @@ PYBIND11_MODULE(_native, module) {
            py::arg("mark_cycles"), py::call_guard<py::gil_scoped_release>())
       .def("stop_timeline", &Engine::stop_timeline, py::call_guard<py::gil_scoped_release>())
       .def("take_settled", &Engine::take_settled)
+      .def("hold_other_threads", &Engine::hold_other_threads)
       .def("stop", &Engine::stop, py::arg("failed"), py::arg("reason"), py::call_guard<py::gil_scoped_release>());
 
   py::module_ testing = module.def_submodule("testing", "Parts of the engine without I/O, for its tests.");

@@ -11,6 +11,7 @@ namespace {
 // Farewells that peers do not take within this time are dropped.
 constexpr std::chrono::seconds kFarewellLimit{1};
 constexpr std::chrono::microseconds kFarewellNap{20};
+constexpr std::chrono::hours kForEver{24};
 
 std::string subject(const Operation& operation) {
   return std::string(name_of(operation.request->kind)) + " '" + operation.request->name + "'";
@@ -79,8 +80,16 @@ void Engine::check_process() const {
                       " and cannot use its engine. Remedy: use horovodish in the process that called init() only.");
 }
 
+void Engine::hold_other_threads() { ends_process_ = std::this_thread::get_id(); }
+
+void Engine::hold_at_exit() const {
+  const std::thread::id ends = ends_process_;
+  while (ends != std::thread::id{} && ends != std::this_thread::get_id()) std::this_thread::sleep_for(kForEver);
+}
+
 void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
   check_process();
+  hold_at_exit();
   const std::string& name = operation->request->name;
   {
     std::lock_guard lock(inbox_mutex_);
@@ -127,6 +136,7 @@ bool Engine::wait(const Handle& handle, std::chrono::nanoseconds limit) {
     drive_until(handle, deadline);
     leave_seat();
   }
+  hold_at_exit();
   return handle.settled();
 }
 

@@ -108,6 +108,9 @@ class Engine {
   // are executing goes on, unless this rank had a part in it that is not done. `failed`: it leaves because of an error. The
   // destructor does it otherwise.
   void stop(bool failed, const std::string& reason);
+  // The calling thread is about to end the process. Other threads that come back from here could not run any more:
+  // Python ends a thread that wants its lock back by force. They wait for the end instead.
+  void hold_other_threads();
 
   int rank() const { return config_.rank; }
   int size() const { return config_.size; }
@@ -116,6 +119,7 @@ class Engine {
   using Clock = std::chrono::steady_clock;
 
   void check_process() const;
+  void hold_at_exit() const;
   void run();
   bool turn();
   bool take_submissions();
@@ -147,6 +151,7 @@ class Engine {
   std::map<int, std::unique_ptr<ProcessSet>> process_sets_;  // used only by the thread that holds the seat
 
   std::atomic<bool> stopping_{false};
+  std::atomic<std::thread::id> ends_process_{};  // a thread that called hold_other_threads()
   std::thread thread_;
 };
 
