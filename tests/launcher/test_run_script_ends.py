@@ -25,10 +25,11 @@ FINE = {
     "with something pending": "hvd.allreduce_async(np.zeros(3), name=f'of rank {rank} alone')",
     "in the middle of a reduction": "hvd.allreduce_async(np.zeros(20_000_000), name='large')",
     "with handles kept": "kept = [hvd.allreduce_async(np.zeros(3), name=f'{rank} {i}') for i in 'ab']; kept += [kept]",
-    "with a thread that waits": """
-def wait():
-    hvd.allreduce(np.zeros(3), name=f"of rank {rank} alone")
-threading.Thread(target=wait, daemon=True).start()
+    "with threads that wait": """
+def wait(number):
+    hvd.allreduce(np.zeros(3), name=f"{number} of rank {rank} alone")
+for number in range(6):
+    threading.Thread(target=wait, args=(number,), daemon=True).start()
 """,
     "with a failing atexit function": "atexit.register(lambda: 1 / 0)",
     "with sys.exit in an atexit function": "atexit.register(sys.exit, 3)",
