@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from horovodish import _native, basics, mpi
@@ -80,6 +80,11 @@ class ProcessSet:
         self._check_added()
         return basics.rank() in self.ranks
 
+    def __reduce__(self) -> tuple[Callable[[list[int] | None], ProcessSet], tuple[list[int] | None]]:
+        # A set is what has been added, and a copy of it would not be: copies of what holds it, such as a model's layer,
+        # hold the same set.
+        return _set_of, (None if self is global_process_set else self.ranks,)
+
     def __repr__(self) -> str:
         return f"ProcessSet({self.ranks}, process_set_id={self.process_set_id})"
 
@@ -94,6 +99,14 @@ class ProcessSet:
 
 global_process_set = ProcessSet([0])
 """All ranks: the set that every collective takes when none is given."""
+
+
+def _set_of(ranks: list[int] | None) -> ProcessSet:
+    """The set of these ranks that is in use; all ranks for None; otherwise one that is yet to be added."""
+    if ranks is None:
+        return global_process_set
+    return next((added for added in _added.values() if added.ranks == ranks), None) or ProcessSet(ranks)
+
 
 _added: dict[int | None, ProcessSet] = {}
 _regions: dict[int, int] = {}  # of shared memory, by id

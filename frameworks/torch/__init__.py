@@ -36,8 +36,22 @@ from horovodish.basics import (
     shutdown,
     size,
 )
-from horovodish.collectives import Adasum, Average, Max, Min, Product, ReduceOp, Sum, barrier, poll, synchronize
+from horovodish.collectives import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    ReduceOp,
+    Sum,
+    allgather_object,
+    barrier,
+    broadcast_object,
+    poll,
+    synchronize,
+)
 from horovodish.errors import HorovodInternalError, HostsUpdatedInterrupt
+from horovodish.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodish.stragglers import straggler_report
 from horovodish.timeline import start_timeline, stop_timeline
 from horovodish.torch.asynchronous import (
@@ -45,15 +59,29 @@ from horovodish.torch.asynchronous import (
     allreduce_,
     allreduce_async,
     allreduce_async_,
+    alltoall_async,
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    reducescatter_async,
 )
 from horovodish.torch.compression import Compression
-from horovodish.torch.differentiable import allgather, allreduce, broadcast
-from horovodish.torch.objects import allgather_object, broadcast_object
+from horovodish.torch.differentiable import allgather, allreduce, alltoall, broadcast, reducescatter
+from horovodish.torch.grouped import (
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+)
+from horovodish.torch.joining import join
 from horovodish.torch.optimizer import DistributedOptimizer
+from horovodish.torch.sparse import sparse_allreduce_async
 from horovodish.torch.state import broadcast_optimizer_state, broadcast_parameters
+from horovodish.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
 __all__ = [
     "Adasum",
@@ -64,9 +92,12 @@ __all__ = [
     "HostsUpdatedInterrupt",
     "Max",
     "Min",
+    "ProcessSet",
     "Product",
     "ReduceOp",
     "Sum",
+    "SyncBatchNorm",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -74,6 +105,8 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -83,15 +116,26 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "convert_sync_batchnorm",
     "cross_rank",
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -100,9 +144,13 @@ __all__ = [
     "nccl_built",
     "poll",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "start_timeline",
     "stop_timeline",
     "straggler_report",

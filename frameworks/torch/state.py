@@ -12,10 +12,9 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from horovodish import basics
-from horovodish.collectives import checked_root, synchronize
+from horovodish.collectives import allgather_object, broadcast_object, checked_root, synchronize
 from horovodish.errors import MismatchError
 from horovodish.torch.asynchronous import broadcast_async_
-from horovodish.torch.objects import allgather_object, broadcast_object
 from horovodish.torch.tensors import check_host_memory
 
 

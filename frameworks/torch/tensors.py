@@ -7,11 +7,15 @@ from typing import TypeVar
 import torch
 
 from horovodish._native import DTYPES
+from horovodish.arrays import FLOATING
 from horovodish.errors import UnsupportedTensorError
+from horovodish.reduce_ops import Adasum, ReduceOp
 
 TensorT = TypeVar("TensorT", bound=torch.Tensor)
 
 _CODES = {getattr(torch, name): code for name, code in DTYPES.items()}
+_FAST_CODES = {dtype: code for dtype, code in _CODES.items() if code in FLOATING}
+"""Of the dtypes that every operation takes."""
 
 Member = tuple[int, int, int, tuple[int, ...]]
 """As the engine takes it: source address, target address, dtype, shape."""
@@ -49,10 +53,12 @@ def check_host_memory(tensor: object, name: str) -> None:
     Raises:
         UnsupportedTensorError: no tensor, on another device, or sparse.
     """
-    if not isinstance(tensor, torch.Tensor):
+    if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.Tensor):
         raise UnsupportedTensorError(
             f"{name}: expected a torch.Tensor, got {type(tensor).__name__}; pass torch.as_tensor(value)"
         )
+    if tensor.is_cpu and tensor.layout is torch.strided:
+        return
     if tensor.device.type == "cuda":
         raise UnsupportedTensorError(
             f"{name}: the tensor is on {tensor.device}; CUDA tensors come with the NCCL plane, which is not there yet. "
@@ -60,8 +66,9 @@ def check_host_memory(tensor: object, name: str) -> None:
         )
     if tensor.device.type != "cpu":
         raise UnsupportedTensorError(f"{name}: device {tensor.device} is not supported; pass tensor.cpu()")
-    if tensor.layout != torch.strided:
-        raise UnsupportedTensorError(f"{name}: layout {tensor.layout} is not supported; pass tensor.to_dense()")
+    raise UnsupportedTensorError(
+        f"{name}: layout {tensor.layout} is not supported; pass tensor.to_dense(), or use sparse_allreduce_async"
+    )
 
 
 def source_of(tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -89,11 +96,31 @@ def target_of(tensor: TensorT, name: str) -> TensorT:
     return tensor
 
 
-def member(source: torch.Tensor, target: torch.Tensor | None, name: str, *, reduces: bool) -> Member:
+def rows_of(tensor: torch.Tensor, name: str, what: str) -> torch.Tensor:
+    """As `source_of`, for an operation whose unit is the row.
+
+    Raises:
+        ValueError: `tensor` has zero dimensions. `what` completes the sentence "it has no rows to ...".
+        UnsupportedTensorError: as `check_host_memory`.
+    """
+    source = source_of(tensor, name)
+    if source.dim() == 0:
+        raise ValueError(f"{name}: a tensor of zero dimensions has no rows to {what}; pass one with a dimension")
+    return source
+
+
+def member(source: torch.Tensor, target: torch.Tensor | None, name: str, op: ReduceOp | None = None) -> Member:
     """The engine's view of one tensor and of the place for its result, which the engine allocates if there is none.
 
     Raises:
-        UnsupportedTensorError: as `dtype_code`.
+        UnsupportedTensorError: as `dtype_code`, or Adasum of integers. `op` is None where nothing is reduced.
     """
-    target_address = 0 if target is None else target.data_ptr()
-    return source.data_ptr(), target_address, dtype_code(source.dtype, name, reduces=reduces), tuple(source.shape)
+    dtype = source.dtype
+    code = _FAST_CODES.get(dtype)
+    if code is None:
+        code = dtype_code(dtype, name, reduces=op is not None)
+        if op is Adasum:
+            raise UnsupportedTensorError(f"{name}: op=Adasum needs floating-point numbers, not {dtype}; use op=Sum")
+    start = source.data_ptr()
+    target_start = start if target is source else 0 if target is None else target.data_ptr()
+    return start, target_start, code, source.shape

@@ -16,11 +16,16 @@ PROCESS_API = (set(horovodish.basics.__all__) - {"engine"}) | {"start_timeline",
 OWN = {
     "Adasum Average Max Min Product ReduceOp Sum",
     "Compression DistributedOptimizer HorovodInternalError HostsUpdatedInterrupt",
-    "allgather allgather_async allgather_object",
-    "allreduce allreduce_ allreduce_async allreduce_async_",
-    "barrier poll synchronize",
+    "ProcessSet add_process_set global_process_set remove_process_set",
+    "SyncBatchNorm convert_sync_batchnorm",
+    "allgather allgather_async allgather_object grouped_allgather grouped_allgather_async",
+    "allreduce allreduce_ allreduce_async allreduce_async_ sparse_allreduce_async",
+    "grouped_allreduce grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_",
+    "alltoall alltoall_async",
+    "barrier join poll synchronize",
     "broadcast broadcast_ broadcast_async broadcast_async_",
     "broadcast_object broadcast_optimizer_state broadcast_parameters",
+    "reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async",
 }
 
 
