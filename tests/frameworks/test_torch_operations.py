@@ -6,8 +6,6 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import pytest
 import torch
 
@@ -15,20 +13,7 @@ import horovodish.torch as hvd
 from horovodish.errors import DuplicateNameError, MismatchError, NotInitializedError, UnsupportedTensorError
 from support.model import FLOATS, INTEGERS, OPS, difference, reduced, values
 from support.ranks import run_ranks
-
-BRAIN = "bfloat16"
-
-
-def tensor_of(array: Any) -> torch.Tensor:
-    if array.dtype.name == BRAIN:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def array_of(tensor: torch.Tensor) -> Any:
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(getattr(ml_dtypes, BRAIN))
-    return tensor.numpy()
+from support.tensors import array_of, tensor_of
 
 
 def all_operations() -> None:
