@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import horovodish.torch as hvd
 from horovodish.errors import MismatchError
+from horovodish.torch import tensor_submission
 from support.ranks import run_ranks
 from support.tensors import sets_with_this_rank
 
@@ -37,6 +38,7 @@ def normalize() -> None:
     no_sample_anywhere()
     too_few_values()
     what_need_not_travel()
+    one_collective_in_either_direction()
     if hvd.size() > 1:
         one_rank_is_wrong()
         after_a_rank_has_joined()
@@ -207,6 +209,22 @@ def what_need_not_travel() -> None:
     if hvd.rank() == 0:
         loss.backward()
     hvd.barrier()
+
+
+def one_collective_in_either_direction() -> None:
+    submitted: list[str] = []
+    original = tensor_submission.submit
+    tensor_submission.submit = lambda kind, name, *rest, **more: (
+        submitted.append(name) or original(kind, name, *rest, **more)
+    )
+    try:
+        inputs = batches([3] * hvd.size(), 2, 2)[hvd.rank()].requires_grad_()
+        hvd.SyncBatchNorm(CHANNELS)(inputs).sum().backward()
+    finally:
+        tensor_submission.submit = original
+    first = [name for name in submitted if not name.endswith(".gradient")]
+    assert submitted == ([*first, f"{first[0]}.gradient"] if hvd.size() > 1 else [])
+    assert len(first) < 2
 
 
 def one_rank_is_wrong() -> None:
