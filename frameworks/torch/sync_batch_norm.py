@@ -196,7 +196,7 @@ def _moments(input: Tensor) -> Tensor:
     The squares are those of what a value differs from the rank's own mean: summed up as they are, float32 would lose
     what distinguishes the values where the mean is large.
     """
-    count = math.prod(input.shape) // input.size(1)
+    count = math.prod([*input.shape[:1], *input.shape[2:]])
     total = _sum(input)
     centre = (total / max(count, 1)).to(input.dtype)
     centred = input - _per_channel(centre, input)

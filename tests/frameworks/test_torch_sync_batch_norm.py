@@ -244,10 +244,14 @@ def one_rank_is_wrong() -> None:
 def after_a_rank_has_joined() -> None:
     left = hvd.size() - 1
     if hvd.rank() < left:
-        inputs = [batch.requires_grad_() for batch in batches([3] * left, 2)]
-        result = hvd.SyncBatchNorm(CHANNELS)(inputs[hvd.rank()])
-        expected = nn.functional.batch_norm(torch.cat(inputs), None, None, training=True).split(3)[hvd.rank()]
-        torch.testing.assert_close(result, expected)
+        inputs = batches([3] * left, 2)
+        joined, mine = torch.cat(inputs).requires_grad_(), inputs[hvd.rank()].requires_grad_()
+        expected = nn.functional.batch_norm(joined, None, None, training=True)
+        result = hvd.SyncBatchNorm(CHANNELS)(mine)
+        torch.testing.assert_close(result, expected.split(3)[hvd.rank()])
+        for output in (expected, result):
+            output.pow(3).sum().backward()
+        torch.testing.assert_close(mine.grad, joined.grad.split(3)[hvd.rank()], rtol=1e-4, atol=1e-4)
     hvd.join()
 
 
