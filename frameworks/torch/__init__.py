@@ -79,6 +79,8 @@ from horovodish.torch.grouped import (
 )
 from horovodish.torch.joining import join
 from horovodish.torch.optimizer import DistributedOptimizer
+from horovodish.torch.sampler import ResumableSampler
+from horovodish.torch.schedule import LinearScalingWarmup
 from horovodish.torch.sparse import sparse_allreduce_async
 from horovodish.torch.state import broadcast_optimizer_state, broadcast_parameters
 from horovodish.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
@@ -90,11 +92,13 @@ __all__ = [
     "DistributedOptimizer",
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
+    "LinearScalingWarmup",
     "Max",
     "Min",
     "ProcessSet",
     "Product",
     "ReduceOp",
+    "ResumableSampler",
     "Sum",
     "SyncBatchNorm",
     "add_process_set",

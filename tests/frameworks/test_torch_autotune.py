@@ -61,7 +61,7 @@ def refuse_the_log() -> None:
     hvd.init()
     model = torch.nn.Linear(2, 2)
     if hvd.rank() == 0:
-        with pytest.raises(SettingError, match=r"HOROVODISH_AUTOTUNE_LOG='/nowhere/log.csv': the log cannot be written"):
+        with pytest.raises(SettingError, match=r"AUTOTUNE_LOG='/nowhere/log.csv': the log cannot be written"):
             hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 
 

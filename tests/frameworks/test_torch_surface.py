@@ -15,6 +15,7 @@ import horovodish.torch
 PROCESS_API = (set(horovodish.basics.__all__) - {"engine"}) | {"start_timeline", "stop_timeline", "straggler_report"}
 OWN = {
     "Adasum Average Max Min Product ReduceOp Sum",
+    "LinearScalingWarmup ResumableSampler",
     "Compression DistributedOptimizer HorovodInternalError HostsUpdatedInterrupt",
     "ProcessSet add_process_set global_process_set remove_process_set",
     "SyncBatchNorm convert_sync_batchnorm",

@@ -1,0 +1,110 @@
+"""Which samples a rank trains on: every sample of the data set once per epoch, and no more after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from horovodish.process_sets import ProcessSet, global_process_set
+
+__all__ = ["ResumableSampler"]
+
+
+class ResumableSampler(Sampler[int]):
+    """Deals the samples of an epoch out to the ranks, each sample to one rank, and can go on in the middle of an epoch.
+
+    torch's own `DistributedSampler` repeats or drops samples so that every rank has equally many. This one does
+    neither: where the number of ranks does not divide what is left of the epoch, the first ranks get one sample more. A
+    rank that runs out of batches before the others calls `hvd.join()`; see the example.
+
+    The ranks need not talk to each other for it, and a checkpoint may be resumed with another number of ranks.
+
+    Args:
+        dataset: anything with a length; the same on every rank.
+        shuffle: whether each epoch has an order of its own, the same on every rank.
+        seed: of the order; the same on every rank.
+        process_set: the ranks that share the epoch.
+
+    Raises:
+        ValueError: `process_set` is not in use, or this rank is outside it.
+        NotInitializedError: before `init()`.
+
+    Example:
+        >>> sampler = hvd.ResumableSampler(dataset, seed=7)
+        >>> loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+        >>> for epoch in range(start_epoch, epochs):
+        ...     sampler.set_epoch(epoch)
+        ...     for inputs, labels in loader:
+        ...         train(inputs, labels)
+        ...         sampler.record(len(inputs))
+        ...     hvd.join()
+    """
+
+    def __init__(
+        self, dataset: Sized, shuffle: bool = True, seed: int = 0, process_set: ProcessSet = global_process_set
+    ):
+        self._length = len(dataset)
+        self._shuffle = shuffle
+        self._seed = seed
+        self._rank = process_set.rank()
+        self._ranks = process_set.size()
+        self._epoch = 0
+        self._done_before = 0  # samples of this epoch that all ranks together were through with when it was resumed
+        self._recorded = 0  # samples of this rank since then
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch: its order, all samples of it. The epoch that was resumed goes on where it was.
+
+        Args:
+            epoch: its number, the same on every rank.
+        """
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._done_before = self._recorded = 0
+
+    def record(self, samples: int) -> None:
+        """Say that this rank has trained on as many samples. Without it, a checkpoint starts the epoch anew.
+
+        A data loader asks the sampler for samples ahead of time, so the sampler cannot know it by itself.
+
+        Args:
+            samples: of the batch that was trained on.
+        """
+        self._recorded += samples
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands, for a checkpoint: that of any rank, after the same number of steps on all of them."""
+        done = min(self._done_before + self._recorded * self._ranks, self._length)
+        return {"epoch": self._epoch, "done": done, "seed": self._seed, "length": self._length}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a checkpoint was taken, with as many ranks as there are now. Every rank must load the same.
+
+        Args:
+            state: what `state_dict()` gave.
+
+        Raises:
+            ValueError: it was taken with a data set of another length.
+        """
+        if state["length"] != self._length:
+            raise ValueError(
+                f"the sampler's checkpoint is of a data set of {state['length']} samples, but this one has "
+                f"{self._length}: resume with the same data, or leave the sampler's state out to start an epoch"
+            )
+        self._epoch, self._done_before, self._seed = state["epoch"], state["done"], state["seed"]
+        self._recorded = 0
+
+    def __iter__(self) -> Iterator[int]:
+        if self._shuffle:
+            generator = torch.Generator()
+            generator.manual_seed(self._seed + self._epoch)
+            order = torch.randperm(self._length, generator=generator).tolist()
+        else:
+            order = list(range(self._length))
+        return iter(order[self._done_before + self._rank :: self._ranks])
+
+    def __len__(self) -> int:
+        return len(range(self._done_before + self._rank, self._length, self._ranks))
