@@ -13,12 +13,11 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-import numpy as np
-
 from horovodish import basics
-from horovodish.collectives import Average, allreduce, generated_name
 from horovodish.errors import SettingError
+from horovodish.process_sets import ProcessSet, checked_id
 from horovodish.settings import Settings
+from horovodish.submission import counted, gather_objects, generated_name
 
 __all__ = ["Tuner", "Tuning", "search"]
 
@@ -94,10 +93,13 @@ def search(start: Tuning, choices: Mapping[str, Sequence[float]]) -> Generator[T
 class Tuner:
     """The search for one set of gradients. Every rank has one and reports each step to it.
 
+    A sample counts only when every rank has seen all of it: a rank that has joined takes no decision, so none is taken.
+
     Args:
-        name: of the gradients, for the log.
+        name: of the gradients, the same on every rank.
         knobs: where the search starts, how many steps a sample has, and where rank 0 writes the log: a CSV file with
             a line for every sample.
+        process_set: the ranks that reduce these gradients.
 
     Attributes:
         tuning: how the next step is to be reduced.
@@ -106,16 +108,17 @@ class Tuner:
         SettingError: the log cannot be written.
     """
 
-    def __init__(self, name: str, knobs: Settings):
+    def __init__(self, name: str, knobs: Settings, process_set: ProcessSet):
         self._name = name
         self._steps_per_sample = knobs.autotune_steps_per_sample
         self._warmup_samples = knobs.autotune_warmup_samples
-        self._log = _log(knobs.autotune_log) if basics.rank() == 0 else None
+        self._ranks = process_set.size()
+        self._process_set_id = checked_id(process_set)
+        self._log = _log(knobs.autotune_log) if process_set.rank() == 0 else None
         self._search: Generator[Tuning, float, Tuning] | None = search(Tuning.of(knobs), _choices_here())
         self.tuning = next(self._search)
         self._last_step: float | None = None
         self._seconds: list[float] = []
-        self._unusual_steps = _UNUSUAL_STEPS
         self._samples = 0
 
     def step_done(self, step_bytes: int) -> bool:
@@ -129,39 +132,37 @@ class Tuner:
         """
         if self._search is None:
             return False
+        steps = counted(f"autotune.{self._name}", self._process_set_id) % (_UNUSUAL_STEPS + self._steps_per_sample)
         now = time.perf_counter()
         began, self._last_step = self._last_step, now
-        if began is None:
-            return False
-        if self._unusual_steps:
-            self._unusual_steps -= 1
-            return False
-        self._seconds.append(now - began)
-        if len(self._seconds) < self._steps_per_sample:
+        if began is not None and not 0 < steps <= _UNUSUAL_STEPS:
+            self._seconds.append(now - began)
+        if steps:
             return False
         before = self.tuning
-        self._next_sample(step_bytes)
+        self._end_sample(step_bytes)
+        self._seconds.clear()
         self._last_step = time.perf_counter()
         return self.tuning != before
 
-    def _next_sample(self, step_bytes: int) -> None:
+    def _end_sample(self, step_bytes: int) -> None:
         assert self._search is not None
         # The median, because a step may have been held up by an evaluation or a checkpoint.
-        own = np.array(statistics.median(self._seconds))
-        seconds = float(allreduce(own, op=Average, name=generated_name("autotune")))
-        self._seconds.clear()
+        own = statistics.median(self._seconds) if len(self._seconds) == self._steps_per_sample else None
+        of_ranks = gather_objects(own, generated_name("autotune", self._process_set_id), self._process_set_id)
+        if len(of_ranks) < self._ranks or None in of_ranks:
+            return
+        seconds = statistics.fmean(of_ranks)
         speed = step_bytes / seconds
         self._write("warm-up" if self._samples < self._warmup_samples else "sample", speed, seconds)
         self._samples += 1
         if self._samples <= self._warmup_samples:
             return
-        before = self.tuning
         try:
             self.tuning = self._search.send(speed)
         except StopIteration as found:
             self._search, self.tuning = None, found.value
             self._write("chosen", None, None)
-        self._unusual_steps = _UNUSUAL_STEPS if self.tuning != before else 0
 
     def _write(self, what: str, speed: float | None, seconds: float | None) -> None:
         if self._log is None:

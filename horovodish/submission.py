@@ -160,9 +160,27 @@ def generated_name(kind: str, process_set_id: int = 0) -> str:
     Raises:
         NotInitializedError: before `init()`.
     """
+    return f"{kind}.noname.{counted(kind, process_set_id)}"
+
+
+def counted(kind: str, process_set_id: int) -> int:
+    """Count one more of something that happens on every rank of a process set. Not collective.
+
+    Ranks that have joined count less; `agree_on_counters` makes up for it.
+
+    Args:
+        kind: of what is counted.
+        process_set_id: where it happens; counted apart for each.
+
+    Returns:
+        How many there are since `init()`, with this one.
+
+    Raises:
+        NotInitializedError: before `init()`.
+    """
     counters = _session_of(basics.engine()).counters
     counters[kind, process_set_id] += 1
-    return f"{kind}.noname.{counters[kind, process_set_id]}"
+    return counters[kind, process_set_id]
 
 
 def agree_on_counters() -> None:

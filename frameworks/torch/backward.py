@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -16,13 +18,17 @@ class Participant(Protocol):
         """A backward within another backward has ended; the outer one goes on."""
 
     def end_backward(self) -> None:
-        """The outermost backward has ended: hand over what is left, without waiting for other ranks."""
+        """The outermost backward has ended; must not wait for other ranks."""
+
+    def hand_over(self) -> bool:
+        """Hand over what is left, without waiting; False where other ranks must be heard first: to be called again."""
 
     def wait(self) -> None:
         """Wait for what was handed over."""
 
 
 _participants: list[Participant] = []
+_NAP_SECONDS = 1e-4  # between looks at what other ranks must say first, which happens once for each plan of buckets
 _APPLY = BackwardCFunction.apply.__code__
 
 
@@ -49,17 +55,39 @@ def _end() -> None:
     # All hand over before any waits: the ranks need not have met their participants in the same order.
     for participant in participants:
         participant.end_backward()
-    errors = [error for error in map(_error_of_wait, participants) if error is not None]
+    errors: list[Exception] = []
+    hand_over(participants, errors)
+    for participant in participants:
+        try:
+            participant.wait()
+        except Exception as error:
+            errors.append(error)
     if errors:
         raise errors[0]
 
 
-def _error_of_wait(participant: Participant) -> Exception | None:
+def hand_over(participants: Sequence[Participant], errors: list[Exception] | None = None) -> None:
+    """Has all of them hand over what they have left, in the order in which they can.
+
+    Args:
+        participants: `end_backward` was called for them.
+        errors: takes what a participant raises while the others go on; it is raised at once when None.
+    """
+    left = list(participants)
+    while left:
+        left = [participant for participant in left if not _has_handed_over(participant, errors)]
+        if left:
+            time.sleep(_NAP_SECONDS)
+
+
+def _has_handed_over(participant: Participant, errors: list[Exception] | None) -> bool:
     try:
-        participant.wait()
+        return participant.hand_over()
     except Exception as error:
-        return error
-    return None
+        if errors is None:
+            raise
+        errors.append(error)
+        return True
 
 
 def _inside_another_backward() -> bool:

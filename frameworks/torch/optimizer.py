@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -14,8 +14,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from horovodish.collectives import Adasum, Average, ReduceOp, chosen_op
+from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.torch.compression import Compression, Compressor
+from horovodish.torch.deltas import DeltaReducer
+from horovodish.torch.names import Names, group_numbers
 from horovodish.torch.reducer import Reducer
+from horovodish.torch.reduction import Reduction
 
 OptimizerT = TypeVar("OptimizerT", bound=Optimizer)
 
@@ -27,19 +31,24 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
     gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> OptimizerT:
     """Make `optimizer` use the gradients of all ranks. Every rank must call it, at the same point; does not block.
 
     `backward()` reduces the gradients while it runs, and ends when `p.grad` is reduced on every rank. So gradients can
-    be clipped, unscaled or logged between `backward()` and `step()` without further ado. In a world of one rank nothing
-    is reduced and nothing is hooked.
+    be clipped, unscaled or logged between `backward()` and `step()` without further ado. In a world of one rank, and on
+    a rank outside `process_set`, nothing is reduced and nothing is hooked.
 
     The optimizer is the same object afterwards, with the state, options, hooks and schedulers that it had; its class
-    becomes a subclass of the one that it had, with three more methods:
+    becomes a subclass of the one that it had, with four more methods:
 
         synchronize()         reduce now what is not reduced yet. Horovod's scripts call it before they clip; here it
                               has nothing to do after a `backward()` that has reduced
         skip_synchronize()    a context in which `step()` does not reduce
+        no_sync()             a context in which `backward()` does not reduce
         set_backward_passes_per_step(n)
 
     What holds for gradients:
@@ -50,8 +59,19 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
       sum; it is not divided by n. When `step()` comes earlier, as at the end of an epoch, it reduces what there is
       and a new window begins.
     - Every rank must reduce equally often: one reduction for each window or `step()`.
-    - Sparse gradients are refused. Copies and pickles of the optimizer are of the class that was wrapped.
+    - A parameter whose gradient is sparse in the first reduction, on any rank, travels as rows: each rank adds up its
+      own entries, and indices and values are gathered, without `compression`. `p.grad` ends sparse on every rank. If no
+      rank has its gradient then, it travels dense, and ends dense, the first time that it comes. So does one that is
+      sparse after it was dense.
     - A parameter that is wrapped again belongs to the optimizer that was wrapped last.
+    - Copies and pickles of the optimizer are of the class that was wrapped.
+
+    With `op=Adasum` gradients are not reduced. Every rank takes its own step with them, and `step()` ends by reducing
+    what the step has changed: p = p before + Adasum of the ranks' (p after - p before). Parameters must be equal on all
+    ranks at the start, and are equal after every step; the optimizer's state is each rank's own. `step()` is the
+    collective, so every rank must call it equally often; windows are as long as the user makes them. The learning rate
+    is that of one rank, not multiplied by their number. Under `GradScaler` a rank whose gradients are not finite
+    contributes no change, and the others go on.
 
     Args:
         optimizer: any optimizer of torch's kind except LBFGS, over parameters in host memory.
@@ -59,16 +79,23 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
             expected (backwards). All parameters of the optimizer must be among them. Without it they are numbered.
         compression: what travels instead of each gradient; see `Compression`.
         backward_passes_per_step: backwards that accumulate before the gradients are reduced.
-        op: `Average` (the default), `Sum`, `Min`, `Max` or `Product`.
+        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`.
         gradient_predivide_factor: with `Average`, divides before the reduction by this factor f and after it by the
             number of ranks over f, to keep small dtypes in range.
+        num_groups: Horovod's older way to say `groups` with a number.
+        groups: which gradients to negotiate and reduce as a unit, whatever the fusion threshold: lists of parameters,
+            or the number of groups to make of all parameters. Parameters in no list are fused as without groups.
+        sparse_as_dense: make sparse gradients dense before they are reduced; `p.grad` is dense then.
+        process_set: the ranks that reduce among themselves. Only they need to make the call; on another rank the
+            optimizer works as before.
 
     Returns:
         `optimizer`.
 
     Raises:
         ValueError: names that are not unique or do not cover the optimizer's parameters, an `op` that cannot be had, a
-            predivide factor without `Average`, fewer than one pass per step, LBFGS, or an optimizer that is wrapped.
+            predivide factor without `Average`, fewer than one pass per step, groups that are not what is said above,
+            LBFGS, an optimizer that is wrapped, or a process set that is not in use.
         UnsupportedTensorError: a parameter of a dtype or on a device that the engine cannot take.
         NotInitializedError: before `init()`.
 
@@ -89,30 +116,35 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
             "would part. Use another optimizer"
         )
     op = chosen_op(None, op)
-    if op is Adasum:
-        raise ValueError("op=Adasum is not available for an optimizer yet; use op=Average or op=Sum")
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} needs op=Average")
     _check_passes(backward_passes_per_step)
-    names = _Names(optimizer, named_parameters)
-    reducer = Reducer(
-        names.in_order(),
-        op,
-        compression,
-        1.0 / gradient_predivide_factor,
-        gradient_predivide_factor,
-        backward_passes_per_step,
+    names = Names(optimizer, named_parameters)
+    reduction = Reduction(
+        op=op,
+        compression=compression,
+        prescale_factor=1.0 / gradient_predivide_factor,
+        postscale_factor=gradient_predivide_factor,
+        groups=group_numbers(_chosen_groups(num_groups, groups), names.in_order()),
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
     )
-    weakref.finalize(optimizer, reducer.remove_hooks).atexit = False
     distributed: Any = optimizer
-    distributed.__class__ = _distributed_class(distributed.__class__)
-    distributed._reducer = reducer
+    if op is Adasum:
+        distributed._reducer = DeltaReducer(names.in_order(), reduction)
+        distributed.__class__ = _distributed_class(_ReducesSteps, distributed.__class__)
+        optimizer.register_step_pre_hook(_before_local_step)
+        optimizer.register_step_post_hook(_after_local_step)
+    else:
+        reducer = distributed._reducer = Reducer(names.in_order(), reduction, backward_passes_per_step)
+        weakref.finalize(optimizer, reducer.remove_hooks).atexit = False
+        distributed.__class__ = _distributed_class(_ReducesGradients, distributed.__class__)
+        pre_hook = optimizer.register_step_pre_hook(_before_step)
+        # Hooks that the user has registered are to see reduced gradients.
+        optimizer._optimizer_step_pre_hooks.move_to_end(pre_hook.id, last=False)  # type: ignore[attr-defined]
+        optimizer.register_step_post_hook(_after_step)
     distributed._names = names
     distributed._skips = False
-    pre_hook = optimizer.register_step_pre_hook(_before_step)
-    # Hooks that the user has registered are to see reduced gradients.
-    optimizer._optimizer_step_pre_hooks.move_to_end(pre_hook.id, last=False)  # type: ignore[attr-defined]
-    optimizer.register_step_post_hook(_after_step)
     return optimizer
 
 
@@ -120,8 +152,25 @@ class _Distributed:
     """What a wrapped optimizer's class has besides its own methods."""
 
     wrapped_class: type[Optimizer]
+    _reducer: Any
+    _names: Names
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's. Every rank must add the same group at the same point."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        group: dict[str, Any] = self.param_groups[-1]  # type: ignore[attr-defined]
+        self._reducer.add(self._names.of_added(len(self.param_groups) - 1, group))  # type: ignore[attr-defined]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The class exists in this process only, and what it needs is bound to these parameters and this engine.
+        this: Any = self
+        return object.__new__, (self.wrapped_class,), this.__getstate__()
+
+
+class _ReducesGradients(_Distributed):
+    """With every op but Adasum."""
+
     _reducer: Reducer
-    _names: _Names
     _skips: bool
 
     def synchronize(self) -> None:
@@ -148,6 +197,21 @@ class _Distributed:
         finally:
             self._skips = False
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        """A context in which `backward()` accumulates gradients on the rank and does not reduce. Not collective.
+
+        The next backward outside of it reduces the sum, and so does `step()`. Every rank must do so alike. A closure's
+        backwards within it do not reduce either, but the step that calls them does not make up for that.
+
+        Example:
+            >>> with optimizer.no_sync():
+            ...     for inputs in batches[:-1]:
+            ...         model(inputs).sum().backward()
+            >>> model(batches[-1]).sum().backward()
+            >>> optimizer.step()
+        """
+        return self._reducer.suspended()
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backwards accumulate before the gradients are reduced. Every rank must do so alike.
 
@@ -167,23 +231,43 @@ class _Distributed:
             self._reducer.synchronize()
             super().zero_grad(set_to_none)  # type: ignore[misc]
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's. Every rank must add the same group at the same point."""
-        super().add_param_group(param_group)  # type: ignore[misc]
-        group: dict[str, Any] = self.param_groups[-1]  # type: ignore[attr-defined]
-        self._reducer.add(self._names.of_added(len(self.param_groups) - 1, group))  # type: ignore[attr-defined]
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # The class exists in this process only, and what it needs is bound to these parameters and this engine.
-        this: Any = self
-        return object.__new__, (self.wrapped_class,), this.__getstate__()
+class _ReducesSteps(_Distributed):
+    """With Adasum. Gradients stay each rank's own, so most methods have nothing to do."""
+
+    _reducer: DeltaReducer
+    # GradScaler then calls step() on every rank, whatever its gradients are; see _before_local_step.
+    _step_supports_amp_scaling = True
+
+    def synchronize(self) -> None:
+        """Nothing: `step()` reduces."""
+
+    def skip_synchronize(self) -> AbstractContextManager[None]:
+        """Not possible with Adasum.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("skip_synchronize() is not for op=Adasum: it is what step() has changed that is reduced")
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """A context that changes nothing: `backward()` never reduces."""
+        return nullcontext()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Nothing: `step()` ends a window.
+
+        Raises:
+            ValueError: `passes` is less than 1.
+        """
+        _check_passes(passes)
 
 
 @functools.cache
-def _distributed_class(wrapped: type[Optimizer]) -> type[Optimizer]:
+def _distributed_class(kind: type[_Distributed], wrapped: type[Optimizer]) -> type[Optimizer]:
     # The same class for the same base, so that isinstance, type() and caches by type see one.
     namespace = {"wrapped_class": wrapped, "__module__": __name__, "__doc__": wrapped.__doc__}
-    return type(f"Distributed{wrapped.__name__}", (_Distributed, wrapped), namespace)
+    return type(f"Distributed{wrapped.__name__}", (kind, wrapped), namespace)
 
 
 def _before_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -198,57 +282,43 @@ def _after_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     optimizer._reducer.stepped()
 
 
+def _before_local_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    if "_step_supports_amp_scaling" not in vars(optimizer):  # a fused optimizer does this by itself
+        _unscale(optimizer)
+    optimizer._reducer.before_step()
+
+
+def _after_local_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    optimizer._reducer.after_step()
+
+
+@torch.no_grad()
+def _unscale(optimizer: Any) -> None:
+    """What GradScaler leaves to an optimizer that supports scaling: unscale, or skip the step."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is None:
+        return
+    scale = optimizer.grad_scale
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if float(found_inf):
+                parameter.grad = None
+            elif parameter.grad is not None and scale is not None:
+                parameter.grad.div_(scale)
+    optimizer.grad_scale = optimizer.found_inf = None  # those that do not know them insist
+
+
+def _chosen_groups(
+    num_groups: int, groups: int | Sequence[Sequence[Tensor]] | None
+) -> int | Sequence[Sequence[Tensor]] | None:
+    if not num_groups:
+        return groups
+    if groups is not None:
+        raise ValueError("num_groups= and groups= were both given; groups= says the same and more")
+    warnings.warn("num_groups= is Horovod's older name; pass groups=", DeprecationWarning, stacklevel=3)
+    return num_groups
+
+
 def _check_passes(passes: int) -> None:
     if passes < 1:
         raise ValueError(f"backward_passes_per_step={passes} is not possible; it is at least 1")
-
-
-class _Names:
-    """The names of an optimizer's parameters: unique, and the same on every rank."""
-
-    def __init__(self, optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None):
-        self._given = None if named_parameters is None else _checked(list(named_parameters))
-        self._groups = optimizer.param_groups
-        if self._given is not None:
-            given = {id(parameter) for _, parameter in self._given}
-            unnamed = [
-                f"parameter {index} of group {number}, of shape {tuple(parameter.shape)}"
-                for number, group in enumerate(self._groups)
-                for index, parameter in enumerate(group["params"])
-                if id(parameter) not in given
-            ]
-            if unnamed:
-                raise ValueError(
-                    f"named_parameters does not name {'; '.join(unnamed)}. Pass the parameters of every module that "
-                    "the optimizer trains, or leave named_parameters out"
-                )
-
-    def in_order(self) -> list[tuple[str, Tensor]]:
-        """Names and parameters of the optimizer, in the order in which the model has registered them."""
-        if self._given is None:
-            return [pair for number, group in enumerate(self._groups) for pair in _numbered(number, group)]
-        trained = {id(parameter) for group in self._groups for parameter in group["params"]}
-        return [(name, parameter) for name, parameter in self._given if id(parameter) in trained]
-
-    def of_added(self, number: int, group: dict[str, Any]) -> list[tuple[str, Tensor]]:
-        """Names for the parameters of a group that came later."""
-        given = {id(parameter): name for name, parameter in self._given or ()}
-        return [(given.get(id(parameter), name), parameter) for name, parameter in _numbered(number, group)]
-
-
-def _numbered(number: int, group: dict[str, Any]) -> list[tuple[str, Tensor]]:
-    return [(f"group{number}.{index}", parameter) for index, parameter in enumerate(group["params"])]
-
-
-def _checked(named: list[Any]) -> list[tuple[str, Tensor]]:
-    if not all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in named):
-        raise ValueError("named_parameters must be pairs of a name and a parameter; pass model.named_parameters()")
-    repeated = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
-    if repeated:
-        raise ValueError(
-            f"named_parameters has these names more than once: {', '.join(repeated)}; give each a prefix of its own, "
-            "such as the name of its module"
-        )
-    # A shared parameter may have several names; the first counts.
-    first = {id(parameter): name for name, parameter in reversed(named)}
-    return [(name, parameter) for name, parameter in named if first[id(parameter)] == name]

@@ -11,16 +11,19 @@ One step, as a `Reducer` sees it:
 
 The first backward after a plan was made only watches: everything is submitted at its end. A parameter whose gradient is
 finished more than once in a backward (re-entrant checkpointing with shared parameters) is found then, and from then on
-submitted at the end.
+submitted at the end. The first reduction also compares the layouts of the gradients: a parameter that has a sparse one
+on any rank leaves the buckets on every rank.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
@@ -29,15 +32,16 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from horovodish import _native, basics, settings
 from horovodish.autotune import Tuner, Tuning
-from horovodish.collectives import Average, ReduceOp, generated_name
+from horovodish.collectives import Average, Handle, Max, allreduce_async
 from horovodish.errors import from_native
 from horovodish.fusion import plan_buckets
+from horovodish.process_sets import checked_id
 from horovodish.submission import WAIT_SLICE_SECONDS
 from horovodish.torch import backward
-from horovodish.torch.compression import Compressor
+from horovodish.torch.names import PlanNames
+from horovodish.torch.reduction import HOST, Reduction
 from horovodish.torch.slots import Slot
-
-_HOST = -1
+from horovodish.torch.sparse_gradients import SPARSE, UNKNOWN, SparseGradients, check_op, layout
 
 # Which reducer a parameter's gradient is reduced by: the one that was made last.
 _owners: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -58,36 +62,28 @@ class Reducer:
         in_closure: every backward reduces, because `step()` calls them.
     """
 
-    def __init__(
-        self,
-        named: Sequence[tuple[str, Tensor]],
-        op: ReduceOp,
-        compression: Compressor,
-        prescale_factor: float,
-        postscale_factor: float,
-        passes_per_step: int,
-    ):
+    def __init__(self, named: Sequence[tuple[str, Tensor]], reduction: Reduction, passes_per_step: int):
         self.passes_per_step = passes_per_step
         self.in_closure = False
         self._passes = 0
+        self._suspended = False
         self._reduced_since_step = False
-        self._op = op
-        self._compression = compression
-        self._factors = (prescale_factor, postscale_factor)
+        self._op = reduction.op
+        self._reduction = reduction
         self._set_aside: dict[int, tuple[Tensor, Tensor]] = {}  # parameter and reduced gradient, by the parameter's id
         self._holds_reduced: set[int] = set()  # ids of parameters whose gradient is not this rank's own
         self._tuner: Tuner | None = None
+        self._compared: dict[int, bool] = {}  # whether its gradient is sparse on any rank, by the parameter's id
         self._named: list[tuple[str, Tensor]] = []
-        self._hooks: list[list[RemovableHandle]] = []
+        self._hooks: dict[int, list[RemovableHandle]] = {}  # by the parameter's id
+        self._names = PlanNames(reduction.process_set)
         self.add(named)
 
     def add(self, named: Sequence[tuple[str, Tensor]]) -> None:
         """Takes parameters in, from another reducer if one has them. Every rank must do so at the same point."""
         self._named = [*self._named, *named]
         for _, parameter in named:
-            owner = _owners.get(parameter, lambda: None)()
-            if owner is not None:
-                owner._release(parameter)
+            release(parameter)
             _owners[parameter] = weakref.ref(self)
         self._build()
 
@@ -96,15 +92,14 @@ class Reducer:
         # name, since on another rank it may be gone already.
         self._outdated = True
         self._named = [(name, other) for name, other in self._named if other is not parameter]
-        for slot, handles in zip(self._slots, self._hooks, strict=True):
-            if slot.parameter is parameter:
-                _remove(handles)
+        self._compared.pop(id(parameter), None)
+        _remove(self._hooks.pop(id(parameter), []))
 
     def remove_hooks(self) -> None:
         """Lets go of the parameters."""
-        for handles in self._hooks:
+        for handles in self._hooks.values():
             _remove(handles)
-        self._hooks = []
+        self._hooks = {}
 
     # -- the plan
 
@@ -119,24 +114,38 @@ class Reducer:
         self._absent: dict[int, tuple[Tensor, Any]] = {}
         self._nodes: list[Any] = []  # autograd keeps no reference to the nodes whose hooks we need
         self._watched: Counter[int] | None = Counter()
-        alone = basics.size() == 1
-        self._slots = [] if alone else [Slot(name, p, self._compression) for name, p in self._named if p.requires_grad]
+        self._comparison: Handle[Any] | None = None
+        self._met_sparse: set[int] = set()  # of which this rank has had a sparse gradient, made dense
+        self._unseen: set[int] = set()  # of which no rank had a gradient when layouts were compared
+        reduction = self._reduction
+        named = [] if reduction.alone else [(name, p) for name, p in self._named if p.requires_grad]
+        sparse = [(name, p) for name, p in named if self._compared.get(id(p))]
+        self._slots = [Slot(name, p, reduction.compression) for name, p in named if not self._compared.get(id(p))]
+        self._all_compared = reduction.sparse_as_dense or all(
+            id(slot.parameter) in self._compared for slot in self._slots
+        )
         self._frozen = [parameter for _, parameter in self._named if not parameter.requires_grad]
-        if not self._slots:
+        if not named:
             return
+        self._name = self._names.next()
+        self._sparse = SparseGradients(self._name, sparse, reduction)
         self._plan = self._make_plan()
         for index, slot in enumerate(self._slots):
-            self._hooks.append([slot.parameter.register_post_accumulate_grad_hook(self._hook(index, slot))])
-            if self._op is not Average:
-                node = get_gradient_edge(slot.parameter).node
-                self._nodes.append(node)
-                self._hooks[index].append(node.register_prehook(self._set_aside_hook(slot.parameter)))
+            self._add_hooks(slot.parameter, self._hook(index, slot))
+        for _, parameter in sparse:
+            self._add_hooks(parameter, self._late_hook)
+
+    def _add_hooks(self, parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
+        handles = self._hooks[id(parameter)] = [parameter.register_post_accumulate_grad_hook(hook)]
+        if self._op is not Average:
+            node = get_gradient_edge(parameter).node
+            self._nodes.append(node)
+            handles.append(node.register_prehook(self._set_aside_hook(parameter)))
 
     def _make_plan(self) -> _native.BucketPlan:
-        name = generated_name("optimizer")
         knobs = settings.load()
         if knobs.autotune and self._tuner is None:
-            self._tuner = Tuner(name, knobs)
+            self._tuner = Tuner(self._name, knobs, self._reduction.process_set)
         tuning = self._tuner.tuning if self._tuner else Tuning.of(knobs)
         # Backward finishes the gradients roughly in the opposite order of the model's parameters.
         order = list(reversed(range(len(self._slots))))
@@ -144,15 +153,18 @@ class Reducer:
             [self._slots[index].size_bytes for index in order],
             [self._slots[index].dtype for index in order],
             threshold_bytes=int(tuning.fusion_threshold_mb * 2**20),
+            groups=[self._reduction.groups.get(id(self._slots[index].parameter)) for index in order],
         )
         bucket_of = dict(zip(order, numbers, strict=True))
         members = [(slot.name, slot.code, slot.shape, bucket_of[index]) for index, slot in enumerate(self._slots)]
         return self._engine.plan(
-            name,
+            self._name,
             self._op,
-            *self._factors,
+            self._reduction.prescale_factor,
+            self._reduction.postscale_factor,
             members,
-            _HOST,
+            HOST,
+            checked_id(self._reduction.process_set),
             chunk_bytes=int(tuning.chunk_kb * 1024),
             segment_bytes=int(tuning.ring_segment_kb * 1024),
         )
@@ -213,14 +225,17 @@ class Reducer:
         if not self._armed:
             self._armed = True
             backward.join(self)
-            self._due = self.in_closure or self._passes + 1 >= self.passes_per_step
-            self._submitting = self._due and self._watched is None and not self._needs_another_plan()
+            self._due = not self._suspended and (self.in_closure or self._passes + 1 >= self.passes_per_step)
+            watched = self._watched is None and self._all_compared
+            self._submitting = self._due and watched and not self._needs_another_plan()
         if self._watched is not None and index is not None:
             self._watched[index] += 1
         return self._submitting
 
     def _submit(self, index: int, gradient: Tensor) -> None:
         assert self._plan is not None
+        if gradient.is_sparse:
+            self._met_sparse.add(index)
         payload, context = self._slots[index].payload(gradient)
         address = payload.data_ptr()
         self._plan.submit(index, address, address)
@@ -234,7 +249,7 @@ class Reducer:
         self._armed = self._submitting = False
 
     def end_backward(self) -> None:
-        """Counts the pass and, if it is the last of its window, submits the rest without waiting."""
+        """Counts the pass and, if it is the last of its window and the first of a plan, compares layouts."""
         self.pause()
         self._passes += 1
         due = self._due
@@ -243,15 +258,55 @@ class Reducer:
         elif self._watched is not None:
             for index in (index for index, count in self._watched.items() if count > 1):
                 parameter = self._slots[index].parameter
-                self._hooks[index][0].remove()
-                self._hooks[index][0] = parameter.register_post_accumulate_grad_hook(self._late_hook)
+                handles = self._hooks[id(parameter)]
+                handles[0].remove()
+                handles[0] = parameter.register_post_accumulate_grad_hook(self._late_hook)
             self._watched = None
         if due:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        self._due = True
+        if not self._all_compared and self._comparison is None:
+            own = [SPARSE if i in self._met_sparse else layout(s.parameter.grad) for i, s in enumerate(self._slots)]
+            layouts = np.array(own, np.uint8)
+            name = f"{self._name}: layouts of the gradients, one for each parameter"
+            self._comparison = allreduce_async(layouts, op=Max, name=name, process_set=self._reduction.process_set)
+
+    def hand_over(self) -> bool:
+        """Submits what is left of a reduction that has ended, without waiting; False while layouts are compared."""
+        if self._comparison is not None:
+            if not self._comparison.poll():
+                return False
+            comparison, self._comparison = self._comparison, None
+            try:
+                self._take_out_sparse(comparison.wait())
+            except Exception:
+                self._due, self._passes = False, 0
+                raise
+        if self._due and not self._flushed:
             self._flush()
+        return True
+
+    def _take_out_sparse(self, layouts: Any) -> None:
+        names = [slot.name for slot, found in zip(self._slots, layouts, strict=True) if found == SPARSE]
+        check_op(names, self._op)
+        for slot, found in zip(self._slots, layouts, strict=True):
+            if found != UNKNOWN:
+                self._compared[id(slot.parameter)] = bool(found == SPARSE)
+        if names:
+            self._build()
+            self._due = True
+        self._unseen = {index for index, slot in enumerate(self._slots) if id(slot.parameter) not in self._compared}
+        self._all_compared = True
 
     def _flush(self) -> None:
         if self._plan is None:
+            self._due = False
             return
+        for parameter in self._sparse.parameters:
+            self._set_reduced_aside(parameter)
+        self._sparse.submit()
         if len(self._gradients) < len(self._slots):
             for index, slot in enumerate(self._slots):
                 if index not in self._gradients and index not in self._absent:
@@ -278,10 +333,13 @@ class Reducer:
         while not plan.wait(WAIT_SLICE_SECONDS):
             pass
         error = plan.error()
+        sparse_error = self._sparse.finish()
         nowhere = set(plan.absent_everywhere()) if self._absent and error is None else set()
         plan.reset()
         if error is None:
             self._put_back(nowhere)
+            # A gradient that has come for the first time was dense to us; the next reduction looks again.
+            self._all_compared = self._unseen <= nowhere
         self._flushed = False
         self._passes = 0
         self._reduced_since_step = True
@@ -291,12 +349,16 @@ class Reducer:
             submitted.clear()
         if error is not None:
             raise from_native(*error)
+        if sparse_error is not None:
+            raise sparse_error
 
     @torch.no_grad()
     def _put_back(self, nowhere: set[int]) -> None:
         for index, (payload, context) in self._payloads.items():
             result = self._slots[index].gradient(payload, context)
-            if result.data_ptr() != self._gradients[index].data_ptr():
+            if self._gradients[index].layout is not torch.strided:
+                self._slots[index].parameter.grad = result
+            elif result.data_ptr() != self._gradients[index].data_ptr():
                 self._gradients[index].copy_(result)
         for index, (payload, context) in self._absent.items():
             if index not in nowhere:
@@ -304,7 +366,7 @@ class Reducer:
         for parameter, reduced in self._set_aside.values():
             parameter.grad = reduced if parameter.grad is None else reduced.add_(parameter.grad)
         if self._op is not Average:
-            self._holds_reduced.update(id(slot.parameter) for slot in self._slots)
+            self._holds_reduced.update(self._hooks)
 
     # -- outside of backward
 
@@ -317,7 +379,8 @@ class Reducer:
         backward.leave(self)
         self.pause()
         if not self._flushed:
-            self._flush()
+            self._conclude()
+            backward.hand_over([self])
         self.wait()
 
     @property
@@ -325,11 +388,27 @@ class Reducer:
         """Whether a reduction has begun and not ended, because backward or the wait for it raised."""
         return self._due or self._flushed
 
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """A context in which backward accumulates and does not reduce."""
+        before, self._suspended = self._suspended, True
+        try:
+            yield
+        finally:
+            self._suspended = before
+
     def stepped(self) -> None:
         """The gradients were used: the next window begins."""
         self._reduced_since_step = False
         self._passes = 0
         self.in_closure = False
+
+
+def release(parameter: Tensor) -> None:
+    """Has the gradient of a parameter no longer be reduced by whichever reducer does so."""
+    owner = _owners.pop(parameter, lambda: None)()
+    if owner is not None:
+        owner._release(parameter)
 
 
 def _remove(handles: list[RemovableHandle]) -> None:

@@ -55,13 +55,10 @@ class Slot:
         """What travels for `gradient`, contiguous, and the context of its compression.
 
         Raises:
-            UnsupportedTensorError: `gradient` is sparse, or not what was announced when the buckets were planned.
+            UnsupportedTensorError: `gradient` is not what was announced when the buckets were planned.
         """
         if gradient.layout != torch.strided:
-            raise UnsupportedTensorError(
-                f"gradient of {self.name}: layout {gradient.layout} is not supported yet; use a layer with dense "
-                "gradients, such as Embedding(sparse=False)"
-            )
+            gradient = gradient.to_dense()
         compressed, context = self._compression.compress(self._view(gradient))
         if compressed.dtype != self.dtype or tuple(compressed.shape) != self.shape:
             raise UnsupportedTensorError(

@@ -29,7 +29,6 @@ def everything_around_backward() -> None:
     nested_backwards_are_one_pass()
     non_contiguous_gradients()
     backward_that_raises()
-    sparse_gradients()
     a_converted_model()
     mismatches()
     a_new_engine()
@@ -209,16 +208,6 @@ def backward_that_raises() -> None:
         check(p, mean(step))
         check(q, mean(step))
         optimizer.step()
-
-
-def sparse_gradients() -> None:
-    embedding = nn.Embedding(4, 3, sparse=True)
-    optimizer = wrapped(embedding.named_parameters())
-    for _ in range(2):
-        with pytest.raises(UnsupportedTensorError, match=r"gradient of weight: layout torch.sparse_coo .*sparse=False"):
-            embedding(torch.tensor([hvd.rank()])).sum().backward()
-        optimizer.zero_grad()
-    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
 
 
 def a_converted_model() -> None:

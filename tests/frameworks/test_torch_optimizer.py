@@ -224,8 +224,6 @@ def names() -> None:
 def refusals() -> None:
     parameters = list(small_model().parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.1)
-    with pytest.raises(ValueError, match="Adasum is not available"):
-        hvd.DistributedOptimizer(optimizer, op=hvd.Adasum)
     with pytest.raises(ValueError, match=r"gradient_predivide_factor=2.0 needs op=Average"):
         hvd.DistributedOptimizer(optimizer, op=hvd.Sum, gradient_predivide_factor=2.0)
     with pytest.raises(ValueError, match="backward_passes_per_step=0 is not possible"):

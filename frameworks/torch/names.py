@@ -1,0 +1,125 @@
+"""The names of an optimizer's parameters and plans, and the groups in which its gradients are reduced."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from horovodish import _native, basics
+from horovodish.process_sets import ProcessSet, checked_id
+from horovodish.submission import generated_name
+
+
+class Names:
+    """The names of an optimizer's parameters: unique, and the same on every rank."""
+
+    def __init__(self, optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None):
+        self._given = None if named_parameters is None else _checked(list(named_parameters))
+        self._groups = optimizer.param_groups
+        if self._given is not None:
+            given = {id(parameter) for _, parameter in self._given}
+            unnamed = [
+                f"parameter {index} of group {number}, of shape {tuple(parameter.shape)}"
+                for number, group in enumerate(self._groups)
+                for index, parameter in enumerate(group["params"])
+                if id(parameter) not in given
+            ]
+            if unnamed:
+                raise ValueError(
+                    f"named_parameters does not name {'; '.join(unnamed)}. Pass the parameters of every module that "
+                    "the optimizer trains, or leave named_parameters out"
+                )
+
+    def in_order(self) -> list[tuple[str, Tensor]]:
+        """Names and parameters of the optimizer, in the order in which the model has registered them."""
+        if self._given is None:
+            return [pair for number, group in enumerate(self._groups) for pair in _numbered(number, group)]
+        trained = {id(parameter) for group in self._groups for parameter in group["params"]}
+        return [(name, parameter) for name, parameter in self._given if id(parameter) in trained]
+
+    def of_added(self, number: int, group: dict[str, Any]) -> list[tuple[str, Tensor]]:
+        """Names for the parameters of a group that came later."""
+        given = {id(parameter): name for name, parameter in self._given or ()}
+        return [(given.get(id(parameter), name), parameter) for name, parameter in _numbered(number, group)]
+
+
+def _numbered(number: int, group: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    return [(f"group{number}.{index}", parameter) for index, parameter in enumerate(group["params"])]
+
+
+def _checked(named: list[Any]) -> list[tuple[str, Tensor]]:
+    if not all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in named):
+        raise ValueError("named_parameters must be pairs of a name and a parameter; pass model.named_parameters()")
+    repeated = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
+    if repeated:
+        raise ValueError(
+            f"named_parameters has these names more than once: {', '.join(repeated)}; give each a prefix of its own, "
+            "such as the name of its module"
+        )
+    # A shared parameter may have several names; the first counts.
+    first = {id(parameter): name for name, parameter in reversed(named)}
+    return [(name, parameter) for name, parameter in named if first[id(parameter)] == name]
+
+
+def group_numbers(
+    groups: int | Sequence[Sequence[Tensor]] | None, named: Sequence[tuple[str, Tensor]]
+) -> dict[int, int]:
+    """The number of the group of each parameter that is in one, by the parameter's id.
+
+    Args:
+        groups: lists of parameters; or how many groups of about equal length to make of all that require a gradient.
+        named: the optimizer's parameters, in the order of the model.
+
+    Raises:
+        ValueError: `groups` is something else, or has a parameter twice or one that the optimizer does not train.
+    """
+    if groups is None:
+        return {}
+    if isinstance(groups, int):
+        if groups < 0:
+            raise ValueError(
+                f"groups={groups} is not possible; it is a number of groups, 0 for none, or a list of lists"
+            )
+        trained = [parameter for _, parameter in named if parameter.requires_grad]
+        return {id(parameter): index * groups // len(trained) for index, parameter in enumerate(trained) if groups}
+    numbers: dict[int, int] = {}
+    known = {id(parameter) for _, parameter in named}
+    for number, group in enumerate(groups):
+        if not isinstance(group, list | tuple):
+            raise ValueError(
+                f"groups must be a number, or a list of lists of parameters, not of {type(group).__name__}"
+            )
+        for parameter in group:
+            if id(parameter) not in known:
+                raise ValueError(f"group {number} of groups has a parameter that the optimizer does not train")
+            if id(parameter) in numbers:
+                raise ValueError(f"groups has a parameter in group {numbers[id(parameter)]} and in group {number}")
+            numbers[id(parameter)] = number
+    return numbers
+
+
+class PlanNames:
+    """Names for the plans of one optimizer: unique in the process set, and the same on every rank.
+
+    The first is counted; those of later plans follow from it, so that optimizers may replace their plans in an order
+    that differs by rank. On a new engine all start anew.
+    """
+
+    def __init__(self, process_set: ProcessSet):
+        self._process_set = process_set
+        self._engine: _native.Engine | None = None
+        self._first = ""
+        self._count = 0
+
+    def next(self) -> str:
+        """The name for another plan; this rank is in the process set."""
+        if self._engine is not basics.engine():
+            self._engine = basics.engine()
+            self._first = generated_name("optimizer", checked_id(self._process_set))
+            self._count = 0
+        self._count += 1
+        return f"{self._first}.plan{self._count}"
