@@ -66,6 +66,7 @@ from horovodish.torch.asynchronous import (
     reducescatter_async,
 )
 from horovodish.torch.compression import Compression
+from horovodish.torch.consistency import check_consistency
 from horovodish.torch.differentiable import allgather, allreduce, alltoall, broadcast, reducescatter
 from horovodish.torch.grouped import (
     grouped_allgather,
@@ -120,6 +121,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "check_consistency",
     "convert_sync_batchnorm",
     "cross_rank",
     "cross_size",

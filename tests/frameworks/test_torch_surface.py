@@ -23,7 +23,7 @@ OWN = {
     "allreduce allreduce_ allreduce_async allreduce_async_ sparse_allreduce_async",
     "grouped_allreduce grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_",
     "alltoall alltoall_async",
-    "barrier join poll synchronize",
+    "barrier check_consistency join poll synchronize",
     "broadcast broadcast_ broadcast_async broadcast_async_",
     "broadcast_object broadcast_optimizer_state broadcast_parameters",
     "reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async",

@@ -1,0 +1,125 @@
+"""`check_consistency` passes what is equal and names what is not, on every rank."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import horovodish
+import horovodish.torch as hvd
+from horovodish.errors import MismatchError
+from support.ranks import run_ranks
+
+
+def everything_about_consistency() -> None:
+    hvd.init()
+    what_is_equal()
+    for name, spoil, text in SPOILED:
+        what_differs(name, spoil, text)
+    models_that_differ()
+    process_sets()
+
+
+def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model.register_buffer("brain", torch.ones(3, dtype=torch.bfloat16))
+    model.register_buffer("zero", torch.zeros(2))
+    model.register_buffer("none", None)
+    model.register_buffer("empty", torch.empty(0, 3))
+    model.register_buffer("flag", torch.tensor(True))
+    model.register_buffer("transposed", torch.arange(6.0).reshape(2, 3).t())
+    model.register_buffer("rows", torch.eye(3).to_sparse())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def what_is_equal() -> None:
+    model, optimizer = made()
+    hvd.check_consistency(model)
+    hvd.check_consistency(model, optimizer)
+    hvd.check_consistency(model, optimizer=hvd.DistributedOptimizer(optimizer))
+    with torch.no_grad():
+        model[0].weight[0, 0] = float("nan")
+    hvd.check_consistency(model)
+
+
+def _next_float(value: torch.Tensor) -> None:
+    value.flatten()[-1:].copy_(torch.nextafter(value.flatten()[-1:], torch.tensor([9.0])))
+
+
+SPOILED: list[tuple[str, Any, str]] = [
+    ("a bit of a parameter", lambda m, o: _next_float(m[2].weight.data), "parameter '2.weight'"),
+    ("the sign of a zero", lambda m, o: m.zero.neg_(), "buffer 'zero'"),
+    ("a buffer", lambda m, o: m[1].running_var.mul_(2), "buffer '1.running_var'"),
+    ("a counter", lambda m, o: m[1].num_batches_tracked.add_(1), "buffer '1.num_batches_tracked'"),
+    ("two bytes", lambda m, o: m.brain.add_(1), "buffer 'brain'"),
+    ("a flag", lambda m, o: m.flag.logical_not_(), "buffer 'flag'"),
+    ("other strides", lambda m, o: m.transposed[2, 1].add_(1), "buffer 'transposed'"),
+    ("rows", lambda m, o: m.rows._values().add_(1), "buffer 'rows'"),
+    (
+        "an average",
+        lambda m, o: o.state[m[0].bias]["exp_avg"].add_(1),
+        "optimizer state 'exp_avg' of parameter '0.bias'",
+    ),
+    ("a step", lambda m, o: o.state[m[0].bias]["step"].add_(1), "optimizer state 'step' of parameter '0.bias'"),
+    ("a rate", lambda m, o: o.param_groups[0].update(lr=0.2), "option 'lr' of parameter group 0"),
+    ("a pair", lambda m, o: o.param_groups[0].update(betas=(0.9, 0.5)), "option 'betas'[1] of parameter group 0"),
+]
+
+
+def what_differs(name: str, spoil: Any, text: str) -> None:
+    model, optimizer = made()
+    last = hvd.size() - 1
+    if hvd.rank() == last:
+        spoil(model, optimizer)
+    with pytest.raises(MismatchError) as raised:
+        hvd.check_consistency(model, optimizer)
+    others = "rank 0 has" if last == 1 else "ranks 0, 1 have"
+    pattern = (
+        rf"check_consistency: {re.escape(text)} differs: {others} .* checksum \w+; rank {last} has .* checksum \w+\. R"
+    )
+    assert re.search(pattern, str(raised.value)), f"{name}: {raised.value}"
+
+
+def models_that_differ() -> None:
+    last = hvd.rank() == hvd.size() - 1
+    model = nn.Linear(3, 2, bias=not last)
+    nn.init.ones_(model.weight)
+    with pytest.raises(MismatchError, match=r"parameter 'bias' differs: rank.*shape \(2,\).*has none of it\."):
+        hvd.check_consistency(model)
+    model = nn.Linear(3 if last else 4, 2)
+    with pytest.raises(MismatchError, match=r"parameter 'weight' differs: .*\(2, 4\).*\(2, 3\).* 1 more differ\."):
+        hvd.check_consistency(model)
+
+
+def process_sets() -> None:
+    model = nn.Linear(2, 2)
+    nn.init.constant_(model.weight, float(hvd.rank()))
+    nn.init.ones_(model.bias)
+    single = horovodish.add_process_set([0])
+    if single.included():
+        hvd.check_consistency(model, process_set=single)
+    else:
+        with pytest.raises(ValueError, match="is not in process set"):
+            hvd.check_consistency(model, process_set=single)
+    horovodish.remove_process_set(single)
+
+
+@pytest.mark.parametrize("np", [2, 3])
+def test_consistency(np: int) -> None:
+    run_ranks(everything_about_consistency, np, timeout=60)
+
+
+def test_a_world_of_one_is_consistent() -> None:
+    hvd.init()
+    try:
+        hvd.check_consistency(*made())
+    finally:
+        hvd.shutdown()
