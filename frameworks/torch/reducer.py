@@ -32,7 +32,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from horovodish import _native, basics, settings
 from horovodish.autotune import Tuner, Tuning
-from horovodish.collectives import Average, Handle, Max, allreduce_async
+from horovodish.collectives import Average, Handle, Sum, allreduce_async
 from horovodish.errors import from_native
 from horovodish.fusion import plan_buckets
 from horovodish.process_sets import checked_id
@@ -75,7 +75,7 @@ class Reducer:
         self._tuner: Tuner | None = None
         self._compared: dict[int, bool] = {}  # whether its gradient is sparse on any rank, by the parameter's id
         self._named: list[tuple[str, Tensor]] = []
-        self._hooks: dict[int, list[RemovableHandle]] = {}  # by the parameter's id
+        self._hooks: dict[int, list[RemovableHandle]] = {}  # likewise
         self._names = PlanNames(reduction.process_set)
         self.add(named)
 
@@ -88,8 +88,7 @@ class Reducer:
         self._build()
 
     def _release(self, parameter: Tensor) -> None:
-        # The new plan is made when it is needed: a reducer that only waits for the garbage collector must not take a
-        # name, since on another rank it may be gone already.
+        # The new plan is made when it is needed, if it ever is: this reducer may only wait for the garbage collector.
         self._outdated = True
         self._named = [(name, other) for name, other in self._named if other is not parameter]
         self._compared.pop(id(parameter), None)
@@ -269,9 +268,9 @@ class Reducer:
         self._due = True
         if not self._all_compared and self._comparison is None:
             own = [SPARSE if i in self._met_sparse else layout(s.parameter.grad) for i, s in enumerate(self._slots)]
-            layouts = np.array(own, np.uint8)
+            layouts = np.array([*own, 1], np.int32)  # and how many ranks there are
             name = f"{self._name}: layouts of the gradients, one for each parameter"
-            self._comparison = allreduce_async(layouts, op=Max, name=name, process_set=self._reduction.process_set)
+            self._comparison = allreduce_async(layouts, op=Sum, name=name, process_set=self._reduction.process_set)
 
     def hand_over(self) -> bool:
         """Submits what is left of a reduction that has ended, without waiting; False while layouts are compared."""
@@ -283,17 +282,20 @@ class Reducer:
                 self._take_out_sparse(comparison.wait())
             except Exception:
                 self._due, self._passes = False, 0
+                self._set_aside.clear()
                 raise
         if self._due and not self._flushed:
             self._flush()
         return True
 
-    def _take_out_sparse(self, layouts: Any) -> None:
-        names = [slot.name for slot, found in zip(self._slots, layouts, strict=True) if found == SPARSE]
+    def _take_out_sparse(self, compared: Any) -> None:
+        *layouts, ranks = compared
+        if ranks < self._reduction.process_set.size():
+            return  # A rank that has joined would not learn of a new plan, and may come back.
+        totals = {id(slot.parameter): int(total) for slot, total in zip(self._slots, layouts, strict=True)}
+        names = [slot.name for slot in self._slots if totals[id(slot.parameter)] >= SPARSE]
         check_op(names, self._op)
-        for slot, found in zip(self._slots, layouts, strict=True):
-            if found != UNKNOWN:
-                self._compared[id(slot.parameter)] = bool(found == SPARSE)
+        self._compared.update({key: total >= SPARSE for key, total in totals.items() if total != UNKNOWN})
         if names:
             self._build()
             self._due = True
@@ -326,20 +328,20 @@ class Reducer:
 
     def wait(self) -> None:
         """Waits for what was flushed and puts the results where they belong."""
-        if not self._flushed:
-            return
         plan = self._plan
-        assert plan is not None
+        if plan is None or not self._flushed:
+            return
         while not plan.wait(WAIT_SLICE_SECONDS):
             pass
         error = plan.error()
         sparse_error = self._sparse.finish()
+        sees = bool(self._unseen) and not plan.any_joined()
         nowhere = set(plan.absent_everywhere()) if self._absent and error is None else set()
         plan.reset()
         if error is None:
             self._put_back(nowhere)
-            # A gradient that has come for the first time was dense to us; the next reduction looks again.
-            self._all_compared = self._unseen <= nowhere
+            # A gradient that has come for the first time was dense to us; the next reduction compares again.
+            self._all_compared = self._all_compared and not (sees and self._unseen - nowhere)
         self._flushed = False
         self._passes = 0
         self._reduced_since_step = True
@@ -347,10 +349,9 @@ class Reducer:
             self._outdated |= self._tuner.step_done(sum(slot.size_bytes for slot in self._slots))
         for submitted in (self._gradients, self._payloads, self._absent, self._set_aside):
             submitted.clear()
-        if error is not None:
-            raise from_native(*error)
-        if sparse_error is not None:
-            raise sparse_error
+        raised = sparse_error if error is None else from_native(*error)
+        if raised is not None:
+            raise raised
 
     @torch.no_grad()
     def _put_back(self, nowhere: set[int]) -> None:

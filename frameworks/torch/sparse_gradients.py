@@ -12,8 +12,8 @@ from horovodish.reduce_ops import Average, ReduceOp, Sum
 from horovodish.torch.reduction import Reduction
 from horovodish.torch.sparse import sparse_allreduce_async
 
-UNKNOWN, DENSE, SPARSE = range(3)
-"""Layouts of a gradient, where UNKNOWN is that of None. Of several ranks' layouts the largest counts."""
+UNKNOWN, DENSE, SPARSE = 0, 1, 2**16
+"""Layouts of a gradient, UNKNOWN where it is None. Their sum over the ranks is at least SPARSE where one has it."""
 
 
 def layout(gradient: Tensor | None) -> int:

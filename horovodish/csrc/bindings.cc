@@ -382,6 +382,7 @@ PYBIND11_MODULE(_native, module) {
       .def("poll", &BucketPlan::settled)
       .def("error", [](const BucketPlan& self) { return error_tuple(self.error()); })
       .def("absent_everywhere", &BucketPlan::absent_everywhere)
+      .def("any_joined", &BucketPlan::any_joined)
       .def("reset", &BucketPlan::reset);
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")

@@ -116,6 +116,11 @@ std::vector<size_t> BucketPlan::absent_everywhere() const {
   return result;
 }
 
+bool BucketPlan::any_joined() const {
+  return std::any_of(buckets_.begin(), buckets_.end(),
+                     [](const Bucket& bucket) { return bucket.operation && bucket.operation->any_joined; });
+}
+
 void BucketPlan::reset() {
   std::lock_guard lock(mutex_);
   for (Bucket& bucket : buckets_) begin(bucket);

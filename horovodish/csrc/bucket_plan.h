@@ -35,6 +35,8 @@ class BucketPlan {
   const Error* error() const;
   // After wait: tensors that no rank had a value for.
   std::vector<size_t> absent_everywhere() const;
+  // After wait: had a rank joined, so that it does not know of this step?
+  bool any_joined() const;
   // After wait: the next step may begin.
   void reset();
 
