@@ -120,9 +120,7 @@ class Reducer:
         named = [] if reduction.alone else [(name, p) for name, p in self._named if p.requires_grad]
         sparse = [(name, p) for name, p in named if self._compared.get(id(p))]
         self._slots = [Slot(name, p, reduction.compression) for name, p in named if not self._compared.get(id(p))]
-        self._all_compared = reduction.sparse_as_dense or all(
-            id(slot.parameter) in self._compared for slot in self._slots
-        )
+        self._all_compared = reduction.sparse_as_dense or all(id(s.parameter) in self._compared for s in self._slots)
         self._frozen = [parameter for _, parameter in self._named if not parameter.requires_grad]
         if not named:
             return
