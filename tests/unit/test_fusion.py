@@ -83,3 +83,14 @@ def test_the_first_bucket_is_small():
 def test_sizes_and_dtypes_must_correspond():
     with pytest.raises(ValueError, match="zip"):
         plan_buckets([1, 2], ["f"], 10)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from("fh"), st.sampled_from([None, 0, 1]))), THRESHOLD)
+def test_a_group_is_a_bucket_and_the_others_are_planned_as_without_it(tensors, threshold):
+    sizes, dtypes, groups = ([tensor[i] for tensor in tensors] for i in range(3))
+    numbers = plan_buckets(sizes, dtypes, threshold, groups=groups)
+    for group in (0, 1):
+        assert len({number for number, its in zip(numbers, groups, strict=True) if its == group}) <= 1
+    mixed = {number for number, its in zip(numbers, groups, strict=True) if its is None}
+    assert not mixed & {number for number, its in zip(numbers, groups, strict=True) if its is not None}
+    assert sorted(set(numbers)) == list(range(len(set(numbers))))
