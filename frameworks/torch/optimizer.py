@@ -157,7 +157,7 @@ class _Distributed:
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's. Every rank must add the same group at the same point."""
-        super().add_param_group(param_group)  # type: ignore[misc]
+        self.wrapped_class.add_param_group(self, param_group)  # type: ignore[arg-type]
         group: dict[str, Any] = self.param_groups[-1]  # type: ignore[attr-defined]
         self._reducer.add(self._names.of_added(len(self.param_groups) - 1, group))  # type: ignore[attr-defined]
 
@@ -226,10 +226,10 @@ class _ReducesGradients(_Distributed):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. After a backward that raised, what it had begun to reduce is brought to its end first."""
-        super().zero_grad(set_to_none)  # type: ignore[misc]
+        self.wrapped_class.zero_grad(self, set_to_none)  # type: ignore[arg-type]
         if self._reducer.interrupted:
             self._reducer.synchronize()
-            super().zero_grad(set_to_none)  # type: ignore[misc]
+            self.wrapped_class.zero_grad(self, set_to_none)  # type: ignore[arg-type]
 
 
 class _ReducesSteps(_Distributed):
@@ -263,11 +263,17 @@ class _ReducesSteps(_Distributed):
         _check_passes(passes)
 
 
+# What optimizers have as well.
+_OVERRIDDEN = ("add_param_group", "zero_grad", "_step_supports_amp_scaling", "__reduce_ex__")
+
+
 @functools.cache
 def _distributed_class(kind: type[_Distributed], wrapped: type[Optimizer]) -> type[Optimizer]:
-    # The same class for the same base, so that isinstance, type() and caches by type see one.
+    # The same class for the same base, so that isinstance, type() and caches by type see one. The wrapped class comes
+    # first, because an object can only change to a class whose memory is laid out by its own.
     namespace = {"wrapped_class": wrapped, "__module__": __name__, "__doc__": wrapped.__doc__}
-    return type(f"Distributed{wrapped.__name__}", (kind, wrapped), namespace)
+    own = {name: getattr(kind, name) for name in _OVERRIDDEN if hasattr(kind, name)}
+    return type(f"Distributed{wrapped.__name__}", (wrapped, kind), namespace | own)
 
 
 def _before_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -47,7 +48,7 @@ class LinearScalingWarmup(LRScheduler):
         self.warmup_steps = warmup_steps
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | Tensor]:
         """The learning rate of each parameter group, in order."""
         progress = min(self.last_epoch / self.warmup_steps, 1.0) if self.warmup_steps else 1.0
         return [base * (1 + (self.factor - 1) * progress) for base in self.base_lrs]
