@@ -79,7 +79,7 @@ def straggler_report(process_set: ProcessSet = global_process_set) -> StragglerR
     earlier reports among them. The times travel with the messages by which ranks agree on the next collective, so that
     no more messages are sent while a job trains; only this call is a collective.
 
-    Between hosts the times are as good as the hosts' clocks agree (NTP, PTP); within a host they are exact.
+    Between hosts the times are as good as the hosts' clocks agree (NTP, PTP); within a host they are right to 0.1 ms.
 
     Every rank of the process set must call it, and gets the same report.
 

@@ -50,8 +50,16 @@ from horovodish.collectives import (
     poll,
     synchronize,
 )
-from horovodish.errors import HorovodInternalError, HostsUpdatedInterrupt
+from horovodish.errors import (
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    MismatchError,
+    RankLostError,
+    StallError,
+    UnsupportedTensorError,
+)
 from horovodish.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovodish.recovery import surviving_communicator
 from horovodish.stragglers import straggler_report
 from horovodish.timeline import start_timeline, stop_timeline
 from horovodish.torch.asynchronous import (
@@ -96,12 +104,16 @@ __all__ = [
     "LinearScalingWarmup",
     "Max",
     "Min",
+    "MismatchError",
     "ProcessSet",
     "Product",
+    "RankLostError",
     "ReduceOp",
     "ResumableSampler",
+    "StallError",
     "Sum",
     "SyncBatchNorm",
+    "UnsupportedTensorError",
     "add_process_set",
     "allgather",
     "allgather_async",
@@ -160,5 +172,6 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
     "straggler_report",
+    "surviving_communicator",
     "synchronize",
 ]

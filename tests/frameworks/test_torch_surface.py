@@ -12,11 +12,13 @@ import pytest
 import horovodish.basics
 import horovodish.torch
 
-PROCESS_API = (set(horovodish.basics.__all__) - {"engine"}) | {"start_timeline", "stop_timeline", "straggler_report"}
+DIAGNOSTICS = {"start_timeline", "stop_timeline", "straggler_report", "surviving_communicator"}
+PROCESS_API = (set(horovodish.basics.__all__) - {"engine"}) | DIAGNOSTICS
 OWN = {
     "Adasum Average Max Min Product ReduceOp Sum",
     "LinearScalingWarmup ResumableSampler",
     "Compression DistributedOptimizer HorovodInternalError HostsUpdatedInterrupt",
+    "MismatchError RankLostError StallError UnsupportedTensorError",
     "ProcessSet add_process_set global_process_set remove_process_set",
     "SyncBatchNorm convert_sync_batchnorm",
     "allgather allgather_async allgather_object grouped_allgather grouped_allgather_async",
