@@ -65,9 +65,9 @@ def buckets_of(optimizer: Any) -> list[list[str]]:
     engine = reducer._engine
 
     class Recorder:
-        def plan(self, name: str, op: Any, before: float, after: float, members: Any, *rest: Any) -> Any:
+        def plan(self, name: str, op: Any, before: float, after: float, members: Any, *rest: Any, **sizes: int) -> Any:
             recorded.extend(members)
-            return engine.plan(f"{name}.recorded", op, before, after, members, *rest)
+            return engine.plan(f"{name}.recorded", op, before, after, members, *rest, **sizes)
 
     reducer._engine = Recorder()
     reducer._make_plan()
