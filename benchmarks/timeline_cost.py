@@ -80,7 +80,7 @@ def main() -> None:
         "allreduce of 8 MiB": (allreduce_of(8 << 20), 60),
         f"bucket of {TENSORS} x 4 KiB": (bucket_of(TENSORS, 1024), 20),
     }
-    peers.say(f"{peers.command()}\n{peers.machine()}\n")
+    peers.say(f"{peers.setup()}\n")
     peers.say(f"{'work':<22} {'off us':>9} {'on us':>9}  on/off (quartiles)")
     with tempfile.TemporaryDirectory() as folder:
         for name, (work, units) in works.items():
