@@ -254,17 +254,14 @@ void bind_tree(py::module_& module) {
 // The timeline without its thread.
 void bind_timeline(py::module_& module) {
   using Ring = SingleProducerRing<int>;
+  using What = TimelineRecord::What;
   py::class_<Ring>(module, "Ring")
       .def(py::init<size_t>(), py::arg("capacity"))
       .def(
           "push", [](Ring& self, int value) { return self.push(std::move(value)); }, py::arg("value"))
-      .def("take_all", [](Ring& self) {
-        std::vector<int> values;
-        self.take_all([&](int value) { values.push_back(value); });
-        return values;
-      });
+      .def("take", &Ring::take);
   // Records: what happened (a value of TimelineRecord::What), on which track, from when to when, and the name of what is
-  // submitted.
+  // described before.
   using Records = std::vector<std::tuple<int, uint32_t, int64_t, int64_t, std::string>>;
   module.def(
       "write_timeline",
@@ -273,15 +270,15 @@ void bind_timeline(py::module_& module) {
         TimelineWriter writer(file);
         int64_t end = 0;
         for (const auto& [what, track, from, to, name] : records) {
-          TimelineRecord record{
-              .what = static_cast<TimelineRecord::What>(what), .track = track, .begin = from, .end = to};
           if (!name.empty()) {
             auto request = std::make_shared<Request>();
             request->name = name;
             request->members = {{name, DType::float32, {3}}};
-            record.description = std::make_shared<const TrackDescription>(TrackDescription{name, request});
+            writer.describe(track, {name, request});
           }
-          writer.take(record);
+          const bool phase = what == static_cast<int>(What::phase);
+          writer.take(phase ? TimelineRecord(Phase::pack, track, from, to)
+                            : TimelineRecord(static_cast<What>(what), track, from));
           end = to;
         }
         writer.dropped(dropped, end);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 namespace horovodish {
@@ -15,26 +16,30 @@ class SingleProducerRing {
   // `capacity`: a power of two.
   explicit SingleProducerRing(size_t capacity) : slots_(std::make_unique<T[]>(capacity)), mask_(capacity - 1) {}
 
-  // False when it is full. May be called by several threads if something else keeps them apart.
-  bool push(T&& value) {
+  // Of the side that pushes, which may be several threads if something else keeps them apart.
+  bool full() {
     const uint64_t number = pushed_.load(std::memory_order_relaxed);
-    if (number - known_taken_ > mask_) {
-      known_taken_ = taken_.load(std::memory_order_acquire);
-      if (number - known_taken_ > mask_) return false;
-    }
+    if (number - known_taken_ <= mask_) return false;
+    known_taken_ = taken_.load(std::memory_order_acquire);
+    return number - known_taken_ > mask_;
+  }
+
+  // False when it is full.
+  bool push(T&& value) {
+    if (full()) return false;
+    const uint64_t number = pushed_.load(std::memory_order_relaxed);
     slots_[number & mask_] = std::move(value);
     pushed_.store(number + 1, std::memory_order_release);
     return true;
   }
 
-  // Hands everything that is there to `take`, in order.
-  template <class Take>
-  void take_all(Take take) {
-    const uint64_t end = pushed_.load(std::memory_order_acquire);
-    for (uint64_t number = taken_.load(std::memory_order_relaxed); number < end; ++number) {
-      take(std::exchange(slots_[number & mask_], T{}));
-      taken_.store(number + 1, std::memory_order_release);
-    }
+  // The oldest value; none when it is empty.
+  std::optional<T> take() {
+    const uint64_t number = taken_.load(std::memory_order_relaxed);
+    if (number == pushed_.load(std::memory_order_acquire)) return std::nullopt;
+    std::optional<T> value(std::move(slots_[number & mask_]));
+    taken_.store(number + 1, std::memory_order_release);
+    return value;
   }
 
  private:

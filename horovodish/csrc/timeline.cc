@@ -12,10 +12,12 @@ namespace horovodish {
 
 namespace {
 
-// Of 48 bytes each: what a rank can record while its writer does not get to run.
-constexpr size_t kRecords = 1 << 15;
+// What a rank can record while its writer does not get to run.
+constexpr size_t kRecords = 1 << 15, kDescriptions = 1 << 12;
 // How often the writer looks. A killed process loses what came after its last look.
 constexpr std::chrono::milliseconds kInterval{20};
+using What = TimelineRecord::What;
+
 constexpr std::string_view kUnnamed = ".noname.";  // of generated names, before their number
 
 }  // namespace
@@ -27,7 +29,8 @@ struct Timeline::Output {
 
 Timeline::Timeline(const TimelineConfig& config)
     : mark_cycles_(config.mark_cycles),
-      ring_(kRecords),
+      records_(kRecords),
+      descriptions_(kDescriptions),
       output_(new Output{{config.descriptor, config.rank, config.origin}}) {
   output_->file.name_process(config.name);
   writer_ = std::thread([this] { run(); });
@@ -39,9 +42,8 @@ Timeline::Track* Timeline::submitted(const std::shared_ptr<const Request>& reque
                                      int process_set, int64_t at) {
   Track& track = track_of(process_set, request->name);
   const bool known = track.signature == signature || (track.signature && *track.signature == *signature);
-  TimelineRecord record{.what = TimelineRecord::What::submitted, .track = track.number, .begin = at};
-  if (!known) record.description = std::make_shared<const TrackDescription>(track.name, request);
-  if (push(std::move(record)) && !known) track.signature = signature;
+  if (!known && describe(track, request)) track.signature = signature;
+  push(TimelineRecord(What::submitted, track.number, at));
   track.busy = true;
   return &track;
 }
@@ -49,22 +51,21 @@ Timeline::Track* Timeline::submitted(const std::shared_ptr<const Request>& reque
 // Operations that are decided in one round of the engine are decided at the same time.
 void Timeline::decided(const Track& track, int64_t at) {
   if (mark_cycles_ && at != last_decision_) {
-    push({.what = TimelineRecord::What::cycle, .begin = at});
+    push(TimelineRecord(What::cycle, kEngineTrack, at));
   }
-  push({.what = TimelineRecord::What::decided, .track = track.number, .begin = at});
+  push(TimelineRecord(What::decided, track.number, at));
   last_decision_ = at;
 }
 
 void Timeline::phase(const Track& track, Phase phase, int64_t begin) {
   last_phase_ = now();
-  push(
-      {.what = TimelineRecord::What::phase, .phase = phase, .track = track.number, .begin = begin, .end = last_phase_});
+  push(TimelineRecord(phase, track.number, begin, last_phase_));
 }
 
 // An operation is settled right after its last phase, or after its decision when it has none.
 void Timeline::settled(Track& track, bool failed) {
   const int64_t at = failed ? now() : std::max(last_phase_, last_decision_);
-  push({.what = TimelineRecord::What::settled, .failed = failed, .track = track.number, .begin = at});
+  push(TimelineRecord(failed ? What::failed : What::settled, track.number, at));
   track.busy = false;
 }
 
@@ -90,11 +91,16 @@ Timeline::Track& Timeline::named(int process_set, std::string_view name) {
   return track;
 }
 
-bool Timeline::push(TimelineRecord&& record) {
-  if (finished_.load(std::memory_order_relaxed)) return false;
-  if (ring_.push(std::move(record))) return true;
+// Both or none, so that the writer finds each description that a record speaks of.
+bool Timeline::describe(const Track& track, const std::shared_ptr<const Request>& request) {
+  if (records_.full() || !descriptions_.push({track.name, request})) return false;
+  push(TimelineRecord(What::described, track.number));
+  return true;
+}
+
+void Timeline::push(TimelineRecord&& record) {
+  if (finished_.load(std::memory_order_relaxed) || records_.push(std::move(record))) return;
   dropped_.store(dropped_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  return false;
 }
 
 // What is left is written by the thread that ends the timeline: the writer's may not get to run for a while.
@@ -126,7 +132,13 @@ void Timeline::run() {
 }
 
 void Timeline::write_records() {
-  ring_.take_all([this](const TimelineRecord& record) { output_->writer.take(record); });
+  while (const auto record = records_.take()) {
+    if (record->what == What::described) {
+      output_->writer.describe(record->track, descriptions_.take().value());
+    } else {
+      output_->writer.take(*record);
+    }
+  }
   output_->writer.dropped(dropped_.load(std::memory_order_relaxed), now());
   output_->file.flush();
 }

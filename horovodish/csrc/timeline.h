@@ -26,22 +26,31 @@ namespace horovodish {
 // there to the first of these.
 enum class Phase : uint8_t { pack, reduce, exchange, unpack };
 
-// What a track is called and what the operation on it is about.
+// Number of the track for what concerns no operation.
+constexpr uint32_t kEngineTrack = 1;
+
+// What a track is called and what the operations on it are about.
 struct TrackDescription {
   std::string name;
   std::shared_ptr<const Request> request;
 };
 
+// Small, because recording costs what it costs to get its cache line back from the thread that writes.
 struct TimelineRecord {
-  enum class What : uint8_t { submitted, decided, phase, settled, cycle };
+  enum class What : uint8_t { described, submitted, decided, phase, settled, failed, cycle };
 
-  What what = What::submitted;
-  Phase phase = Phase::pack;
-  bool failed = false;
-  uint32_t track = 0;
-  int64_t begin = 0, end = 0;  // nanoseconds of the steady clock; only a phase has two
-  std::shared_ptr<const TrackDescription> description = {};  // of what is submitted, if not as last time on this track
+  TimelineRecord() : TimelineRecord(What::described, 0) {}
+  explicit TimelineRecord(What what, uint32_t track, int64_t at = 0) : at(at), what(what), track(track) {}
+  TimelineRecord(Phase phase, uint32_t track, int64_t begin, int64_t end)
+      : at(end), length(static_cast<float>(end - begin)), what(What::phase), phase(phase), track(track) {}
+
+  int64_t at;  // nanoseconds of the steady clock; of a phase: when it ended
+  float length = 0;  // nanoseconds; of a phase
+  What what : 4;
+  Phase phase : 4 = Phase::pack;
+  uint32_t track : 24;
 };
+static_assert(sizeof(TimelineRecord) == 16);
 
 struct TimelineConfig {
   int descriptor = -1;  // of an empty file; the timeline closes it
@@ -91,16 +100,18 @@ class Timeline {
 
   Track& track_of(int process_set, std::string_view name);
   Track& named(int process_set, std::string_view name);
-  bool push(TimelineRecord&& record);
+  bool describe(const Track& track, const std::shared_ptr<const Request>& request);
+  void push(TimelineRecord&& record);
   void run();
   void write_records();
 
   struct Output;
 
   const bool mark_cycles_;
-  SingleProducerRing<TimelineRecord> ring_;
+  SingleProducerRing<TimelineRecord> records_;
+  SingleProducerRing<TrackDescription> descriptions_;  // one for each record that says so
   std::unordered_map<int, Tracks> tracks_;  // by process set and name
-  uint32_t last_track_ = 1;  // number 1 is the engine's own
+  uint32_t last_track_ = kEngineTrack;
   int64_t last_phase_ = 0, last_decision_ = 0;  // when the one ended and the other was made
   std::atomic<uint64_t> dropped_{0};
   std::atomic<bool> finished_{false};

@@ -8,7 +8,8 @@ namespace horovodish {
 
 namespace {
 
-constexpr uint32_t kEngineTrack = 1;
+using What = TimelineRecord::What;
+
 constexpr std::array<std::string_view, 4> kPhaseNames{"pack", "reduce", "exchange", "unpack"};
 
 std::string arguments_of(const Request& request) {
@@ -29,18 +30,22 @@ std::string arguments_of(const Request& request) {
 }  // namespace
 
 void TimelineWriter::take(const TimelineRecord& record) {
-  using What = TimelineRecord::What;
-  if (record.what == What::cycle) return mark("cycle", record.begin, {});
-  if (record.track >= tracks_.size()) tracks_.resize(record.track + 1);
-  if (record.what == What::submitted) return submitted(record);
-  Track& track = tracks_[record.track];
-  if (!track.busy) return;
-  if (record.what == What::settled) return end(record.track, record.begin, record.failed);
-  end_waiting(record.track, record.begin);
-  if (record.what == What::decided) {
-    track.waits = "queue";
-  } else {
-    slice(record.track, kPhaseNames[static_cast<size_t>(record.phase)], record.begin, record.end);
+  if (record.what == What::cycle) return mark("cycle", record.at, {});
+  if (record.what == What::submitted) return submitted(record.track, record.at);
+  if (!track(record.track).busy) return;
+  switch (record.what) {
+    case What::decided:
+      end_waiting(record.track, record.at);
+      tracks_[record.track].waits = "queue";
+      break;
+    case What::phase: {
+      const int64_t begin = record.at - static_cast<int64_t>(record.length);
+      end_waiting(record.track, begin);
+      slice(record.track, kPhaseNames[static_cast<size_t>(record.phase)], begin, record.at);
+      break;
+    }
+    default:
+      end(record.track, record.at, record.what == What::failed);
   }
 }
 
@@ -57,20 +62,24 @@ void TimelineWriter::end_all(int64_t at) {
 }
 
 void TimelineWriter::describe(uint32_t number, const TrackDescription& description) {
-  Track& track = tracks_[number];
-  if (!std::exchange(track.named, true)) file_.name_track(number, description.name);
-  track.kind = name_of(description.request->kind);
-  track.arguments = arguments_of(*description.request);
+  Track& described = track(number);
+  if (!std::exchange(described.named, true)) file_.name_track(number, description.name);
+  described.kind = name_of(description.request->kind);
+  described.arguments = arguments_of(*description.request);
 }
 
-void TimelineWriter::submitted(const TimelineRecord& record) {
-  Track& track = tracks_[record.track];
-  if (track.busy) end(record.track, record.begin, false);
-  if (record.description) describe(record.track, *record.description);
-  track.busy = true;
-  track.waits = "negotiate";
-  track.last = std::max(record.begin, track.last);
-  file_.begin(record.track, track.kind, track.last, track.arguments);
+TimelineWriter::Track& TimelineWriter::track(uint32_t number) {
+  if (number >= tracks_.size()) tracks_.resize(number + 1);
+  return tracks_[number];
+}
+
+void TimelineWriter::submitted(uint32_t number, int64_t at) {
+  Track& begun = track(number);
+  if (begun.busy) end(number, at, false);
+  begun.busy = true;
+  begun.waits = "negotiate";
+  begun.last = std::max(at, begun.last);
+  file_.begin(number, begun.kind, begun.last, begun.arguments);
 }
 
 void TimelineWriter::end_waiting(uint32_t number, int64_t at) {
@@ -95,8 +104,7 @@ void TimelineWriter::end(uint32_t number, int64_t at, bool failed) {
 }
 
 void TimelineWriter::mark(std::string_view name, int64_t at, std::string_view arguments) {
-  if (tracks_.size() <= kEngineTrack) tracks_.resize(kEngineTrack + 1);
-  if (!std::exchange(tracks_[kEngineTrack].named, true)) file_.name_track(kEngineTrack, "engine");
+  if (!std::exchange(track(kEngineTrack).named, true)) file_.name_track(kEngineTrack, "engine");
   file_.mark(kEngineTrack, name, at, arguments);
 }
 

@@ -19,6 +19,9 @@ class TimelineWriter {
  public:
   explicit TimelineWriter(TraceFile& file) : file_(file) {}
 
+  // What the operations on a track are about, from the next one on.
+  void describe(uint32_t number, const TrackDescription& description);
+  // Of anything but a description.
   void take(const TimelineRecord& record);
   // Records that were dropped so far; a mark says so when there are more than last time.
   void dropped(uint64_t count, int64_t at);
@@ -35,8 +38,8 @@ class TimelineWriter {
     int64_t last = 0;  // the time of its last event
   };
 
-  void describe(uint32_t number, const TrackDescription& description);
-  void submitted(const TimelineRecord& record);
+  Track& track(uint32_t number);
+  void submitted(uint32_t number, int64_t at);
   void slice(uint32_t number, std::string_view name, int64_t begin, int64_t end);
   void end_waiting(uint32_t number, int64_t at);
   void end(uint32_t number, int64_t at, bool failed);
