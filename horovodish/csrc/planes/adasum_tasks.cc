@@ -7,23 +7,18 @@
 #include <vector>
 
 #include "adasum.h"
+#include "planes/shards.h"
 
 namespace horovodish {
 
 namespace {
 
-constexpr size_t kCacheLine = 64;
-
-size_t ceil_divide(size_t a, size_t b) { return (a + b - 1) / b; }
-
 double scale_of(const Operation& operation) { return operation.request->prescale * operation.request->postscale; }
 
-// Where the shards of `count` elements begin, and where the last one ends. No two ranks write to one cache line.
+// Where the shards of `count` elements begin, and where the last one ends.
 std::vector<size_t> shards_of(size_t count, size_t ranks, size_t item) {
-  const size_t line = kCacheLine / item;
-  const size_t length = ceil_divide(ceil_divide(count, ranks), line) * line;
   std::vector<size_t> begins(ranks + 1);
-  for (size_t rank = 0; rank <= ranks; ++rank) begins[rank] = std::min(rank * length, count);
+  for (size_t rank = 0; rank <= ranks; ++rank) begins[rank] = shard_begin(count, ranks, item, rank);
   return begins;
 }
 

@@ -6,6 +6,7 @@
 #include "fusion.h"
 #include "planes/adasum_tasks.h"
 #include "planes/mpi_tasks.h"
+#include "planes/shards.h"
 
 namespace horovodish {
 
@@ -14,10 +15,6 @@ namespace {
 // A chunk of at most this many bytes is reduced by every rank for itself: below, the second wait for the peers costs
 // more than the arithmetic that it saves.
 constexpr size_t kUnsharedBytes = 16 << 10;
-// Shards begin at multiples of a cache line, so that no two ranks write to one.
-constexpr size_t kCacheLine = 64;
-
-size_t ceil_divide(size_t a, size_t b) { return (a + b - 1) / b; }
 
 // A chunk is cut into shards, one for each rank of this host; the owner of a shard reduces it straight into the
 // targets. With several hosts there are as many shards as the largest host has ranks, and their owners reduce them in
@@ -92,10 +89,8 @@ class AllreduceTask : public StreamTask {
     return {begin, std::min(chunk_, concatenation_.count() - begin)};
   }
   Range shard(const Range& range, size_t index) const {
-    const size_t line = kCacheLine / item_;
-    const size_t length = ceil_divide(ceil_divide(range.count, shards_), line) * line;
-    const size_t begin = std::min(index * length, range.count);
-    return {range.begin + begin, std::min(length, range.count - begin)};
+    const auto begin = [&](size_t i) { return shard_begin(range.count, shards_, item_, i); };
+    return {range.begin + begin(index), begin(index + 1) - begin(index)};
   }
   bool is_own(size_t index) const { return index % world_.ranks == world_.own; }
   // The own shard is reduced from where it lies, unless it takes a neutral or a scaled value from the slot.

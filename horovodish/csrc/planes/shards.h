@@ -1,0 +1,19 @@
+// How elements are dealt out to the ranks that work on them.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+namespace horovodish {
+
+inline size_t ceil_divide(size_t a, size_t b) { return (a + b - 1) / b; }
+
+// Where shard `index` of `count` elements of `item_bytes` begins; `count` for those that are left empty. Shards begin at
+// multiples of a cache line, so that no two ranks write to one.
+inline size_t shard_begin(size_t count, size_t shards, size_t item_bytes, size_t index) {
+  constexpr size_t kCacheLine = 64;
+  const size_t line = kCacheLine / item_bytes;
+  return std::min(index * ceil_divide(ceil_divide(count, shards), line) * line, count);
+}
+
+}  // namespace horovodish
