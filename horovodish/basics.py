@@ -7,10 +7,11 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from horovodish import _native, failures, local_peers, mpi, settings
+from horovodish import _native, communicators, failures, local_peers, mpi, settings
 from horovodish.errors import ForkedProcessError, NotInitializedError, SettingError
+from horovodish.place import Place
 from horovodish.version import __version__
 
 if TYPE_CHECKING:
@@ -41,35 +42,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where this rank stands. `hosts`: the ranks of every host."""
-
-    rank: int
-    hosts: tuple[tuple[int, ...], ...]
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.hosts))
-
-    @property
-    def host(self) -> int:
-        return next(index for index, ranks in enumerate(self.hosts) if self.rank in ranks)
-
-    @property
-    def local_ranks(self) -> tuple[int, ...]:
-        return self.hosts[self.host]
-
-    @property
-    def local_rank(self) -> int:
-        return self.local_ranks.index(self.rank)
-
-    @property
-    def peers_across(self) -> list[int]:
-        """The hosts that have a rank of this rank's local rank."""
-        return [index for index, ranks in enumerate(self.hosts) if len(ranks) > self.local_rank]
-
-
 @dataclass
 class Running:
     """What there is between `init()` and `shutdown()`.
@@ -80,8 +52,8 @@ class Running:
         communicator: of all ranks, not used by the engine; None in a world of one rank without a launcher.
     """
 
-    place: _Place
-    engine_place: _Place
+    place: Place
+    engine_place: Place
     engine: _native.Engine
     communicator: "Intracomm | None"
     peers: local_peers.LocalPeers | None
@@ -112,27 +84,9 @@ class Running:
         )
 
 
-@dataclass
-class Communicator:
-    """Duplicates of a communicator, kept for the next `init()` on the same one.
-
-    Attributes:
-        engine: the engine's alone: it has receives posted there at any time.
-        control: for what Python does at start-up and with process sets.
-        generation: how often an engine was started on it before.
-    """
-
-    engine: "Intracomm"
-    control: "Intracomm"
-    generation: int = -1
-
-
 _followers: list[tuple[Callable[[Any], None], Callable[[Any], None], Callable[[], None]]] = []
 _running: Running | None = None
 _forked: Running | None = None  # a parent's engine, in a forked child: unusable and never destroyed
-_communicators: dict[tuple[int, ...], Communicator] = {}  # by the list of ranks
-_attribute: int | None = None  # under which any other communicator holds its Communicator
-_last_communicator: Communicator | None = None
 
 
 def init(comm: "Intracomm | list[int] | None" = None, process_sets: Any = None) -> None:
@@ -166,9 +120,9 @@ def init(comm: "Intracomm | list[int] | None" = None, process_sets: Any = None) 
         check(process_sets)
     _install_hooks()
     if comm is None and mpi.launcher_environment() is None:
-        _running = _start(_Place(0, ((0,),)), settings.load())
+        _running = _start(Place(0, ((0,),)), settings.load())
     else:
-        _running = _start_on(_communicator(comm))
+        _running = _start_on(communicators.of(comm))
     for _, started, _ in _followers:
         started(process_sets)
 
@@ -317,11 +271,6 @@ def running() -> Running:
     return _running
 
 
-def last_communicator() -> Communicator | None:
-    """What the last `init()` under MPI used."""
-    return _last_communicator
-
-
 def _forked_error() -> ForkedProcessError:
     return ForkedProcessError(
         f"process {os.getpid()} was forked from a rank and cannot use its engine. Call horovodish in the process that "
@@ -329,46 +278,7 @@ def _forked_error() -> ForkedProcessError:
     )
 
 
-def _communicator(comm: "Intracomm | list[int] | None") -> Communicator:
-    """The engine's own duplicate of `comm`. Every rank of it must call this; blocks."""
-    library = mpi.load()
-    mpi.check_pairing(library)
-    world = library.COMM_WORLD
-    if isinstance(comm, list):
-        own = world.Get_rank()
-        if own not in comm or len(set(comm)) < len(comm):
-            raise ValueError(
-                f"init(comm={comm}) on rank {own}: the list must name every rank once, and only these ranks may call it"
-            )
-        return _used_once_more(_of_ranks(world, tuple(comm)))
-    return _used_once_more(_of_communicator(library, world if comm is None else comm))
-
-
-def _of_ranks(world: "Intracomm", ranks: tuple[int, ...]) -> Communicator:
-    if ranks not in _communicators:
-        comm = world.Create_group(world.Get_group().Incl(ranks))
-        _communicators[ranks] = Communicator(mpi.private(comm), mpi.private(comm))
-    return _communicators[ranks]
-
-
-def _of_communicator(library: Any, comm: "Intracomm") -> Communicator:
-    """Kept by the communicator itself: when the user frees it, another one may get the same handle."""
-    global _attribute
-    if _attribute is None:
-        _attribute = library.Comm.Create_keyval()
-    if comm.Get_attr(_attribute) is None:
-        comm.Set_attr(_attribute, Communicator(mpi.private(comm), mpi.private(comm)))
-    return cast(Communicator, comm.Get_attr(_attribute))
-
-
-def _used_once_more(communicator: Communicator) -> Communicator:
-    global _last_communicator
-    communicator.generation += 1
-    _last_communicator = communicator
-    return communicator
-
-
-def _start_on(communicator: Communicator) -> Running:
+def _start_on(communicator: communicators.Communicator) -> Running:
     comm = communicator.control
     local_comm = comm.Split_type(mpi.load().COMM_TYPE_SHARED)
     own = comm.Get_rank()
@@ -377,7 +287,7 @@ def _start_on(communicator: Communicator) -> Running:
     seen: list[tuple[int, settings.Settings, str]] = comm.allgather((leader, knobs, __version__))
     _check_agreement(seen)
     leaders = sorted({entry[0] for entry in seen})
-    place = _Place(own, tuple(tuple(r for r, entry in enumerate(seen) if entry[0] == leader) for leader in leaders))
+    place = Place(own, tuple(tuple(r for r, entry in enumerate(seen) if entry[0] == leader) for leader in leaders))
     peers = None
     if place.size > 1 and knobs.plane != "mpi_ring":
         memory_bytes = _native.arena_bytes(len(place.local_ranks), knobs.chunk_kb * 1024)
@@ -405,9 +315,9 @@ def _check_agreement(seen: list[tuple[int, settings.Settings, str]]) -> None:
 
 
 def _start(
-    place: _Place,
+    place: Place,
     knobs: settings.Settings,
-    communicator: Communicator | None = None,
+    communicator: communicators.Communicator | None = None,
     peers: local_peers.LocalPeers | None = None,
 ) -> Running:
     native = _native.Engine(
@@ -428,7 +338,7 @@ def _start(
     if peers:
         peers.close_memory()
     every_rank_alone = tuple((rank,) for rank in range(place.size))
-    engine_place = _Place(place.rank, every_rank_alone) if knobs.plane == "mpi_ring" else place
+    engine_place = Place(place.rank, every_rank_alone) if knobs.plane == "mpi_ring" else place
     started = Running(place, engine_place, native, communicator.control if communicator else None, peers)
     generation = communicator.generation if communicator else 0
     comm = communicator.engine if communicator else None

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, cast
 
-from horovodish import basics, mpi, settings
+from horovodish import basics, communicators, mpi, settings
 from horovodish.errors import LaunchError, NotInitializedError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def surviving_communicator() -> Intracomm:
         >>> hvd.init(hvd.surviving_communicator())
     """
     basics.shutdown()
-    last = basics.last_communicator()
+    last = communicators.last()
     if last is None:
         raise NotInitializedError("surviving_communicator() needs an init() under MPI before it")
     if not mpi.tolerates_faults():

@@ -1,0 +1,83 @@
+"""The duplicates of communicators that horovodish works on, kept from one `init()` to the next."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from horovodish import mpi
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+__all__ = ["Communicator", "last", "of"]
+
+
+@dataclass
+class Communicator:
+    """Duplicates of a communicator, kept for the next `init()` on the same one.
+
+    Attributes:
+        engine: the engine's alone: it has receives posted there at any time.
+        control: for what Python does at start-up and with process sets.
+        generation: how often an engine was started on it before.
+    """
+
+    engine: "Intracomm"
+    control: "Intracomm"
+    generation: int = -1
+
+
+_by_ranks: dict[tuple[int, ...], Communicator] = {}
+_attribute: int | None = None  # under which any other communicator holds its Communicator
+_last: Communicator | None = None
+
+
+def of(comm: "Intracomm | list[int] | None") -> Communicator:
+    """The duplicates of `comm`, to be used for one more `init()`. Every rank of it must call this; blocks.
+
+    Args:
+        comm: None for all ranks, a list of ranks of MPI's world, or a communicator.
+
+    Raises:
+        LaunchError: no MPI, or a launcher of another MPI than mpi4py's.
+        ValueError: a list that is empty, repeats a rank, or does not contain the calling rank.
+    """
+    library = mpi.load()
+    mpi.check_pairing(library)
+    world = library.COMM_WORLD
+    if isinstance(comm, list):
+        own = world.Get_rank()
+        if own not in comm or len(set(comm)) < len(comm):
+            raise ValueError(
+                f"init(comm={comm}) on rank {own}: the list must name every rank once, and only these ranks may call it"
+            )
+        return _used_once_more(_of_ranks(world, tuple(comm)))
+    return _used_once_more(_of_communicator(library, world if comm is None else comm))
+
+
+def last() -> Communicator | None:
+    """What the last `init()` under MPI used."""
+    return _last
+
+
+def _of_ranks(world: "Intracomm", ranks: tuple[int, ...]) -> Communicator:
+    if ranks not in _by_ranks:
+        comm = world.Create_group(world.Get_group().Incl(ranks))
+        _by_ranks[ranks] = Communicator(mpi.private(comm), mpi.private(comm))
+    return _by_ranks[ranks]
+
+
+def _of_communicator(library: Any, comm: "Intracomm") -> Communicator:
+    """Kept by the communicator itself: when the user frees it, another one may get the same handle."""
+    global _attribute
+    if _attribute is None:
+        _attribute = library.Comm.Create_keyval()
+    if comm.Get_attr(_attribute) is None:
+        comm.Set_attr(_attribute, Communicator(mpi.private(comm), mpi.private(comm)))
+    return cast(Communicator, comm.Get_attr(_attribute))
+
+
+def _used_once_more(communicator: Communicator) -> Communicator:
+    global _last
+    communicator.generation += 1
+    _last = communicator
+    return communicator
