@@ -331,8 +331,8 @@ def _start(
         cache_capacity=knobs.cache_capacity,
         # With more ranks than cores a thread that spins keeps the one from running that it waits for.
         spin_us=knobs.spin_us if len(place.local_ranks) <= len(os.sched_getaffinity(0)) else 0,
-        stall_warning_seconds=knobs.stall_check_warning_time_seconds,
-        stall_shutdown_seconds=knobs.stall_check_shutdown_time_seconds,
+        stall_warning_seconds=knobs.stall_check_warning_time_seconds if knobs.stall_check else 0.0,
+        stall_shutdown_seconds=knobs.stall_check_shutdown_time_seconds if knobs.stall_check else 0.0,
         stack_signal=_stack_signal(knobs),
     )
     if peers:

@@ -28,6 +28,9 @@ _NOT_KNOBS = (NP_VARIABLE, RUN_DIR_VARIABLE, "HOROVODISH_TEST_HOSTS", "HOROVODIS
 Value = int | float | str
 T = TypeVar("T", bool, int, float, str)
 
+# The groups of the table's rows.
+TUNING, AUTOTUNE, STALLS, TIMELINE, START, OUTPUT = "tuning", "autotune", "stalls", "timeline", "start", "output"
+
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -39,7 +42,9 @@ class Setting:
         name: its name, with the unit where it has one.
         default: its value when nothing sets it. The type of the default is the type of the knob.
         sentence: what it does, in one sentence.
+        group: what it is about, a title among the launcher's flags.
         choices: the accepted words of a knob that is a word. Without them a text may be anything.
+        horovods_words: words of Horovod's that are accepted, too, and the choices of the same meaning.
         least: the smallest accepted number.
         most: the largest accepted number.
         horovodrun_flag: the flag of Horovod's launcher with the same meaning, where its name is another one.
@@ -50,7 +55,9 @@ class Setting:
     name: str
     default: Value
     sentence: str
+    group: str
     choices: tuple[str, ...] = ()
+    horovods_words: Mapping[str, str] = field(default_factory=dict)
     least: float = 0
     most: float = math.inf
     horovodrun_flag: str = ""
@@ -101,7 +108,8 @@ class Setting:
             SettingError: `text` is not an accepted value.
         """
         word = text.strip().lower()
-        words: Mapping[str, Value] = _SWITCH if self.is_switch else {choice: choice for choice in self.choices}
+        choices = {**{choice: choice for choice in self.choices}, **self.horovods_words}
+        words: Mapping[str, Value] = _SWITCH if self.is_switch else choices
         if words:
             if word not in words:
                 raise self._refusal(text, source)
@@ -120,21 +128,24 @@ class Setting:
         return SettingError(f"{source}={text!r} is not accepted: {self.name} is {self.accepted} (default {self.usual})")
 
 
-def _knob(default: T, sentence: str, **row: Any) -> T:
-    """A row of the table; its other columns are named as in `Setting`."""
-    return field(default=default, metadata={"sentence": sentence, **row})
+def _knob(group: str, default: T, sentence: str, **row: Any) -> T:
+    """A row of the table; its columns are named as in `Setting`."""
+    return field(default=default, metadata={"group": group, "sentence": sentence, **row})
 
 
 def _mebibytes(count_of_bytes: str) -> str:
     return repr(int(count_of_bytes) / 2**20)
 
 
+def _opposite(horovods: str) -> str:
+    word = horovods.strip().lower()
+    if word not in _SWITCH:
+        raise ValueError(horovods)
+    return str(int(not _SWITCH[word]))
+
+
 def _timeline(horovods: str) -> str:
     return "" if horovods == "DYNAMIC" else horovods  # Horovod's word for: start_timeline() may be called
-
-
-def _log_level(horovods: str) -> str:
-    return {"trace": "debug", "fatal": "error"}.get(horovods.lower(), horovods.lower())
 
 
 @dataclass(frozen=True)
@@ -142,6 +153,7 @@ class Settings:
     """The values of all knobs. The fields below are the table of this module's docstring."""
 
     fusion_threshold_mb: float = _knob(
+        TUNING,
         16.0,
         "Gradients are packed into buckets of at most this many MiB; 0 sends each on its own.",
         most=65536,
@@ -149,50 +161,66 @@ class Settings:
         from_horovod=_mebibytes,
     )
     cache_capacity: int = _knob(
+        TUNING,
         4096,
         "How many tensors the response cache remembers, so that their negotiation takes one bit; 0 turns it off.",
         most=2**20,
         horovod_variable="HOROVOD_CACHE_CAPACITY",
     )
     plane: str = _knob(
+        TUNING,
         "auto",
         "How bytes move: auto takes shared memory within a host; mpi_ring treats every rank as a host of its own.",
         choices=("auto", "mpi_ring"),
     )
     chunk_kb: int = _knob(
+        TUNING,
         256,
         "Tensors stream through shared memory in chunks of this many KiB.",
         least=4,
         most=2**20,
     )
     ring_segment_kb: int = _knob(
+        TUNING,
         512,
         "The MPI ring sends segments of this many KiB, so that reduction overlaps transfer.",
         least=4,
         most=2**20,
     )
     spin_us: int = _knob(
+        TUNING,
         50,
         "How many microseconds a waiting caller spins before it sleeps; none where a host has more ranks than cores.",
         most=10**6,
     )
+    stall_check: bool = _knob(
+        STALLS,
+        True,
+        "Watch for ranks that make others wait; off is as good as a warning time and a shutdown time of 0.",
+        horovod_variable="HOROVOD_STALL_CHECK_DISABLE",
+        from_horovod=_opposite,
+    )
     stall_check_warning_time_seconds: float = _knob(
+        STALLS,
         60.0,
         "After how many seconds of waiting for other ranks a report says who lags and what it is doing; 0: never.",
         most=86400,
         horovod_variable="HOROVOD_STALL_CHECK_TIME_SECONDS",
     )
     stall_check_shutdown_time_seconds: float = _knob(
+        STALLS,
         0.0,
         "After how many seconds of waiting for other ranks every rank raises StallError; 0: never.",
         most=86400,
         horovod_variable="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
     )
     stall_check_stacks: bool = _knob(
+        STALLS,
         False,
         "With a stall report, ranks that others wait for print their Python stacks (this takes the signal SIGUSR2).",
     )
     timeline_filename: str = _knob(
+        TIMELINE,
         "",
         "Every rank records a timeline from the start and writes it beside this file, rank 3 of trace.json to "
         "trace.rank-3.json.",
@@ -200,27 +228,33 @@ class Settings:
         from_horovod=_timeline,
     )
     timeline_mark_cycles: bool = _knob(
+        TIMELINE,
         False,
         "The timeline has a mark wherever the engine learned that operations can start.",
         horovod_variable="HOROVOD_TIMELINE_MARK_CYCLES",
     )
     autotune: bool = _knob(
+        AUTOTUNE,
         False,
         "While an optimizer trains, look for the fusion threshold and the chunk sizes that move most bytes per second.",
         horovod_variable="HOROVOD_AUTOTUNE",
     )
     autotune_log: str = _knob(
+        AUTOTUNE,
         "",
         "Rank 0 writes what autotune has measured to this CSV file.",
+        horovodrun_flag="--autotune-log-file",
         horovod_variable="HOROVOD_AUTOTUNE_LOG",
     )
     autotune_warmup_samples: int = _knob(
+        AUTOTUNE,
         3,
         "How many samples autotune does not count, because training has only begun.",
         most=10**6,
         horovod_variable="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
     )
     autotune_steps_per_sample: int = _knob(
+        AUTOTUNE,
         10,
         "Over how many steps autotune takes the median of the time that a step takes.",
         least=1,
@@ -228,6 +262,7 @@ class Settings:
         horovod_variable="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
     )
     start_timeout_seconds: int = _knob(
+        START,
         30,
         "How many seconds the ranks may take to find each other.",
         least=1,
@@ -236,11 +271,12 @@ class Settings:
         horovod_variable="HOROVOD_START_TIMEOUT",
     )
     log_level: str = _knob(
+        OUTPUT,
         "warning",
         "The least severe messages that are logged to stderr.",
         choices=("debug", "info", "warning", "error"),
+        horovods_words={"trace": "debug", "fatal": "error"},
         horovod_variable="HOROVOD_LOG_LEVEL",
-        from_horovod=_log_level,
     )
 
 

@@ -1,4 +1,4 @@
-"""The command `horovodish`: what its arguments mean."""
+"""The command `horovodish`: from its arguments to its exit status."""
 
 import argparse
 import os
@@ -6,47 +6,16 @@ import sys
 from collections.abc import Sequence
 
 from horovodish.errors import LaunchError, SettingError
+from horovodish.launcher import without_effect
 from horovodish.launcher.check import check
+from horovodish.launcher.flags import USAGE_ERROR, check_parser, parser, run_parser
 from horovodish.launcher.run import Request, run, say
-from horovodish.settings import Setting, table
-from horovodish.version import __version__
+from horovodish.settings import table
 
-__all__ = ["main", "parser", "request"]
+__all__ = ["main", "request"]
 
-USAGE_ERROR = 2
 INTERRUPTED = 130
-
-
-def parser() -> argparse.ArgumentParser:
-    """The parser of the command line. The flags of `run` that are settings come from the table of settings."""
-    top = argparse.ArgumentParser(
-        prog="horovodish", description="Data-parallel training on N ranks.", allow_abbrev=False
-    )
-    top.add_argument("--version", action="version", version=f"horovodish {__version__}")
-    commands = top.add_subparsers(dest="subcommand", required=True, metavar="run|check")
-
-    runs = commands.add_parser(
-        "run",
-        help="start N ranks of a command on this host",
-        description="Starts N ranks of COMMAND on this host and waits for them.",
-        usage="horovodish run -np N [flags] COMMAND ...",
-        allow_abbrev=False,
-    )
-    runs.add_argument("-np", "--num-proc", dest="np", type=_ranks, required=True, metavar="N", help="number of ranks")
-    runs.add_argument(
-        "--prefix-output",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="begin each line that a rank writes with its rank",
-    )
-    runs.add_argument("--verbose", action="store_true", help="say what is done, and all that mpirun says")
-    knobs = runs.add_argument_group("settings", "Each can also be set as a variable, which the flag overrides.")
-    for row in table():
-        _add_setting(knobs, row)
-    runs.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what each rank runs")
-
-    commands.add_parser("check", help="print what is installed, and what is missing", allow_abbrev=False)
-    return top
+EXAMPLE = "horovodish run -np 2 python train.py"
 
 
 def request(options: argparse.Namespace) -> Request:
@@ -72,15 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: with status 2 for arguments that make no sense, with 0 for --help and --version.
     """
-    commands = parser()
-    options = commands.parse_args(arguments)
     try:
-        if options.subcommand == "check":
-            return check(os.environ)
-        wanted = request(options)
-        if not wanted.command:
-            commands.error("run: COMMAND is missing, such as: horovodish run -np 2 python train.py")
-        return run(wanted, os.environ)
+        match list(sys.argv[1:] if arguments is None else arguments):
+            case ["run", *rest]:
+                return _run(rest)
+            case ["check", *rest]:
+                check_parser().parse(rest)
+                return check(os.environ)
+            case given:
+                return _without_subcommand(given)
     except SettingError as problem:
         say(str(problem))
         return USAGE_ERROR
@@ -91,21 +60,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _add_setting(knobs: argparse._ArgumentGroup, row: Setting) -> None:
-    """A switch has the flags --name and --no-name, any other setting a flag with a value."""
-    flags = list(filter(None, (row.flag, row.horovodrun_flag)))
-    sentence = f"{row.sentence} Default: {row.usual}. Variable: {row.variable}".replace("%", "%%")
-    if row.is_switch:
-        knobs.add_argument(*flags, dest=row.name, help=sentence, action=argparse.BooleanOptionalAction)
-    else:
-        metavar = "|".join(row.choices) or ("TEXT" if isinstance(row.default, str) else "NUMBER")
-        knobs.add_argument(*flags, dest=row.name, help=sentence, metavar=metavar)
+def _run(arguments: Sequence[str]) -> int:
+    runs = run_parser()
+    options = runs.parse(arguments)
+    if options.check:
+        return check(os.environ)
+    wanted = request(options)
+    if not wanted.command:
+        runs.error("COMMAND is missing, such as: " + EXAMPLE)
+    if wanted.np is None:
+        runs.error("-np is missing, the number of ranks, such as: " + EXAMPLE)
+    for notice in without_effect.notices(options):
+        say(notice)
+    return run(wanted, os.environ)
 
 
-def _ranks(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks")
-    return int(text)
+def _without_subcommand(arguments: Sequence[str]) -> int:
+    top = parser()
+    match arguments:
+        case []:
+            top.error("a subcommand is missing: run or check")
+        case [word, *_] if not word.startswith("-"):
+            top.error(f"there is no subcommand {word}: it is run or check, such as in: {EXAMPLE}")
+        case [flag, *_] if flag not in top.flags:
+            top.error(f"{flag} comes after a subcommand: horovodish run {flag} ...")
+    top.parse(arguments)  # prints the help or the version; what is left is --check-build
+    return check(os.environ)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from horovodish.errors import SettingError
-from horovodish.launcher.cli import main, parser, request
+from horovodish.launcher.cli import main, request
+from horovodish.launcher.flags import run_parser
 from horovodish.launcher.run import Request
+from horovodish.launcher.without_effect import notices
 from horovodish.settings import Setting, table
 from horovodish.version import __version__
 
 
 def parsed(*arguments: str) -> Request:
-    return request(parser().parse_args(["run", *arguments]))
+    return request(run_parser().parse(arguments))
 
 
 def test_the_commands_own_flags_are_left_alone() -> None:
@@ -51,30 +53,72 @@ def test_a_bad_setting_is_refused_by_its_flag() -> None:
         parsed("-np", "1", "--plane", "ring", "true")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "the following arguments are required"),
-        (["walk"], "invalid choice: 'walk'"),
-        (["run", "python", "train.py"], "the following arguments are required: -np"),
-        (["run", "-np", "2"], "COMMAND is missing"),
-        (["run", "-np", "2", "--"], "COMMAND is missing"),
-        (["run", "-np", "0", "true"], "'0' is not a number of ranks"),
-        (["run", "-np", "two", "true"], "'two' is not a number of ranks"),
-        (["run", "-np", "2", "--no-such-flag", "true"], "--no-such-flag"),
-        (["run", "-np", "2", "--chunk", "8", "true"], "--chunk"),
-    ],
-)
+def test_flags_of_horovod_that_are_synonyms() -> None:
+    assert parsed("-np", "1", "--autotune-log-file", "a.csv", "true").settings == {"autotune_log": "a.csv"}
+    assert parsed("-np", "1", "--disable-cache", "true").settings == {"cache_capacity": "0"}
+    assert parsed("-np", "1", "--log-level", "TRACE", "true").settings == {"log_level": "TRACE"}
+
+
+def test_flags_of_horovod_without_effect_are_accepted_with_a_notice() -> None:
+    flags = ["--cycle-time-ms", "5", "--no-hierarchical-allreduce", "--num-nccl-streams", "2", "--mpi"]
+    options = run_parser().parse(["-np", "1", *flags, "true"])
+    assert request(options).settings == {}
+    told = notices(options)
+    assert len(told) == 4
+    for name in ("--cycle-time-ms", "--hierarchical-allreduce", "--num-nccl-streams", "--mpi"):
+        assert any(line.startswith(f"{name} is accepted, but has no effect: ") for line in told)
+    assert notices(run_parser().parse(["-np", "1", "true"])) == []
+
+
+ONE_LINE = [
+    ([], "a subcommand is missing: run or check"),
+    (["walk"], "there is no subcommand walk: it is run or check, such as in: horovodish run -np 2 python train.py"),
+    (["-np", "2", "true"], "-np comes after a subcommand: horovodish run -np ..."),
+    (["--check-build", "true"], "true is one argument too many"),
+    (["check", "true"], "true is one argument too many"),
+    (["check", "--verbos"], "there is no flag --verbos"),
+    (["run", "python", "train.py"], "-np is missing, the number of ranks"),
+    (["run", "-np", "2"], "COMMAND is missing"),
+    (["run", "-np", "2", "--"], "COMMAND is missing"),
+    (["run", "-np", "0", "true"], "'0' is not a number of ranks"),
+    (["run", "-np", "two", "true"], "'two' is not a number of ranks"),
+    (["run", "-np", "2", "--no-such-flag", "true"], "there is no flag --no-such-flag"),
+    (["run", "-np", "2", "--chunk", "8", "true"], "there is no flag --chunk; did you mean --chunk-kb?"),
+    (["run", "-np", "2", "--chunks-kb=8", "true"], "there is no flag --chunks-kb; did you mean --chunk-kb?"),
+    (["run", "-np", "2", "--no-autotuned", "true"], "there is no flag --no-autotuned; did you mean --no-autotune?"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), ONE_LINE, ids=lambda value: " ".join(value)[:40])
 def test_arguments_that_make_no_sense(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert end.value.code == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_every_flag_under_a_title() -> None:
+    text = run_parser().format_help()
+    titles = ["what runs", "where it runs", "output", "tuning", "autotune", "timeline", "stalls", "instead of a run"]
+    places = [text.index(f"\n{title}:\n") for title in titles]
+    assert places == sorted(places)
+    assert "options:" not in text
+    for row in table():
+        assert f"{row.flag} " in text or f"{row.flag}," in text
+
+
+@pytest.mark.parametrize("arguments", [["--check-build"], ["-cb"], ["run", "--check-build"], ["check"]])
+def test_horovods_flag_for_the_check(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("horovodish.launcher.cli.check", lambda environ: 5)
+    assert main(arguments) == 5
+
+
+@pytest.mark.parametrize("flags", [["--version"], ["-v"], ["run", "--version"]])
+def test_version(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["--version"])
+        main(flags)
     assert end.value.code == 0
     assert capsys.readouterr().out == f"horovodish {__version__}\n"
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from horovodish import settings
+import horovodish as hvd
+from horovodish import _native, settings
 from horovodish.errors import SettingError
 from horovodish.settings import Settings, load, table
 
@@ -47,6 +48,9 @@ def test_nothing_set_gives_the_defaults() -> None:
         ("HOROVOD_START_TIMEOUT", "90", "start_timeout_seconds", 90),
         ("HOROVOD_LOG_LEVEL", "TRACE", "log_level", "debug"),
         ("HOROVOD_LOG_LEVEL", "fatal", "log_level", "error"),
+        ("HOROVODISH_LOG_LEVEL", "trace", "log_level", "debug"),
+        ("HOROVOD_STALL_CHECK_DISABLE", "1", "stall_check", False),
+        ("HOROVOD_STALL_CHECK_DISABLE", "0", "stall_check", True),
         ("HOROVODISH_TIMELINE_FILENAME", "Out/Trace.json", "timeline_filename", "Out/Trace.json"),
         ("HOROVOD_TIMELINE", "Out/Trace.json", "timeline_filename", "Out/Trace.json"),
         ("HOROVOD_TIMELINE", "DYNAMIC", "timeline_filename", ""),
@@ -74,6 +78,11 @@ def test_ours_counts_more_than_horovods() -> None:
     found, notices = loaded(HOROVOD_CACHE_CAPACITY="1", HOROVODISH_CACHE_CAPACITY="2")
     assert found.cache_capacity == 2
     assert notices == []
+
+
+def test_a_switch_that_horovod_has_the_other_way_round_is_refused_by_its_name() -> None:
+    with pytest.raises(SettingError, match="HOROVOD_STALL_CHECK_DISABLE='maybe' is not accepted"):
+        load({"HOROVOD_STALL_CHECK_DISABLE": "maybe"})
 
 
 def test_other_variables_of_horovod_mean_nothing() -> None:
@@ -141,6 +150,26 @@ def test_a_silent_load_is_silent() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load({})
+
+
+@pytest.mark.parametrize(("switch", "expected"), [("1", [7.0, 9.0]), ("0", [0.0, 0.0])])
+def test_without_the_stall_check_the_engine_gets_no_times(
+    switch: str, expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def recording(**options: Any) -> Any:
+        given.update(options)
+        return engine(**options)
+
+    engine = _native.Engine
+    monkeypatch.setattr(_native, "Engine", recording)
+    monkeypatch.setenv("HOROVODISH_STALL_CHECK", switch)
+    monkeypatch.setenv("HOROVODISH_STALL_CHECK_WARNING_TIME_SECONDS", "7")
+    monkeypatch.setenv("HOROVODISH_STALL_CHECK_SHUTDOWN_TIME_SECONDS", "9")
+    hvd.init()
+    hvd.shutdown()
+    assert [given["stall_warning_seconds"], given["stall_shutdown_seconds"]] == expected
 
 
 def test_settings_cannot_be_changed() -> None:
