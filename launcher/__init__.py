@@ -4,6 +4,7 @@ It needs the standard library, `horovodish.settings`, `horovodish.errors` and `h
 
     cli             the command `horovodish`: from its arguments to its exit status
     flags           what the user can ask for, most of it derived from the table of settings
+    config_file     flags in a file
     without_effect  flags of Horovod's that are accepted and change nothing
     installation    what is installed: mpi4py and its MPI, the mpirun that belongs to it; what to do otherwise
     mpirun          the two families of mpirun: their argument lists, and which of their messages only repeat ours

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from horovodish.errors import LaunchError, SettingError
-from horovodish.launcher import without_effect
+from horovodish.launcher import config_file, without_effect
 from horovodish.launcher.check import check
 from horovodish.launcher.flags import USAGE_ERROR, check_parser, parser, run_parser
 from horovodish.launcher.run import Request, run, say
@@ -65,6 +65,9 @@ def _run(arguments: Sequence[str]) -> int:
     options = runs.parse(arguments)
     if options.check:
         return check(os.environ)
+    if options.config_file:
+        runs.set_defaults(**config_file.read(options.config_file, runs))
+        options = runs.parse(arguments)
     wanted = request(options)
     if not wanted.command:
         runs.error("COMMAND is missing, such as: " + EXAMPLE)

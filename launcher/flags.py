@@ -12,7 +12,7 @@ from horovodish.version import __version__
 __all__ = ["USAGE_ERROR", "Parser", "check_parser", "did_you_mean", "parser", "run_parser"]
 
 USAGE_ERROR = 2
-OVERRIDES = "Each can also be set as a variable, which the flag overrides."
+OVERRIDES = "Each can also be set as a variable. The file of --config-file counts more than it, and a flag most."
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,6 +77,9 @@ def run_parser() -> Parser:
     what = runs.add_argument_group("what runs")
     what.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what each rank runs")
     what.add_argument("-np", "--num-proc", dest="np", type=_ranks, metavar="N", help="number of ranks")
+    what.add_argument(
+        "--config-file", metavar="FILE", help="flags by their names, in YAML; the command line overrides it"
+    )
 
     where = runs.add_argument_group("where it runs")
     _add_settings(where, START)

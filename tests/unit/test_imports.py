@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-HEAVY = ["jax", "keras", "mpi4py", "sklearn", "tensorflow", "torch"]
+HEAVY = ["jax", "keras", "mpi4py", "sklearn", "tensorflow", "torch", "yaml"]
 
 PROBE = f"""
 import json, os, sys
