@@ -7,6 +7,7 @@ It needs the standard library, `horovodish.settings`, `horovodish.errors` and `h
     config_file     flags in a file
     without_effect  flags of Horovod's that are accepted and change nothing
     installation    what is installed: mpi4py and its MPI, the mpirun that belongs to it; what to do otherwise
+    hosts           which hosts a job may use, and which ranks run where
     mpirun          the two families of mpirun: their argument lists, and which of their messages only repeat ours
     environment     the variables that the ranks get
     run             `horovodish run`: from the command to the closing line and the exit status
