@@ -8,6 +8,7 @@ It needs the standard library, `horovodish.settings`, `horovodish.errors` and `h
     without_effect  flags of Horovod's that are accepted and change nothing
     installation    what is installed: mpi4py and its MPI, the mpirun that belongs to it; what to do otherwise
     hosts           which hosts a job may use, and which ranks run where
+    schedulers      the hosts that Slurm, PBS, LSF or Kubernetes have chosen
     mpirun          the two families of mpirun: their argument lists, and which of their messages only repeat ours
     environment     the variables that the ranks get
     run             `horovodish run`: from the command to the closing line and the exit status
