@@ -190,7 +190,8 @@ class Settings:
     spin_us: int = _knob(
         TUNING,
         50,
-        "How many microseconds a waiting caller spins before it sleeps; none where a host has more ranks than cores.",
+        "How many microseconds a waiting caller spins before it sleeps, at least 2000 while MPI moves its data; "
+        "none where a host has more ranks than cores.",
         most=10**6,
     )
     stall_check: bool = _knob(

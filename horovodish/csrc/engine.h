@@ -124,6 +124,7 @@ class Engine {
   bool turn();
   bool take_submissions();
   bool busy() const;
+  std::chrono::nanoseconds spin() const;
   ProcessSet& process_set(int id);
   void drive_until(const Handle& handle, Clock::time_point deadline);
   void leave_seat();

@@ -151,7 +151,7 @@ void ProcessSet::submit(std::shared_ptr<Operation> operation) {
 
 std::optional<std::chrono::nanoseconds> ProcessSet::nap() const {
   using Nanoseconds = std::chrono::nanoseconds;
-  if (busy() && plane_ && plane_->needs_polling()) {
+  if (polls()) {
     return std::clamp<Nanoseconds>((Clock::now() - last_progress_) / kNapPart, kShortestNap, kLongestNap);
   }
   std::optional<Nanoseconds> nap;

@@ -62,6 +62,8 @@ class ProcessSet {
   // A caller waits for something of this set.
   void flush() { negotiation_->flush(); }
   bool busy() const { return !undecided_.empty() || !executing_.empty() || join_; }
+  // Whether something is under way that moves only while this rank looks.
+  bool polls() const { return busy() && plane_ && plane_->needs_polling(); }
   // How long the driver may sleep when nobody rings; nothing means for ever.
   std::optional<std::chrono::nanoseconds> nap() const;
 
