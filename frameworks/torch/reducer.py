@@ -342,7 +342,7 @@ class Reducer:
             self._all_compared = self._all_compared and not (sees and self._unseen - nowhere)
         self._flushed = False
         self._passes = 0
-        self._reduced_since_step = True
+        self._reduced_since_step = error is None and sparse_error is None
         if error is None and self._tuner is not None:
             self._outdated |= self._tuner.step_done(sum(slot.size_bytes for slot in self._slots))
         for submitted in (self._gradients, self._payloads, self._absent, self._set_aside):
