@@ -193,11 +193,16 @@ def test_training(np: int) -> None:
 
 def compiled_models() -> None:
     hvd.init()
+    for backend in ("aot_eager", "inductor"):  # as by default, without and with the compiler of kernels
+        train_compiled(backend)
+
+
+def train_compiled(backend: str) -> None:
     torch.manual_seed(hvd.rank())
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
     hvd.broadcast_parameters(model.state_dict())
     twin = copy.deepcopy(model)
-    compiled = torch.compile(model, backend="aot_eager")  # as by default, but for the compiler of kernels
+    compiled = torch.compile(model, backend=backend)
     optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, compiled.named_parameters())
     plain = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
