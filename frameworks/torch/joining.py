@@ -20,5 +20,6 @@ def join(device: int = -1) -> int:
         ...     train(batch)
         >>> last = hvd.join()
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+        >>> hvd.broadcast_optimizer_state(optimizer, root_rank=last)
     """
     return collectives.join()

@@ -40,7 +40,9 @@ class ResumableSampler(Sampler[int]):
         ...     for inputs, labels in loader:
         ...         train(inputs, labels)
         ...         sampler.record(len(inputs))
-        ...     hvd.join()
+        ...     last = hvd.join()  # the other ranks lack its last step
+        ...     hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+        ...     hvd.broadcast_optimizer_state(optimizer, root_rank=last)
     """
 
     def __init__(

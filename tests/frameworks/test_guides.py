@@ -1,0 +1,105 @@
+"""The code of the guides "From Horovod" and "From DDP" runs as it stands, and both sides of it train to the same."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import TCPStore, destroy_process_group
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import SGD
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import horovodish.torch as hvd
+from support.documents import columns, python_blocks
+from support.ranks import run_ranks
+
+HOROVOD, DDP = "docs/from-horovod.md", "docs/from-ddp.md"
+
+
+def run(code: str, samples: int = 128, **names: Any) -> dict[str, Any]:
+    """Executes code of a guide with the names that it takes for granted, and gives all names that there are then."""
+    torch.manual_seed(hvd.rank())
+    inputs = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))[:samples]
+    scope: dict[str, Any] = {
+        "DataLoader": DataLoader,
+        "DistributedSampler": DistributedSampler,
+        "SGD": SGD,
+        "clip_grad_norm_": clip_grad_norm_,
+        "dataset": TensorDataset(inputs, inputs.sum(1, keepdim=True)),
+        "epochs": 3,
+        "hvd": hvd,
+        "loss": nn.functional.mse_loss,
+        "model": nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)),
+        "torch": torch,
+        **names,
+    }
+    exec(code, scope)
+    return scope
+
+
+def follow_the_guides(folder: Path) -> None:
+    hvd.init()
+    from_horovod()
+    from_ddp(folder)
+    data_that_ends_unevenly()
+
+
+def from_horovod() -> None:
+    before, after = columns(*python_blocks(HOROVOD))
+    assert "\nimport horovod.torch as hvd\n" in before and "import horovod." not in after
+    changed = before.replace("import horovod.torch", "import horovodish.torch")
+    generator = torch.Generator().manual_seed(hvd.rank())
+    pairs = [[(x, x.sum(1, keepdim=True)) for x in torch.randn(2, 4, 6, generator=generator)] for _ in range(5)]
+    models = [run(code, pairs_of_batches=pairs)["model"] for code in (changed, after)]
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(one, other)
+    hvd.check_consistency(models[0])
+
+
+def from_ddp(folder: Path) -> None:
+    ddp, ours = columns(python_blocks(DDP)[0])
+    store = as_under_torchrun()
+    for code, file in ((ddp, "ddp.pt"), (ours, "ours.pt")):
+        run(code, path=folder / file)
+    destroy_process_group()
+    hvd.barrier()  # rank 0 has written both files, and nobody needs its store any more
+    del store
+    weights = [torch.load(folder / file, weights_only=True) for file in ("ours.pt", "ddp.pt")]
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
+
+
+def as_under_torchrun() -> TCPStore | None:
+    """Sets the variables that torchrun sets, and gives the store at which the ranks meet to the first of them."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if hvd.rank() == 0 else None
+    port = hvd.broadcast_object(store.port if store else None)
+    os.environ.update(RANK=str(hvd.rank()), WORLD_SIZE=str(hvd.size()), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", GLOO_SOCKET_IFNAME="lo")
+    return store
+
+
+def data_that_ends_unevenly() -> None:
+    model = nn.Linear(6, 1)
+    optimizer = hvd.DistributedOptimizer(SGD(model.parameters(), lr=0.05, momentum=0.9), model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict())
+    left = run(python_blocks(DDP)[1], samples=129, model=model, optimizer=optimizer)
+    assert len(left["loader"]) == (3 if hvd.rank() == 0 else 2)
+    hvd.check_consistency(model, optimizer)
+
+
+def test_the_guides(tmp_path: Path) -> None:
+    run_ranks(follow_the_guides, 2, args=(tmp_path,))
+
+
+def test_large_batches() -> None:
+    pytorch_optimizer = pytest.importorskip("pytorch_optimizer")
+    hvd.init()
+    try:
+        optimizer = run(python_blocks(DDP)[2], pytorch_optimizer=pytorch_optimizer)["optimizer"]
+        assert isinstance(optimizer, pytorch_optimizer.Lamb)
+    finally:
+        hvd.shutdown()
