@@ -197,15 +197,29 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
+def check_kind(process_set: object) -> None:
+    """Passes a process set, whether it is in use or not.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(
+            f"process_set must be a ProcessSet, such as add_process_set([0, 1]) gives, not {type(process_set).__name__}"
+        )
+
+
 def checked_id(process_set: ProcessSet) -> int:
     """The id of a set that is in use and contains this rank.
 
     Raises:
         ValueError: it is not in use, or this rank is outside it.
+        TypeError: it is no process set.
         NotInitializedError: before `init()`.
     """
     if process_set is global_process_set:
         return _GLOBAL_ID
+    check_kind(process_set)
     if not process_set.included():
         raise ValueError(
             f"rank {basics.rank()} is not in process set {process_set.process_set_id} of ranks {process_set.ranks}. "

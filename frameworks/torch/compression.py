@@ -22,6 +22,19 @@ class Compressor(Protocol):
         """The opposite of `compress`, of the reduced tensor."""
 
 
+def check_compression(compression: object) -> None:
+    """Passes what can be used as a compression.
+
+    Raises:
+        ValueError: it has no `compress` or no `decompress`.
+    """
+    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
+        raise ValueError(
+            f"compression={compression!r} is none; use Compression.none, .fp16, .bf16, or a class with compress and "
+            "decompress"
+        )
+
+
 class NoneCompressor:
     """Tensors travel as they are."""
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from horovodish.errors import MismatchError
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.submission import Checking, gather_objects, generated_name
+from horovodish.torch.optimizer import keeps_own_state
 
 _Checksums = dict[str, tuple[str, int]]  # what a value is, and the checksum of its bytes, by name
 
@@ -30,7 +31,8 @@ def check_consistency(
 
     Args:
         model: its parameters and its buffers are compared, in host memory.
-        optimizer: its state and the options of its parameter groups are compared as well; wrapped or not.
+        optimizer: its state and the options of its parameter groups are compared as well; wrapped or not. With
+            `op=Adasum` only the options are, because there the state is each rank's own.
         process_set: the ranks that take part.
 
     Raises:
@@ -62,7 +64,7 @@ def _values(model: Module, optimizer: Optimizer | None) -> Iterator[tuple[str, s
         return
     names = {parameter: name for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, parameter in enumerate(parameters):
+    for index, parameter in enumerate([] if keeps_own_state(optimizer) else parameters):
         name = names.get(parameter, f"number {index}")
         for key, value in _flat(optimizer.state.get(parameter, {}), ""):
             yield f"optimizer state{key} of parameter '{name}'", _kind(value), value

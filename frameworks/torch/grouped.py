@@ -24,7 +24,7 @@ from horovodish.torch.autograd_functions import (
     reduced,
     scattered,
 )
-from horovodish.torch.compression import Compression, Compressor
+from horovodish.torch.compression import Compression, Compressor, check_compression
 from horovodish.torch.tensor_submission import (
     check_group,
     submit_allgather,
@@ -217,6 +217,7 @@ def _compressed(
     tensors: Sequence[Tensor], kind: str, name: str, compression: Compressor
 ) -> tuple[list[Tensor], list[Any]]:
     _check_tensors(tensors, kind, name)
+    check_compression(compression)
     pairs = [compression.compress(tensor) for tensor in tensors]
     return [payload for payload, _ in pairs], [context for _, context in pairs]
 

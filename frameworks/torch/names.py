@@ -18,7 +18,7 @@ class Names:
     """The names of an optimizer's parameters: unique, and the same on every rank."""
 
     def __init__(self, optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None):
-        self._given = None if named_parameters is None else _checked(list(named_parameters))
+        self._given = None if named_parameters is None else _checked(named_parameters)
         self._groups = optimizer.param_groups
         if self._given is not None:
             given = {id(parameter) for _, parameter in self._given}
@@ -51,7 +51,8 @@ def _numbered(number: int, group: dict[str, Any]) -> list[tuple[str, Tensor]]:
     return [(f"group{number}.{index}", parameter) for index, parameter in enumerate(group["params"])]
 
 
-def _checked(named: list[Any]) -> list[tuple[str, Tensor]]:
+def _checked(named_parameters: Any) -> list[tuple[str, Tensor]]:
+    named = list(named_parameters) if isinstance(named_parameters, Iterable) else [named_parameters]
     if not all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in named):
         raise ValueError("named_parameters must be pairs of a name and a parameter; pass model.named_parameters()")
     repeated = [name for name, count in Counter(name for name, _ in named).items() if count > 1]

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from horovodish.collectives import Adasum, Average, ReduceOp, chosen_op
-from horovodish.process_sets import ProcessSet, global_process_set
-from horovodish.torch.compression import Compression, Compressor
+from horovodish.process_sets import ProcessSet, check_kind, global_process_set
+from horovodish.torch.compression import Compression, Compressor, check_compression
 from horovodish.torch.deltas import DeltaReducer
 from horovodish.torch.names import Names, group_numbers
 from horovodish.torch.reducer import Reducer
@@ -93,9 +93,11 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         `optimizer`.
 
     Raises:
-        ValueError: names that are not unique or do not cover the optimizer's parameters, an `op` that cannot be had, a
-            predivide factor without `Average`, fewer than one pass per step, groups that are not what is said above,
-            LBFGS, an optimizer that is wrapped, or a process set that is not in use.
+        ValueError: names that are not unique or do not cover the optimizer's parameters, an `op` or `compression` that
+            is none, a predivide factor that is not positive or without `Average`, passes per step that are not a whole
+            number, groups that are not what is said above, LBFGS, an optimizer that is wrapped, or a process set that
+            is not in use.
+        TypeError: `optimizer` is no optimizer, or `process_set` no process set.
         UnsupportedTensorError: a parameter of a dtype or on a device that the engine cannot take.
         NotInitializedError: before `init()`.
 
@@ -108,6 +110,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         >>> torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         >>> optimizer.step()
     """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"DistributedOptimizer wraps a torch.optim.Optimizer, not {type(optimizer).__name__}")
     if isinstance(optimizer, _Distributed):
         raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -118,6 +122,10 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     op = chosen_op(None, op)
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} needs op=Average")
+    if gradient_predivide_factor <= 0:
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} is not positive")
+    check_compression(compression)
+    check_kind(process_set)
     _check_passes(backward_passes_per_step)
     names = Names(optimizer, named_parameters)
     reduction = Reduction(
@@ -232,6 +240,11 @@ class _ReducesGradients(_Distributed):
             self.wrapped_class.zero_grad(self, set_to_none)  # type: ignore[arg-type]
 
 
+def keeps_own_state(optimizer: Optimizer) -> bool:
+    """Whether the optimizer's state is each rank's own, as with `op=Adasum`, and not the same on all ranks."""
+    return isinstance(optimizer, _ReducesSteps)
+
+
 class _ReducesSteps(_Distributed):
     """With Adasum. Gradients stay each rank's own, so most methods have nothing to do."""
 
@@ -326,5 +339,5 @@ def _chosen_groups(
 
 
 def _check_passes(passes: int) -> None:
-    if passes < 1:
-        raise ValueError(f"backward_passes_per_step={passes} is not possible; it is at least 1")
+    if passes < 1 or passes % 1:
+        raise ValueError(f"backward_passes_per_step={passes} is not possible; it is a whole number, at least 1")

@@ -57,6 +57,7 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int = 0, model: M
 
     Raises:
         ValueError: there is no rank `root_rank`.
+        TypeError: `optimizer` is no optimizer.
         MismatchError: the ranks' optimizers are of different kinds, or have different numbers of parameters.
             `horovodish.collectives` lists the other errors.
 
@@ -66,6 +67,8 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int = 0, model: M
         >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     """
     root = checked_root(root_rank)
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"broadcast_optimizer_state takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     structure = [len(group["params"]) for group in optimizer.param_groups]
     _require_agreement("broadcast_optimizer_state: optimizer and parameter groups", [_kind(optimizer), structure])
@@ -132,12 +135,12 @@ def _kind(optimizer: Optimizer) -> str:
 
 
 def _named_tensors(params: Any) -> Iterable[tuple[str, Tensor]]:
+    wanted = "broadcast_parameters takes names and tensors; pass model.state_dict() or model.named_parameters(), not"
+    if isinstance(params, Module) or not isinstance(params, Iterable):
+        raise TypeError(f"{wanted} {type(params).__name__}")
     for entry in params.items() if isinstance(params, Mapping) else params:
         if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
-            raise TypeError(
-                "broadcast_parameters takes names and tensors; pass model.state_dict() or model.named_parameters(), "
-                f"not an iterable of {type(entry).__name__}"
-            )
+            raise TypeError(f"{wanted} an iterable of {type(entry).__name__}")
         name, tensor = entry
         if tensor is not None:
             check_host_memory(tensor, f"broadcast_parameters: {name}")

@@ -72,7 +72,7 @@ def against_the_definition(make: Any, options: dict[str, Any]) -> None:
         train(model, optimizer, step, hvd.rank())
         for parameter, expected in zip(model.parameters(), played[0].parameters(), strict=True):
             torch.testing.assert_close(parameter, expected, rtol=1e-4, atol=1e-5)
-        hvd.check_consistency(model)
+        hvd.check_consistency(model, optimizer)
 
 
 def missing_gradients() -> None:

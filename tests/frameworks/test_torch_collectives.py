@@ -253,6 +253,11 @@ def one_rank_is_wrong() -> None:
         ),
         ("bool tensors cannot be reduced", lambda: hvd.allreduce_(four), lambda: hvd.allreduce_(four.bool())),
         ("is no reduce op", lambda: hvd.allreduce(four), lambda: hvd.allreduce(four, op="sum")),
+        (
+            "compression='fp16' is none",
+            lambda: hvd.allreduce(four, compression=hvd.Compression.fp16),
+            lambda: hvd.allreduce(four, compression="fp16"),
+        ),
         ("is not contiguous", lambda: hvd.broadcast_(four, 0), lambda: hvd.broadcast_(torch.zeros(8)[::2], 0)),
         ("root_rank=9 does not exist", lambda: hvd.broadcast(four, 0), lambda: hvd.broadcast(four, 9)),
         ("device meta is not", lambda: hvd.allgather(four), lambda: hvd.allgather(torch.zeros(4, device="meta"))),

@@ -213,8 +213,9 @@ def names() -> None:
         wrap([("same", parameter) for parameter in parameters])
     with pytest.raises(ValueError, match=r"does not name parameter 0 of group 0, of shape \(4, 3\)"):
         wrap(list(model.named_parameters())[1:])
-    with pytest.raises(ValueError, match="pairs of a name and a parameter"):
-        wrap(parameters)
+    for wrong in (parameters, model, model.state_dict()):
+        with pytest.raises(ValueError, match="pairs of a name and a parameter"):
+            wrap(wrong)
     train(model, wrap([*model.named_parameters(), ("another", nn.Parameter(torch.ones(1)))]))
     train(model, wrap(model.named_parameters(remove_duplicate=False)))
     train(model, wrap(iter(model.named_parameters())))
@@ -226,8 +227,19 @@ def refusals() -> None:
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     with pytest.raises(ValueError, match=r"gradient_predivide_factor=2.0 needs op=Average"):
         hvd.DistributedOptimizer(optimizer, op=hvd.Sum, gradient_predivide_factor=2.0)
-    with pytest.raises(ValueError, match="backward_passes_per_step=0 is not possible"):
-        hvd.DistributedOptimizer(optimizer, backward_passes_per_step=0)
+    for options, text in [
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step=0 is not possible"),
+        ({"backward_passes_per_step": 2.5}, "backward_passes_per_step=2.5 is not possible; it is a whole number"),
+        ({"gradient_predivide_factor": 0.0}, "gradient_predivide_factor=0.0 is not positive"),
+        ({"compression": "fp16"}, "compression='fp16' is none; use Compression.none, .fp16"),
+        ({"op": "sum"}, "op='sum' is no reduce op"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(optimizer, **options)
+    with pytest.raises(TypeError, match=r"process_set must be a ProcessSet, such as .* not list"):
+        hvd.DistributedOptimizer(optimizer, process_set=[0, 1])
+    with pytest.raises(TypeError, match=r"wraps a torch.optim.Optimizer, not Linear"):
+        hvd.DistributedOptimizer(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="LBFGS decides by the loss"):
         hvd.DistributedOptimizer(torch.optim.LBFGS(parameters))
     assert type(optimizer) is torch.optim.SGD

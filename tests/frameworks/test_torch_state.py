@@ -74,6 +74,10 @@ def tensors_of_other_strides() -> None:
 def wrong_parameters() -> None:
     with pytest.raises(TypeError, match=r"or model.named_parameters\(\), not an iterable of Parameter"):
         hvd.broadcast_parameters(model().parameters())
+    with pytest.raises(TypeError, match=r"pass model.state_dict\(\) .* not Sequential"):
+        hvd.broadcast_parameters(model())
+    with pytest.raises(TypeError, match=r"takes a torch.optim.Optimizer, not dict"):
+        hvd.broadcast_optimizer_state(torch.optim.SGD(model().parameters()).state_dict())
     with pytest.raises(UnsupportedTensorError, match=r"extra: expected a torch.Tensor, got int"):
         hvd.broadcast_parameters({"extra": 3})
     with pytest.raises(ValueError, match="root_rank=7 does not exist"):

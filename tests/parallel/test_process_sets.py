@@ -93,6 +93,8 @@ def wrong_ranks() -> None:
         with pytest.raises(ValueError, match=re.escape("a process set of ranks [0] is in use already; use that one")):
             hvd.add_process_set(again)
     assert hvd.remove_process_set(first)
+    with pytest.raises(TypeError, match=r"process_set must be a ProcessSet, .* not list"):
+        hvd.allreduce(np.ones(2), process_set=[0])  # type: ignore[arg-type]
     outside_of_a_set()
     the_engine_goes_on()
 
