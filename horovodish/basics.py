@@ -100,7 +100,8 @@ def init(comm: "Intracomm | list[int] | None" = None, process_sets: Any = None) 
             and changes nothing.
 
     Raises:
-        LaunchError: no MPI, or a launcher of another MPI than mpi4py's, or the ranks of a host cannot share memory.
+        LaunchError: no MPI, or a launcher of another MPI than mpi4py's, or torchrun, or the ranks of a host cannot
+            share memory.
         SettingError: a HOROVODISH_* variable has a bad value, or not the same one on every rank.
         ForkedProcessError: in a forked child of a process that had called `init()`.
         ValueError: `comm` is a list that is empty, repeats a rank, or does not contain the calling rank.
@@ -120,6 +121,7 @@ def init(comm: "Intracomm | list[int] | None" = None, process_sets: Any = None) 
         check(process_sets)
     _install_hooks()
     if comm is None and mpi.launcher_environment() is None:
+        mpi.check_no_other_launcher()
         _running = _start(Place(0, ((0,),)), settings.load())
     else:
         _running = _start_on(communicators.of(comm))

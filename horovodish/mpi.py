@@ -77,6 +77,24 @@ def launcher_environment(environ: Mapping[str, str] | None = None) -> LaunchedAs
     return None
 
 
+def check_no_other_launcher(environ: Mapping[str, str] | None = None) -> None:
+    """Raises if torchrun has started this process and others: MPI would take each for a world of one rank.
+
+    Args:
+        environ: the variables; None takes those of this process.
+
+    Raises:
+        LaunchError: that is so.
+    """
+    environ = os.environ if environ is None else environ
+    processes = environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" in environ and processes != "1":
+        raise LaunchError(
+            f"torchrun has started {processes} processes, but MPI knows nothing of that and each would train alone. "
+            f"Start them with: horovodish run -np {processes} python ..."
+        )
+
+
 def load() -> ModuleType:
     """`mpi4py.MPI`, initialised. Every rank must call it; it blocks until MPI has started.
 

@@ -166,6 +166,16 @@ def test_without_a_launcher_the_world_is_one_rank() -> None:
     assert done.stdout.splitlines() == ["0 1 0 1 0 1", "[0 1 2] [0 1] [0 1]"]
 
 
+def test_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(hvd.LaunchError, match=r"torchrun has started 4 processes.*horovodish run -np 4 python"):
+        hvd.init()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    hvd.init()
+    hvd.shutdown()
+
+
 def ask_where_it_is() -> tuple[int, ...]:
     hvd.init()
     assert hvd.is_homogeneous()
