@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher import config_file, without_effect
 from horovodish.launcher.check import check
-from horovodish.launcher.flags import USAGE_ERROR, check_parser, parser, run_parser
+from horovodish.launcher.flags import check_parser, parser, run_parser
 from horovodish.launcher.run import Request, run, say
 from horovodish.settings import table
 
 __all__ = ["main", "request"]
 
+USAGE_ERROR = 2
 INTERRUPTED = 130
 EXAMPLE = "horovodish run -np 2 python train.py"
 
@@ -36,10 +37,10 @@ def request(options: argparse.Namespace) -> Request:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line, without the program's name, and returns the exit status.
+    """Runs the command line, without the program's name, and returns the exit status; 2: it makes no sense.
 
     Raises:
-        SystemExit: with status 2 for arguments that make no sense, with 0 for --help and --version.
+        SystemExit: with status 0, for --help and --version.
     """
     try:
         match list(sys.argv[1:] if arguments is None else arguments):

@@ -5,18 +5,18 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+from horovodish.errors import SettingError
 from horovodish.launcher import without_effect
 from horovodish.settings import AUTOTUNE, OUTPUT, STALLS, START, TIMELINE, TUNING, Setting, table
 from horovodish.version import __version__
 
-__all__ = ["USAGE_ERROR", "Parser", "check_parser", "did_you_mean", "parser", "run_parser"]
+__all__ = ["Parser", "check_parser", "did_you_mean", "parser", "run_parser"]
 
-USAGE_ERROR = 2
 OVERRIDES = "Each can also be set as a variable. The file of --config-file counts more than it, and a flag most."
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells a user's mistake in one line, with what was probably meant."""
+    """Tells a user's mistake in one line, with what was probably meant, as a `SettingError`."""
 
     @property
     def flags(self) -> list[str]:
@@ -34,8 +34,8 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with status 2."""
-        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        """Raises."""
+        raise SettingError(f"{message} (see {self.prog} --help)")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
