@@ -9,6 +9,8 @@ same for a framework's tensors, and `DistributedOptimizer`.
     total = hvd.allreduce(numpy.ones(3), op=hvd.Sum)
 """
 
+import typing
+
 from horovodish.basics import (
     ccl_built,
     cross_rank,
@@ -87,6 +89,9 @@ from horovodish.stragglers import RankLateness, StragglerReport, straggler_repor
 from horovodish.timeline import start_timeline, stop_timeline
 from horovodish.version import __version__
 
+if typing.TYPE_CHECKING:
+    from horovodish.launcher.run_function import run
+
 __all__ = [
     "Adasum",
     "Average",
@@ -158,6 +163,7 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "run",
     "shutdown",
     "size",
     "start_timeline",
@@ -166,3 +172,12 @@ __all__ = [
     "surviving_communicator",
     "synchronize",
 ]
+
+if not typing.TYPE_CHECKING:  # for a type checker, any name would exist
+
+    def __getattr__(name: str) -> object:
+        if name == "run":
+            from horovodish.launcher.run_function import run  # ranks need no launcher
+
+            return run
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,6 +17,9 @@ It needs the standard library, `horovodish.settings`, `horovodish.errors` and `h
     outcome         how ranks ended, and which of them failed first
     output          what the ranks write, merged into the launcher's output whole lines at a time
     supervisor      a small program beside every rank: starts it, passes signals on, reports how it ended
+    run_function    `horovodish.run()`: a Python function on ranks
+    function_launcher, function_rank, function_files
+                    its launcher, what its ranks execute, and the files between them
     check           the report of `horovodish check`
 
 mpirun starts one supervisor per rank and gives the ranks what MPI needs for finding each other. Everything else goes

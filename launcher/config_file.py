@@ -29,7 +29,6 @@ SECTIONS = {
 }
 ENABLED = "enabled"
 """The key in a section for the flag that has the section's name."""
-NOT_IN_A_FILE = ("check", "config_file", "help", "version")
 
 
 def read(path: str, parser: Parser) -> dict[str, Any]:
@@ -40,7 +39,7 @@ def read(path: str, parser: Parser) -> dict[str, Any]:
             message names the line.
         LaunchError: PyYAML is not installed.
     """
-    flags = _flags(parser)
+    flags = parser.named
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
     for section, key, node in _entries(path, _yaml()):
@@ -57,16 +56,6 @@ def read(path: str, parser: Parser) -> dict[str, Any]:
         lines[action.dest] = line
         values[action.dest] = _value(action, node, f"{path}, line {line}: {key}")
     return values
-
-
-def _flags(parser: Parser) -> dict[str, argparse.Action]:
-    """The flags that a file can have, by their names without dashes."""
-    return {
-        flag.lstrip("-"): action
-        for action in parser._actions
-        for flag in action.option_strings
-        if len(flag) > 2 and not flag.startswith("--no-") and action.dest not in NOT_IN_A_FILE
-    }
 
 
 def _entries(path: str, yaml: ModuleType) -> Iterator[tuple[str, str, Any]]:

@@ -12,6 +12,7 @@ from horovodish.version import __version__
 
 __all__ = ["Parser", "check_parser", "did_you_mean", "parser", "run_parser"]
 
+ON_THE_COMMAND_LINE_ALONE = ("check", "config_file", "help", "version")
 OVERRIDES = "Each can also be set as a variable. The file of --config-file counts more than it, and a flag most."
 
 
@@ -22,6 +23,16 @@ class Parser(argparse.ArgumentParser):
     def flags(self) -> list[str]:
         """All flags, with their dashes."""
         return [flag for action in self._actions for flag in action.option_strings]
+
+    @property
+    def named(self) -> dict[str, argparse.Action]:
+        """What a config file or a caller in Python can set, by the names of the flags, without their dashes."""
+        return {
+            flag.lstrip("-"): action
+            for action in self._actions
+            for flag in action.option_strings
+            if len(flag) > 2 and not flag.startswith("--no-") and action.dest not in ON_THE_COMMAND_LINE_ALONE
+        }
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """As `parse_args()`, with the nearest known flag for one that does not exist."""

@@ -57,18 +57,18 @@ class Lines:
 
 
 class Launch:
-    """A launcher, started with the command line `horovodish ARGUMENTS`, and all processes that it brings about.
+    """A launcher or a script that starts one, and all processes that it brings about.
 
     Attributes:
-        process: the launcher.
+        process: the one that was started.
         stdout: what comes out of it.
         stderr: the same.
     """
 
-    def __init__(self, arguments: tuple[str, ...], environ: Mapping[str, str], python: str, stdin: str) -> None:
+    def __init__(self, command: list[str], environ: Mapping[str, str], stdin: str) -> None:
         self.mark = uuid.uuid4().hex
         self.process = subprocess.Popen(
-            [python, "-m", "horovodish.launcher", *arguments],
+            command,
             env={**environ, MARK: self.mark},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -131,19 +131,29 @@ Launcher = Callable[..., Launch]
 
 
 @pytest.fixture
-def launch() -> Iterator[Launcher]:
-    """A function that starts `horovodish ARGUMENTS`; when the test ends, so does everything that was started."""
+def start() -> Iterator[Launcher]:
+    """A function that starts a command; when the test ends, so does everything that was started."""
     launches: list[Launch] = []
 
-    def start(
-        *arguments: str, env: Mapping[str, str] | None = None, python: str = sys.executable, stdin: str = ""
-    ) -> Launch:
-        launches.append(Launch(arguments, {**os.environ, **(env or {})}, python, stdin))
+    def start(*command: str, env: Mapping[str, str] | None = None, stdin: str = "") -> Launch:
+        launches.append(Launch(list(command), {**os.environ, **(env or {})}, stdin))
         return launches[-1]
 
     yield start
     for started in launches:
         started.end()
+
+
+@pytest.fixture
+def launch(start: Launcher) -> Launcher:
+    """A function that starts `horovodish ARGUMENTS`."""
+
+    def launch(
+        *arguments: str, env: Mapping[str, str] | None = None, python: str = sys.executable, stdin: str = ""
+    ) -> Launch:
+        return start(python, "-m", "horovodish.launcher", *arguments, env=env, stdin=stdin)
+
+    return launch
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-HEAVY = ["jax", "keras", "mpi4py", "sklearn", "tensorflow", "torch", "yaml"]
+HEAVY = ["cloudpickle", "jax", "keras", "mpi4py", "sklearn", "tensorflow", "torch", "yaml"]
 
 PROBE = f"""
 import json, os, sys
@@ -35,6 +35,12 @@ def after(statement: str) -> dict[str, Any]:
 )
 def test_import_loads_no_framework_and_starts_no_thread(module: str) -> None:
     assert after(f"import {module}") == {"loaded": [], "threads": 1}
+
+
+def test_the_core_loads_no_launcher() -> None:
+    program = "import sys, horovodish; print([name for name in sys.modules if 'launcher' in name])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
 
 
 def test_this_test_sees_a_module() -> None:

@@ -1,0 +1,241 @@
+"""`horovodish.run()`: calls a Python function on N ranks and brings back what it returns."""
+
+import argparse
+import codecs
+import contextlib
+import os
+import pickle
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from horovodish.errors import LaunchError, RankLostError
+from horovodish.launcher.cli import request
+from horovodish.launcher.flags import did_you_mean, run_parser
+from horovodish.launcher.function_files import PROBLEM, Call, Report, name_of, pickled, read, write
+from horovodish.launcher.outcome import CONSEQUENCES
+from horovodish.settings import NP_VARIABLE
+
+__all__ = ["RankTraceback", "run"]
+
+T = TypeVar("T")
+
+LAUNCHERS_LINE = "horovodish: "
+
+
+class RankTraceback(Exception):
+    """The cause of an exception that `run()` raises: the traceback that it has on its rank, as text."""
+
+
+def run(
+    func: Callable[..., T],
+    args: Iterable[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    shared_folder: str | os.PathLike[str] | None = None,
+    **flags: Any,
+) -> list[T]:
+    """Calls `func(*args, **kwargs)` on each of `num_proc` ranks, which are processes of their own, and waits for them.
+
+    Works in scripts, notebooks and interactive interpreters, from any thread. The function goes to the ranks by value
+    if it stands in `__main__` or in a notebook, and else as the name of its module, which the ranks import. It calls
+    `init()` itself. What the ranks print appears here. Ctrl-C ends the ranks, and so does the end of this process.
+
+    Args:
+        func: what each rank calls.
+        args: its positional arguments; like all that travels, they are pickled.
+        kwargs: its keyword arguments.
+        num_proc: number of ranks.
+        hosts: where they run, such as "a:2,b:4"; None is this host, or what a scheduler has allocated.
+        hostfile: a file that names the hosts instead.
+        env: variables to set for the ranks, besides those of this process.
+        shared_folder: a folder that all hosts have in common, in which function and results are exchanged; needed when
+            ranks run on other hosts. None: a folder of the run in the place for temporary files.
+        flags: any flag of `horovodish run` by its name, such as `fusion_threshold_mb=32`, `verbose=True`.
+
+    Returns:
+        What the function returned, by rank.
+
+    Raises:
+        Exception: what the function raised on the rank that failed first, with the traceback it has there as its cause.
+        RankLostError: a rank was lost before the function returned.
+        LaunchError: the ranks could not be started, or a package is missing.
+        SettingError: an argument has a value that is not accepted.
+        TypeError: there is no such argument, or the function, its arguments or its result cannot be pickled.
+
+    Example:
+        >>> import horovodish as hvd
+        >>> def train(rate):
+        ...     hvd.init()
+        ...     return hvd.rank() * rate
+        >>> hvd.run(train, args=(0.5,), num_proc=2)
+        [0.0, 0.5]
+    """
+    if NP_VARIABLE in os.environ:
+        raise LaunchError("horovodish.run() was called by a rank; start the script with python, without a launcher")
+    arguments = _arguments({"num_proc": flags.pop("np", num_proc), "hosts": hosts, "hostfile": hostfile, **flags})
+    command = [sys.executable, "-m", "horovodish.launcher.function_rank"]
+    np = request(run_parser().parse([*arguments, "--", *command])).np
+    call = Call.of_this_process(_pickled_call(func, tuple(args), dict(kwargs or {})))
+    with tempfile.TemporaryDirectory(prefix="horovodish-call-", dir=shared_folder, ignore_cleanup_errors=True) as place:
+        folder = Path(place)
+        write(folder, call)
+        launcher = [sys.executable, "-m", "horovodish.launcher.function_launcher", str(os.getpid()), place]
+        ended = _watched([*launcher, *arguments, "--", *command, place], _environment(env or {}))
+        return _results(folder, np, *ended)
+
+
+def _arguments(given: Mapping[str, Any]) -> list[str]:
+    """The arguments of Python as those of the command line."""
+    known = {name.replace("-", "_"): action for name, action in run_parser().named.items()}
+    words = []
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name not in known:
+            raise TypeError(f"horovodish.run() has no argument {name}{did_you_mean(name, known)}")
+        action = known[name]
+        flag = next(flag for flag in action.option_strings if flag.startswith("--"))
+        if action.nargs != 0:
+            words.append(f"{flag}={value}")
+        elif not isinstance(value, bool):
+            raise TypeError(f"horovodish.run(): {name} is True or False, not {value!r}")
+        elif value:
+            words.append(flag)
+        elif isinstance(action, argparse.BooleanOptionalAction):
+            words.append(f"--no-{flag.removeprefix('--')}")
+    return words
+
+
+def _pickled_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    if not callable(func):
+        raise TypeError(f"horovodish.run() takes a function, not {func!r}")
+    try:
+        return pickled((func, args, kwargs))
+    except LaunchError:
+        raise
+    except Exception as problem:
+        name = getattr(func, "__qualname__", repr(func))
+        raise TypeError(
+            f"{name} and its arguments cannot be pickled for the ranks: {problem}. "
+            "Make inside the function what cannot travel, such as locks, connections and generators"
+        ) from problem
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise TypeError(f"horovodish.run(): env has {name!r}: {value!r}, but variables are text")
+    return {**os.environ, **env}
+
+
+def _watched(command: list[str], environ: dict[str, str]) -> tuple[int, str]:
+    """Runs the launcher and passes on what comes out of it; returns its exit status and its last word.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted the ranks; they have ended.
+    """
+    interrupt: KeyboardInterrupt | None = None
+    with subprocess.Popen(
+        command,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # signals from the terminal reach the launcher through us alone
+    ) as launcher:
+        try:
+            relay = Relay(launcher)
+            while not relay.is_done:
+                try:
+                    relay.pass_on()
+                except KeyboardInterrupt as pressed:
+                    interrupt = pressed
+                    launcher.send_signal(signal.SIGINT)
+        finally:
+            if not relay.is_done:
+                launcher.terminate()
+    if interrupt:
+        raise interrupt
+    return launcher.returncode, relay.last_word
+
+
+class Relay:
+    """Passes on what comes out of the launcher, to this process's `sys.stdout` and `sys.stderr`, as it comes.
+
+    Attributes:
+        last_word: the last line that the launcher itself has written.
+    """
+
+    def __init__(self, launcher: subprocess.Popen[bytes]) -> None:
+        self.last_word = ""
+        self._line = ""
+        self._selector = selectors.DefaultSelector()
+        for source, target in ((launcher.stdout, sys.stdout), (launcher.stderr, sys.stderr)):
+            assert source is not None
+            decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+            self._selector.register(source, selectors.EVENT_READ, (decoder, target))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the launcher has closed both."""
+        return not self._selector.get_map()
+
+    def pass_on(self) -> None:
+        """Waits for something to come, and passes it on."""
+        for key, _ in self._selector.select():
+            data = os.read(key.fd, 1 << 16)
+            decoder, target = key.data
+            text = decoder.decode(data, final=not data)
+            if not data:
+                self._selector.unregister(key.fileobj)
+            if target is sys.stderr:
+                self._listen(text)
+            target.write(text)
+            target.flush()
+
+    def _listen(self, text: str) -> None:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            if line.startswith(LAUNCHERS_LINE):
+                self.last_word = line.removeprefix(LAUNCHERS_LINE)
+
+
+def _results(folder: Path, np: int, status: int, last_word: str) -> list[Any]:
+    if (folder / PROBLEM).exists():
+        raise read(folder, PROBLEM)
+    reports: list[Report] = [read(folder, name_of(rank)) for rank in range(np) if (folder / name_of(rank)).exists()]
+    causes = [report for report in reports if report.error and not report.error.startswith(CONSEQUENCES)]
+    if causes:
+        _raise(min(causes, key=lambda report: report.time))
+    if status == 0 and len(reports) < np:
+        missing = next(rank for rank in range(np) if not (folder / name_of(rank)).exists())
+        raise RankLostError(f"rank {missing} ended before the function returned")
+    if status != 0:
+        error = RankLostError if last_word.startswith("rank ") else LaunchError
+        raise error(last_word or f"the launcher ended with exit status {status}")
+    return [_loaded(report) for report in reports]
+
+
+def _raise(report: Report) -> None:
+    error: Exception = RankLostError(f"rank {report.rank} on {report.host} raised {report.error}")
+    if report.exception:
+        with contextlib.suppress(Exception):  # a class of the ranks alone
+            error = pickle.loads(report.exception)
+    raise error from RankTraceback(f"rank {report.rank} on {report.host}:\n{report.traceback}")
+
+
+def _loaded(report: Report) -> Any:
+    try:
+        return pickle.loads(report.result or b"")
+    except Exception as problem:
+        raise TypeError(f"what rank {report.rank} returned cannot be loaded here: {problem}") from problem
