@@ -25,8 +25,8 @@ class SyncBatchNorm(_BatchNorm):
     also none, and must run the backward pass. It costs one collective in either direction. In evaluation mode nothing
     travels, and it is what `torch.nn.BatchNorm*d` is. So is its state dict.
 
-    Each rank's sums are accumulated in float64 and travel as float64, whatever the dtype of the input; the rest is
-    computed in float32, or float64 where the input is. The gradients of weight and bias are this rank's share, as those
+    Each rank's statistics are those of torch's own kernels, in float32, or float64 where the input is; they travel and
+    are put together as float64. The gradients of weight and bias are this rank's share, as those
     of all parameters. Ranks that have joined do not count. There is no second derivative.
 
     Args:
@@ -158,35 +158,35 @@ class _Normalization(torch.autograd.Function):
         name: str,
         process_set: ProcessSet,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        wide = _wide(input)
-        count, total, squares = _summed(_moments(wide), name, process_set).split([1, *[input.size(1)] * 2])
+        count, total, squares = _summed(_moments(input), name, process_set).split([1, *[input.size(1)] * 2])
         mean = total / count
         variance = (squares / count - mean * mean).clamp_(min=0)
-        ctx.save_for_backward(input, weight, mean, (variance + eps).rsqrt(), count)
+        inverse = (variance + eps).rsqrt()
+        ctx.save_for_backward(input, weight, mean, inverse, count)
         ctx.name, ctx.process_set = f"{name}.gradient", process_set
         ctx.mark_non_differentiable(mean, variance, count)
-        slope, offset = (None if each is None else each.to(wide.dtype) for each in (weight, bias))
-        output = functional.batch_norm(wide, mean.to(wide), variance.to(wide), slope, offset, eps=eps)
-        return output.to(input.dtype), mean, variance, count
+        dtype = _wide_dtype(input)
+        slope, offset = (None if each is None else each.to(dtype) for each in (weight, bias))
+        output = functional.batch_norm(input, mean.to(dtype), variance.to(dtype), slope, offset, eps=eps)
+        return output, mean, variance, count
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> Any:
         input, weight, mean, inverse, count = ctx.saved_tensors
-        wide = _wide(gradient)
-        centred = _wide(input) - _per_channel(mean, wide)
-        sums = torch.stack([_sum(wide), _sum(wide * centred)])
-        of_input = of_weight = of_bias = None
+        dtype = _wide_dtype(input)
+        of_input = None
+        products, sums = _sums(gradient, input, mean.to(dtype), inverse.to(dtype))
         if ctx.needs_input_grad[0]:
-            means = _summed(sums, ctx.name, ctx.process_set) / count
+            both = torch.stack([sums, products]).double()
+            means = _summed(both, ctx.name, ctx.process_set) / count
             scale = inverse if weight is None else inverse * weight
-            slope = _per_channel(means[1] * inverse * inverse, wide)
-            of_input = (wide - _per_channel(means[0], wide) - centred * slope) * _per_channel(scale, wide)
-            of_input = of_input.to(input.dtype)
-        if ctx.needs_input_grad[1]:
-            of_weight = (sums[1] * inverse).to(weight.dtype)
-        if ctx.needs_input_grad[2]:
-            of_bias = sums[0].to(weight.dtype)
+            slope, offset = (-scale * means[1] * inverse).to(dtype), (-scale * means[0]).to(dtype)
+            wide = input.to(dtype)
+            of_input = functional.batch_norm(wide, mean.to(dtype), torch.ones_like(slope), slope, offset, eps=0.0)
+            of_input = of_input.addcmul_(gradient, _per_channel(scale.to(dtype), wide)).to(input.dtype)
+        of_weight = products.to(weight.dtype) if ctx.needs_input_grad[1] else None
+        of_bias = sums.to(weight.dtype) if ctx.needs_input_grad[2] else None
         return of_input, of_weight, of_bias, None, None, None
 
 
@@ -194,33 +194,44 @@ def _moments(input: Tensor) -> Tensor:
     """Number, sums and sums of squares of the values of each channel, as one vector of float64.
 
     The squares are those of what a value differs from the rank's own mean: summed up as they are, float32 would lose
-    what distinguishes the values where the mean is large.
+    what distinguishes the values where the mean is large. For the same reason the rounding of that mean is made good.
     """
+    channels = input.size(1)
     count = math.prod([*input.shape[:1], *input.shape[2:]])
-    total = _sum(input)
-    centre = (total / max(count, 1)).to(input.dtype)
-    centred = input - _per_channel(centre, input)
+    if count == 0:
+        return input.new_zeros(1 + 2 * channels, dtype=torch.float64)
+    # In the dtype of the running statistics, which are of no further interest.
+    running = input.new_zeros(2, channels, dtype=_wide_dtype(input))
+    centre, variance = torch.batch_norm_update_stats(input, running[0], running[1], 0.0)
+    rest = (input - _per_channel(centre, input)).sum([0, *range(2, input.dim())])
     centre = centre.double()
-    squares = _sum(centred * centred) + 2 * centre * total - count * centre * centre
+    total = count * centre + rest
+    squares = count * variance.double() + 2 * centre * total - count * centre * centre
     return torch.cat([total.new_tensor([count]), total, squares])
 
 
-def _sum(values: Tensor) -> Tensor:
-    """The sum of each channel in float64."""
-    return values.sum([dimension for dimension in range(values.dim()) if dimension != 1], dtype=torch.float64)
+def _sums(gradient: Tensor, input: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each channel, the sums of the gradient times the normalized input, and of the gradient."""
+    if input.numel() == 0:
+        return torch.zeros_like(mean), torch.zeros_like(mean)
+    ones = torch.ones_like(mean)
+    _, products, sums = torch.ops.aten.native_batch_norm_backward(
+        gradient, input, ones, None, None, mean, inverse, True, 0.0, [False, True, True]
+    )
+    return products, sums
 
 
 def _summed(values: Tensor, name: str, process_set: ProcessSet) -> Tensor:
     return submit_allreduce([values], only, False, None, name, Sum, 1.0, 1.0, process_set, True).wait()
 
 
-def _wide(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+def _wide_dtype(values: Tensor) -> torch.dtype:
+    return torch.promote_types(values.dtype, torch.float32)
 
 
 def _per_channel(values: Tensor, like: Tensor) -> Tensor:
     """One value per channel, so that it can be combined with `like`."""
-    return values.to(like.dtype).reshape(1, -1, *[1] * (like.dim() - 2))
+    return values.reshape(1, -1, *[1] * (like.dim() - 2))
 
 
 def _check_count(count: int, name: str) -> None:
