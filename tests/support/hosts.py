@@ -66,11 +66,12 @@ class Hosts:
         """What starts that many ranks on each host, to which a program and its arguments are appended."""
         places = ",".join(f"{self.address(host)}:{ranks}" for host, ranks in enumerate(ranks_per_host))
         first = self.name(0)
+        shared = sum(ranks_per_host) > (os.cpu_count() or 1)  # cores, by ranks that wait and ranks that work
         return [
             *("ip", "netns", "exec", first, "unshare", "--uts"),
             *("sh", "-c", f'hostname {first}; exec "$0" "$@"'),
             *(mpirun(), "-np", str(sum(ranks_per_host)), "--host", places),
-            *("--mca", "plm_rsh_agent", str(self.agent), "--mca", "mpi_yield_when_idle", "1"),
+            *("--mca", "plm_rsh_agent", str(self.agent), "--mca", "mpi_yield_when_idle", "1" if shared else "0"),
             *("--bind-to", "none", "--oversubscribe", "--allow-run-as-root"),
             *(["--with-ft", "ulfm"] if survivors else []),
         ]

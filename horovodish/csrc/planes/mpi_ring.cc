@@ -37,7 +37,8 @@ void MpiRingPlane::start(std::shared_ptr<Operation> operation) { waiting_.push_b
 
 Progress MpiRingPlane::advance() {
   bool progressed = false;
-  while (!waiting_.empty() && running_.size() < kWindow) {
+  // One at a time, because it is packed here, and those that run can move in the meantime.
+  if (!waiting_.empty() && running_.size() < kWindow) {
     const size_t wanted = waiting_.front()->request->segment_bytes;
     const MpiEnvironment environment{mpi_, everybody_, rank_, tags_.operation(started_++),
                                      wanted == 0 ? segment_bytes_ : wanted};

@@ -86,8 +86,8 @@ class AllreduceRun : public MpiTask {
     const size_t count = concatenation_.count();
     const auto& first = concatenation_.segments().front();
     const bool in_target = concatenation_.segments().size() == 1 && first.target != nullptr;
-    if (!in_target) fusion_buffer_.resize(count * concatenation_.item_bytes());
-    std::byte* buffer = in_target ? first.target : fusion_buffer_.data();
+    if (!in_target) fusion_buffer_ = std::make_unique_for_overwrite<std::byte[]>(count * concatenation_.item_bytes());
+    std::byte* buffer = in_target ? first.target : fusion_buffer_.get();
     const double scale = operation.packing_scale();
     if (buffer != first.source || scale != 1.0) concatenation_.pack(0, count, operation.request->op, buffer, scale);
     run_ =
@@ -96,8 +96,7 @@ class AllreduceRun : public MpiTask {
 
   bool advance() override {
     const bool progressed = run_->advance();
-    if (run_->done() && !fusion_buffer_.empty())
-      concatenation_.unpack(0, concatenation_.count(), fusion_buffer_.data());
+    if (run_->done() && fusion_buffer_) concatenation_.unpack(0, concatenation_.count(), fusion_buffer_.get());
     return progressed;
   }
   bool done() const override { return run_->done(); }
@@ -105,7 +104,7 @@ class AllreduceRun : public MpiTask {
 
  private:
   const Concatenation concatenation_;
-  std::vector<std::byte> fusion_buffer_;
+  std::unique_ptr<std::byte[]> fusion_buffer_;
   std::unique_ptr<MpiTask> run_;
 };
 
