@@ -48,7 +48,10 @@ bench: dev
 
 # Between two hosts, which are network namespaces; only root can make them.
 bench-hosts: dev
-	PATH="$(BIN):$$PATH" python benchmarks/two_hosts.py
+	for ranks in 1 2; do \
+		PATH="$(BIN):$$PATH" python benchmarks/two_hosts.py $$ranks benchmarks/allreduce.py --rounds 6 \
+			--sizes 4 4096 65536 1048576 8388608 67108864 || exit 1; done
+	PATH="$(BIN):$$PATH" python benchmarks/two_hosts.py --gbit 2 1 benchmarks/torch_overlap.py
 
 # Many steps, to see that nothing grows.
 soak: dev
