@@ -103,7 +103,7 @@ def init(comm: "Intracomm | list[int] | None" = None, process_sets: Any = None) 
         LaunchError: no MPI, or a launcher of another MPI than mpi4py's, or torchrun, or the ranks of a host cannot
             share memory.
         SettingError: a HOROVODISH_* variable has a bad value, or not the same one on every rank.
-        ForkedProcessError: in a forked child of a process that had called `init()`.
+        ForkedProcessError: in a child of a process that had called `init()`, however it was started.
         ValueError: `comm` is a list that is empty, repeats a rank, or does not contain the calling rank.
 
     Example:
@@ -124,6 +124,7 @@ def init(comm: "Intracomm | list[int] | None" = None, process_sets: Any = None) 
         mpi.check_no_other_launcher()
         _running = _start(Place(0, ((0,),)), settings.load())
     else:
+        _check_not_started_by_a_rank()
         _running = _start_on(communicators.of(comm))
     for _, started, _ in _followers:
         started(process_sets)
@@ -276,8 +277,23 @@ def running() -> Running:
 def _forked_error() -> ForkedProcessError:
     return ForkedProcessError(
         f"process {os.getpid()} was forked from a rank and cannot use its engine. Call horovodish in the process that "
-        "called init() only, or start workers by spawn instead of fork"
+        "called init() only"
     )
+
+
+def _check_not_started_by_a_rank() -> None:
+    # A worker that is spawned runs the script up to its main part. To MPI it would be the rank that started it.
+    process, _, job = os.environ.get(settings.RANK_PROCESS_VARIABLE, "").partition(" ")
+    if process not in ("", str(os.getpid())) and job == _job():
+        raise ForkedProcessError(
+            f"process {os.getpid()} was started by process {process}, which is a rank, and is none itself. Keep what "
+            "only ranks do, init() among it, behind: if __name__ == '__main__':"
+        )
+
+
+def _job() -> str:
+    """What tells Open MPI's jobs apart: a rank may start another one."""
+    return os.environ.get("PMIX_NAMESPACE", "")
 
 
 def _start_on(communicator: communicators.Communicator) -> Running:
@@ -297,6 +313,8 @@ def _start_on(communicator: communicators.Communicator) -> Running:
     local_comm.Free()
     started = _start(place, knobs, communicator, peers)
     comm.Barrier()
+    if mpi.launcher_environment() is not None:
+        os.environ[settings.RANK_PROCESS_VARIABLE] = f"{os.getpid()} {_job()}"
     return started
 
 
@@ -361,6 +379,7 @@ def _stop(reason: str) -> None:
     if _running is None:
         return
     stopped, _running = _running, None
+    os.environ.pop(settings.RANK_PROCESS_VARIABLE, None)
     for *_, forget in _followers:
         forget()
     why = failures.reason or reason

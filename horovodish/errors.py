@@ -61,7 +61,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class ForkedProcessError(RuntimeError):
-    """The engine was used in a forked child, such as a data-loader worker; only the process of `init()` can."""
+    """The engine was used in a child of a rank, such as a data-loader worker; only the process of `init()` can."""
 
 
 class LaunchError(RuntimeError):

@@ -15,15 +15,27 @@ from typing import Any, TypeVar
 
 from horovodish.errors import SettingError
 
-__all__ = ["NP_VARIABLE", "PREFIX", "RUN_DIR_VARIABLE", "Setting", "Settings", "Value", "load", "table"]
+__all__ = [
+    "NP_VARIABLE",
+    "PREFIX",
+    "RANK_PROCESS_VARIABLE",
+    "RUN_DIR_VARIABLE",
+    "Setting",
+    "Settings",
+    "Value",
+    "load",
+    "table",
+]
 
 PREFIX = "HOROVODISH_"
 NP_VARIABLE = "HOROVODISH_NP"
 """Set by the launcher for the ranks: how many ranks it started."""
 RUN_DIR_VARIABLE = "HOROVODISH_RUN_DIR"
 """Set by the launcher for the ranks: the private folder of this run, where a failing rank leaves its reason."""
+RANK_PROCESS_VARIABLE = "HOROVODISH_RANK_PROCESS"
+"""Set by a rank for the processes that it starts: its own process, and the job that it belongs to."""
 
-_NOT_KNOBS = (NP_VARIABLE, RUN_DIR_VARIABLE, "HOROVODISH_TEST_HOSTS", "HOROVODISH_TEST_GPU")
+_NOT_KNOBS = (NP_VARIABLE, RUN_DIR_VARIABLE, RANK_PROCESS_VARIABLE, "HOROVODISH_TEST_HOSTS", "HOROVODISH_TEST_GPU")
 
 Value = int | float | str
 T = TypeVar("T", bool, int, float, str)

@@ -1,13 +1,15 @@
-"""Before init, after shutdown, init again, forked children."""
+"""Before init, after shutdown, init again, children of ranks."""
 
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
@@ -148,6 +150,21 @@ def leave_like_python() -> None:
 @pytest.mark.parametrize("np", [1, 2])
 def test_forked_children_are_told_and_harmless(np: int, plane: str) -> None:
     run_ranks(fork_children, np, env={"HOROVODISH_PLANE": plane})
+
+
+def start_workers() -> None:
+    """They begin with the script that started them; if that calls init() right away, they must not pass for ranks."""
+    hvd.init()
+    for method in ("spawn", "forkserver"):
+        with ProcessPoolExecutor(1, multiprocessing.get_context(method)) as workers:
+            with pytest.raises(hvd.ForkedProcessError, match=f"process {os.getpid()}, which is a rank"):
+                workers.submit(hvd.init).result()
+            assert workers.submit(hvd.is_initialized).result() is False
+    hvd.barrier()
+
+
+def test_workers_that_are_spawned_are_no_ranks() -> None:
+    run_ranks(start_workers, 2)
 
 
 ALONE = """
