@@ -24,7 +24,7 @@ __all__ = ["Tuner", "Tuning", "search"]
 CHOICES: Mapping[str, Sequence[float]] = {
     "fusion_threshold_mb": (1, 2, 4, 8, 16, 32, 64, 128),
     "chunk_kb": (64, 128, 256, 512, 1024),
-    "ring_segment_kb": (15, 30, 60, 120, 240, 480),
+    "ring_segment_kb": (30, 60, 128, 256, 512, 1024, 2048),
 }
 """What is tried of each setting, besides where the search starts."""
 
