@@ -400,8 +400,17 @@ def _after_fork_in_child() -> None:
             _forked.peers.close_sockets()
 
 
+def _own_rank() -> int | None:
+    """The rank of this process, also while `init()` has not succeeded."""
+    if _running is not None:
+        return _running.place.rank
+    launched = mpi.launcher_environment()
+    is_child_of_a_rank = settings.RANK_PROCESS_VARIABLE in os.environ
+    return launched.rank if launched and not is_child_of_a_rank else None
+
+
 @functools.cache
 def _install_hooks() -> None:
-    failures.watch(lambda: None if _running is None else _running.place.rank)
+    failures.watch(_own_rank)
     atexit.register(_at_exit)
     os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +12,11 @@ from traceback import format_exception
 from types import TracebackType
 
 from horovodish.errors import RankLostError
+from horovodish.mpi import launcher_environment
 from horovodish.settings import RUN_DIR_VARIABLE
+
+LONGEST = 10_000
+"""How many characters of an error and of its traceback the launcher is told: a message to it has 64 KiB."""
 
 reason: str | None = None
 """Why this process ends early, once it does: "raised ValueError: ..."."""
@@ -24,39 +26,46 @@ def watch(rank: Callable[[], int | None]) -> None:
     """From now on, note such an exception, besides what `sys.excepthook` does.
 
     Args:
-        rank: gives the rank of this process, or None when it is none, such as a forked child.
+        rank: gives the rank of this process, or None when it is none.
     """
-    previous = sys.excepthook
+    previous, process = sys.excepthook, os.getpid()
 
     def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
         global reason
         reason = f"raised {kind.__name__}: {value}"
-        own = rank()
-        if own is not None:
-            _write_report(own, kind, value, traceback)
+        own = rank() if os.getpid() == process else None  # a forked child is no rank
+        is_usual = previous is sys.__excepthook__
+        is_told = own is not None and _report(kind, value, traceback if is_usual else None)
         if own is not None and isinstance(value, RankLostError):
             # A consequence: the traceback that matters is the one of the rank that was lost.
             print(f"horovodish: rank {own} ends: {value}", file=sys.stderr, flush=True)
-        else:
+        elif not (is_usual and is_told):
             previous(kind, value, traceback)
 
     sys.excepthook = hook
 
 
-def _write_report(rank: int, kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
-    """Tells the launcher, so that it can tell the cause from the consequences on other ranks."""
-    folder = os.environ.get(RUN_DIR_VARIABLE)
-    if folder is None:
-        return
-    report = {
-        "rank": rank,
-        "host": socket.gethostname(),
-        "time": time.time(),
-        "error": f"{kind.__name__}: {value}",
-        "traceback": "".join(format_exception(kind, value, traceback)),
-    }
-    path = Path(folder, f"rank-{rank}.failure")
-    with contextlib.suppress(OSError):  # the launcher is gone, or on another host
+def _report(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> bool:
+    """Tells the launcher, if there is one, which knows the cause from its consequences on other ranks.
+
+    Args:
+        kind: of the exception.
+        value: the exception.
+        traceback: its, if the launcher shall show it, after everything else and once; None if it is shown here.
+
+    Returns:
+        Whether the launcher is told.
+    """
+    folder, launched = os.environ.get(RUN_DIR_VARIABLE), launcher_environment()
+    if folder is None or launched is None:
+        return False
+    text = "".join(format_exception(kind, value, traceback)) if traceback else ""
+    report = {"time": time.time(), "error": f"{kind.__name__}: {value}"[:LONGEST], "traceback": text[-LONGEST:]}
+    path = Path(folder, f"rank-{launched.rank}.failure")
+    try:
         unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(report))
+        unfinished.write_text(json.dumps(report, ensure_ascii=False), encoding="utf-8", errors="replace")
         unfinished.rename(path)
+    except OSError:
+        return False  # the launcher is gone
+    return True

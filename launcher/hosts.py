@@ -5,12 +5,23 @@ Hosts are named on the command line (`a:2,b:4`), in a hostfile or by a scheduler
 """
 
 import re
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from horovodish.errors import SettingError
 
-__all__ = ["THIS_HOST", "Allocation", "Host", "Share", "allocation", "from_hostfile", "from_hosts_flag", "place"]
+__all__ = [
+    "THIS_HOST",
+    "Allocation",
+    "Host",
+    "Share",
+    "allocation",
+    "from_hostfile",
+    "from_hosts_flag",
+    "is_here",
+    "place",
+]
 
 THIS_HOST = "localhost"
 
@@ -114,6 +125,12 @@ def from_hostfile(path: str) -> Allocation:
         if words:
             hosts.append(_host_of_line(words, f"hostfile {path}, line {number}"))
     return allocation(hosts, f"hostfile {path}")
+
+
+def is_here(name: str) -> bool:
+    """Whether a host is this one, as far as its name tells. mpirun recognises it by its addresses, too."""
+    own = socket.gethostname()
+    return name in (THIS_HOST, "127.0.0.1", own, own.split(".", 1)[0])
 
 
 def place(np: int, among: Allocation | None, *, oversubscribe: bool = False) -> tuple[Share, ...]:

@@ -5,96 +5,112 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from horovodish.launcher.link import Link, listen
-from horovodish.launcher.mpirun import Mpirun, arguments, rank_variable
-from horovodish.launcher.outcome import Ending, Fault, first_fault, read_failures, signal_name
+from horovodish.errors import SettingError
+from horovodish.launcher.environment import rank_variables, threads_notices
+from horovodish.launcher.link import Arrival, FarLink, Link
+from horovodish.launcher.outcome import Ending, Failure, Fault, Refusal, first_fault, refusal_of, signal_name
 from horovodish.launcher.output import Output
+from horovodish.launcher.program import socket_path
+from horovodish.launcher.reception import Reception
+from horovodish.launcher.supervisor import LAUNCHER_VARIABLE
 
 __all__ = ["Job"]
 
-SUPERVISOR = Path(__file__).with_name("supervisor.py")
-
 POLL_SECONDS = 0.2
-"""How often the run folder is looked at for a rank that raised."""
 EXIT_SECONDS = 1.0
 """How long a rank that raised may take to exit: MPI waits for the other ranks then, and they may wait for this one."""
 SETTLE_SECONDS = 0.3
-"""How long to wait for the cause when a rank has only reported the failure of another."""
+"""How long to wait for the cause: what is seen first may be a consequence of what happens on another host."""
 MPIRUN_SECONDS = 3.0
 """How long mpirun may take to end when all ranks have."""
+STDIN_BYTES = 1 << 15
 
 Schedule = tuple[tuple[float, int | None], ...]
 """How a job is ended: what signal the ranks get after how many seconds. None: they are given up."""
 INTERRUPT: Schedule = ((0.0, signal.SIGINT), (1.5, signal.SIGTERM), (2.5, signal.SIGKILL), (3.5, None))
 TERMINATE: Schedule = ((0.0, signal.SIGTERM), (2.5, signal.SIGKILL), (3.5, None))
 KILL: Schedule = ((0.0, signal.SIGKILL), (1.0, None))
+GIVE_UP: Schedule = ((0.0, None),)
 
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Job:
-    """A run on this host.
+    """A run. No rank is started before the supervisors of all ranks have reported.
 
     Args:
-        mpirun: the one that belongs to the MPI of the ranks.
+        arguments: the command that starts the supervisors.
         np: number of ranks.
-        command: what each rank runs.
-        environ: the variables of the ranks.
+        environ: the variables of that command.
         run_dir: an empty folder of this run alone, with a short path.
-        prefix: begin each line that a rank writes with `[rank] `.
-        start_timeout: how many seconds the ranks may take to start.
+        output: takes what the ranks write.
+        at: this host's addresses for supervisors on other hosts; None if there are none.
+        with_threads: whether to choose how many threads each rank computes with.
+        gpus_per_rank: how many GPUs each rank sees; None: all of its host.
+        start_timeout: how many seconds the supervisors may take to report.
+        is_hopeless: whether to wait no longer, by the ranks that have reported and what mpirun has written.
         tell: gets each line that the launcher has to say while the job runs.
 
     Attributes:
         arguments: the command that is run.
-        mpirun_log: the file with the output of mpirun itself.
 
     Attributes after `run()`:
         stopped_by: the signal to the launcher that ended the job, if one did.
+        refusal: why no rank was started, if that was decided when all supervisors had reported.
         fault: the rank that failed first, if one did.
-        started: how many ranks were started.
-        timed_out: whether the job was ended because not all of them had started in time.
+        failures: what ranks have told of their exceptions.
+        lost: the ranks whose supervisors vanished, in this order.
+        abandoned: the hosts where mpirun, or its daemon, ended before the ranks did, in this order.
+        timed_out: whether the job was ended because not all of them had reported in time.
         completed: how many ranks ended with exit status 0.
         mpirun_status: exit status of mpirun, negative for a signal.
+        mpirun_was_killed: whether a signal ended mpirun that did not come from here.
     """
 
     def __init__(
         self,
-        mpirun: Mpirun,
+        arguments: Sequence[str],
         np: int,
-        command: Sequence[str],
         environ: Mapping[str, str],
         run_dir: Path,
+        output: Output,
         *,
-        prefix: bool,
+        at: Sequence[str] | None,
+        with_threads: bool,
+        gpus_per_rank: int | None,
         start_timeout: float,
+        is_hopeless: Callable[[set[int], str], bool],
         tell: Callable[[str], None],
     ) -> None:
-        socket_path = run_dir / "launcher.socket"
-        program = [sys.executable, "-I", "-S", str(SUPERVISOR), str(socket_path), rank_variable(mpirun), *command]
-        self.arguments = arguments(mpirun, np, program, as_root=os.geteuid() == 0)
-        self.mpirun_log = run_dir / "mpirun.log"
+        self.arguments = arguments
+        self._mpirun_log = run_dir / "mpirun.log"
         self.stopped_by: int | None = None
+        self.refusal: Refusal | None = None
         self.fault: Fault | None = None
-        self.started = 0
+        self.failures: dict[int, Failure] = {}
+        self.lost: list[int] = []
+        self.abandoned: list[str] = []
         self.timed_out = False
         self.completed = 0
         self.mpirun_status = 0
+        self.mpirun_was_killed = False
 
         self._np = np
-        self._environ = environ
-        self._run_dir = run_dir
+        self._output = output
+        self._with_threads = with_threads
+        self._gpus_per_rank = gpus_per_rank
         self._start_timeout = start_timeout
+        self._is_hopeless = is_hopeless
         self._tell = tell
-        self._links: set[Link] = set()
+        self._links: dict[Link, tuple[int, int]] = {}  # and what is waited for
+        self._arrivals: dict[int, Arrival] = {}
+        self._has_begun = False
         self._endings: list[Ending] = []
-        self._raised: set[int] = set()
         self._schedule: list[tuple[float, int | None]] = []  # what is left to do to end the job, by time.monotonic()
         self._is_ending = False
         self._given_up = False
@@ -102,11 +118,20 @@ class Job:
         self._wakeup, self._waker = os.pipe()
         for end in (self._wakeup, self._waker):
             os.set_blocking(end, False)
-        self._listener = listen(socket_path)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._take_signals)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._output = Output(np, prefix=prefix, when_closed=lambda: os.write(self._waker, bytes([signal.SIGPIPE])))
+        self._reception = Reception(self._selector, socket_path(run_dir), self._admit, at)
+        self._environ = {**environ, LAUNCHER_VARIABLE: self._reception.address} if at is not None else environ
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """The host of each rank whose supervisor has reported."""
+        return {rank: arrival.host for rank, arrival in self._arrivals.items()}
+
+    @property
+    def said_by_mpirun(self) -> str:
+        """What mpirun itself has written so far."""
+        return self._mpirun_log.read_text(encoding="utf-8", errors="replace").replace("\0", "")
 
     def run(self) -> None:
         """Starts the ranks and returns when all of them have ended. Blocks; must be called in the main thread, once.
@@ -114,7 +139,7 @@ class Job:
         Raises:
             OSError: mpirun cannot be started.
         """
-        with self._signals_in_the_pipe(), self.mpirun_log.open("wb") as log:
+        with self._signals_in_the_pipe(), self._mpirun_log.open("wb") as log:
             mpirun = subprocess.Popen(
                 self.arguments,
                 env=self._environ,
@@ -123,7 +148,6 @@ class Job:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # signals from the terminal reach the ranks through us alone
             )
-            self._output.start()
             try:
                 self._serve(mpirun)
             finally:
@@ -131,7 +155,7 @@ class Job:
                 self._output.finish()
                 os.close(self._waker)
                 os.close(self._wakeup)
-        self.fault = first_fault(self._endings, read_failures(self._run_dir))
+        self.fault = first_fault(self._endings, self.failures.values())
         self.completed = sum(ending.status == 0 for ending in self._endings)
 
     def _serve(self, mpirun: subprocess.Popen[bytes]) -> None:
@@ -140,63 +164,109 @@ class Job:
             ready = self._selector.select(POLL_SECONDS)
             for key, _ in ready:
                 key.data()
-            if self.started < self._np and time.monotonic() > start_by and not self._is_ending:
+            if not self._has_begun and time.monotonic() > start_by and not self._is_ending:
                 self.timed_out = True
-                self._end(TERMINATE)
+                self._end(GIVE_UP)
             if not ready and mpirun.poll() is not None:  # not as long as supervisors have something to say
                 self._end(TERMINATE)
+            if not ready and not self._has_begun and self._is_hopeless(set(self._arrivals), self.said_by_mpirun):
+                self._end(GIVE_UP)
             if self._is_ending and not self._links:
                 break
-            for failure in read_failures(self._run_dir):
-                if failure.rank not in self._raised:
-                    self._raised.add(failure.rank)
-                    self._end(TERMINATE, after=EXIT_SECONDS)
             self._follow_schedule()
 
     # What the ranks do
 
-    def _accept(self) -> None:
-        link = Link(self._listener.accept()[0])
-        self._links.add(link)
-        self._selector.register(link.connection, selectors.EVENT_READ, lambda: self._take_message(link))
+    def _admit(self, link: Link) -> None:
+        self._links[link] = link.watched
+        self._selector.register(*link.watched, lambda: self._take_messages(link))
 
-    def _take_message(self, link: Link) -> None:
-        match link.receive():
-            case ["rank", rank]:
-                link.rank = int(rank)
+    def _take_messages(self, link: Link) -> None:
+        for word, rest in link.receive():
+            self._take_message(link, word, rest)
+            if link not in self._links:
+                return
+        if link.watched != self._links[link]:
+            self._selector.unregister(self._links[link][0])
+            self._admit(link)
+
+    def _take_message(self, link: Link, word: str, rest: str) -> None:
+        match word:
+            case "rank":
+                link.arrival = Arrival.of(rest)
+                self._arrivals[link.arrival.rank] = link.arrival
                 if self._is_ending:
-                    self._drop(link)  # which tells the supervisor that it is too late
-                else:
-                    self._give_files(link, link.rank)
-            case ["started"]:
-                self.started += 1
-            case ["told"]:
+                    self._drop(link)  # it is too late
+                elif len(self._arrivals) == self._np:
+                    self._begin()
+            case "told":
                 link.asked = True
                 self._end(TERMINATE)
-            case ["ended", status] if link.rank is not None:
-                self._endings.append(Ending(link.rank, time.time(), int(status), link.asked))
-                if int(status) == 0:
+            case "abandoned" if link.arrival:
+                self.abandoned.append(link.arrival.host)
+                self._end(TERMINATE, after=SETTLE_SECONDS)
+            case "failure" if link.arrival:
+                failure = Failure.of(link.arrival.rank, rest)
+                if failure:
+                    self.failures[failure.rank] = failure
+                    self._end(TERMINATE, after=EXIT_SECONDS)
+            case "ended" if link.arrival:
+                rank, status = link.arrival.rank, int(rest)
+                self._endings.append(Ending(rank, time.time(), status, link.asked))
+                if status == 0:
                     link.leave()
                 else:
-                    self._end(TERMINATE, after=SETTLE_SECONDS if self._is_consequence(link.rank) else 0)
-            case []:
+                    self._end(TERMINATE, after=SETTLE_SECONDS)
+            case "read":
+                self._read_stdin_for(link)
+            case "":
                 self._drop(link)
 
-    def _give_files(self, link: Link, rank: int) -> None:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        link.start([0 if rank == 0 else nothing, *self._output.files(rank)])
-        self._output.given(rank)
-        os.close(nothing)
+    def _begin(self) -> None:
+        """All supervisors are there: starts the ranks, or none of them."""
+        arrivals = self._arrivals.values()
+        self.refusal = refusal_of(arrivals)
+        try:
+            variables = rank_variables(arrivals, with_threads=self._with_threads, gpus_per_rank=self._gpus_per_rank)
+        except SettingError as problem:
+            self.refusal = self.refusal or Refusal(2, str(problem))
+        if self.refusal:
+            self._end(GIVE_UP)
+            return
+        self._has_begun = True
+        for notice in threads_notices(arrivals) if self._with_threads else []:
+            self._tell(notice)
+        for link in self._links:
+            assert link.arrival is not None
+            rank = link.arrival.rank
+            files = self._output.files(rank, is_far=isinstance(link, FarLink))
+            link.start(files, variables[rank], has_stdin=rank == 0)
+            self._output.given(rank)
+        self._output.start(when_closed=lambda: os.write(self._waker, bytes([signal.SIGPIPE])))
 
-    def _is_consequence(self, rank: int) -> bool:
-        return any(failure.rank == rank and failure.is_consequence for failure in read_failures(self._run_dir))
+    def _read_stdin_for(self, link: Link) -> None:
+        def feed() -> None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(0)
+            try:
+                link.feed(os.read(0, STDIN_BYTES))
+            except OSError:
+                link.feed(b"")  # it is closed, or a terminal in whose background we are
+
+        try:
+            self._selector.register(0, selectors.EVENT_READ, feed)
+        except OSError:
+            feed()  # a file, in which there is always something to read
 
     def _drop(self, link: Link) -> None:
-        self._selector.unregister(link.connection)
-        link.connection.close()
-        self._links.discard(link)
-        if not any(ending.rank == link.rank for ending in self._endings):
-            self._end(TERMINATE)  # somebody killed the supervisor
+        self._selector.unregister(self._links.pop(link)[0])
+        link.leave()
+        link.close()
+        rank = link.arrival.rank if link.arrival else None
+        if not any(ending.rank == rank for ending in self._endings):
+            if rank is not None and self._has_begun and not link.asked:
+                self.lost.append(rank)
+            self._end(TERMINATE, after=SETTLE_SECONDS)  # with a host, several ranks are lost
 
     # What the launcher is told by signals
 
@@ -238,6 +308,8 @@ class Job:
 
     def _end(self, schedule: Schedule, after: float = 0.0) -> None:
         """Ends the job by this schedule, `after` so many seconds, unless that was begun or comes earlier already."""
+        if not self._has_begun:
+            schedule = GIVE_UP  # there are no ranks yet
         begin = time.monotonic() + after
         if not self._is_ending and (not self._schedule or begin < self._schedule[0][0]):
             self._schedule = [(begin + seconds, number) for seconds, number in schedule]
@@ -263,13 +335,15 @@ class Job:
         """Lets the supervisors go, which ends ranks that are still there, and waits for mpirun to end."""
         for link in self._links:
             link.leave()
-            link.connection.close()
-        self._listener.close()
+            link.close()
+        self._reception.close()
         self._selector.close()
-        patience = 0.0 if self.timed_out or self._given_up else MPIRUN_SECONDS
+        is_stuck = len(self._arrivals) < self._np or (self._given_up and self._has_begun)
+        patience = 0.0 if is_stuck else MPIRUN_SECONDS
         for number, seconds in ((None, patience), (signal.SIGTERM, 1.0), (signal.SIGKILL, None)):
             if number is not None:
                 os.killpg(mpirun.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.mpirun_status = mpirun.wait(seconds)
+                self.mpirun_was_killed = number is None and self.mpirun_status < 0
                 break

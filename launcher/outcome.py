@@ -5,9 +5,10 @@ import os
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-__all__ = ["Ending", "Failure", "Fault", "exit_status", "first_fault", "read_failures", "signal_name"]
+from horovodish.launcher.link import Arrival
+
+__all__ = ["Ending", "Failure", "Fault", "Refusal", "exit_status", "first_fault", "refusal_of", "signal_name"]
 
 CONSEQUENCES = ("RankLostError",)
 """Errors that a rank raises because another rank has failed."""
@@ -17,22 +18,38 @@ LONGEST_ERROR = 300
 
 @dataclass(frozen=True)
 class Failure:
-    """What a rank that raises leaves in the run folder, as `rank-<rank>.failure`, before it ends.
+    """What a rank that raises leaves in its run folder, as `rank-<rank>.failure`, before it ends.
 
     Attributes:
         rank: the rank.
         time: of the exception, in seconds since the epoch.
         error: class and message of the exception, such as "ValueError: no such file".
+        traceback: as Python prints it, if the rank has left that to the launcher; else empty.
     """
 
     rank: int
     time: float
     error: str
+    traceback: str = ""
+
+    @staticmethod
+    def of(rank: int, report: str) -> "Failure | None":
+        """Reads the report of a rank; None if it makes no sense."""
+        try:
+            content = json.loads(report)
+            return Failure(rank, float(content["time"]), str(content["error"]), str(content["traceback"]))
+        except (ValueError, KeyError, TypeError):
+            return None
 
     @property
     def is_consequence(self) -> bool:
         """Whether the rank only says that another one has failed."""
         return self.error.startswith(CONSEQUENCES)
+
+    @property
+    def is_interrupt(self) -> bool:
+        """Whether the rank only says that the user has ended it."""
+        return self.error.startswith("KeyboardInterrupt")
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,19 @@ class Ending:
     time: float
     status: int
     asked: bool
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why no rank was started.
+
+    Attributes:
+        exit_status: of the launcher.
+        what: what keeps the ranks from being started, in words.
+    """
+
+    exit_status: int
+    what: str
 
 
 @dataclass(frozen=True)
@@ -71,16 +101,16 @@ class Fault:
     is_consequence: bool
 
 
-def read_failures(run_dir: Path) -> list[Failure]:
-    """The failures that ranks have left in the run folder so far."""
-    failures = []
-    for path in run_dir.glob("rank-*.failure"):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            failures.append(Failure(int(content["rank"]), float(content["time"]), str(content["error"])))
-        except (OSError, ValueError, KeyError):
-            continue  # the rank is still writing it
-    return failures
+def refusal_of(arrivals: Iterable[Arrival]) -> Refusal | None:
+    """Why the ranks cannot be started, when the command cannot be run on some host."""
+    hosts: dict[str, list[str]] = {}
+    for arrival in sorted(arrivals, key=lambda arrival: arrival.rank):
+        if arrival.problem and arrival.host not in hosts.setdefault(arrival.problem, []):
+            hosts[arrival.problem].append(arrival.host)
+    if not hosts:
+        return None
+    lines = [f"{problem.split(' ', 1)[1]} (on {', '.join(names)})" for problem, names in hosts.items()]
+    return Refusal(int(next(iter(hosts)).split(" ", 1)[0]), "\n".join(lines))
 
 
 def first_fault(endings: Iterable[Ending], failures: Iterable[Failure]) -> Fault | None:

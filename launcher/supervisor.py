@@ -1,18 +1,32 @@
-"""The program that mpirun starts in place of a rank: `python supervisor.py SOCKET RANK_VARIABLE COMMAND...`
+"""The program that mpirun starts in place of a rank: `python supervisor.py NAME=VALUE... -- COMMAND...`
 
-It connects to the launcher's SOCKET, gets the rank's stdin, stdout and stderr, starts COMMAND as a process group of its
-own and looks after it. Messages are datagrams of a word and numbers:
+It connects to the launcher, starts COMMAND as a process group of its own and looks after it. The names are
 
-    to the launcher     rank RANK          this is the supervisor of RANK
-                        started            the rank runs
-                        told               mpirun wants the rank to end
-                        ended STATUS       the rank has ended, with this status of waitpid()
-    to the supervisor   start              comes with the three files
-                        signal NUMBER      send this to the rank's process group
-                        leave              the supervisor can go
+    host      the name of the launcher's host
+    socket    the launcher's Unix socket there, in the folder of the run
+    rank      the variable in which mpirun tells a process its rank
+    segments  the variable in which MPI is told a folder for shared memory; empty if it needs none
+
+On the launcher's host, messages are datagrams over the Unix socket, and the rank's stdin, stdout and stderr come with
+`start`. On any other host the variable HOROVODISH_LAUNCHER says where the launcher is, and one TCP connection carries
+the messages and what the rank reads and writes, in frames. Messages are words:
+
+    to the launcher     rank RANK HOST MACHINE CORES OWN_CORES GPUS PROBLEM
+                                       where this supervisor runs, and why the command cannot be run there, if so
+                        started        the rank runs
+                        told           mpirun wants the rank to end
+                        abandoned      what has started this supervisor has ended: mpirun, or its daemon here
+                        failure TEXT   the rank has left this report of an exception
+                        ended STATUS   the rank has ended, with this status of waitpid()
+                        read           there is room for what the rank shall read (on other hosts)
+    to the supervisor   start STDIN VARIABLES
+                                       whether the rank has something to read, and what is set for it
+                        signal NUMBER  send this to the rank's process group
+                        leave          the supervisor can go
 
 When the launcher is gone, the rank is ended. When the supervisor itself is killed, the kernel kills the rank. It runs
-as `python -I -S` and imports little, because it costs memory and start-up time once per rank.
+as `python -I -S` and imports little, because it costs memory and start-up time once per rank. On other hosts it runs
+from its text, so that it is the launcher's own version that runs there, whatever is installed.
 """
 
 import contextlib
@@ -23,23 +37,100 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from horovodish.launcher.far_link import FarLink
+
+LAUNCHER_VARIABLE = "HOROVODISH_LAUNCHER"
+"""The secret of the run as hexadecimal digits, the launcher's port and its addresses, separated by spaces."""
+RUN_DIR_VARIABLE = "HOROVODISH_RUN_DIR"
 
 GRACE_SECONDS = 2.0
 """How long a rank may take to end after SIGTERM when the launcher is not there to kill it."""
+LOOK_SECONDS = 0.2
+"""How often to look for the report of a rank that raised, and whether the parent is still there."""
 
 SEGMENTS = "segments"
 """A link in the run folder to a folder in memory."""
+MEMORY = "/dev/shm"
+
+DAEMONS_FOLDER = "PMIX_SERVER_TMPDIR"
+"""The variable that names the folder of Open MPI's daemon, which it leaves behind when it is killed."""
+
+LONGEST_MESSAGE = 1 << 16
+LONGEST_REPORT = LONGEST_MESSAGE - 64
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # a shell's exit statuses
 PR_SET_PDEATHSIG = 1
 
 
-class Supervisor:
-    """Looks after one rank; see the docstring of the module."""
+class NearLink:
+    """The link to a launcher on this host.
 
-    def __init__(self, link: socket.socket) -> None:
+    Attributes:
+        is_open: False once the launcher is gone.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.connect(path)
+        self._files: list[int] = []
+        self.is_open = True
+
+    def interests(self) -> dict[int, int]:
+        """What to wait for, by file."""
+        return {self._connection.fileno(): select.POLLIN} if self.is_open else {}
+
+    def serve(self, ready: Mapping[int, int]) -> list[bytes]:
+        """Moves what can be moved and returns the messages that have come."""
+        if self._connection.fileno() not in ready:
+            return []
+        try:
+            message, files, _, _ = socket.recv_fds(self._connection, LONGEST_MESSAGE, 3)
+        except OSError:
+            message, files = b"", []
+        self._files += files
+        self.is_open = bool(message)
+        return [message] if message else []
+
+    def rank_files(self, has_stdin: bool) -> list[int]:
+        """The rank's stdin, stdout and stderr."""
+        return self._files
+
+    def send(self, message: str) -> None:
+        with contextlib.suppress(OSError):  # the launcher is gone; serve() notices
+            self._connection.send(message.encode())
+
+    def take_rest(self) -> None:
+        """The rank has ended; the launcher reads its pipes itself."""
+
+    def finish(self) -> None:
+        """Nothing is kept back here."""
+
+
+class Supervisor:
+    """Looks after one rank; see the docstring of the module.
+
+    Args:
+        link: to the launcher.
+        rank: which rank.
+        command: what it runs.
+        folder: where the rank leaves its report.
+        segments: the variable for a folder in memory, or nothing.
+    """
+
+    def __init__(self, link: "NearLink | FarLink", rank: str, command: "list[str]", folder: str, segments: str) -> None:
         self.link = link
+        self.rank = rank
+        self.command = command
+        self.folder = folder
+        self.segments = segments
+        self.daemon = os.getppid()
+        self.is_abandoned = False
+        self.report: str | None = os.path.join(folder, f"rank-{rank}.failure")
         self.wakeup, write_end = os.pipe()
         for end in (self.wakeup, write_end):
             os.set_blocking(end, False)
@@ -47,42 +138,53 @@ class Supervisor:
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, lambda *_: None)  # the number arrives in the pipe
         self.pid = 0
-        self.running = True
-        self.status = 0
+        self.running = False
+        self.status = 1 << 8
         self.wanted = True
         self.is_orphan = False
         self.kill_at: float | None = None
+        self.look_at: float | None = None
 
-    def run(self, rank: str, command: list[str]) -> int:
-        """Starts the rank, serves the launcher until there is nothing left to do, returns the rank's exit status."""
-        self.send(f"rank {rank}")
-        _, files, _, _ = socket.recv_fds(self.link, 64, 3)
-        if len(files) < 3:
-            return 1  # the launcher is gone
-        self.pid = start(command, files)
-        for file in files:
-            os.close(file)  # so that the launcher sees the end of what the rank writes
-        self.send("started")
-
-        poller = select.poll()
-        poller.register(self.link, select.POLLIN)
-        poller.register(self.wakeup, select.POLLIN)
+    def run(self) -> int:
+        """Serves the launcher until there is nothing left to do, returns the rank's exit status."""
+        self.link.send(f"rank {self.rank} {place()} {problem_of(self.command[0], os.environ.get('PATH', os.defpath))}")
         while self.running or self.wanted:
-            left = None if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
-            ready = [file for file, _ in poller.poll(None if left is None else left * 1000)]
-            if left == 0.0:
-                self.kill_at = None
-                self.signal_rank(signal.SIGKILL)
+            ready = self.wait()
             if self.wakeup in ready:
                 self.take_signals(os.read(self.wakeup, 64))
-            if self.link.fileno() in ready and not self.take_message():
-                poller.unregister(self.link)
+            for message in self.link.serve(ready):
+                self.take_message(message)
+            if not self.link.is_open and self.wanted:
+                self.is_orphan = True
+                self.wanted = False
+                self.end_rank()
+        self.link.finish()
         code = os.waitstatus_to_exitcode(self.status)
         return code if code >= 0 else 128 - code
 
+    def wait(self) -> "dict[int, int]":
+        """Waits for something to do, and does what is due at a time."""
+        poller = select.poll()
+        poller.register(self.wakeup, select.POLLIN)
+        for file, events in self.link.interests().items():
+            poller.register(file, events)
+        due = min((at for at in (self.kill_at, self.look_at) if at is not None), default=None)
+        ready = poller.poll(None if due is None else max(0.0, due - time.monotonic()) * 1000)
+        now = time.monotonic()
+        if self.kill_at is not None and now >= self.kill_at:
+            self.kill_at = None
+            self.signal_rank(signal.SIGKILL)
+        if self.look_at is not None and now >= self.look_at:
+            self.look_at = now + LOOK_SECONDS
+            self.look_for_report()
+            if os.getppid() != self.daemon and not self.is_abandoned:
+                self.is_abandoned = True
+                self.link.send("abandoned")
+        return dict(ready)
+
     def take_signals(self, numbers: bytes) -> None:
         if signal.SIGTERM in numbers:
-            self.send("told")
+            self.link.send("told")
             self.end_rank()
         zombie = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) if self.running else None
         if zombie:
@@ -91,23 +193,40 @@ class Supervisor:
                 self.signal_rank(signal.SIGKILL)
             _, self.status = os.waitpid(self.pid, 0)
             self.running = False
-            self.send(f"ended {self.status}")
+            self.look_for_report()
+            self.link.take_rest()
+            self.link.send(f"ended {self.status}")
 
-    def take_message(self) -> bool:
-        """Does what the launcher says; False when the launcher is gone."""
-        try:
-            words = self.link.recv(64).split()
-        except OSError:
-            words = []
-        if not words:
-            self.is_orphan = self.wanted
+    def take_message(self, message: bytes) -> None:
+        word, _, rest = message.partition(b" ")
+        if word == b"start":
+            has_stdin, _, variables = rest.partition(b" ")
+            self.start_rank(
+                has_stdin == b"1", dict(each.split("=", 1) for each in variables.decode().split("\0") if each)
+            )
+        elif word == b"signal":
+            self.signal_rank(int(rest))
+        elif word == b"leave":
             self.wanted = False
-            self.end_rank()
-        elif words[0] == b"signal":
-            self.signal_rank(int(words[1]))
-        elif words[0] == b"leave":
-            self.wanted = False
-        return bool(words)
+
+    def start_rank(self, has_stdin: bool, variables: "dict[str, str]") -> None:
+        environ = {**os.environ, **variables, RUN_DIR_VARIABLE: self.folder}
+        segments = os.path.join(self.folder, SEGMENTS)
+        if self.segments and os.path.exists(segments):
+            environ.setdefault(self.segments, segments)
+        files = self.link.rank_files(has_stdin)
+        self.pid = start(self.command, files, environ)
+        self.running = True
+        self.look_at = time.monotonic() + LOOK_SECONDS
+        for file in files:
+            os.close(file)  # so that the launcher sees the end of what the rank writes
+        self.link.send("started")
+
+    def look_for_report(self) -> None:
+        if self.report and os.path.exists(self.report):
+            with open(self.report, "rb") as file:
+                self.link.send(f"failure {file.read(LONGEST_REPORT).decode(errors='ignore')}")
+            self.report = None
 
     def end_rank(self) -> None:
         self.signal_rank(signal.SIGTERM)
@@ -118,12 +237,34 @@ class Supervisor:
         if self.running:
             os.killpg(self.pid, number)
 
-    def send(self, message: str) -> None:
-        with contextlib.suppress(OSError):  # the launcher is gone; take_message() notices
-            self.link.send(message.encode())
+
+def place() -> str:
+    """Where this process runs: host, machine, cores of the host, cores of this process, GPUs."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        machine = file.read().strip()
+    own = len(os.sched_getaffinity(0))
+    try:
+        cores = len(os.sched_getaffinity(os.getppid()))  # a rank may be bound to some of the daemon's cores
+    except OSError:
+        cores = own
+    numbers = sorted(int(name[6:]) for name in os.listdir("/dev") if name[:6] == "nvidia" and name[6:].isdecimal())
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, numbers))).replace(" ", "")
+    return f"{socket.gethostname()} {machine} {cores} {own} {gpus or '-'}"
 
 
-def start(command: list[str], files: list[int]) -> int:
+def problem_of(program: str, path: str) -> str:
+    """Why `program` cannot be run here: a shell's exit status and a reason. Nothing if it can be run."""
+    places = [program] if "/" in program else [os.path.join(folder, program) for folder in path.split(os.pathsep)]
+    files = [each for each in places if os.path.isfile(each)]
+    if any(os.access(each, os.X_OK) for each in files):
+        return ""
+    if files or os.path.isfile(program):
+        python = f": start it with python {program}" if program.endswith(".py") else ""
+        return f"{NOT_EXECUTABLE} {program} is not executable{python}"
+    return f"{NOT_FOUND} {program}: command not found"
+
+
+def start(command: "list[str]", files: "list[int]", environ: "dict[str, str]") -> int:
     """Starts the rank with these files as its stdin, stdout and stderr; returns its process id."""
     prctl = ctypes.CDLL(None).prctl
     supervisor = os.getpid()
@@ -146,34 +287,68 @@ def start(command: list[str], files: list[int]) -> int:
         for number in (*PASSED_ON, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
-        os.execvp(command[0], command)
+        os.execvpe(command[0], command, environ)
     except OSError as problem:
         os.write(2, f"horovodish: cannot start {command[0]}: {problem.strerror}\n".encode())
         os._exit(NOT_FOUND if isinstance(problem, FileNotFoundError) else NOT_EXECUTABLE)
 
 
-def remove_folder(folder: str) -> None:
-    """Removes the run folder that a killed launcher has left."""
+def make_folder() -> str:
+    """A folder for this rank alone, as the launcher has one on its host."""
+    parent = os.environ.get("TMPDIR", "/tmp")
+    name = os.urandom(6).hex()
+    folder = os.path.join(parent if os.access(parent, os.W_OK) else "/tmp", f"horovodish-{name}")
+    os.mkdir(folder, 0o700)
+    if os.access(MEMORY, os.W_OK):
+        in_memory = os.path.join(MEMORY, f"hvd-{name}")
+        os.mkdir(in_memory, 0o700)
+        os.symlink(in_memory, os.path.join(folder, SEGMENTS))
+    return folder
+
+
+def remove(*folders: str) -> None:
+    """Removes folders with all that is in them."""
     import shutil  # seldom needed
 
-    # Other supervisors do the same, so what is there may be gone at any time.
-    shutil.rmtree(os.path.realpath(os.path.join(folder, SEGMENTS)), ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)  # other supervisors may do the same
+
+
+def connect(socket_path: str, host: str, launcher: str) -> "NearLink | FarLink":
+    """A link to the launcher, whose host has this name.
+
+    Raises:
+        OSError: it cannot be reached.
+    """
+    if not launcher or socket.gethostname() == host:
+        try:
+            return NearLink(socket_path)
+        except OSError:
+            if not launcher:
+                raise  # otherwise two hosts have the same name
+    from horovodish.launcher.far_link import call  # only where its text has come along
+
+    return call(launcher)
 
 
 def main() -> int:
-    address, rank_variable, *command = sys.argv[1:]
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    end = sys.argv.index("--")
+    options = dict(option.split("=", 1) for option in sys.argv[1:end])
+    launcher = os.environ.pop(LAUNCHER_VARIABLE, "")  # not for the rank: the secret is in it
     try:
-        link.connect(address)
+        link = connect(options["socket"], options["host"], launcher)
     except OSError as problem:
-        print(f"horovodish: the launcher cannot be reached: {problem}", file=sys.stderr)
+        print(f"horovodish: {socket.gethostname()} cannot reach the launcher: {problem}", file=sys.stderr)
         return 1
-    supervisor = Supervisor(link)
-    status = supervisor.run(os.environ[rank_variable], command)
-    if supervisor.is_orphan:
-        remove_folder(os.path.dirname(address))
-    return status
+    folder = os.path.dirname(options["socket"]) if isinstance(link, NearLink) else make_folder()
+    supervisor = Supervisor(link, os.environ[options["rank"]], sys.argv[end + 1 :], folder, options["segments"])
+    try:
+        return supervisor.run()
+    finally:
+        if supervisor.is_orphan or not isinstance(link, NearLink):
+            remove(os.path.realpath(os.path.join(folder, SEGMENTS)), folder)
+        if os.getppid() != supervisor.daemon and DAEMONS_FOLDER in os.environ:
+            remove(os.environ[DAEMONS_FOLDER])
 
 
 if __name__ == "__main__":

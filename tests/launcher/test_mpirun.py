@@ -1,12 +1,27 @@
-"""The two families of mpirun: recognised by what they say, started with the right arguments, quoted where it helps."""
+"""The families of mpirun: recognised by what they say, started with the right arguments, quoted where it helps."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from horovodish.launcher.mpirun import MPICH, OPEN_MPI, Mpirun, arguments, family, folders, rank_variable, worth_reading
+from horovodish.launcher.hosts import from_hosts_flag, place
+from horovodish.launcher.mpirun import (
+    INTEL_MPI,
+    MPICH,
+    OPEN_MPI,
+    Mpirun,
+    Start,
+    Wishes,
+    arguments,
+    family,
+    rank_variable,
+    segments_variable,
+    variables,
+    worth_reading,
+)
 
 
 @pytest.mark.parametrize(
@@ -17,7 +32,7 @@ from horovodish.launcher.mpirun import MPICH, OPEN_MPI, Mpirun, arguments, famil
         ("Open MPI v5.0.11, package: Open MPI user@localhost", OPEN_MPI),
         ("HYDRA build details:\n    Version:                                 5.0.2", MPICH),
         ("MPICH Version:      5.0.2\nMPICH Release date: ...", MPICH),
-        ("Intel(R) MPI Library for Linux* OS, Version 2021.13", MPICH),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.13", INTEL_MPI),
         ("slurm 23.11", None),
         ("", None),
     ],
@@ -26,29 +41,113 @@ def test_family(text: str, expected: str | None) -> None:
     assert family(text) == expected
 
 
-def test_arguments_for_open_mpi() -> None:
-    mpirun = Mpirun("/env/bin/mpirun", OPEN_MPI, "5.0.11")
-    elsewhere = "^slurm,pbs,tm,lsf,gridengine,flux,pals"
-    flags = ["--mca", "ras", elsewhere, "--mca", "plm", elsewhere, "--oversubscribe", "--bind-to", "none", "-np", "4"]
-    program = ["python", "train.py", "--lr", "0.1"]
-    assert arguments(mpirun, 4, program, as_root=False) == ["/env/bin/mpirun", *flags, *program]
-    assert arguments(mpirun, 4, program, as_root=True) == ["/env/bin/mpirun", "--allow-run-as-root", *flags, *program]
+OMPI = Mpirun("/env/bin/mpirun", OPEN_MPI, "5.0.11")
+HYDRA = Mpirun("/env/bin/mpiexec", MPICH, "5.0.2")
+INTEL = Mpirun("/env/bin/mpiexec", INTEL_MPI, "2021.18")
+PROGRAM = ["python", "train.py", "--lr", "0.1"]
+ELSEWHERE = "^slurm,pbs,tm,lsf,gridengine,flux,pals"
+NO_SCHEDULER = ["--mca", "ras", ELSEWHERE, "--mca", "plm", ELSEWHERE]
+UNBOUND = ["--oversubscribe", "--bind-to", "none", "--map-by", "slot"]
+BATCH = "-o BatchMode=yes -o ConnectTimeout=10"
+HERE = place(4, None)
+TWO_HOSTS = place(4, from_hosts_flag("a:1,b:3"))
+FAR = Start(PROGRAM, TWO_HOSTS, is_far=True, exported=["PATH", "X"])
+EVERYTHING = Wishes(
+    ssh_port=2222,
+    ssh_identity_file="/home/me/key",
+    network_interfaces=("eth0", "ib0"),
+    tcp=True,
+    binding_args=("--bind-to", "core"),
+    mpi_args=("--report-bindings", "-q"),
+)
 
 
+def test_open_mpi_on_this_host() -> None:
+    flags = [*NO_SCHEDULER, *UNBOUND, "-np", "4", *PROGRAM]
+    assert arguments(OMPI, Start(PROGRAM, HERE), {}) == [OMPI.path, *flags]
+    assert arguments(OMPI, Start(PROGRAM, HERE, as_root=True), {}) == [OMPI.path, "--allow-run-as-root", *flags]
+
+
+def test_open_mpi_on_several_hosts() -> None:
+    ssh = ["--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "plm_rsh_args", BATCH]
+    rest = ["--host", "a:1,b:3", "-x", "PATH", "-x", "X", *UNBOUND, "-np", "4", *PROGRAM]
+    assert arguments(OMPI, FAR, {}) == [OMPI.path, *NO_SCHEDULER, *ssh, *rest]
+    assert arguments(OMPI, replace(FAR, by_scheduler=True), {}) == [OMPI.path, *rest]
+
+
+def test_open_mpi_and_all_that_a_user_can_want() -> None:
+    ssh = ["--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "plm_rsh_args", f"{BATCH} -p 2222 -i /home/me/key"]
+    hosts = ["--host", "a:1,b:3", "-x", "PATH", "-x", "X", "--mca", "btl_tcp_if_include", "eth0,ib0"]
+    tcp = ["--mca", "pml", "ob1", "--mca", "btl", "^openib,uct,ofi,usnic"]
+    rest = ["--oversubscribe", "--bind-to", "core", "--report-bindings", "-q", "-np", "4", *PROGRAM]
+    wanted = replace(FAR, wishes=EVERYTHING)
+    daemons = ["--prtemca", "prte_if_include", "eth0,ib0"]
+    assert arguments(OMPI, wanted, {}) == [OMPI.path, *NO_SCHEDULER, *ssh, *hosts, *daemons, *tcp, *rest]
+    old = Mpirun(OMPI.path, OPEN_MPI, "4.1.4")
+    daemons = ["--mca", "oob_tcp_if_include", "eth0,ib0"]
+    assert arguments(old, wanted, {}) == [OMPI.path, *NO_SCHEDULER, *ssh, *hosts, *daemons, *tcp, *rest]
+
+
+@pytest.mark.parametrize("mpirun", [HYDRA, INTEL])
 @pytest.mark.parametrize("as_root", [False, True])
-def test_arguments_for_mpich(as_root: bool) -> None:
-    mpirun = Mpirun("/env/bin/mpiexec", MPICH, "5.0.2")
-    flags = ["-launcher", "fork", "-rmk", "user", "-bind-to", "none", "-np", "2"]
-    assert arguments(mpirun, 2, ["python", "train.py"], as_root=as_root) == [mpirun.path, *flags, "python", "train.py"]
+def test_hydra_on_this_host(mpirun: Mpirun, as_root: bool) -> None:
+    unbound = ["-bind-to", "none"] if mpirun is HYDRA else ["-genv", "I_MPI_PIN", "0"]
+    flags = ["-launcher", "fork", "-rmk", "user", *unbound, "-np", "4", *PROGRAM]
+    assert arguments(mpirun, Start(PROGRAM, HERE, as_root=as_root), {}) == [mpirun.path, *flags]
+    assert variables(mpirun, Start(PROGRAM, HERE), {}, Path("/tmp/run")) == {}
+
+
+def test_mpich_on_several_hosts() -> None:
+    rest = ["-hosts", "a:1,b:3", "-genvlist", "PATH,X", "-bind-to", "none", "-np", "4", *PROGRAM]
+    assert arguments(HYDRA, FAR, {}) == [HYDRA.path, "-launcher", "ssh", "-rmk", "user", *rest]
+    assert arguments(HYDRA, replace(FAR, by_scheduler=True), {}) == [HYDRA.path, *rest]
+    assert variables(HYDRA, FAR, {}, Path("/tmp/run")) == {"HYDRA_LAUNCHER_EXTRA_ARGS": BATCH}
+    assert variables(HYDRA, replace(FAR, by_scheduler=True), {}, Path("/tmp/run")) == {}
+
+
+def test_intel_mpi_on_several_hosts() -> None:
+    rest = ["-hosts", "a:1,b:3", "-genvlist", "PATH,X", "-genv", "I_MPI_PIN", "0", "-np", "4", *PROGRAM]
+    assert arguments(INTEL, FAR, {}) == [INTEL.path, "-launcher", "ssh", "-rmk", "user", *rest]
+    assert variables(INTEL, FAR, {}, Path("/tmp/run")) == {"I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": BATCH}
+
+
+@pytest.mark.parametrize("mpirun", [HYDRA, INTEL])
+def test_hydra_and_all_that_a_user_can_want(mpirun: Mpirun) -> None:
+    wanted = replace(FAR, wishes=replace(EVERYTHING, binding_args=("-bind-to", "core")))
+    flags = ["-hosts", "a:1,b:3", "-genvlist", "PATH,X", "-iface", "eth0", "-bind-to", "core"]
+    rest = ["--report-bindings", "-q", "-np", "4", *PROGRAM]
+    assert arguments(mpirun, wanted, {}) == [mpirun.path, "-launcher", "ssh", "-rmk", "user", *flags, *rest]
+    intel, hydra = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS", "HYDRA_LAUNCHER_EXTRA_ARGS"
+    assert variables(mpirun, wanted, {"FI_PROVIDER": "verbs"}, Path("/tmp/run")) == {
+        (hydra if mpirun is HYDRA else intel): f"{BATCH} -p 2222 -i /home/me/key",
+        "FI_TCP_IFACE": "eth0",
+        "UCX_NET_DEVICES": "eth0,ib0",
+        "UCX_TLS": "tcp,self,sm",
+    }
+
+
+def test_another_agent_than_ssh_is_told_only_what_the_user_says() -> None:
+    agent = replace(FAR, wishes=Wishes(launch_agent="/bin/agent"))
+    assert arguments(OMPI, agent, {})[7:13] == [
+        *("--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "plm_rsh_agent", "/bin/agent")
+    ]
+    assert "plm_rsh_args" not in arguments(OMPI, agent, {})
+    assert arguments(HYDRA, agent, {})[5:7] == ["-launcher-exec", "/bin/agent"]
+    assert variables(HYDRA, agent, {}, Path("/tmp/run")) == {}
+    kubernetes = {"OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh", "HYDRA_LAUNCHER_EXEC": "/etc/mpi/kubexec.sh"}
+    assert "plm_rsh_args" not in arguments(OMPI, FAR, kubernetes)
+    assert variables(HYDRA, FAR, kubernetes, Path("/tmp/run")) == {}
+    with_port = replace(FAR, wishes=Wishes(launch_agent="/bin/agent", ssh_port=22))
+    assert "-p 22" in arguments(OMPI, with_port, {})
+    assert variables(HYDRA, with_port, {}, Path("/tmp/run")) == {"HYDRA_LAUNCHER_EXTRA_ARGS": "-p 22"}
 
 
 def test_open_mpi_keeps_its_files_in_folders_of_the_run() -> None:
-    open_mpi, files = Mpirun("/env/bin/mpirun", OPEN_MPI, "5.0.11"), Path("/tmp/run")
-    session = {"PRTE_MCA_prte_local_tmpdir_base": "/tmp/run"}
-    assert folders(open_mpi, files, None) == session
-    both = {**session, "OMPI_MCA_btl_sm_backing_directory": "/tmp/run/segments"}
-    assert folders(open_mpi, files, files / "segments") == both
-    assert folders(Mpirun("/env/bin/mpiexec", MPICH, "5.0.2"), files, None) == {}
+    ours = {"PRTE_MCA_prte_local_tmpdir_base": "/tmp/run"}
+    assert variables(OMPI, Start(PROGRAM, HERE), {}, Path("/tmp/run")) == ours
+    assert variables(OMPI, FAR, {"PRTE_MCA_prte_local_tmpdir_base": "/users"}, Path("/tmp/run")) == {}
+    assert segments_variable(OMPI) == "OMPI_MCA_btl_sm_backing_directory"
+    assert segments_variable(HYDRA) == segments_variable(INTEL) == ""
 
 
 def test_rank_variable() -> None:

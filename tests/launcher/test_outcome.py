@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
-from pathlib import Path
 
 import pytest
 
-from horovodish.launcher.outcome import Ending, Failure, exit_status, first_fault, read_failures, signal_name
+from horovodish.launcher.link import Arrival
+from horovodish.launcher.outcome import (
+    Ending,
+    Failure,
+    Refusal,
+    exit_status,
+    first_fault,
+    refusal_of,
+    signal_name,
+)
 
 EXIT_3 = 3 << 8
 
@@ -60,13 +68,27 @@ def test_a_long_error_is_shortened() -> None:
     assert len(fault.what) < 400
 
 
-def test_failures_are_read_when_they_are_complete(tmp_path: Path) -> None:
-    whole = {"rank": 1, "host": "n", "time": 2.5, "error": "ValueError: no", "traceback": "..."}
-    (tmp_path / "rank-1.failure").write_text(json.dumps(whole))
-    (tmp_path / "rank-2.failure").write_text(json.dumps(whole)[:20])
-    (tmp_path / "rank-3.failure").write_text("")
-    (tmp_path / "mpirun.log").write_text("{}")
-    assert read_failures(tmp_path) == [Failure(1, 2.5, "ValueError: no")]
+def test_the_report_of_a_rank() -> None:
+    report = {"time": 2.5, "error": "ValueError: no", "traceback": "Traceback ..."}
+    assert Failure.of(1, json.dumps(report)) == Failure(1, 2.5, "ValueError: no", "Traceback ...")
+    for nonsense in (json.dumps(report)[:20], "", "{}", "[]", "3", json.dumps({**report, "time": None})):
+        assert Failure.of(1, nonsense) is None
+
+
+def test_a_command_that_cannot_be_run_everywhere() -> None:
+    def arrival(rank: int, host: str, problem: str) -> Arrival:
+        return Arrival(rank, host, "machine", 1, 1, (), problem)
+
+    missing = "127 train: command not found"
+    assert refusal_of([arrival(0, "a", ""), arrival(1, "b", "")]) is None
+    refusal = refusal_of(
+        [arrival(2, "c", missing), arrival(0, "a", ""), arrival(1, "b", missing), arrival(3, "c", missing)]
+    )
+    assert refusal == Refusal(127, "train: command not found (on b, c)")
+    other = arrival(1, "b", "126 train is not executable")
+    assert refusal_of([arrival(2, "c", missing), other]) == Refusal(
+        126, "train is not executable (on b)\ntrain: command not found (on c)"
+    )
 
 
 @pytest.mark.parametrize(("status", "expected"), [(0, 0), (EXIT_3, 3), (signal.SIGKILL, 137), (signal.SIGINT, 130)])

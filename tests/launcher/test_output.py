@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from horovodish.launcher.output import LONGEST_LINE_BYTES, STDOUT, Line
+import os
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from horovodish.errors import SettingError
+from horovodish.launcher.output import LONGEST_LINE_BYTES, STDERR, STDOUT, Line, Output, Style, style
 
 
 def test_only_whole_lines_are_passed_on() -> None:
-    line = Line(STDOUT, b"")
+    line = Line(STDOUT)
     assert line.take(b"one\ntw") == b"one\n"
     assert line.take(b"") == b""
     assert line.take(b"o\nthree") == b"two\n"
@@ -15,7 +22,7 @@ def test_only_whole_lines_are_passed_on() -> None:
 
 
 def test_each_line_gets_the_prefix() -> None:
-    line = Line(STDOUT, b"[3] ")
+    line = Line(STDOUT, lambda: b"[3] ")
     assert line.take(b"one\n\ntw") == b"[3] one\n[3] \n"
     assert line.take(b"o\n") == b"[3] two\n"
     assert line.take(b"end") == b""
@@ -23,17 +30,49 @@ def test_each_line_gets_the_prefix() -> None:
 
 
 def test_a_progress_bar_is_live() -> None:
-    line = Line(STDOUT, b"[0] ")
+    line = Line(STDOUT, lambda: b"[0] ")
     assert line.take(b" 10%\r 20%\r 3") == b"[0]  10%\r[0]  20%\r"
     assert line.take(b"0%\r\n") == b"[0]  30%\r\n"
 
 
 def test_bytes_are_not_changed() -> None:
     data = bytes(range(256)) + b"\x0b\x0c\x1c\xe2\x80\xa8\n"
-    line = Line(STDOUT, b"")
+    line = Line(STDOUT)
     assert line.take(data) + line.flush() == data
 
 
 def test_a_line_without_end_does_not_fill_the_memory() -> None:
-    line = Line(STDOUT, b"")
+    line = Line(STDOUT)
     assert line.take(b"x" * LONGEST_LINE_BYTES) == b"x" * LONGEST_LINE_BYTES
+
+
+NOON = datetime(2026, 1, 2, 12, 0, 0, 7000)
+
+
+def test_what_a_line_begins_with() -> None:
+    assert Style(prefix=True).beginning(3, STDOUT, NOON) == b"[3] "
+    assert Style(prefix=True, timestamp=True).beginning(3, STDOUT, NOON) == b"2026-01-02 12:00:00.007 [3] "
+    coloured = Style(prefix=True, coloured=frozenset([STDERR]))
+    assert coloured.beginning(1, STDOUT, NOON) == b"[1] "
+    assert coloured.beginning(1, STDERR, NOON) == b"\x1b[33m[1]\x1b[0m "
+    assert coloured.beginning(7, STDERR, NOON) == b"\x1b[33m[7]\x1b[0m "
+
+
+def test_colours_are_for_terminals_and_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def coloured(environ: dict[str, str]) -> frozenset[int]:
+        return style(environ, prefix=True, timestamp=False, folder=None).coloured
+
+    monkeypatch.setattr(os, "isatty", lambda file: file == STDERR)
+    assert coloured({}) == coloured({"NO_COLOR": ""}) == {STDERR}
+    assert coloured({"NO_COLOR": "1"}) == coloured({"TERM": "dumb"}) == frozenset()
+
+
+def test_the_time_comes_with_the_rank() -> None:
+    assert style({}, prefix=False, timestamp=True, folder=None).prefix
+    assert style({}, prefix=False, timestamp=False, folder=None).is_plain
+
+
+def test_a_folder_in_which_nothing_can_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingError, match=r"--output-filename: .*/file/rank\.0/stdout cannot be written: Not a dir"):
+        Output(1, Style(folder=tmp_path / "file"))

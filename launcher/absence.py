@@ -1,0 +1,46 @@
+"""Why nothing comes from a host: what ssh, MPI's daemons and our supervisors have written, and what it means."""
+
+import re
+from collections.abc import Sequence
+
+from horovodish.launcher.hosts import THIS_HOST, Share
+
+__all__ = ["absent", "reason_of_absence"]
+
+_SAME_PLACE = "the same environment must be at the same place on every host"
+_REASONS = (
+    (r"[Cc]ould not resolve hostname {host}\b", "ssh knows no host of this name"),
+    (r"connect to host {host} port (\d+): (.+)", "ssh cannot connect to port {0} there: {1}"),
+    (r"{host}: Permission denied", "ssh is refused: a key must let it in without a password, as ssh-copy-id arranges"),
+    (r"Host key verification failed", "ssh does not trust the host yet: connect to it once by hand"),
+    (r"^horovodish: (\S+) cannot reach the launcher: (.+)", "{0} cannot reach this host: {1}; name the network with "
+     "--network-interfaces, or allow connections between the hosts"),
+    (r"(\S*(?:prted|orted|hydra_\w*proxy)\"?): .*(?:[Nn]o such file|not found)", "{0} is not there; " + _SAME_PLACE),
+    (r"execvp error on file (\S+) \((.+)\)", "{0} cannot be run there: {1}; " + _SAME_PLACE),
+    (r"Executable: (\S+)\s+Node: (\S+)", "{0} cannot be run on {1}; " + _SAME_PLACE),
+)  # fmt: skip
+
+
+def absent(shares: Sequence[Share], came: set[int], log: str) -> dict[str, str]:
+    """The named hosts from which not all ranks have reported, and why.
+
+    Where the reason is known for some, the others are left out: mpirun starts nothing anywhere when a host fails.
+
+    Args:
+        shares: which ranks should have run where.
+        came: the ranks that have reported.
+        log: what mpirun has written.
+    """
+    missing = [share.host for share in shares if share.host != THIS_HOST and not came.issuperset(share.ranks)]
+    reasons = {host: reason_of_absence(host, log) for host in missing}
+    known = {host: reason for host, reason in reasons.items() if reason}
+    return known or reasons
+
+
+def reason_of_absence(host: str, log: str) -> str:
+    """Why no rank has reported from a host, as far as the log of mpirun tells; else nothing."""
+    for pattern, reason in _REASONS:
+        found = re.search(pattern.replace("{host}", re.escape(host)), log, re.MULTILINE)
+        if found:
+            return reason.format(*found.groups())
+    return ""
