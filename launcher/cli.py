@@ -3,10 +3,10 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from horovodish.errors import LaunchError, SettingError
-from horovodish.launcher import config_file, without_effect
+from horovodish.launcher import config_file, host_flags, without_effect
 from horovodish.launcher.check import check
 from horovodish.launcher.flags import check_parser, parser, run_parser
 from horovodish.launcher.run import Request, run, say
@@ -19,8 +19,12 @@ INTERRUPTED = 130
 EXAMPLE = "horovodish run -np 2 python train.py"
 
 
-def request(options: argparse.Namespace) -> Request:
+def request(options: argparse.Namespace, environ: Mapping[str, str]) -> Request:
     """What `run` shall do.
+
+    Args:
+        options: the flags.
+        environ: in which a scheduler may have named hosts.
 
     Raises:
         SettingError: a flag has a value that is not accepted.
@@ -33,7 +37,19 @@ def request(options: argparse.Namespace) -> Request:
             text = str(int(given)) if row.is_switch else given
             row.parse(text, row.flag)
             settings[row.name] = text
-    return Request(options.np, command, settings, options.prefix_output, options.verbose)
+    return Request(
+        options.np,
+        command,
+        settings,
+        hosts=host_flags.hosts(options, environ),
+        oversubscribe=options.oversubscribe,
+        wishes=host_flags.wishes(options),
+        gpus_per_rank=options.gpus_per_rank,
+        prefix_output=options.prefix_output,
+        prefix_timestamp=options.prefix_output_with_timestamp,
+        output_folder=options.output_filename,
+        verbose=options.verbose,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,7 +85,7 @@ def _run(arguments: Sequence[str]) -> int:
     if options.config_file:
         runs.set_defaults(**config_file.read(options.config_file, runs))
         options = runs.parse(arguments)
-    wanted = request(options)
+    wanted = request(options, os.environ)
     if not wanted.command:
         runs.error("COMMAND is missing, such as: " + EXAMPLE)
     if wanted.np is None:

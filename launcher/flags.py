@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from horovodish.errors import SettingError
-from horovodish.launcher import without_effect
+from horovodish.launcher import host_flags, without_effect
 from horovodish.settings import AUTOTUNE, OUTPUT, STALLS, START, TIMELINE, TUNING, Setting, table
 from horovodish.version import __version__
 
@@ -81,7 +81,7 @@ def run_parser() -> Parser:
     runs = Parser(
         prog="horovodish run",
         usage="horovodish run -np N [flags] COMMAND ...",
-        description="Starts N ranks of COMMAND on this host and waits for them.",
+        description="Starts N ranks of COMMAND, on this host unless others are named, and waits for them.",
         allow_abbrev=False,
         add_help=False,
     )
@@ -93,6 +93,7 @@ def run_parser() -> Parser:
     )
 
     where = runs.add_argument_group("where it runs")
+    host_flags.add_to(where)
     _add_settings(where, START)
 
     output = runs.add_argument_group("output")
@@ -101,6 +102,12 @@ def run_parser() -> Parser:
         action=argparse.BooleanOptionalAction,
         default=False,
         help="begin each line that a rank writes with its rank",
+    )
+    output.add_argument("--prefix-output-with-timestamp", action="store_true", help="and with the time")
+    output.add_argument(
+        "--output-filename",
+        metavar="DIR",
+        help="keep what each rank writes in DIR/rank.N/stdout and DIR/rank.N/stderr, too",
     )
     output.add_argument("--verbose", action="store_true", help="say what is done, and all that mpirun says")
     _add_settings(output, OUTPUT)

@@ -26,7 +26,7 @@ def main(caller: int, folder: Path, arguments: list[str]) -> int:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
     try:
         # The caller may have ended before the kernel was told to watch it.
-        return run(request(run_parser().parse(arguments)), os.environ) if os.getppid() == caller else 1
+        return run(request(run_parser().parse(arguments), os.environ), os.environ) if os.getppid() == caller else 1
     except (LaunchError, SettingError) as problem:
         write(folder, problem)
         return 1

@@ -84,7 +84,7 @@ def run(
         raise LaunchError("horovodish.run() was called by a rank; start the script with python, without a launcher")
     arguments = _arguments({"num_proc": flags.pop("np", num_proc), "hosts": hosts, "hostfile": hostfile, **flags})
     command = [sys.executable, "-m", "horovodish.launcher.function_rank"]
-    np = request(run_parser().parse([*arguments, "--", *command])).np
+    np = request(run_parser().parse([*arguments, "--", *command]), os.environ).np
     call = Call.of_this_process(_pickled_call(func, tuple(args), dict(kwargs or {})))
     with tempfile.TemporaryDirectory(prefix="horovodish-call-", dir=shared_folder, ignore_cleanup_errors=True) as place:
         folder = Path(place)

@@ -19,7 +19,7 @@ from horovodish.version import __version__
 
 
 def parsed(*arguments: str) -> Request:
-    return request(run_parser().parse(arguments))
+    return request(run_parser().parse(arguments), {})
 
 
 def test_the_commands_own_flags_are_left_alone() -> None:
@@ -62,7 +62,7 @@ def test_flags_of_horovod_that_are_synonyms() -> None:
 def test_flags_of_horovod_without_effect_are_accepted_with_a_notice() -> None:
     flags = ["--cycle-time-ms", "5", "--no-hierarchical-allreduce", "--num-nccl-streams", "2", "--mpi"]
     options = run_parser().parse(["-np", "1", *flags, "true"])
-    assert request(options).settings == {}
+    assert request(options, {}).settings == {}
     told = notices(options)
     assert len(told) == 4
     for name in ("--cycle-time-ms", "--hierarchical-allreduce", "--num-nccl-streams", "--mpi"):
