@@ -62,14 +62,17 @@ class Hosts:
         counters = [Path("/sys/class/net", self._link(host), "statistics/rx_bytes") for host in range(self.count)]
         return [int(counter.read_text()) for counter in counters]
 
+    def inside(self, host: int) -> list[str]:
+        """What runs a program, which is appended, on a host."""
+        name = self.name(host)
+        return ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", f'hostname {name}; exec "$0" "$@"']
+
     def command(self, ranks_per_host: Sequence[int], survivors: bool) -> list[str]:
         """What starts that many ranks on each host, to which a program and its arguments are appended."""
         places = ",".join(f"{self.address(host)}:{ranks}" for host, ranks in enumerate(ranks_per_host))
-        first = self.name(0)
         shared = sum(ranks_per_host) > (os.cpu_count() or 1)  # cores, by ranks that wait and ranks that work
         return [
-            *("ip", "netns", "exec", first, "unshare", "--uts"),
-            *("sh", "-c", f'hostname {first}; exec "$0" "$@"'),
+            *self.inside(0),
             *(mpirun(), "-np", str(sum(ranks_per_host)), "--host", places),
             *("--mca", "plm_rsh_agent", str(self.agent), "--mca", "mpi_yield_when_idle", "1" if shared else "0"),
             *("--bind-to", "none", "--oversubscribe", "--allow-run-as-root"),
@@ -82,12 +85,16 @@ class Hosts:
 
 
 @contextmanager
-def hosts(count: int) -> Iterator[Hosts]:
+def hosts(count: int, *, for_mpirun: bool = True) -> Iterator[Hosts]:
     """Makes hosts and takes them down again, whatever happens in between.
 
     Skips the test, with the reason, on a machine where this is not possible; see `REQUIRED_VARIABLE`.
+
+    Args:
+        count: how many.
+        for_mpirun: whether `run_on_hosts` shall run there, which is written for Open MPI.
     """
-    reason = why_there_are_no_hosts()
+    reason = why_there_are_no_hosts(for_mpirun=for_mpirun)
     if reason:
         if os.environ.get(REQUIRED_VARIABLE) == "1":
             pytest.fail(f"{REQUIRED_VARIABLE}=1, but no hosts can be made here: {reason}")
@@ -138,14 +145,14 @@ def run_on_hosts_to_their_ends(
     return run_ranks_to_their_ends(function, sum(ranks_per_host), args=args, timeout=timeout, env=env, command=command)
 
 
-def why_there_are_no_hosts() -> str:
+def why_there_are_no_hosts(*, for_mpirun: bool = True) -> str:
     """What is missing on this machine; nothing where hosts can be made."""
     if os.geteuid() != 0:
         return "only root can make network namespaces"
     missing = [program for program in ("ip", "unshare", "hostname") if shutil.which(program) is None]
     if missing:
         return f"there is no {' and no '.join(missing)}; install iproute2, util-linux and hostname"
-    if not is_open_mpi():
+    if for_mpirun and not is_open_mpi():
         return "this is not Open MPI, whose mpirun takes an agent in place of ssh"
     probe = f"probe{uuid.uuid4().hex[:7]}"
     tried = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, timeout=_COMMAND_SECONDS)

@@ -1,0 +1,248 @@
+"""Jobs on two hosts, which are network namespaces: what ranks get and say, how jobs end, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.hosts import Hosts, hosts
+from support.mpi_command import is_open_mpi
+
+ENDS_WITHIN_SECONDS = 5
+LINES = 5_000
+DIGITS = Path(__file__).parents[2] / "examples" / "torch_digits.py"
+FOLDERS = ("/tmp", "/dev/shm")
+
+# Takes the place of ssh, as `shell [OPTIONS] ADDRESS COMMAND...`. As with ssh, nothing of the environment goes along,
+# except for the mark by which the test finds all processes. `lost` names what the second host does not have.
+SHELL = """#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
+host={prefix}-${{1##*.}}
+[ -e /run/netns/$host ] || {{ echo "ssh: Could not resolve hostname $1: Name or service not known" >&2; exit 255; }}
+lost=$(cat {folder}/lost 2>/dev/null)
+shift
+exec env -i HOME=$HOME PATH=/usr/sbin:/usr/bin:/bin LAUNCHER_TEST=$LAUNCHER_TEST \\
+  ip netns exec $host unshare --uts --mount sh -c \\
+  "hostname $host; [ -z '$lost' ] || mount --bind /dev/null '$lost'; exec sh -c \\"\\$0\\"" "$*"
+"""
+
+PRELUDE = "import os, signal, sys, time\n"
+HVD = """import numpy as np
+import horovodish as hvd
+hvd.init()
+rank = hvd.rank()
+hvd.allreduce(np.zeros(3))
+print("ready")
+"""
+GOES_ON = "while True:\n    hvd.allreduce(np.zeros(3), name='goes on')\n    time.sleep(0.01)\n"
+WAITS = "print('ready')\nsys.stdout.flush()\nif os.fork():\n    signal.pause()\ntime.sleep(100)\n"
+"""Two processes for each rank."""
+
+
+class Place:
+    """Two hosts, and the launcher on the first of them."""
+
+    def __init__(self, made: Hosts, folder: Path) -> None:
+        self.made = made
+        self.folder = folder
+        self.shell = folder / "shell"
+        self.shell.write_text(SHELL.format(prefix=made.prefix, folder=folder))
+        self.shell.chmod(0o755)
+
+    def named(self, *slots: int) -> str:
+        return ",".join(f"{self.made.address(host)}:{count}" for host, count in enumerate(slots))
+
+    def processes(self, host: int) -> list[int]:
+        pids = os.popen(f"ip netns pids {self.made.name(host)}").read()
+        return [int(pid) for pid in pids.split()]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with hosts(2, for_mpirun=False) as made:
+        yield Place(made, tmp_path_factory.mktemp("hosts"))
+
+
+@pytest.fixture
+def run(place: Place, start: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+    """A function that runs Python code, or a command, on 2 ranks of either host; afterwards nothing may be left."""
+
+    def run(code: str | list[str], *flags: str, named: str = "", np: int = 4, **how: Any) -> Any:
+        script = tmp_path / "rank.py"
+        command = code if isinstance(code, list) else [sys.executable, str(script)]
+        if isinstance(code, str):
+            script.write_text(PRELUDE + code)
+        # Two hosts that are one machine: ranks that spin would keep each other from running.
+        env = {"OMPI_MCA_mpi_yield_when_idle": "1", **how.pop("env", {})}
+        where = ["-H", named or place.named(2, 2), "--launch-agent", str(place.shell), "--network-interfaces", "e0"]
+        launcher = [*place.made.inside(0), sys.executable, "-m", "horovodish.launcher"]
+        return start(*launcher, "run", "-np", str(np), *where, *flags, *command, env=env, **how)
+
+    return run
+
+
+@pytest.fixture
+def leaves_nothing(place: Place) -> Iterator[None]:
+    before = files()
+    yield
+    assert place.processes(0) == place.processes(1) == []
+    assert files() - before == set()
+
+
+def files() -> set[str]:
+    """What jobs leave in files. Those of jobs beside this one have the name of another host, or an older one."""
+    ours = re.compile(r"horovodish-[0-9a-f]{12}|hvd-[0-9a-f]{12}|prted\.\d+|sm_segment\.h[0-9a-f]{7}-.*")
+    return {f"{folder}/{name}" for folder in FOLDERS for name in os.listdir(folder) if ours.fullmatch(name)}
+
+
+def test_digits_are_learned(run: Callable[..., Any], leaves_nothing: None) -> None:
+    job = run([sys.executable, str(DIGITS)], env={"OMP_NUM_THREADS": "1"})
+    assert job.finish(within=60) == 0, job.stderr.lines
+    said = "\n".join(job.stdout.lines)
+    accuracy = re.search(r"trained in .* test accuracy (\d\.\d+)", said)
+    assert accuracy is not None and float(accuracy[1]) >= 0.97
+    assert "all 4 ranks hold bit-identical weights" in said
+
+
+def test_nothing_of_what_ranks_write_and_read_is_lost(
+    run: Callable[..., Any], place: Place, leaves_nothing: None, tmp_path: Path
+) -> None:
+    """Rank 0 is on the other host and reads; the last rank fails; each line is written in three pieces."""
+    code = f"""
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.Get_rank()
+words = sys.stdin.read()
+for number in range({LINES}):
+    os.write(1, b"a line "), os.write(1, b"with a number "), os.write(1, b"%d\\n" % number)
+place = [os.uname().nodename, len(words), os.environ["ODD"], os.environ["OMP_NUM_THREADS"], os.environ.get("SSH_X")]
+os.write(2, repr(place).encode())
+MPI.COMM_WORLD.Barrier()
+if rank == 3:
+    os._exit(7)
+signal.pause()
+"""
+    first, second = place.made.name(0), place.made.name(1)
+    named = f"{place.made.address(1)}:2,{place.made.address(0)}:2"
+    odd = "a b;c,d=e\nf\"g'$h\\"
+    words = "word\n" * 100_000
+    flags = ["--prefix-output", "--output-filename", str(tmp_path / "kept")]
+    job = run(code, *flags, named=named, stdin=words, env={"ODD": odd, "SSH_X": "of this host"})
+    assert job.finish(within=20) == 7, job.stderr.lines
+    assert job.stderr.lines[-1] == f"horovodish: rank 3 on {first} failed with exit status 7"
+    threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    for rank, host in enumerate([second, second, first, first]):
+        lines = [f"a line with a number {number}" for number in range(LINES)]
+        assert [line for line in job.stdout.lines if line.startswith(f"[{rank}] ")] == [f"[{rank}] {x}" for x in lines]
+        assert (tmp_path / "kept" / f"rank.{rank}" / "stdout").read_text().splitlines() == lines
+        here = "of this host" if host == first else None
+        place_of_rank = repr([host, len(words) if rank == 0 else 0, odd, threads, here])
+        assert f"[{rank}] {place_of_rank}" in job.stderr.lines
+        assert (tmp_path / "kept" / f"rank.{rank}" / "stderr").read_text() == place_of_rank
+    assert len(job.stdout.lines) == 4 * LINES
+
+
+def test_a_rank_that_raises_is_quoted_last_and_once(
+    run: Callable[..., Any], place: Place, leaves_nothing: None
+) -> None:
+    job = run(HVD + "if rank == 3:\n    raise ValueError('no such thing')\n" + GOES_ON)
+    assert job.finish(within=15) == 1
+    said = "\n".join(job.stderr.lines)
+    host = place.made.name(1)
+    assert said.count("Traceback (most recent call last)") == 1
+    assert re.search(rf"horovodish: rank 3 on {host} raised:\nTraceback (.|\n)*\nValueError: no such thing\n", said)
+    assert job.stderr.lines[-1] == f"horovodish: rank 3 on {host} failed with exit status 1: ValueError: no such thing"
+
+
+def test_a_host_that_dies(run: Callable[..., Any], place: Place) -> None:
+    """What its supervisors had in files stays: a host that dies has no memory left, and its /tmp is not reached."""
+    before = files()
+    job = run(HVD + GOES_ON, env={"HOROVODISH_STALL_CHECK_WARNING_TIME_SECONDS": "0"})
+    job.stdout.wait_for("ready", 4)
+    for pid in place.processes(1):
+        os.kill(pid, signal.SIGKILL)
+    try:
+        assert job.finish(within=10) != 0
+    finally:
+        for path in files() - before:
+            os.system(f"rm -rf {path}")
+    host = place.made.name(1)
+    assert re.search(rf"rank [23] (and rank [23] )?on {host} (vanished|was killed)", job.stderr.lines[-1]), (
+        job.stderr.lines
+    )
+
+
+def test_a_daemon_that_is_killed_ends_the_job(run: Callable[..., Any], place: Place, leaves_nothing: None) -> None:
+    job = run(WAITS)
+    job.stdout.wait_for("ready", 4)
+    daemon = "prted" if is_open_mpi() else "hydra_pmi_proxy"
+    daemons = [pid for pid in place.processes(1) if program(pid) == daemon]
+    assert daemons
+    for pid in daemons:
+        os.kill(pid, signal.SIGKILL)
+    assert job.finish(within=10) != 0
+    assert place.made.name(1) in job.stderr.lines[-1]
+
+
+def program(pid: int) -> str:
+    return os.path.basename(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_what_ends_the_launcher_ends_every_rank(
+    run: Callable[..., Any], place: Place, leaves_nothing: None, number: signal.Signals
+) -> None:
+    job = run(WAITS)
+    job.stdout.wait_for("ready", 4)
+    assert len(place.processes(1)) >= 1 + 3 * 2, "the daemon, and per rank supervisor, rank and worker"
+    job.process.send_signal(number)
+    status = job.finish(within=ENDS_WITHIN_SECONDS)
+    assert status == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    ends_at = time.monotonic() + ENDS_WITHIN_SECONDS
+    while place.processes(1) and time.monotonic() < ends_at:
+        os.sched_yield()
+
+
+def test_a_host_that_does_not_exist(run: Callable[..., Any], place: Place, leaves_nothing: None) -> None:
+    job = run(["true"], named=f"{place.made.address(0)}:2,10.78.0.9:2")
+    assert job.finish() not in (0, 130)
+    assert "horovodish: 10.78.0.9 did not come up: ssh knows no host of this name" in job.stderr.lines
+    assert job.stderr.lines[-1].startswith("horovodish: only ")
+
+
+@pytest.fixture
+def lost(place: Place) -> Iterator[Callable[[str], None]]:
+    """A function that takes a file from the second host."""
+    note = place.folder / "lost"
+    yield note.write_text
+    note.unlink(missing_ok=True)
+
+
+def test_a_python_that_one_host_does_not_have(
+    run: Callable[..., Any], place: Place, lost: Callable[[str], None], leaves_nothing: None
+) -> None:
+    lost(str(Path(sys.executable).resolve()))
+    job = run(["true"])
+    assert job.finish() not in (0, 130)
+    reason = f"horovodish: {place.made.address(1)} did not come up: {sys.executable} cannot be run "
+    assert any(line.startswith(reason) for line in job.stderr.lines), job.stderr.lines
+
+
+def test_a_command_that_one_host_does_not_have(
+    run: Callable[..., Any], place: Place, lost: Callable[[str], None], leaves_nothing: None, tmp_path: Path
+) -> None:
+    tool = tmp_path / "tool"
+    tool.write_text("#!/bin/sh\necho started\n")
+    tool.chmod(0o755)
+    lost(str(tool))
+    job = run([str(tool)])
+    assert job.finish() == 127
+    assert job.stderr.lines == [f"horovodish: {tool}: command not found (on {place.made.name(1)})"]
+    assert job.stdout.lines == [], "nothing is started anywhere"
