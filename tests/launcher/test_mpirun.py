@@ -169,6 +169,11 @@ NOISE = [
     f"\n{EQUALS}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID 4890 RUNNING AT n\n{EQUALS}"
     "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n"
     "This typically refers to a problem with your application.\nPlease see the FAQ page for debugging suggestions\n",
+    f"{EQUALS}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   RANK 0 PID 31496 RUNNING AT n\n"
+    f"=   KILLED BY SIGNAL: 9 (Killed)\n{EQUALS}",
+    f"{DASHES}PRTE has lost communication with a remote daemon.\n\n  HNP daemon ...\n{DASHES}",
+    "[n:00000] *** An error occurred in Socket closed\n[n:00000] *** on a NULL communicator\n",
+    "[n:02342] plm:ssh: Warning: setpgid(2345,2345) failed in parent with errno=Permission denied(13)\n",
     "[proxy:0@n] HYD_pmcd_pmip_control_cmd_cb (proxy/pmip_cb.c:480): assert (!closed) failed\n"
     "[mpiexec@n] main (mpiexec/mpiexec.c:252): process manager error waiting for completion\n",
 ]
