@@ -28,6 +28,8 @@ It needs the standard library, `horovodish.settings`, `horovodish.errors` and `h
     function_launcher, function_rank, function_files
                     its launcher, what its ranks execute, and the files between them
     check           the report of `horovodish check`
+    libraries       what is installed besides MPI
+    round_trip      two ranks that show that ranks can be started
 
 mpirun starts one supervisor per rank, on whichever host, and gives the ranks what MPI needs for finding each other.
 Everything else goes over a link between the launcher and each supervisor: the rank's stdin, stdout and stderr, signals,

