@@ -13,9 +13,11 @@ from typing import Any
 
 from horovodish.errors import LaunchError
 
-__all__ = ["CALL", "PROBLEM", "Call", "Report", "pickled", "read", "write"]
+__all__ = ["CALL", "PROBLEM", "UNSEEN", "Call", "Report", "pickled", "read", "write"]
 
 CALL = "call"
+UNSEEN = "does not see the folder of horovodish.run()"
+"""What a rank says that finds no call."""
 PROBLEM = "problem"
 """Why the ranks could not be started: a `LaunchError` or a `SettingError`."""
 

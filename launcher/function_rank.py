@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from horovodish.launcher.function_files import CALL, Call, Report, pickled, read, write
+from horovodish.launcher.function_files import CALL, UNSEEN, Call, Report, pickled, read, write
 
 __all__ = ["main"]
 
@@ -30,8 +30,8 @@ def main(folder: Path) -> None:
         call: Call = read(folder, CALL)
     except FileNotFoundError:
         sys.exit(
-            f"horovodish: rank {rank} on {host} does not see {folder}, the folder of horovodish.run(); "
-            "its argument shared_folder takes one that all hosts have in common"
+            f"horovodish: rank {rank} on {host} {UNSEEN}, {folder}: "
+            "pass as shared_folder one that all hosts have in common"
         )
     sys.path[:] = call.path
     linecache.cache.update(call.sources)

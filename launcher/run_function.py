@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from horovodish.errors import LaunchError, RankLostError
 from horovodish.launcher.cli import request
 from horovodish.launcher.flags import did_you_mean, run_parser
-from horovodish.launcher.function_files import PROBLEM, Call, Report, name_of, pickled, read, write
+from horovodish.launcher.function_files import PROBLEM, UNSEEN, Call, Report, name_of, pickled, read, write
 from horovodish.launcher.outcome import CONSEQUENCES
 from horovodish.settings import NP_VARIABLE
 
@@ -138,8 +138,8 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **env}
 
 
-def _watched(command: list[str], environ: dict[str, str]) -> tuple[int, str]:
-    """Runs the launcher and passes on what comes out of it; returns its exit status and its last word.
+def _watched(command: list[str], environ: dict[str, str]) -> tuple[int, list[str]]:
+    """Runs the launcher and passes on what comes out of it; returns its exit status and its own words.
 
     Raises:
         KeyboardInterrupt: the user interrupted the ranks; they have ended.
@@ -166,18 +166,18 @@ def _watched(command: list[str], environ: dict[str, str]) -> tuple[int, str]:
                 launcher.terminate()
     if interrupt:
         raise interrupt
-    return launcher.returncode, relay.last_word
+    return launcher.returncode, relay.words
 
 
 class Relay:
     """Passes on what comes out of the launcher, to this process's `sys.stdout` and `sys.stderr`, as it comes.
 
     Attributes:
-        last_word: the last line that the launcher itself has written.
+        words: the lines that the launcher itself has written.
     """
 
     def __init__(self, launcher: subprocess.Popen[bytes]) -> None:
-        self.last_word = ""
+        self.words: list[str] = []
         self._line = ""
         self._selector = selectors.DefaultSelector()
         for source, target in ((launcher.stdout, sys.stdout), (launcher.stderr, sys.stderr)):
@@ -205,12 +205,10 @@ class Relay:
 
     def _listen(self, text: str) -> None:
         *lines, self._line = (self._line + text).split("\n")
-        for line in lines:
-            if line.startswith(LAUNCHERS_LINE):
-                self.last_word = line.removeprefix(LAUNCHERS_LINE)
+        self.words += [line.removeprefix(LAUNCHERS_LINE) for line in lines if line.startswith(LAUNCHERS_LINE)]
 
 
-def _results(folder: Path, np: int, status: int, last_word: str) -> list[Any]:
+def _results(folder: Path, np: int, status: int, words: list[str]) -> list[Any]:
     if (folder / PROBLEM).exists():
         raise read(folder, PROBLEM)
     reports: list[Report] = [read(folder, name_of(rank)) for rank in range(np) if (folder / name_of(rank)).exists()]
@@ -221,8 +219,9 @@ def _results(folder: Path, np: int, status: int, last_word: str) -> list[Any]:
         missing = next(rank for rank in range(np) if not (folder / name_of(rank)).exists())
         raise RankLostError(f"rank {missing} ended before the function returned")
     if status != 0:
-        error = RankLostError if last_word.startswith("rank ") else LaunchError
-        raise error(last_word or f"the launcher ended with exit status {status}")
+        last = words[-1] if words else f"the launcher ended with exit status {status}"
+        unseen = next((word for word in words if UNSEEN in word), None)
+        raise RankLostError(last) if last.startswith("rank ") and not unseen else LaunchError(unseen or last)
     return [_loaded(report) for report in reports]
 
 

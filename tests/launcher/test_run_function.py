@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
+from horovodish.launcher import run_function
 from horovodish.launcher.run_function import RankTraceback
 
 ENDS_WITHIN_SECONDS = 5
@@ -140,6 +141,19 @@ def test_a_function_whose_module_the_ranks_do_not_find() -> None:
             hvd.run(ends, ("never",))
     finally:
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def test_ranks_that_do_not_see_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_function, "write", lambda folder, content: None)  # as on a host that has another /tmp
+    with pytest.raises(
+        hvd.LaunchError, match=r"rank \d on .* does not see .*: pass as shared_folder one that all hosts"
+    ):
+        hvd.run(ends, ("never",), num_proc=2)
+
+
+def test_the_folder_can_be_one_that_hosts_share(tmp_path: Path) -> None:
+    (folder,) = hvd.run(lambda: sys.argv[1], shared_folder=tmp_path)
+    assert Path(folder).parent == tmp_path
 
 
 def test_from_a_thread_that_is_not_the_first() -> None:
