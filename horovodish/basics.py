@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from horovodish import _native, communicators, failures, local_peers, mpi, settings
+from horovodish import _native, affinity, communicators, failures, local_peers, mpi, settings
 from horovodish.errors import ForkedProcessError, NotInitializedError, SettingError
 from horovodish.place import Place
 from horovodish.version import __version__
@@ -340,21 +340,23 @@ def _start(
     communicator: communicators.Communicator | None = None,
     peers: local_peers.LocalPeers | None = None,
 ) -> Running:
-    native = _native.Engine(
-        rank=place.rank,
-        size=place.size,
-        local_rank=place.local_rank,
-        arena_descriptors=peers.descriptors if peers else [],
-        peer_sockets=peers.sockets if peers else [],
-        chunk_bytes=knobs.chunk_kb * 1024,
-        ring_segment_bytes=knobs.ring_segment_kb * 1024,
-        cache_capacity=knobs.cache_capacity,
-        # With more ranks than cores a thread that spins keeps the one from running that it waits for.
-        spin_us=knobs.spin_us if len(place.local_ranks) <= len(os.sched_getaffinity(0)) else 0,
-        stall_warning_seconds=knobs.stall_check_warning_time_seconds if knobs.stall_check else 0.0,
-        stall_shutdown_seconds=knobs.stall_check_shutdown_time_seconds if knobs.stall_check else 0.0,
-        stack_signal=_stack_signal(knobs),
-    )
+    # With more ranks than cores a thread that spins keeps the one from running that it waits for.
+    spin_us = knobs.spin_us if len(place.local_ranks) <= len(os.sched_getaffinity(0)) else 0
+    with affinity.new_threads_on(affinity.core_of(place, knobs.thread_affinity)):
+        native = _native.Engine(
+            rank=place.rank,
+            size=place.size,
+            local_rank=place.local_rank,
+            arena_descriptors=peers.descriptors if peers else [],
+            peer_sockets=peers.sockets if peers else [],
+            chunk_bytes=knobs.chunk_kb * 1024,
+            ring_segment_bytes=knobs.ring_segment_kb * 1024,
+            cache_capacity=knobs.cache_capacity,
+            spin_us=spin_us,
+            stall_warning_seconds=knobs.stall_check_warning_time_seconds if knobs.stall_check else 0.0,
+            stall_shutdown_seconds=knobs.stall_check_shutdown_time_seconds if knobs.stall_check else 0.0,
+            stack_signal=_stack_signal(knobs),
+        )
     if peers:
         peers.close_memory()
     every_rank_alone = tuple((rank,) for rank in range(place.size))

@@ -208,6 +208,12 @@ class Settings:
         "none where a host has more ranks than cores.",
         most=10**6,
     )
+    thread_affinity: str = _knob(
+        TUNING,
+        "",
+        "The cores of the engine's threads, one for each rank of a host, such as 0,4; otherwise any core.",
+        horovod_variable="HOROVOD_THREAD_AFFINITY",
+    )
     stall_check: bool = _knob(
         STALLS,
         True,

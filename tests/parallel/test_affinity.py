@@ -1,0 +1,48 @@
+"""The cores that the user chooses for the threads of the engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import horovodish as hvd
+from horovodish.affinity import core_of
+from horovodish.place import Place
+from support.ranks import run_ranks
+
+TWO_ON_A_HOST = Place(1, ((0, 1), (2,)))
+
+
+def cores_of_threads() -> tuple[set[int], set[int]]:
+    """Those of the engine's own thread, and those of this one."""
+    hvd.init()
+    names = {int(file.parent.name): file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")}
+    (engine,) = (thread for thread, name in names.items() if name == "horovodish" and thread != os.getpid())
+    return os.sched_getaffinity(engine), os.sched_getaffinity(0)
+
+
+def test_each_local_rank_has_its_core() -> None:
+    usable = os.sched_getaffinity(0)
+    first, second = max(usable), min(usable)
+    results = run_ranks(cores_of_threads, 2, env={"HOROVODISH_THREAD_AFFINITY": f"{first},{second}"})
+    assert results == [({first}, usable), ({second}, usable)]
+
+
+def test_no_core_is_chosen_for_ranks_without_threads_or_without_the_setting() -> None:
+    assert core_of(TWO_ON_A_HOST, "") is None
+    assert core_of(Place(0, ((0,),)), "0") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0", "HOROVODISH_THREAD_AFFINITY='0' is not accepted: it is the numbers of 2 cores, one for each rank of a"),
+        ("0,x", "it is the numbers of 2 cores"),
+        ("0,99999", "gives core 99999 to rank 1, which may use "),
+    ],
+)
+def test_cores_that_make_no_sense(text: str, message: str) -> None:
+    with pytest.raises(hvd.SettingError, match=message):
+        core_of(TWO_ON_A_HOST, text)
