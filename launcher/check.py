@@ -142,8 +142,7 @@ def _add_settings(report: Report, environ: Mapping[str, str]) -> None:
         report.problems.append(str(problem))
         return
     if given:
-        slots = sum(host.slots for host in given.hosts)
-        report.add("hosts", f"{given.source}: {', '.join(host.name for host in given.hosts)} with {slots} slots")
+        report.add("hosts", f"{given.source}: {', '.join(host.name for host in given.hosts)} with {given.slots} slots")
 
 
 def _add_mpi(report: Report, environ: Mapping[str, str]) -> None:

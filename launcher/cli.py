@@ -27,7 +27,7 @@ def request(options: argparse.Namespace, environ: Mapping[str, str]) -> Request:
         environ: in which a scheduler may have named hosts.
 
     Raises:
-        SettingError: a flag has a value that is not accepted.
+        SettingError: a flag has a value that is not accepted, or nothing says how many ranks to start.
     """
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     settings = {}
@@ -37,11 +37,15 @@ def request(options: argparse.Namespace, environ: Mapping[str, str]) -> Request:
             text = str(int(given)) if row.is_switch else given
             row.parse(text, row.flag)
             settings[row.name] = text
+    hosts = host_flags.hosts(options, environ)
+    np = options.np if hosts is None or options.np is not None else hosts.slots
+    if np is None:
+        raise SettingError(f"-np is missing, the number of ranks, such as: {EXAMPLE}")
     return Request(
-        options.np,
+        np,
         command,
         settings,
-        hosts=host_flags.hosts(options, environ),
+        hosts=hosts,
         oversubscribe=options.oversubscribe,
         wishes=host_flags.wishes(options),
         gpus_per_rank=options.gpus_per_rank,
@@ -87,8 +91,6 @@ def _run(arguments: Sequence[str]) -> int:
     wanted = request(options, os.environ)
     if not wanted.command:
         runs.error("COMMAND is missing, such as: " + EXAMPLE)
-    if wanted.np is None:
-        runs.error("-np is missing, the number of ranks, such as: " + EXAMPLE)
     for notice in without_effect.notices(options):
         say(notice)
     return run(wanted, os.environ)

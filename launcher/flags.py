@@ -92,7 +92,9 @@ def run_parser() -> Parser:
     )
     what = runs.add_argument_group("what runs")
     what.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what each rank runs")
-    what.add_argument("-np", "--num-proc", dest="np", type=_ranks, metavar="N", help="number of ranks")
+    what.add_argument(
+        "-np", "--num-proc", dest="np", type=_ranks, metavar="N", help="number of ranks; all slots if hosts are named"
+    )
     what.add_argument(
         "--config-file", metavar="FILE", help="flags by their names, in YAML; the command line overrides it"
     )

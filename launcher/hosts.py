@@ -60,6 +60,11 @@ class Allocation:
     source: str
     by_scheduler: bool = False
 
+    @property
+    def slots(self) -> int:
+        """For how many ranks the hosts are meant in all."""
+        return sum(host.slots for host in self.hosts)
+
 
 @dataclass(frozen=True)
 class Share:
@@ -154,11 +159,11 @@ def place(np: int, among: Allocation | None, *, oversubscribe: bool = False) -> 
     """
     if among is None:
         return (Share(THIS_HOST, range(np)),)
-    slots = sum(host.slots for host in among.hosts)
-    if np > slots and not oversubscribe:
+    if np > among.slots and not oversubscribe:
         raise SettingError(
-            f"{np} ranks do not fit: {among.source} has {_count(slots, 'slot')} on {_count(len(among.hosts), 'host')}. "
-            f"Name more hosts or slots, use -np {slots}, or let ranks share slots with --oversubscribe"
+            f"{np} ranks do not fit: {among.source} has {_count(among.slots, 'slot')} on "
+            f"{_count(len(among.hosts), 'host')}. Name more hosts or slots, use -np {among.slots}, "
+            "or let ranks share slots with --oversubscribe"
         )
     counts = dict.fromkeys(among.hosts, 0)
     left = np

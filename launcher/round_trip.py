@@ -35,11 +35,12 @@ def round_trip(environ: Mapping[str, str]) -> str:
     Raises:
         LaunchError: they could not be started, or did not come to the right result.
     """
-    command = [sys.executable, "-m", "horovodish.launcher", "run", "-np", "2", "--", sys.executable, "-c", PROGRAM]
+    # Here, whatever a scheduler has allocated.
+    launcher = [sys.executable, "-m", "horovodish.launcher", "run", "-np", "2", "--hosts", "localhost:2"]
     begin = time.monotonic()
     try:
         done = subprocess.run(
-            command,
+            [*launcher, "--", sys.executable, "-c", PROGRAM],
             env=environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -82,15 +82,16 @@ def run(
     """
     if NP_VARIABLE in os.environ:
         raise LaunchError("horovodish.run() was called by a rank; start the script with python, without a launcher")
+    environ = _environment(env or {})
     arguments = _arguments({"num_proc": flags.pop("np", num_proc), "hosts": hosts, "hostfile": hostfile, **flags})
     command = [sys.executable, "-m", "horovodish.launcher.function_rank"]
-    np = request(run_parser().parse([*arguments, "--", *command]), os.environ).np
+    np = request(run_parser().parse([*arguments, "--", *command]), environ).np
     call = Call.of_this_process(_pickled_call(func, tuple(args), dict(kwargs or {})))
     with tempfile.TemporaryDirectory(prefix="horovodish-call-", dir=shared_folder, ignore_cleanup_errors=True) as place:
         folder = Path(place)
         write(folder, call)
         launcher = [sys.executable, "-m", "horovodish.launcher.function_launcher", str(os.getpid()), place]
-        ended = _watched([*launcher, *arguments, "--", *command, place], _environment(env or {}))
+        ended = _watched([*launcher, *arguments, "--", *command, place], environ)
         return _results(folder, np, *ended)
 
 

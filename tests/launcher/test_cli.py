@@ -22,6 +22,16 @@ def parsed(*arguments: str) -> Request:
     return request(run_parser().parse(arguments), {})
 
 
+def test_without_a_number_there_is_a_rank_for_each_slot(tmp_path: Path) -> None:
+    slurm = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "2(x2),1"}
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("a slots=3\n")
+    assert request(run_parser().parse(["true"]), slurm).np == 5
+    assert request(run_parser().parse(["-np", "2", "true"]), slurm).np == 2
+    assert request(run_parser().parse(["-H", "a:4,b:2", "true"]), slurm).np == 6
+    assert request(run_parser().parse(["--hostfile", str(hostfile), "true"]), slurm).np == 3
+
+
 def test_the_commands_own_flags_are_left_alone() -> None:
     assert parsed("-np", "2", "python", "train.py", "-np", "3", "--verbose", "--", "x") == Request(
         np=2, command=["python", "train.py", "-np", "3", "--verbose", "--", "x"], settings={}

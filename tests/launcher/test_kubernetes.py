@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,14 @@ def test_the_launcher_finds_its_hosts_in_what_the_operator_sets(job: Any, tmp_pa
     assert given is not None
     assert {host.name: host.slots for host in given.hosts} == dict.fromkeys(pods, slots)
     assert not given.by_scheduler, "mpirun reaches the workers by ssh"
+
+
+def test_a_launcher_starts_a_rank_for_each_slot_of_that_hostfile(launch: Callable[..., Any], tmp_path: Path) -> None:
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("localhost slots=3\n")
+    job = launch("run", "echo", "here", env={"OMPI_MCA_orte_default_hostfile": str(hostfile)})
+    assert job.finish() == 0
+    assert job.stdout.lines == ["here"] * 3
 
 
 def test_the_image_has_what_the_manifest_runs(job: Any) -> None:

@@ -22,12 +22,13 @@ exec "$@"
 
 
 def place_and_sum() -> tuple[list[int], float, str, list[str]]:
+    before = list(os.environ)
     hvd.init()
     total = float(hvd.allreduce(np.array(float(hvd.rank() + 1)), op=hvd.Sum))
     place = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
     started = mpi.launcher_environment()
     assert started is not None
-    return place, total, started.launcher, [name for name in os.environ if name.startswith(("OMPI", "HOROVODISH"))]
+    return place, total, started.launcher, [name for name in before if name.startswith(("OMPI", "HOROVODISH"))]
 
 
 @pytest.mark.skipif(not is_open_mpi(), reason="MPICH's ranks have other variables")
