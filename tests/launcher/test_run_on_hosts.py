@@ -217,6 +217,26 @@ def test_a_host_that_does_not_exist(run: Callable[..., Any], place: Place, leave
     assert job.stderr.lines[-1].startswith("horovodish: only ")
 
 
+FUNCTION = """
+import horovodish as hvd
+
+def place():
+    hvd.init()
+    return hvd.rank(), hvd.local_rank(), hvd.cross_rank()
+
+print(hvd.run(place, num_proc=4, hosts={hosts!r}, launch_agent={agent!r}, network_interfaces="e0"))
+"""
+
+
+def test_a_function_that_python_runs_on_both_hosts(
+    place: Place, start: Callable[..., Any], leaves_nothing: None
+) -> None:
+    code = FUNCTION.format(hosts=place.named(2, 2), agent=str(place.shell))
+    job = start(*place.made.inside(0), sys.executable, "-c", code, env={"OMPI_MCA_mpi_yield_when_idle": "1"})
+    assert job.finish() == 0, job.stderr.lines
+    assert job.stdout.lines == ["[(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)]"]
+
+
 @pytest.fixture
 def lost(place: Place) -> Iterator[Callable[[str], None]]:
     """A function that takes a file from the second host."""
