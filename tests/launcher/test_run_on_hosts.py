@@ -98,9 +98,14 @@ def leaves_nothing(place: Place) -> Iterator[None]:
 
 
 def files() -> set[str]:
-    """What jobs leave in files. Those of jobs beside this one have the name of another host, or an older one."""
-    ours = re.compile(r"horovodish-[0-9a-f]{12}|hvd-[0-9a-f]{12}|prted\.\d+|sm_segment\.h[0-9a-f]{7}-.*")
-    return {f"{folder}/{name}" for folder in FOLDERS for name in os.listdir(folder) if ours.fullmatch(name)}
+    """What jobs on hosts leave in files, as far as the daemon that has made them does not run any more."""
+    ours = re.compile(r"horovodish-[0-9a-f]{12}|hvd-[0-9a-f]{12}|prted\.(\d+)|sm_segment\.h[0-9a-f]{7}-.*")
+    found = [(folder, ours.fullmatch(name)) for folder in FOLDERS for name in os.listdir(folder)]
+    return {f"{folder}/{name[0]}" for folder, name in found if name and not (name[1] and is_alive(int(name[1])))}
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def test_digits_are_learned(run: Callable[..., Any], leaves_nothing: None) -> None:
