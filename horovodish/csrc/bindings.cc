@@ -1,6 +1,7 @@
 // The engine as a Python extension module. The only file that knows Python.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -125,7 +126,10 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, const
                     std::chrono::microseconds(spin_us),
                     {StallInspector::Seconds(stall_warning_seconds), StallInspector::Seconds(stall_shutdown_seconds)},
                     stack_signal};
-  return std::make_shared<Engine>(std::move(config));
+  // Its threads and its shared memory are not in a forked child, where it is left to the process's end.
+  return {new Engine(std::move(config)), [process = getpid()](Engine* engine) {
+            if (getpid() == process) delete engine;
+          }};
 }
 
 void start_timeline(Engine& engine, int descriptor, const std::string& name, int64_t origin, bool mark_cycles) {

@@ -140,9 +140,10 @@ def in_the_child(pending: hvd.collectives.Handle | None, ends: Callable[[], None
 
 
 def leave_like_python() -> None:
-    """A script in a child may well call shutdown(), and Python calls what is registered for its end."""
+    """A script may well call shutdown(); Python calls what is registered for its end, and clears modules."""
     hvd.shutdown()
     atexit._run_exitfuncs()
+    vars(hvd.basics).clear()
     os._exit(0)
 
 
