@@ -166,7 +166,7 @@ class Settings:
 
     fusion_threshold_mb: float = _knob(
         TUNING,
-        16.0,
+        4.0,
         "Gradients are packed into buckets of at most this many MiB; 0 sends each on its own.",
         most=65536,
         horovod_variable="HOROVOD_FUSION_THRESHOLD",

@@ -98,7 +98,7 @@ def test_other_variables_of_horovod_mean_nothing() -> None:
         ("HOROVODISH_CACHE_CAPACITY", "-1", "a whole number from 0"),
         ("HOROVODISH_CHUNK_KB", "3", "a whole number from 4 to 1048576 (default 256)"),
         ("HOROVODISH_CHUNK_KB", "9" * 30, "a whole number from 4"),
-        ("HOROVODISH_FUSION_THRESHOLD_MB", "nan", "a number from 0 to 65536 (default 16.0)"),
+        ("HOROVODISH_FUSION_THRESHOLD_MB", "nan", "a number from 0 to 65536 (default 4.0)"),
         ("HOROVODISH_FUSION_THRESHOLD_MB", "inf", "a number from 0"),
         ("HOROVODISH_FUSION_THRESHOLD_MB", "64MB", "a number from 0"),
         ("HOROVODISH_TIMELINE_MARK_CYCLES", "2", "1 (on) or 0 (off) (default off)"),
