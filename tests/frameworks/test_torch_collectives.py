@@ -301,6 +301,6 @@ def out_of_data() -> None:
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum)[0] == hvd.size()
 
 
-@pytest.mark.parametrize("np", [1, 2, 3])
+@pytest.mark.parametrize("np", [1, 3])
 def test_collectives(np: int) -> None:
     run_ranks(all_collectives, np, timeout=120)

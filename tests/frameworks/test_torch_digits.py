@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from support.scripts import output_of
 from support.sources import ROOT
 
 
-@pytest.mark.parametrize("np", [0, 2, 4])
-def test_digits(np: int) -> None:
-    output = output_of(ROOT / "examples/torch_digits.py", np=np)
+def test_digits() -> None:
+    output = output_of(ROOT / "examples/torch_digits.py", np=2)
     accuracy = re.search(r"trained in .* test accuracy (\d\.\d+)", output)
     assert accuracy is not None, output
     assert float(accuracy[1]) >= 0.97
-    assert re.search(rf"all {np or 1} ranks hold bit-identical weights, sha256 [0-9a-f]{{64}}\n", output), output
+    assert re.search(r"all 2 ranks hold bit-identical weights, sha256 [0-9a-f]{64}\n", output), output
     assert output.count("epoch  1/") == 1, "only rank 0 may print"

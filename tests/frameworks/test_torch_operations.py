@@ -193,7 +193,7 @@ def mismatches() -> None:
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="w").item() == hvd.size()
 
 
-@pytest.mark.parametrize("np", [1, 2, 3])
+@pytest.mark.parametrize("np", [1, 3])
 def test_operations(np: int) -> None:
     run_ranks(all_operations, np, timeout=120)
 

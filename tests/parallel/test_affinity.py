@@ -18,9 +18,15 @@ TWO_ON_A_HOST = Place(1, ((0, 1), (2,)))
 def cores_of_threads() -> tuple[set[int], set[int]]:
     """Those of the engine's own thread, and those of this one."""
     hvd.init()
-    names = {int(file.parent.name): file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")}
-    (engine,) = (thread for thread, name in names.items() if name == "horovodish" and thread != os.getpid())
+    while not (engines := [thread for thread in threads_named("horovodish") if thread != os.getpid()]):
+        os.sched_yield()  # it names itself when it gets to run
+    (engine,) = engines
     return os.sched_getaffinity(engine), os.sched_getaffinity(0)
+
+
+def threads_named(name: str) -> list[int]:
+    files = Path("/proc/self/task").glob("*/comm")
+    return [int(file.parent.name) for file in files if file.read_text().strip() == name]
 
 
 def test_each_local_rank_has_its_core() -> None:

@@ -68,7 +68,7 @@ def fd_is_open(descriptor: str) -> bool:
 
 
 @pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [1, 2, 3])
+@pytest.mark.parametrize("np", [1, 3])
 def test_it_shows_every_operation_of_every_rank(np: int, plane: str, tmp_path: Path) -> None:
     run_ranks(record_everything, np, args=(str(tmp_path / "trace.json"), True), env={"HOROVODISH_PLANE": plane})
     paths = [tmp_path / f"trace.rank-{rank}.json" for rank in range(np)]
