@@ -145,7 +145,7 @@ def follow(check: Callable[[Any], None], started: Callable[[Any], None], stopped
     Args:
         check: called before each start, with the `process_sets` of `init`; raises what is wrong with them.
         started: called after each start, with the same.
-        stopped: called when the engine stops.
+        stopped: called when the engine has stopped.
     """
     _followers.append((check, started, stopped))
 
@@ -382,10 +382,10 @@ def _stop(reason: str) -> None:
         return
     stopped, _running = _running, None
     os.environ.pop(settings.RANK_PROCESS_VARIABLE, None)
-    for *_, forget in _followers:
-        forget()
     why = failures.reason or reason
     stopped.engine.stop(failures.reason is not None, f"rank {stopped.place.rank} {why}")
+    for *_, forget in _followers:
+        forget()
 
 
 def _at_exit() -> None:

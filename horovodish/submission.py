@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -29,23 +28,48 @@ class _Session:
 
     def __init__(self, engine: _native.Engine) -> None:
         self.counters: Counter[tuple[str, int]] = Counter()  # by kind and process set
+        self.engine = engine
         # What the engine still reads or writes, by handle id. A handle may be dropped before its operation is done.
         self.kept: dict[int, object] = {}
         # Without it another thread could take the news that a handle has settled before it is entered in `kept`. An
         # entry that goes away may run code of the user's that submits in turn, therefore reentrant.
         self.lock = threading.RLock()
-        kept = self.kept
-        self.engine = weakref.ref(engine, lambda _: kept.clear())
+
+    def release_settled(self) -> None:
+        """Let go of what the engine no longer needs. The caller holds the lock."""
+        for settled in self.engine.take_settled():
+            self.kept.pop(settled, None)
 
 
 _session: _Session | None = None
+_abandoned: list[object] = []
+
+
+def keep_for_ever(memory: object) -> None:
+    """Keep memory until the process ends, because MPI may go on reading and writing it. Not collective.
+
+    Args:
+        memory: whatever owns the memory of an operation whose native handle or plan says `memory_abandoned()`.
+    """
+    _abandoned.append(memory)
 
 
 def _session_of(engine: _native.Engine) -> _Session:
     global _session
-    if _session is None or _session.engine() is not engine:
+    if _session is None or _session.engine is not engine:
         _session = _Session(engine)
     return _session
+
+
+def _end_session() -> None:
+    global _session
+    ended, _session = _session, None
+    if ended is None:
+        return
+    with ended.lock:
+        ended.release_settled()
+        if ended.kept:
+            keep_for_ever(ended.kept)
 
 
 class Handle(Generic[T]):
@@ -89,7 +113,8 @@ class Handle(Generic[T]):
             basics.engine()  # raises in a forked child, where waiting would drive the parent's engine
         while not native.wait(WAIT_SLICE_SECONDS):
             pass
-        self._kept.pop(native.id, None)
+        if not native.memory_abandoned():
+            self._kept.pop(native.id, None)
         error = native.error()
         if error is not None:
             raise from_native(*error)
@@ -302,10 +327,8 @@ def submit(
     """
     engine = basics.engine()
     session = _session_of(engine)
-    kept = session.kept
     with session.lock:
-        for settled in engine.take_settled():
-            kept.pop(settled, None)
+        session.release_settled()
         native = engine.enqueue(
             _native.KINDS[kind],
             name,
@@ -319,5 +342,8 @@ def submit(
             process_set_id,
             splits,
         )
-        kept[native.id] = keep_alive
-    return Handle(name, native, result, kept)
+        session.kept[native.id] = keep_alive
+    return Handle(name, native, result, session.kept)
+
+
+basics.follow(lambda _: None, lambda _: None, _end_session)

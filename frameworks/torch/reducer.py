@@ -36,7 +36,7 @@ from horovodish.collectives import Average, Handle, Sum, allreduce_async
 from horovodish.errors import from_native
 from horovodish.fusion import plan_buckets
 from horovodish.process_sets import checked_id
-from horovodish.submission import WAIT_SLICE_SECONDS
+from horovodish.submission import WAIT_SLICE_SECONDS, keep_for_ever
 from horovodish.torch import backward
 from horovodish.torch.names import PlanNames
 from horovodish.torch.reduction import HOST, Reduction
@@ -335,6 +335,8 @@ class Reducer:
         sparse_error = self._sparse.finish()
         sees = bool(self._unseen) and not plan.any_joined()
         nowhere = set(plan.absent_everywhere()) if self._absent and error is None else set()
+        if plan.memory_abandoned():
+            keep_for_ever((dict(self._payloads), dict(self._absent)))
         plan.reset()
         if error is None:
             self._put_back(nowhere)

@@ -38,6 +38,15 @@ std::shared_ptr<std::byte> map_memory(int descriptor, size_t bytes) {
 Arena::Arena(std::vector<std::shared_ptr<std::byte>> memory, size_t own, const ArenaLayout& layout)
     : layout_(layout), own_(own), memory_(std::move(memory)) {}
 
+Arena::~Arena() {
+  if (!keeps_addresses_) return;
+  for (const auto& memory : memory_) {
+    static_cast<void>(new std::shared_ptr<std::byte>(memory));  // never unmapped
+    mmap(memory.get(), layout_.bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+         -1, 0);
+  }
+}
+
 void Arena::clear(size_t region) const {
   std::memset(memory_[own_].get() + layout_.rings_offset(region), 0,
               layout_.slots_offset(region) - layout_.rings_offset(region));

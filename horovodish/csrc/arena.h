@@ -56,6 +56,9 @@ class Arena {
  public:
   // `memory`: of every local rank, each of layout.bytes() and zeroed at first; see map_memory().
   Arena(std::vector<std::shared_ptr<std::byte>> memory, size_t own, const ArenaLayout& layout);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
 
   size_t ranks() const { return layout_.ranks; }
   size_t own() const { return own_; }
@@ -73,6 +76,8 @@ class Arena {
   }
   // Makes this rank's part of a region as new. No peer may be using it.
   void clear(size_t region) const;
+  // For transfers that cannot be stopped: the addresses stay valid until the process ends, with other memory behind them.
+  void keep_addresses() { keeps_addresses_ = true; }
 
  private:
   template <class T>
@@ -83,6 +88,7 @@ class Arena {
   ArenaLayout layout_;
   size_t own_;
   std::vector<std::shared_ptr<std::byte>> memory_;
+  bool keeps_addresses_ = false;
 };
 
 }  // namespace horovodish

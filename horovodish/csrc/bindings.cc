@@ -9,6 +9,7 @@
 
 #include "bucket_plan.h"
 #include "engine.h"
+#include "frontend.h"
 #include "mpi_exit.h"
 #include "planes/schedule.h"
 #include "timeline_writer.h"
@@ -83,7 +84,7 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   request->postscale = postscale;
   request->root = root;
   request->device = device;
-  auto operation = std::make_shared<Operation>();
+  std::vector<Buffer> buffers;
   const bool any_rows = request->kind == Kind::allgather || request->kind == Kind::alltoall;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto& [source, target, dtype, shape] = tensors[i];
@@ -94,12 +95,9 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
       member.shape[0] = Member::kAnyLength;
     }
     request->members.push_back(std::move(member));
-    operation->buffers.push_back(std::move(buffer));
+    buffers.push_back(std::move(buffer));
   }
-  operation->process_set = process_set;
-  operation->signature = std::make_shared<const std::string>(request->signature());
-  operation->request = std::move(request);
-  operation->handle = engine->make_handle();
+  auto operation = engine->make_operation(std::move(request), std::move(buffers), process_set);
   operation->reported = true;
   const auto handle = operation->handle;
   {
@@ -127,9 +125,11 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, const
                     {StallInspector::Seconds(stall_warning_seconds), StallInspector::Seconds(stall_shutdown_seconds)},
                     stack_signal};
   // Its threads and its shared memory are not in a forked child, where it is left to the process's end.
-  return {new Engine(std::move(config)), [process = getpid()](Engine* engine) {
-            if (getpid() == process) delete engine;
-          }};
+  const std::shared_ptr<Engine> engine(new Engine(std::move(config)), [process = getpid()](Engine* engine) {
+    if (getpid() == process) delete engine;
+  });
+  set_running_engine(engine);
+  return engine;
 }
 
 void start_timeline(Engine& engine, int descriptor, const std::string& name, int64_t origin, bool mark_cycles) {
@@ -361,6 +361,7 @@ PYBIND11_MODULE(_native, module) {
           [](const PyHandle& self, double seconds) { return self.engine->wait(*self.handle, nanoseconds(seconds)); },
           py::arg("seconds"), py::call_guard<py::gil_scoped_release>())
       .def("error", [](const PyHandle& self) { return error_tuple(self.handle->error()); })
+      .def("memory_abandoned", [](const PyHandle& self) { return self.handle->memory_abandoned(); })
       .def("output",
            [](const PyHandle& self, size_t index) {
              if (index >= self.handle->outputs.size()) throw py::index_error("no such output");
@@ -382,6 +383,7 @@ PYBIND11_MODULE(_native, module) {
           py::call_guard<py::gil_scoped_release>())
       .def("poll", &BucketPlan::settled)
       .def("error", [](const BucketPlan& self) { return error_tuple(self.error()); })
+      .def("memory_abandoned", &BucketPlan::memory_abandoned)
       .def("absent_everywhere", &BucketPlan::absent_everywhere)
       .def("any_joined", &BucketPlan::any_joined)
       .def("reset", &BucketPlan::reset);

@@ -105,6 +105,12 @@ const Error* BucketPlan::error() const {
   return nullptr;
 }
 
+bool BucketPlan::memory_abandoned() const {
+  return std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
+    return bucket.operation && bucket.operation->handle->memory_abandoned();
+  });
+}
+
 std::vector<size_t> BucketPlan::absent_everywhere() const {
   std::vector<size_t> result;
   for (const Bucket& bucket : buckets_) {

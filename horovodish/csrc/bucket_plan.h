@@ -33,6 +33,8 @@ class BucketPlan {
   // Drives the engine until all buckets of the step are settled.
   bool wait(std::chrono::nanoseconds limit);
   const Error* error() const;
+  // After wait: may MPI go on reading or writing the tensors of the step?
+  bool memory_abandoned() const;
   // After wait: tensors that no rank had a value for.
   std::vector<size_t> absent_everywhere() const;
   // After wait: had a rank joined, so that it does not know of this step?

@@ -90,6 +90,17 @@ void Engine::hold_at_exit() const {
   while (ends != std::thread::id{} && ends != std::this_thread::get_id()) std::this_thread::sleep_for(kForEver);
 }
 
+std::shared_ptr<Operation> Engine::make_operation(std::shared_ptr<const Request> request, std::vector<Buffer> buffers,
+                                                  int process_set) {
+  auto operation = std::make_shared<Operation>();
+  operation->process_set = process_set;
+  operation->signature = std::make_shared<const std::string>(request->signature());
+  operation->request = std::move(request);
+  operation->buffers = std::move(buffers);
+  operation->handle = make_handle();
+  return operation;
+}
+
 void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
   check_process();
   hold_at_exit();
@@ -123,12 +134,7 @@ void Engine::refuse(Kind kind, const std::string& name, int process_set, const s
   request->kind = kind;
   request->name = name;
   request->refusal = why;
-  auto operation = std::make_shared<Operation>();
-  operation->process_set = process_set;
-  operation->signature = std::make_shared<const std::string>(request->signature());
-  operation->request = std::move(request);
-  operation->handle = make_handle();
-  enqueue(std::move(operation), false);
+  enqueue(make_operation(std::move(request), {}, process_set), false);
 }
 
 bool Engine::wait(const Handle& handle, std::chrono::nanoseconds limit) {
@@ -208,6 +214,7 @@ void Engine::stop(bool failed, const std::string& reason) {
   if (thread_.joinable()) thread_.join();
   peer_watch_.reset();
   if (const auto timeline = take_timeline()) timeline->finish();
+  completion_threads_.reset();
   // Handles and plans that Python still holds keep the engine, but not the memory.
   doorbell_ = &own_doorbell_;
   arena_.reset();
@@ -322,13 +329,16 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
     // Before the handle is settled, so that whoever waits for it may use the name again.
     std::lock_guard lock(inbox_mutex_);
     if (operation->request->refusal.empty()) names_in_flight_[operation->process_set].erase(operation->request->name);
-    if (operation->reported) settled_.push_back(operation->handle->id());
+    if (operation->reported && !operation->handle->memory_abandoned()) settled_.push_back(operation->handle->id());
   }
   if (error != nullptr) {
     operation->handle->fail(
         {error->kind, subject(*operation) + " failed on rank " + std::to_string(config_.rank) + ": " + error->message});
   } else {
     operation->handle->complete();
+  }
+  if (operation->then) {
+    completion_threads_->run([handle = operation->handle, then = std::move(operation->then)] { then(*handle); });
   }
   seat_.announce_change();
 }

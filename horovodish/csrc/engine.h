@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "completion_threads.h"
 #include "mpi_requests.h"
 #include "operation.h"
 #include "peer_watch.h"
@@ -79,6 +80,9 @@ class Engine {
   void clear_region(size_t region);
 
   std::shared_ptr<Handle> make_handle() { return std::make_shared<Handle>(++last_handle_id_); }
+  // An operation to be enqueued. `buffers`: one for each member of the request.
+  std::shared_ptr<Operation> make_operation(std::shared_ptr<const Request> request, std::vector<Buffer> buffers,
+                                            int process_set);
 
   // Hands over an operation with its handle; returns at once. `waits`: the calling thread is about to wait for it, so
   // the engine's thread can go on sleeping. Throws DuplicateName, EngineStopped, ForkedProcess.
@@ -101,7 +105,7 @@ class Engine {
   // Throws std::invalid_argument when there is nothing to stop.
   void stop_timeline();
 
-  // Handles settled since the last call.
+  // Handles settled since the last call, but for those whose memory is abandoned.
   std::vector<uint64_t> take_settled();
 
   // Leaves the job: whatever is pending on this rank fails, and peers that need it from now on are told the reason. What they
@@ -149,6 +153,7 @@ class Engine {
   Doorbell own_doorbell_;  // used when there is no arena
   Doorbell* doorbell_ = &own_doorbell_;
   std::unique_ptr<PeerWatch> peer_watch_;
+  std::unique_ptr<CompletionThreads> completion_threads_ = std::make_unique<CompletionThreads>();  // null after stop()
   std::map<int, std::unique_ptr<ProcessSet>> process_sets_;  // used only by the thread that holds the seat
 
   std::atomic<bool> stopping_{false};

@@ -41,7 +41,10 @@ class Handle {
   // The rest may be read once the handle is settled.
   const Error* error() const { return state_.load(std::memory_order_acquire) == State::failed ? &error_ : nullptr; }
   DeviceEvent* event() const { return event_.get(); }
+  // The operation was given up while MPI moved its data: MPI may read and write its memory for as long as the process lives.
+  bool memory_abandoned() const { return memory_abandoned_; }
 
+  void abandon_memory() { memory_abandoned_ = true; }
   void complete(std::unique_ptr<DeviceEvent> event = nullptr) {
     event_ = std::move(event);
     state_.store(State::done, std::memory_order_release);
@@ -60,6 +63,7 @@ class Handle {
   const uint64_t id_;
   std::atomic<State> state_{State::pending};
   Error error_;
+  bool memory_abandoned_ = false;
   std::unique_ptr<DeviceEvent> event_;
 };
 

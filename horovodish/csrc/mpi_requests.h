@@ -66,9 +66,10 @@ class MpiRequest {
     check(mpi_->get_count(status_.data(), mpi_->byte_type, &count), "receiving from", peer_);
     return static_cast<size_t>(count);
   }
-  // Gives a transfer up. It ends at once unless the peer died in the middle of it; then the wait is bounded.
-  void cancel() noexcept {
-    if (!active_) return;
+  // Gives a transfer up. True when it has ended, as it does at once unless the peer died or stopped in the middle of it; then
+  // the wait is bounded, and the memory must stay for as long as the process lives.
+  bool cancel() noexcept {
+    if (!active_) return true;
     mpi_->cancel(request_.data());
     int flag = 0;
     for (const auto limit = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
@@ -76,6 +77,7 @@ class MpiRequest {
       if (mpi_->test(request_.data(), &flag, status_.data()) != abi::kMpiSuccess) break;
     }
     active_ = false;
+    return flag != 0;
   }
 
  private:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,7 +37,8 @@ struct Operation {
   bool any_joined = false;  // known once decided
   int root = 0;  // known once decided: index of the root within the process set
   std::shared_ptr<Handle> handle;
-  bool reported = false;  // shows up in Engine::take_settled()
+  bool reported = false;  // shows up in Engine::take_settled() once its memory is no longer needed
+  std::function<void(const Handle&)> then;  // is called on a thread for that when the handle is settled; may be empty
   Trace trace;
 
   // The neutral value of a rank that has joined must not be scaled. Then every other rank scales its own contribution when it

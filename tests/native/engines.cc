@@ -20,6 +20,7 @@
 #include "adasum.h"
 #include "bucket_plan.h"
 #include "engine.h"
+#include "frontend.h"
 
 using namespace horovodish;
 
@@ -154,6 +155,25 @@ void reduce_by_adasum(Engine& engine, int rank, int ranks) {
   }
 }
 
+// As native code of a shim does it: nobody waits, and a call in another thread says when each has ended.
+void follow_completions(Engine& engine, int ranks) {
+  constexpr size_t kTensors = 40;
+  std::vector<std::vector<float>> tensors(kTensors, std::vector<float>(300, 1.0f));
+  std::atomic<size_t> right{0}, ended{0};
+  for (size_t i = 0; i < kTensors; ++i) {
+    auto request = std::make_shared<Request>();
+    request->name = "followed" + std::to_string(i);
+    request->members = {{request->name, DType::float32, {300}}};
+    auto* memory = reinterpret_cast<std::byte*>(tensors[i].data());
+    submit(engine, std::move(request), {{memory, memory}}, 0, [&, i](const Handle& handle) {
+      right += handle.settled() && handle.error() == nullptr && tensors[i][299] == static_cast<float>(ranks);
+      ++ended;
+    });
+  }
+  while (ended < kTensors) std::this_thread::yield();
+  CHECK(right == kTensors);
+}
+
 void refuse(Engine& engine, int rank) {
   const std::vector<float> source(10);
   std::vector<float> target(10);
@@ -184,6 +204,7 @@ void lose_a_rank(Engine& engine, int rank) {
   wait(engine, handle);
   CHECK(handle->error() != nullptr && handle->error()->kind == ErrorKind::rank_lost);
   CHECK(handle->error()->message.find("rank 1 raised something") != std::string::npos);
+  CHECK(!handle->memory_abandoned());
 }
 
 }  // namespace
@@ -241,6 +262,7 @@ int main(int argc, char** argv) {
       engine.start_timeline(timeline(rank));  // ends with the engine
       reduce_buckets(engine, rank, ranks, steps);
       reduce_by_adasum(engine, rank, ranks);
+      follow_completions(engine, ranks);
       refuse(engine, rank);
       if (ranks > 1) lose_a_rank(engine, rank);
     });

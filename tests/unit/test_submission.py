@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from horovodish import submission
-from horovodish.errors import MismatchError
+from horovodish.errors import MismatchError, RankLostError
 from horovodish.submission import Handle, generated_name, poll, submit, synchronize
 
 
@@ -24,6 +24,7 @@ class Operation:
         self.id = number
         self.settled = False
         self.failure: tuple[str, str] | None = None
+        self.abandoned = False
         self.slices = 0
 
     def poll(self) -> bool:
@@ -37,6 +38,9 @@ class Operation:
 
     def error(self) -> tuple[str, str] | None:
         return self.failure
+
+    def memory_abandoned(self) -> bool:
+        return self.abandoned
 
 
 class ScriptedEngine:
@@ -133,16 +137,21 @@ def test_wait_releases_the_owner_at_once(engine: ScriptedEngine) -> None:
     assert watched() is None
 
 
-def test_an_engine_that_is_gone_keeps_nothing(current: Current) -> None:
-    owner = Owner()
-    watched = weakref.ref(owner)
-    start(owner)
-    del owner
+def test_a_stopped_engine_keeps_what_was_abandoned_and_nothing_else(engine: ScriptedEngine) -> None:
+    owners = [Owner(), Owner(), Owner()]
+    watched = [weakref.ref(owner) for owner in owners]
+    handles = [start(owner) for owner in owners]
+    del owners
+    for operation in engine.operations[1:]:
+        operation.abandoned = True
+        operation.failure = ("RankLostError", "rank 1 has died")
+    with pytest.raises(RankLostError):
+        handles[1].wait()
+    engine.settle(0)
+    submission._end_session()
+    del handles
     gc.collect()
-    assert watched() is not None
-    current.engine = ScriptedEngine()
-    gc.collect()
-    assert watched() is None
+    assert [owner() is not None for owner in watched] == [False, True, True]
 
 
 def test_names_are_counted_by_kind_and_anew_with_each_engine(current: Current) -> None:

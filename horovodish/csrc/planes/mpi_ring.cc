@@ -23,12 +23,13 @@ MpiRingPlane::MpiRingPlane(const abi::Mpi& mpi, int rank, int ranks, int generat
   std::iota(everybody_.begin(), everybody_.end(), 0);
 }
 
-// With operations under way the plane is being abandoned. Receives are cancelled, so that nothing is written any more;
-// a send to a peer that has gone may never end, so the memory that it reads is left to the process's end.
+// With operations under way the plane is being abandoned. A transfer with a peer that has gone or is stopped may never end,
+// or go on when nobody expects it any more, so the memory that it reads or writes is left to the process's end.
 MpiRingPlane::~MpiRingPlane() {
   for (Running& running : running_) {
     if (!running.task) continue;
     running.task->cancel_receives();
+    running.operation->handle->abandon_memory();
     static_cast<void>(running.task.release());
   }
 }

@@ -25,7 +25,8 @@ MpiEnvironment Across::ring(uint64_t sequence, size_t shard, const std::function
 
 SharedMemoryPlane::SharedMemoryPlane(Arena& arena, size_t region, const std::vector<size_t>& local, size_t own,
                                      size_t chunk_bytes, std::optional<Across> across, OnComplete on_complete)
-    : own_(own),
+    : arena_(arena),
+      own_(own),
       chunk_bytes_(chunk_bytes),
       slot_bytes_(arena.layout().chunk_bytes),
       across_(std::move(across)),
@@ -42,8 +43,9 @@ SharedMemoryPlane::SharedMemoryPlane(Arena& arena, size_t region, const std::vec
   }
 }
 
-// See MpiRingPlane: what is under way over MPI is cancelled where it writes and left alone where it reads.
+// See MpiRingPlane. What MPI moves here lies in the slots.
 SharedMemoryPlane::~SharedMemoryPlane() {
+  if (!exchanges_.empty()) arena_.keep_addresses();
   for (Exchange& exchange : exchanges_) {
     for (auto& task : exchange.tasks) {
       task->cancel_receives();

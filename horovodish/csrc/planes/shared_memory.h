@@ -104,6 +104,7 @@ class SharedMemoryPlane : public Plane {
   void announce(std::atomic<uint64_t> StreamCounters::* counter, uint64_t sequence);
   const StreamTask::Slots& slots_of(uint64_t sequence) const { return slots_[sequence % slots_.size()]; }
 
+  Arena& arena_;
   const size_t own_, chunk_bytes_, slot_bytes_;
   const std::optional<Across> across_;
   std::vector<StreamCounters*> counters_;  // by rank of the plane

@@ -1,0 +1,23 @@
+// How native code of a framework's shim hands operations to the engine. It must not wait for them: it is called back.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "engine.h"
+
+namespace horovodish {
+
+// The engine between init() and shutdown() is known to native code as well. The last one that was set counts.
+void set_running_engine(const std::shared_ptr<Engine>& engine);
+// Throws EngineStopped before init().
+std::shared_ptr<Engine> running_engine();
+
+// Hands an operation over and returns at once. When it has ended `then` is called with its handle, on a completion thread.
+// The memory of the buffers must stay until then, and for ever if the handle says `memory_abandoned()`.
+// Throws DuplicateName, EngineStopped, ForkedProcess; `then` is not called in this case.
+std::shared_ptr<Handle> submit(Engine& engine, std::shared_ptr<const Request> request, std::vector<Buffer> buffers,
+                               int process_set, std::function<void(const Handle&)> then);
+
+}  // namespace horovodish
