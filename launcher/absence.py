@@ -12,7 +12,10 @@ _REASONS = (
     (r"[Cc]ould not resolve hostname {host}\b", "ssh knows no host of this name"),
     (r"connect to host {host} port (\d+): (.+)", "ssh cannot connect to port {0} there: {1}"),
     (r"{host}: Permission denied", "ssh is refused: a key must let it in without a password, as ssh-copy-id arranges"),
-    (r"Host key verification failed", "ssh does not trust the host yet: connect to it once by hand"),
+    (r"Host key for \[?{host}\b.* has changed", "its host key is not the one that ssh knows: if that is right, "
+     "ssh-keygen -R forgets the old one"),
+    (r"Host key verification failed", "ssh does not know the host key of this or of another host yet: "
+     "connect to each once by hand"),
     (r"^horovodish: (\S+) cannot reach the launcher: (.+)", "{0} cannot reach this host: {1}; name the network with "
      "--network-interfaces, or allow connections between the hosts"),
     (r"(\S*(?:prted|orted|hydra_\w*proxy)\"?): .*(?:[Nn]o such file|not found)", "{0} is not there; " + _SAME_PLACE),

@@ -25,7 +25,14 @@ SAME = "; the same environment must be at the same place on every host"
             "me@b: Permission denied (publickey,password).",
             "ssh is refused: a key must let it in without a password, as ssh-copy-id arranges",
         ),
-        ("Host key verification failed.", "ssh does not trust the host yet: connect to it once by hand"),
+        (
+            "Host key verification failed.",
+            "ssh does not know the host key of this or of another host yet: connect to each once by hand",
+        ),
+        (
+            "Host key for [b]:2222 has changed and you have requested strict checking.\nHost key verification failed.",
+            "its host key is not the one that ssh knows: if that is right, ssh-keygen -R forgets the old one",
+        ),
         ("bash: line 1: /env/bin/prted: No such file or directory", f"/env/bin/prted is not there{SAME}"),
         ("sh: 1: /env/bin/hydra_pmi_proxy: not found", f"/env/bin/hydra_pmi_proxy is not there{SAME}"),
         (
