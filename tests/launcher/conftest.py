@@ -20,6 +20,7 @@ from typing import IO
 import pytest
 
 import horovodish
+from horovodish.launcher.environment import THREADS_VARIABLE
 
 MARK = "LAUNCHER_TEST"
 DEADLINE_SECONDS = 30
@@ -67,14 +68,15 @@ class Launch:
 
     def __init__(self, command: list[str], environ: Mapping[str, str], stdin: str) -> None:
         self.mark = uuid.uuid4().hex
-        self.process = subprocess.Popen(
-            command,
-            env={**environ, MARK: self.mark},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        with ctrl_c_arrives():
+            self.process = subprocess.Popen(
+                command,
+                env={**environ, MARK: self.mark},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         assert self.process.stderr is not None
@@ -112,6 +114,19 @@ class Launch:
         self.stderr.to_the_end()
 
 
+@contextlib.contextmanager
+def ctrl_c_arrives() -> Iterator[None]:
+    """What is started meanwhile does not ignore SIGINT, though a shell may have had these tests ignore it.
+
+    One without job control does so with all that it starts in the background.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def wait_for_end(pid: int, ends_at: float) -> None:
     """Waits for the end of a process that need not be a child of this one."""
     try:
@@ -132,11 +147,15 @@ Launcher = Callable[..., Launch]
 
 @pytest.fixture
 def start() -> Iterator[Launcher]:
-    """A function that starts a command; when the test ends, so does everything that was started."""
+    """A function that starts a command; when the test ends, so does everything that was started.
+
+    The number of threads is the launcher's choice, unless the test makes it.
+    """
     launches: list[Launch] = []
 
     def start(*command: str, env: Mapping[str, str] | None = None, stdin: str = "") -> Launch:
-        launches.append(Launch(list(command), {**os.environ, **(env or {})}, stdin))
+        environ = {name: value for name, value in os.environ.items() if name != THREADS_VARIABLE}
+        launches.append(Launch(list(command), {**environ, **(env or {})}, stdin))
         return launches[-1]
 
     yield start
