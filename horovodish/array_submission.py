@@ -16,6 +16,7 @@ from horovodish.submission import Checking, Handle, generated_name, submit
 
 __all__ = [
     "Tensor",
+    "check_targets_differ",
     "checked_root",
     "checked_splits",
     "only",
@@ -75,6 +76,25 @@ def scattered_rows(rows: int, process_set: ProcessSet) -> int:
     return base + (process_set.rank() < more)
 
 
+def check_targets_differ(described: Sequence[tuple[int, int, int, tuple[int, ...]]], name: str) -> None:
+    """Refuse a group that would write two results to one place.
+
+    Args:
+        described: the members as `submit` takes them.
+        name: of the operation.
+
+    Raises:
+        ValueError: two of them that are not empty have one target.
+    """
+    first: dict[int, int] = {}
+    for index, (_, target, _, shape) in enumerate(described):
+        if 0 not in shape and (other := first.setdefault(target, index)) != index:
+            raise ValueError(
+                f"{name}: numbers {other} and {index} of the group are the same memory, which cannot take two results; "
+                "name each once, or use the function that is not in place"
+            )
+
+
 def only(arrays: Sequence[Array]) -> Array:
     """The array of a group of one."""
     return arrays[0]
@@ -99,6 +119,8 @@ def submit_allreduce(
         _check_group(tensors, "allreduce")
         pairs = [_source_and_target(tensor, in_place, name) for tensor in tensors]
         described = [_described(source, target, dtype_code(source, name, op=chosen)) for source, target in pairs]
+        if in_place:
+            check_targets_differ(described, name)
     return submit(
         "allreduce",
         name,

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from horovodish import _native
-from horovodish.array_submission import checked_root, checked_splits, scattered_rows
+from horovodish.array_submission import check_targets_differ, checked_root, checked_splits, scattered_rows
 from horovodish.process_sets import ProcessSet, checked_id
 from horovodish.reduce_ops import Adasum, ReduceOp, chosen_op
 from horovodish.submission import Checking, Handle, generated_name, submit
@@ -56,6 +56,8 @@ def submit_allreduce(
             described.append(member(source, target, name, chosen))
             sources.append(source)
             targets.append(target)
+        if in_place:
+            check_targets_differ(described, name)
     return submit(
         "allreduce",
         name,

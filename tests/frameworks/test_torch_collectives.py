@@ -264,6 +264,11 @@ def one_rank_is_wrong() -> None:
         ("pass tensor.to_dense()", lambda: hvd.reducescatter(four), lambda: hvd.reducescatter(four.to_sparse())),
         ("the group is empty", lambda: hvd.grouped_allgather([four]), lambda: hvd.grouped_allgather([])),
         ("pass [tensor]", lambda: hvd.grouped_reducescatter([four]), lambda: hvd.grouped_reducescatter(four)),
+        (
+            "are the same memory",
+            lambda: hvd.grouped_allreduce_([four, torch.zeros(4)]),
+            lambda: hvd.grouped_allreduce_([four, four]),
+        ),
         ("got one tensor", lambda: hvd.grouped_allreduce_([four]), lambda: hvd.grouped_allreduce_(four)),
         ("must be", lambda: hvd.alltoall(torch.zeros(hvd.size())), lambda: hvd.alltoall(four, [9])),
         (

@@ -71,6 +71,13 @@ def refuse() -> None:
         lambda: hvd.grouped_allreduce([FOUR, FOUR], name="x"),
         lambda: hvd.grouped_allreduce([], name="x"),
     )
+    twice = np.zeros(4)
+    one_rank_is_wrong(
+        ValueError,
+        "numbers 0 and 2 of the group are the same memory",
+        lambda: hvd.grouped_allreduce_([FOUR.copy(), np.zeros(0), twice, np.zeros(0)], name="x"),
+        lambda: hvd.grouped_allreduce_([twice, np.zeros(0), twice, np.zeros(0)], name="x"),
+    )
     unnamed_calls_stay_in_step()
     what_cannot_be_pickled()
     a_process_set_that_cannot_be()
