@@ -7,6 +7,7 @@ KINDS: dict[str, int]
 REGIONS: int
 
 def arena_bytes(local_ranks: int, chunk_bytes: int) -> int: ...
+def c_interface() -> int: ...
 def finalize_mpi_at_exit(library: str) -> None: ...
 
 class Handle:
@@ -39,6 +40,7 @@ class Engine:
         rank: int,
         size: int,
         local_rank: int,
+        local_size: int,
         arena_descriptors: list[int],
         peer_sockets: list[int],
         chunk_bytes: int,

@@ -347,6 +347,7 @@ def _start(
             rank=place.rank,
             size=place.size,
             local_rank=place.local_rank,
+            local_size=len(place.local_ranks),
             arena_descriptors=peers.descriptors if peers else [],
             peer_sockets=peers.sockets if peers else [],
             chunk_bytes=knobs.chunk_kb * 1024,

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "bucket_plan.h"
+#include "c_interface.h"
 #include "engine.h"
 #include "frontend.h"
 #include "mpi_exit.h"
@@ -25,22 +26,6 @@ namespace {
 void raise(const char* class_name, const char* message) {
   const py::object type = py::module_::import("horovodish.errors").attr(class_name);
   PyErr_SetString(type.ptr(), message);
-}
-
-const char* class_name(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::mismatch:
-      return "MismatchError";
-    case ErrorKind::rank_lost:
-      return "RankLostError";
-    case ErrorKind::stalled:
-      return "StallError";
-    case ErrorKind::engine_stopped:
-      return "EngineStoppedError";
-    case ErrorKind::internal:
-      break;
-  }
-  return "HorovodInternalError";
 }
 
 py::object error_tuple(const Error* error) {
@@ -107,14 +92,16 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   return {engine, handle};
 }
 
-std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, const std::vector<int>& arena_descriptors,
-                                    std::vector<int> peer_sockets, size_t chunk_bytes, size_t ring_segment_bytes,
-                                    size_t cache_capacity, int64_t spin_us, double stall_warning_seconds,
-                                    double stall_shutdown_seconds, int stack_signal) {
+std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_t local_size,
+                                    const std::vector<int>& arena_descriptors, std::vector<int> peer_sockets,
+                                    size_t chunk_bytes, size_t ring_segment_bytes, size_t cache_capacity,
+                                    int64_t spin_us, double stall_warning_seconds, double stall_shutdown_seconds,
+                                    int stack_signal) {
   EngineConfig config;
   config.rank = rank;
   config.size = size;
   config.local_rank = local_rank;
+  config.local_size = local_size;
   const size_t bytes = EngineConfig::arena_layout(arena_descriptors.size(), chunk_bytes).bytes();
   for (const int descriptor : arena_descriptors) config.arena_memory.push_back(map_memory(descriptor, bytes));
   config.peer_sockets = std::move(peer_sockets);
@@ -331,6 +318,7 @@ PYBIND11_MODULE(_native, module) {
     return EngineConfig::arena_layout(local_ranks, chunk_bytes).bytes();
   });
 
+  module.def("c_interface", [] { return reinterpret_cast<uintptr_t>(&c_interface::table()); });
   module.def("finalize_mpi_at_exit", &finalize_mpi_at_exit, py::arg("library"));
 
   py::register_local_exception_translator([](std::exception_ptr pointer) {
@@ -390,9 +378,9 @@ PYBIND11_MODULE(_native, module) {
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init(&make_engine), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("local_rank"),
-           py::arg("arena_descriptors"), py::arg("peer_sockets"), py::arg("chunk_bytes"), py::arg("ring_segment_bytes"),
-           py::arg("cache_capacity"), py::arg("spin_us"), py::arg("stall_warning_seconds"),
-           py::arg("stall_shutdown_seconds"), py::arg("stack_signal"))
+           py::arg("local_size"), py::arg("arena_descriptors"), py::arg("peer_sockets"), py::arg("chunk_bytes"),
+           py::arg("ring_segment_bytes"), py::arg("cache_capacity"), py::arg("spin_us"),
+           py::arg("stall_warning_seconds"), py::arg("stall_shutdown_seconds"), py::arg("stack_signal"))
       .def("add_process_set", &add_process_set, py::arg("id"), py::kw_only(), py::arg("ranks"), py::arg("hosts"),
            py::arg("local"), py::arg("region"), py::arg("mpi"), py::arg("generation"))
       .def("remove_process_set", &Engine::remove_process_set, py::arg("id"), py::call_guard<py::gil_scoped_release>())

@@ -40,6 +40,7 @@ void Engine::add_process_set(int id, ProcessSetConfig config) {
   const auto on_settled = [this](const std::shared_ptr<Operation>& operation, const Error* error) {
     settle(operation, error);
   };
+  const Place place{config.own, static_cast<int>(config.ranks.size())};
   {
     const SeatHold hold(seat_);
     if (process_sets_.contains(id)) {
@@ -47,6 +48,10 @@ void Engine::add_process_set(int id, ProcessSetConfig config) {
     }
     process_sets_[id] =
         std::make_unique<ProcessSet>(std::move(config), config_.options, arena_.get(), peer_watch_.get(), on_settled);
+  }
+  {
+    std::lock_guard lock(inbox_mutex_);
+    places_[id] = place;
   }
   doorbell_->wake_engine();  // a set that lives on several hosts limits its sleep
 }
@@ -70,6 +75,13 @@ void Engine::remove_process_set(int id) {
   process_sets_.erase(found);
   std::lock_guard lock(inbox_mutex_);
   names_in_flight_.erase(id);
+  places_.erase(id);
+}
+
+Place Engine::place(int process_set) {
+  std::lock_guard lock(inbox_mutex_);
+  const auto found = places_.find(process_set);
+  return found == places_.end() ? Place{} : found->second;
 }
 
 void Engine::clear_region(size_t region) {

@@ -52,6 +52,7 @@ struct EngineConfig {
   std::vector<std::shared_ptr<std::byte>> arena_memory;
   std::vector<int> peer_sockets;  // -1 for this rank; the engine closes them
   size_t local_rank = 0;
+  size_t local_size = 1;
   EngineOptions options;
 
   static constexpr size_t kSlots = MpiTags::kSlots;
@@ -62,6 +63,12 @@ struct EngineConfig {
   static ArenaLayout arena_layout(size_t local_ranks, size_t chunk_bytes) {
     return {local_ranks, std::max(chunk_bytes, kLargestChunkBytes), kSlots, kRegions};
   }
+};
+
+// A rank among some of the ranks.
+struct Place {
+  int rank = -1;  // -1: it is none of them
+  int size = 0;  // 0: they are not known on this rank
 };
 
 class Engine {
@@ -118,6 +125,9 @@ class Engine {
 
   int rank() const { return config_.rank; }
   int size() const { return config_.size; }
+  Place local_place() const { return {static_cast<int>(config_.local_rank), static_cast<int>(config_.local_size)}; }
+  // This rank within a process set. Never waits.
+  Place place(int process_set);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -144,6 +154,7 @@ class Engine {
   std::vector<std::shared_ptr<Operation>> inbox_;  // guarded by inbox_mutex_
   std::unordered_map<int, std::unordered_set<std::string>> names_in_flight_;  // by process set; guarded by inbox_mutex_
   std::vector<uint64_t> settled_;  // guarded by inbox_mutex_
+  std::map<int, Place> places_;  // by process set; guarded by inbox_mutex_
   bool closed_ = false;  // guarded by inbox_mutex_
   std::shared_ptr<Timeline> timeline_;  // null: none is recorded; guarded by inbox_mutex_
   std::atomic<bool> has_submissions_{false};

@@ -13,6 +13,22 @@ namespace horovodish {
 // Names of the classes in horovodish.errors.
 enum class ErrorKind { internal, mismatch, rank_lost, stalled, engine_stopped };
 
+inline const char* class_name(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::mismatch:
+      return "MismatchError";
+    case ErrorKind::rank_lost:
+      return "RankLostError";
+    case ErrorKind::stalled:
+      return "StallError";
+    case ErrorKind::engine_stopped:
+      return "EngineStoppedError";
+    case ErrorKind::internal:
+      break;
+  }
+  return "HorovodInternalError";
+}
+
 struct Error {
   ErrorKind kind = ErrorKind::internal;
   std::string message;

@@ -1,0 +1,158 @@
+#include "c_interface.h"
+
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "frontend.h"
+
+namespace horovodish::c_interface {
+
+namespace {
+
+using Then = void (*)(void* argument, const Outcome*);
+
+void report(const Handle& handle, Then then, void* argument) {
+  Outcome outcome;
+  outcome.memory_abandoned = handle.memory_abandoned();
+  if (const Error* error = handle.error()) {
+    outcome.error_class = class_name(error->kind);
+    outcome.message = error->message.c_str();
+    then(argument, &outcome);
+    return;
+  }
+  std::vector<Output> outputs;
+  for (const Handle::Output& output : handle.outputs) {
+    outputs.push_back({output.data.get(), output.bytes, output.rows.data(), output.rows.size()});
+  }
+  outcome.outputs = outputs.data();
+  outcome.output_count = outputs.size();
+  outcome.last_joined = handle.last_joined;
+  then(argument, &outcome);
+}
+
+void report_refusal(const char* error_class, const char* message, Then then, void* argument) {
+  Outcome outcome;
+  outcome.error_class = error_class;
+  outcome.message = message;
+  then(argument, &outcome);
+}
+
+std::string sum_of(const std::vector<int64_t>& splits) {
+  return std::to_string(std::accumulate(splits.begin(), splits.end(), int64_t{0}));
+}
+
+// What is wrong with a submission on this rank alone; empty when nothing is.
+std::string problem(const Submission& submission, const std::vector<int64_t>& splits, const horovodish::Place& place) {
+  const auto kind = static_cast<Kind>(submission.kind);
+  const bool has_rows = kind == Kind::allgather || kind == Kind::alltoall || kind == Kind::reducescatter;
+  for (size_t i = 0; i < submission.tensor_count; ++i) {
+    if (has_rows && submission.tensors[i].rank == 0)
+      return "a tensor of zero dimensions has no rows; pass one with a dimension";
+  }
+  if (kind != Kind::alltoall) return {};
+  const int64_t rows = submission.tensors[0].dims[0];
+  bool fits = splits.size() == static_cast<size_t>(place.size);
+  for (const int64_t split : splits) fits = fits && split >= 0;
+  if (fits && sum_of(splits) == std::to_string(rows)) return {};
+  if (submission.split_count == 0) {
+    return std::to_string(rows) + " rows cannot be divided evenly by " + std::to_string(place.size) +
+           " ranks; pass splits, one number per rank";
+  }
+  return "splits must be " + std::to_string(place.size) + " non-negative numbers, one per rank, that add up to the " +
+         std::to_string(rows) + " rows of the tensor; there are " + std::to_string(splits.size()) +
+         ", and they add up to " + sum_of(splits);
+}
+
+std::vector<int64_t> splits_of(const Submission& submission, const horovodish::Place& place) {
+  if (static_cast<Kind>(submission.kind) != Kind::alltoall || submission.tensors[0].rank == 0) return {};
+  if (submission.split_count > 0) return {submission.splits, submission.splits + submission.split_count};
+  return std::vector<int64_t>(static_cast<size_t>(place.size), submission.tensors[0].dims[0] / place.size);
+}
+
+void submit(const Submission* submission, Then then, void* argument) {
+  const std::string name = submission->name;
+  try {
+    const auto engine = running_engine();
+    const horovodish::Place place = engine->place(submission->process_set);
+    if (place.rank < 0) {
+      throw std::invalid_argument(name + ": rank " + std::to_string(engine->rank()) + " is not in process set " +
+                                  std::to_string(submission->process_set) +
+                                  ", or the set is not in use. Make the call on its ranks only");
+    }
+    const std::vector<int64_t> splits = splits_of(*submission, place);
+    if (submission->root >= engine->size()) {
+      throw std::invalid_argument(name + ": root_rank=" + std::to_string(submission->root) +
+                                  " does not exist: the ranks are 0 to " + std::to_string(engine->size() - 1));
+    }
+    const std::string wrong = problem(*submission, splits, place);
+    if (!wrong.empty()) {
+      engine->refuse(static_cast<Kind>(submission->kind), name, submission->process_set, name + ": " + wrong);
+      throw std::invalid_argument(name + ": " + wrong);
+    }
+    auto request = std::make_shared<Request>();
+    request->kind = static_cast<Kind>(submission->kind);
+    request->name = name;
+    request->op = static_cast<ReduceOp>(submission->op);
+    request->prescale = submission->prescale;
+    request->postscale = submission->postscale;
+    request->root = submission->root;
+    const bool any_rows = request->kind == Kind::allgather || request->kind == Kind::alltoall;
+    std::vector<Buffer> buffers;
+    buffers.reserve(submission->tensor_count);
+    request->members.reserve(submission->tensor_count);
+    for (size_t i = 0; i < submission->tensor_count; ++i) {
+      const Tensor& tensor = submission->tensors[i];
+      Member member{submission->tensor_count == 1 ? name : name + "[" + std::to_string(i) + "]",
+                    static_cast<DType>(tensor.dtype),
+                    {tensor.dims, tensor.dims + tensor.rank}};
+      Buffer buffer{static_cast<const std::byte*>(tensor.source), static_cast<std::byte*>(tensor.target), 0, splits};
+      if (any_rows) {
+        buffer.first_dim = member.shape[0];
+        member.shape[0] = Member::kAnyLength;
+      }
+      request->members.push_back(std::move(member));
+      buffers.push_back(std::move(buffer));
+    }
+    horovodish::submit(*engine, std::move(request), std::move(buffers), submission->process_set,
+                       [then, argument](const Handle& handle) { report(handle, then, argument); });
+  } catch (const DuplicateName& error) {
+    report_refusal("DuplicateNameError", error.what(), then, argument);
+  } catch (const EngineStopped& error) {
+    report_refusal("EngineStoppedError", error.what(), then, argument);
+  } catch (const ForkedProcess& error) {
+    report_refusal("ForkedProcessError", error.what(), then, argument);
+  } catch (const std::invalid_argument& error) {
+    report_refusal("ValueError", error.what(), then, argument);
+  } catch (const std::exception& error) {
+    report_refusal("HorovodInternalError", error.what(), then, argument);
+  }
+}
+
+Place place(int process_set) {
+  try {
+    const horovodish::Place known = running_engine()->place(process_set);
+    return {known.rank, known.size};
+  } catch (const EngineStopped&) {
+    return {};
+  }
+}
+
+Place local_place() {
+  try {
+    const horovodish::Place known = running_engine()->local_place();
+    return {known.rank, known.size};
+  } catch (const EngineStopped&) {
+    return {};
+  }
+}
+
+}  // namespace
+
+const Table& table() {
+  static constexpr Table kTable{&submit, &place, &local_place};
+  return kTable;
+}
+
+}  // namespace horovodish::c_interface

@@ -1,0 +1,66 @@
+// The engine as a table of C functions, for libraries of their own that a framework opens, such as that of TensorFlow's
+// operations. They share no symbols with this one; Python passes the table's address on. Both sides are built together.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace horovodish::c_interface {
+
+struct Tensor {
+  const void* source = nullptr;
+  void* target = nullptr;  // null where the engine allocates the result
+  int dtype = 0;  // a DType
+  int rank = 0;
+  const int64_t* dims = nullptr;
+};
+
+struct Submission {
+  int kind = 0;  // a Kind
+  const char* name = nullptr;
+  int op = 0;  // a ReduceOp
+  double prescale = 1.0;
+  double postscale = 1.0;
+  int root = 0;  // of the world
+  int process_set = 0;
+  const Tensor* tensors = nullptr;
+  size_t tensor_count = 0;
+  const int64_t* splits = nullptr;  // of an alltoall; null for even ones
+  size_t split_count = 0;
+};
+
+// A result that the engine allocated.
+struct Output {
+  const void* data = nullptr;
+  size_t bytes = 0;
+  const int64_t* rows = nullptr;  // that came from every rank
+  size_t ranks = 0;
+};
+
+struct Outcome {
+  const char* error_class = nullptr;  // in horovodish.errors; null for success
+  const char* message = nullptr;
+  bool memory_abandoned = false;  // MPI may go on using the tensors' memory: it must never be released
+  const Output* outputs = nullptr;
+  size_t output_count = 0;
+  int last_joined = -1;
+};
+
+// As engine.h has it; before init() as of no set.
+struct Place {
+  int rank = -1;
+  int size = 0;
+};
+
+struct Table {
+  // Hands an operation over. `then` is called once, with an outcome that lives as long as the call: from this thread
+  // before submit() returns when the operation is refused, else from a thread of its own once it has settled.
+  void (*submit)(const Submission*, void (*then)(void* argument, const Outcome*), void* argument);
+  // Neither waits for anything.
+  Place (*place)(int process_set);
+  Place (*local_place)();  // among the ranks of this host
+};
+
+const Table& table();
+
+}  // namespace horovodish::c_interface
