@@ -77,7 +77,7 @@ test-mpich:
 	.venvs/mpich/bin/pytest $(PYTEST_ARGS)
 
 # The engine as threads of one process under ThreadSanitizer, then under AddressSanitizer and UndefinedBehaviorSanitizer.
-ENGINE_SOURCES = $(shell find horovodish/csrc -name '*.cc' ! -name bindings.cc)
+ENGINE_SOURCES = $(shell find horovodish/csrc -name '*.cc' ! -name bindings.cc ! -path '*/tensorflow/*')
 test-sanitize: build/engines-thread build/engines-address,undefined
 	for engines in $^; do for ranks in 1 2 3 4; do $$engines $$ranks 40 || exit 1; done; done
 
@@ -86,6 +86,6 @@ build/engines-%: tests/native/engines.cc $(ENGINE_SOURCES) $(wildcard horovodish
 	$(CXX) -std=c++20 -g -O1 -Wno-tsan -ffp-contract=off -fsanitize=$* -Ihorovodish/csrc $(filter %.cc,$^) -o $@ -ldl -lpthread
 
 clean:
-	rm -rf .venv .venvs build dist *.egg-info horovodish/_native.*.so
+	rm -rf .venv .venvs build dist *.egg-info horovodish/_*.so
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,21 +1,24 @@
-"""Builds horovodish: maps the folders to packages and compiles the native engine. Metadata stands in pyproject.toml."""
+"""Builds horovodish: maps the folders to packages and compiles the native parts. Metadata stands in pyproject.toml."""
 
 import sys
 import sysconfig
 from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# Where each package really lies. The links horovodish/launcher and horovodish/torch serve editors and checkers only.
+# Where each package really lies. The links of these names in horovodish/ serve editors and checkers only.
 PACKAGE_DIR = {
     "horovodish": "horovodish",
     "horovodish.launcher": "launcher",
+    "horovodish.tensorflow": "frameworks/tensorflow",
     "horovodish.torch": "frameworks/torch",
 }
 ROOT = Path(__file__).parent.resolve()
 CSRC = Path("horovodish/csrc")
+TENSORFLOW = CSRC / "tensorflow"
+WARNINGS = ["-Wall", "-Wextra"]
 
 
 def packages() -> list[str]:
@@ -30,8 +33,8 @@ def packages() -> list[str]:
     return found
 
 
-def csrc(*suffixes: str) -> list[str]:
-    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / CSRC).rglob("*") if path.suffix in suffixes)
+def files(folder: Path, suffix: str) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob(f"*{suffix}"))
 
 
 def needs_recompile(object_file: str, source: str) -> bool:
@@ -54,12 +57,20 @@ class BuildExt(build_ext):
 
 native = Pybind11Extension(
     "horovodish._native",
-    csrc(".cc"),
+    [path for path in files(CSRC, ".cc") if TENSORFLOW not in Path(path).parents],
     include_dirs=[str(CSRC)],
-    depends=csrc(".h"),  # this alone brings the headers into the sdist
+    depends=files(CSRC, ".h"),  # this alone brings the headers into the sdist
     cxx_std=20,
-    extra_compile_args=["-O3", "-Wall", "-Wextra", "-ffp-contract=off", "-MMD"],
+    extra_compile_args=["-O3", *WARNINGS, "-ffp-contract=off", "-MMD"],
     libraries=["pthread", "dl"],
+)
+# No module of Python's: TensorFlow opens it. What it needs of TensorFlow is there by then.
+tensorflow_ops = Extension(
+    "horovodish._tensorflow_ops",
+    files(TENSORFLOW, ".cc"),
+    include_dirs=[str(CSRC)],
+    language="c++",
+    extra_compile_args=["-std=c++20", "-O2", *WARNINGS, "-fvisibility=hidden", "-MMD"],
 )
 
 ParallelCompile(default=0, needs_recompile=needs_recompile).install()
@@ -67,6 +78,6 @@ ParallelCompile(default=0, needs_recompile=needs_recompile).install()
 setup(
     package_dir=PACKAGE_DIR,
     packages=packages(),
-    ext_modules=[native],
+    ext_modules=[native, tensorflow_ops],
     cmdclass={"build_ext": BuildExt},
 )

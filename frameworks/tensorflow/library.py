@@ -1,0 +1,91 @@
+"""The native operations: where their library is, and how one of them is called.
+
+A collective is an asynchronous kernel that TensorFlow starts and the engine finishes; no thread waits for it, so any
+number can be under way. To finish it, its callback must be kept, which takes for granted how TensorFlow's compiler lays
+out a `std::function`. That is checked once, before the first collective. Where it is otherwise, a collective is three
+operations: one submits it and gives a ticket, one looks again and again whether it is done, and one takes the results.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps
+
+from horovodish import _native
+from horovodish.errors import LaunchError
+from horovodish.tensorflow.tracing import refuse_xla
+
+COLLECTIVES = ("Allreduce", "Allgather", "Broadcast", "Alltoall", "Reducescatter", "Join", "Barrier")
+
+
+def _path() -> str:
+    found = importlib.util.find_spec("horovodish._tensorflow_ops")
+    if found is None or found.origin is None:
+        raise LaunchError(
+            "the native operations for TensorFlow (horovodish/_tensorflow_ops*.so) are not where horovodish is "
+            "installed. Remedy: install it again, with pip"
+        )
+    return found.origin
+
+
+def _loaded() -> Any:
+    library = tf.load_op_library(_path())
+    connect = ctypes.CDLL(_path()).horovodish_connect
+    connect.argtypes = [ctypes.c_void_p]
+    connect.restype = None
+    connect(_native.c_interface())
+    return library
+
+
+def _run_in_any_order() -> None:
+    """Within a function, let TensorFlow start collectives as soon as their inputs are there, not one after another.
+
+    It puts operations with side effects into the order of the program, unless they are known to be independent. Where
+    a release has no such list, they run in that order, which is slower and as right.
+    """
+    known = getattr(auto_control_deps, "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS", None)
+    if known is not None:
+        parts = [f"Horovodish{name}{part}" for name in COLLECTIVES[:5] for part in ("", "Submit", "Take")]
+        auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = known | {*parts, "HorovodishLook"}
+
+
+native = _loaded()
+_run_in_any_order()
+
+
+@functools.cache
+def keeps_callbacks() -> bool:
+    """Whether the callback of an asynchronous kernel can be kept.
+
+    Not found out when this module is imported, because the first operation settles how TensorFlow is configured.
+    """
+    with tf.init_scope(), tf.device("CPU:0"):
+        return bool(native.horovodish_probe())
+
+
+def call(collective: str, *inputs: Any, **attributes: Any) -> Any:
+    """Add a collective to the graph, or run it when executing eagerly.
+
+    Args:
+        collective: one of COLLECTIVES.
+        inputs: its name and its other inputs.
+        attributes: its attributes.
+
+    Returns:
+        Its outputs, as TensorFlow gives them.
+    """
+    refuse_xla(collective)
+    operation = f"horovodish_{collective.lower()}"
+    if keeps_callbacks():
+        return getattr(native, operation)(*inputs, **attributes)
+    ticket = getattr(native, f"{operation}_submit")(*inputs, **attributes)
+    settled = tf.while_loop(
+        tf.logical_not, lambda _: (native.horovodish_look(ticket),), (native.horovodish_look(ticket),)
+    )
+    with tf.control_dependencies(settled):
+        return getattr(native, f"{operation}_take")(*inputs, ticket, **attributes)

@@ -1,0 +1,80 @@
+"""The names of operations: unique among those under way, and the same on every rank.
+
+A function is traced again for inputs of another shape or dtype, on some ranks and not on others. So names count the
+operations of one function from its beginning, every time that it is traced, and never across traces. A name is an input
+of the operation, not an attribute: when executing eagerly, TensorFlow keeps a kernel for every set of attributes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from horovodish.submission import generated_name
+
+_counters: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+
+
+def operation_name(kind: str, given: str | None, process_set_id: int) -> str:
+    """The name of an operation that is called now.
+
+    Args:
+        kind: of operation, such as "allreduce".
+        given: what the user calls it; None where it is to be counted.
+        process_set_id: where it takes place.
+    """
+    if given is not None:
+        return given
+    if tf.executing_eagerly():
+        return generated_name(kind, process_set_id)
+    return _counted(f"{_function().name}/{kind}")
+
+
+def stable_name(kind: str, described: str) -> str:
+    """A name for what is called once in every step, the same in every step.
+
+    When executing eagerly, calls wait for their results, so a name is free again when the next step begins; a name of
+    its own for each step would be negotiated anew. `described` tells calls of one kind apart.
+    """
+    return f"{kind}({described})" if tf.executing_eagerly() else _counted(f"{_function().name}/{kind}")
+
+
+def as_input(name: str) -> Any:
+    """A name as the operations take it."""
+    return tf.constant(np.frombuffer(name.encode(), np.uint8))
+
+
+def gradient_name(forward: Any, source: str) -> Any:
+    """The name of the operation that computes the gradient of another one, as the operations take it.
+
+    Args:
+        forward: the other one's name, likewise.
+        source: in a graph, the name of the other one's result, of which there may be several gradients.
+    """
+    ending = ".gradient"
+    if not tf.executing_eagerly():
+        number = _count(f"gradient of {source}")
+        ending += "" if number == 1 else str(number)
+    return tf.concat([forward, as_input(ending)], 0)
+
+
+def _counted(prefix: str) -> str:
+    return f"{prefix}.{_count(prefix)}"
+
+
+def _count(key: str) -> int:
+    counter = _counters.setdefault(_function(), Counter())
+    counter[key] += 1
+    return counter[key]
+
+
+def _function() -> Any:
+    """The graph of the function that is traced; the bodies of its loops and branches belong to it."""
+    graph = tf.compat.v1.get_default_graph()
+    while type(graph).__name__ not in ("FuncGraph", "Graph") and getattr(graph, "outer_graph", None) is not None:
+        graph = graph.outer_graph
+    return graph

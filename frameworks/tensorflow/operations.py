@@ -1,0 +1,139 @@
+"""The collectives on dense tensors, once it is clear what they are called: arguments are checked here.
+
+They run in graphs and eagerly, and have the gradients of `gradients.py`. Errors of the engine are raised as ours when
+executing eagerly; in a function TensorFlow raises one of `tf.errors` with the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from horovodish._native import DTYPES
+from horovodish.array_submission import checked_splits
+from horovodish.errors import UnsupportedTensorError
+from horovodish.process_sets import ProcessSet, checked_id
+from horovodish.reduce_ops import Adasum, ReduceOp
+from horovodish.submission import Checking
+from horovodish.tensorflow.failures import own_errors
+from horovodish.tensorflow.library import call
+from horovodish.tensorflow.names import as_input
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What an allreduce or reducescatter does with its tensors."""
+
+    op: ReduceOp
+    prescale_factor: float
+    postscale_factor: float
+    process_set: ProcessSet
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """As the operations take it."""
+        # An attribute of TensorFlow's is float32 at most.
+        factors = f"{float(self.prescale_factor)!r} {float(self.postscale_factor)!r}"
+        return {"op": int(self.op), "factors": factors, "process_set": checked_id(self.process_set)}
+
+
+@contextmanager
+def checking(kind: str, name: str, process_set_id: int) -> Iterator[None]:
+    """As `submission.Checking`, when executing eagerly. While a function is traced no rank waits for its operations."""
+    if not tf.executing_eagerly():
+        yield
+        return
+    with Checking(kind, name, process_set_id):
+        yield
+
+
+def reduced(tensors: Sequence[tf.Tensor], name: str, reduction: Reduction) -> list[tf.Tensor]:
+    """The allreduce of a group."""
+    attributes = reduction.attributes
+    with checking("allreduce", name, attributes["process_set"]):
+        _check(tensors, name, reduction.op)
+    with own_errors():
+        return list(call("Allreduce", as_input(name), list(tensors), **attributes))
+
+
+def scattered(tensors: Sequence[tf.Tensor], name: str, reduction: Reduction) -> list[tf.Tensor]:
+    """The reducescatter of a group."""
+    attributes = reduction.attributes
+    with checking("reducescatter", name, attributes["process_set"]):
+        if reduction.op is Adasum:
+            raise ValueError(f"{name}: op=Adasum is for allreduce; use op=Average or op=Sum")
+        _check(tensors, name, reduction.op)
+        for tensor in tensors:
+            _check_rows(tensor, name, "deal out")
+    with own_errors():
+        return list(call("Reducescatter", as_input(name), list(tensors), **attributes))
+
+
+def gathered(
+    tensors: Sequence[tf.Tensor], name: str, process_set: ProcessSet
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """The allgather of a group, and for each tensor how many rows each rank gave."""
+    identity = checked_id(process_set)
+    with checking("allgather", name, identity):
+        _check(tensors, name, None)
+        tensors = [tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor for tensor in tensors]
+    with own_errors():
+        outputs = call("Allgather", as_input(name), tensors, N=len(tensors), process_set=identity)
+    return list(outputs.gathered), list(outputs.rows)
+
+
+def broadcasted(tensor: tf.Tensor, root_rank: int, name: str, process_set: ProcessSet) -> tf.Tensor:
+    """The broadcast from a rank that is in the process set."""
+    identity = checked_id(process_set)
+    with checking("broadcast", name, identity):
+        _check([tensor], name, None)
+    with own_errors():
+        return call("Broadcast", as_input(name), tensor, root_rank=root_rank, process_set=identity)
+
+
+def exchanged(tensor: tf.Tensor, splits: Any, name: str, process_set: ProcessSet) -> tuple[tf.Tensor, tf.Tensor]:
+    """The alltoall, and how many rows each rank sent. `splits` is None for even ones."""
+    identity = checked_id(process_set)
+    with checking("alltoall", name, identity):
+        _check([tensor], name, None)
+        _check_rows(tensor, name, "send")
+        if tf.executing_eagerly():
+            given = splits.numpy().tolist() if tf.is_tensor(splits) else splits
+            splits = checked_splits(given, int(tensor.shape[0]), process_set.size(), name)
+        counts = tf.cast([] if splits is None else splits, tf.int64)
+    with own_errors():
+        outputs = call("Alltoall", as_input(name), tensor, counts, process_set=identity)
+    return outputs.received, outputs.received_splits
+
+
+def check_group(tensors: object, kind: str) -> None:
+    """Passes groups with members.
+
+    Raises:
+        TypeError: one tensor instead of a group, whose rows would be taken for the members.
+        ValueError: the group is empty.
+    """
+    if not isinstance(tensors, list | tuple):
+        raise TypeError(f"grouped_{kind}: expected a list of tensors, got {type(tensors).__name__}; pass [tensor]")
+    if not tensors:
+        raise ValueError(f"grouped_{kind}: the group is empty; pass at least one tensor")
+
+
+def _check(tensors: Sequence[tf.Tensor], name: str, op: ReduceOp | None) -> None:
+    for tensor in tensors:
+        kind = tensor.dtype.name
+        if kind not in DTYPES:
+            raise UnsupportedTensorError(f"{name}: dtype {kind} is not supported; supported are {', '.join(DTYPES)}")
+        if op is not None and kind == "bool":
+            raise UnsupportedTensorError(f"{name}: bool tensors cannot be reduced; pass tf.cast(tensor, tf.uint8)")
+        if op is Adasum and not tensor.dtype.is_floating:
+            raise UnsupportedTensorError(f"{name}: op=Adasum needs floating-point numbers, not {kind}; use op=Sum")
+
+
+def _check_rows(tensor: tf.Tensor, name: str, verb: str) -> None:
+    if tensor.shape.rank == 0:
+        raise ValueError(f"{name}: a tensor of zero dimensions has no rows to {verb}; pass one with a dimension")

@@ -1,0 +1,49 @@
+"""The sum of `tf.IndexedSlices`, such as the gradients of embeddings."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from horovodish.errors import UnsupportedTensorError
+from horovodish.process_sets import checked_id
+from horovodish.reduce_ops import Average, Sum
+from horovodish.tensorflow.compression import Compressor
+from horovodish.tensorflow.operations import Reduction, checking, gathered
+
+
+def reduced_slices(
+    slices: tf.IndexedSlices, name: str, reduction: Reduction, compression: Compressor
+) -> tf.IndexedSlices:
+    """The sum or average of the slices of all ranks. What travels is in proportion to the slices, not to the shape.
+
+    Every rank first adds up its own slices of the same index; then the slices of all ranks are gathered. Those of
+    different ranks may have the same index, as slices may.
+
+    Raises:
+        UnsupportedTensorError: the op is neither `Sum` nor `Average`.
+    """
+    with checking("allgather", name, checked_id(reduction.process_set)):
+        if reduction.op not in (Average, Sum):
+            raise UnsupportedTensorError(
+                f"{name}: it is sparse, and op={reduction.op.name.capitalize()} is not for IndexedSlices; use "
+                "op=Average or op=Sum, or pass tf.convert_to_tensor(slices)"
+            )
+    indices, positions = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, positions, tf.size(indices))
+    payload, context = compression.compress(values)
+    mark = tf.ones([1], tf.uint8)  # of every rank that takes part
+    (payload, indices, marks), _ = gathered([payload, indices, mark], name, reduction.process_set)
+    values = compression.decompress(payload, context)
+    factor = tf.cast(reduction.prescale_factor * reduction.postscale_factor, tf.float64)
+    if reduction.op is Average:
+        factor /= tf.cast(tf.size(marks), tf.float64)
+    if values.dtype.is_floating:
+        values *= tf.cast(factor, values.dtype)
+    elif reduction.op is Average or factor_is_given(reduction):
+        values = tf.cast(tf.floor(tf.cast(values, tf.float64) * factor), values.dtype)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def factor_is_given(reduction: Reduction) -> bool:
+    """Whether values are scaled before or after the reduction."""
+    return reduction.prescale_factor * reduction.postscale_factor != 1.0

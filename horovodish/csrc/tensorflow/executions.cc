@@ -1,0 +1,106 @@
+#include "tensorflow/executions.h"
+
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "tensorflow/callback.h"
+
+namespace horovodish::tensorflow {
+
+namespace {
+
+// An operation under way. TensorFlow waits for its callback, the engine uses its memory.
+struct Execution {
+  Execution(const Attributes& attributes, TF_OpKernelContext* its_context, Status& status)
+      : context(its_context),
+        step(TF_StepId(its_context)),
+        work(attributes, its_context, Work::Results::outputs, status) {}
+
+  void conclude(const Status* failure) {
+    if (failure != nullptr) TF_OpKernelContext_Failure(context, failure->get());
+    done();
+  }
+
+  TF_OpKernelContext* const context;  // not used after done()
+  const int64_t step;
+  Work work;
+  Callback done;
+};
+
+// The operations under way of each step, which is one call of a function. When one of them fails, TensorFlow starts no
+// more operations of the step but waits for those that it has started. On another rank these may be others, so some would
+// wait for ever. They fail with the first; what the engine still does with their memory does not matter any more.
+class Steps {
+ public:
+  void add(const std::shared_ptr<Execution>& execution) {
+    std::lock_guard lock(mutex_);
+    by_step_[execution->step].insert(execution);
+  }
+
+  // False: it has failed with another one.
+  bool remove(const std::shared_ptr<Execution>& execution) {
+    std::lock_guard lock(mutex_);
+    const auto found = by_step_.find(execution->step);
+    if (found == by_step_.end() || found->second.erase(execution) == 0) return false;
+    if (found->second.empty()) by_step_.erase(found);
+    return true;
+  }
+
+  std::unordered_set<std::shared_ptr<Execution>> take(int64_t step) {
+    std::lock_guard lock(mutex_);
+    auto node = by_step_.extract(step);
+    return node.empty() ? std::unordered_set<std::shared_ptr<Execution>>{} : std::move(node.mapped());
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<int64_t, std::unordered_set<std::shared_ptr<Execution>>> by_step_;  // guarded by mutex_
+};
+
+Steps& steps() {
+  static auto* const all = new Steps;  // operations may settle while the process ends
+  return *all;
+}
+
+void settled(void* argument, const c_interface::Outcome* outcome) {
+  const std::unique_ptr<std::shared_ptr<Execution>> owner(static_cast<std::shared_ptr<Execution>*>(argument));
+  const std::shared_ptr<Execution>& execution = *owner;
+  if (outcome->memory_abandoned) execution->work.abandon();
+  if (!steps().remove(execution)) return;
+  if (outcome->error_class == nullptr) {
+    Status status;
+    execution->work.finish(execution->context, *outcome, status);
+    execution->conclude(status.ok() ? nullptr : &status);
+    return;
+  }
+  const std::string message = message_of(*outcome);
+  const auto others = steps().take(execution->step);
+  const Status failure(code_of(outcome->error_class), message.c_str());
+  execution->conclude(&failure);
+  const Status aborted(TF_ABORTED, ("given up, because of an operation of the same step: " + message).c_str());
+  for (const auto& other : others) other->conclude(&aborted);
+}
+
+}  // namespace
+
+void fail(TF_OpKernelContext* context, TF_Code code, const std::string& message) {
+  Status status(code, message.c_str());
+  TF_OpKernelContext_Failure(context, status.get());
+}
+
+void run(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* callback) {
+  Status status;
+  const auto execution = std::make_shared<Execution>(*static_cast<const Attributes*>(kernel), context, status);
+  execution->done = kept(callback);
+  if (!status.ok()) {
+    execution->conclude(&status);
+    return;
+  }
+  steps().add(execution);
+  execution->work.submit(&settled, new std::shared_ptr<Execution>(execution));
+}
+
+}  // namespace horovodish::tensorflow

@@ -1,0 +1,203 @@
+// The library that tf.load_op_library() opens: it registers the operations and their kernels when it is loaded.
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tensorflow/callback.h"
+#include "tensorflow/executions.h"
+#include "tensorflow/shapes.h"
+
+namespace horovodish::tensorflow {
+
+namespace {
+
+using InferShapes = void (*)(TF_ShapeInferenceContext*, TF_Status*);
+
+constexpr const char* kCpu = "CPU";
+
+struct Definition {
+  std::string name;
+  std::vector<const char*> inputs, outputs, attributes;
+  InferShapes infer = nullptr;
+};
+
+[[noreturn]] void give_up(const std::string& name, const char* why) {
+  std::fprintf(stderr, "horovodish: TensorFlow does not take the operation %s: %s\n", name.c_str(), why);
+  std::abort();
+}
+
+void define(const Definition& definition) {
+  TF_OpDefinitionBuilder* builder = TF_NewOpDefinitionBuilder(definition.name.c_str());
+  for (const char* input : definition.inputs) TF_OpDefinitionBuilderAddInput(builder, input);
+  for (const char* output : definition.outputs) TF_OpDefinitionBuilderAddOutput(builder, output);
+  for (const char* attribute : definition.attributes) TF_OpDefinitionBuilderAddAttr(builder, attribute);
+  // Other ranks wait for it: it must not be dropped, merged with another one or computed beforehand.
+  TF_OpDefinitionBuilderSetIsStateful(builder, true);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, definition.infer);
+  Status status;
+  TF_RegisterOpDefinition(builder, status.get());
+  if (!status.ok()) give_up(definition.name, TF_Message(status.get()));
+}
+
+void register_kernel(const std::string& name, TF_KernelBuilder* builder) {
+  Status status;
+  TF_RegisterKernelBuilder(name.c_str(), builder, status.get());
+  if (!status.ok()) give_up(name, TF_Message(status.get()));
+}
+
+// -- kernels of the collectives
+
+int64_t integer(TF_OpKernelConstruction* construction, const char* name, Status& status) {
+  int64_t value = 0;
+  if (status.ok()) TF_OpKernelConstruction_GetAttrInt64(construction, name, &value, status.get());
+  return value;
+}
+
+std::string text(TF_OpKernelConstruction* construction, const char* name, Status& status) {
+  int32_t list = 0, size = 0;
+  if (status.ok()) TF_OpKernelConstruction_GetAttrSize(construction, name, &list, &size, status.get());
+  std::string value(static_cast<size_t>(size), '\0');
+  if (status.ok()) TF_OpKernelConstruction_GetAttrString(construction, name, value.data(), value.size(), status.get());
+  return value;
+}
+
+template <Kind kind>
+void* create(TF_OpKernelConstruction* construction) {
+  Status status;
+  auto attributes = std::make_unique<Attributes>();
+  attributes->kind = kind;
+  attributes->process_set = static_cast<int>(integer(construction, "process_set", status));
+  if (kind == Kind::broadcast) attributes->root = static_cast<int>(integer(construction, "root_rank", status));
+  if (kind == Kind::allreduce || kind == Kind::reducescatter) {
+    attributes->op = static_cast<int>(integer(construction, "op", status));
+    const std::string factors = text(construction, "factors", status);
+    char* rest = nullptr;
+    attributes->prescale = std::strtod(factors.c_str(), &rest);
+    attributes->postscale = std::strtod(rest, nullptr);
+  }
+  if (!status.ok()) TF_OpKernelConstruction_Failure(construction, status.get());
+  return attributes.release();
+}
+
+void destroy(void* kernel) { delete static_cast<Attributes*>(kernel); }
+
+template <Kind kind>
+void define_collective(const std::string& name, std::vector<const char*> inputs,
+                       const std::vector<const char*>& outputs, std::vector<const char*> attributes, InferShapes infer,
+                       InferShapes infer_take) {
+  attributes.push_back("process_set: int");
+  inputs.insert(inputs.begin(), "tensor_name: uint8");
+  define({name, inputs, outputs, attributes, infer});
+  register_kernel(name, TF_NewAsyncKernelBuilder(name.c_str(), kCpu, &create<kind>, &run, &destroy));
+
+  const std::string submit = name + "Submit", take = name + "Take";
+  define({submit, inputs, {"ticket: int64"}, attributes, &shapes::scalar});
+  register_kernel(submit, TF_NewKernelBuilder(submit.c_str(), kCpu, &create<kind>, &submit_for_ticket, &destroy));
+  inputs.push_back("ticket: int64");
+  define({take, inputs, outputs, attributes, infer_take});
+  register_kernel(take, TF_NewKernelBuilder(take.c_str(), kCpu, nullptr, &take_for_ticket, nullptr));
+}
+
+// -- kernels of the other operations
+
+// Says whether callbacks can be kept.
+void probe(void*, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* callback) {
+  Status status;
+  const TensorPtr answer(TF_AllocateOutput(context, 0, TF_BOOL, nullptr, 0, sizeof(bool), status.get()));
+  if (!status.ok()) {
+    TF_OpKernelContext_Failure(context, status.get());
+    TF_RunAsyncOpKernelDoneCallback(callback);
+    return;
+  }
+  const bool keepable = looks_like_ours(callback);
+  *static_cast<bool*>(TF_TensorData(answer.get())) = keepable;
+  if (keepable) {
+    kept(callback)();
+  } else {
+    TF_RunAsyncOpKernelDoneCallback(callback);
+  }
+}
+
+constexpr int kThisHost = -1;  // in the place of a process set
+
+void* read_process_set(TF_OpKernelConstruction* construction) {
+  Status status;
+  auto process_set = std::make_unique<int>(static_cast<int>(integer(construction, "process_set", status)));
+  if (!status.ok()) TF_OpKernelConstruction_Failure(construction, status.get());
+  return process_set.release();
+}
+
+void destroy_process_set(void* kernel) { delete static_cast<int*>(kernel); }
+
+void place(void* kernel, TF_OpKernelContext* context) {
+  const int process_set = *static_cast<const int*>(kernel);
+  const c_interface::Place place = process_set == kThisHost ? engine().local_place() : engine().place(process_set);
+  const std::array<int32_t, 2> values{place.rank, place.size};
+  for (int i = 0; i < 2; ++i) {
+    Status status;
+    const TensorPtr output(TF_AllocateOutput(context, i, TF_INT32, nullptr, 0, sizeof(int32_t), status.get()));
+    if (!status.ok()) {
+      TF_OpKernelContext_Failure(context, status.get());
+      return;
+    }
+    *static_cast<int32_t*>(TF_TensorData(output.get())) = values[static_cast<size_t>(i)];
+  }
+}
+
+void two_scalars(TF_ShapeInferenceContext* context, TF_Status* status) {
+  shapes::scalar(context, status);
+  if (TF_GetCode(status) != TF_OK) return;
+  TF_ShapeHandle* shape = TF_ShapeInferenceContextScalar(context);
+  TF_ShapeInferenceContextSetOutput(context, 1, shape, status);
+  TF_DeleteShapeHandle(shape);
+}
+
+#define HOROVODISH_NUMBERS "uint8, int8, int16, int32, int64, half, bfloat16, float, double"
+
+void register_everything() {
+  using namespace shapes;
+  const char* const numbers = "T: list({" HOROVODISH_NUMBERS "}) >= 1";
+  const char* const any = "T: list({bool, " HOROVODISH_NUMBERS "}) >= 1";
+  const char* const any_one = "T: {bool, " HOROVODISH_NUMBERS "}";
+  define_collective<Kind::allreduce>("HorovodishAllreduce", {"tensors: T"}, {"reduced: T"},
+                                     {numbers, "op: int", "factors: string"}, &like_tensors<0>, &like_tensors<1>);
+  define_collective<Kind::broadcast>("HorovodishBroadcast", {"tensor: T"}, {"sent: T"}, {any_one, "root_rank: int"},
+                                     &like_tensors<0>, &like_tensors<1>);
+  define_collective<Kind::allgather>("HorovodishAllgather", {"tensors: T"}, {"gathered: T", "rows: N * int64"},
+                                     {any, "N: int >= 1"}, &gathered<0>, &gathered<1>);
+  define_collective<Kind::alltoall>("HorovodishAlltoall", {"tensor: T", "splits: int64"},
+                                    {"received: T", "received_splits: int64"}, {any_one}, &gathered<1>, &gathered<2>);
+  define_collective<Kind::reducescatter>("HorovodishReducescatter", {"tensors: T"}, {"scattered: T"},
+                                         {numbers, "op: int", "factors: string"}, &scattered<0>, &scattered<1>);
+  define_collective<Kind::join>("HorovodishJoin", {}, {"last_joined: int32"}, {}, &scalar, &scalar);
+  define_collective<Kind::barrier>("HorovodishBarrier", {}, {}, {}, &nothing, &nothing);
+
+  define({"HorovodishLook", {"ticket: int64"}, {"settled: bool"}, {}, &scalar});
+  register_kernel("HorovodishLook", TF_NewKernelBuilder("HorovodishLook", kCpu, nullptr, &look_at_ticket, nullptr));
+  define({"HorovodishProbe", {}, {"keepable: bool"}, {}, &scalar});
+  register_kernel("HorovodishProbe", TF_NewAsyncKernelBuilder("HorovodishProbe", kCpu, nullptr, &probe, nullptr));
+  define({"HorovodishPlace", {}, {"rank: int32", "size: int32"}, {"process_set: int"}, &two_scalars});
+  register_kernel("HorovodishPlace",
+                  TF_NewKernelBuilder("HorovodishPlace", kCpu, &read_process_set, &place, &destroy_process_set));
+}
+
+const bool registered = (register_everything(), true);
+
+}  // namespace
+
+}  // namespace horovodish::tensorflow
+
+extern "C" {
+
+// `table` is the address that horovodish._native gives.
+__attribute__((visibility("default"))) void horovodish_connect(const void* table) {
+  horovodish::tensorflow::connect(static_cast<const horovodish::c_interface::Table*>(table));
+}
+
+__attribute__((visibility("default"))) int horovodish_looks_like_a_callback(const void* memory) {
+  return horovodish::tensorflow::looks_like_ours(memory) ? 1 : 0;
+}
+}

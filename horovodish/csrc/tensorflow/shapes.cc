@@ -1,0 +1,97 @@
+#include "tensorflow/shapes.h"
+
+#include <memory>
+
+#include "tensorflow/tensors.h"
+
+namespace horovodish::tensorflow::shapes {
+
+namespace {
+
+struct DeleteShape {
+  void operator()(TF_ShapeHandle* shape) const { TF_DeleteShapeHandle(shape); }
+};
+using Shape = std::unique_ptr<TF_ShapeHandle, DeleteShape>;
+
+Shape unset() { return Shape(TF_NewShapeHandle()); }
+
+Shape input_shape(TF_ShapeInferenceContext* context, int index, TF_Status* status) {
+  Shape shape = unset();
+  TF_ShapeInferenceContextGetInput(context, index, shape.get(), status);
+  return shape;
+}
+
+// A vector of unknown length: a shape of which nothing is known, made to have one dimension.
+Shape any_vector(TF_ShapeInferenceContext* context, TF_Status* status) {
+  Shape unknown = unset(), vector = unset();
+  TF_ShapeInferenceContextWithRank(context, unknown.get(), 1, vector.get(), status);
+  return vector;
+}
+
+// `shape` with any number of rows; nothing is known where its rank is not.
+Shape any_rows_of(TF_ShapeInferenceContext* context, TF_ShapeHandle* shape, TF_Status* status) {
+  Shape checked = unset(), row = unset(), result = unset();
+  TF_ShapeInferenceContextWithRankAtLeast(context, shape, 1, checked.get(), status);
+  if (TF_GetCode(status) != TF_OK || TF_ShapeInferenceContextRankKnown(context, shape) == 0) return checked;
+  TF_ShapeInferenceContextSubshape(context, checked.get(), 1, INT64_MAX, row.get(), status);
+  if (TF_GetCode(status) != TF_OK) return checked;
+  const Shape rows = any_vector(context, status);
+  if (TF_GetCode(status) != TF_OK) return checked;
+  TF_ShapeInferenceContextConcatenateShapes(context, rows.get(), row.get(), result.get(), status);
+  return result;
+}
+
+void set_rows(TF_ShapeInferenceContext* context, int tensors, bool with_counts, TF_Status* status) {
+  for (int i = 0; i < tensors && TF_GetCode(status) == TF_OK; ++i) {
+    const Shape shape = input_shape(context, i + 1, status);
+    if (TF_GetCode(status) != TF_OK) return;
+    const Shape rows = any_rows_of(context, shape.get(), status);
+    if (TF_GetCode(status) != TF_OK) return;
+    TF_ShapeInferenceContextSetOutput(context, i, rows.get(), status);
+    if (!with_counts || TF_GetCode(status) != TF_OK) continue;
+    const Shape counts = any_vector(context, status);
+    if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(context, tensors + i, counts.get(), status);
+  }
+}
+
+template <int more>
+int tensors_of(TF_ShapeInferenceContext* context) {
+  return static_cast<int>(TF_ShapeInferenceContextNumInputs(context)) - 1 - more;
+}
+
+}  // namespace
+
+template <int more>
+void like_tensors(TF_ShapeInferenceContext* context, TF_Status* status) {
+  for (int i = 0; i < tensors_of<more>(context) && TF_GetCode(status) == TF_OK; ++i) {
+    const Shape shape = input_shape(context, i + 1, status);
+    if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(context, i, shape.get(), status);
+  }
+}
+
+template <int more>
+void gathered(TF_ShapeInferenceContext* context, TF_Status* status) {
+  set_rows(context, tensors_of<more>(context), true, status);
+}
+
+template <int more>
+void scattered(TF_ShapeInferenceContext* context, TF_Status* status) {
+  set_rows(context, tensors_of<more>(context), false, status);
+}
+
+template void like_tensors<0>(TF_ShapeInferenceContext*, TF_Status*);
+template void like_tensors<1>(TF_ShapeInferenceContext*, TF_Status*);
+template void gathered<0>(TF_ShapeInferenceContext*, TF_Status*);
+template void gathered<1>(TF_ShapeInferenceContext*, TF_Status*);
+template void gathered<2>(TF_ShapeInferenceContext*, TF_Status*);
+template void scattered<0>(TF_ShapeInferenceContext*, TF_Status*);
+template void scattered<1>(TF_ShapeInferenceContext*, TF_Status*);
+
+void scalar(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Shape shape(TF_ShapeInferenceContextScalar(context));
+  TF_ShapeInferenceContextSetOutput(context, 0, shape.get(), status);
+}
+
+void nothing(TF_ShapeInferenceContext*, TF_Status* status) { TF_SetStatus(status, TF_OK, ""); }
+
+}  // namespace horovodish::tensorflow::shapes

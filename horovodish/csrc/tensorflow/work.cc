@@ -1,0 +1,157 @@
+#include "tensorflow/work.h"
+
+#include <cstring>
+
+namespace horovodish::tensorflow {
+
+namespace {
+
+// An operation in a loop runs in several iterations at once. TensorFlow's default is ten at most.
+constexpr int64_t kIterationsWithOwnNames = 16;
+
+const c_interface::Table* engine_table = nullptr;
+
+// Null would stand for a rank that has joined.
+std::byte no_elements;
+void* memory_of(const TensorPtr& tensor) {
+  void* data = TF_TensorData(tensor.get());
+  return data != nullptr ? data : &no_elements;
+}
+
+}  // namespace
+
+void connect(const c_interface::Table* table) { engine_table = table; }
+const c_interface::Table& engine() { return *engine_table; }
+
+TF_Code code_of(const std::string& error_class) {
+  if (error_class == "MismatchError" || error_class == "ValueError") return TF_INVALID_ARGUMENT;
+  if (error_class == "RankLostError") return TF_UNAVAILABLE;
+  if (error_class == "StallError") return TF_DEADLINE_EXCEEDED;
+  if (error_class == "EngineStoppedError") return TF_CANCELLED;
+  if (error_class == "HorovodInternalError") return TF_INTERNAL;
+  return TF_FAILED_PRECONDITION;
+}
+
+std::string message_of(const c_interface::Outcome& outcome) {
+  return std::string(outcome.error_class) + ": " + outcome.message;
+}
+
+Work::Work(const Attributes& attributes, TF_OpKernelContext* context, Results results, Status& status)
+    : attributes_(attributes), results_(results) {
+  read_name(context, status);
+  const bool has_splits = attributes_.kind == Kind::alltoall;
+  const int tensors = TF_NumInputs(context) - 1 - (has_splits ? 1 : 0);
+  members_.reserve(static_cast<size_t>(tensors));
+  for (int i = 0; i < tensors && status.ok(); ++i) members_.push_back(read_member(context, i, status));
+  if (has_splits && status.ok()) read_splits(context, tensors + 1, status);
+}
+
+void Work::read_name(TF_OpKernelContext* context, Status& status) {
+  const TensorPtr name = input(context, 0, status);
+  if (!status.ok()) return;
+  name_.assign(static_cast<const char*>(TF_TensorData(name.get())), TF_TensorByteSize(name.get()));
+  const int64_t iteration = TF_GetIterId(context);
+  if (iteration > 0) name_ += "#" + std::to_string(iteration % kIterationsWithOwnNames);
+}
+
+void Work::read_splits(TF_OpKernelContext* context, int index, Status& status) {
+  const TensorPtr splits = input(context, index, status);
+  if (!status.ok()) return;
+  const auto* numbers = static_cast<const int64_t*>(TF_TensorData(splits.get()));
+  splits_.assign(numbers, numbers + TF_TensorElementCount(splits.get()));
+}
+
+Work::Member Work::read_member(TF_OpKernelContext* context, int index, Status& status) const {
+  Member member;
+  member.source = input(context, index + 1, status);
+  if (!status.ok()) return member;
+  member.dims = dims_of(member.source.get());
+  if (attributes_.any_rows()) return member;
+  auto dims = member.dims;
+  if (attributes_.kind == Kind::reducescatter && !dims.empty()) {
+    const c_interface::Place place = engine().place(attributes_.process_set);
+    const int64_t ranks = place.size > 0 ? place.size : 1;
+    dims[0] = dims[0] / ranks + (place.rank < dims[0] % ranks ? 1 : 0);
+  }
+  const int rank = static_cast<int>(dims.size());
+  const TF_DataType type = TF_TensorType(member.source.get());
+  if (results_ == Results::held) {
+    TF_AllocatorAttributes on_host{sizeof(TF_AllocatorAttributes), 1};
+    member.target.reset(TF_AllocateTemp(context, type, dims.data(), rank, &on_host, status.get()));
+  } else {
+    // An input can be taken over while nobody else refers to it, this function included.
+    member.source.reset();
+    const int candidate = index + 1;
+    const int candidates = attributes_.kind == Kind::reducescatter ? 0 : 1;
+    int forwarded = -1;
+    member.target.reset(TF_ForwardInputOrAllocateOutput(context, &candidate, candidates, index, dims.data(), rank,
+                                                        &forwarded, status.get()));
+    if (status.ok() && forwarded < 0) member.source = input(context, index + 1, status);
+  }
+  return member;
+}
+
+void Work::submit(void (*then)(void* argument, const c_interface::Outcome*), void* argument) const {
+  std::vector<c_interface::Tensor> tensors;
+  tensors.reserve(members_.size());
+  for (const Member& member : members_) {
+    const TensorPtr& source = member.source ? member.source : member.target;
+    tensors.push_back({memory_of(source), member.target ? memory_of(member.target) : nullptr,
+                       static_cast<int>(dtype_of(TF_TensorType(source.get()))), static_cast<int>(member.dims.size()),
+                       member.dims.data()});
+  }
+  c_interface::Submission submission;
+  submission.kind = static_cast<int>(attributes_.kind);
+  submission.name = name_.c_str();
+  submission.op = attributes_.op;
+  submission.prescale = attributes_.prescale;
+  submission.postscale = attributes_.postscale;
+  submission.root = attributes_.root;
+  submission.process_set = attributes_.process_set;
+  submission.tensors = tensors.data();
+  submission.tensor_count = tensors.size();
+  submission.splits = splits_.empty() ? nullptr : splits_.data();
+  submission.split_count = splits_.size();
+  engine().submit(&submission, then, argument);
+}
+
+void Work::finish(TF_OpKernelContext* context, const c_interface::Outcome& outcome, Status& status) {
+  if (attributes_.any_rows()) {
+    set_rows(context, outcome, status);
+  } else if (attributes_.kind == Kind::join) {
+    const TensorPtr last(TF_AllocateOutput(context, 0, TF_INT32, nullptr, 0, sizeof(int32_t), status.get()));
+    if (status.ok()) *static_cast<int32_t*>(TF_TensorData(last.get())) = outcome.last_joined;
+  } else if (results_ == Results::held) {
+    for (size_t i = 0; i < members_.size() && status.ok(); ++i) {
+      TF_SetOutput(context, static_cast<int>(i), members_[i].target.get(), status.get());
+    }
+  }
+}
+
+void Work::set_rows(TF_OpKernelContext* context, const c_interface::Outcome& outcome, Status& status) const {
+  const auto copy = [&](size_t index, TF_DataType type, const std::vector<int64_t>& dims, const void* data,
+                        size_t bytes) {
+    if (!status.ok()) return;
+    const TensorPtr output(TF_AllocateOutput(context, static_cast<int>(index), type, dims.data(),
+                                             static_cast<int>(dims.size()), bytes, status.get()));
+    if (status.ok() && bytes > 0) std::memcpy(TF_TensorData(output.get()), data, bytes);
+  };
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const c_interface::Output& rows = outcome.outputs[i];
+    std::vector<int64_t> dims = members_[i].dims;
+    dims[0] = 0;
+    for (size_t rank = 0; rank < rows.ranks; ++rank) dims[0] += rows.rows[rank];
+    copy(i, TF_TensorType(members_[i].source.get()), dims, rows.data, rows.bytes);
+    const auto ranks = static_cast<int64_t>(rows.ranks);
+    copy(members_.size() + i, TF_INT64, {ranks}, rows.rows, rows.ranks * sizeof(int64_t));
+  }
+}
+
+void Work::abandon() {
+  for (Member& member : members_) {
+    static_cast<void>(member.source.release());
+    static_cast<void>(member.target.release());
+  }
+}
+
+}  // namespace horovodish::tensorflow

@@ -1,0 +1,70 @@
+// One execution of a collective: its memory, its submission and its results.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "c_interface.h"
+#include "tensorflow/tensors.h"
+#include "types.h"
+
+namespace horovodish::tensorflow {
+
+// What a kernel knows from the graph.
+struct Attributes {
+  Kind kind = Kind::allreduce;
+  int op = 0;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  int root = 0;
+  int process_set = 0;
+
+  // The engine allocates the results: no rank knows their size beforehand.
+  bool any_rows() const { return kind == Kind::allgather || kind == Kind::alltoall; }
+};
+
+// Set once by Python, before any kernel runs.
+void connect(const c_interface::Table* table);
+const c_interface::Table& engine();
+
+// The code of TensorFlow's that comes nearest to an error of ours, whose class begins the message.
+TF_Code code_of(const std::string& error_class);
+std::string message_of(const c_interface::Outcome& outcome);
+
+class Work {
+ public:
+  // Where results lie whose size is known: they become outputs of the operation that is running, taking an input's memory
+  // if nobody else needs that, or wait for the operation that will take them.
+  enum class Results { outputs, held };
+
+  // Reads the inputs of the operation that is running.
+  Work(const Attributes& attributes, TF_OpKernelContext* context, Results results, Status& status);
+
+  void submit(void (*then)(void* argument, const c_interface::Outcome*), void* argument) const;
+
+  // Gives `context` the results that are not its outputs yet.
+  void finish(TF_OpKernelContext* context, const c_interface::Outcome& outcome, Status& status);
+  // The memory may still be written to: it is never released.
+  void abandon();
+
+ private:
+  struct Member {
+    TensorPtr source;  // null where `target` has taken its memory
+    TensorPtr target;
+    std::vector<int64_t> dims;
+  };
+
+  void read_name(TF_OpKernelContext* context, Status& status);
+  void read_splits(TF_OpKernelContext* context, int index, Status& status);
+  Member read_member(TF_OpKernelContext* context, int index, Status& status) const;
+  void set_rows(TF_OpKernelContext* context, const c_interface::Outcome& outcome, Status& status) const;
+
+  const Attributes attributes_;
+  const Results results_;
+  std::string name_;
+  std::vector<Member> members_;
+  std::vector<int64_t> splits_;
+};
+
+}  // namespace horovodish::tensorflow
