@@ -298,6 +298,7 @@ def submit(
     waits: bool = False,
     process_set_id: int = 0,
     splits: Sequence[int] = (),
+    member_names: Sequence[str] = (),
 ) -> Handle[T]:
     """Hand one operation to the engine. Does not block; every rank must submit the same one.
 
@@ -316,6 +317,7 @@ def submit(
         waits: the caller is about to wait, so that the engine's thread need not be woken.
         process_set_id: of the process set, which contains this rank.
         splits: for alltoall, how many rows go to each rank.
+        member_names: what messages call each tensor, the same on every rank; `name` and a number when not given.
 
     Returns:
         The operation's handle.
@@ -341,6 +343,7 @@ def submit(
             waits,
             process_set_id,
             splits,
+            member_names,
         )
         session.kept[native.id] = keep_alive
     return Handle(name, native, result, session.kept)

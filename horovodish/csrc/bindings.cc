@@ -15,6 +15,7 @@
 #include "planes/schedule.h"
 #include "timeline_writer.h"
 #include "tree.h"
+#include "xla_ops.h"
 
 namespace py = pybind11;
 
@@ -60,7 +61,7 @@ using PyTensor = std::tuple<uintptr_t, uintptr_t, int, std::vector<int64_t>>;
 
 PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::string& name, int op, double prescale,
                  double postscale, int root, const std::vector<PyTensor>& tensors, int device, bool waits,
-                 int process_set, const std::vector<int64_t>& splits) {
+                 int process_set, const std::vector<int64_t>& splits, const std::vector<std::string>& member_names) {
   auto request = std::make_shared<Request>();
   request->kind = static_cast<Kind>(kind);
   request->name = name;
@@ -73,7 +74,8 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   const bool any_rows = request->kind == Kind::allgather || request->kind == Kind::alltoall;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto& [source, target, dtype, shape] = tensors[i];
-    Member member{tensors.size() == 1 ? name : name + "[" + std::to_string(i) + "]", static_cast<DType>(dtype), shape};
+    const std::string numbered = tensors.size() == 1 ? name : name + "[" + std::to_string(i) + "]";
+    Member member{member_names.empty() ? numbered : member_names.at(i), static_cast<DType>(dtype), shape};
     Buffer buffer{reinterpret_cast<const std::byte*>(source), reinterpret_cast<std::byte*>(target), 0, splits};
     if (any_rows) {
       buffer.first_dim = member.shape.at(0);
@@ -388,7 +390,8 @@ PYBIND11_MODULE(_native, module) {
       .def("clear_region", &Engine::clear_region, py::arg("region"))
       .def("enqueue", &enqueue, py::arg("kind"), py::arg("name"), py::arg("op"), py::arg("prescale"),
            py::arg("postscale"), py::arg("root"), py::arg("tensors"), py::arg("device"), py::arg("waits"),
-           py::arg("process_set") = 0, py::arg("splits") = std::vector<int64_t>{})
+           py::arg("process_set") = 0, py::arg("splits") = std::vector<int64_t>{},
+           py::arg("member_names") = std::vector<std::string>{})
       .def(
           "refuse",
           [](Engine& self, int kind, const std::string& name, int process_set, const std::string& why) {
@@ -426,6 +429,17 @@ PYBIND11_MODULE(_native, module) {
       .def("take_settled", &Engine::take_settled)
       .def("hold_other_threads", &Engine::hold_other_threads)
       .def("stop", &Engine::stop, py::arg("failed"), py::arg("reason"), py::call_guard<py::gil_scoped_release>());
+
+  // By the names under which JAX is to register them.
+  module.def("xla_handlers", [] {
+    const auto capsule = [](abi::xla::Handler* handler) {
+      return py::capsule(reinterpret_cast<void*>(handler), "xla._CUSTOM_CALL_TARGET");
+    };
+    py::dict handlers;
+    handlers["horovodish_start"] = capsule(&xla_start);
+    handlers["horovodish_done"] = capsule(&xla_done);
+    return handlers;
+  });
 
   py::module_ testing = module.def_submodule("testing", "Parts of the engine without I/O, for its tests.");
   bind_negotiation(testing);

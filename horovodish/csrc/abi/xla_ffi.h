@@ -1,0 +1,167 @@
+// The part of XLA's foreign function interface that our handlers speak. Layouts and values were read from
+// xla/ffi/api/c_api.h of jaxlib 0.10.2, version 0.3 of the interface; a test compares them with that header.
+//
+// Structs only grow at their ends and say how large they are, so what is read here is checked against `struct_size`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace horovodish::abi::xla {
+
+inline constexpr int kMajorVersion = 0;
+
+enum ExtensionType : int { kMetadataExtension = 1 };
+
+struct Extension {
+  size_t struct_size;
+  ExtensionType type;
+  Extension* next;
+};
+
+struct ApiVersion {
+  size_t struct_size;
+  Extension* extensions;
+  int major_version;
+  int minor_version;
+};
+
+// What the runtime asks for when a handler is registered.
+struct Metadata {
+  size_t struct_size;
+  ApiVersion api_version;
+  uint32_t traits;
+};
+
+struct MetadataExtension {
+  Extension base;
+  Metadata* metadata;
+};
+
+enum ErrorCode : int {
+  kCancelled = 1,
+  kInvalidArgument = 3,
+  kDeadlineExceeded = 4,
+  kFailedPrecondition = 9,
+  kInternal = 13,
+  kUnavailable = 14,
+};
+
+struct Error;   // the runtime's
+struct Future;  // the runtime's
+
+struct ErrorCreateArgs {
+  size_t struct_size;
+  Extension* extensions;
+  const char* message;
+  ErrorCode code;
+};
+
+struct FutureCreateArgs {
+  size_t struct_size;
+  Extension* extensions;
+  Future* future;
+};
+
+struct FutureSetAvailableArgs {
+  size_t struct_size;
+  Extension* extensions;
+  Future* future;
+};
+
+struct FutureSetErrorArgs {
+  size_t struct_size;
+  Extension* extensions;
+  Future* future;
+  Error* error;  // passes to the runtime
+};
+
+enum DataType : int {
+  kPred = 1,
+  kS8 = 2,
+  kS16 = 3,
+  kS32 = 4,
+  kS64 = 5,
+  kU8 = 6,
+  kF16 = 10,
+  kF32 = 11,
+  kF64 = 12,
+  kBF16 = 16,
+};
+
+struct Buffer {
+  size_t struct_size;
+  Extension* extensions;
+  DataType dtype;
+  void* data;
+  int64_t rank;
+  int64_t* dims;
+};
+
+enum AttributeType : int { kArrayAttribute = 1, kDictionaryAttribute = 2, kScalarAttribute = 3, kStringAttribute = 4 };
+
+struct ByteSpan {  // also a string attribute
+  const char* data;
+  size_t size;
+};
+
+struct Scalar {
+  DataType dtype;
+  void* value;
+};
+
+struct Array {
+  DataType dtype;
+  size_t size;
+  void* data;
+};
+
+// Arguments of a call, and its results.
+struct Buffers {
+  size_t struct_size;
+  Extension* extensions;
+  int64_t size;
+  int* types;  // 1: a buffer
+  void** buffers;
+};
+
+struct Attributes {
+  size_t struct_size;
+  Extension* extensions;
+  int64_t size;
+  AttributeType* types;
+  ByteSpan** names;
+  void** values;
+};
+
+inline constexpr int kBufferType = 1;
+
+struct Api {
+  size_t struct_size;
+  Extension* extensions;
+  ApiVersion api_version;
+  const void* internal_api;
+  Error* (*error_create)(ErrorCreateArgs*);
+  void* unused[12];
+  Error* (*future_create)(FutureCreateArgs*);
+  Error* (*future_set_available)(FutureSetAvailableArgs*);
+  Error* (*future_set_error)(FutureSetErrorArgs*);
+};
+
+enum Stage : int { kExecute = 3 };
+
+struct CallFrame {
+  size_t struct_size;
+  Extension* extensions;
+  const Api* api;
+  void* context;
+  Stage stage;
+  Buffers arguments;
+  Buffers results;
+  Attributes attributes;
+  Future* future;  // out: the call goes on after the handler has returned, until this is set
+};
+
+using Handler = Error*(CallFrame*);
+
+}  // namespace horovodish::abi::xla

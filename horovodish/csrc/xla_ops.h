@@ -1,0 +1,26 @@
+// Collectives as calls of XLA programs on the CPU.
+//
+// A collective is two calls. `start` copies its arguments into memory of ours, hands them to the engine and returns at once
+// with the number of the operation. `done` depends on the numbers of *all* operations that belong together, so that every
+// one of them is under way before the program waits for any: the order in which a runtime happens to run its calls, which
+// may differ by rank, then cannot make ranks wait for one another for ever. `done` never blocks: where the operation has not
+// settled, it gives a future, which is fulfilled by a completion thread.
+//
+// The memory is ours because a program that fails between the two calls frees its own while the engine still works on it.
+#pragma once
+
+#include "abi/xla_ffi.h"
+
+namespace horovodish {
+
+// Arguments: the members of the group. Result: the number of the operation, s32[1].
+// Attributes: kind, op, root, process_set (s64), prescale, postscale (f64), name, and members: their names, each ended by a
+// newline. rank, size, set_rank, set_size (s64): this process's place in the world and in the process set when the program
+// was compiled.
+// Never fails: what is wrong is kept for `done`.
+abi::xla::Error* xla_start(abi::xla::CallFrame* frame);
+
+// Arguments: the numbers, s32[n]. Results: those of the operation. Attribute: index (s64), of the number that is meant.
+abi::xla::Error* xla_done(abi::xla::CallFrame* frame);
+
+}  // namespace horovodish
