@@ -13,6 +13,7 @@ PACKAGE_DIR = {
     "horovodish": "horovodish",
     "horovodish.launcher": "launcher",
     "horovodish.tensorflow": "frameworks/tensorflow",
+    "horovodish.jax": "frameworks/jax",
     "horovodish.torch": "frameworks/torch",
 }
 ROOT = Path(__file__).parent.resolve()

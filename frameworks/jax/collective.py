@@ -1,0 +1,109 @@
+"""The JAX primitive behind every operation: collectives on flat lists of arrays, described by static values.
+
+One call of the primitive holds all operations that belong together, such as the buckets of a tree of gradients, so
+that JAX's transformations never take them apart. What each transformation makes of it stands in `transformations.py`,
+what is compiled in `lowering.py`, and what happens outside of jit in `eager.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import jax
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+
+from horovodish.array_submission import checked_splits, scattered_rows
+from horovodish.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.reduce_ops import Average, ReduceOp, Sum
+
+T = TypeVar("T")
+
+primitive = Primitive("horovodish")
+primitive.multiple_results = True
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One operation of the engine on a group of arrays. Hashable, as JAX wants it of what it compiles for.
+
+    Attributes:
+        kind: a key of `_native.KINDS`.
+        name: the same on every rank.
+        unnamed: the user gave no name, so `name` is a place in the source. Outside of jit the call is counted instead;
+            in a compiled program the second such call of one place gets the number 2, and so on.
+        part: follows the name where a tree is cut into several operations.
+        members: what follows the name, for each array.
+        total_rows: of an allgather, the rows that all ranks give, by member; empty where every rank gives as many.
+    """
+
+    kind: str
+    name: str
+    unnamed: bool
+    members: tuple[str, ...] = ("",)
+    part: str = ""
+    op: ReduceOp = Sum
+    prescale_factor: float = 1.0
+    postscale_factor: float = 1.0
+    root_rank: int = 0
+    process_set: ProcessSet = global_process_set
+    total_rows: tuple[int, ...] = ()
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether its derivative is an operation of the same kind or the opposite one."""
+        return self.op in (Average, Sum)
+
+    def derived(self, suffix: str, chosen: Sequence[bool], **changes: Any) -> Collective:
+        """An operation of the chosen members that needs a name of its own beside this one."""
+        members = tuple(member for member, has in zip(self.members, chosen, strict=True) if has)
+        rows = tuple(rows for rows, has in zip(self.total_rows, chosen, strict=False) if has)
+        return replace(self, name=self.name + suffix, members=members, **{"total_rows": rows, **changes})
+
+
+def run(collectives: Sequence[Collective], arrays: Sequence[Any]) -> list[jax.Array]:
+    """The results of the operations, in the order of their arrays.
+
+    Args:
+        collectives: what to do.
+        arrays: the members of the first operation, then those of the second one, and so on; also traced ones.
+
+    Raises:
+        What `horovodish.collectives` lists; NotInitializedError before `init()`.
+    """
+    for collective in collectives:
+        checked_id(collective.process_set)
+    results: list[jax.Array] = primitive.bind(*arrays, collectives=tuple(collectives))
+    return results
+
+
+def by_collective(collectives: Sequence[Collective], flat: Sequence[T]) -> Iterator[tuple[Collective, Sequence[T]]]:
+    """Each operation with its part of a flat list of something that each member has."""
+    begin = 0
+    for collective in collectives:
+        end = begin + len(collective.members)
+        yield collective, flat[begin:end]
+        begin = end
+
+
+def result_shape(collective: Collective, index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a result, where every rank gives as many rows."""
+    if collective.kind == "allgather":
+        rows = collective.total_rows[index] if collective.total_rows else shape[0] * collective.process_set.size()
+        return (rows, *shape[1:])
+    if collective.kind == "reducescatter":
+        return (scattered_rows(shape[0], collective.process_set), *shape[1:])
+    if collective.kind == "alltoall":
+        checked_splits(None, shape[0], collective.process_set.size(), collective.name)
+    return shape
+
+
+@primitive.def_abstract_eval
+def _results(*arrays: ShapedArray, collectives: tuple[Collective, ...]) -> list[ShapedArray]:
+    return [
+        ShapedArray(result_shape(collective, index, array.shape), array.dtype)
+        for collective, members in by_collective(collectives, arrays)
+        for index, array in enumerate(members)
+    ]

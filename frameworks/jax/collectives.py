@@ -1,0 +1,344 @@
+"""The collectives on arrays and trees of arrays, inside and outside of jit.
+
+`horovodish.collectives` documents the operations; what is said there about errors, process sets and collective calls
+holds here, too, and this besides:
+
+- An array is one of JAX or NumPy or a number, of dtype uint8, int8, int16, int32, int64, float16, bfloat16, float32 or
+  float64; bool where nothing is reduced. A tree is any pytree of them, the same on every rank.
+- A tree is one operation for the user. Its leaves are reduced in buckets, and no rank waits for one of them before it
+  has begun all, so the ranks may come to them in any order.
+- Inside jit a call is part of the program: it begins when its array is computed, and what does not need the result
+  goes on meanwhile. XLA neither drops, merges, repeats nor hoists it. Every rank must run the same program, as far as
+  collectives go; what differs in order between ranks must be one call on a tree.
+- Without a name, calls outside of jit are counted. In a compiled program a call has the file and line of its source,
+  and a number where one line calls several times. Two calls of one name must not be under way at once.
+- Inside jit shapes are those of the trace: every rank must give as many rows to an allgather, and alltoall has no
+  splits.
+- Errors outside of jit are those of `horovodish.errors`. A compiled program that fails raises
+  jax.errors.JaxRuntimeError with the same text when its result is waited for.
+- `grad` and `jvp` take sums and averages and what moves values, `vmap` makes one call of a batch. A gradient is that of
+  the sum of the losses of all ranks. pmap, shard_map and arrays over several devices of a process are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import jax
+from jax import numpy as jnp
+
+from horovodish.array_submission import checked_root
+from horovodish.jax.collective import Collective, run
+from horovodish.jax.compression import Compression, Compressor, check_compression
+from horovodish.jax.eager import exchange
+from horovodish.jax.trees import Leaves, checked_array, named, run_each, run_fused
+from horovodish.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.reduce_ops import Adasum, Average, ReduceOp, chosen_op
+
+Tree = TypeVar("Tree")
+
+
+def allreduce(
+    tree: Tree,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Tree:
+    """Reduce the arrays of all ranks, element by element, and give the result to every rank. Collective.
+
+    result = postscale_factor * op(prescale_factor * array of rank 0, ..., prescale_factor * array of rank N-1)
+
+    Differentiable where `op` is `Average` or `Sum`: its gradient is the allreduce of the gradients, in the same way.
+
+    Args:
+        tree: the rank's values: an array or a tree of arrays, the same shapes and dtypes on every rank.
+        average: Horovod's older way to say op=Average (True) or op=Sum (False).
+        name: the operation's name, the same on every rank. The module says what a call without one is called.
+        compression: what travels; see `Compression`.
+        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`. Average of integers floors. Adasum
+            takes floating-point numbers.
+        prescale_factor: multiplies every input. For integers the product is computed in float64 and truncated.
+        postscale_factor: multiplies the result, in the same way.
+        process_set: the ranks that take part.
+
+    Returns:
+        A tree of new arrays.
+
+    Raises:
+        ValueError: `average` and `op` are both given, or `op` is no reduce op, or a bad name or compression.
+        UnsupportedTensorError: a dtype that the engine cannot take, or no array.
+        MismatchError: the ranks disagree about the operation. `horovodish.collectives` lists the other errors.
+
+    Example:
+        >>> step = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
+        >>> step(jnp.full(2, hvd.rank()))  # on 4 ranks
+        Array([6, 6], dtype=int32)
+    """
+    template = _reduction("allreduce", name, chosen_op(average, op), prescale_factor, postscale_factor, process_set)
+    leaves, contexts = _compressed(Leaves.of(tree, template, template.op), compression)
+    result: Tree = _rebuilt(leaves, _decompressed(run_fused(leaves, template), contexts, compression))
+    return result
+
+
+def grouped_allreduce(
+    arrays: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[jax.Array]:
+    """`allreduce` of several arrays as a unit: none of them starts before all are there on every rank. Collective.
+
+    Args:
+        arrays: at least one, of any shapes and dtypes; each the same on every rank.
+        name: of the group.
+        average, compression, op, prescale_factor, postscale_factor, process_set: as for `allreduce`, of all arrays.
+
+    Returns:
+        New arrays, in the order of `arrays`.
+
+    Raises:
+        ValueError: as `allreduce`, or `arrays` is empty.
+        TypeError: `arrays` is one array.
+        UnsupportedTensorError, MismatchError: as `allreduce`.
+
+    Example:
+        >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
+    """
+    if not isinstance(arrays, list | tuple):
+        raise TypeError(f"grouped_allreduce: expected a list of arrays, got {type(arrays).__name__}; pass [array]")
+    if not arrays:
+        raise ValueError("grouped_allreduce: the group is empty; pass at least one array")
+    template = _reduction("allreduce", name, chosen_op(average, op), prescale_factor, postscale_factor, process_set)
+    leaves, contexts = _compressed(Leaves.of(list(arrays), template, template.op), compression)
+    members = tuple(leaves.suffixes) if len(arrays) > 1 else ("",)
+    if len(leaves.arrays) != len(arrays):
+        raise TypeError("grouped_allreduce: expected arrays, not trees of them; use allreduce")
+    return _decompressed(run([replace(template, members=members)], leaves.arrays), contexts, compression)
+
+
+def allgather(tree: Tree, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tree:
+    """Put the arrays of all ranks one after another, in the order of the ranks, on every rank. Collective.
+
+    Differentiable: the gradient is the sum over the ranks of the gradients of this rank's rows.
+
+    Args:
+        tree: the rank's rows. Outside of jit the first dimension may differ between ranks and may be 0. An array of
+            zero dimensions counts as one row.
+        name: the operation's name, the same on every rank.
+        process_set: the ranks that take part.
+
+    Returns:
+        A tree of new arrays whose first dimension is the sum of the ranks' first dimensions.
+
+    Raises:
+        UnsupportedTensorError: a dtype that the engine cannot take, or no array.
+        MismatchError: the ranks disagree about the operation. `horovodish.collectives` lists the other errors.
+
+    Example:
+        >>> hvd.allgather(jnp.full(hvd.rank() + 1, hvd.rank()))  # on 3 ranks
+        Array([0, 1, 1, 2, 2, 2], dtype=int32)
+    """
+    template = Collective(**named("allgather", name), process_set=process_set)
+    leaves = Leaves.of(tree, template, None)
+    leaves = leaves.replaced([array.reshape(1) if array.ndim == 0 else array for array in leaves.arrays])
+    result: Tree = _rebuilt(leaves, run_each(leaves, template))
+    return result
+
+
+def broadcast(
+    tree: Tree, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tree:
+    """Give every rank the values that one rank holds. Collective.
+
+    Differentiable: on the root the gradient is the sum of the gradients of all ranks, on the others it is zero.
+
+    Args:
+        tree: on the root the values to send; on the others a tree of the same shapes and dtypes.
+        root_rank: whose values to send, the same on every rank; a rank of the world, also where `process_set` is given.
+        name: the operation's name, the same on every rank.
+        process_set: the ranks that take part.
+
+    Returns:
+        A tree of new arrays with the root's values.
+
+    Raises:
+        ValueError: there is no rank `root_rank` in the process set.
+        UnsupportedTensorError: a dtype that the engine cannot take, or no array.
+        MismatchError: the ranks disagree about the operation. `horovodish.collectives` lists the other errors.
+
+    Example:
+        >>> hvd.broadcast(jnp.full(2, hvd.rank()), root_rank=1)  # on any rank
+        Array([1, 1], dtype=int32)
+    """
+    checked_id(process_set)
+    root = checked_root(root_rank, process_set)
+    template = Collective(**named("broadcast", name), root_rank=root, process_set=process_set)
+    leaves = Leaves.of(tree, template, None)
+    result: Tree = _rebuilt(leaves, run_each(leaves, template))
+    return result
+
+
+def alltoall(
+    array: Any,
+    splits: Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send some rows to every rank, and get some from every rank. Collective.
+
+    Differentiable without `splits`: the gradients of the rows go back the way that the rows came.
+
+    Args:
+        array: the rank's rows, those for rank 0 first. The first dimension may differ between ranks; the others and the
+            dtype may not.
+        splits: how many rows go to each rank of the process set, in order; they add up to the first dimension. Not
+            given, every rank gets as many. Either every rank gives them or none. Outside of jit only.
+        name: the operation's name, the same on every rank.
+        process_set: the ranks that take part.
+
+    Returns:
+        A new array of the rows that came, in the order of the ranks. With `splits` a pair: that array, and how many
+        rows came from each rank (int32).
+
+    Raises:
+        ValueError: the splits are not one non-negative number per rank or do not add up to the first dimension; without
+            splits, the first dimension cannot be divided by the number of ranks; an array of zero dimensions; or splits
+            inside of jit.
+        UnsupportedTensorError: a dtype that the engine cannot take, or no array.
+        MismatchError: the ranks disagree about the operation. `horovodish.collectives` lists the other errors.
+
+    Example:
+        >>> rows, counts = hvd.alltoall(jnp.arange(3), splits=[1, 2])  # on 2 ranks; on rank 1
+        (Array([1, 2, 1, 2], dtype=int32), Array([2, 2], dtype=int32))
+    """
+    template = Collective(**named("alltoall", name), process_set=process_set)
+    rows = _with_rows(checked_array(array, template.name, None), template, "send")
+    if splits is None:
+        return run([template], [rows])[0]
+    if isinstance(rows, jax.core.Tracer):
+        raise ValueError(f"{template.name}: alltoall with splits works outside of jit only, where shapes may differ")
+    return exchange(template, rows, splits)
+
+
+def reducescatter(
+    tree: Tree,
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Tree:
+    """Reduce the arrays of all ranks and give every rank some rows of the result. Collective.
+
+    Differentiable where `op` is `Average` or `Sum`: the gradient is made of the gradients of the rows, from the ranks
+    that have them.
+
+    Args:
+        tree: the rank's values, of one dimension or more; the same shapes and dtypes on every rank.
+        name: the operation's name, the same on every rank.
+        compression: what travels; see `Compression`.
+        op: as for `allreduce`, but not `Adasum`.
+        process_set: the ranks that take part.
+        prescale_factor, postscale_factor: as for `allreduce`.
+
+    Returns:
+        A tree of new arrays. The rows are dealt out in the order of the ranks, as evenly as possible: where the first
+        dimension cannot be divided by the number of ranks, the first ranks get one row more.
+
+    Raises:
+        ValueError: `op` is `Adasum` or no reduce op, or an array has zero dimensions.
+        UnsupportedTensorError: a dtype that the engine cannot take, or no array.
+        MismatchError: the ranks disagree about the operation. `horovodish.collectives` lists the other errors.
+
+    Example:
+        >>> hvd.reducescatter(jnp.arange(3), op=hvd.Sum)  # on 2 ranks; on rank 0
+        Array([0, 2], dtype=int32)
+    """
+    template = _reduction("reducescatter", name, chosen_op(None, op), prescale_factor, postscale_factor, process_set)
+    if template.op is Adasum:
+        raise ValueError(f"{template.name}: op=Adasum is for allreduce; use op=Average or op=Sum")
+    leaves, contexts = _compressed(Leaves.of(tree, template, template.op), compression)
+    for array in leaves.arrays:
+        _with_rows(array, template, "deal out")
+    result: Tree = _rebuilt(leaves, _decompressed(run_each(leaves, template), contexts, compression))
+    return result
+
+
+def barrier(tree: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Wait until every rank has come to this call. Collective.
+
+    A compiled program has no order but that of its values, so inside jit a barrier is a place that a value passes: it
+    is reached once the arrays of `tree` are computed, and what uses the result comes after it.
+
+    Args:
+        tree: an array or a tree of arrays to pass; needed inside of jit.
+        name: the operation's name, the same on every rank.
+        process_set: the ranks that take part.
+
+    Returns:
+        `tree`.
+
+    Raises:
+        ValueError: inside of jit without `tree`, or the process set is not in use.
+        RankLostError, EngineStoppedError, NotInitializedError, ForkedProcessError: as for every operation.
+
+    Example:
+        >>> gradients = hvd.barrier(gradients)
+    """
+    template = Collective(**named("barrier", name), process_set=process_set)
+    passing = jnp.zeros(()) if tree is None else tree
+    if tree is None and isinstance(passing, jax.core.Tracer):
+        raise ValueError("inside of jit a barrier needs values to pass: tree = hvd.barrier(tree)")
+    leaves = Leaves.of(passing, template, None)
+    results = run([replace(template, members=tuple(leaves.suffixes))], leaves.arrays)
+    return None if tree is None else _rebuilt(leaves, results)
+
+
+def _reduction(
+    kind: str,
+    name: str | None,
+    op: ReduceOp,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> Collective:
+    return Collective(
+        **named(kind, name),
+        op=op,
+        prescale_factor=float(prescale_factor),
+        postscale_factor=float(postscale_factor),
+        process_set=process_set,
+    )
+
+
+def _with_rows(array: jax.Array, template: Collective, purpose: str) -> jax.Array:
+    if array.ndim == 0:
+        raise ValueError(
+            f"{template.name}: an array of zero dimensions has no rows to {purpose}; pass one with a dimension"
+        )
+    return array
+
+
+def _compressed(leaves: Leaves, compression: Compressor) -> tuple[Leaves, list[Any]]:
+    check_compression(compression)
+    pairs = [compression.compress(array) for array in leaves.arrays]
+    return leaves.replaced([array for array, _ in pairs]), [context for _, context in pairs]
+
+
+def _decompressed(results: Sequence[jax.Array], contexts: Sequence[Any], compression: Compressor) -> list[jax.Array]:
+    return [compression.decompress(result, context) for result, context in zip(results, contexts, strict=True)]
+
+
+def _rebuilt(leaves: Leaves, results: Sequence[jax.Array]) -> Any:
+    return leaves.definition.unflatten(results)

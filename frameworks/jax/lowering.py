@@ -1,0 +1,140 @@
+"""The collectives in compiled programs.
+
+On the CPU each operation becomes two calls of the native engine, `start` and `done`; see `csrc/xla_ops.h`. Every `done`
+depends on every `start` of its primitive. Both have side effects for XLA, so it neither merges, drops nor hoists them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax.core import ShapedArray
+from jax.interpreters import mlir, partial_eval
+
+from horovodish import _native, basics
+from horovodish.jax.collective import Collective, by_collective, primitive
+from horovodish.jax.eager import warn_of_staging
+from horovodish.process_sets import checked_id
+
+START, DONE = "horovodish_start", "horovodish_done"
+_NUMBER = ShapedArray((1,), np.dtype(np.int32))
+_THROUGH_THE_HOST = ("cuda", "rocm")
+
+
+@functools.cache
+def _register() -> None:
+    # The backend must exist before: it would not start at all if it found handlers that it cannot take.
+    jax.devices("cpu")
+    for name, handler in _native.xla_handlers().items():
+        jax.ffi.register_ffi_target(name, handler, platform="cpu")
+
+
+def _on_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[Collective, ...]) -> Sequence[Any]:
+    _check_devices(ctx)
+    _register()
+    collectives = _numbered(ctx, collectives)
+    given = list(by_collective(collectives, list(zip(operands, ctx.avals_in, strict=True))))
+    numbers = [_start(ctx, collective, members) for collective, members in given]
+    every = ShapedArray((len(numbers),), _NUMBER.dtype)
+    joined = mlir.lower_fun(lambda *parts: jnp.concatenate(parts), multiple_results=False)
+    (handles,) = joined(ctx.replace(avals_in=[_NUMBER] * len(numbers), avals_out=[every]), *numbers)
+    results: list[Any] = []
+    done = jax.ffi.ffi_lowering(DONE, has_side_effect=True)
+    for index, (_, avals) in enumerate(by_collective(collectives, ctx.avals_out)):
+        results += done(ctx.replace(avals_in=[every], avals_out=list(avals)), handles, index=np.int64(index))
+    return results
+
+
+def _start(ctx: mlir.LoweringRuleContext, collective: Collective, members: Sequence[Any]) -> Any:
+    operands, avals = zip(*members, strict=True)
+    process_set = collective.process_set
+    attributes = {
+        "kind": _native.KINDS[collective.kind],
+        "op": int(collective.op),
+        "root": collective.root_rank,
+        "process_set": checked_id(process_set),
+        "rank": basics.rank(),
+        "size": basics.size(),
+        "set_rank": process_set.rank(),
+        "set_size": process_set.size(),
+    }
+    start = jax.ffi.ffi_lowering(START, has_side_effect=True)
+    (number,) = start(
+        ctx.replace(avals_in=list(avals), avals_out=[_NUMBER]),
+        *operands,
+        **{key: np.int64(value) for key, value in attributes.items()},
+        prescale=np.float64(collective.prescale_factor),
+        postscale=np.float64(collective.postscale_factor),
+        name=collective.name + collective.part,
+        members="".join(f"{collective.name}{member}\n" for member in collective.members),
+    )
+    return number
+
+
+def _check_devices(ctx: mlir.LoweringRuleContext) -> None:
+    context = ctx.module_context.axis_context
+    if not isinstance(context, mlir.ShardingContext) or (context.num_devices or 1) > 1:
+        raise NotImplementedError(
+            "a collective of horovodish was used in a program for several devices of one process (pmap, shard_map, or "
+            "jit of sharded arrays). Each process of horovodish computes on one device: use jax.lax.psum between the "
+            "devices of a process, and start one process for each device to use horovodish"
+        )
+
+
+def _numbered(ctx: mlir.LoweringRuleContext, collectives: tuple[Collective, ...]) -> tuple[Collective, ...]:
+    """Tells calls without a name of one place in the source apart, as a loop makes them: in the program's order."""
+    # What lives as long as a module is lowered; JAX's own keys in it are tuples.
+    uses: Counter[str] = ctx.module_context.cached_primitive_lowerings.setdefault(primitive, Counter())
+    uses.update({collective.name for collective in collectives if collective.unnamed})
+    return tuple(
+        replace(collective, name=f"{collective.name}#{uses[collective.name]}")
+        if collective.unnamed and uses[collective.name] > 1
+        else collective
+        for collective in collectives
+    )
+
+
+def _elsewhere(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[Collective, ...]) -> Sequence[Any]:
+    platforms = [platform for platform in ctx.module_context.platforms if platform not in _THROUGH_THE_HOST]
+    if platforms:
+        raise NotImplementedError(
+            f"{collectives[0].name}: no collectives inside jit on {', '.join(platforms)} devices; compute on the CPU "
+            "(JAX_PLATFORMS=cpu) or call it outside of jit"
+        )
+    _check_devices(ctx)
+    for platform in ctx.module_context.platforms:
+        warn_of_staging(platform)
+    collectives = _numbered(ctx, collectives)
+    return through_the_host(ctx, operands, tuple(replace(collective, unnamed=False) for collective in collectives))
+
+
+def through_the_host(
+    ctx: mlir.LoweringRuleContext, operands: Sequence[Any], collectives: tuple[Collective, ...]
+) -> Sequence[Any]:
+    """The collectives as a call of Python, which blocks the program: where the engine cannot reach the memory."""
+
+    def call(*arrays: Any) -> tuple[Any, ...]:
+        results = primitive.bind(*map(jnp.asarray, arrays), collectives=collectives)
+        return tuple(map(np.asarray, results))
+
+    given: list[Any] = list(ctx.avals_in)
+    wanted: list[Any] = list(ctx.avals_out)
+    results, _, _ = mlir.emit_python_callback(ctx, call, None, list(operands), given, wanted, has_side_effect=True)
+    return results
+
+
+def _kept(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
+    # A rank that drops a call because it does not need the result would leave the others waiting.
+    return [True] * len(equation.invars), equation
+
+
+mlir.register_lowering(primitive, _on_cpu, platform="cpu", cacheable=False)
+mlir.register_lowering(primitive, _elsewhere, cacheable=False)
+partial_eval.dce_rules[primitive] = _kept
