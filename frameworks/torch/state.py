@@ -12,8 +12,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from horovodish import basics
-from horovodish.collectives import allgather_object, broadcast_object, checked_root, synchronize
-from horovodish.errors import MismatchError
+from horovodish.agreement import require_agreement
+from horovodish.collectives import broadcast_object, checked_root, synchronize
 from horovodish.torch.asynchronous import broadcast_async_
 from horovodish.torch.tensors import check_host_memory
 
@@ -40,7 +40,7 @@ def broadcast_parameters(
     """
     root = checked_root(root_rank)
     tensors = dict(_named_tensors(params))
-    _require_agreement("broadcast_parameters: the names of the tensors", sorted(tensors))
+    require_agreement("broadcast_parameters: the names of the tensors", sorted(tensors))
     _broadcast_into(root, "broadcast_parameters", tensors)
 
 
@@ -71,7 +71,7 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int = 0, model: M
         raise TypeError(f"broadcast_optimizer_state takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     structure = [len(group["params"]) for group in optimizer.param_groups]
-    _require_agreement("broadcast_optimizer_state: optimizer and parameter groups", [_kind(optimizer), structure])
+    require_agreement("broadcast_optimizer_state: optimizer and parameter groups", [_kind(optimizer), structure])
 
     if basics.rank() == root:
         numbers = {parameter: number for number, parameter in enumerate(parameters)}
@@ -156,22 +156,3 @@ def _broadcast_into(root: int, prefix: str, tensors: dict[str, Tensor]) -> None:
         synchronize(handle)
         if row_major.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(row_major)
-
-
-def _require_agreement(what: str, value: Any) -> None:
-    """Raises the same error on every rank when `value` is not the same on all of them, where else they would hang."""
-    values = allgather_object(value)
-    for rank, other in enumerate(values):
-        if other != values[0]:
-            raise MismatchError(f"{what} differ: {_difference(values[0], other, rank)}; build them alike on every rank")
-
-
-def _difference(first: list[Any], other: list[Any], rank: int) -> str:
-    only_first = [item for item in first if item not in other]
-    only_other = [item for item in other if item not in first]
-    return f"only rank 0 has {_shortened(only_first)}, only rank {rank} has {_shortened(only_other)}"
-
-
-def _shortened(items: list[Any]) -> str:
-    shown = ", ".join(map(str, items[:5])) or "nothing"
-    return shown + (f" and {len(items) - 5} more" if len(items) > 5 else "")
