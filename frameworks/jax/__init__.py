@@ -65,6 +65,9 @@ from horovodish.jax.collectives import (
     reducescatter,
 )
 from horovodish.jax.compression import Compression
+from horovodish.jax.gradients import grad, value_and_grad
+from horovodish.jax.optimizer import DistributedOptimizer
+from horovodish.jax.state import broadcast_optimizer_state, broadcast_parameters
 from horovodish.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodish.recovery import surviving_communicator
 from horovodish.stragglers import straggler_report
@@ -74,6 +77,7 @@ __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "DistributedOptimizer",
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
     "Max",
@@ -94,6 +98,8 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
     "ccl_built",
     "cross_rank",
     "cross_size",
@@ -102,6 +108,7 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "grad",
     "grouped_allreduce",
     "init",
     "is_homogeneous",
@@ -122,4 +129,5 @@ __all__ = [
     "stop_timeline",
     "straggler_report",
     "surviving_communicator",
+    "value_and_grad",
 ]

@@ -31,9 +31,10 @@ from jax import numpy as jnp
 
 from horovodish.array_submission import checked_root
 from horovodish.jax.collective import Collective, run
-from horovodish.jax.compression import Compression, Compressor, check_compression
+from horovodish.jax.compression import Compression, Compressor
 from horovodish.jax.eager import exchange
-from horovodish.jax.trees import Leaves, checked_array, named, run_each, run_fused
+from horovodish.jax.reduction import reduce_tree
+from horovodish.jax.trees import Leaves, checked_array, decompressed, named, run_each
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Adasum, Average, ReduceOp, chosen_op
 
@@ -81,8 +82,7 @@ def allreduce(
         Array([6, 6], dtype=int32)
     """
     template = _reduction("allreduce", name, chosen_op(average, op), prescale_factor, postscale_factor, process_set)
-    leaves, contexts = _compressed(Leaves.of(tree, template, template.op), compression)
-    result: Tree = _rebuilt(leaves, _decompressed(run_fused(leaves, template), contexts, compression))
+    result: Tree = reduce_tree(tree, template, compression)
     return result
 
 
@@ -119,11 +119,11 @@ def grouped_allreduce(
     if not arrays:
         raise ValueError("grouped_allreduce: the group is empty; pass at least one array")
     template = _reduction("allreduce", name, chosen_op(average, op), prescale_factor, postscale_factor, process_set)
-    leaves, contexts = _compressed(Leaves.of(list(arrays), template, template.op), compression)
+    leaves, contexts = Leaves.of(list(arrays), template, template.op).compressed(compression)
     members = tuple(leaves.suffixes) if len(arrays) > 1 else ("",)
     if len(leaves.arrays) != len(arrays):
         raise TypeError("grouped_allreduce: expected arrays, not trees of them; use allreduce")
-    return _decompressed(run([replace(template, members=members)], leaves.arrays), contexts, compression)
+    return decompressed(run([replace(template, members=members)], leaves.arrays), contexts, compression)
 
 
 def allgather(tree: Tree, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tree:
@@ -268,10 +268,10 @@ def reducescatter(
     template = _reduction("reducescatter", name, chosen_op(None, op), prescale_factor, postscale_factor, process_set)
     if template.op is Adasum:
         raise ValueError(f"{template.name}: op=Adasum is for allreduce; use op=Average or op=Sum")
-    leaves, contexts = _compressed(Leaves.of(tree, template, template.op), compression)
+    leaves, contexts = Leaves.of(tree, template, template.op).compressed(compression)
     for array in leaves.arrays:
         _with_rows(array, template, "deal out")
-    result: Tree = _rebuilt(leaves, _decompressed(run_each(leaves, template), contexts, compression))
+    result: Tree = _rebuilt(leaves, decompressed(run_each(leaves, template), contexts, compression))
     return result
 
 
@@ -328,16 +328,6 @@ def _with_rows(array: jax.Array, template: Collective, purpose: str) -> jax.Arra
             f"{template.name}: an array of zero dimensions has no rows to {purpose}; pass one with a dimension"
         )
     return array
-
-
-def _compressed(leaves: Leaves, compression: Compressor) -> tuple[Leaves, list[Any]]:
-    check_compression(compression)
-    pairs = [compression.compress(array) for array in leaves.arrays]
-    return leaves.replaced([array for array, _ in pairs]), [context for _, context in pairs]
-
-
-def _decompressed(results: Sequence[jax.Array], contexts: Sequence[Any], compression: Compressor) -> list[jax.Array]:
-    return [compression.decompress(result, context) for result, context in zip(results, contexts, strict=True)]
 
 
 def _rebuilt(leaves: Leaves, results: Sequence[jax.Array]) -> Any:

@@ -18,6 +18,7 @@ from horovodish.arrays import dtype_code
 from horovodish.errors import UnsupportedTensorError
 from horovodish.fusion import plan_buckets
 from horovodish.jax.collective import Collective, run
+from horovodish.jax.compression import Compressor, check_compression
 from horovodish.reduce_ops import ReduceOp
 
 _OWN_MODULE = __name__.rpartition(".")[0]
@@ -95,6 +96,21 @@ class Leaves:
     def replaced(self, arrays: Sequence[jax.Array]) -> Leaves:
         """The same places with other arrays."""
         return replace(self, arrays=list(arrays))
+
+    def compressed(self, compression: Compressor) -> tuple[Leaves, list[Any]]:
+        """What travels instead, and what `decompressed` needs besides it.
+
+        Raises:
+            ValueError: `compression` is none.
+        """
+        check_compression(compression)
+        pairs = [compression.compress(array) for array in self.arrays]
+        return self.replaced([array for array, _ in pairs]), [context for _, context in pairs]
+
+
+def decompressed(results: Sequence[jax.Array], contexts: Sequence[Any], compression: Compressor) -> list[jax.Array]:
+    """What the reduced arrays stand for."""
+    return [compression.decompress(result, context) for result, context in zip(results, contexts, strict=True)]
 
 
 def run_each(leaves: Leaves, template: Collective) -> list[jax.Array]:

@@ -1,0 +1,127 @@
+"""`DistributedOptimizer`: an optax optimizer whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jax import numpy as jnp
+
+from horovodish.jax.compression import Compression, Compressor
+from horovodish.jax.reduction import Reduction
+from horovodish.process_sets import ProcessSet, global_process_set
+from horovodish.reduce_ops import Adasum, Average, ReduceOp
+
+
+def DistributedOptimizer(  # noqa: N802, Horovod's name
+    tx: optax.GradientTransformation,
+    op: ReduceOp = Average,
+    compression: Compressor = Compression.none,
+    backward_passes_per_step: int = 1,
+    gradient_predivide_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    name: str | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Make `tx` use the gradients of all ranks. Not collective itself; its `update` is.
+
+    The result is an optax transformation like any other: `optax.chain`, `optax.MultiSteps`, `optax.inject_hyperparams`
+    and the rest take it, inside and outside of jit. `update` reduces the gradients in buckets that are made beforehand,
+    so that inside jit a bucket is reduced while the rest of the backward pass is computed, and hands them to `tx`. What
+    stands before it in a chain, such as clipping, sees this rank's gradients; what stands after it sees `tx`'s updates.
+    To clip reduced gradients wrap the chain: `DistributedOptimizer(optax.chain(optax.clip_by_global_norm(1.0), tx))`.
+
+    - The state is that of `tx`, so checkpoints of a run without horovodish fit.
+    - In a world of one rank, and on a rank outside `process_set`, nothing is reduced.
+    - With `backward_passes_per_step=n` the gradients of n calls are added up on the rank, and the n-th call reduces
+      their sum, which is not divided by n; the other calls give updates of zero. The state then has the sum as well.
+      `optax.MultiSteps` around it does the same with their mean.
+    - With `op=Adasum` it is the updates of `tx` that are reduced: every rank takes its own step with its own gradients,
+      and what the steps change is combined. The state of `tx` is each rank's own then, and the learning rate that of
+      one rank.
+
+    Args:
+        tx: any optax optimizer or transformation.
+        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`.
+        compression: what travels instead of each gradient; see `Compression`.
+        backward_passes_per_step: calls of `update` whose gradients are added up before they are reduced.
+        gradient_predivide_factor: with `Average`, divides before the reduction by this factor f and after it by the
+            number of ranks over f, to keep small dtypes in range.
+        process_set: the ranks that reduce among themselves.
+        name: of the reductions; the file and line of this call when not given. Programs that run at the same time need
+            optimizers of different names.
+
+    Returns:
+        An optax transformation with `init` and `update`.
+
+    Raises:
+        ValueError: an `op` or `compression` that is none, a predivide factor that is not positive or without `Average`,
+            or passes per step that are not a whole number.
+        TypeError: `tx` is no optax transformation, or `process_set` no process set.
+
+        `update` raises what `horovodish.jax.collectives` says, NotInitializedError before `init()` among it.
+
+    Example:
+        >>> optimizer = hvd.DistributedOptimizer(optax.adamw(1e-3 * hvd.size()))
+        >>> state = optimizer.init(parameters)
+        >>> updates, state = optimizer.update(gradients, state, parameters)  # gradients of this rank's batch
+        >>> parameters = optax.apply_updates(parameters, updates)
+    """
+    if not isinstance(tx, optax.GradientTransformation):
+        raise TypeError(f"DistributedOptimizer wraps an optax.GradientTransformation, not {type(tx).__name__}")
+    passes = backward_passes_per_step
+    if not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"backward_passes_per_step={passes!r} must be a whole number of at least 1")
+    reduce = Reduction.named("optimizer", name, op, compression, gradient_predivide_factor, process_set)
+    distributed = _reducing(optax.with_extra_args_support(tx), reduce)
+    return distributed if passes == 1 else _accumulating(distributed, passes)
+
+
+def _reducing(tx: optax.GradientTransformationExtraArgs, reduce: Reduction) -> optax.GradientTransformationExtraArgs:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        if reduce.call.op is Adasum:
+            changes, state = tx.update(updates, state, params, **extra)
+            return reduce(changes), state
+        changes, state = tx.update(reduce(updates), state, params, **extra)
+        return changes, state
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+class AccumulationState(NamedTuple):
+    """The state of an optimizer that adds gradients up.
+
+    Attributes:
+        inner: the state of the optimizer that takes their sum.
+        accumulated: the sum so far.
+        passes: how many gradients it has.
+    """
+
+    inner: Any
+    accumulated: Any
+    passes: jax.Array
+
+
+def _accumulating(tx: optax.GradientTransformationExtraArgs, passes: int) -> optax.GradientTransformationExtraArgs:
+    def init(params: Any) -> AccumulationState:
+        return AccumulationState(tx.init(params), jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32))
+
+    def update(
+        updates: Any, state: AccumulationState, params: Any = None, **extra: Any
+    ) -> tuple[Any, AccumulationState]:
+        accumulated = jax.tree.map(jnp.add, state.accumulated, updates)
+
+        def step() -> tuple[Any, AccumulationState]:
+            changes, inner = tx.update(accumulated, state.inner, params, **extra)
+            return changes, AccumulationState(
+                inner, jax.tree.map(jnp.zeros_like, accumulated), jnp.zeros_like(state.passes)
+            )
+
+        def wait() -> tuple[Any, AccumulationState]:
+            changes = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(step)[0])
+            return changes, AccumulationState(state.inner, accumulated, state.passes + 1)
+
+        outcome: tuple[Any, AccumulationState] = jax.lax.cond(state.passes + 1 >= passes, step, wait)
+        return outcome
+
+    return optax.GradientTransformationExtraArgs(init, update)
