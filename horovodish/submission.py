@@ -66,10 +66,10 @@ def _end_session() -> None:
     ended, _session = _session, None
     if ended is None:
         return
-    with ended.lock:
-        ended.release_settled()
-        if ended.kept:
-            keep_for_ever(ended.kept)
+    # Without its lock, which a thread may hold for ever that the engine does not let come back at the process's end.
+    ended.release_settled()
+    if ended.kept:
+        keep_for_ever(ended.kept)
 
 
 class Handle(Generic[T]):
