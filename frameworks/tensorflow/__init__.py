@@ -50,8 +50,6 @@ from horovodish.collectives import (
     Product,
     ReduceOp,
     Sum,
-    allgather_object,
-    broadcast_object,
 )
 from horovodish.errors import (
     HorovodInternalError,
@@ -66,6 +64,7 @@ from horovodish.recovery import surviving_communicator
 from horovodish.stragglers import straggler_report
 from horovodish.tensorflow.compression import Compression
 from horovodish.tensorflow.movements import allgather, alltoall, broadcast, broadcast_, grouped_allgather
+from horovodish.tensorflow.optimizer import DistributedOptimizer
 from horovodish.tensorflow.places import (
     barrier,
     join,
@@ -76,23 +75,29 @@ from horovodish.tensorflow.places import (
     size_op,
 )
 from horovodish.tensorflow.reductions import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
+from horovodish.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from horovodish.tensorflow.variables import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables
 from horovodish.timeline import start_timeline, stop_timeline
 
 __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
     "Max",
     "Min",
     "MismatchError",
+    "PartialDistributedGradientTape",
     "ProcessSet",
     "Product",
     "RankLostError",
     "ReduceOp",
     "StallError",
     "Sum",
+    "SyncBatchNormalization",
     "UnsupportedTensorError",
     "add_process_set",
     "allgather",
@@ -103,6 +108,8 @@ __all__ = [
     "broadcast",
     "broadcast_",
     "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
     "ccl_built",
     "cross_rank",
     "cross_size",
@@ -140,3 +147,11 @@ __all__ = [
     "straggler_report",
     "surviving_communicator",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "SyncBatchNormalization":
+        from horovodish.tensorflow.sync_batch_norm import SyncBatchNormalization  # Keras takes a second to import
+
+        return SyncBatchNormalization
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,123 @@
+"""`DistributedOptimizer`: an optimizer whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import tensorflow as tf
+
+from horovodish.process_sets import ProcessSet, global_process_set
+from horovodish.reduce_ops import Average, ReduceOp
+from horovodish.tensorflow.aggregation import LocalAggregation
+from horovodish.tensorflow.compression import Compression, Compressor
+from horovodish.tensorflow.gradient_reduction import GradientReduction, Groups, checked_reduction, reduced_gradients
+from horovodish.tensorflow.tracing import as_written
+
+Optimizer: Any = tf.compat.v1.train.Optimizer
+
+
+def DistributedOptimizer(  # noqa: N802, Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Make `optimizer` use the gradients of all ranks. Every rank must call it, at the same point; does not block.
+
+    Takes Keras optimizers, for which it is `horovodish.keras.DistributedOptimizer`, and those of
+    `tf.compat.v1.train`, whose `compute_gradients()` then gives reduced gradients, and `minimize()` uses them. The
+    optimizer is the same object afterwards, of a subclass of its class.
+
+    Args:
+        optimizer: a `keras.Optimizer` or a `tf.compat.v1.train.Optimizer`.
+        name, use_locking, device_dense, device_sparse: Horovod's; they have no meaning here.
+        compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups, process_set,
+            scale_local_gradients: as for `DistributedGradientTape`.
+        backward_passes_per_step: calls whose gradients are added up on the rank. The last of them reduces their sum and
+            updates the variables; the others change nothing. A window that is not complete at the end of an epoch goes
+            on in the next one.
+        average_aggregated_gradients: divide the sum of a window by `backward_passes_per_step`.
+
+    Returns:
+        `optimizer`.
+
+    Raises:
+        ValueError: arguments that do not go together, or an optimizer that is wrapped already.
+        TypeError: no optimizer.
+
+        The step raises what `allreduce` raises.
+
+    Example:
+        >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3 * hvd.size()))
+    """
+    shared: dict[str, Any] = {
+        "compression": compression,
+        "sparse_as_dense": sparse_as_dense,
+        "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "num_groups": num_groups,
+        "groups": groups,
+        "process_set": process_set,
+        "scale_local_gradients": scale_local_gradients,
+    }
+    if isinstance(optimizer, tf.keras.optimizers.Optimizer):
+        keras = importlib.import_module("horovodish.keras")
+        return keras.DistributedOptimizer(
+            optimizer,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients,
+            **shared,
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            "DistributedOptimizer wraps a keras.Optimizer or a tf.compat.v1.train.Optimizer, not "
+            f"{type(optimizer).__name__}; for gradients of your own, use DistributedGradientTape or allreduce"
+        )
+    if isinstance(optimizer, _Distributed):
+        raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
+    distributed: Any = optimizer
+    distributed._how = checked_reduction(**shared)
+    distributed._window = LocalAggregation(backward_passes_per_step, average_aggregated_gradients)
+    distributed.__class__ = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
+    return optimizer
+
+
+class _Distributed(Optimizer):
+    _how: GradientReduction
+    _window: LocalAggregation
+
+    def register_local_var(self, variable: Any) -> None:
+        """The gradient of `variable` stays this rank's."""
+        self._how.local.add(id(variable))
+
+    @as_written
+    def compute_gradients(self, *arguments: Any, **options: Any) -> list[tuple[Any, Any]]:
+        """The gradients of all ranks and their variables; within a window, of this rank. Collective."""
+        pairs = super().compute_gradients(*arguments, **options)
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        if self._window.passes == 1:
+            return list(zip(reduced_gradients(gradients, variables, self._how), variables, strict=True))
+
+        def reduce(summed: list[Any]) -> list[Any]:
+            return reduced_gradients(summed, variables, self._how)
+
+        return list(zip(self._window.add(gradients, variables, reduce), variables, strict=True))
+
+    @as_written
+    def apply_gradients(self, grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
+        """As the wrapped optimizer's; within a window it does nothing."""
+        pairs = list(grads_and_vars)
+        apply = super().apply_gradients
+        return self._window.when_complete(lambda: apply(pairs, *arguments, **options))

@@ -1,0 +1,151 @@
+"""Gradient tapes whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from horovodish.process_sets import ProcessSet, global_process_set
+from horovodish.reduce_ops import Average, ReduceOp
+from horovodish.tensorflow.compression import Compression, Compressor
+from horovodish.tensorflow.gradient_reduction import GradientReduction, Groups, checked_reduction, reduced_gradients
+from horovodish.tensorflow.tracing import as_written
+
+Tape = TypeVar("Tape", bound=tf.GradientTape)
+
+
+@as_written
+def DistributedGradientTape(  # noqa: N802, Horovod's name
+    gradtape: Tape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor = Compression.none,
+    sparse_as_dense: bool = False,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Tape:
+    """Make `gradtape.gradient()` give the gradients of all ranks. Every rank must call that equally often.
+
+    The tape is the same object afterwards. It may have recorded already, or not yet. In a `tf.function` gradients
+    travel while others are still computed. In a world of one rank, and on a rank outside `process_set`, it does what
+    it did before.
+
+    A gradient that is None on every rank stays None. Where only some ranks have one, the others contribute zeros when
+    executing eagerly; in a function, where it is settled when that is traced, the ranks must have the same ones.
+
+    Args:
+        gradtape: a `tf.GradientTape`.
+        device_dense, device_sparse: Horovod's; TensorFlow knows where operations run, so they have no meaning here.
+        compression: what travels instead of each gradient; see `Compression`.
+        sparse_as_dense: make IndexedSlices, such as the gradients of embeddings, dense before they are reduced. Else
+            their slices are gathered.
+        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`; for IndexedSlices `Average` or `Sum`.
+        gradient_predivide_factor: with `Average`, divides before the reduction by this factor f and after it by the
+            number of ranks over f, to keep small dtypes in range.
+        num_groups: Horovod's older way to say `groups` with a number.
+        groups: which gradients to negotiate and reduce as a unit, whatever the fusion threshold: lists of variables, or
+            the number of groups to make of all.
+        process_set: the ranks that reduce among themselves.
+        scale_local_gradients: divide the gradients of local sources by the number of ranks, as averaging does with the
+            others; see `register_local_source`.
+
+    Returns:
+        `gradtape`, with one more method: after `register_local_source(variable)` the gradient of that variable stays
+        this rank's.
+
+    Raises:
+        ValueError: arguments that do not go together, or a tape that is wrapped already.
+        TypeError: `gradtape` is no tape.
+
+        `gradient()` raises what `allreduce` raises.
+
+    Example:
+        >>> with tf.GradientTape() as tape:
+        ...     loss = loss_of(labels, model(inputs))
+        >>> tape = hvd.DistributedGradientTape(tape)
+        >>> gradients = tape.gradient(loss, model.trainable_variables)
+    """
+    how = checked_reduction(
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    if not isinstance(gradtape, tf.GradientTape):
+        raise TypeError(f"DistributedGradientTape wraps a tf.GradientTape, not {type(gradtape).__name__}")
+    if isinstance(gradtape, _Distributed):
+        raise ValueError("this tape is wrapped already; wrap a tape once")
+    distributed: Any = gradtape
+    distributed._how = how
+    distributed.__class__ = type(type(gradtape).__name__, (_Distributed, type(gradtape)), {})
+    return gradtape
+
+
+@as_written
+def PartialDistributedGradientTape(  # noqa: N802, Horovod's name
+    gradtape: Tape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor = Compression.none,
+    sparse_as_dense: bool = False,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Tape:
+    """As `DistributedGradientTape`, but the gradients of some layers stay this rank's, as those of a sharded embedding.
+
+    Args:
+        local_layers: a Keras layer or `tf.Module`, or a list of them, whose trainable variables are local sources.
+
+    The other arguments, the result and the errors are those of `DistributedGradientTape`.
+
+    Example:
+        >>> tape = hvd.PartialDistributedGradientTape(tape, local_layers=[sharded_embedding])
+    """
+    layers = local_layers if isinstance(local_layers, list | tuple) else [local_layers]
+    for layer in layers:
+        if layer is not None and not hasattr(layer, "trainable_variables"):
+            raise ValueError(f"local_layers must be layers with trainable_variables, not {type(layer).__name__}")
+    wrapped: Any = DistributedGradientTape(
+        gradtape,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    for layer in layers:
+        for variable in [] if layer is None else layer.trainable_variables:
+            wrapped.register_local_source(variable)
+    return wrapped
+
+
+class _Distributed(tf.GradientTape):
+    _how: GradientReduction
+
+    def register_local_source(self, source: Any) -> None:
+        """The gradient of `source` stays this rank's."""
+        self._how.local.add(id(source))
+
+    @as_written
+    def gradient(self, target: Any, sources: Any, *arguments: Any, **options: Any) -> Any:
+        """As `tf.GradientTape.gradient`, of all ranks. Collective; blocks when executing eagerly."""
+        gradients = super().gradient(target, sources, *arguments, **options)
+        reduced = reduced_gradients(tf.nest.flatten(gradients), tf.nest.flatten(sources), self._how)
+        return tf.nest.pack_sequence_as(sources, reduced)

@@ -1,0 +1,121 @@
+"""Starting alike: variables and objects of one rank on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from horovodish import collectives
+from horovodish.array_submission import checked_root
+from horovodish.errors import MismatchError
+from horovodish.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.submission import generated_name
+from horovodish.tensorflow.movements import broadcast_
+from horovodish.tensorflow.names import operation_name
+from horovodish.tensorflow.operations import broadcasted
+from horovodish.tensorflow.tracing import as_written
+
+
+@as_written
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> None:
+    """Give every rank's variables the values that they have on one rank. Collective; blocks when executing eagerly.
+
+    The root's variables stay as they are, bit by bit.
+
+    Args:
+        variables: a model's or an optimizer's, in the same order, of the same shapes and dtypes on every rank; None is
+            passed over.
+        root_rank: whose values, a rank of the world, the same on every rank.
+        process_set: the ranks that take part.
+        inplace: one after another, so that there is memory for one more at a time. Otherwise, in a function, all travel
+            at once.
+
+    Raises:
+        ValueError: there is no rank `root_rank` in the process set.
+        MismatchError: the ranks' variables differ in number, shape or dtype.
+
+    Example:
+        >>> hvd.broadcast_variables(model.variables, root_rank=0)
+        >>> hvd.broadcast_variables(optimizer.variables, root_rank=0)
+    """
+    present = [variable for variable in variables if variable is not None]
+    name = _checked_alike(present, root_rank, process_set)
+    if inplace:
+        broadcast_(present, root_rank, name, process_set)
+        return
+    is_root = process_set.ranks[process_set.rank()] == root_rank
+    tensors = [tf.convert_to_tensor(variable) for variable in present]
+    sent = [broadcasted(t, root_rank, f"{name}[{number}]", process_set) for number, t in enumerate(tensors)]
+    for variable, value in zip([] if is_root else present, sent, strict=False):
+        variable.assign(value)
+
+
+def broadcast_object(
+    obj: object,
+    root_rank: int = 0,
+    session: object = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """As `horovodish.collectives.broadcast_object`. `session` is Horovod's, for TensorFlow 1; it must be None."""
+    _check_no_session(session)
+    return collectives.broadcast_object(obj, root_rank, name, process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: object = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[object], Any]:
+    """A function that broadcasts the object that it is given; see `broadcast_object`.
+
+    Example:
+        >>> send = hvd.broadcast_object_fn(root_rank=0)
+        >>> epoch = send(epoch)
+    """
+    _check_no_session(session)
+    return lambda obj: collectives.broadcast_object(obj, root_rank, name, process_set)
+
+
+def allgather_object(
+    obj: object, session: object = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """As `horovodish.collectives.allgather_object`. `session` is Horovod's, for TensorFlow 1; it must be None."""
+    _check_no_session(session)
+    return collectives.allgather_object(obj, name, process_set)
+
+
+def _check_no_session(session: object) -> None:
+    if session is not None:
+        raise ValueError("session= belongs to graphs of TensorFlow 1, which horovodish does not know; leave it out")
+
+
+def _checked_alike(variables: list[Any], root_rank: int, process_set: ProcessSet) -> str:
+    """A name for the broadcast of the variables, once it is clear that all ranks have the same ones."""
+    identity = checked_id(process_set)
+    checked_root(root_rank, process_set)
+    if not tf.executing_eagerly():
+        return operation_name("broadcast_variables", None, identity)
+    name = generated_name("broadcast_variables", identity)
+    own = [f"{tuple(variable.shape)} {tf.as_dtype(variable.dtype).name}" for variable in variables]
+    seen = collectives.allgather_object(own, f"{name}.shapes", process_set)
+    for rank, theirs in zip(process_set.ranks, seen, strict=False):
+        if theirs != seen[0]:
+            raise MismatchError(f"broadcast_variables: {_difference(seen[0], theirs, process_set.ranks[0], rank)}")
+    return name
+
+
+def _difference(first: list[str], other: list[str], first_rank: int, rank: int) -> str:
+    remedy = "Remedy: build the model and the optimizer alike on every rank, before the broadcast"
+    if len(first) != len(other):
+        return f"rank {first_rank} has {len(first)} variables, rank {rank} has {len(other)}. {remedy}"
+    number = next(number for number, pair in enumerate(zip(first, other, strict=True)) if pair[0] != pair[1])
+    return f"variable {number} is {first[number]} on rank {first_rank}, {other[number]} on rank {rank}. {remedy}"

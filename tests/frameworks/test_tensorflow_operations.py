@@ -1,0 +1,261 @@
+"""The collectives on TensorFlow's tensors, eagerly and in functions, against what every rank can compute for all."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import horovodish.tensorflow as hvd
+from horovodish.errors import DuplicateNameError, NotInitializedError
+from horovodish.tensorflow import library
+from support.model import FLOATS, INTEGERS, OPS, difference, dtype_of, reduced, values
+from support.ranks import run_ranks
+from support.tensorflow_tensors import EAGER, GRAPH, called, few_threads
+
+WAYS = [EAGER, GRAPH]
+
+
+def all_operations() -> None:
+    few_threads()
+    hvd.init()
+    assert library.keeps_callbacks()
+    for way in WAYS:
+        every_op_and_dtype(way)
+        every_dtype_moves(way)
+        alltoall(way)
+        reducescatter(way)
+        groups(way)
+        no_elements(way)
+        slices(way)
+        factors_and_compression(way)
+    inputs_stay()
+    shapes()
+    places()
+    refusals()
+    mismatches_when_executing_eagerly()
+    mismatches_in_a_function()
+    shutting_down()
+
+
+def in_all(way: str, function: Any, *arguments: Any) -> Any:
+    return called(function, way)(*arguments)
+
+
+def every_op_and_dtype(way: str) -> None:
+    for op, shape in product(OPS, [(), (3, 7)]):
+        arrays = {kind: [values(kind, shape, rank, op) for rank in range(hvd.size())] for kind in [*INTEGERS, *FLOATS]}
+        own = {kind: tf.constant(of_ranks[hvd.rank()]) for kind, of_ranks in arrays.items()}
+
+        def reduce_all(own: dict[str, tf.Tensor], op: str = op) -> dict[str, tf.Tensor]:
+            return {kind: hvd.allreduce(own[kind], op=getattr(hvd, op), name=f"{op} {kind}") for kind in own}
+
+        for kind, result in in_all(way, reduce_all, own).items():
+            assert result.dtype == own[kind].dtype
+            assert difference(result.numpy(), reduced(arrays[kind], op), 4.0 * hvd.size()) == "", (op, kind, shape)
+
+
+def every_dtype_moves(way: str) -> None:
+    kinds = ["bool", *INTEGERS, *FLOATS]
+    arrays = {kind: [values(kind, (rank + 2, 3), rank) for rank in range(hvd.size())] for kind in kinds}
+    own = {kind: tf.constant(of_ranks[hvd.rank()]) for kind, of_ranks in arrays.items()}
+    root = hvd.size() - 1
+
+    def move(own: dict[str, tf.Tensor]) -> Any:
+        gathered = {kind: hvd.allgather(tensor) for kind, tensor in own.items()}
+        return gathered, {kind: hvd.broadcast(tensor[:2], root) for kind, tensor in own.items()}
+
+    gathered, sent = in_all(way, move, own)
+    for kind in kinds:
+        assert np.array_equal(gathered[kind].numpy(), np.concatenate(arrays[kind])), kind
+        assert np.array_equal(sent[kind].numpy(), arrays[kind][root][:2]), kind
+
+
+def alltoall(way: str) -> None:
+    own, ranks = hvd.rank(), range(hvd.size())
+    # Rank i sends i + j rows of the value 10 i + j to rank j.
+    rows = np.concatenate([np.full([own + j, 2], 10 * own + j, np.float32) for j in ranks])
+    received, counts = in_all(way, lambda x, s: hvd.alltoall(x, s), tf.constant(rows), [own + j for j in ranks])
+    assert counts.numpy().tolist() == [i + own for i in ranks]
+    assert np.array_equal(received, np.concatenate([np.full([i + own, 2], 10 * i + own, np.float32) for i in ranks]))
+    even = in_all(way, hvd.alltoall, tf.range(2 * hvd.size()) + 100 * own)
+    assert even.numpy().tolist() == [100 * i + 2 * own + k for i in ranks for k in range(2)]
+
+
+def reducescatter(way: str) -> None:
+    arrays = [values("float32", (hvd.size() + 1, 3), rank) for rank in range(hvd.size())]
+    result = in_all(way, lambda x: hvd.reducescatter(x, op=hvd.Sum), tf.constant(arrays[hvd.rank()]))
+    begin = hvd.rank() + min(hvd.rank(), 1)
+    np.testing.assert_allclose(result, sum(arrays)[begin : begin + 1 + (hvd.rank() == 0)], rtol=1e-5)
+
+
+def groups(way: str) -> None:
+    own = [tf.fill([2, 3], float(hvd.rank())), tf.fill([hvd.size()], hvd.rank())]
+
+    def grouped(first: tf.Tensor, second: tf.Tensor) -> Any:
+        pair = [first, second]
+        return (
+            hvd.grouped_allreduce(pair, op=hvd.Sum, name="group"),
+            hvd.grouped_allgather(pair),
+            hvd.grouped_reducescatter(pair, op=hvd.Max),
+        )
+
+    (total, _), (_, numbers), (_, largest) = in_all(way, grouped, *own)
+    assert np.all(total == sum(range(hvd.size())))
+    assert numbers.numpy().tolist() == [rank for rank in range(hvd.size()) for _ in range(hvd.size())]
+    assert largest.numpy().tolist() == [hvd.size() - 1]
+
+
+def no_elements(way: str) -> None:
+    assert in_all(way, hvd.allreduce, tf.zeros([0, 3])).shape == (0, 3)
+    rows = in_all(way, hvd.allgather, tf.ones([hvd.rank(), 3]))
+    assert rows.shape == (sum(range(hvd.size())), 3)
+    assert in_all(way, hvd.allgather, tf.constant(hvd.rank())).numpy().tolist() == list(range(hvd.size()))
+
+
+def slices(way: str) -> None:
+    indices = tf.constant([hvd.rank(), hvd.rank(), 7])
+
+    def reduce(values: tf.Tensor) -> Any:
+        own = tf.IndexedSlices(values, indices, tf.constant([9, 2]))
+        dense = tf.ones([2])
+        average, one = hvd.grouped_allreduce([own, dense])
+        return tf.convert_to_tensor(hvd.allreduce(own, op=hvd.Sum)), tf.convert_to_tensor(average), one
+
+    total, average, one = in_all(way, reduce, tf.ones([3, 2]))
+    expected = np.zeros([9, 2], np.float32)
+    for rank in range(hvd.size()):
+        np.add.at(expected, [rank, rank, 7], 1.0)
+    assert np.array_equal(total, expected)
+    np.testing.assert_allclose(average, expected / hvd.size(), rtol=1e-6)
+    assert np.array_equal(one, [1.0, 1.0])
+
+
+def factors_and_compression(way: str) -> None:
+    own, ranks = tf.fill([5], float(hvd.rank() + 1)), sum(range(1, hvd.size() + 1))
+    scaled = in_all(way, lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0), own)
+    assert np.array_equal(scaled, np.full(5, 2.0 * ranks))
+    third = in_all(way, lambda x: hvd.allreduce(x, prescale_factor=1 / 3), tf.ones([1], tf.float64))
+    assert third.numpy()[0] == 1 / 3  # a factor of float32 would give 0.3333333432674408
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        result = in_all(way, lambda x, by=compression: hvd.allreduce(x, compression=by, op=hvd.Sum), own + 0.5)
+        assert result.dtype == tf.float32
+        np.testing.assert_allclose(result, ranks + 0.5 * hvd.size(), rtol=1e-2)
+
+
+def inputs_stay() -> None:
+    own = tf.range(5.0) + hvd.rank()
+    variable = tf.Variable(own)
+    hvd.allreduce(own)
+    in_all(GRAPH, lambda x: (hvd.allreduce(x), hvd.allreduce(variable)), own)
+    for kept in (own, variable):
+        assert np.array_equal(kept, np.arange(5.0) + hvd.rank())
+
+
+def shapes() -> None:
+    @tf.function(input_signature=[tf.TensorSpec([4, None]), tf.TensorSpec(None), tf.TensorSpec([4], tf.int32)])
+    def traced(known: tf.Tensor, unknown: tf.Tensor, splits: tf.Tensor) -> Any:
+        assert hvd.allreduce(known).shape.as_list() == [4, None]
+        assert hvd.allgather(known).shape.as_list() == [None, None]
+        assert hvd.allgather(unknown).shape.rank is None
+        assert hvd.broadcast(splits, 0).shape.as_list() == [4]
+        assert [part.shape.rank for part in hvd.alltoall(known, splits)] == [2, 1]
+        assert hvd.reducescatter(known).shape.as_list() == [None, None]
+        assert hvd.rank_op().shape.rank == 0
+        return known
+
+    traced.get_concrete_function()
+
+
+def places() -> None:
+    own = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), 1, 0]
+    nowhere = 99
+    asked = (hvd.rank_op, hvd.size_op, hvd.local_rank_op, hvd.local_size_op, hvd.process_set_included_op)
+    function = tf.function(lambda: [*(ask() for ask in asked), hvd.process_set_included_op(nowhere)])
+    assert [int(value) for value in function()] == own
+    hvd.barrier()
+    tf.function(lambda: hvd.barrier() and None)()
+
+
+def refusals() -> None:
+    with pytest.raises(hvd.UnsupportedTensorError, match="complex64 is not supported"):
+        hvd.allreduce(tf.ones(1, tf.complex64), name="a")
+    with pytest.raises(hvd.UnsupportedTensorError, match=r"bool tensors cannot be reduced; pass tf\.cast"):
+        hvd.allreduce(tf.constant([True]), name="b")
+    with pytest.raises(ValueError, match="both given"):
+        hvd.allreduce(tf.ones(1), average=True, op=hvd.Sum, name="c")
+    with pytest.raises(ValueError, match="op=Adasum is for allreduce"):
+        hvd.reducescatter(tf.ones(1), op=hvd.Adasum, name="d")
+    with pytest.raises(ValueError, match="root_rank=9 does not exist"):
+        hvd.broadcast(tf.ones(1), 9, name="e")
+    with pytest.raises(ValueError, match=r"splits .* add up to the 3 rows"):
+        hvd.alltoall(tf.ones(3), splits=[1] * (hvd.size() + 3), name="f")
+    with pytest.raises(TypeError, match=r"pass \[tensor\]"):
+        hvd.grouped_allreduce(tf.ones(3), name="g")
+    with pytest.raises(ValueError, match="at least one"):
+        hvd.grouped_allgather([], name="h")
+    with pytest.raises(ValueError, match="compression=3 is none"):
+        hvd.allreduce(tf.ones(1), compression=3, name="i")
+    with pytest.raises(hvd.UnsupportedTensorError, match="op=Max is not for IndexedSlices"):
+        hvd.allreduce(tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0])), op=hvd.Max, name="j")
+    with pytest.raises(NotImplementedError, match=r"^XLA cannot compile horovodish's allreduce: leave out jit_compile"):
+        tf.function(hvd.allreduce, jit_compile=True)(tf.ones(3))
+
+
+def mismatches_when_executing_eagerly() -> None:
+    if hvd.size() == 1:
+        return
+    with pytest.raises(hvd.MismatchError, match=r"'x'.*shape: rank 0 has \(2,\), ranks? 1.* ha(s|ve) \(3,\)"):
+        hvd.allreduce(tf.ones([2 + min(hvd.rank(), 1)]), name="x")
+    splits = [1] * (hvd.size() - 1) if hvd.rank() == 0 else [1] * hvd.size()
+    with pytest.raises(ValueError if hvd.rank() == 0 else hvd.MismatchError, match="add up to the"):
+        hvd.alltoall(tf.ones([hvd.size()]), splits=splits, name="y")
+
+
+def mismatches_in_a_function() -> None:
+    """The ranks fail together and go on together, though not all have started the same operations."""
+    if hvd.size() == 1:
+        return
+
+    @tf.function
+    def step(wrong: tf.Tensor) -> list[tf.Tensor]:
+        first = hvd.allreduce(wrong, name="wrong")
+        return [first, *(hvd.allreduce(first[0] + tf.ones([2]), name=f"after {index}") for index in range(3))]
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"MismatchError: .*'wrong'.*rank 0 has \(2,\)"):
+        step(tf.ones([2 + min(hvd.rank(), 1)]))
+    assert len(step(tf.ones([2]))) == 4
+
+    @tf.function
+    def uneven(wrong: tf.Tensor) -> tf.Tensor:
+        # One rank alone submits something else, and waits for it when "wrong" fails on all.
+        other = hvd.allreduce(wrong, name="this rank's alone") if hvd.rank() == 0 else wrong
+        return tf.reduce_sum(other) + tf.reduce_sum(hvd.allreduce(wrong, name="wrong"))
+
+    with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.AbortedError), match=r"MismatchError: .*'wrong'"):
+        uneven(tf.ones([2 + min(hvd.rank(), 1)]))
+    if hvd.rank() == 0:
+        with pytest.raises(DuplicateNameError, match="this rank's alone"):
+            hvd.allreduce(tf.ones([2]), name="this rank's alone")
+
+
+def shutting_down() -> None:
+    function = tf.function(hvd.size_op)
+    assert int(function()) == hvd.size()
+    hvd.shutdown()
+    assert int(function()) == 0
+    with pytest.raises(NotInitializedError):
+        hvd.allreduce(tf.ones(1))
+
+
+@pytest.mark.parametrize("np", [1, 2, 3])
+def test_operations(np: int) -> None:
+    run_ranks(all_operations, np, timeout=120)
+
+
+def test_bfloat16_is_the_engines() -> None:
+    assert tf.constant(values("bfloat16", 3, 0)).dtype == tf.bfloat16
+    assert tf.bfloat16.as_numpy_dtype == dtype_of("bfloat16")
