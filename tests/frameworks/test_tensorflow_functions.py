@@ -1,0 +1,202 @@
+"""What only functions can do: many operations under way, retracing, loops, gradients; and the way without callbacks."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import horovodish.tensorflow as hvd
+from horovodish.tensorflow import library
+from support.ranks import run_ranks
+from support.tensorflow_tensors import EAGER, GRAPH, called, few_threads
+
+
+def many_under_way(count: int) -> None:
+    """Every rank starts them in another order, and has two threads to run them."""
+    order = list(range(count))
+    random.Random(hvd.rank()).shuffle(order)
+
+    @tf.function
+    def all_of_them(x: tf.Tensor) -> list[tf.Tensor]:
+        results = {index: hvd.allreduce(x * float(index), op=hvd.Sum, name=f"{count}.{index}") for index in order}
+        return [results[index] for index in range(count)]
+
+    for _ in range(2):
+        for index, result in enumerate(all_of_them(tf.ones([3]))):
+            assert np.array_equal(result, np.full(3, float(index * hvd.size())))
+
+
+def five_hundred() -> None:
+    few_threads(2)
+    hvd.init()
+    many_under_way(500)
+
+
+def functions() -> None:
+    few_threads(2)
+    hvd.init()
+    retracing_on_one_rank()
+    loops_and_branches()
+    for way in (EAGER, GRAPH):
+        gradients(way)
+    second_gradients()
+    several_gradients_of_one_operation()
+    library.keeps_callbacks = lambda: False  # type: ignore[assignment]
+    many_under_way(25)
+    loops_and_branches()
+    gradients(GRAPH)
+    gradients(EAGER)
+    errors_without_callbacks()
+
+
+def retracing_on_one_rank() -> None:
+    @tf.function
+    def step(x: tf.Tensor, flag: int) -> tf.Tensor:
+        return hvd.allreduce(x, op=hvd.Sum) + hvd.allreduce(2.0 * x, op=hvd.Sum) + flag
+
+    for round_number in range(4):
+        flag = round_number if hvd.rank() == 0 else 0  # a Python value: rank 0 traces every time
+        assert step(tf.ones(()), flag).numpy() == 3.0 * hvd.size() + flag
+    assert step.experimental_get_tracing_count() == (4 if hvd.rank() == 0 else 1)
+
+
+def loops_and_branches() -> None:
+    @tf.function
+    def looped(x: tf.Tensor) -> tf.Tensor:
+        total = tf.zeros(())
+        for index in tf.range(40):  # no iteration needs the one before, so several run at once
+            total += hvd.allreduce(x + tf.cast(index, tf.float32), op=hvd.Sum)
+        if total > 0:
+            total += hvd.allreduce(x, op=hvd.Sum)
+        return total
+
+    own = float(hvd.rank())
+    ranks = sum(range(hvd.size()))
+    assert looped(tf.constant(own)).numpy() == sum(ranks + index * hvd.size() for index in range(40)) + ranks
+
+
+def gradients(way: str) -> None:
+    """Against what the sum of the losses of all ranks gives, computed in one go."""
+    size, own = hvd.size(), hvd.rank()
+    rows = size + 1
+    everything = np.random.default_rng(5).normal(size=(size, rows, 2)).astype(np.float32)
+    weights = np.random.default_rng(6).normal(size=(size, 64, 2)).astype(np.float32)
+
+    def loss(results: list[tf.Tensor], rank: int) -> tf.Tensor:
+        return tf.add_n([tf.reduce_sum(result**2 * weights[rank, : result.shape[0]]) for result in results])
+
+    def ours(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            number = tf.constant(3)
+            results = [
+                *hvd.grouped_allreduce([x, tf.cast(number, x.dtype) * x, number], prescale_factor=0.5)[:2],
+                hvd.grouped_allgather([number, x[: own + 1]])[1],
+                hvd.broadcast(x, size - 1),
+                hvd.alltoall(x[:size]) if way == GRAPH else hvd.alltoall(x, splits(own))[0],
+                hvd.reducescatter(x, op=hvd.Average, postscale_factor=3.0),
+            ]
+            results = [tf.ensure_shape(r, known) for r, known in zip(results, shapes(own), strict=True)]
+            total = loss(results, own)
+        return tape.gradient(total, x)
+
+    def splits(rank: int) -> list[int]:
+        return [2 if to == (rank + 1) % size else 1 for to in range(size)]
+
+    def dealt(rank: int) -> slice:
+        return slice(rank + min(rank, 1), rank + 1 + min(rank, 1) + (rank == 0))
+
+    def shapes(rank: int) -> list[list[int]]:
+        came = size if way == GRAPH else size + 1
+        return [[rows, 2], [rows, 2], [sum(range(1, size + 1)), 2], [rows, 2], [came, 2], [1 + (rank == 0), 2]]
+
+    with tf.GradientTape() as tape:
+        all_x = tf.constant(everything)
+        tape.watch(all_x)
+        mean = tf.reduce_mean(all_x, 0)
+        total = tf.zeros(())
+        for rank in range(size):
+            counts = [[1] * size if way == GRAPH else splits(sender) for sender in range(size)]
+            begins = [sum(counts[sender][:rank]) for sender in range(size)]
+            sent = [all_x[s, begins[s] : begins[s] + counts[s][rank]] for s in range(size)]
+            total += loss(
+                [
+                    0.5 * mean,
+                    1.5 * mean,
+                    tf.concat([all_x[sender, : sender + 1] for sender in range(size)], 0),
+                    all_x[size - 1],
+                    tf.concat(sent, 0),
+                    3.0 * mean[dealt(rank)],
+                ],
+                rank,
+            )
+    expected = tape.gradient(total, all_x)
+    result = called(ours, way)(tf.constant(everything[own]))
+    np.testing.assert_allclose(result, expected[own], rtol=1e-4, atol=1e-4)
+
+
+def second_gradients() -> None:
+    @tf.function
+    def second(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = hvd.allreduce(x, op=hvd.Sum) ** 3
+            first = inner.gradient(y, x)
+        return outer.gradient(first, x)
+
+    # All ranks: d/dx_i of (sum over j of 3 s^2) for each of n outputs; the ranks' gradients add up.
+    size = hvd.size()
+    np.testing.assert_allclose(second(tf.ones(())), 6.0 * size * size * size, rtol=1e-5)
+
+
+def several_gradients_of_one_operation() -> None:
+    @tf.function
+    def both(x: tf.Tensor) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = hvd.allreduce(x, op=hvd.Sum)
+        return tape.gradient(y, x), tape.gradient(y, x)
+
+    assert [float(gradient) for gradient in both(tf.ones(()))] == [hvd.size()] * 2
+
+
+def errors_without_callbacks() -> None:
+    if hvd.size() == 1:
+        return
+    with pytest.raises(hvd.MismatchError, match="'eager'"):
+        hvd.allreduce(tf.ones([2 + hvd.rank()]), name="eager")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="MismatchError: .*'graph'"):
+        tf.function(lambda x: hvd.allreduce(x, name="graph"))(tf.ones([2 + hvd.rank()]))
+
+
+def test_five_hundred_under_way_in_three_orders() -> None:
+    run_ranks(five_hundred, 3, timeout=120)
+
+
+def test_functions() -> None:
+    run_ranks(functions, 2, timeout=180)
+
+
+def test_a_callback_that_is_no_std_function_is_seen() -> None:
+    looks_like_one = ctypes.CDLL(library._path()).horovodish_looks_like_a_callback
+    looks_like_one.argtypes = [ctypes.c_void_p]
+    data = (ctypes.c_size_t * 4)()
+    code = ctypes.cast(looks_like_one, ctypes.c_void_p).value
+    assert code is not None
+    other = ctypes.cast(ctypes.pythonapi.Py_IncRef, ctypes.c_void_p).value
+    for words, expected in (
+        ([1, 2, code, code], 1),
+        ([code, code, 1, 2], 0),  # as libc++ has it: a table of functions first
+        ([0, 0, code, 0], 0),
+        ([0, 0, code, other], 0),
+        ([0, 0, ctypes.addressof(data), ctypes.addressof(data)], 0),
+    ):
+        data[:] = words
+        assert looks_like_one(data) == expected, words
