@@ -146,4 +146,4 @@ def ask_without_fault_tolerance() -> None:
 
 
 def test_without_fault_tolerance_it_says_so() -> None:
-    run_ranks(ask_without_fault_tolerance, 2)
+    run_ranks(ask_without_fault_tolerance, 2, fresh=True)

@@ -36,5 +36,5 @@ def test_ranks_need_no_variable_of_a_launcher(tmp_path: Path) -> None:
     srun = tmp_path / "srun.sh"
     srun.write_text(AS_SRUN_STARTS_IT)
     srun.chmod(0o755)
-    results = run_ranks(place_and_sum, 3, command=[*mpi_command(3, survivors=False), str(srun)])
+    results = run_ranks(place_and_sum, 3, command=[*mpi_command(3, survivors=False), str(srun)], fresh=True)
     assert results == [([rank, 3, rank, 3, 0, 1], 6.0, "Slurm's srun", []) for rank in range(3)]

@@ -80,7 +80,7 @@ def pending_operations_end() -> None:
 @pytest.mark.parametrize("plane", PLANES)
 @pytest.mark.parametrize("np", [1, 3])
 def test_start_and_stop(np: int, plane: str) -> None:
-    run_ranks(start_and_stop, np, env={"HOROVODISH_PLANE": plane})
+    run_ranks(start_and_stop, np, env={"HOROVODISH_PLANE": plane}, fresh=True)
 
 
 def start_on_communicators_that_are_freed() -> None:
@@ -165,7 +165,7 @@ def start_workers() -> None:
 
 
 def test_workers_that_are_spawned_are_no_ranks() -> None:
-    run_ranks(start_workers, 2)
+    run_ranks(start_workers, 2, fresh=True)
 
 
 ALONE = """

@@ -33,7 +33,7 @@ def collectives_in_turns() -> None:
 
 def test_collectives() -> None:
     assert testing.tree_node([list(range(RANKS))], BELOW)[0] == BETWEEN
-    run_ranks(collectives_in_turns, RANKS)
+    run_ranks(collectives_in_turns, RANKS, fresh=True)
 
 
 def lose(victim: int) -> str:

@@ -21,7 +21,7 @@ import pytest
 
 from support.mpi_command import is_open_mpi, mpirun
 from support.outcome import Outcome
-from support.ranks import run_ranks, run_ranks_to_their_ends
+from support.ranks import let_idle_ranks_leave, run_ranks, run_ranks_to_their_ends
 
 REQUIRED_VARIABLE = "HOROVODISH_TEST_HOSTS"
 """Set to 1, a machine on which no hosts can be made fails the tests that need them instead of skipping them."""
@@ -109,6 +109,7 @@ def hosts(count: int, *, for_mpirun: bool = True) -> Iterator[Hosts]:
             _make(made)
             yield made
         finally:
+            let_idle_ranks_leave(str(agent))
             _remove(made)
 
 

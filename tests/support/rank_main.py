@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,28 +26,60 @@ STAYS_SECONDS = 30
 
 def main(folder: Path, stops_at_failure: bool) -> None:
     rank = next(int(os.environ[variable]) for variable in RANK_VARIABLES if variable in os.environ)
-    output = os.open(folder / f"{rank}.output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
     faulthandler.enable()
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # holds again once the interpreter has ended and MPI has not
     faulthandler.register(signal.SIGUSR1)
+    # Opened for waiting, it would do so for ever if the tests had ended before.
+    calls = os.fdopen(os.open(folder / f"{rank}.calls", os.O_RDONLY | os.O_NONBLOCK))
+    os.set_blocking(calls.fileno(), True)
     (folder / f"{rank}.pid").write_text(str(os.getpid()))
+    stays = True
+    while stays and (line := calls.readline().split()):
+        place, then = line
+        stays = then == "stay"
+        answer(folder / place, rank, stops_at_failure, stays)
+
+
+def answer(place: Path, rank: int, stops_at_failure: bool, stays: bool) -> None:
+    """Does what a folder says, writes there what has become of it, and ends this process if it fails."""
+    output = os.open(place / f"{rank}.output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
     try:
-        result = call(**pickle.loads((folder / "call").read_bytes()))
-        shut_down()
-        hand_over(folder, rank, {"ended": "returned", "result": result})
+        with as_it_was() if stays else contextlib.nullcontext():
+            result = call(**pickle.loads((place / "call").read_bytes()))
+            shut_down()
+        hand_over(place, rank, {"ended": "returned", "result": result})
     except BaseException as error:
         told = {"ended": "raised", "error": traceback.format_exc(), "error_class": type(error).__name__}
-        hand_over(folder, rank, told)
+        hand_over(place, rank, told)
         if isinstance(error, SystemExit) and not error.code:
-            return
+            raise
         if not stops_at_failure:
             leave_like_python(error)
         # If this process ended now, mpirun would end the others before they can tell what they saw.
         traceback.print_exc()
         time.sleep(STAYS_SECONDS)
         os._exit(1)
+
+
+@contextlib.contextmanager
+def as_it_was() -> Iterator[None]:
+    """Variables, working directory and threads are what they were before, and PyTorch begins with its usual seed."""
+    variables, directory, threads = dict(os.environ), Path.cwd(), set(threading.enumerate())
+    if "torch" in sys.modules:
+        import torch
+
+        torch.manual_seed(torch.Generator().initial_seed())
+    yield
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+    os.chdir(directory)
+    for thread in set(threading.enumerate()) - threads:
+        if not thread.daemon:
+            thread.join()
 
 
 def leave_like_python(error: BaseException) -> None:
@@ -56,7 +89,8 @@ def leave_like_python(error: BaseException) -> None:
     os._exit(0)
 
 
-def call(path: str, module: str, qualname: str, args: tuple[Any, ...]) -> Any:
+def call(path: str, module: str, qualname: str, args: tuple[Any, ...], env: dict[str, str]) -> Any:
+    os.environ.update(env)
     target: Any = loaded(Path(path), module)
     for part in qualname.split("."):
         target = getattr(target, part)

@@ -8,13 +8,23 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from support.ranks import GRACE_SECONDS, RanksFailedError, run_ranks, run_ranks_to_their_ends
+from support.processes import wait_until_ended
+from support.ranks import (
+    RanksFailedError,
+    frameworks_of,
+    let_idle_ranks_leave,
+    run_ranks,
+    run_ranks_to_their_ends,
+)
+from support.world import GRACE_SECONDS
 
 STARTS_WITHIN_SECONDS = 10.0
 
@@ -133,6 +143,103 @@ def test_survivors_go_on_when_asked_to() -> None:
     assert [outcome.ended for outcome in outcomes] == ["returned", "died", "raised"]
     assert outcomes[0].result == "survived"
     assert "rank two has a reason" in outcomes[2].error
+
+
+def own_pid() -> int:
+    return os.getpid()
+
+
+def variables_and_folder() -> tuple[str | None, str | None, str]:
+    seen = os.environ.get("HOROVODISH_SPIN_US"), os.environ.get("OF_A_CALL"), str(Path.cwd())
+    os.environ["OF_A_CALL"] = "a value"
+    os.chdir("/")
+    return seen
+
+
+def test_processes_are_kept_and_are_as_they_were() -> None:
+    pids = run_ranks(own_pid, 2)
+    home = str(Path.cwd())
+    assert run_ranks(variables_and_folder, 2, env={"HOROVODISH_SPIN_US": "7"}) == [("7", None, home)] * 2
+    assert run_ranks(variables_and_folder, 2) == [(None, None, home)] * 2
+    assert run_ranks(own_pid, 2) == pids
+
+
+@pytest.mark.parametrize("how", [{"fresh": True}, {"env": {"OF_THIS_TEST": "a value"}}], ids=["fresh", "variable"])
+def test_fresh_processes_end_with_their_call(how: dict[str, Any]) -> None:
+    (kept,) = run_ranks(own_pid, 1)
+    (fresh,) = run_ranks(own_pid, 1, **how)
+    assert fresh != kept
+    assert not Path(f"/proc/{fresh}").exists()
+    assert run_ranks(own_pid, 1) == [kept]
+
+
+def print_something() -> int:
+    print("printed by the first call")
+    return os.getpid()
+
+
+def print_and_raise() -> None:
+    print("printed by the second call")
+    raise ValueError("a reason")
+
+
+def test_processes_are_new_after_a_failure_and_show_that_call_alone() -> None:
+    pids = run_ranks(print_something, 2)
+    with pytest.raises(RanksFailedError) as failure:
+        run_ranks(print_and_raise, 2)
+    for outcome in failure.value.outcomes:
+        assert "printed by the second call" in outcome.output
+        assert "printed by the first call" not in outcome.output
+    for pid in pids:
+        wait_until_ended(pid)
+    assert set(run_ranks(own_pid, 2)).isdisjoint(pids)
+
+
+def leave_badly() -> None:
+    atexit.register(os._exit, 3)
+
+
+def test_it_is_told_when_processes_do_not_leave_as_they_should() -> None:
+    let_idle_ranks_leave()
+    run_ranks(own_pid, 1)
+    run_ranks(leave_badly, 1)
+    with pytest.raises(AssertionError, match=r"after own_pid, leave_badly: .*mpirun ended with status 3"):
+        let_idle_ranks_leave()
+
+
+def never_end() -> None:
+    threading.Thread(target=wait_where_the_stack_shows_it).start()
+
+
+def test_a_thread_that_does_not_end_hangs_its_call() -> None:
+    with pytest.raises(RanksFailedError, match="rank 0 hung") as failure:
+        run_ranks(never_end, 1, timeout=3)
+    assert "wait_where_the_stack_shows_it" in failure.value.outcomes[0].output
+
+
+DIES = """
+import os, signal
+from support.ranks import run_ranks
+from unit.test_run_ranks import own_pid
+print(*run_ranks(own_pid, 1), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_idle_processes_end_when_nobody_can_call_them() -> None:
+    tests = Path(__file__).parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(tests)}
+    done = subprocess.run([sys.executable, "-c", DIES], env=environment, capture_output=True, text=True, timeout=60)
+    wait_until_ended(int(done.stdout))
+
+
+def test_what_decides_which_processes_a_function_gets(tmp_path: Path) -> None:
+    path = tmp_path / "code.py"
+    path.write_text("def function():\n    import keras.layers\n    import horovodish.torch as hvd  # not jax\n")
+    found: dict[str, Any] = {}
+    exec(compile(path.read_text(), path, "exec"), found)
+    assert frameworks_of(found["function"]) == {"keras", "torch"}
+    assert frameworks_of(own_pid) == frozenset()
 
 
 def test_a_function_inside_a_function_is_refused() -> None:
