@@ -174,16 +174,20 @@ def test_a_rank_that_raises_is_quoted_last_and_once(
 
 def test_a_host_that_dies(run: Callable[..., Any], place: Place) -> None:
     """What its supervisors had in files stays: a host that dies has no memory left, and its /tmp is not reached."""
-    before = files()
-    job = run(HVD + GOES_ON, env={"HOROVODISH_STALL_CHECK_WARNING_TIME_SECONDS": "0"})
+    code = "print(os.environ['HOROVODISH_RUN_DIR'])\n" + HVD + GOES_ON
+    job = run(code, env={"HOROVODISH_STALL_CHECK_WARNING_TIME_SECONDS": "0"})
     job.stdout.wait_for("ready", 4)
-    for pid in place.processes(1):
+    killed = place.processes(1)
+    for pid in killed:
         os.kill(pid, signal.SIGKILL)
     try:
         assert job.finish(within=10) != 0
     finally:
-        for path in files() - before:
-            os.system(f"rm -rf {path}")
+        runs = {line.rpartition("-")[2] for line in job.stdout.lines if line.startswith("/")}
+        ours = {f"sm_segment.{place.made.prefix}-", *(f"prted.{pid}" for pid in killed), *runs}
+        for path in files():
+            if any(mark in path for mark in ours):
+                os.system(f"rm -rf {path}")
     host = place.made.name(1)
     assert re.search(rf"rank [23] (and rank [23] )?on {host} (vanished|was killed)", job.stderr.lines[-1]), (
         job.stderr.lines
