@@ -28,7 +28,7 @@ def reduced_slices(
                 f"{name}: it is sparse, and op={reduction.op.name.capitalize()} is not for IndexedSlices; use "
                 "op=Average or op=Sum, or pass tf.convert_to_tensor(slices)"
             )
-    indices, positions = tf.unique(slices.indices)
+    indices, positions = tf.unique(tf.cast(slices.indices, tf.int64))  # int32 on one rank, int64 on another
     values = tf.math.unsorted_segment_sum(slices.values, positions, tf.size(indices))
     payload, context = compression.compress(values)
     mark = tf.ones([1], tf.uint8)  # of every rank that takes part
@@ -39,11 +39,6 @@ def reduced_slices(
         factor /= tf.cast(tf.size(marks), tf.float64)
     if values.dtype.is_floating:
         values *= tf.cast(factor, values.dtype)
-    elif reduction.op is Average or factor_is_given(reduction):
+    elif reduction.op is Average or reduction.prescale_factor * reduction.postscale_factor != 1.0:
         values = tf.cast(tf.floor(tf.cast(values, tf.float64) * factor), values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
-
-
-def factor_is_given(reduction: Reduction) -> bool:
-    """Whether values are scaled before or after the reduction."""
-    return reduction.prescale_factor * reduction.postscale_factor != 1.0

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from horovodish import collectives
+from horovodish.agreement import require_agreement
 from horovodish.array_submission import checked_root
-from horovodish.errors import MismatchError
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.submission import generated_name
 from horovodish.tensorflow.movements import broadcast_
@@ -104,18 +104,9 @@ def _checked_alike(variables: list[Any], root_rank: int, process_set: ProcessSet
     checked_root(root_rank, process_set)
     if not tf.executing_eagerly():
         return operation_name("broadcast_variables", None, identity)
-    name = generated_name("broadcast_variables", identity)
-    own = [f"{tuple(variable.shape)} {tf.as_dtype(variable.dtype).name}" for variable in variables]
-    seen = collectives.allgather_object(own, f"{name}.shapes", process_set)
-    for rank, theirs in zip(process_set.ranks, seen, strict=False):
-        if theirs != seen[0]:
-            raise MismatchError(f"broadcast_variables: {_difference(seen[0], theirs, process_set.ranks[0], rank)}")
-    return name
-
-
-def _difference(first: list[str], other: list[str], first_rank: int, rank: int) -> str:
-    remedy = "Remedy: build the model and the optimizer alike on every rank, before the broadcast"
-    if len(first) != len(other):
-        return f"rank {first_rank} has {len(first)} variables, rank {rank} has {len(other)}. {remedy}"
-    number = next(number for number, pair in enumerate(zip(first, other, strict=True)) if pair[0] != pair[1])
-    return f"variable {number} is {first[number]} on rank {first_rank}, {other[number]} on rank {rank}. {remedy}"
+    described = [
+        f"number {number} of shape {tuple(variable.shape)} and dtype {tf.as_dtype(variable.dtype).name}"
+        for number, variable in enumerate(variables)
+    ]
+    require_agreement("broadcast_variables: the variables", described, process_set)
+    return generated_name("broadcast_variables", identity)

@@ -172,7 +172,7 @@ def errors_without_callbacks() -> None:
         return
     with pytest.raises(hvd.MismatchError, match="'eager'"):
         hvd.allreduce(tf.ones([2 + hvd.rank()]), name="eager")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="MismatchError: .*'graph'"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"MismatchError: .*'graph'"):
         tf.function(lambda x: hvd.allreduce(x, name="graph"))(tf.ones([2 + hvd.rank()]))
 
 

@@ -1,0 +1,260 @@
+"""Tapes and optimizers: N ranks train to what one process makes of the joined batch; and what else they promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import horovodish.tensorflow as hvd
+from horovodish.errors import MismatchError
+from support.ranks import run_ranks
+from support.tensorflow_tensors import EAGER, GRAPH, called, few_threads
+
+STEPS, RATE = 4, 0.2
+WAYS = (EAGER, GRAPH)
+_random = np.random.default_rng(0)
+INPUTS = _random.integers(0, 12, (12, 3))
+TARGETS = _random.normal(size=(12, 1)).astype(np.float32)
+
+
+def training() -> None:
+    few_threads()
+    hvd.init()
+    for way in WAYS:
+        truth_of_tapes(way)
+        truth_of_optimizers(way)
+        truth_of_batch_normalization(way)
+        local_sources(way)
+    gradients_of_some_ranks()
+    predivided_and_compressed()
+    variables()
+    objects()
+    wrapped_tapes()
+
+
+class Model:
+    """An embedding and two layers: 37 float32 weights, some of which no batch needs."""
+
+    def __init__(self, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        shapes = {"table": (12, 2), "kernel": (6, 4), "bias": (4,), "last": (4, 1), "unused": (2,)}
+        self.variables = [tf.Variable(random.normal(size=s), dtype=tf.float32, name=n) for n, s in shapes.items()]
+
+    def loss(self, inputs: Any, targets: Any) -> tf.Tensor:
+        table, kernel, bias, last, _ = self.variables
+        rows = tf.reshape(tf.gather(table, inputs), [-1, 6])
+        return tf.reduce_mean((tf.tanh(rows @ kernel + bias) @ last - targets) ** 2)
+
+    def apply(self, gradients: list[Any]) -> None:
+        assert gradients[-1] is None
+        for variable, gradient in zip(self.variables, gradients[:-1], strict=False):
+            variable.assign_sub(RATE * tf.convert_to_tensor(gradient))
+
+    def weights(self) -> list[Any]:
+        return [variable.numpy() for variable in self.variables]
+
+
+def own_part() -> tuple[Any, Any]:
+    return tf.constant(INPUTS[hvd.rank() :: hvd.size()]), tf.constant(TARGETS[hvd.rank() :: hvd.size()])
+
+
+def alone() -> list[Any]:
+    model = Model(0)
+    for _ in range(STEPS):
+        with tf.GradientTape() as tape:
+            loss = model.loss(INPUTS, TARGETS)
+        model.apply(tape.gradient(loss, model.variables))
+    return model.weights()
+
+
+def same(weights: list[Any], expected: list[Any]) -> None:
+    for one, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
+def truth_of_tapes(way: str) -> None:
+    options: list[dict[str, Any]] = [{}, {"sparse_as_dense": True, "groups": 2}, {"gradient_predivide_factor": 4.0}]
+    for number, chosen in enumerate(options):
+        model = Model(hvd.rank())
+        hvd.broadcast_variables(model.variables, root_rank=0, inplace=bool(number))
+
+        def step(inputs: Any, targets: Any, model: Model = model, chosen: dict[str, Any] = chosen) -> None:
+            with tf.GradientTape() as tape:
+                loss = model.loss(inputs, targets)
+            model.apply(hvd.DistributedGradientTape(tape, **chosen).gradient(loss, model.variables))
+
+        function = called(step, way)
+        for _ in range(STEPS):
+            function(*own_part())
+        same(model.weights(), alone())
+
+
+def truth_of_optimizers(way: str) -> None:
+    """Of every window each rank sees its part, in as many passes."""
+    for passes, average in ((1, False), (3, True), (3, False)):
+        model = Model(0)
+        rate = RATE if average or passes == 1 else RATE / passes
+        optimizer = hvd.DistributedOptimizer(
+            tf.compat.v1.train.GradientDescentOptimizer(rate),
+            backward_passes_per_step=passes,
+            average_aggregated_gradients=average,
+        )
+
+        def step(inputs: Any, targets: Any, model: Model = model, optimizer: Any = optimizer) -> None:
+            used = model.variables[:-1]
+            optimizer.minimize(lambda: model.loss(inputs, targets), var_list=used)
+
+        function = called(step, way)
+        for window in range(STEPS):
+            before = model.weights()
+            for number in range(passes):
+                same(model.weights(), before)  # until the window is complete
+                if passes > 1 and window == 0 and number == 1:
+                    assert not np.array_equal(optimizer._window._sums[1], np.zeros((6, 4)))
+                function(*own_part())
+        same(model.weights(), alone())
+
+
+def truth_of_batch_normalization(way: str) -> None:
+    random = np.random.default_rng(2)
+    shift, everything = 1000.0, random.normal(size=(4 * hvd.size(), 3, 5)).astype(np.float32)
+    weights = random.normal(size=everything.shape).astype(np.float32)
+    mask = random.integers(0, 2, everything.shape[:2]).astype(bool)
+    whole, shared = tf.keras.layers.BatchNormalization(), hvd.SyncBatchNormalization()
+    for layer in (whole, shared):
+        layer.build((None, 3, 5))
+
+    def trained(layer: Any, x: tf.Tensor, w: tf.Tensor, m: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(layer(x + shift, training=True, mask=m) * w)
+        return tape.gradient(loss, [x, layer.gamma.value])
+
+    # The first rank has more samples than the others, and the last one may have none.
+    begin = 0 if hvd.rank() == 0 else min(3 * hvd.rank() + 3, len(everything))
+    end = 6 if hvd.rank() == 0 else min(begin + 3, len(everything))
+    end = len(everything) if hvd.rank() == hvd.size() - 1 else end
+    for masked in (None, mask):
+        of_all = trained(whole, *map(tf.constant, (everything, weights)), masked)
+        part = slice(begin, end)
+        arguments = (everything[part], weights[part])
+        own_mask = None if masked is None else tf.constant(masked[part])
+        function = called(lambda x, w, m: trained(shared, x, w, m), way)
+        of_part = function(*map(tf.constant, arguments), own_mask)
+        if masked is None:  # with a mask, Keras adds its epsilon to the number of samples
+            np.testing.assert_allclose(of_part[0], of_all[0][part], rtol=2e-3, atol=2e-3)
+            total = hvd.allreduce(of_part[1], op=hvd.Sum, name="gamma")
+            np.testing.assert_allclose(total, of_all[1], rtol=2e-3, atol=2e-3)
+            np.testing.assert_allclose(shared.moving_mean, whole.moving_mean, rtol=1e-5)
+            np.testing.assert_allclose(shared.moving_variance, whole.moving_variance, rtol=1e-3)
+    assert np.all(np.isfinite(shared.moving_variance))
+    np.testing.assert_allclose(shared.moving_mean, whole.moving_mean, rtol=1e-4)
+    settings = shared.get_config()
+    assert settings["momentum"] == 0.99 and type(shared).from_config(settings).process_set is hvd.global_process_set
+
+
+def local_sources(way: str) -> None:
+    class Layer(tf.Module):
+        def __init__(self) -> None:
+            self.own = tf.Variable(2.0)
+
+    layer, common = Layer(), tf.Variable(2.0)
+
+    def step(scale: bool) -> Any:
+        with tf.GradientTape() as tape:
+            loss = (hvd.rank() + 1.0) * layer.own * common
+        tape = hvd.PartialDistributedGradientTape(tape, local_layers=layer, scale_local_gradients=scale)
+        return tape.gradient(loss, {"own": layer.own, "common": [common]})
+
+    for scale in (True, False):
+        gradients = called(lambda scale=scale: step(scale), way)()
+        own = 2.0 * (hvd.rank() + 1)
+        assert np.isclose(gradients["own"], own / hvd.size() if scale else own)
+        assert np.isclose(gradients["common"][0], hvd.size() + 1.0)
+
+
+def gradients_of_some_ranks() -> None:
+    """Of the first variable only rank 0 has a gradient, of the second rank 0 has slices and the others a dense one."""
+    first, second, third = tf.Variable([1.0, 2.0]), tf.Variable(tf.ones([4, 2])), tf.Variable(5.0)
+    with tf.GradientTape(persistent=True) as tape:
+        if hvd.rank() == 0:
+            loss = tf.reduce_sum(first) + tf.reduce_sum(tf.gather(second, [3]))
+        else:
+            loss = tf.reduce_sum(second)
+    tape = hvd.DistributedGradientTape(tape)
+    gradients = tape.gradient(loss, [first, second, third])
+    share = 1.0 / hvd.size()
+    assert np.allclose(gradients[0], [share, share])
+    expected = np.full([4, 2], 1.0 - share)
+    expected[3] = 1.0
+    np.testing.assert_allclose(tf.convert_to_tensor(gradients[1]), expected, rtol=1e-6)
+    assert gradients[2] is None
+    assert np.allclose(tape.gradient(loss, first), [share, share])
+
+
+def predivided_and_compressed() -> None:
+    variable = tf.Variable([1.5, 3.0])
+    for options in ({"gradient_predivide_factor": 8.0}, {"compression": hvd.Compression.bf16}, {"op": hvd.Max}):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((hvd.rank() + 1.0) * variable)
+        (gradient,) = hvd.DistributedGradientTape(tape, **options).gradient(loss, [variable])
+        ranks = [rank + 1.0 for rank in range(hvd.size())]
+        assert gradient.dtype == tf.float32
+        assert np.allclose(gradient, max(ranks) if "op" in options else np.mean(ranks), rtol=1e-2)
+
+
+def variables() -> None:
+    root = hvd.size() - 1
+    for inplace in (False, True):
+        kept = tf.Variable([0.1, float("nan"), hvd.rank()])
+        number = tf.Variable(hvd.rank(), dtype=tf.int64)
+        hvd.broadcast_variables([kept, None, number], root_rank=root, inplace=inplace)
+        assert kept.numpy().tobytes() == np.array([0.1, float("nan"), root], np.float32).tobytes()
+        assert number.numpy() == root
+    assert hvd.broadcast_([number], 0)[0] is number
+    tf.function(lambda: hvd.broadcast_variables([kept, number], root_rank=0))()
+    with pytest.raises(ValueError, match="root_rank=99 does not exist"):
+        hvd.broadcast_variables([kept], root_rank=99)
+    if hvd.size() > 1:
+        differing = [kept] if hvd.rank() == 0 else [kept, number]
+        with pytest.raises(MismatchError, match=r"only rank 1 has number 1 of shape \(\) and dtype int64"):
+            hvd.broadcast_variables(differing, root_rank=0)
+
+
+def objects() -> None:
+    assert hvd.broadcast_object({"rank": hvd.rank()}) == {"rank": 0}
+    assert hvd.broadcast_object_fn(root_rank=hvd.size() - 1)(hvd.rank()) == hvd.size() - 1
+    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+    with pytest.raises(ValueError, match="TensorFlow 1"):
+        hvd.broadcast_object(1, session=object())
+
+
+def wrapped_tapes() -> None:
+    wrong: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: hvd.DistributedGradientTape("tape"), TypeError, "wraps a tf.GradientTape, not str"),  # type: ignore
+        (lambda: hvd.DistributedOptimizer("sgd"), TypeError, "not str; for gradients of your own"),
+        (lambda: tape(op=hvd.Sum, gradient_predivide_factor=2.0), ValueError, "needs op=Average"),
+        (lambda: tape(gradient_predivide_factor=0.0), ValueError, "not positive"),
+        (lambda: tape(groups=2, num_groups=2), ValueError, "both given"),
+        (lambda: tape(groups=-1), ValueError, "not possible"),
+        (lambda: hvd.DistributedGradientTape(tape()), ValueError, "wrapped already"),
+        (lambda: hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=3), ValueError, "not int"),
+    ]
+    for call, kind, text in wrong:
+        with pytest.raises(kind, match=text):
+            call()
+    wrapped = tape()
+    assert isinstance(wrapped, tf.GradientTape) and type(wrapped).__name__ == "GradientTape"
+
+
+def tape(**options: Any) -> Any:
+    return hvd.DistributedGradientTape(tf.GradientTape(), **options)
+
+
+@pytest.mark.parametrize("np", [1, 2, 3])
+def test_training(np: int) -> None:
+    run_ranks(training, np, timeout=150)
