@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import horovodish.tensorflow as hvd
 from horovodish.tensorflow import library
+from support.documents import python_blocks
 from support.ranks import run_ranks
 from support.tensorflow_tensors import EAGER, GRAPH, called, few_threads
 
@@ -42,6 +43,8 @@ def functions() -> None:
     hvd.init()
     retracing_on_one_rank()
     loops_and_branches()
+    functions_in_functions()
+    the_guide()
     for way in (EAGER, GRAPH):
         gradients(way)
     second_gradients()
@@ -78,6 +81,34 @@ def loops_and_branches() -> None:
     own = float(hvd.rank())
     ranks = sum(range(hvd.size()))
     assert looped(tf.constant(own)).numpy() == sum(ranks + index * hvd.size() for index in range(40)) + ranks
+
+
+def functions_in_functions() -> None:
+    inner = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    outer = tf.function(lambda x: inner(x) - inner(3.0 * x))
+    assert outer(tf.ones(())).numpy() == -2.0 * hvd.size()
+
+
+def the_guide() -> None:
+    """The code of the guide runs as it stands, and XLA's part trains as the first one does."""
+    weights = []
+    inputs = tf.constant(np.random.default_rng(hvd.rank()).normal(size=(4, 8, 3)), tf.float32)
+    batches = [(batch, tf.reduce_sum(batch, 1, keepdims=True)) for batch in inputs]
+    first, _, compiled = python_blocks("docs/tensorflow.md")
+    for code in (first, first.split("for inputs")[0] + compiled + "for pair in batches:\n    compiled_step(*pair)"):
+        variables = [tf.Variable(tf.fill([3, 1], 0.1 + hvd.rank())), tf.Variable([0.0])]
+        exec(
+            code,
+            {
+                "batches": batches,
+                "loss_of": lambda labels, found: tf.reduce_mean((labels - found) ** 2),
+                "network": lambda x, by=variables: x @ by[0] + by[1],
+                "variables": variables,
+            },
+        )
+        weights.append(np.concatenate([variable.numpy().flatten() for variable in variables]))
+    np.testing.assert_allclose(weights[0], weights[1], rtol=1e-5)
+    assert np.array_equal(*hvd.allgather_object(weights[0])[:2])
 
 
 def gradients(way: str) -> None:

@@ -29,6 +29,7 @@ def training() -> None:
         truth_of_optimizers(way)
         truth_of_batch_normalization(way)
         local_sources(way)
+        data_that_ends_unevenly(way)
     gradients_of_some_ranks()
     predivided_and_compressed()
     variables()
@@ -175,6 +176,25 @@ def local_sources(way: str) -> None:
         own = 2.0 * (hvd.rank() + 1)
         assert np.isclose(gradients["own"], own / hvd.size() if scale else own)
         assert np.isclose(gradients["common"][0], hvd.size() + 1.0)
+
+
+def data_that_ends_unevenly(way: str) -> None:
+    """Rank 0 has one batch more; an average over the ranks that have not joined is rank 0's own gradient."""
+    table = tf.Variable(tf.zeros([3, 2]))
+    bias = tf.Variable(0.0)
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [0])) + (hvd.rank() + 1.0) * bias
+        return hvd.DistributedGradientTape(tape).gradient(loss, [table, bias])
+
+    function = called(step, way)
+    for _ in range(2 + (hvd.rank() == 0)):
+        rows, of_bias = function()
+    last = hvd.join()
+    assert last == 0
+    assert tf.convert_to_tensor(rows).numpy().tolist() == [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
+    assert float(of_bias) == (1.0 if hvd.rank() == 0 else (hvd.size() + 1) / 2)
 
 
 def gradients_of_some_ranks() -> None:
