@@ -14,6 +14,7 @@ PACKAGE_DIR = {
     "horovodish.launcher": "launcher",
     "horovodish.tensorflow": "frameworks/tensorflow",
     "horovodish.jax": "frameworks/jax",
+    "horovodish.keras": "frameworks/keras",
     "horovodish.torch": "frameworks/torch",
 }
 ROOT = Path(__file__).parent.resolve()

@@ -1,0 +1,47 @@
+"""What differs between Keras's backends: who reduces tensors, and what gradients look like."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import keras
+
+
+def collectives() -> ModuleType:
+    """The horovodish module whose collectives take the tensors of Keras's backend. It is imported when first needed.
+
+    Raises:
+        ImportError: there is none for this backend.
+    """
+    backend = keras.config.backend()
+    module = f"horovodish.{backend}"
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise ImportError(
+            f"horovodish.keras on the {backend} backend needs {module}, which this installation does not have; choose "
+            "another backend with the variable KERAS_BACKEND"
+        ) from error
+
+
+def runs_eagerly() -> bool:
+    """Whether what is called now runs now, so that ranks may differ in which gradients they have.
+
+    In a compiled step that is decided when it is traced, alike on every rank.
+    """
+    backend = keras.config.backend()
+    if backend == "tensorflow":
+        tensorflow = importlib.import_module("tensorflow")
+        return bool(tensorflow.executing_eagerly())
+    return backend == "torch"  # JAX has a gradient for everything
+
+
+def dense(gradient: Any) -> Any:
+    """A sparse gradient, which only TensorFlow has, with all its rows; others as they are."""
+    if keras.config.backend() != "tensorflow":
+        return gradient
+    return importlib.import_module("tensorflow").convert_to_tensor(gradient)

@@ -1,0 +1,174 @@
+"""Callbacks of `fit`. With any of them, the ranks agree at the end of every epoch whether training goes on.
+
+Pass the same callbacks in the same order on every rank. `EarlyStopping` and others that set `stop_training` may then
+decide by figures that differ between ranks: when one rank stops, all do, after the same epoch, and `fit` ends with the
+same weights on all of them. A rank may also have fewer batches than others; see the guide "Keras".
+
+Example:
+    >>> callbacks = [
+    ...     hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+    ...     hvd.callbacks.MetricAverageCallback(),
+    ...     hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.001 * hvd.size(), warmup_epochs=3),
+    ...     keras.callbacks.EarlyStopping(patience=5),
+    ... ]
+    >>> model.fit(x, y, epochs=50, callbacks=callbacks, verbose=2 if hvd.rank() == 0 else 0)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from horovodish import basics
+from horovodish.collectives import allgather_object
+from horovodish.errors import MismatchError
+from horovodish.keras.distribution import distribute_outside
+from horovodish.keras.learning_rates import LearningRateScheduleCallback, LearningRateWarmupCallback
+from horovodish.keras.meeting import MeetingCallback
+from horovodish.keras.state import broadcast_variables, state_of
+from horovodish.process_sets import ProcessSet
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
+
+
+class BroadcastGlobalVariablesCallback(MeetingCallback):
+    """Gives every rank the root's weights and optimizer state before the first step.
+
+    Where `compile` has put a LossScaleOptimizer around the wrapped optimizer, it also has the outer one reduce.
+
+    A model that has no variables before it sees data (TensorFlow's backend, no `Input`) is broadcast after its first
+    step. Random seeds, metrics and local layers stay each rank's own.
+
+    Args:
+        root_rank: whose values to send, the same on every rank; a rank of the world.
+        device: taken because Horovod takes it; it changes nothing.
+    """
+
+    def __init__(self, root_rank: int = 0, device: str = "") -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self._sent = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Called by Keras. Collective."""
+        super().on_train_begin(logs)
+        distribute_outside(self.model.optimizer)
+        self._sent = False
+        self._send()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras. Collective as long as nothing was sent."""
+        self._send()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras. Collective."""
+        super().on_epoch_end(epoch, logs)
+        self._send()
+
+    def _send(self) -> None:
+        if self._sent or not self.model.built:
+            return
+        model = self.model
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        process_set = self.meeting.process_set
+        if process_set.included():
+            broadcast_variables(state_of(model), self.root_rank, process_set)
+        self._sent = True
+
+
+class MetricAverageCallback(MeetingCallback):
+    """Replaces the figures in the logs of an epoch, validation included, by their averages over the ranks.
+
+    Callbacks behind it in the list, the history and `fit`'s own output see the averages.
+
+    Args:
+        device: taken because Horovod takes it; it changes nothing.
+        process_set: the ranks to average over; those of the wrapped optimizer when not given.
+    """
+
+    def __init__(self, device: str = "", process_set: ProcessSet | None = None) -> None:
+        super().__init__()
+        self._process_set = process_set
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras. Collective."""
+        super().on_epoch_end(epoch, logs)
+        average(logs, self._process_set or self.meeting.process_set)
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint, MeetingCallback):
+    """Saves the model whenever the average of a figure over the ranks is the best so far. Only the first rank writes.
+
+    Args:
+        filepath: where to, as for `keras.callbacks.ModelCheckpoint`.
+        monitor: the figure in the logs of an epoch.
+        verbose, mode, save_freq, save_weights_only, initial_value_threshold: as for `keras.callbacks.ModelCheckpoint`.
+            `save_freq` other than "epoch" monitors the figures of the first rank.
+    """
+
+    def __init__(
+        self,
+        filepath: Any,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        save_weights_only: bool = False,
+        initial_value_threshold: float | None = None,
+    ) -> None:
+        super().__init__(
+            filepath,
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+            initial_value_threshold=initial_value_threshold,
+        )
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        if self._writes:
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras. Collective."""
+        self.meeting.meet()
+        averages = dict(logs or {})
+        average(averages, self.meeting.process_set)
+        if self._writes:
+            super().on_epoch_end(epoch, averages)
+
+    @property
+    def _writes(self) -> bool:
+        return basics.rank() == self.meeting.process_set.ranks[0]
+
+
+def average(logs: dict[str, Any] | None, process_set: ProcessSet) -> None:
+    """Replaces the numbers in the logs by their averages over the ranks. Collective.
+
+    Raises:
+        MismatchError: the ranks have different figures in their logs.
+    """
+    if not process_set.included() or process_set.size() == 1:
+        return
+    own = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
+    everyones = allgather_object(own, "callbacks.logs", process_set)
+    for rank, others in zip(process_set.ranks, everyones, strict=True):
+        if others.keys() != everyones[0].keys():
+            raise MismatchError(
+                f"the logs of rank {rank} have {sorted(others)}, those of rank {process_set.ranks[0]} "
+                f"{sorted(everyones[0])}; compile and validate alike on every rank"
+            )
+    for name in own:
+        logs[name] = float(np.mean([figures[name] for figures in everyones]))  # type: ignore[index]

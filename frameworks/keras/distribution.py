@@ -1,0 +1,199 @@
+"""What makes an optimizer a wrapped one: a subclass of its class, and what that needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import keras
+
+from horovodish.keras.reduction import Reduction, check_members
+from horovodish.keras.window import Window
+
+
+class Distribution:
+    """What a wrapped optimizer has besides what it had.
+
+    Attributes:
+        variables: those of the optimizer, as far as they are known: Keras tells them when it builds the optimizer.
+        within: whether a method of the optimizer itself is running, to which gradients are passed as they are.
+    """
+
+    def __init__(self, reduction: Reduction, window: Window | None) -> None:
+        self.reduction = reduction
+        self.window = window
+        self.variables: list[Any] | None = None
+        self.within = False
+        self._without_window = False
+
+    def reduced(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> list[Any]:
+        """As `Reduction.reduced`, with the variables that are known."""
+        variables = self.variables if variables is None else variables
+        if variables is None and self.reduction.names_variables:
+            raise ValueError(
+                "groups and local variables need the optimizer's variables, which it was built with before it was "
+                "wrapped; wrap it before compile() or build()"
+            )
+        return self.reduction.reduced(gradients, variables)
+
+    def learn(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Takes note of the variables that the optimizer is built with, and makes what depends on them.
+
+        Raises:
+            ValueError: the user has named variables that are not among them.
+        """
+        self.variables = list(variables)
+        check_members("local variables", self.reduction.local_variables, self.variables)
+        if isinstance(self.reduction.groups, list):
+            check_members("groups", [v for group in self.reduction.groups for v in group], self.variables)
+        if self.window is not None:
+            self.window.build(optimizer, variables)
+
+    def visible(self, variables: list[Any]) -> list[Any]:
+        """The optimizer's variables, less those of the window where they are to be left out."""
+        return self.window.others(variables) if self.window is not None and self._without_window else variables
+
+    @contextmanager
+    def without_window(self) -> Iterator[None]:
+        """A context in which the optimizer shows the variables that it has unwrapped, for files."""
+        self._without_window = True
+        try:
+            yield
+        finally:
+            self._without_window = False
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """A context in which the optimizer's own methods do what they did."""
+        self.within = True
+        try:
+            yield
+        finally:
+            self.within = False
+
+
+_Optimizer: Any = object
+
+
+class _Distributed(_Optimizer):
+    """The methods in which a wrapped optimizer's class differs from that of the optimizer."""
+
+    _distribution: Distribution
+
+    def build(self: Any, variables: Any) -> None:
+        super().build(variables)
+        self._distribution.learn(self, variables)
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        parent: Any = super()
+        distribution = self._distribution
+        if distribution.within:
+            parent.apply(grads, trainable_variables)
+            return
+        gradients = list(grads)
+        variables = None if trainable_variables is None else list(trainable_variables)
+        _check_caller(self, sys._getframe(1))
+        if variables is not None:
+            if not self.built:
+                with keras.name_scope(self.name, caller=self):
+                    self.build(variables)
+            elif distribution.variables is None:
+                distribution.learn(self, variables)
+        window = distribution.window
+
+        def update(gradients: Sequence[Any]) -> None:
+            with distribution.inside():
+                parent.apply(distribution.reduced(gradients, variables), variables)
+
+        if window is None:
+            update(gradients)
+        else:
+            window.apply(gradients, variables, update)
+
+    def stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        parent: Any = super()
+        distribution = self._distribution
+        if distribution.within:
+            return parent.stateless_apply(optimizer_variables, grads, trainable_variables)
+        _check_caller(self, sys._getframe(1))
+
+        def update(gradients: Sequence[Any], optimizer_variables: Any) -> Any:
+            with distribution.inside():
+                reduced = distribution.reduced(gradients, None)
+                return parent.stateless_apply(optimizer_variables, reduced, trainable_variables)
+
+        if distribution.window is None:
+            return update(grads, optimizer_variables)
+        return distribution.window.stateless_apply(self, optimizer_variables, grads, trainable_variables, update)
+
+    def register_local_var(self: Any, variable: Any) -> None:
+        """Take the gradients of a trainable variable out of the reduction. Every rank must call it, before training."""
+        distribution = self._distribution
+        if distribution.variables is not None:
+            check_members("register_local_var", [variable], distribution.variables)
+        distribution.reduction.local_variables.append(variable)
+
+    @property
+    def variables(self: Any) -> list[Any]:
+        return self._distribution.visible(super().variables)
+
+    def save_own_variables(self: Any, store: Any) -> None:
+        with self._distribution.without_window():
+            super().save_own_variables(store)
+
+    def load_own_variables(self: Any, store: Any) -> None:
+        with self._distribution.without_window():
+            super().load_own_variables(store)
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Whether an optimizer is wrapped."""
+    return issubclass(type(optimizer), _Distributed)
+
+
+def distribute(optimizer: Any, distribution: Distribution) -> None:
+    """Gives the optimizer the class and the state of a wrapped one."""
+    own = type(optimizer)
+    # Keras writes down and looks up what an object's `__class__` says, and users ask isinstance().
+    names = {
+        "__class__": property(lambda self: own),
+        "__module__": own.__module__,
+        "__doc__": own.__doc__,
+        "from_config": own.from_config,
+    }
+    optimizer.__dict__["_distribution"] = distribution
+    optimizer.__class__ = type(own.__name__, (_Distributed, own), names)
+
+
+def undistribute(optimizer: Any) -> Distribution:
+    """Makes a wrapped optimizer what it was, and gives what it had besides."""
+    distribution: Distribution = optimizer.__dict__.pop("_distribution")
+    vars(object)["__class__"].__set__(optimizer, type(optimizer).__mro__[2])
+    return distribution
+
+
+def distribute_outside(optimizer: Any) -> None:
+    """Where a LossScaleOptimizer is around a wrapped optimizer, has the outer one reduce: it decides by gradients.
+
+    Args:
+        optimizer: of a model; nothing happens unless it is as said.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if is_distributed(inner) and not is_distributed(optimizer):
+        distribution = undistribute(inner)
+        distribute(optimizer, distribution)
+
+
+def _check_caller(optimizer: Any, frame: FrameType) -> None:
+    """Passes every caller but a LossScaleOptimizer around the optimizer, which leaves out steps for its rank alone."""
+    caller = frame.f_locals.get("self")
+    if isinstance(caller, keras.optimizers.LossScaleOptimizer) and caller is not optimizer:
+        raise ValueError(
+            "a LossScaleOptimizer was put around this DistributedOptimizer, by compile() of a mixed_float16 model "
+            "perhaps. It would skip steps on some ranks only. Wrap it instead, "
+            "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)), or pass "
+            "hvd.callbacks.BroadcastGlobalVariablesCallback to fit(), which does so"
+        )

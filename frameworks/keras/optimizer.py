@@ -1,0 +1,157 @@
+"""`DistributedOptimizer`: a Keras optimizer whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from horovodish.keras.compression import Compression, Compressor, check_compression
+from horovodish.keras.distribution import Distribution, distribute, is_distributed
+from horovodish.keras.reduction import Reduction, checked_groups
+from horovodish.keras.window import Window
+from horovodish.process_sets import ProcessSet, check_kind, checked_id, global_process_set
+from horovodish.reduce_ops import Average, ReduceOp, chosen_op
+from horovodish.submission import generated_name
+
+
+def DistributedOptimizer(  # noqa: N802, Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: ReduceOp = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Make `optimizer` use the gradients of all ranks. Every rank must call it, at the same point; does not block.
+
+    It works in `model.fit` and in loops of your own, on Keras's TensorFlow, PyTorch and JAX backends, compiled where
+    the backend compiles. `apply`, `apply_gradients` and `stateless_apply` reduce the gradients first; clipping, weight
+    decay, moving averages and loss scaling then see reduced gradients.
+
+    The optimizer is the same object afterwards, with the variables and options that it had. It is an instance of its
+    class as before, and is saved as one: a saved model needs no horovodish to be loaded; `hvd.load_model` wraps its
+    optimizer again. One more method is there: `register_local_var(variable)` takes the gradients of a variable out of
+    the reduction, as `PartialDistributedOptimizer` does.
+
+    What holds for gradients:
+
+    - A gradient that is None on every rank stays None. Where only some ranks have one, the others contribute zeros.
+    - With `backward_passes_per_step=n`, n-1 calls add up gradients on the rank, and the n-th reduces their sum and
+      updates the variables. A window that is not complete when `fit` ends goes on in the next one; it is not saved.
+    - Keras's own `gradient_accumulation_steps` works as well, and reduces in every call.
+    - Every rank must apply equally often. `hvd.callbacks` let `fit` have different numbers of batches.
+    - For mixed precision wrap the scaling optimizer, `DistributedOptimizer(LossScaleOptimizer(optimizer))`. Where
+      `compile` adds a LossScaleOptimizer by itself, `BroadcastGlobalVariablesCallback` does that.
+
+    Args:
+        optimizer: a `keras.optimizers.Optimizer`, built or not.
+        name: of the reductions, in messages and the timeline; counted when not given. Unique on each rank.
+        device_dense, device_sparse: taken because Horovod takes them; they change nothing.
+        compression: what travels instead of each gradient; see `Compression`.
+        sparse_as_dense: make sparse gradients (TensorFlow's IndexedSlices) dense before they are reduced.
+        gradient_predivide_factor: with `Average`, divides before the reduction by this factor f and after it by the
+            number of ranks over f, to keep small dtypes in range.
+        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`.
+        backward_passes_per_step: calls that accumulate before the gradients are reduced.
+        average_aggregated_gradients: divide the sum of a window by `backward_passes_per_step`.
+        num_groups: Horovod's older way to say `groups` with a number.
+        groups: which gradients to negotiate and reduce as a unit: lists of trainable variables, or the number of groups
+            to make of all. Variables in no list form one more group; by default there is one for all.
+        process_set: the ranks that reduce among themselves; on another rank the optimizer works as before.
+        scale_local_gradients: divide the gradients of local variables by the number of ranks, as those of the others
+            are by the average.
+
+    Returns:
+        `optimizer`.
+
+    Raises:
+        ValueError: an `op` or `compression` that is none, a predivide factor that is not positive or without `Average`,
+            passes per step that are not a whole number, groups that are not what is said above, an optimizer that is
+            wrapped, or a process set that is not in use.
+        TypeError: `optimizer` is no Keras optimizer, or `process_set` no process set.
+        NotInitializedError: before `init()`.
+
+        Applying raises what `horovodish.collectives` lists, such as MismatchError.
+
+    Example:
+        >>> optimizer = keras.optimizers.Adam(0.001 * hvd.size())
+        >>> model.compile(hvd.DistributedOptimizer(optimizer), loss="sparse_categorical_crossentropy")
+        >>> model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(f"DistributedOptimizer wraps a keras.optimizers.Optimizer, not {type(optimizer).__name__}")
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if is_distributed(optimizer) or is_distributed(inner):
+        raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
+    op = chosen_op(None, op)
+    if gradient_predivide_factor != 1.0 and op is not Average:
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} needs op=Average")
+    if gradient_predivide_factor <= 0:
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} is not positive")
+    passes = backward_passes_per_step
+    if not isinstance(passes, int) or isinstance(passes, bool) or passes < 1:
+        raise ValueError(f"backward_passes_per_step={passes!r} must be a whole number, 1 or more")
+    check_compression(compression)
+    check_kind(process_set)
+    if name is None:  # a rank outside the set never reduces, and counts for no other set
+        name = generated_name("optimizer", checked_id(process_set)) if process_set.included() else "optimizer"
+    reduction = Reduction(
+        name=name,
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        prescale_factor=1.0 / gradient_predivide_factor,
+        postscale_factor=gradient_predivide_factor,
+        groups=checked_groups(num_groups, groups),
+        process_set=process_set,
+        local_variables=[],
+        scale_local_gradients=scale_local_gradients,
+    )
+    window = Window(passes, average_aggregated_gradients) if passes > 1 else None
+    distribute(optimizer, Distribution(reduction, window))
+    return optimizer
+
+
+def PartialDistributedOptimizer(  # noqa: N802, Horovod's name
+    optimizer: Any, *args: Any, local_layers: Sequence[Any] | Any | None = None, **options: Any
+) -> Any:
+    """As `DistributedOptimizer`, but the gradients of some layers stay those of the rank.
+
+    So each rank can train layers of its own, such as the shard of an embedding table.
+
+    Args:
+        optimizer: as for `DistributedOptimizer`; so are all other arguments.
+        local_layers: a built layer or several. Their gradients are not reduced, but divided by the number of ranks
+            unless `scale_local_gradients=False`.
+
+    Returns:
+        `optimizer`.
+
+    Raises:
+        ValueError: a local layer has no variables yet; otherwise as `DistributedOptimizer`.
+
+    Example:
+        >>> optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[model.layers[0]])
+    """
+    layers = [] if local_layers is None else local_layers
+    layers = list(layers) if isinstance(layers, list | tuple) else [layers]
+    for layer in layers:
+        if not isinstance(layer, keras.layers.Layer):
+            raise TypeError(f"local_layers takes Keras layers, not {type(layer).__name__}")
+        if not layer.built:
+            raise ValueError(f"local_layers: {layer.name} is not built yet; build the model first")
+    distributed = DistributedOptimizer(optimizer, *args, **options)
+    for layer in layers:
+        for variable in layer.trainable_variables:
+            distributed.register_local_var(variable)
+    return distributed

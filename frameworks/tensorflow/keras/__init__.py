@@ -1,0 +1,7 @@
+"""`horovodish.keras` under the name that Horovod's users know: `import horovodish.tensorflow.keras as hvd`."""
+
+if __name__ != "horovodish.tensorflow.keras":
+    raise ImportError("import this package as horovodish.tensorflow.keras")
+
+from horovodish.keras import *  # noqa: F403
+from horovodish.keras import __all__ as __all__

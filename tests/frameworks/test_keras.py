@@ -1,0 +1,50 @@
+"""horovodish.keras on each of Keras's backends: the same checks, one world of ranks for each backend."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.ranks import run_ranks
+
+BACKENDS = ["torch", "jax", "tensorflow"]
+
+
+def check_everything(backend: str, folder: Path) -> None:
+    if backend != "tensorflow":
+        sys.modules["tensorflow"] = None  # type: ignore[assignment]  # Keras takes seconds to import it, and needs it not
+
+    import horovodish.keras as hvd
+    from support import keras_callbacks, keras_surface, keras_truth
+
+    hvd.init(process_sets="dynamic")
+    keras_surface.the_names_are_those()
+    keras_surface.mistakes_are_refused()
+    keras_truth.a_wrapped_optimizer_is_what_it_was()
+    keras_truth.every_argument_is_honoured()
+    keras_truth.absent_gradients()
+    keras_truth.sparse_gradients_become_dense()
+    keras_truth.loss_scaling_is_agreed_upon()
+    keras_truth.ranks_train_as_one_process()
+    keras_truth.mixed_precision_in_fit()
+    keras_callbacks.values_are_reduced()
+    keras_callbacks.ranks_stop_together()
+    keras_callbacks.ranks_may_have_different_numbers_of_batches()
+    keras_callbacks.logs_are_averaged()
+    keras_callbacks.learning_rates_follow_the_ranks()
+    keras_callbacks.momentum_contains_the_learning_rate()
+    keras_callbacks.files_are_those_of_keras(folder)
+    keras_surface.the_guide_runs(folder)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_on_a_backend(backend: str, tmp_path: Path) -> None:
+    environment = {
+        "KERAS_BACKEND": backend,
+        "OMP_NUM_THREADS": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
+    run_ranks(check_everything, 2, args=(backend, tmp_path), timeout=130, env=environment)

@@ -1,0 +1,220 @@
+"""Checks of horovodish.keras's callbacks and files that any backend of Keras can run, on 2 ranks, after `init()`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import horovodish.keras as hvd
+from horovodish.errors import MismatchError
+from support.keras_truth import mlp, sgd
+
+
+def examples(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of this rank."""
+    x = np.random.default_rng(hvd.rank()).normal(size=(count, 6)).astype("float32")
+    return x, np.stack([x.sum(1), x.prod(1)], 1)
+
+
+@functools.cache
+def model_of_this_file() -> Any:
+    """One for all checks, because compiling takes longer than training."""
+    model = mlp()
+    model.compile(hvd.DistributedOptimizer(sgd()), loss="mse", metrics=["mae"])
+    return model
+
+
+def compiled(seed: int = 0) -> Any:
+    """The model with fresh weights."""
+    model, random = model_of_this_file(), np.random.default_rng(seed)
+    model.set_weights([random.normal(size=weight.shape) * 0.3 for weight in model.get_weights()])
+    model.optimizer.learning_rate = 0.05
+    return model
+
+
+def same_everywhere(model: Any) -> bool:
+    first, *others = hvd.allgather_object([*model.get_weights(), int(model.optimizer.iterations)])
+    return all(np.array_equal(one, two) for other in others for one, two in zip(first, other, strict=True))
+
+
+class StopsAlone(keras.callbacks.Callback):
+    """Has the last rank stop at the end of an epoch, or after a batch."""
+
+    def __init__(self, epoch: int, batch: int | None = None) -> None:
+        super().__init__()
+        self.epoch, self.batch, self.now = epoch, batch, 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.now = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._stop_if(self.now == self.epoch and batch == self.batch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._stop_if(epoch == self.epoch and self.batch is None)
+
+    def _stop_if(self, due: bool) -> None:
+        if due and hvd.rank() == hvd.size() - 1:
+            self.model.stop_training = True
+
+
+def ranks_stop_together() -> None:
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    x, y = examples(24)
+    # A rank's own callback, before and after ours in the list, and in the middle of an epoch.
+    for callbacks in (
+        [broadcast, StopsAlone(1)],
+        [StopsAlone(1), broadcast],
+        [broadcast, hvd.callbacks.MetricAverageCallback(), StopsAlone(1, batch=2)],
+    ):
+        model = compiled(seed=hvd.rank())
+        history = model.fit(x, y, epochs=4, batch_size=4, verbose=0, callbacks=callbacks)
+        assert history.epoch == [0, 1], history.epoch
+        assert same_everywhere(model)
+
+    # EarlyStopping by figures of the rank: it is best in the first epoch on the last rank, later on the others.
+    validation = (x, y if hvd.rank() < hvd.size() - 1 else -y)
+    stopping = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
+    model = compiled()
+    history = model.fit(
+        x, y, epochs=9, batch_size=4, verbose=0, validation_data=validation, callbacks=[broadcast, stopping]
+    )
+    assert len(set(hvd.allgather_object(len(history.epoch)))) == 1
+    assert len(history.epoch) < 9
+    weights, *others = hvd.allgather_object(model.get_weights())
+    assert all(np.array_equal(*pair) for other in others for pair in zip(weights, other, strict=True))
+
+
+def ranks_may_have_different_numbers_of_batches() -> None:
+    x, y = examples(12 + 8 * hvd.rank())
+    model = compiled(seed=hvd.rank())
+    before = int(model.optimizer.iterations)
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+    history = model.fit(x, y, epochs=3, batch_size=4, verbose=0, callbacks=callbacks)
+    assert int(model.optimizer.iterations) - before == 3 * (3 + 2 * (hvd.size() - 1))
+    assert same_everywhere(model)
+    assert len({tuple(values) for values in hvd.allgather_object(history.history["loss"])}) == 1
+
+
+def logs_are_averaged() -> None:
+    average = hvd.callbacks.MetricAverageCallback()
+    seen: list[float] = []
+    before = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(logs["loss"]))
+    x, y = examples(8)
+    history = compiled().fit(
+        x, y, epochs=1, batch_size=4, verbose=0, callbacks=[before, average], validation_data=examples(4)
+    )
+    assert np.isclose(history.history["loss"][0], np.mean(hvd.allgather_object(seen[0])), rtol=1e-6)
+    assert {len(set(hvd.allgather_object(history.history[key][0]))) for key in ("mae", "val_loss", "val_mae")} == {1}
+    validation = examples(4) if hvd.rank() == 0 else None
+    with pytest.raises(MismatchError, match=r"val_mae.*validate alike on every rank"):
+        compiled().fit(x, y, epochs=1, batch_size=4, verbose=0, callbacks=[average], validation_data=validation)
+
+
+def learning_rates_follow_the_ranks() -> None:
+    rates: list[float] = []
+    x, y = examples(8)
+    model = compiled()
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            rates.append(float(self.model.optimizer.learning_rate))
+
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.1 * hvd.size(), warmup_epochs=2)
+    decay = hvd.callbacks.LearningRateScheduleCallback(0.1 * hvd.size(), multiplier=0.5, start_epoch=2)
+    history = model.fit(x, y, epochs=3, batch_size=4, verbose=0, callbacks=[warmup, decay, Watch()])
+    steps = np.minimum(np.arange(1, 7) / 4, 1.0)
+    expected = 0.1 * (1 + steps * (hvd.size() - 1))
+    expected[4:] /= 2
+    np.testing.assert_allclose(rates, expected, rtol=1e-6)
+    np.testing.assert_allclose(history.history["learning_rate"], expected[1::2], rtol=1e-6)
+
+    scheduled = mlp()
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    scheduled.compile(hvd.DistributedOptimizer(sgd(learning_rate=schedule)), loss="mse")
+    with pytest.raises(ValueError, match="make it with a number"):
+        scheduled.fit(x, y, verbose=0, callbacks=[decay, warmup])
+
+
+def momentum_contains_the_learning_rate() -> None:
+    """Plain SGD in which the step of momentum is divided by the learning rate gives what the correction gives."""
+    rates, weight, velocity = [0.1, 0.3, 0.3], 0.0, 0.0
+    for rate in rates:
+        velocity = 0.9 * velocity + 1.0
+        weight -= rate * velocity
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    model.compile(hvd.DistributedOptimizer(sgd(learning_rate=0.1)), loss=lambda y, prediction: prediction)
+    schedule = hvd.callbacks.LearningRateScheduleCallback(1.0, lambda epoch: rates[int(epoch)])
+    ones = np.ones((1, 1), "float32")
+    model.fit(ones, ones, epochs=3, verbose=0, callbacks=[schedule])
+    np.testing.assert_allclose(model.get_weights()[0], [[weight]], rtol=1e-5)
+
+
+def files_are_those_of_keras(folder: Path) -> None:
+    x, y = examples(8)
+    keras.utils.set_random_seed(hvd.rank())
+    model = mlp()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")
+    best = hvd.callbacks.BestModelCheckpoint(folder / "best.keras", monitor="loss")
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), best]
+    model.fit(x, y, epochs=2, batch_size=4, verbose=0, callbacks=callbacks)
+    hvd.barrier()
+    path = folder / f"{hvd.rank()}.keras"
+    model.save(path)
+    with zipfile.ZipFile(path) as archive:
+        saved = json.loads(archive.read("config.json"))["compile_config"]["optimizer"]
+    assert saved == keras.saving.serialize_keras_object(keras.optimizers.Adam(0.01)) | {"config": saved["config"]}
+
+    for file in (path, folder / "best.keras"):
+        plain, wrapped = keras.saving.load_model(file), hvd.load_model(file, compression=hvd.Compression.bf16)
+        assert int(plain.optimizer.iterations) > 0
+        assert type(plain.optimizer) is plain.optimizer.__class__
+        assert type(wrapped.optimizer) is not wrapped.optimizer.__class__
+        for one, other in zip(plain.optimizer.variables, wrapped.optimizer.variables, strict=True):
+            assert np.array_equal(*map(keras.ops.convert_to_numpy, (one, other)))
+    # Training goes on from a file as it would have without.
+    again = hvd.load_model(path)
+    for trained in (model, again):
+        trained.fit(x, y, epochs=1, batch_size=4, shuffle=False, verbose=0)
+    for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    assert same_everywhere(again)
+
+    windows = hvd.load_model(path, backward_passes_per_step=2)
+    windows.fit(x, y, epochs=1, batch_size=4, verbose=0)
+    assert int(windows.optimizer.iterations) == 5
+    assert len(windows.optimizer.variables) > len(model.optimizer.variables)
+    windows.save(path)
+    assert len(keras.saving.load_model(path).optimizer.variables) == len(model.optimizer.variables)
+
+
+def values_are_reduced() -> None:
+    rank = hvd.rank()
+    assert hvd.allreduce(rank + 1.0) == 1.5
+    assert isinstance(hvd.allreduce(np.ones(2, "int32"), op=hvd.Sum), np.ndarray)
+    tensor = keras.ops.ones((2, 3)) * (rank + 1)
+    for value in (tensor, keras.Variable(tensor)):
+        for compression in (hvd.Compression.none, hvd.Compression.bf16):
+            result = hvd.allreduce(value, compression=compression)
+            assert keras.ops.is_tensor(result)
+            assert keras.backend.standardize_dtype(result.dtype) == "float32"
+            np.testing.assert_array_equal(keras.ops.convert_to_numpy(result), np.full((2, 3), 1.5))
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(hvd.allgather(value))[:, 0], [1, 1, 2, 2])
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(hvd.broadcast(value, 1)), np.full((2, 3), 2))
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(hvd.reducescatter(value, op=hvd.Sum)), [[3, 3, 3]])
+    model = compiled(seed=rank)
+    model.optimizer.build(model.trainable_variables)
+    hvd.broadcast_global_variables(1, model)
+    assert same_everywhere(model)
+    for call in (hvd.broadcast_global_variables, lambda root: hvd.broadcast_global_variables(root, None)):
+        with pytest.raises(ValueError, match="pass the model"):
+            call(0)
+    with pytest.raises(MismatchError, match=r"of shape \(3,\)"):
+        hvd.broadcast_variables([keras.Variable(np.zeros(2 + rank))], 0)

@@ -1,0 +1,89 @@
+"""Checks of the names, errors and guide of horovodish.keras that any backend of Keras can run, after `init()`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+
+import horovodish.basics
+import horovodish.keras as hvd
+from support.documents import python_blocks
+from support.keras_truth import mlp, sgd
+
+OWN = {
+    "Adasum Average Max Min Product ReduceOp Sum",
+    "Compression DistributedOptimizer PartialDistributedOptimizer callbacks load_model",
+    "HorovodInternalError HostsUpdatedInterrupt MismatchError RankLostError StallError UnsupportedTensorError",
+    "ProcessSet add_process_set global_process_set remove_process_set",
+    "allgather allgather_object allreduce barrier broadcast broadcast_object reducescatter",
+    "broadcast_global_variables broadcast_variables",
+    "start_timeline stop_timeline straggler_report",
+}
+SUBMODULES = {path.stem for path in Path(hvd.__file__).parent.glob("*.py")}
+
+
+def the_names_are_those() -> None:
+    expected = (set(horovodish.basics.__all__) - {"engine"}) | {name for line in OWN for name in line.split()}
+    assert set(hvd.__all__) == expected
+    public = {name for name in vars(hvd) if not name.startswith("_")}
+    assert public - (SUBMODULES - expected) == expected
+    assert all(getattr(hvd, name).__doc__ for name in expected)
+    assert all(getattr(hvd.callbacks, name).__doc__ for name in hvd.callbacks.__all__)
+    if keras.config.backend() == "tensorflow":
+        import horovodish.tensorflow.keras as known
+        from horovodish.tensorflow.keras.callbacks import MetricAverageCallback
+
+        assert known.__all__ == hvd.__all__
+        assert known.DistributedOptimizer is hvd.DistributedOptimizer
+        assert MetricAverageCallback is known.callbacks.MetricAverageCallback
+
+
+def mistakes_are_refused() -> None:
+    weight = keras.Variable(np.zeros(2, "float32"))
+    refused: list[tuple[str, dict[str, Any]]] = [
+        ("op", {"op": "mean"}),
+        ("needs op=Average", {"op": hvd.Sum, "gradient_predivide_factor": 2.0}),
+        ("is not positive", {"gradient_predivide_factor": 0.0}),
+        ("must be a whole number", {"backward_passes_per_step": 0}),
+        ("use Compression.none", {"compression": "fp16"}),
+        ("pass groups alone", {"num_groups": 2, "groups": 2}),
+        ("no number of groups", {"groups": -1}),
+        ("list of lists of variables", {"groups": [weight]}),
+        ("more than one group", {"groups": [[weight], [weight]]}),
+    ]
+    for text, options in refused:
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(sgd(), **options)
+    with pytest.raises(TypeError, match=r"wraps a keras.optimizers.Optimizer, not str"):
+        hvd.DistributedOptimizer("sgd")
+    once = hvd.DistributedOptimizer(sgd())
+    for again in (once, keras.optimizers.LossScaleOptimizer(once)):
+        with pytest.raises(ValueError, match="wrap an optimizer once"):
+            hvd.DistributedOptimizer(again)
+    with pytest.raises(ValueError, match=r"none of the optimizer's variables"):
+        hvd.DistributedOptimizer(sgd(), groups=[[weight]]).build([keras.Variable(np.zeros(2, "float32"))])
+    with pytest.raises(ValueError, match="is not built yet"):
+        hvd.PartialDistributedOptimizer(sgd(), local_layers=keras.layers.Dense(1))
+    one = keras.ops.ones(1)
+    unknown = pytest.raises(ImportError, match=r"on the numpy backend needs horovodish.numpy")
+    with mock.patch.object(keras.config, "backend", return_value="numpy"), unknown:
+        hvd.allreduce(one)
+
+
+def the_guide_runs(folder: Path) -> None:
+    """In a folder of its own for every rank but for the file that one writes and all read."""
+    os.chdir(folder)
+    training, loading = python_blocks("docs/keras.md")
+    x = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
+    y = np.stack([x.sum(1), x.prod(1)], 1)
+    scope = {"model": mlp(), "x": x, "y": y, "validation_x": x[:8], "validation_y": y[:8], "keras": keras}
+    exec(training, scope)
+    hvd.barrier()
+    exec(loading, scope)
+    assert scope["model"].optimizer.built

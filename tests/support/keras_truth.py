@@ -1,0 +1,234 @@
+"""Checks of the optimizer of horovodish.keras that any backend of Keras can run, on 2 ranks or more, after `init()`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+
+import horovodish.keras as hvd
+
+STEPS, BATCH, EPOCHS = 5, 4, 2
+# Sums of float32 in another order: a few units in the last place for each step, of weights of magnitude 1.
+CLOSE = {"rtol": 5e-5, "atol": 5e-6}
+
+Make = Callable[[], Any]
+
+
+def sgd(**options: Any) -> Any:
+    return keras.optimizers.SGD(**{"learning_rate": 0.05, "momentum": 0.9, **options})
+
+
+def adam(**options: Any) -> Any:
+    return keras.optimizers.Adam(**{"learning_rate": 1e-2, "epsilon": 1e-5, **options})
+
+
+def mlp() -> Any:
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+    hidden = keras.layers.Dense(8, activation="tanh")(hidden)
+    return keras.Model(inputs, keras.layers.Dense(2)(hidden))
+
+
+def embeddings() -> Any:
+    """Its gradients are sparse where the backend has sparse ones."""
+    inputs = keras.Input((6,))
+    numbers = keras.ops.cast(keras.ops.floor(keras.ops.abs(inputs) * 4), "int32")
+    rows = keras.layers.Embedding(16, 3)(keras.ops.clip(numbers, 0, 15))
+    return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(rows)))
+
+
+def cases() -> Iterator[tuple[str, Make, Make, Make, dict[str, Any]]]:
+    """A name, the model, the optimizers of the ranks and of one process, and options of the wrapper."""
+    moves = lambda: sgd(nesterov=True, weight_decay=1e-3)  # noqa: E731
+    yield "SGD", mlp, moves, moves, {"num_groups": 2, "gradient_predivide_factor": 3.0}
+    clips = lambda: adam(global_clipnorm=0.1, use_ema=True)  # noqa: E731
+    yield "Adam", mlp, clips, clips, {}
+    yield "embeddings", embeddings, sgd, sgd, {}
+    if keras.config.backend() == "tensorflow":  # the others have no sparse gradients
+        still = lambda: sgd(momentum=0.0)  # noqa: E731
+        yield "embeddings made dense", embeddings, still, still, {"sparse_as_dense": True}
+    # 5 steps an epoch: a window of 2 goes on in the next epoch.
+    accumulates = lambda: sgd(gradient_accumulation_steps=2)  # noqa: E731
+    yield "accumulated by Keras", mlp, accumulates, accumulates, {}
+    averaged = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
+    yield "windows of 2", mlp, sgd, accumulates, averaged
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """By step, rank and example."""
+    x = np.random.default_rng(3).normal(size=(STEPS, hvd.size(), BATCH, 6)).astype("float32")
+    return x, np.stack([x.sum(-1), x.prod(-1)], -1)
+
+
+def fit(model: Any, optimizer: Any, parts: Any, batch: int, callbacks: Any = ()) -> list[np.ndarray]:
+    """Trains on parts of the data and gives the weights."""
+    x, y = (array[:, parts].reshape(-1, array.shape[-1]) for array in data())
+    model.compile(optimizer, loss="mse")
+    model.fit(x, y, epochs=EPOCHS, batch_size=batch, shuffle=False, verbose=0, callbacks=list(callbacks))
+    return model.get_weights()
+
+
+def ranks_train_as_one_process() -> None:
+    for case, make_model, make, make_alone, options in cases():
+        keras.utils.set_random_seed(7)
+        expected = fit(make_model(), make_alone(), slice(None), BATCH * hvd.size())
+        keras.utils.set_random_seed(7 if hvd.rank() == 0 else 100 + hvd.rank())
+        broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        optimizer = hvd.DistributedOptimizer(make(), **options)
+        weights = fit(make_model(), optimizer, hvd.rank(), BATCH, [broadcast])
+        for weight, other in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(weight, other, **CLOSE, err_msg=case)
+        everyones = hvd.allgather_object(weights)
+        assert all(np.array_equal(*pair) for pair in zip(everyones[0], everyones[-1], strict=True)), case
+
+
+def applied(optimizer: Any, gradients: list[Any], times: int = 1, **options: Any) -> list[np.ndarray]:
+    """The values of variables that were 0, after some steps with gradients."""
+    variables = [keras.Variable(np.zeros(2, "float32"), name=f"v{place}") for place in range(len(gradients))]
+    options = {
+        key: value(variables) if callable(value) and key == "groups" else value for key, value in options.items()
+    }
+    wrap = hvd.DistributedOptimizer(optimizer, **options)
+    wrap.build(variables)
+    tensors = [None if g is None else keras.ops.convert_to_tensor(np.asarray(g, "float32")) for g in gradients]
+    for _ in range(times):
+        if keras.config.backend() == "jax":
+            import jax
+
+            state = [variable.value for variable in wrap.variables], tensors, [v.value for v in variables]
+            values = jax.jit(wrap.stateless_apply)(*state)
+            for variable, value in zip([*variables, *wrap.variables], [*values[0], *values[1]], strict=True):
+                variable.assign(value)
+        else:
+            wrap.apply_gradients(zip(tensors, variables, strict=True))
+    return [keras.ops.convert_to_numpy(variable) for variable in variables]
+
+
+def plain() -> Any:
+    """Moves a variable by the opposite of its gradient."""
+    return keras.optimizers.SGD(learning_rate=1.0)
+
+
+def every_argument_is_honoured() -> None:
+    """On 2 ranks."""
+    rank = hvd.rank()
+    own = [rank + 1.0, 4.0 - rank]
+    expected = {
+        hvd.Average: [1.5, 3.5],
+        hvd.Sum: [3, 7],
+        hvd.Min: [1, 3],
+        hvd.Max: [2, 4],
+        hvd.Product: [2, 12],
+    }
+    for op, values in expected.items():
+        for result in applied(plain(), [own], op=op):
+            np.testing.assert_allclose(-result, values, rtol=1e-6, err_msg=op.name)
+    by_list = lambda variables: [variables[1:], variables[:1]]  # noqa: E731
+    for options, sizes in (({}, [3]), ({"num_groups": 2}, [1, 2]), ({"groups": by_list}, [2, 1])):
+        shim = importlib.import_module(f"horovodish.{keras.config.backend()}")
+        with mock.patch.object(shim, "grouped_allreduce", wraps=shim.grouped_allreduce) as reductions:
+            for result in applied(plain(), [own, own, own], op=hvd.Sum, **options):
+                np.testing.assert_allclose(-result, expected[hvd.Sum], rtol=1e-6)
+        assert [len(call.args[0]) for call in reductions.call_args_list] == sizes
+    orthogonal = applied(plain(), [[1.0, 0.0] if rank == 0 else [0.0, 1.0]], op=hvd.Adasum)
+    np.testing.assert_allclose(-orthogonal[0], [1, 1], rtol=1e-6)
+    big = applied(plain(), [[1.0 + 2.0**-12, 1.0]], compression=hvd.Compression.fp16)
+    np.testing.assert_array_equal(-big[0], [1, 1])
+
+    first = hvd.add_process_set([0])
+    np.testing.assert_array_equal(-applied(plain(), [own], process_set=first)[0], own)
+    hvd.remove_process_set(first)
+    window = applied(plain(), [own], times=3, backward_passes_per_step=2)
+    np.testing.assert_allclose(-window[0], [3, 7], rtol=1e-6)
+
+    optimizer = hvd.DistributedOptimizer(plain())
+    shared, local = (keras.Variable(np.zeros(2, "float32"), name=name) for name in ("shared", "local"))
+    optimizer.register_local_var(local)
+    optimizer.build([shared, local])
+    gradient = keras.ops.convert_to_tensor(np.asarray(own, "float32"))
+    optimizer.apply([gradient, gradient], [shared, local])
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(shared), [-1.5, -3.5], rtol=1e-6)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(local), np.divide(own, -2), rtol=1e-6)
+
+
+def absent_gradients() -> None:
+    """Weight decay moves every variable that has a gradient, and no other."""
+    if keras.config.backend() == "jax":
+        return
+    moves = keras.optimizers.SGD(learning_rate=1.0)
+    here = [2.0, 4.0] if hvd.rank() == 0 else None
+    result = applied(moves, [[1.0, 1.0], here, None])
+    for value, expected in zip(result, [[-1, -1], [-1, -2], [0, 0]], strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
+    decays = keras.optimizers.SGD(learning_rate=1.0, weight_decay=0.5)
+    variables = [keras.Variable(np.ones(2, "float32"), name=name) for name in ("used", "unused")]
+    hvd.DistributedOptimizer(decays).apply([keras.ops.ones(2), None], variables)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(variables[0]), [-0.5, -0.5])
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(variables[1]), [1, 1])
+
+
+def sparse_gradients_become_dense() -> None:
+    """On TensorFlow, where they have no maximum otherwise; in windows always, and local ones are divided."""
+    if keras.config.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    rank = hvd.rank()
+    slices = tf.IndexedSlices(tf.ones((2, 1)), tf.constant([rank, rank]), tf.constant([3, 1]))
+    for options, expected in (
+        ({"op": hvd.Max, "sparse_as_dense": True}, [[-2], [-2], [0]]),
+        ({}, [[-1], [-1], [0]]),
+        ({"backward_passes_per_step": 2}, [[-2], [-2], [0]]),
+    ):
+        table = keras.Variable(np.zeros((3, 1), "float32"))
+        optimizer = hvd.DistributedOptimizer(plain(), **options)
+        for _ in range(options.get("backward_passes_per_step", 1)):
+            optimizer.apply_gradients([(slices, table)])
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(table), expected)
+    optimizer = hvd.DistributedOptimizer(plain())
+    optimizer.register_local_var(table)
+    optimizer.apply_gradients([(slices, table)])
+    assert float(keras.ops.sum(table)) == -4.0 - 1.0
+
+
+def loss_scaling_is_agreed_upon() -> None:
+    """A gradient that overflows on one rank makes all ranks skip the step and halve the scale."""
+    gradient = [np.inf, 1.0] if hvd.rank() == hvd.size() - 1 else [1.0, 1.0]
+    scaling = keras.optimizers.LossScaleOptimizer(plain(), initial_scale=8.0)
+    np.testing.assert_array_equal(applied(scaling, [gradient])[0], [0, 0])
+    assert float(scaling.dynamic_scale) == 4.0
+    scaling = keras.optimizers.LossScaleOptimizer(plain(), initial_scale=8.0)
+    np.testing.assert_array_equal(applied(scaling, [[8.0, 16.0]])[0], [-1, -2])
+
+
+def mixed_precision_in_fit() -> None:
+    """Where compile() puts a LossScaleOptimizer around ours, the callback moves the reduction; else it is an error."""
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model, optimizer = mlp(), hvd.DistributedOptimizer(sgd())
+        fit(model, optimizer, hvd.rank(), BATCH, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+        assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        assert model.optimizer.inner_optimizer is optimizer
+        everyones = hvd.allgather_object(model.get_weights())
+        assert all(np.array_equal(*pair) for pair in zip(everyones[0], everyones[-1], strict=True))
+        assert int(optimizer.iterations) > 0
+        with pytest.raises(ValueError, match=r"DistributedOptimizer\(keras.optimizers.LossScaleOpt"):
+            fit(mlp(), hvd.DistributedOptimizer(keras.optimizers.SGD(1e-6)), hvd.rank(), BATCH)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def a_wrapped_optimizer_is_what_it_was() -> None:
+    optimizer = adam()
+    before = keras.saving.serialize_keras_object(optimizer)
+    assert hvd.DistributedOptimizer(optimizer) is optimizer
+    assert isinstance(optimizer, keras.optimizers.Adam)
+    assert keras.saving.serialize_keras_object(optimizer) == before
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert float(again.learning_rate) == float(optimizer.learning_rate)
