@@ -31,9 +31,8 @@ class Collective:
 
     Attributes:
         kind: a key of `_native.KINDS`.
-        name: the same on every rank.
-        unnamed: the user gave no name, so `name` is a place in the source. Outside of jit the call is counted instead;
-            in a compiled program the second such call of one place gets the number 2, and so on.
+        name: the same on every rank. The second use of it in a compiled program gets the number 2, and so on.
+        unnamed: the user gave no name, so `name` is a place in the source; outside of jit the call is counted instead.
         part: follows the name where a tree is cut into several operations.
         members: what follows the name, for each array.
         total_rows: of an allgather, the rows that all ranks give, by member; empty where every rank gives as many.

@@ -10,8 +10,9 @@ holds here, too, and this besides:
 - Inside jit a call is part of the program: it begins when its array is computed, and what does not need the result
   goes on meanwhile. XLA neither drops, merges, repeats nor hoists it. Every rank must run the same program, as far as
   collectives go; what differs in order between ranks must be one call on a tree.
-- Without a name, calls outside of jit are counted. In a compiled program a call has the file and line of its source,
-  and a number where one line calls several times. Two calls of one name must not be under way at once.
+- Without a name, calls outside of jit are counted, and a call in a compiled program has the file and line of its
+  source. A name that a program has several times, as of a loop, gets a number. Two calls of one name that are under way
+  at once are refused all the same: from two threads, or a function jitted by itself that a program calls twice.
 - Inside jit shapes are those of the trace: every rank must give as many rows to an allgather, and alltoall has no
   splits.
 - Errors outside of jit are those of `horovodish.errors`. A compiled program that fails raises

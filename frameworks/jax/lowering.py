@@ -89,13 +89,13 @@ def _check_devices(ctx: mlir.LoweringRuleContext) -> None:
 
 
 def _numbered(ctx: mlir.LoweringRuleContext, collectives: tuple[Collective, ...]) -> tuple[Collective, ...]:
-    """Tells calls without a name of one place in the source apart, as a loop makes them: in the program's order."""
+    """Tells calls of one name apart, as a loop or `jax.checkpoint` makes them: by a number, in the program's order."""
     # What lives as long as a module is lowered; JAX's own keys in it are tuples.
     uses: Counter[str] = ctx.module_context.cached_primitive_lowerings.setdefault(primitive, Counter())
-    uses.update({collective.name for collective in collectives if collective.unnamed})
+    uses.update({collective.name for collective in collectives})
     return tuple(
         replace(collective, name=f"{collective.name}#{uses[collective.name]}")
-        if collective.unnamed and uses[collective.name] > 1
+        if uses[collective.name] > 1
         else collective
         for collective in collectives
     )

@@ -416,8 +416,6 @@ xla::Error* xla_start(xla::CallFrame* frame) {
     const auto call = std::make_shared<Call>();
     try {
       hand_over(*frame, call);
-    } catch (const EngineStopped& error) {
-      calls().settle(call, {xla::kFailedPrecondition, named(error, *call)});
     } catch (const std::exception& error) {
       calls().settle(call, {xla::kInvalidArgument, named(error, *call)});
     }

@@ -42,7 +42,6 @@ enum ErrorCode : int {
   kCancelled = 1,
   kInvalidArgument = 3,
   kDeadlineExceeded = 4,
-  kFailedPrecondition = 9,
   kInternal = 13,
   kUnavailable = 14,
 };

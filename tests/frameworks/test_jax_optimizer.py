@@ -1,0 +1,190 @@
+"""horovodish.jax.DistributedOptimizer and the gradient functions: N ranks train as one does on all of the data."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax import numpy as jnp
+
+import horovodish.jax as hvd
+from support.ranks import run_ranks
+
+STEPS = 6
+
+
+def batch(rank: int, step: int) -> Any:
+    inputs = jax.random.normal(jax.random.fold_in(jax.random.key(7), step * 10 + rank), (8, 4))
+    return inputs, (inputs @ jnp.arange(4.0))[:, None]
+
+
+def whole_batch(step: int) -> Any:
+    batches = [batch(rank, step) for rank in range(hvd.size())]
+    return tuple(jnp.concatenate(parts) for parts in zip(*batches, strict=True))
+
+
+def own_batch(step: int) -> Any:
+    return batch(hvd.rank(), step)
+
+
+def parameters() -> Any:
+    one, other = jax.random.split(jax.random.key(0))
+    first = {"kernel": jax.random.normal(one, (4, 5)), "bias": jnp.zeros(5)}
+    return {"layer_0": first, "layer_1": {"kernel": jax.random.normal(other, (5, 1))}}
+
+
+def loss_of(tree: Any, data: Any) -> Any:
+    inputs, targets = data
+    hidden = jnp.tanh(inputs @ tree["layer_0"]["kernel"] + tree["layer_0"]["bias"])
+    return jnp.square(hidden @ tree["layer_1"]["kernel"] - targets).mean()
+
+
+def trained(tx: Any, data: Any = own_batch, gradient: Any = None, compiled: bool = True) -> Any:
+    values = parameters()
+    state = tx.init(values)
+
+    def step(values: Any, state: Any, data: Any) -> Any:
+        gradients = (gradient or jax.grad(loss_of))(values, data)
+        updates, state = tx.update(gradients, state, values)
+        return optax.apply_updates(values, updates), state
+
+    run = jax.jit(step, donate_argnums=(0, 1)) if compiled else step
+    for number in range(STEPS):
+        values, state = run(values, state, data(number))
+    return values
+
+
+def alike(one: Any, other: Any, tolerance: float = 1e-5) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def one_process_with_all_of_the_data() -> None:
+    adam = optax.adam(0.05)
+    expected = trained(adam, whole_batch)
+    wrap = hvd.DistributedOptimizer
+    for tx in (
+        wrap(adam),
+        wrap(optax.chain(optax.clip_by_global_norm(1e9), adam)),
+        optax.chain(optax.identity(), wrap(adam)),
+        wrap(optax.inject_hyperparams(optax.adam)(learning_rate=0.05)),
+        optax.inject_hyperparams(lambda learning_rate: wrap(optax.adam(learning_rate)))(learning_rate=0.05),
+        wrap(adam, gradient_predivide_factor=4.0),
+    ):
+        assert isinstance(tx, optax.GradientTransformation)
+        alike(trained(tx), expected)
+    alike(trained(wrap(adam), compiled=False), expected)
+    alike(trained(wrap(adam, compression=hvd.Compression.bf16)), expected, 0.01)
+    alike(trained(adam, gradient=hvd.grad(loss_of)), expected)
+    alike(trained(adam, gradient=lambda *a: hvd.value_and_grad(loss_of)(*a)[1], compiled=False), expected)
+    alike(trained(wrap(optax.sgd(0.05), op=hvd.Sum)), trained(optax.sgd(0.05 * hvd.size()), whole_batch))
+    clipped = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(1.0))
+    alike(trained(wrap(clipped)), trained(clipped, whole_batch))
+    jax.tree.map(np.testing.assert_array_equal, wrap(adam).init(parameters()), adam.init(parameters()))
+
+
+def accumulation() -> None:
+    expected = trained(optax.MultiSteps(optax.adam(0.05), 2), whole_batch)
+    wrap = hvd.DistributedOptimizer
+    alike(trained(optax.MultiSteps(wrap(optax.adam(0.05)), 2)), expected)
+    alike(trained(wrap(optax.MultiSteps(optax.adam(0.05), 2).gradient_transformation())), expected)
+    halved = optax.chain(optax.scale(0.5), optax.adam(0.05))  # sums, where MultiSteps has means
+    alike(trained(wrap(halved, backward_passes_per_step=2)), expected)
+    alike(trained(wrap(halved, backward_passes_per_step=2), compiled=False), expected)
+    tx = wrap(optax.sgd(1.0), backward_passes_per_step=3)
+    state = tx.init(jnp.zeros(2))
+    seen = []
+    for value in (1.0, 2.0, 4.0, 8.0):
+        update, state = jax.jit(tx.update)(jnp.full(2, value * (1 + hvd.rank())), state)
+        seen.append(float(update[0]))
+    mean = sum(range(1, hvd.size() + 1)) / hvd.size()
+    np.testing.assert_allclose(seen, [0, 0, -7 * mean, 0])
+    assert int(state.passes) == 1
+
+
+def adasum_of_the_steps() -> None:
+    step = hvd.DistributedOptimizer(optax.sgd(0.5), op=hvd.Adasum)
+    same, _ = jax.jit(step.update)(jnp.ones(3), step.init(jnp.ones(3)))
+    np.testing.assert_allclose(same, -0.5, rtol=1e-6)
+    own = jnp.zeros(hvd.size()).at[hvd.rank()].set(1.0)
+    orthogonal, _ = jax.jit(step.update)(own, step.init(own))
+    np.testing.assert_allclose(orthogonal, -0.5, rtol=1e-6)
+
+
+def values_stay_this_ranks_own() -> None:
+    def with_aux(x: Any, factor: Any) -> Any:
+        return (x * factor).sum(), factor
+
+    factor = 1.0 + hvd.rank()
+    mean = sum(range(1, hvd.size() + 1)) / hvd.size()
+    (value, aux), gradients = jax.jit(hvd.value_and_grad(with_aux, has_aux=True))(jnp.ones(2), factor)
+    assert (float(value), float(aux)) == (2 * factor, factor)
+    np.testing.assert_allclose(gradients, mean)
+    gradients, aux = hvd.grad(with_aux, has_aux=True)(jnp.ones(2), factor)
+    np.testing.assert_allclose(gradients, mean)
+    by_both = hvd.grad(lambda x, y: (x * y).sum(), argnums=(0, 1), op=hvd.Sum)(jnp.ones(2), jnp.full(2, factor))
+    np.testing.assert_allclose(by_both[0], mean * hvd.size())
+    np.testing.assert_allclose(by_both[1], hvd.size())
+
+
+def process_sets() -> None:
+    last = hvd.add_process_set([hvd.size() - 1])
+    tx = hvd.DistributedOptimizer(optax.sgd(1.0), process_set=last)
+    update, _ = jax.jit(tx.update)(jnp.full(2, float(hvd.rank())), tx.init(jnp.zeros(2)))
+    np.testing.assert_allclose(update, -float(hvd.rank()))
+    hvd.remove_process_set(last)
+
+
+def buckets() -> None:
+    """Layers that backward finishes first come first, in the order of their numbers."""
+    tree = {f"layer_{number}": jnp.zeros(400_000) for number in range(12)}
+    tx = hvd.DistributedOptimizer(optax.sgd(1.0), name="fused")
+    text = jax.jit(tx.update).lower(tree, tx.init(tree)).as_text()
+    order = [int(number) for number in re.findall(r"fused\['layer_(\d+)'\]", text)]
+    assert order == list(reversed(range(12)))
+    assert text.count("@horovodish_start") < 12
+
+
+def what_is_wrong() -> None:
+    for arguments, text in [
+        ({"op": "mean"}, "op='mean' is no reduce op"),
+        ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, r"gradient_predivide_factor=2\.0 needs op=Average"),
+        ({"gradient_predivide_factor": -1.0}, r"gradient_predivide_factor=-1\.0 is not positive"),
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step=0 must be a whole number"),
+        ({"compression": "fp16"}, "compression='fp16' is none"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(optax.sgd(0.1), **arguments)
+    with pytest.raises(TypeError, match=r"wraps an optax\.GradientTransformation, not function"):
+        hvd.DistributedOptimizer(optax.sgd)
+
+
+def everything() -> None:
+    hvd.init()
+    one_process_with_all_of_the_data()
+    accumulation()
+    adasum_of_the_steps()
+    values_stay_this_ranks_own()
+    process_sets()
+    buckets()
+    what_is_wrong()
+
+
+def test_the_optimizer() -> None:
+    run_ranks(everything, 2, timeout=120)
+
+
+def test_a_world_of_one() -> None:
+    hvd.init()
+    try:
+        alike(trained(hvd.DistributedOptimizer(optax.adam(0.05))), trained(optax.adam(0.05)))
+        tx = hvd.DistributedOptimizer(optax.sgd(0.1))
+        assert "horovodish" not in jax.jit(tx.update).lower(jnp.ones(2), tx.init(jnp.ones(2))).as_text()
+        np.testing.assert_array_equal(jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(jnp.ones(2)), 1)
+    finally:
+        hvd.shutdown()

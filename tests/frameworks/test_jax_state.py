@@ -1,0 +1,138 @@
+"""horovodish.jax: the same start on every rank, for trees of optax, Flax and Equinox; and objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax import numpy as jnp
+
+import horovodish.jax as hvd
+from support.expect import mismatch
+from support.ranks import run_ranks
+
+ROOT = 1
+
+
+def leaves_of_all_kinds() -> None:
+    rank = hvd.rank()
+    tree = {
+        "bfloat16": jnp.full(2, rank, jnp.bfloat16),
+        "empty": jnp.zeros((0, 3)),
+        "float": rank + 0.5,
+        "float64 of NumPy": np.full(2, rank + 0.1),
+        "function": print,
+        "int": rank,
+        "key": jax.random.key(rank),
+        "none": None,
+        "old key": jax.random.PRNGKey(rank),
+        "scalar": jnp.float32(rank),
+        "switch": rank == ROOT,
+        "text": "as it is",
+    }
+    got = hvd.broadcast_parameters(tree, ROOT)
+    assert jax.tree.structure(got) == jax.tree.structure(tree)
+    assert [got[name] for name in ("float", "int", "switch", "text")] == [ROOT + 0.5, ROOT, True, "as it is"]
+    assert got["function"] is print
+    np.testing.assert_array_equal(got["bfloat16"].astype(float), ROOT)
+    assert got["float64 of NumPy"].dtype == np.float64 and got["float64 of NumPy"][1] == ROOT + 0.1
+    np.testing.assert_array_equal(got["old key"], jax.random.PRNGKey(ROOT))
+    assert jax.random.bits(got["key"]) == jax.random.bits(jax.random.key(ROOT))
+    assert (tree["int"], float(tree["scalar"]), float(got["scalar"])) == (rank, rank, ROOT)
+    assert hvd.broadcast_parameters({}) == {}
+
+
+def states_of_optimizers() -> None:
+    tx = hvd.DistributedOptimizer(optax.inject_hyperparams(optax.adam)(learning_rate=0.1 * (hvd.rank() + 1)))
+    state = tx.init({"w": jnp.ones(3)})
+    if hvd.rank() == ROOT:
+        _, state = optax.inject_hyperparams(optax.adam)(learning_rate=0.2).update({"w": jnp.arange(3.0)}, state)
+    got = hvd.broadcast_optimizer_state(state, ROOT)
+    assert float(got.hyperparams["learning_rate"]) == np.float32(0.2)
+    assert int(got.inner_state[0].count) == 1
+    np.testing.assert_allclose(got.inner_state[0].mu["w"], 0.1 * np.arange(3), rtol=1e-6)
+
+
+def linen() -> None:
+    nn = pytest.importorskip("flax.linen")
+    model = nn.Dense(3)
+    variables = model.init(jax.random.key(hvd.rank()), jnp.ones((1, 2)))
+    same_everywhere(hvd.broadcast_parameters(variables, ROOT), model.init(jax.random.key(ROOT), jnp.ones((1, 2))))
+    tx = hvd.DistributedOptimizer(optax.adam(0.1))
+    gradients = jax.tree.map(lambda leaf: jnp.full_like(leaf, hvd.rank()), variables)
+    updates, _ = jax.jit(tx.update)(gradients, tx.init(variables))
+    assert jax.tree.structure(updates) == jax.tree.structure(variables)
+
+
+def nnx() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(hvd.rank()))
+    nnx.update(model, hvd.broadcast_parameters(nnx.state(model), ROOT))
+    np.testing.assert_array_equal(model.kernel[...], nnx.Linear(2, 3, rngs=nnx.Rngs(ROOT)).kernel[...])
+    optimizer = nnx.Optimizer(model, hvd.DistributedOptimizer(optax.sgd(1.0)), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model: Any, optimizer: Any, weight: Any) -> None:
+        optimizer.update(model, nnx.grad(lambda model: (model(jnp.ones((1, 2))) * weight).sum())(model))
+
+    before = model.kernel[...]
+    step(model, optimizer, 1.0 + hvd.rank())
+    mean = sum(range(1, hvd.size() + 1)) / hvd.size()
+    np.testing.assert_allclose(model.kernel[...], before - mean, rtol=1e-5)
+
+
+def equinox() -> None:
+    eqx = pytest.importorskip("equinox")
+    model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(hvd.rank()))
+    got = hvd.broadcast_parameters(model, ROOT)
+    expected = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(ROOT))
+    same_everywhere(eqx.filter(got, eqx.is_array), eqx.filter(expected, eqx.is_array))
+    assert got.activation is model.activation
+    tx = hvd.DistributedOptimizer(optax.sgd(1.0))
+    gradients = eqx.filter_grad(lambda model: model(jnp.ones(2)).sum() * (1 + hvd.rank()))(got)
+    updates, _ = eqx.filter_jit(tx.update)(gradients, tx.init(eqx.filter(got, eqx.is_array)))
+    own = eqx.filter_grad(lambda model: model(jnp.ones(2)).sum())(got)
+    mean = sum(range(1, hvd.size() + 1)) / hvd.size()
+    np.testing.assert_allclose(updates.layers[0].weight, -mean * own.layers[0].weight, rtol=1e-5)
+
+
+def same_everywhere(one: Any, other: Any) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def what_is_wrong() -> None:
+    rank = hvd.rank()
+    with mismatch(
+        "broadcast_parameters: the trees differ", "only rank 0 has ['w']: float32[2]", "only rank 1 has ['w']"
+    ):
+        hvd.broadcast_parameters({"w": jnp.zeros(2 + rank)})
+    with mismatch("only rank 0 has nothing, only rank 1 has ['x']: float32[1]"):
+        hvd.broadcast_parameters({"w": jnp.zeros(2), **({"x": jnp.zeros(1)} if rank else {})})
+    with pytest.raises(ValueError, match="root_rank=7 does not exist"):
+        hvd.broadcast_parameters({"w": jnp.zeros(2)}, 7)
+    with pytest.raises(ValueError, match="broadcast_parameters works outside of jit only"):
+        jax.jit(hvd.broadcast_parameters)({"w": jnp.zeros(2)})
+
+
+def objects() -> None:
+    assert hvd.broadcast_object({"epoch": hvd.rank()}, ROOT) == {"epoch": ROOT}
+    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+
+
+def everything() -> None:
+    hvd.init()
+    leaves_of_all_kinds()
+    states_of_optimizers()
+    linen()
+    nnx()
+    equinox()
+    what_is_wrong()
+    objects()
+
+
+def test_state() -> None:
+    run_ranks(everything, 2, timeout=120)

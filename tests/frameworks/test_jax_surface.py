@@ -1,0 +1,124 @@
+"""The public names of horovodish.jax, what its import does not do, and XLA's interface as we declare it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jaxlib
+import pytest
+
+import horovodish.basics
+import horovodish.jax
+from support.sources import CSRC
+
+DIAGNOSTICS = {"start_timeline", "stop_timeline", "straggler_report", "surviving_communicator"}
+PROCESS_API = (set(horovodish.basics.__all__) - {"engine"}) | DIAGNOSTICS
+OWN = {
+    "Adasum Average Max Min Product ReduceOp Sum",
+    "Compression DistributedOptimizer grad value_and_grad HorovodInternalError HostsUpdatedInterrupt",
+    "MismatchError RankLostError StallError UnsupportedTensorError",
+    "ProcessSet add_process_set global_process_set remove_process_set",
+    "allgather allreduce alltoall barrier broadcast grouped_allreduce reducescatter",
+    "allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters",
+}
+
+
+def test_the_public_names() -> None:
+    expected = PROCESS_API | {name for line in OWN for name in line.split()}
+    assert set(horovodish.jax.__all__) == expected
+    assert horovodish.jax.__all__ == sorted(horovodish.jax.__all__)
+
+
+def test_there_are_no_other_public_names() -> None:
+    submodules = {path.stem for path in Path(horovodish.jax.__file__).parent.glob("*.py")}
+    public = {name for name in vars(horovodish.jax) if not name.startswith("_")}
+    assert public - submodules == set(horovodish.jax.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(name for line in OWN for name in line.split()))
+def test_functions_are_documented(name: str) -> None:
+    assert getattr(horovodish.jax, name).__doc__
+
+
+def test_the_import_starts_no_backend_and_no_mpi() -> None:
+    code = "import horovodish.jax, sys; from jax._src.xla_bridge import backends_are_initialized as begun; "
+    code += "assert not begun(); assert 'mpi4py.MPI' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+STRUCTS = {  # ours, theirs, and members of both
+    "Extension": ("XLA_FFI_Extension_Base", {"type": "type", "next": "next"}),
+    "ApiVersion": ("XLA_FFI_Api_Version", {"major_version": "major_version", "minor_version": "minor_version"}),
+    "Metadata": ("XLA_FFI_Metadata", {"api_version": "api_version", "traits": "traits"}),
+    "MetadataExtension": ("XLA_FFI_Metadata_Extension", {"metadata": "metadata"}),
+    "ErrorCreateArgs": ("XLA_FFI_Error_Create_Args", {"message": "message", "code": "errc"}),
+    "FutureCreateArgs": ("XLA_FFI_Future_Create_Args", {"future": "future"}),
+    "FutureSetAvailableArgs": ("XLA_FFI_Future_SetAvailable_Args", {"future": "future"}),
+    "FutureSetErrorArgs": ("XLA_FFI_Future_SetError_Args", {"future": "future", "error": "error"}),
+    "Buffer": ("XLA_FFI_Buffer", {"dtype": "dtype", "data": "data", "rank": "rank", "dims": "dims"}),
+    "ByteSpan": ("XLA_FFI_ByteSpan", {"data": "ptr", "size": "len"}),
+    "Scalar": ("XLA_FFI_Scalar", {"dtype": "dtype", "value": "value"}),
+    "Array": ("XLA_FFI_Array", {"dtype": "dtype", "size": "size", "data": "data"}),
+    "Buffers": ("XLA_FFI_Args", {"size": "size", "types": "types", "buffers": "args"}),
+    "Attributes": ("XLA_FFI_Attrs", {"size": "size", "types": "types", "names": "names", "values": "attrs"}),
+    "Api": (
+        "XLA_FFI_Api",
+        {
+            "api_version": "api_version",
+            "error_create": "XLA_FFI_Error_Create",
+            "future_create": "XLA_FFI_Future_Create",
+            "future_set_available": "XLA_FFI_Future_SetAvailable",
+            "future_set_error": "XLA_FFI_Future_SetError",
+        },
+    ),
+    "CallFrame": (
+        "XLA_FFI_CallFrame",
+        {
+            "api": "api",
+            "context": "ctx",
+            "stage": "stage",
+            "arguments": "args",
+            "results": "rets",
+            "attributes": "attrs",
+            "future": "future",
+        },
+    ),
+}
+VALUES = {
+    "kMajorVersion": "XLA_FFI_API_MAJOR",
+    "kMetadataExtension": "XLA_FFI_Extension_Metadata",
+    "kCancelled": "XLA_FFI_Error_Code_CANCELLED",
+    "kInvalidArgument": "XLA_FFI_Error_Code_INVALID_ARGUMENT",
+    "kDeadlineExceeded": "XLA_FFI_Error_Code_DEADLINE_EXCEEDED",
+    "kInternal": "XLA_FFI_Error_Code_INTERNAL",
+    "kUnavailable": "XLA_FFI_Error_Code_UNAVAILABLE",
+    "kBufferType": "XLA_FFI_ArgType_BUFFER",
+    "kScalarAttribute": "XLA_FFI_AttrType_SCALAR",
+    "kStringAttribute": "XLA_FFI_AttrType_STRING",
+    **{
+        f"k{name}": f"XLA_FFI_DataType_{name}"
+        for name in ("S8", "S16", "S32", "S64", "U8", "F16", "F32", "F64", "BF16")
+    },
+    "kPred": "XLA_FFI_DataType_PRED",
+}
+
+
+def test_our_declarations_of_xlas_interface_are_those_of_its_header(tmp_path: Path) -> None:
+    """The header that jaxlib brings, newer ones included: structs may only have grown at their ends."""
+    lines = ["#include <cstddef>", "#include <cstdint>", "#include <xla/ffi/api/c_api.h>", '#include "abi/xla_ffi.h"']
+    lines.append("namespace ours = horovodish::abi::xla;")
+    for name, (theirs, members) in STRUCTS.items():
+        lines.append(f'static_assert(sizeof(ours::{name}) <= sizeof({theirs}), "{name}");')
+        for own, other in members.items():
+            lines.append(
+                f'static_assert(offsetof(ours::{name}, {own}) == offsetof({theirs}, {other}), "{name}.{own}");'
+            )
+    lines += [f'static_assert(int(ours::{own}) == int({other}), "{own}");' for own, other in VALUES.items()]
+    source = tmp_path / "compared.cc"
+    source.write_text("\n".join(lines) + "\n")
+    include = Path(jaxlib.__file__).parent / "include"
+    command = ["g++", "-std=c++20", "-fsyntax-only", f"-I{include}", f"-I{CSRC}", str(source)]
+    compiled = subprocess.run(command, capture_output=True, text=True)
+    assert compiled.returncode == 0, compiled.stderr
