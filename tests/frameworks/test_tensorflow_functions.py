@@ -49,12 +49,13 @@ def functions() -> None:
         gradients(way)
     second_gradients()
     several_gradients_of_one_operation()
-    library.keeps_callbacks = lambda: False  # type: ignore[assignment]
-    many_under_way(25)
-    loops_and_branches()
-    gradients(GRAPH)
-    gradients(EAGER)
-    errors_without_callbacks()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "keeps_callbacks", lambda: False)
+        many_under_way(25)
+        loops_and_branches()
+        gradients(GRAPH)
+        gradients(EAGER)
+        errors_without_callbacks()
 
 
 def retracing_on_one_rank() -> None:

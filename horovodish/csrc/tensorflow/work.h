@@ -14,7 +14,7 @@ namespace horovodish::tensorflow {
 // What a kernel knows from the graph.
 struct Attributes {
   Kind kind = Kind::allreduce;
-  int op = 0;
+  int op = static_cast<int>(ReduceOp::sum);
   double prescale = 1.0;
   double postscale = 1.0;
   int root = 0;
