@@ -54,7 +54,7 @@ def with_tensorflow() -> list[list[float]]:
 
 
 def test_torch_and_tensorflow() -> None:
-    first, second = run_ranks(one_rank_each, 2, timeout=120)
+    first, second = run_ranks(one_rank_each, 2, timeout=120, fresh=True)
     shared = [[2.0, 3.0], [4.0, 6.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [5.0], [3.0], [2.0]]
     assert first == [*shared, [4.0]]
     assert second == [*shared, [6.0]]
