@@ -71,6 +71,7 @@ tensorflow_ops = Extension(
     "horovodish._tensorflow_ops",
     files(TENSORFLOW, ".cc"),
     include_dirs=[str(CSRC)],
+    depends=files(CSRC, ".h"),
     language="c++",
     extra_compile_args=["-std=c++20", "-O2", *WARNINGS, "-fvisibility=hidden", "-MMD"],
 )
