@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import horovodish
 import horovodish.tensorflow as hvd
 from horovodish.errors import DuplicateNameError, NotInitializedError
 from horovodish.tensorflow import library
@@ -231,15 +232,17 @@ def mismatches_in_a_function() -> None:
 
     @tf.function
     def uneven(wrong: tf.Tensor) -> tf.Tensor:
-        # One rank alone submits something else, and waits for it when "wrong" fails on all.
+        # One rank alone submits something else, and would wait for it when "wrong" fails on all.
         other = hvd.allreduce(wrong, name="this rank's alone") if hvd.rank() == 0 else wrong
-        return tf.reduce_sum(other) + tf.reduce_sum(hvd.allreduce(wrong, name="wrong"))
+        with tf.control_dependencies([hvd.allreduce(tf.zeros([]), name="begun")]):
+            return tf.reduce_sum(other) + tf.reduce_sum(hvd.allreduce(wrong, name="wrong"))
 
     with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.AbortedError), match=r"MismatchError: .*'wrong'"):
         uneven(tf.ones([2 + min(hvd.rank(), 1)]))
     if hvd.rank() == 0:
         with pytest.raises(DuplicateNameError, match="this rank's alone"):
-            hvd.allreduce(tf.ones([2]), name="this rank's alone")
+            horovodish.allreduce_async(np.ones(2), name="this rank's alone")
+    hvd.barrier()  # now the others may leave
 
 
 def shutting_down() -> None:
