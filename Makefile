@@ -48,6 +48,7 @@ demo: dev
 bench: dev
 	for ranks in 2 4; do PATH="$(BIN):$$PATH" horovodish run -np $$ranks python benchmarks/allreduce.py || exit 1; done
 	PATH="$(BIN):$$PATH" horovodish run -np 2 python benchmarks/torch_step.py
+	PATH="$(BIN):$$PATH" horovodish run -np 2 python benchmarks/tensorflow_step.py
 
 # Between two hosts, which are network namespaces; only root can make them.
 bench-hosts: dev
