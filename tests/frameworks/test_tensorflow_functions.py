@@ -213,7 +213,7 @@ def test_five_hundred_under_way_in_three_orders() -> None:
 
 
 def test_functions() -> None:
-    run_ranks(functions, 2, timeout=180, fresh=True)
+    run_ranks(functions, 2, timeout=180)
 
 
 def test_a_callback_that_is_no_std_function_is_seen() -> None:
