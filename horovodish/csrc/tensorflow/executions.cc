@@ -1,5 +1,7 @@
 #include "tensorflow/executions.h"
 
+#include <algorithm>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -11,6 +13,8 @@
 namespace horovodish::tensorflow {
 
 namespace {
+
+constexpr const char* kGivenUp = "given up, because of an operation of the same step";
 
 // An operation under way. TensorFlow waits for its callback, the engine uses its memory.
 struct Execution {
@@ -35,9 +39,12 @@ struct Execution {
 // wait for ever. They fail with the first; what the engine still does with their memory does not matter any more.
 class Steps {
  public:
-  void add(const std::shared_ptr<Execution>& execution) {
+  // False: its step has failed while it was started.
+  bool add(const std::shared_ptr<Execution>& execution) {
     std::lock_guard lock(mutex_);
+    if (std::find(failed_.begin(), failed_.end(), execution->step) != failed_.end()) return false;
     by_step_[execution->step].insert(execution);
+    return true;
   }
 
   // False: it has failed with another one.
@@ -49,15 +56,20 @@ class Steps {
     return true;
   }
 
-  std::unordered_set<std::shared_ptr<Execution>> take(int64_t step) {
+  std::unordered_set<std::shared_ptr<Execution>> fail(int64_t step) {
     std::lock_guard lock(mutex_);
+    failed_.push_back(step);
+    if (failed_.size() > kRemembered) failed_.pop_front();
     auto node = by_step_.extract(step);
     return node.empty() ? std::unordered_set<std::shared_ptr<Execution>>{} : std::move(node.mapped());
   }
 
  private:
+  static constexpr size_t kRemembered = 64;  // each is needed for as long as a kernel takes to start
+
   std::mutex mutex_;
   std::unordered_map<int64_t, std::unordered_set<std::shared_ptr<Execution>>> by_step_;  // guarded by mutex_
+  std::deque<int64_t> failed_;  // the last ones; guarded by mutex_
 };
 
 Steps& steps() {
@@ -77,10 +89,10 @@ void settled(void* argument, const c_interface::Outcome* outcome) {
     return;
   }
   const std::string message = message_of(*outcome);
-  const auto others = steps().take(execution->step);
+  const auto others = steps().fail(execution->step);
   const Status failure(code_of(outcome->error_class), message.c_str());
   execution->conclude(&failure);
-  const Status aborted(TF_ABORTED, ("given up, because of an operation of the same step: " + message).c_str());
+  const Status aborted(TF_ABORTED, (kGivenUp + (": " + message)).c_str());
   for (const auto& other : others) other->conclude(&aborted);
 }
 
@@ -99,7 +111,11 @@ void run(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback
     execution->conclude(&status);
     return;
   }
-  steps().add(execution);
+  if (!steps().add(execution)) {
+    const Status aborted(TF_ABORTED, kGivenUp);
+    execution->conclude(&aborted);
+    return;
+  }
   execution->work.submit(&settled, new std::shared_ptr<Execution>(execution));
 }
 
