@@ -19,7 +19,6 @@ Example:
 if __name__ != "horovodish.tensorflow":
     raise ImportError("import this package as horovodish.tensorflow")
 
-import horovodish.tensorflow.gradients  # noqa: F401, registers them
 from horovodish.basics import (
     ccl_built,
     cross_rank,
@@ -62,6 +61,7 @@ from horovodish.errors import (
 from horovodish.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodish.recovery import surviving_communicator
 from horovodish.stragglers import straggler_report
+from horovodish.tensorflow import gradients  # noqa: F401, importing it registers them
 from horovodish.tensorflow.compression import Compression
 from horovodish.tensorflow.movements import allgather, alltoall, broadcast, broadcast_, grouped_allgather
 from horovodish.tensorflow.optimizer import DistributedOptimizer
