@@ -33,11 +33,11 @@ def network():
     return keras.Sequential(
         [
             keras.Input((8, 8, 1)),
-            keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
             keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+            keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
             keras.layers.MaxPooling2D(2),
             keras.layers.Flatten(),
-            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(128, activation="relu"),
             keras.layers.Dropout(0.25),
             keras.layers.Dense(10),
         ]

@@ -148,6 +148,11 @@ class _Distributed(_Optimizer):
         with self._distribution.without_window():
             super().load_own_variables(store)
 
+    def __reduce__(self: Any) -> Any:
+        # The class exists in this process only: a pickle is that of the class that was wrapped.
+        rebuild, arguments = super().__reduce__()
+        return getattr(self.__class__, rebuild.__name__), arguments
+
 
 def is_distributed(optimizer: Any) -> bool:
     """Whether an optimizer is wrapped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -230,5 +231,6 @@ def a_wrapped_optimizer_is_what_it_was() -> None:
     assert hvd.DistributedOptimizer(optimizer) is optimizer
     assert isinstance(optimizer, keras.optimizers.Adam)
     assert keras.saving.serialize_keras_object(optimizer) == before
-    again = type(optimizer).from_config(optimizer.get_config())
-    assert float(again.learning_rate) == float(optimizer.learning_rate)
+    for again in (type(optimizer).from_config(optimizer.get_config()), pickle.loads(pickle.dumps(optimizer))):
+        assert type(again) is optimizer.__class__
+        assert float(again.learning_rate) == float(optimizer.learning_rate)
