@@ -192,7 +192,7 @@ def files_are_those_of_keras(folder: Path) -> None:
     assert int(windows.optimizer.iterations) == 5
     assert len(windows.optimizer.variables) > len(model.optimizer.variables)
     windows.save(path)
-    assert len(keras.saving.load_model(path).optimizer.variables) == len(model.optimizer.variables)
+    assert int(keras.saving.load_model(path).optimizer.iterations) == 5  # Keras leaves out a state that does not fit
 
 
 def values_are_reduced() -> None:
