@@ -417,7 +417,7 @@ xla::Error* xla_start(xla::CallFrame* frame) {
     try {
       hand_over(*frame, call);
     } catch (const std::exception& error) {
-      calls().settle(call, {xla::kInvalidArgument, named(error, *call)});
+      calls().settle(call, {xla::kInternal, named(error, *call)});
     }
     *static_cast<int32_t*>(buffer_at(frame->results, 0).data) = calls().add(call);
     return nullptr;
@@ -433,15 +433,17 @@ xla::Error* xla_done(xla::CallFrame* frame) {
     check_interface(*frame);
     const xla::Buffer& numbers = buffer_at(frame->arguments, 0);
     const auto index = static_cast<size_t>(Arguments(frame->attributes).number("index"));
-    const auto waits = [&](std::vector<Target> wanted) {
+    const auto future = [&] {
       xla::FutureCreateArgs args{sizeof(args), nullptr, nullptr};
       if (api.future_create(&args) != nullptr) throw std::runtime_error("XLA gave no future");
-      frame->future = args.future;
-      return Waiter{&api, args.future, std::move(wanted)};
+      return frame->future = args.future;
     };
+    const auto waits = [&](std::vector<Target> wanted) { return Waiter{&api, future(), std::move(wanted)}; };
     const Failure failure = calls().finish(static_cast<const int32_t*>(numbers.data),
                                            static_cast<size_t>(numbers.dims[0]), index, results_of(*frame), waits);
-    return failure.message.empty() ? nullptr : error_of(api, failure);
+    // JAX raises another class where a program fails while it is dispatched.
+    if (!failure.message.empty()) fulfil({&api, future(), {}}, failure);
+    return nullptr;
   } catch (const std::exception& error) {
     return error_of(api, internal(error));
   }

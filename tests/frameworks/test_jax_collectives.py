@@ -1,0 +1,214 @@
+"""horovodish.jax: every operation on every dtype, inside and outside of jit, and what is wrong in one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import numpy as jnp
+
+import horovodish.jax as hvd
+from support.expect import mismatch
+from support.ranks import run_ranks
+
+DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+
+
+def both(function: Any) -> list[Any]:
+    """The function outside and inside of jit."""
+    return [function, jax.jit(function)]
+
+
+def ours(rank: int, dtype: str, shape: tuple[int, ...] = (4, 3)) -> np.ndarray:
+    """Small whole numbers, which every dtype holds, different on every rank."""
+    values = (np.arange(np.prod(shape)) * 2 + 3 * rank) % 7
+    return values.reshape(shape).astype(getattr(ml_dtypes, dtype, dtype))
+
+
+def equal(got: Any, expected: Any) -> None:
+    assert isinstance(got, jax.Array)
+    assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_array_equal(np.asarray(got), expected)
+
+
+def the_operations() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    for dtype in DTYPES:
+        all_ranks = [ours(other, dtype) for other in range(size)]
+        own = jnp.asarray(all_ranks[rank])
+        total = sum(array.astype(np.float64) for array in all_ranks).astype(own.dtype)
+        rows = np.array_split(total, size)[rank]
+        largest = np.max([array.astype(np.float64) for array in all_ranks], 0).astype(own.dtype)
+        whole = np.concatenate(all_ranks)
+        parts = np.concatenate([np.array_split(array, 2)[rank] for array in all_ranks[:2]]) if size == 2 else None
+        for run in both(lambda x: hvd.allreduce(x, op=hvd.Sum)):
+            equal(run(own), total)
+        for run in both(lambda x: hvd.allreduce(x, op=hvd.Max, name="largest")):
+            equal(run(own), largest)
+        for run in both(lambda x: hvd.allgather(x)):
+            equal(run(own), whole)
+        for run in both(lambda x: hvd.broadcast(x, root_rank=1)):
+            equal(run(own), all_ranks[1])
+        for run in both(lambda x: hvd.reducescatter(x, op=hvd.Sum)):
+            equal(run(own), rows)
+        for run in both(lambda x: hvd.alltoall(x)) if parts is not None else []:
+            equal(run(own), parts)
+    for run in both(lambda x: hvd.allgather(x)):
+        equal(run(jnp.array([rank == 0])), np.arange(size) == 0)
+        equal(run(jnp.float32(rank)), np.arange(size, dtype=np.float32))
+
+
+def the_scales() -> None:
+    for run in both(lambda x: hvd.allreduce(x, op=hvd.Average, prescale_factor=4, postscale_factor=0.5)):
+        equal(
+            run(jnp.full(3, hvd.rank() + 1.0)), np.full(3, sum(range(1, hvd.size() + 1)) / hvd.size() * 2, np.float32)
+        )
+    for run in both(lambda x: hvd.allreduce(x, average=False, compression=hvd.Compression.bf16)):
+        equal(run(jnp.full(3, 1.5)), np.full(3, 1.5 * hvd.size(), np.float32))
+
+
+def trees() -> None:
+    tree = {"a": [jnp.full((2, 2), hvd.rank() + 0.0), jnp.arange(3)], "b": {"c": jnp.ones((), jnp.bfloat16)}, "d": None}
+    for run in both(lambda tree: hvd.allreduce(tree, op=hvd.Sum)):
+        total = run(tree)
+        assert jax.tree.structure(total) == jax.tree.structure(tree)
+        equal(total["a"][0], np.full((2, 2), sum(range(hvd.size())), np.float32))
+        equal(total["a"][1], np.arange(3, dtype=np.int32) * hvd.size())
+        equal(total["b"]["c"], np.array(hvd.size(), ml_dtypes.bfloat16))
+    for run in both(lambda tree: hvd.broadcast(tree, 1)):
+        equal(run(tree)["a"][0], np.ones((2, 2), np.float32))
+    for run in both(lambda tree: hvd.barrier(tree)):
+        equal(run(tree)["a"][0], np.asarray(tree["a"][0]))
+    for run in both(lambda x: hvd.grouped_allreduce(x, op=hvd.Sum)):
+        first, second = run([jnp.ones(2), jnp.ones(3, jnp.int32)])
+        equal(first, np.full(2, hvd.size(), np.float32))
+        equal(second, np.full(3, hvd.size(), np.int32))
+    assert hvd.allreduce({}) == {}
+    for count in (0, 1):
+        for run in both(lambda x: hvd.allreduce(x, op=hvd.Sum)):
+            equal(run(jnp.ones((count, 2))), np.full((count, 2), hvd.size(), np.float32))
+
+
+def rows_that_differ() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    equal(hvd.allgather(jnp.full(rank, rank)), np.repeat(np.arange(size), np.arange(size)).astype(np.int32))
+    rows, counts = hvd.alltoall(jnp.full(size, rank), splits=[size] + [0] * (size - 1))
+    equal(counts, np.full(size, size if rank == 0 else 0, np.int32))
+    equal(rows, np.repeat(np.arange(size), size if rank == 0 else 0).astype(np.int32))
+    gather = jax.jit(lambda x: hvd.allgather(x, name="uneven"))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"'uneven': the ranks gave 12 bytes.*outside of jit"):
+        gather(jnp.zeros(rank + 1)).block_until_ready()
+
+
+def process_sets() -> None:
+    odd = hvd.add_process_set(range(1, hvd.size(), 2))
+    if odd.included():
+        for run in both(lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=odd)):
+            equal(run(jnp.ones(2)), np.full(2, odd.size(), np.float32))
+        for run in both(lambda x: hvd.allgather(x, process_set=odd)):
+            assert run(jnp.ones(2)).shape == (2 * odd.size(),)
+    else:
+        for run in both(lambda x: hvd.allreduce(x, process_set=odd)):
+            with pytest.raises(ValueError, match="rank 0 is not in process set"):
+                run(jnp.ones(2))
+    hvd.remove_process_set(odd)
+    for run in both(lambda x: hvd.allreduce(x, process_set=odd)):
+        with pytest.raises(ValueError, match="not in use"):
+            run(jnp.ones(2))
+
+
+def what_is_wrong() -> None:
+    for run in both(lambda x: hvd.allreduce(x, name="wrong")):
+        for values, text in [
+            (jnp.ones(2, jnp.complex64), "dtype complex64 is not supported"),
+            (jnp.ones(2, jnp.uint32), "dtype uint32 is not supported"),
+            (jnp.ones(2, bool), "bool arrays cannot be reduced"),
+            ({"key": jax.random.key(0)}, r"wrong\['key'\]: dtype key<fry> is not supported; pass jax.random.key_data"),
+        ]:
+            with pytest.raises(hvd.UnsupportedTensorError, match=text):
+                run(values)
+    with pytest.raises(
+        hvd.UnsupportedTensorError, match="wrong: expected an array of JAX or NumPy or a number, got str"
+    ):
+        hvd.allreduce("text", name="wrong")
+    for call, text in [
+        (lambda x: hvd.allreduce(x, average=True, op=hvd.Sum), "both given"),
+        (lambda x: hvd.broadcast(x, 9), "root_rank=9 does not exist"),
+        (lambda x: hvd.reducescatter(x, op=hvd.Adasum), "op=Adasum is for allreduce"),
+        (lambda x: hvd.alltoall(x, name="a"), "3 rows cannot be divided evenly by 2 ranks"),
+        (lambda x: hvd.allreduce(x, name=""), "must be one line of text"),
+        (lambda x: hvd.allreduce(x, compression="bf16"), "compression='bf16' is none"),
+        (lambda x: hvd.grouped_allreduce([]), "the group is empty"),
+    ]:
+        for run in both(call):
+            with pytest.raises(ValueError, match=text):
+                run(jnp.zeros(3))
+    with pytest.raises(ValueError, match="alltoall with splits works outside of jit only"):
+        jax.jit(lambda x: hvd.alltoall(x, splits=[1, 2]))(jnp.zeros(3))
+    with pytest.raises(ValueError, match="inside of jit a barrier needs values"):
+        jax.jit(lambda x: (hvd.barrier(), x))(jnp.zeros(3))
+    with pytest.raises(TypeError, match=r"pass \[array\]"):
+        hvd.grouped_allreduce(jnp.zeros(3))
+
+
+def ranks_that_disagree() -> None:
+    """Outside of jit the error has its class; inside it is JAX's, with the same text. The names can be used again."""
+    rank = hvd.rank()
+    parts = ("tensor 'shape': the ranks disagree about its shape:", "rank 0 has (2,)", "rank 1 has (3,)", "Remedy:")
+    with mismatch(*parts):
+        hvd.allreduce(jnp.zeros(2 + rank), name="shape")
+    with pytest.raises(jax.errors.JaxRuntimeError) as raised:
+        jax.jit(lambda x: hvd.allreduce(x, name="shape"))(jnp.zeros(2 + rank)).block_until_ready()
+    for part in (*parts, f"allreduce 'shape' failed on rank {rank}", "INVALID_ARGUMENT"):
+        assert part in str(raised.value)
+    equal(jax.jit(lambda x: hvd.allreduce(x, name="shape"))(jnp.ones(2)), np.ones(2, np.float32))
+    # The larger tree has a bucket that no other rank will ever have.
+    tree = {
+        "w": jnp.zeros(2_000_000),
+        **({"x": jnp.zeros(2_000_000), "b": jnp.zeros(3)} if rank else {"b": jnp.zeros(2)}),
+    }
+    with pytest.raises(
+        jax.errors.JaxRuntimeError,
+        match=r"the ranks disagree about its tensor: rank 0 has 'tree\['b'\]', rank 1 has 'tree\['w'\]'",
+    ):
+        jax.block_until_ready(jax.jit(lambda tree: hvd.allreduce(tree, name="tree"))(tree))
+
+
+def everything() -> None:
+    with pytest.raises(hvd_errors().NotInitializedError):
+        hvd.allreduce(jnp.ones(2))
+    with pytest.raises(hvd_errors().NotInitializedError):
+        jax.jit(lambda x: hvd.allreduce(x))(jnp.ones(2))
+    hvd.init()
+    with jax.enable_x64(True):
+        the_operations()
+    the_scales()
+    trees()
+    rows_that_differ()
+    process_sets()
+    what_is_wrong()
+    ranks_that_disagree()
+    left_from_an_engine_that_was_stopped()
+
+
+def left_from_an_engine_that_was_stopped() -> None:
+    run = jax.jit(lambda x: hvd.allreduce(x, name="later"))
+    run(jnp.ones(2)).block_until_ready()
+    hvd.shutdown()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="allreduce 'later': horovodish is not initialized"):
+        run(jnp.ones(2)).block_until_ready()
+    hvd.init()
+    equal(run(jnp.ones(2)), np.ones(2, np.float32))
+
+
+def hvd_errors() -> Any:
+    import horovodish.errors
+
+    return horovodish.errors
+
+
+def test_collectives() -> None:
+    run_ranks(everything, 2, timeout=120)

@@ -1,0 +1,57 @@
+"""Compiled programs whose collectives cannot come to an end: one error on every rank that waits, and no hang."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+from jax import lax
+from jax import numpy as jnp
+
+import horovodish.jax as hvd
+from support.ranks import run_ranks_to_their_ends
+
+STALLS = {
+    "HOROVODISH_STALL_CHECK_WARNING_TIME_SECONDS": "0.5",
+    "HOROVODISH_STALL_CHECK_SHUTDOWN_TIME_SECONDS": "2",
+}
+
+
+def take_a_branch_alone() -> str:
+    hvd.init()
+    program = jax.jit(lambda flag, x: lax.cond(flag, lambda x: hvd.allreduce(x, name="branch"), lambda x: x, x))
+    program(True, jnp.ones(3)).block_until_ready()
+    if hvd.rank() == 0:
+        with pytest.raises(jax.errors.JaxRuntimeError) as in_jit:
+            program(True, jnp.ones(3)).block_until_ready()
+        return str(in_jit.value)
+    program(False, jnp.ones(3)).block_until_ready()
+    with pytest.raises(hvd.StallError) as outside:
+        hvd.allreduce(jnp.ones(1), name="after")
+    return str(outside.value)
+
+
+def test_a_branch_that_only_some_ranks_take() -> None:
+    inside, outside = run_ranks_to_their_ends(take_a_branch_alone, 2, timeout=60, env=STALLS)
+    assert inside.ended == outside.ended == "returned", inside.output + outside.output
+    assert "DEADLINE_EXCEEDED: allreduce 'branch' failed on rank 0" in inside.result
+    assert "'branch' was submitted by rank 0 but not by rank 1" in inside.output
+    assert "'after'" in outside.result
+
+
+def lose_a_rank() -> str:
+    hvd.init()
+    program = jax.jit(lambda x: hvd.allreduce([x, x * 2], name="needed"))
+    jax.block_until_ready(program(jnp.ones(3)))
+    if hvd.rank() == 1:
+        raise ZeroDivisionError("division by zero")
+    with pytest.raises(jax.errors.JaxRuntimeError) as raised:
+        jax.block_until_ready(program(jnp.ones(3)))
+    return str(raised.value)
+
+
+def test_a_rank_that_is_lost() -> None:
+    here, lost = run_ranks_to_their_ends(lose_a_rank, 2, timeout=60)
+    assert (lost.ended, lost.error_class) == ("raised", "ZeroDivisionError"), lost.output
+    assert here.ended == "returned", here.output
+    for part in ("UNAVAILABLE: allreduce 'needed", "rank 1 raised ZeroDivisionError: division by zero"):
+        assert part in here.result

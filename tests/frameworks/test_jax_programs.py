@@ -1,0 +1,258 @@
+"""horovodish.jax in compiled programs: what XLA and JAX's transformations make of a collective and must not make."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax import numpy as jnp
+from jax.interpreters import mlir
+from jax.sharding import PartitionSpec
+
+import horovodish.jax as hvd
+from horovodish.jax import lowering
+from horovodish.jax.collective import Collective, primitive, run
+from support.ranks import run_ranks
+
+START, DONE = 'custom_call_target="horovodish_start"', 'custom_call_target="horovodish_done"'
+
+
+def hlo(function: Any, *arguments: Any) -> str:
+    return jax.jit(function).lower(*arguments).compile().as_text()
+
+
+def calls(function: Any, *arguments: Any) -> tuple[int, int]:
+    """How many starts and dones a function's compiled program has."""
+    text = hlo(function, *arguments)
+    return text.count(START), text.count(DONE)
+
+
+def total(x: Any, name: str | None = None) -> Any:
+    return hvd.allreduce(x, op=hvd.Sum, name=name)
+
+
+def nothing_is_dropped_merged_or_hoisted() -> None:
+    x, size = jnp.ones(3), hvd.size()
+    assert calls(lambda x: x + 0 * total(x), x) == (1, 1)
+    assert calls(lambda x: (total(x), x)[1], x) == (1, 1), "dropped where the result is not used"
+    assert calls(lambda x: total(x, "a") + total(x, "b"), x) == (2, 2), "merged"
+    assert calls(lambda x: total(jnp.ones(3)), x) == (1, 1), "computed at compile time"
+
+    def invariant(x: Any) -> Any:
+        return lax.fori_loop(0, 5, lambda _, y: y + total(x, "invariant"), x)
+
+    text = hlo(invariant, x)
+    entry = text[text.index("\nENTRY") :]
+    assert START in text and START not in entry, "hoisted out of a loop"
+    np.testing.assert_allclose(jax.jit(invariant)(x), 1 + 5 * size)
+
+    def both_branches(flag: Any, x: Any) -> Any:
+        return lax.cond(flag, lambda x: total(x, "branch"), lambda x: x * 10, x)
+
+    assert calls(both_branches, True, x) == (1, 1)
+    np.testing.assert_allclose(jax.jit(both_branches)(True, x), size)
+    np.testing.assert_allclose(jax.jit(both_branches)(False, x), 10)
+
+    def until(x: Any) -> Any:
+        return lax.while_loop(lambda x: x[0] < 100, lambda x: total(x, "until"), x)
+
+    np.testing.assert_allclose(jax.jit(until)(x), size ** np.ceil(np.log(100) / np.log(size)))
+    carried, each = jax.jit(lambda x: lax.scan(lambda c, row: (total(c) + row, total(row)), x, jnp.ones((4, 3))))(x)
+    assert each.shape == (4, 3) and float(each[0, 0]) == size
+    np.testing.assert_allclose(carried, size**4 + sum(size**power for power in range(4)))
+
+
+def every_done_depends_on_every_start() -> None:
+    """Otherwise ranks that come to the calls in different orders could wait for one another for ever."""
+    tree = [jnp.ones(1_500_000 + index) for index in range(6)]
+    text = hlo(lambda tree: hvd.allreduce(tree, name="tree"), tree)
+    assert text.count(START) == 6
+    dones = re.findall(rf"custom-call\((%[\w.]+)\), {re.escape(DONE)}", text)
+    assert len(dones) == 6
+    (numbers,) = set(dones)
+    assert re.search(rf"{re.escape(numbers)} = s32\[6\]", text), "one array of all numbers"
+
+
+def names() -> None:
+    def looped(x: Any) -> Any:
+        for _ in range(3):
+            x = hvd.allreduce(x)
+        return x
+
+    text = hlo(looped, jnp.ones(2))
+    found = re.findall(r'name = "(allreduce[^"]*)"', text)
+    line = looped.__code__.co_firstlineno + 2
+    place = f"allreduce.test_jax_programs.py:{line}"
+    assert sorted(found) == [place, f"{place}#2", f"{place}#3"]
+    text = hlo(lambda tree: hvd.allreduce(tree, name="g"), {"w": [jnp.ones(2), jnp.ones(3)]})
+    assert r"members = \"g['w'][1]\0Ag['w'][0]\0A\"".replace('\\"', '"') in text
+    found = re.findall(r'name = "(again[^"]*)"', hlo(lambda x: total(x, "again") + total(x * 2, "again"), jnp.ones(2)))
+    assert sorted(found) == ["again", "again#2"]
+    if hvd.rank() == 0:
+        twice = [Collective("allreduce", "twice", False)] * 2
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"'twice' on rank 0: an operation of that name has not"):
+            jax.block_until_ready(jax.jit(lambda x: run(twice, [x, x]))(jnp.ones(3)))
+    hvd.barrier()
+    if hvd.rank() != 0:
+        total(jnp.ones(3), "twice")  # the other half of what rank 0 has begun
+
+
+def derivatives() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    weights = jnp.arange(4.0) + rank
+    summed = sum(np.arange(4.0) + other for other in range(size))
+
+    def gradient(function: Any, shape: tuple[int, ...] = (4,)) -> Any:
+        results = [derivative(jnp.ones(shape)) for derivative in (jax.grad(function), jax.jit(jax.grad(function)))]
+        np.testing.assert_array_equal(*results)
+        return results[0]
+
+    np.testing.assert_allclose(gradient(lambda x: total(x, "s") @ weights), summed)
+    np.testing.assert_allclose(gradient(lambda x: hvd.allreduce(x, name="m") @ weights), summed / size)
+    np.testing.assert_allclose(gradient(lambda x: hvd.broadcast(x, 1, name="b") @ weights), summed * (rank == 1))
+    np.testing.assert_allclose(gradient(lambda x: hvd.barrier(x, name="w") @ weights), weights)
+    gathered = gradient(lambda x: hvd.allgather(x, name="g") @ (jnp.arange(2.0 * size) + rank), (2,))
+    np.testing.assert_allclose(gathered, size * (np.arange(2) + 2 * rank) + sum(range(size)))
+    rows = gradient(lambda x: hvd.reducescatter(x, name="r", op=hvd.Sum).sum() * (rank + 1), (3, 2))
+    dealt = np.concatenate(
+        [np.full((len(part), 2), other + 1) for other, part in enumerate(np.array_split(np.ones(3), size))]
+    )
+    np.testing.assert_allclose(rows, dealt)
+    if size == 2:
+        sent = gradient(lambda x: (hvd.alltoall(x, name="a") * (rank + 1)).sum())
+        np.testing.assert_allclose(sent, [1, 1, 2, 2])
+    np.testing.assert_allclose(jax.jvp(lambda x: total(x, "t"), (weights,), (weights,))[1], summed)
+    second = jax.jit(jax.hessian(lambda x: (total(x, "h") ** 2).sum()))(jnp.ones(2))
+    np.testing.assert_allclose(second, 2 * size * size * np.eye(2))
+    for checkpoint in (jax.checkpoint, lambda function: function):
+        kept = gradient(checkpoint(lambda x: total(jnp.sin(x), "c").sum()))
+        np.testing.assert_allclose(kept, size * np.cos(np.ones(4)), rtol=1e-6)
+    # A part of a group has no gradient, and another part nothing that depends on it.
+    both = gradient(lambda x: hvd.grouped_allreduce([x, x * 2, jnp.arange(2)], op=hvd.Sum, name="parts")[0] @ weights)
+    np.testing.assert_allclose(both, summed)
+    for derivative in (jax.grad, lambda f: jax.jit(jax.grad(f))):
+        with pytest.raises(NotImplementedError, match=r"largest: allreduce has a derivative for .* not for op=Max"):
+            derivative(lambda x: hvd.allreduce(x, op=hvd.Max, name="largest").sum())(jnp.ones(2))
+
+
+def batches() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    rows = jnp.arange(12.0).reshape(3, 4) + rank
+    every = np.stack([np.arange(12.0).reshape(3, 4) + other for other in range(size)])
+    for mapped in (jax.vmap, lambda f, *a: jax.jit(jax.vmap(f, *a))):
+        np.testing.assert_allclose(mapped(lambda x: total(x, "v"))(rows), every.sum(0))
+        np.testing.assert_allclose(mapped(lambda x: total(x, "v"), 1, 1)(rows), every.sum(0))
+        np.testing.assert_allclose(mapped(lambda x: hvd.allgather(x, name="v"))(rows), np.concatenate(every, 1))
+        np.testing.assert_allclose(mapped(lambda x: hvd.broadcast(x, 1, name="v"))(rows), every[1])
+        scattered = mapped(lambda x: hvd.reducescatter(x, op=hvd.Sum, name="v"))(rows)
+        np.testing.assert_allclose(scattered, np.array_split(every.sum(0), size, axis=1)[rank])
+        with pytest.raises(NotImplementedError, match="Adasum weighs an array as a whole"):
+            mapped(lambda x: hvd.allreduce(x, op=hvd.Adasum, name="v"))(rows)
+    assert calls(jax.vmap(lambda x: total(x, "v")), rows) == (1, 1), "one call for the whole batch"
+
+
+def several_devices() -> None:
+    """This process has two devices of its own."""
+    assert len(jax.local_devices()) == 2
+    mesh = jax.make_mesh((2,), ("d",))
+    spec = PartitionSpec("d")
+    mapped = jax.shard_map(lambda x: total(x, "p"), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    sharded = jax.device_put(jnp.ones((2, 3)), jax.sharding.NamedSharding(mesh, spec))
+    for function, given in (
+        (jax.pmap(lambda x: total(x, "p")), np.ones((2, 3))),
+        (jax.jit(mapped), sharded),
+        (jax.jit(lambda x: total(x, "p")), sharded),
+    ):
+        with pytest.raises(NotImplementedError, match=r"several devices of one process .* use jax\.lax\.psum"):
+            function(given)
+    on_the_other = jax.device_put(jnp.ones(3), jax.local_devices()[1])
+    for function in (total, jax.jit(total)):
+        assert function(on_the_other).devices() == {jax.local_devices()[1]}
+
+
+def orders_that_differ() -> None:
+    """Ranks that come to the buckets of a tree in different orders do not wait for one another for ever."""
+    rank = hvd.rank()
+
+    def program(x: Any) -> Any:
+        # What each leaf needs first differs by rank: early leaves are late ones on the other rank.
+        leaves = []
+        for index in range(8):
+            depth = index if rank else 7 - index
+            y = x + index
+            for _ in range(depth):
+                y = jnp.tanh(y @ x) * 1e-3
+            leaves.append(y)
+        return hvd.allreduce(leaves, op=hvd.Sum, name="orders")
+
+    x = jnp.full((400, 400), 1e-3)
+    for _ in range(5):
+        jax.block_until_ready(jax.jit(program)(x))
+    # Separate calls of one program, which XLA runs one after another because each is small.
+    many = jax.jit(lambda x: sum(total(x + index, f"small {index}").sum() for index in range(40)))
+    for _ in range(5):
+        many(jnp.ones(2)).block_until_ready()
+
+
+def runs_that_are_not_waited_for() -> None:
+    """The next run of a program begins when the last one is done with its names."""
+    program = jax.jit(lambda x: total(x[0, 0], "runs") + 0 * (x @ x)[0, 0])
+    results = [program(jnp.full((300, 300), float(index))) for index in range(20)]
+    np.testing.assert_allclose(results, hvd.size() * np.arange(20.0))
+
+
+def threads_with_names_of_their_own() -> None:
+    def work(name: str) -> None:
+        program = jax.jit(lambda x: total(x, name))
+        for _ in range(20):
+            results.append(float(program(jnp.ones(50))[0]))
+
+    results: list[float] = []
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [hvd.size()] * 40
+
+
+def through_the_host() -> None:
+    """What a program on a GPU does; there is none here, so the CPU takes that way."""
+
+    def staged(ctx: Any, *operands: Any, collectives: Any) -> Any:
+        return lowering.through_the_host(ctx, operands, collectives)
+
+    mlir.register_lowering(primitive, staged, platform="cpu", cacheable=False)
+    try:
+        result = jax.jit(lambda tree: hvd.allreduce(tree, op=hvd.Sum, name="staged"))([jnp.ones(3), jnp.arange(3)])
+        np.testing.assert_array_equal(result[1], np.arange(3) * hvd.size())
+    finally:
+        mlir.register_lowering(primitive, lowering._on_cpu, platform="cpu", cacheable=False)
+    with pytest.raises(NotImplementedError, match="no collectives inside jit on tpu devices"):
+        jax.jit(lambda x: total(x, "tpu")).trace(jnp.ones(2)).lower(lowering_platforms=("tpu",))
+    with pytest.warns(UserWarning, match="arrays on cuda devices are copied to the host"):
+        jax.jit(lambda x: total(x, "cuda")).trace(jnp.ones(2)).lower(lowering_platforms=("cuda",))
+
+
+def everything() -> None:
+    hvd.init()
+    jax.config.update("jax_num_cpu_devices", 2)
+    nothing_is_dropped_merged_or_hoisted()
+    every_done_depends_on_every_start()
+    names()
+    derivatives()
+    batches()
+    several_devices()
+    orders_that_differ()
+    runs_that_are_not_waited_for()
+    threads_with_names_of_their_own()
+    through_the_host()
+
+
+def test_programs() -> None:
+    run_ranks(everything, 2, timeout=120)
