@@ -113,9 +113,10 @@ def averaged_by_mpi4jax(gradients: Any) -> Any:
     return jax.tree.map(lambda leaf: mpi4jax.allreduce(leaf, op=MPI.SUM, comm=MPI.COMM_WORLD) / hvd.size(), gradients)
 
 
-def start() -> None:
+def start(before_the_backend: Callable[[], None] = lambda: None) -> None:
     """Starts our engine, and JAX's distributed runtime with gloo, in every rank."""
     hvd.init()
+    before_the_backend()
     os.environ["XLA_FLAGS"] = ONE_THREAD
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
@@ -128,6 +129,15 @@ def start() -> None:
     jax.distributed.initialize(where, hvd.size(), hvd.rank())
 
 
+def say_setup() -> None:
+    """How this was started, the machine and the versions."""
+    packages = ["numpy", "jax", "jaxlib", "optax", *(["mpi4jax"] if importlib.util.find_spec("mpi4jax") else [])]
+    library = MPI.Get_library_version().split(",")[0].splitlines()[0]
+    hosts = f" on {hvd.cross_size()} hosts" if hvd.cross_size() > 1 else ""
+    say(machine.command(f"horovodish run -np {hvd.size()} python" if hvd.cross_size() == 1 else "python"))
+    say(f"{machine.machine(packages)}, {library}; {hvd.size()} ranks{hosts}\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=6, help="blocks of each contender and model")
@@ -135,10 +145,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     options = parser.parse_args()
     start()
-    packages = ["numpy", "jax", "jaxlib", "optax", *(["mpi4jax"] if importlib.util.find_spec("mpi4jax") else [])]
-    library = MPI.Get_library_version().split(",")[0].splitlines()[0]
-    say(machine.command(f"horovodish run -np {hvd.size()} python"))
-    say(f"{machine.machine(packages)}, {library}; {hvd.size()} ranks\n")
+    say_setup()
     say(f"{'model':<12} {'contender':<11} {'min ms':>9} {'p50 ms':>9} {'p99 ms':>9}  ours/peer (p50)")
     for name in options.models:
         training = contenders(MODELS[name])
