@@ -16,7 +16,7 @@ holds here, too, and this besides:
 - Inside jit shapes are those of the trace: every rank must give as many rows to an allgather, and alltoall has no
   splits.
 - Errors outside of jit are those of `horovodish.errors`. A compiled program that fails raises
-  jax.errors.JaxRuntimeError with the same text when its result is waited for.
+  jax.errors.JaxRuntimeError with the same text when its result is waited for, or ValueError where it fails at once.
 - `grad` and `jvp` take sums and averages and what moves values, `vmap` makes one call of a batch. A gradient is that of
   the sum of the losses of all ranks. pmap, shard_map and arrays over several devices of a process are refused.
 """

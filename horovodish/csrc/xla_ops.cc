@@ -433,17 +433,15 @@ xla::Error* xla_done(xla::CallFrame* frame) {
     check_interface(*frame);
     const xla::Buffer& numbers = buffer_at(frame->arguments, 0);
     const auto index = static_cast<size_t>(Arguments(frame->attributes).number("index"));
-    const auto future = [&] {
+    const auto waits = [&](std::vector<Target> wanted) {
       xla::FutureCreateArgs args{sizeof(args), nullptr, nullptr};
       if (api.future_create(&args) != nullptr) throw std::runtime_error("XLA gave no future");
-      return frame->future = args.future;
+      frame->future = args.future;
+      return Waiter{&api, args.future, std::move(wanted)};
     };
-    const auto waits = [&](std::vector<Target> wanted) { return Waiter{&api, future(), std::move(wanted)}; };
     const Failure failure = calls().finish(static_cast<const int32_t*>(numbers.data),
                                            static_cast<size_t>(numbers.dims[0]), index, results_of(*frame), waits);
-    // JAX raises another class where a program fails while it is dispatched.
-    if (!failure.message.empty()) fulfil({&api, future(), {}}, failure);
-    return nullptr;
+    return failure.message.empty() ? nullptr : error_of(api, failure);
   } catch (const std::exception& error) {
     return error_of(api, internal(error));
   }

@@ -14,6 +14,9 @@ import horovodish.jax as hvd
 from support.expect import mismatch
 from support.ranks import run_ranks
 
+# The class depends on whether the program fails while JAX dispatches it.
+FAILED = (jax.errors.JaxRuntimeError, ValueError)
+
 DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 
 
@@ -99,7 +102,7 @@ def rows_that_differ() -> None:
     equal(counts, np.full(size, size if rank == 0 else 0, np.int32))
     equal(rows, np.repeat(np.arange(size), size if rank == 0 else 0).astype(np.int32))
     gather = jax.jit(lambda x: hvd.allgather(x, name="uneven"))
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"'uneven': the ranks gave 12 bytes.*outside of jit"):
+    with pytest.raises(FAILED, match=r"'uneven': the ranks gave 12 bytes.*outside of jit"):
         gather(jnp.zeros(rank + 1)).block_until_ready()
 
 
@@ -160,7 +163,7 @@ def ranks_that_disagree() -> None:
     parts = ("tensor 'shape': the ranks disagree about its shape:", "rank 0 has (2,)", "rank 1 has (3,)", "Remedy:")
     with mismatch(*parts):
         hvd.allreduce(jnp.zeros(2 + rank), name="shape")
-    with pytest.raises(jax.errors.JaxRuntimeError) as raised:
+    with pytest.raises(FAILED) as raised:
         jax.jit(lambda x: hvd.allreduce(x, name="shape"))(jnp.zeros(2 + rank)).block_until_ready()
     for part in (*parts, f"allreduce 'shape' failed on rank {rank}", "INVALID_ARGUMENT"):
         assert part in str(raised.value)
@@ -171,7 +174,7 @@ def ranks_that_disagree() -> None:
         **({"x": jnp.zeros(2_000_000), "b": jnp.zeros(3)} if rank else {"b": jnp.zeros(2)}),
     }
     with pytest.raises(
-        jax.errors.JaxRuntimeError,
+        FAILED,
         match=r"the ranks disagree about its tensor: rank 0 has 'tree\['b'\]', rank 1 has 'tree\['w'\]'",
     ):
         jax.block_until_ready(jax.jit(lambda tree: hvd.allreduce(tree, name="tree"))(tree))
@@ -198,7 +201,7 @@ def left_from_an_engine_that_was_stopped() -> None:
     run = jax.jit(lambda x: hvd.allreduce(x, name="later"))
     run(jnp.ones(2)).block_until_ready()
     hvd.shutdown()
-    with pytest.raises(jax.errors.JaxRuntimeError, match="allreduce 'later': horovodish is not initialized"):
+    with pytest.raises(FAILED, match="allreduce 'later': horovodish is not initialized"):
         run(jnp.ones(2)).block_until_ready()
     hvd.init()
     equal(run(jnp.ones(2)), np.ones(2, np.float32))
