@@ -49,6 +49,7 @@ bench: dev
 	for ranks in 2 4; do PATH="$(BIN):$$PATH" horovodish run -np $$ranks python benchmarks/allreduce.py || exit 1; done
 	PATH="$(BIN):$$PATH" horovodish run -np 2 python benchmarks/torch_step.py
 	PATH="$(BIN):$$PATH" horovodish run -np 2 python benchmarks/tensorflow_step.py
+	PATH="$(BIN):$$PATH" horovodish run -np 2 python benchmarks/jax_step.py
 
 # Between two hosts, which are network namespaces; only root can make them.
 bench-hosts: dev
@@ -56,6 +57,7 @@ bench-hosts: dev
 		PATH="$(BIN):$$PATH" python benchmarks/two_hosts.py $$ranks benchmarks/allreduce.py --rounds 6 \
 			--sizes 4 4096 65536 1048576 8388608 67108864 || exit 1; done
 	PATH="$(BIN):$$PATH" python benchmarks/two_hosts.py --gbit 2 1 benchmarks/torch_overlap.py
+	PATH="$(BIN):$$PATH" python benchmarks/two_hosts.py --gbit 2 1 benchmarks/jax_overlap.py
 
 # Many steps, to see that nothing grows.
 soak: dev

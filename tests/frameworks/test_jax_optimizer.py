@@ -12,6 +12,7 @@ import pytest
 from jax import numpy as jnp
 
 import horovodish.jax as hvd
+from support.documents import python_blocks
 from support.ranks import run_ranks
 
 STEPS = 6
@@ -150,6 +151,17 @@ def buckets() -> None:
     assert text.count("@horovodish_start") < 12
 
 
+def the_guide() -> None:
+    """Its code runs as it stands, and trains as one process does."""
+    scope: dict[str, Any] = {"parameters": parameters(), "loss_of": loss_of}
+    exec(python_blocks("docs/jax.md")[0], scope)
+    values, state = scope["parameters"], scope["state"]
+    for number in range(STEPS):
+        values, state, loss = scope["step"](values, state, own_batch(number))
+    alike(values, trained(optax.adamw(1e-3), whole_batch))
+    assert hvd.allgather_object(float(loss)) == [float(loss)] * hvd.size()
+
+
 def what_is_wrong() -> None:
     for arguments, text in [
         ({"op": "mean"}, "op='mean' is no reduce op"),
@@ -172,6 +184,7 @@ def everything() -> None:
     values_stay_this_ranks_own()
     process_sets()
     buckets()
+    the_guide()
     what_is_wrong()
 
 
