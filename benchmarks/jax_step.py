@@ -26,6 +26,7 @@ from rounds import alternate, percentile, say
 import horovodish.jax as hvd
 
 WARM_UP_STEPS = 5
+HAS_MPI4JAX = importlib.util.find_spec("mpi4jax") is not None
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 Step = Callable[[], float]
 
@@ -102,7 +103,7 @@ def contenders(make: Callable[[], tuple[Any, Any]]) -> dict[str, Step]:
         "pmap, gloo": step_of(mapped, tx, parameters, inputs, stacked),
         "alone": step_of(jitted(update_of(tx)), tx, parameters, inputs, on_device),
     }
-    if importlib.util.find_spec("mpi4jax"):
+    if HAS_MPI4JAX:
         steps["mpi4jax"] = step_of(jitted(update_of(tx, averaged_by_mpi4jax)), tx, parameters, inputs, on_device)
     return steps
 
@@ -113,11 +114,15 @@ def averaged_by_mpi4jax(gradients: Any) -> Any:
     return jax.tree.map(lambda leaf: mpi4jax.allreduce(leaf, op=MPI.SUM, comm=MPI.COMM_WORLD) / hvd.size(), gradients)
 
 
-def start(before_the_backend: Callable[[], None] = lambda: None) -> None:
-    """Starts our engine, and JAX's distributed runtime with gloo, in every rank."""
+def start_alone() -> None:
+    """Starts our engine; XLA will have one thread for its arithmetic."""
     hvd.init()
-    before_the_backend()
     os.environ["XLA_FLAGS"] = ONE_THREAD
+
+
+def start() -> None:
+    """Starts our engine, and JAX's distributed runtime with gloo, in every rank."""
+    start_alone()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     addresses = psutil.net_if_addrs()[interface]
@@ -131,7 +136,7 @@ def start(before_the_backend: Callable[[], None] = lambda: None) -> None:
 
 def say_setup() -> None:
     """How this was started, the machine and the versions."""
-    packages = ["numpy", "jax", "jaxlib", "optax", *(["mpi4jax"] if importlib.util.find_spec("mpi4jax") else [])]
+    packages = ["numpy", "jax", "jaxlib", "optax", *(["mpi4jax"] if HAS_MPI4JAX else [])]
     library = MPI.Get_library_version().split(",")[0].splitlines()[0]
     hosts = f" on {hvd.cross_size()} hosts" if hvd.cross_size() > 1 else ""
     say(machine.command(f"horovodish run -np {hvd.size()} python" if hvd.cross_size() == 1 else "python"))

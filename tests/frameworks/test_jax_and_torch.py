@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 
@@ -47,7 +45,6 @@ def of_torch(rank: int) -> list[np.ndarray]:
 def work() -> list[np.ndarray]:
     import horovodish
 
-    os.environ["JAX_PLATFORMS"] = "cpu"
     horovodish.init()
     rank = horovodish.rank()
     return (of_torch if rank else of_jax)(rank)

@@ -245,7 +245,6 @@ def through_the_host() -> None:
 
 def everything() -> None:
     hvd.init()
-    jax.config.update("jax_num_cpu_devices", 2)
     nothing_is_dropped_merged_or_hoisted()
     every_done_depends_on_every_start()
     names()
@@ -259,4 +258,4 @@ def everything() -> None:
 
 
 def test_programs() -> None:
-    run_ranks(everything, 2, timeout=120)
+    run_ranks(everything, 2, timeout=120, env={"JAX_NUM_CPU_DEVICES": "2"})
