@@ -12,6 +12,7 @@ import pytest
 from support.sources import CORE, FRAMEWORKS, LAUNCHER, ROOT, python_files
 
 FRAMEWORK_MODULES = {"flax", "jax", "keras", "optax", "tensorflow", "torch"}
+COMPANIONS = {"jax": {"optax"}}  # what a framework's shim may import besides it
 CORE_NEEDS = {"horovodish", "numpy"}
 CORE_IMPORTS_WHEN_USED = {"__init__.py": {"horovodish.launcher.run_function"}}
 LAUNCHER_IMPORTS_WHEN_USED = {"config_file.py": {"yaml"}, "function_files.py": {"cloudpickle"}}
@@ -68,7 +69,7 @@ def wrong_in_launcher(source: str, file: str) -> set[str]:
 
 
 def wrong_in_framework(modules: set[str], own: str) -> set[str]:
-    others = FRAMEWORK_MODULES - {own}
+    others = FRAMEWORK_MODULES - {own} - COMPANIONS.get(own, set())
     forbidden = others | {f"horovodish.{name}" for name in others | {"launcher", "mpi"}} | {"mpi4py"}
     return {module for module in third_party(modules) if is_below(module, forbidden)}
 
@@ -111,3 +112,5 @@ def test_these_tests_see_wrong_imports() -> None:
     assert wrong_in_launcher("import yaml", "config_file.py") == {"yaml"}
     assert wrong_in_framework(imports("import jax.numpy"), "torch") == {"jax.numpy"}
     assert wrong_in_framework(imports("import torch"), "torch") == set()
+    assert wrong_in_framework(imports("import optax"), "torch") == {"optax"}
+    assert wrong_in_framework(imports("import optax"), "jax") == set()
