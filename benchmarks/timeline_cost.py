@@ -30,7 +30,7 @@ def bucket_of(tensors: int, length: int) -> Callable[[], object]:
     """What a wrapped optimizer does in a step with one bucket."""
     arrays = [np.zeros(length, np.float32) for _ in range(tensors)]
     members = [(f"gradient {i}", _native.DTYPES["float32"], (length,), 0) for i in range(tensors)]
-    plan = basics.engine().plan("benchmark", horovodish.Sum, 1.0, 1.0, members, -1)
+    plan = basics.engine().plan("benchmark", horovodish.Sum, 1.0, 1.0, members, [-1])
 
     def step() -> None:
         for index, array in enumerate(arrays):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from horovodish import _native, affinity, communicators, failures, local_peers, mpi, settings
+from horovodish import _native, affinity, communicators, failures, local_peers, mpi, nccl_library, settings
 from horovodish.errors import ForkedProcessError, NotInitializedError, SettingError
 from horovodish.place import Place
 from horovodish.version import __version__
@@ -226,13 +226,17 @@ def mpi_built() -> bool:
 
 
 def nccl_built() -> int:
-    """Whether CUDA tensors can be reduced over NCCL: 0, they cannot."""
-    return 0
+    """The version of the NCCL library that is found, such as 22900 for 2.29.0; 0 if there is none that can be used."""
+    found = nccl_library.find()
+    if found is None or found.version is None or found.too_old:
+        return 0
+    major, minor, patch = found.version
+    return major * 10000 + minor * 100 + patch
 
 
 def cuda_built() -> bool:
-    """Whether CUDA tensors can be used: False."""
-    return False
+    """True: the engine looks the functions of CUDA's driver up at run time and needs no build of its own for it."""
+    return True
 
 
 def rocm_built() -> bool:
@@ -357,6 +361,8 @@ def _start(
             stall_warning_seconds=knobs.stall_check_warning_time_seconds if knobs.stall_check else 0.0,
             stall_shutdown_seconds=knobs.stall_check_shutdown_time_seconds if knobs.stall_check else 0.0,
             stack_signal=_stack_signal(knobs),
+            nccl_alone=knobs.plane == "nccl",
+            shared_gpu="HOROVODISH_TEST_SHARED_GPU" in os.environ,
         )
     if peers:
         peers.close_memory()

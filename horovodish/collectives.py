@@ -516,11 +516,15 @@ def grouped_reducescatter_async(
     return submit_reducescatter(tensors, list, name, op, process_set, prescale_factor, postscale_factor, False)
 
 
-def join() -> int:
+def join(device: int = -1) -> int:
     """Say that this rank is out of data, and take part in what the others do without contributing. Blocks.
 
     It returns once every rank has joined; then all go on as before. Operations that this rank submitted before are its
     own. For all ranks together; process sets have no join.
+
+    Args:
+        device: the CUDA device with which this rank takes part in collectives of CUDA tensors, if it has used none
+            before.
 
     Returns:
         The rank that joined last: the one that has seen all data.
@@ -535,7 +539,9 @@ def join() -> int:
         >>> hvd.broadcast_(weights, root_rank=last)
     """
     name = "horovodish.join"  # no user's
-    last = submit("join", name, [], keep_alive=None, result=lambda native: native.last_joined(), waits=True).wait()
+    last = submit(
+        "join", name, [], keep_alive=None, result=lambda native: native.last_joined(), device=device, waits=True
+    ).wait()
     agree_on_counters()
     return last
 

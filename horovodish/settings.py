@@ -35,7 +35,8 @@ RUN_DIR_VARIABLE = "HOROVODISH_RUN_DIR"
 RANK_PROCESS_VARIABLE = "HOROVODISH_RANK_PROCESS"
 """Set by a rank for the processes that it starts: its own process, and the job that it belongs to."""
 
-_NOT_KNOBS = (NP_VARIABLE, RUN_DIR_VARIABLE, RANK_PROCESS_VARIABLE, "HOROVODISH_TEST_HOSTS", "HOROVODISH_TEST_GPU")
+_FOR_TESTS = ("HOSTS", "GPU", "CUDA", "NCCL", "SHARED_GPU")
+_NOT_KNOBS = (NP_VARIABLE, RUN_DIR_VARIABLE, RANK_PROCESS_VARIABLE, *(f"HOROVODISH_TEST_{name}" for name in _FOR_TESTS))
 
 Value = int | float | str
 T = TypeVar("T", bool, int, float, str)
@@ -182,8 +183,9 @@ class Settings:
     plane: str = _knob(
         TUNING,
         "auto",
-        "How bytes move: auto takes shared memory within a host; mpi_ring treats every rank as a host of its own.",
-        choices=("auto", "mpi_ring"),
+        "How bytes move: auto takes shared memory within a host; mpi_ring treats every rank as a host of its own; nccl "
+        "is auto, but a world of one rank reduces over NCCL, too, to be measured.",
+        choices=("auto", "mpi_ring", "nccl"),
     )
     chunk_kb: int = _knob(
         TUNING,

@@ -78,15 +78,21 @@ class Handle(Generic[T]):
     It may be dropped: the operation goes on, and its tensors stay alive until it is done.
     """
 
-    __slots__ = ("_finish", "_kept", "_native", "_value", "name")
+    __slots__ = ("_current_stream", "_finish", "_kept", "_native", "_value", "name")
 
     def __init__(
-        self, name: str, native: _native.Handle, finish: Callable[[_native.Handle], T], kept: dict[int, object]
+        self,
+        name: str,
+        native: _native.Handle,
+        finish: Callable[[_native.Handle], T],
+        kept: dict[int, object],
+        current_stream: Callable[[], int] | None = None,
     ):
         self.name = name
         self._native = native
         self._finish = finish
         self._kept = kept
+        self._current_stream = current_stream
         self._value: T = _UNKNOWN
 
     def __repr__(self) -> str:
@@ -98,6 +104,9 @@ class Handle(Generic[T]):
 
     def wait(self) -> T:
         """Wait for the operation and give its result; Ctrl-C interrupts the wait, and it may be called again.
+
+        Of CUDA tensors the result is on its way when this returns: the stream that is current in the calling thread
+        waits for it, and the host does not.
 
         Returns:
             The result; the same one each time.
@@ -113,9 +122,12 @@ class Handle(Generic[T]):
             basics.engine()  # raises in a forked child, where waiting would drive the parent's engine
         while not native.wait(WAIT_SLICE_SECONDS):
             pass
-        if not native.memory_abandoned():
-            self._kept.pop(native.id, None)
         error = native.error()
+        if self._current_stream is not None and error is None:
+            native.order_after(self._current_stream())
+        # A GPU may still use the memory of an operation that failed; the engine says later when it is done.
+        if not native.memory_abandoned() and (self._current_stream is None or error is None):
+            self._kept.pop(native.id, None)
         if error is not None:
             raise from_native(*error)
         self._value = self._finish(native)
@@ -299,6 +311,7 @@ def submit(
     process_set_id: int = 0,
     splits: Sequence[int] = (),
     member_names: Sequence[str] = (),
+    current_stream: Callable[[], int] | None = None,
 ) -> Handle[T]:
     """Hand one operation to the engine. Does not block; every rank must submit the same one.
 
@@ -317,6 +330,8 @@ def submit(
         waits: the caller is about to wait, so that the engine's thread need not be woken.
         process_set_id: of the process set, which contains this rank.
         splits: for alltoall, how many rows go to each rank.
+        current_stream: of a CUDA device, gives the stream that is current in the calling thread. Called here, for the
+            stream on which the inputs are ready, and in a wait, for the stream that is to wait for the result.
         member_names: what messages call each tensor, the same on every rank; `name` and a number when not given.
 
     Returns:
@@ -326,6 +341,7 @@ def submit(
         DuplicateNameError: an operation of that name is under way.
         NotInitializedError: before `init()` or after `shutdown()`.
         ForkedProcessError: in a forked child.
+        ValueError: a CUDA graph is being captured.
     """
     engine = basics.engine()
     session = _session_of(engine)
@@ -344,9 +360,10 @@ def submit(
             process_set_id,
             splits,
             member_names,
+            None if current_stream is None else current_stream(),
         )
         session.kept[native.id] = keep_alive
-    return Handle(name, native, result, session.kept)
+    return Handle(name, native, result, session.kept, current_stream)
 
 
 basics.follow(lambda _: None, lambda _: None, _end_session)

@@ -9,16 +9,17 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from horovodish import nccl_library
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher.installation import Library, candidates, find_library, inspect, matching
-from horovodish.launcher.libraries import FRAMEWORKS, Package, cuda_driver, nccl, package, torchs_cuda
+from horovodish.launcher.libraries import FRAMEWORKS, Package, cuda_driver, package, torchs_cuda
 from horovodish.launcher.mpirun import Mpirun
 from horovodish.launcher.round_trip import round_trip
 from horovodish.launcher.schedulers import given_allocation
 from horovodish.settings import load
 from horovodish.version import __version__
 
-__all__ = ["Report", "check", "mpirun_hints", "torch_hints"]
+__all__ = ["Report", "check", "mpirun_hints", "nccl_hints", "torch_hints"]
 
 MISSING = "not found"
 OLDEST_TORCH = (2, 1)
@@ -107,10 +108,28 @@ def _add_frameworks(report: Report) -> None:
         report.hints.append("no framework is installed: only NumPy arrays can be reduced; pip install torch")
     driver = cuda_driver()
     report.add("CUDA driver", f"supports CUDA {_dotted(driver)}" if driver else MISSING)
-    found_nccl = nccl()
-    report.add("NCCL", f"{found_nccl} (not used yet)" if found_nccl else MISSING)
+    nccl = nccl_library.find()
+    report.add("NCCL", nccl or MISSING)
+    report.hints += nccl_hints(nccl, driver)
     if frameworks["torch"]:
         report.hints += torch_hints(frameworks["torch"], torchs_cuda(frameworks["torch"]), driver)
+
+
+def nccl_hints(nccl: nccl_library.Found | None, driver: tuple[int, int] | None) -> list[str]:
+    """What keeps CUDA tensors from being reduced.
+
+    Args:
+        nccl: the library that would be used.
+        driver: the newest CUDA that the driver supports, None without a driver.
+    """
+    oldest = _dotted(nccl_library.OLDEST)
+    if driver is None:
+        return []
+    if nccl is None:
+        return [f"CUDA tensors need NCCL {oldest} or later: pip install nvidia-nccl-cu{min(driver[0], 13)}"]
+    if nccl.too_old:
+        return [f"CUDA tensors need NCCL {oldest} or later, and this is {nccl}: install a newer one where it is from"]
+    return []
 
 
 def torch_hints(torch: Package, cuda: tuple[int, int] | None, driver: tuple[int, int] | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""What is installed besides MPI: frameworks, NCCL, the CUDA driver. Nothing is imported, no GPU is touched."""
+"""What is installed besides MPI: frameworks and the CUDA driver. Nothing is imported, no GPU is touched."""
 
 import ctypes
 import importlib.metadata
@@ -7,7 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FRAMEWORKS", "Package", "cuda_driver", "nccl", "package", "torchs_cuda"]
+from horovodish.nccl_library import cuda_library
+
+__all__ = ["FRAMEWORKS", "Package", "cuda_driver", "package", "torchs_cuda"]
 
 # The distributions that bring each framework.
 FRAMEWORKS = {
@@ -16,8 +18,6 @@ FRAMEWORKS = {
     "keras": ("keras",),
     "jax": ("jax",),
 }
-NCCL_WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
-
 Version = tuple[int, int]
 
 
@@ -65,37 +65,11 @@ def torchs_cuda(torch: Package) -> Version | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def nccl() -> str | None:
-    """Version and origin of the NCCL library: that of a wheel before that of the system. None if there is none."""
-    for path in [*_in_wheels(), "libnccl.so.2"]:
-        code = _ask(path, "ncclGetVersion")
-        if code is not None:
-            return f"{code // 10000}.{code % 10000 // 100}.{code % 100} {path}"
-    return None
-
-
 def cuda_driver() -> Version | None:
     """The newest version of CUDA that the installed driver supports. None if there is no driver."""
-    code = _ask("libcuda.so.1", "cuDriverGetVersion")
-    return None if code is None else (code // 1000, code % 1000 // 10)
-
-
-def _in_wheels() -> list[str]:
-    found = []
-    for wheel in NCCL_WHEELS:
-        try:
-            files = importlib.metadata.files(wheel) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        found += [str(file.locate()) for file in files if file.name == "libnccl.so.2"]
-    return found
-
-
-def _ask(library: str, function: str) -> int | None:
-    """What a C function of the form `int function(int *version)` says; None if the library does not load."""
     version = ctypes.c_int()
     try:
-        failed = getattr(ctypes.CDLL(library), function)(ctypes.byref(version))
+        failed = ctypes.CDLL(cuda_library()).cuDriverGetVersion(ctypes.byref(version))
     except (OSError, AttributeError):
         return None
-    return None if failed else version.value
+    return None if failed else (version.value // 1000, version.value % 1000 // 10)

@@ -18,7 +18,7 @@ SWITCHES = {
 }
 WITH_VALUES = {
     "cycle_time_ms": "there are no cycles; the engine acts as soon as there is work",
-    "num_nccl_streams": "NCCL is not used yet",
+    "num_nccl_streams": "each GPU has one stream, on which all ranks launch in one order",
     "gloo_timeout_seconds": OVER_MPI,
     "autotune_bayes_opt_max_samples": "autotune climbs, and ends by itself",
     "autotune_gaussian_process_noise": "autotune climbs; it fits no Gaussian process",

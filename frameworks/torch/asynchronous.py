@@ -4,9 +4,10 @@ The operations are documented in full in `horovodish.collectives`; what is said 
 and collective calls holds here, too. A tensor must not be changed, and the tensor of an operation in place not be read,
 until `synchronize(handle)` returns.
 
-Tensors are dense and in host memory, of any dtype that the engine knows; one whose elements do not lie one after
-another is copied first, or refused where the operation is in place. As with torch's own collectives, a leaf that
-requires a gradient may be written in place; autograd complains if it has saved the old values for a backward pass.
+Tensors are dense, in host memory or on this rank's GPU (see docs/gpu.md), of any dtype that the engine knows; one whose
+elements do not lie one after another is copied first, or refused where the operation is in place. As with torch's own
+collectives, a leaf that requires a gradient may be written in place; autograd complains if it has saved the old values
+for a backward pass.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def check_consistency(
     four thousand million times.
 
     Args:
-        model: its parameters and its buffers are compared, in host memory.
+        model: its parameters and its buffers are compared, wherever they are.
         optimizer: its state and the options of its parameter groups are compared as well; wrapped or not. With
             `op=Adasum` only the options are, because there the state is each rank's own.
         process_set: the ranks that take part.
@@ -97,7 +97,7 @@ def _checksum(value: Any) -> int:
     checksum = 0
     for part in parts:
         if part.numel():
-            checksum = zlib.crc32(part.contiguous().flatten().view(torch.uint8).numpy().data, checksum)
+            checksum = zlib.crc32(part.contiguous().flatten().view(torch.uint8).cpu().numpy().data, checksum)
     return checksum
 
 

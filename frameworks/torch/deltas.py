@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from horovodish import _native, basics, settings
+from horovodish.devices import HOST
 from horovodish.errors import from_native
 from horovodish.fusion import plan_buckets
 from horovodish.process_sets import checked_id
 from horovodish.submission import WAIT_SLICE_SECONDS
 from horovodish.torch.names import PlanNames
 from horovodish.torch.reducer import release
-from horovodish.torch.reduction import HOST, Reduction
+from horovodish.torch.reduction import Reduction
 from horovodish.torch.slots import Slot
 
 
@@ -44,12 +45,12 @@ class DeltaReducer:
     def _build(self) -> None:
         self._engine = basics.engine()
         trained = [] if self._reduction.alone else [(name, p) for name, p in self._named if p.requires_grad]
-        self._slots = [Slot(name, parameter, self._reduction.compression) for name, parameter in trained]
+        self._slots = [Slot(name, parameter, self._reduction) for name, parameter in trained]
         if not trained:
             return
         numbers = plan_buckets(
             [slot.size_bytes for slot in self._slots],
-            [slot.dtype for slot in self._slots],
+            [(slot.dtype, slot.device) for slot in self._slots],
             threshold_bytes=int(settings.load().fusion_threshold_mb * 2**20),
             groups=[self._reduction.groups.get(id(slot.parameter)) for slot in self._slots],
         )
@@ -57,7 +58,7 @@ class DeltaReducer:
             (slot.name, slot.code, slot.shape, number) for slot, number in zip(self._slots, numbers, strict=True)
         ]
         identity = checked_id(self._reduction.process_set)
-        self._plan = self._engine.plan(self._names.next(), self._reduction.op, 1.0, 1.0, members, HOST, identity)
+        self._plan = self._engine.plan(self._names.next(), self._reduction.op, 1.0, 1.0, members, [HOST], identity)
 
     @torch.no_grad()
     def before_step(self) -> None:

@@ -40,7 +40,7 @@ def allreduce(
     Differentiable where `op` is `Average` or `Sum`: its gradient is the allreduce of the gradients, in the same way.
 
     Args:
-        tensor: the rank's values, in host memory; any shape and any dtype but bool, the same on every rank.
+        tensor: the rank's values; any shape and any dtype but bool, the same on every rank.
         average: Horovod's older way to say op=Average (True) or op=Sum (False).
         name: the operation's name, the same on every rank; counted when not given.
         compression: what travels; see `Compression`.
@@ -77,7 +77,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
     Differentiable: the gradient is the sum over the ranks of the gradients of this rank's rows.
 
     Args:
-        tensor: the rank's rows, in host memory, of any dtype. The first dimension may differ between ranks and may be
+        tensor: the rank's rows, of any dtype. The first dimension may differ between ranks and may be
             0; the others and the dtype may not. A tensor of zero dimensions counts as one row.
         name: the operation's name, the same on every rank; counted when not given.
         process_set: the ranks that take part.
@@ -106,7 +106,7 @@ def broadcast(
     Differentiable: on the root the gradient is the sum of the gradients of all ranks, on the others it is zero.
 
     Args:
-        tensor: on the root the values to send, in host memory, of any dtype; on the others a tensor of the same shape
+        tensor: on the root the values to send, of any dtype; on the others a tensor of the same shape
             and dtype, which is left as it is.
         root_rank: whose values to send, the same on every rank; a rank of the world, also where `process_set` is given.
         name: the operation's name, the same on every rank; counted when not given.
@@ -142,7 +142,7 @@ def alltoall(
     Differentiable: the gradients of the rows go back the way that the rows came.
 
     Args:
-        tensor: the rank's rows, in host memory, of any dtype, those for rank 0 first. The first dimension may differ
+        tensor: the rank's rows, of any dtype, those for rank 0 first. The first dimension may differ
             between ranks; the others and the dtype may not.
         splits: how many rows go to each rank of the process set, in order, as numbers or as a tensor of integers; they
             add up to the first dimension. Not given, every rank gets as many. Either every rank gives them or none.
@@ -189,7 +189,7 @@ def reducescatter(
     that have them.
 
     Args:
-        tensor: the rank's values, in host memory, of one dimension or more and any dtype but bool; the same shape and
+        tensor: the rank's values, of one dimension or more and any dtype but bool; the same shape and
             dtype on every rank.
         name: the operation's name, the same on every rank; counted when not given.
         compression: what travels; see `Compression`.

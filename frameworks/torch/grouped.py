@@ -31,7 +31,7 @@ from horovodish.torch.tensor_submission import (
     submit_allreduce,
     submit_reducescatter,
 )
-from horovodish.torch.tensors import check_host_memory
+from horovodish.torch.tensors import check_tensor
 
 TensorT = TypeVar("TensorT", bound=Tensor)
 
@@ -210,7 +210,7 @@ def grouped_reducescatter_async(
 def _check_tensors(tensors: Sequence[Tensor], kind: str, name: str) -> None:
     check_group(tensors, kind)
     for tensor in tensors:
-        check_host_memory(tensor, name)
+        check_tensor(tensor, name)
 
 
 def _compressed(

@@ -1,13 +1,16 @@
 """`join` with Horovod's argument."""
 
-from horovodish import collectives
+import torch
+
+from horovodish import collectives, devices
 
 
 def join(device: int = -1) -> int:
     """As `horovodish.collectives.join`: say that this rank is out of data. Collective; blocks.
 
     Args:
-        device: Horovod's, where a rank that has joined keeps its zeros. Nothing is kept, so it has no meaning here.
+        device: the CUDA device with which this rank takes part in what the others do with CUDA tensors; the current one
+            when not given. It counts only if the rank has used none before.
 
     Returns:
         The rank that joined last: the one that has seen all data.
@@ -22,4 +25,8 @@ def join(device: int = -1) -> int:
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=last)
         >>> hvd.broadcast_optimizer_state(optimizer, root_rank=last)
     """
-    return collectives.join()
+    if device < 0 and torch.cuda.is_available() and torch.cuda.is_initialized():
+        device = torch.cuda.current_device()
+    if device >= 0:
+        devices.use(device, "join")
+    return collectives.join(device)

@@ -74,7 +74,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     contributes no change, and the others go on.
 
     Args:
-        optimizer: any optimizer of torch's kind except LBFGS, over parameters in host memory.
+        optimizer: any optimizer of torch's kind except LBFGS, over parameters in host memory and on the GPU.
         named_parameters: `model.named_parameters()`: names for messages, and the order in which the gradients are
             expected (backwards). All parameters of the optimizer must be among them. Without it they are numbered.
         compression: what travels instead of each gradient; see `Compression`.

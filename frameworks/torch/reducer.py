@@ -33,13 +33,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 from horovodish import _native, basics, settings
 from horovodish.autotune import Tuner, Tuning
 from horovodish.collectives import Average, Handle, Sum, allreduce_async
+from horovodish.devices import HOST
 from horovodish.errors import from_native
 from horovodish.fusion import plan_buckets
 from horovodish.process_sets import checked_id
 from horovodish.submission import WAIT_SLICE_SECONDS, keep_for_ever
-from horovodish.torch import backward
+from horovodish.torch import backward, cuda
 from horovodish.torch.names import PlanNames
-from horovodish.torch.reduction import HOST, Reduction
+from horovodish.torch.reduction import Reduction
 from horovodish.torch.slots import Slot
 from horovodish.torch.sparse_gradients import SPARSE, UNKNOWN, SparseGradients, check_op, layout
 
@@ -119,7 +120,7 @@ class Reducer:
         reduction = self._reduction
         named = [] if reduction.alone else [(name, p) for name, p in self._named if p.requires_grad]
         sparse = [(name, p) for name, p in named if self._compared.get(id(p))]
-        self._slots = [Slot(name, p, reduction.compression) for name, p in named if not self._compared.get(id(p))]
+        self._slots = [Slot(name, p, reduction) for name, p in named if not self._compared.get(id(p))]
         self._all_compared = reduction.sparse_as_dense or all(id(s.parameter) in self._compared for s in self._slots)
         self._frozen = [parameter for _, parameter in self._named if not parameter.requires_grad]
         if not named:
@@ -148,23 +149,29 @@ class Reducer:
         order = list(reversed(range(len(self._slots))))
         numbers = plan_buckets(
             [self._slots[index].size_bytes for index in order],
-            [self._slots[index].dtype for index in order],
+            [(self._slots[index].dtype, self._slots[index].device) for index in order],
             threshold_bytes=int(tuning.fusion_threshold_mb * 2**20),
-            groups=[self._reduction.groups.get(id(self._slots[index].parameter)) for index in order],
+            groups=[self._group(self._slots[index]) for index in order],
         )
         bucket_of = dict(zip(order, numbers, strict=True))
         members = [(slot.name, slot.code, slot.shape, bucket_of[index]) for index, slot in enumerate(self._slots)]
+        device_of = {bucket_of[index]: slot.device for index, slot in enumerate(self._slots)}
+        self._current_stream = cuda.stream_getter(max(device_of.values(), default=HOST))
         return self._engine.plan(
             self._name,
             self._op,
             self._reduction.prescale_factor,
             self._reduction.postscale_factor,
             members,
-            HOST,
+            [device_of[number] for number in sorted(device_of)],
             checked_id(self._reduction.process_set),
             chunk_bytes=int(tuning.chunk_kb * 1024),
             segment_bytes=int(tuning.ring_segment_kb * 1024),
         )
+
+    def _group(self, slot: Slot) -> tuple[int, int] | None:
+        group = self._reduction.groups.get(id(slot.parameter))
+        return None if group is None else (group, slot.device)
 
     def _needs_another_plan(self) -> bool:
         return (
@@ -179,16 +186,25 @@ class Reducer:
         # Models of many small tensors are limited by what happens here: every name is a local of the closure.
         assert self._plan is not None
         begin, gradients, submit = self._begin, self._gradients, self._plan.submit
-        dtype, count = slot.dtype, slot.parameter.numel()
+        dtype, count, device = slot.dtype, slot.parameter.numel(), slot.parameter.device
+        current_stream = cuda.stream_getter(slot.device)
 
         def hand_over(parameter: Tensor) -> None:
             if not self._submitting and not begin(index):
                 return
             gradient: Any = parameter.grad
             # A conversion of the model since it was wrapped must not make the engine read and write other memory.
-            if gradient.dtype is dtype and gradient.numel() == count and gradient.is_contiguous():
+            if (
+                gradient.dtype is dtype
+                and gradient.numel() == count
+                and gradient.is_contiguous()
+                and gradient.device == device
+            ):
                 address = gradient.data_ptr()
-                submit(index, address, address)
+                if current_stream is None:
+                    submit(index, address, address)
+                else:
+                    submit(index, address, address, current_stream())
                 gradients[index] = gradient
             else:
                 self._submit(index, gradient)
@@ -235,7 +251,7 @@ class Reducer:
             self._met_sparse.add(index)
         payload, context = self._slots[index].payload(gradient)
         address = payload.data_ptr()
-        self._plan.submit(index, address, address)
+        self._plan.submit(index, address, address, self._stream_of(index))
         self._gradients[index] = gradient
         self._payloads[index] = payload, context
 
@@ -321,8 +337,12 @@ class Reducer:
             self._submit(index, slot.parameter.grad)
             return
         payload, context = slot.neutral()
-        self._plan.absent(index, payload.data_ptr())
+        self._plan.absent(index, payload.data_ptr(), self._stream_of(index))
         self._absent[index] = payload, context
+
+    def _stream_of(self, index: int) -> int:
+        on_host = self._current_stream is None or self._slots[index].device == HOST
+        return 0 if on_host or self._current_stream is None else self._current_stream()
 
     def wait(self) -> None:
         """Waits for what was flushed and puts the results where they belong."""
@@ -332,6 +352,8 @@ class Reducer:
         while not plan.wait(WAIT_SLICE_SECONDS):
             pass
         error = plan.error()
+        if self._current_stream is not None:
+            plan.order_after(self._current_stream())
         sparse_error = self._sparse.finish()
         sees = bool(self._unseen) and not plan.any_joined()
         nowhere = set(plan.absent_everywhere()) if self._absent and error is None else set()

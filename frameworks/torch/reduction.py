@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from horovodish import settings
 from horovodish.process_sets import ProcessSet
 from horovodish.reduce_ops import ReduceOp
 from horovodish.torch.compression import Compressor
-
-HOST = -1
-"""What the engine calls host memory where it asks for a device."""
 
 
 @dataclass(frozen=True)
@@ -32,4 +30,6 @@ class Reduction:
     @property
     def alone(self) -> bool:
         """Whether this rank has nobody to reduce with: it is the only one, or outside the process set."""
-        return self.process_set.size() == 1 or not self.process_set.included()
+        if not self.process_set.included():
+            return True
+        return self.process_set.size() == 1 and settings.load(warn=lambda _: None).plane != "nccl"

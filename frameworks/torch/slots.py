@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from horovodish import devices
 from horovodish.errors import UnsupportedTensorError
-from horovodish.torch.compression import Compression, Compressor
-from horovodish.torch.tensors import check_host_memory, dtype_code
+from horovodish.torch import cuda
+from horovodish.torch.compression import Compression
+from horovodish.torch.reduction import Reduction
+from horovodish.torch.tensors import check_tensor, dtype_code
 
 
 class Slot:
@@ -26,17 +29,19 @@ class Slot:
         dtype: of what travels.
         shape: of what travels.
         code: the engine's number of `dtype`.
+        device: of what travels, `devices.HOST` for host memory. Gradients on a GPU travel through host memory where
+            NCCL cannot reduce them.
     """
 
-    def __init__(self, name: str, parameter: Tensor, compression: Compressor):
+    def __init__(self, name: str, parameter: Tensor, reduction: Reduction):
         """
         Raises:
             UnsupportedTensorError: the gradient's dtype, or what `compression` makes of it, is none of the engine's, or
-                the parameter is not a dense tensor in host memory.
+                the parameter is not a dense tensor in host memory or on the GPU of this rank.
         """
-        check_host_memory(parameter, f"parameter {name}")
+        check_tensor(parameter, f"parameter {name}")
         self.parameter = parameter
-        self._compression = compression
+        compression = self._compression = reduction.compression
         # Newer versions of torch let a gradient's dtype be another one than the parameter's, or any (None).
         grad_dtype: torch.dtype | None = getattr(parameter, "grad_dtype", parameter.dtype)
         self._grad_dtype = grad_dtype or parameter.dtype
@@ -48,8 +53,13 @@ class Slot:
         payload, _ = self._zeros()
         self.dtype, self.shape = payload.dtype, tuple(payload.shape)
         self.code = dtype_code(self.dtype, f"gradient of {name}", reduces=True)
+        ordinal, op = cuda.ordinal_of(parameter), reduction.op
+        factors = reduction.prescale_factor, reduction.postscale_factor
+        self.device = devices.choose("allreduce", ordinal, op, [self.code], *factors, f"gradient of {name}")
+        self._device = parameter.device
+        self._through_host = self.device != ordinal
         self.size_bytes = payload.numel() * payload.element_size()
-        self.plain = row_major and compression is Compression.none and grad_dtype is not None
+        self.plain = not self._through_host and row_major and compression is Compression.none and grad_dtype is not None
 
     def payload(self, gradient: Tensor) -> tuple[Tensor, Any]:
         """What travels for `gradient`, contiguous, and the context of its compression.
@@ -59,6 +69,11 @@ class Slot:
         """
         if gradient.layout != torch.strided:
             gradient = gradient.to_dense()
+        if gradient.device != self._device:
+            raise UnsupportedTensorError(
+                f"gradient of {self.name}: it is on {gradient.device}, but the parameter was on {self._device} when "
+                "the optimizer was wrapped; move the model before that"
+            )
         compressed, context = self._compression.compress(self._view(gradient))
         if compressed.dtype != self.dtype or tuple(compressed.shape) != self.shape:
             raise UnsupportedTensorError(
@@ -66,15 +81,16 @@ class Slot:
                 f"buckets were planned for {self.dtype} of shape {self.shape}; both must stay as they were when the "
                 "optimizer was wrapped"
             )
-        return compressed.contiguous(), context
+        return self._departing(compressed), context
 
     def neutral(self) -> tuple[Tensor, Any]:
         """What travels where this rank has no gradient: zeros; and the context of their compression."""
         payload, context = self._zeros()
-        return payload.contiguous(), context
+        return self._departing(payload), context
 
     def gradient(self, payload: Tensor, context: Any) -> Tensor:
         """The opposite of `payload`, of the reduced tensor; it may share its memory."""
+        payload = payload.to(self._device) if self._through_host else payload
         decompressed = self._compression.decompress(payload, context)
         if self._order is None:
             return decompressed
@@ -83,7 +99,10 @@ class Slot:
 
     def _zeros(self) -> tuple[Tensor, Any]:
         shape = self._view(self.parameter).shape
-        return self._compression.compress(torch.zeros(shape, dtype=self._grad_dtype))
+        return self._compression.compress(torch.zeros(shape, dtype=self._grad_dtype, device=self.parameter.device))
+
+    def _departing(self, payload: Tensor) -> Tensor:
+        return payload.to("cpu", copy=True).contiguous() if self._through_host else payload.contiguous()
 
     def _view(self, tensor: Tensor) -> Tensor:
         return tensor if self._order is None else tensor.permute(self._order)

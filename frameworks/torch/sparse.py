@@ -12,7 +12,7 @@ from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp, Sum
 from horovodish.submission import Checking
 from horovodish.torch.tensor_submission import submit_allgather
-from horovodish.torch.tensors import check_host_memory, dtype_code
+from horovodish.torch.tensors import check_tensor, dtype_code
 
 
 def sparse_allreduce_async(
@@ -24,7 +24,7 @@ def sparse_allreduce_async(
     and added up. What travels is thus in proportion to the entries, not to the shape.
 
     Args:
-        tensor: the rank's values, in host memory, of layout `torch.sparse_coo`, of any dtype but bool; the same shape,
+        tensor: the rank's values, of layout `torch.sparse_coo`, of any dtype but bool; the same shape,
             the same sparse dimensions and the same dtype on every rank, with any number of entries.
         name: the operation's name, the same on every rank.
         op: `Sum` or `Average`, as for `allreduce`. An index that a rank does not have counts as zero there. float16 and
@@ -49,7 +49,7 @@ def sparse_allreduce_async(
         _check(tensor, name, op)
         own = tensor.detach().coalesce()
         indices = own.indices().t()
-        shape = torch.tensor([[*own.shape, own.sparse_dim()]])
+        shape = torch.tensor([[*own.shape, own.sparse_dim()]], device=own.device)
 
     def summed(gathered: list[Tensor], counts: list[list[int]]) -> Tensor:
         all_indices, values, shapes = gathered
@@ -71,11 +71,11 @@ def _check(tensor: Tensor, name: str, op: ReduceOp) -> None:
     if op not in (Average, Sum):
         raise ValueError(f"{name}: op={op!r} is not for sparse tensors; use op=Average or op=Sum")
     if not isinstance(tensor, Tensor) or tensor.layout is torch.strided:
-        check_host_memory(tensor, name)
+        check_tensor(tensor, name)
         raise UnsupportedTensorError(f"{name}: expected a sparse tensor, got a dense one; use allreduce_async")
     if tensor.layout is not torch.sparse_coo:
         raise UnsupportedTensorError(f"{name}: layout {tensor.layout} is not supported; pass tensor.to_sparse_coo()")
-    check_host_memory(tensor._values(), name)
+    check_tensor(tensor._values(), name)
     dtype_code(tensor.dtype, name, reduces=True)
 
 

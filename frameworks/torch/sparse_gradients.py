@@ -76,7 +76,7 @@ class SparseGradients:
 def _rows(parameter: Tensor) -> Tensor:
     gradient = parameter.grad
     if gradient is None:
-        indices = torch.empty(1, 0, dtype=torch.int64)
+        indices = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
         values = parameter.detach().new_empty(0, *parameter.shape[1:])
         return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False)
     return gradient.detach() if gradient.is_sparse else gradient.detach().to_sparse(1)

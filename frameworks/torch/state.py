@@ -15,7 +15,7 @@ from horovodish import basics
 from horovodish.agreement import require_agreement
 from horovodish.collectives import broadcast_object, checked_root, synchronize
 from horovodish.torch.asynchronous import broadcast_async_
-from horovodish.torch.tensors import check_host_memory
+from horovodish.torch.tensors import check_tensor
 
 
 def broadcast_parameters(
@@ -25,7 +25,7 @@ def broadcast_parameters(
 
     Args:
         params: `model.state_dict()`, `model.named_parameters()`, or any dict or iterable of names and tensors, with the
-            same names, shapes and dtypes on every rank. Tensors of any dtype and of any strides, in host memory. An
+            same names, shapes and dtypes on every rank. Tensors of any dtype and of any strides. An
             entry that is None is passed over.
         root_rank: whose values to send, the same on every rank.
 
@@ -78,10 +78,12 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int = 0, model: M
         tensors: list[Tensor] = []
 
         def take_out(value: Tensor) -> _Place:
-            check_host_memory(value, "broadcast_optimizer_state")
+            check_tensor(value, "broadcast_optimizer_state")
             tensors.append(value)
             # Strides as the root has them, where they leave no gaps: fused optimizers want them as the parameter's.
-            return _Place(len(tensors) - 1, tuple(value.shape), torch.empty_like(value).stride(), value.dtype)
+            return _Place(
+                len(tensors) - 1, tuple(value.shape), torch.empty_like(value).stride(), value.dtype, value.device.type
+            )
 
         state = [(numbers.get(key, key), _replaced(value, Tensor, take_out)) for key, value in optimizer.state.items()]
         options = [_replaced(_options(group), Tensor, take_out) for group in optimizer.param_groups]
@@ -92,7 +94,7 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int = 0, model: M
 
         def put_in(place: _Place) -> Tensor:
             # Places are met in the order in which the root made them.
-            tensors.append(torch.empty_strided(place.shape, place.stride, dtype=place.dtype))
+            tensors.append(torch.empty_strided(place.shape, place.stride, dtype=place.dtype, device=place.device_type))
             return tensors[place.number]
 
         received = [(key, _replaced(value, _Place, put_in)) for key, value in state]
@@ -112,6 +114,7 @@ class _Place:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    device_type: str  # the ranks' devices of that type are not of the same number
 
 
 def _replaced(value: Any, kind: type, replace: Callable[[Any], Any]) -> Any:
@@ -143,7 +146,7 @@ def _named_tensors(params: Any) -> Iterable[tuple[str, Tensor]]:
             raise TypeError(f"{wanted} an iterable of {type(entry).__name__}")
         name, tensor = entry
         if tensor is not None:
-            check_host_memory(tensor, f"broadcast_parameters: {name}")
+            check_tensor(tensor, f"broadcast_parameters: {name}")
             yield name, tensor
 
 

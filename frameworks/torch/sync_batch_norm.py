@@ -44,7 +44,7 @@ class SyncBatchNorm(_BatchNorm):
     Raises:
         ValueError: while training, the input has no second dimension or not C channels in it, is not of a floating
             dtype, or there is just one value per channel on all ranks together.
-        UnsupportedTensorError: the input is not in host memory.
+        UnsupportedTensorError: the input is neither in host memory nor on this rank's GPU.
         As `horovodish.collectives` lists.
 
     Example:

@@ -19,6 +19,7 @@ from horovodish.array_submission import check_targets_differ, checked_root, chec
 from horovodish.process_sets import ProcessSet, checked_id
 from horovodish.reduce_ops import Adasum, ReduceOp, chosen_op
 from horovodish.submission import Checking, Handle, generated_name, submit
+from horovodish.torch import cuda
 from horovodish.torch.tensors import member, rows_of, source_of, target_of
 
 T = TypeVar("T")
@@ -58,12 +59,25 @@ def submit_allreduce(
             targets.append(target)
         if in_place:
             check_targets_differ(described, name)
+        way = cuda.way("allreduce", sources, described, name, chosen, prescale_factor, postscale_factor)
+        arrivals = targets
+        if way.through_host:
+            sources, arrivals = cuda.copies(sources, targets)
+            described = [member(source, arrival, name) for source, arrival in zip(sources, arrivals, strict=True)]
+
+    def reduced(_: _native.Handle) -> T:
+        if way.through_host:
+            cuda.copy_back(arrivals, targets)
+        return pick(_written(targets, in_place))
+
     return submit(
         "allreduce",
         name,
         described,
-        keep_alive=(sources, targets),
-        result=lambda _: pick(_written(targets, in_place)),
+        keep_alive=(sources, arrivals),
+        result=reduced,
+        device=way.device,
+        current_stream=way.current_stream,
         op=chosen,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
@@ -82,6 +96,7 @@ def submit_broadcast(
         source = target_of(tensor, name) if in_place else source_of(tensor, name)
         target = source if in_place else torch.empty_like(source)
         described = member(source, target, name)
+        way = cuda.way("broadcast", [source], [described], name)
     return submit(
         "broadcast",
         name,
@@ -89,6 +104,8 @@ def submit_broadcast(
         keep_alive=(source, target),
         result=lambda _: only(_written([target], in_place)),
         root_rank=root,
+        device=way.device,
+        current_stream=way.current_stream,
         waits=waits,
         process_set_id=identity,
     )
@@ -107,12 +124,15 @@ def submit_allgather(
             source = source.reshape(1) if source.dim() == 0 else source
             described.append(member(source, None, name))
             sources.append(source)
+        way = cuda.way("allgather", sources, described, name)
     return submit(
         "allgather",
         name,
         described,
         keep_alive=sources,
-        result=lambda native: result(*_received(native, sources)),
+        result=lambda native: result(*_received(native, sources, way)),
+        device=way.device,
+        current_stream=way.current_stream,
         waits=waits,
         process_set_id=identity,
     )
@@ -132,12 +152,15 @@ def submit_alltoall(
         source = rows_of(tensor, name, "send")
         counts = row_counts(splits, source.shape[0], process_set, name)
         described = member(source, None, name)
+        way = cuda.way("alltoall", [source], [described], name)
     return submit(
         "alltoall",
         name,
         [described],
         keep_alive=source,
-        result=lambda native: result(*_received(native, [source])),
+        result=lambda native: result(*_received(native, [source], way)),
+        device=way.device,
+        current_stream=way.current_stream,
         waits=waits,
         process_set_id=identity,
         splits=counts,
@@ -166,12 +189,25 @@ def submit_reducescatter(
             source.new_empty((scattered_rows(source.shape[0], process_set), *source.shape[1:])) for source in sources
         ]
         described = [member(source, target, name, chosen) for source, target in zip(sources, targets, strict=True)]
+        way = cuda.way("reducescatter", sources, described, name, chosen, prescale_factor, postscale_factor)
+        arrivals = targets
+        if way.through_host:
+            sources, arrivals = cuda.copies(sources, targets)
+            described = [member(source, arrival, name) for source, arrival in zip(sources, arrivals, strict=True)]
+
+    def scattered(_: _native.Handle) -> T:
+        if way.through_host:
+            cuda.copy_back(arrivals, targets)
+        return pick(targets)
+
     return submit(
         "reducescatter",
         name,
         described,
-        keep_alive=(sources, targets),
-        result=lambda _: pick(targets),
+        keep_alive=(sources, arrivals),
+        result=scattered,
+        device=way.device,
+        current_stream=way.current_stream,
         op=chosen,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
@@ -206,14 +242,19 @@ def _written(targets: list[Tensor], in_place: bool) -> list[Tensor]:
     return targets
 
 
-def _received(native: _native.Handle, sources: Sequence[Tensor]) -> tuple[list[Tensor], list[list[int]]]:
+def _received(native: _native.Handle, sources: Sequence[Tensor], way: cuda.Way) -> tuple[list[Tensor], list[list[int]]]:
     """The outputs that the engine allocated, as tensors like `sources`, and the number of rows from each rank."""
     tensors, counts = [], []
     for index, source in enumerate(sources):
         rows = native.rows(index)
         shape = (sum(rows), *source.shape[1:])
+        counts.append(rows)
+        if way.current_stream is not None:
+            # Into memory of torch's own allocator, which knows best when it may be used again.
+            tensors.append(source.new_empty(shape))
+            native.move_output(index, tensors[-1].data_ptr(), way.current_stream())
+            continue
         empty = math.prod(shape) == 0  # of which torch.frombuffer makes nothing
         flat = source.new_empty(0) if empty else torch.frombuffer(native.output(index), dtype=source.dtype)
         tensors.append(flat.reshape(shape))
-        counts.append(rows)
     return tensors, counts

@@ -43,28 +43,23 @@ def dtype_code(dtype: torch.dtype, name: str, *, reduces: bool) -> int:
     return code
 
 
-def check_host_memory(tensor: object, name: str) -> None:
-    """Passes dense tensors in host memory, whatever their strides.
+def check_tensor(tensor: object, name: str) -> None:
+    """Passes dense tensors in host memory and on CUDA devices, whatever their strides.
 
     Args:
         tensor: anything that a user passed.
         name: what to call it in an error.
 
     Raises:
-        UnsupportedTensorError: no tensor, on another device, or sparse.
+        UnsupportedTensorError: no tensor, on a device of another kind, or sparse.
     """
     if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.Tensor):
         raise UnsupportedTensorError(
             f"{name}: expected a torch.Tensor, got {type(tensor).__name__}; pass torch.as_tensor(value)"
         )
-    if tensor.is_cpu and tensor.layout is torch.strided:
+    if (tensor.is_cpu or tensor.is_cuda) and tensor.layout is torch.strided:
         return
-    if tensor.device.type == "cuda":
-        raise UnsupportedTensorError(
-            f"{name}: the tensor is on {tensor.device}; CUDA tensors come with the NCCL plane, which is not there yet. "
-            "Pass tensor.cpu()"
-        )
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", "cuda"):
         raise UnsupportedTensorError(f"{name}: device {tensor.device} is not supported; pass tensor.cpu()")
     raise UnsupportedTensorError(
         f"{name}: layout {tensor.layout} is not supported; pass tensor.to_dense(), or use sparse_allreduce_async"
@@ -75,9 +70,9 @@ def source_of(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """`tensor` outside of the autograd graph, copied where its elements do not lie one after another, row-major.
 
     Raises:
-        UnsupportedTensorError: as `check_host_memory`.
+        UnsupportedTensorError: as `check_tensor`.
     """
-    check_host_memory(tensor, name)
+    check_tensor(tensor, name)
     return tensor.detach().contiguous()
 
 
@@ -85,9 +80,9 @@ def target_of(tensor: TensorT, name: str) -> TensorT:
     """`tensor` itself, for an operation in place.
 
     Raises:
-        UnsupportedTensorError: as `check_host_memory`, or `tensor` is not contiguous.
+        UnsupportedTensorError: as `check_tensor`, or `tensor` is not contiguous.
     """
-    check_host_memory(tensor, name)
+    check_tensor(tensor, name)
     if not tensor.is_contiguous():
         raise UnsupportedTensorError(
             f"{name}: the tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous, so "
@@ -101,7 +96,7 @@ def rows_of(tensor: torch.Tensor, name: str, what: str) -> torch.Tensor:
 
     Raises:
         ValueError: `tensor` has zero dimensions. `what` completes the sentence "it has no rows to ...".
-        UnsupportedTensorError: as `check_host_memory`.
+        UnsupportedTensorError: as `check_tensor`.
     """
     source = source_of(tensor, name)
     if source.dim() == 0:

@@ -9,9 +9,11 @@
 
 #include "bucket_plan.h"
 #include "c_interface.h"
+#include "device.h"
 #include "engine.h"
 #include "frontend.h"
 #include "mpi_exit.h"
+#include "planes/nccl_launch.h"
 #include "planes/schedule.h"
 #include "timeline_writer.h"
 #include "tree.h"
@@ -49,6 +51,7 @@ py::dict numbered(const Names& names) {
 struct PyHandle {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<Handle> handle;
+  std::optional<uintptr_t> stream;  // on which a device's memory was handed over
 };
 
 // Keeps the memory of an output alive for as long as Python views it.
@@ -61,7 +64,8 @@ using PyTensor = std::tuple<uintptr_t, uintptr_t, int, std::vector<int64_t>>;
 
 PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::string& name, int op, double prescale,
                  double postscale, int root, const std::vector<PyTensor>& tensors, int device, bool waits,
-                 int process_set, const std::vector<int64_t>& splits, const std::vector<std::string>& member_names) {
+                 int process_set, const std::vector<int64_t>& splits, const std::vector<std::string>& member_names,
+                 std::optional<uintptr_t> stream) {
   auto request = std::make_shared<Request>();
   request->kind = static_cast<Kind>(kind);
   request->name = name;
@@ -86,19 +90,29 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   }
   auto operation = engine->make_operation(std::move(request), std::move(buffers), process_set);
   operation->reported = true;
+  if (stream) operation->ready.push_back(Device::get(device).record(*stream));
   const auto handle = operation->handle;
   {
     py::gil_scoped_release release;
     engine->enqueue(std::move(operation), waits);
   }
-  return {engine, handle};
+  return {engine, handle, stream};
+}
+
+// Makes a stream wait for the result. The one on which the memory was handed over waits, too: a framework's allocator may
+// give that memory away in the order of that stream.
+void order_after(const PyHandle& self, uintptr_t stream) {
+  DeviceEvent* const event = self.handle->event();
+  if (event == nullptr) return;
+  event->order_after(stream);
+  if (self.stream && *self.stream != stream) event->order_after(*self.stream);
 }
 
 std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_t local_size,
                                     const std::vector<int>& arena_descriptors, std::vector<int> peer_sockets,
                                     size_t chunk_bytes, size_t ring_segment_bytes, size_t cache_capacity,
                                     int64_t spin_us, double stall_warning_seconds, double stall_shutdown_seconds,
-                                    int stack_signal) {
+                                    int stack_signal, bool nccl_alone, bool shared_gpu) {
   EngineConfig config;
   config.rank = rank;
   config.size = size;
@@ -112,6 +126,8 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_
                     cache_capacity,
                     std::chrono::microseconds(spin_us),
                     {StallInspector::Seconds(stall_warning_seconds), StallInspector::Seconds(stall_shutdown_seconds)},
+                    nccl_alone,
+                    shared_gpu,
                     stack_signal};
   // Its threads and its shared memory are not in a forked child, where it is left to the process's end.
   const std::shared_ptr<Engine> engine(new Engine(std::move(config)), [process = getpid()](Engine* engine) {
@@ -197,6 +213,7 @@ void bind_negotiation(py::module_& module) {
           },
           py::arg("failed"), py::arg("finished"), py::arg("text"))
       .def("ask", &Negotiation::ask)
+      .def("ask_turn", &Negotiation::ask_turn, py::arg("process_set"), py::arg("decision"))
       .def("tell", &Negotiation::tell, py::arg("rank"), py::arg("text"))
       .def("set_now", &Negotiation::set_now, py::arg("seconds"))
       .def("lateness", [](const Negotiation& self) { return lateness_table(self.lateness()); })
@@ -207,8 +224,8 @@ void bind_negotiation(py::module_& module) {
       .def("take_for_children", [](Negotiation& self) { return py::bytes(self.take_for_children()); })
       .def("take_decisions",
            [](Negotiation& self) {
-             static constexpr const char* kTypes[] = {"execute", "fail",  "refuse", "join_done",
-                                                      "lost",    "stuck", "asked",  "told"};
+             static constexpr const char* kTypes[] = {"execute", "fail",  "refuse", "join_done", "lost",
+                                                      "stuck",   "asked", "told",   "turn"};
              py::list result;
              for (const Decision& decision : self.take_decisions()) {
                std::vector<size_t> absent;
@@ -321,6 +338,18 @@ PYBIND11_MODULE(_native, module) {
   });
 
   module.def("c_interface", [] { return reinterpret_cast<uintptr_t>(&c_interface::table()); });
+  module.def("load_device_libraries", &load_device_libraries, py::arg("cuda"), py::arg("nccl"),
+             py::call_guard<py::gil_scoped_release>());
+  module.def("open_device", [](int ordinal) { static_cast<void>(Device::get(ordinal)); }, py::arg("ordinal"));
+  module.def(
+      "problem_for_nccl",
+      [](int kind, int op, const std::vector<int>& dtypes, double prescale, double postscale) {
+        std::vector<DType> given;
+        for (const int dtype : dtypes) given.push_back(static_cast<DType>(dtype));
+        return problem_for_nccl(static_cast<Kind>(kind), static_cast<ReduceOp>(op), given, prescale, postscale);
+      },
+      py::arg("kind"), py::arg("op"), py::arg("dtypes"), py::arg("prescale"), py::arg("postscale"));
+
   module.def("finalize_mpi_at_exit", &finalize_mpi_at_exit, py::arg("library"));
 
   py::register_local_exception_translator([](std::exception_ptr pointer) {
@@ -357,16 +386,32 @@ PYBIND11_MODULE(_native, module) {
              if (index >= self.handle->outputs.size()) throw py::index_error("no such output");
              return py::memoryview(py::cast(PyOutput{self.handle, index}));
            })
+      .def("order_after", &order_after, py::arg("stream"))
+      .def(
+          "move_output",
+          [](const PyHandle& self, size_t index, uintptr_t target, uintptr_t stream) {
+            const auto& memory = self.handle->outputs.at(index).on_device;
+            if (!memory) throw py::value_error("this output is in host memory");
+            memory->move_to(reinterpret_cast<std::byte*>(target), stream);
+          },
+          py::arg("index"), py::arg("target"), py::arg("stream"))
       .def("rows", [](const PyHandle& self, size_t index) { return self.handle->outputs.at(index).rows; })
       .def("last_joined", [](const PyHandle& self) { return self.handle->last_joined; });
 
   py::class_<BucketPlan>(module, "BucketPlan")
-      .def("submit",
-           [](BucketPlan& self, size_t index, uintptr_t source, uintptr_t target) {
-             self.submit(index, reinterpret_cast<const void*>(source), reinterpret_cast<void*>(target));
-           })
-      .def("absent", [](BucketPlan& self, size_t index,
-                        uintptr_t target) { self.absent(index, reinterpret_cast<void*>(target)); })
+      .def(
+          "submit",
+          [](BucketPlan& self, size_t index, uintptr_t source, uintptr_t target, uintptr_t stream) {
+            self.submit(index, reinterpret_cast<const void*>(source), reinterpret_cast<void*>(target), stream);
+          },
+          py::arg("index"), py::arg("source"), py::arg("target"), py::arg("stream") = 0)
+      .def(
+          "absent",
+          [](BucketPlan& self, size_t index, uintptr_t target, uintptr_t stream) {
+            self.absent(index, reinterpret_cast<void*>(target), stream);
+          },
+          py::arg("index"), py::arg("target"), py::arg("stream") = 0)
+      .def("order_after", &BucketPlan::order_after, py::arg("stream"))
       .def("flush", &BucketPlan::flush)
       .def(
           "wait", [](BucketPlan& self, double seconds) { return self.wait(nanoseconds(seconds)); }, py::arg("seconds"),
@@ -382,7 +427,8 @@ PYBIND11_MODULE(_native, module) {
       .def(py::init(&make_engine), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("local_rank"),
            py::arg("local_size"), py::arg("arena_descriptors"), py::arg("peer_sockets"), py::arg("chunk_bytes"),
            py::arg("ring_segment_bytes"), py::arg("cache_capacity"), py::arg("spin_us"),
-           py::arg("stall_warning_seconds"), py::arg("stall_shutdown_seconds"), py::arg("stack_signal"))
+           py::arg("stall_warning_seconds"), py::arg("stall_shutdown_seconds"), py::arg("stack_signal"),
+           py::arg("nccl_alone"), py::arg("shared_gpu"))
       .def("add_process_set", &add_process_set, py::arg("id"), py::kw_only(), py::arg("ranks"), py::arg("hosts"),
            py::arg("local"), py::arg("region"), py::arg("mpi"), py::arg("generation"))
       .def("remove_process_set", &Engine::remove_process_set, py::arg("id"), py::call_guard<py::gil_scoped_release>())
@@ -391,7 +437,7 @@ PYBIND11_MODULE(_native, module) {
       .def("enqueue", &enqueue, py::arg("kind"), py::arg("name"), py::arg("op"), py::arg("prescale"),
            py::arg("postscale"), py::arg("root"), py::arg("tensors"), py::arg("device"), py::arg("waits"),
            py::arg("process_set") = 0, py::arg("splits") = std::vector<int64_t>{},
-           py::arg("member_names") = std::vector<std::string>{})
+           py::arg("member_names") = std::vector<std::string>{}, py::arg("stream") = std::nullopt)
       .def(
           "refuse",
           [](Engine& self, int kind, const std::string& name, int process_set, const std::string& why) {
@@ -402,24 +448,23 @@ PYBIND11_MODULE(_native, module) {
       .def(
           "plan",
           [](Engine& self, const std::string& name, int op, double prescale, double postscale,
-             const std::vector<std::tuple<std::string, int, std::vector<int64_t>, size_t>>& members, int device,
-             int process_set, size_t chunk_bytes, size_t segment_bytes) {
+             const std::vector<std::tuple<std::string, int, std::vector<int64_t>, size_t>>& members,
+             const std::vector<int>& devices, int process_set, size_t chunk_bytes, size_t segment_bytes) {
             Request shared;
             shared.name = name;
             shared.op = static_cast<ReduceOp>(op);
             shared.prescale = prescale;
             shared.postscale = postscale;
-            shared.device = device;
             shared.chunk_bytes = chunk_bytes;
             shared.segment_bytes = segment_bytes;
             std::vector<BucketPlan::PlannedMember> planned;
             for (const auto& [member_name, dtype, shape, bucket] : members) {
               planned.push_back({{member_name, static_cast<DType>(dtype), shape}, bucket});
             }
-            return std::make_unique<BucketPlan>(self, shared, planned, process_set);
+            return std::make_unique<BucketPlan>(self, shared, planned, devices, process_set);
           },
           py::arg("name"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("members"),
-          py::arg("device"), py::arg("process_set") = 0, py::arg("chunk_bytes") = 0, py::arg("segment_bytes") = 0,
+          py::arg("devices"), py::arg("process_set") = 0, py::arg("chunk_bytes") = 0, py::arg("segment_bytes") = 0,
           py::keep_alive<0, 1>())
       .def("lateness", &lateness_of, py::arg("process_set"))
       .def("full_requests", &Engine::full_requests, py::arg("process_set"), py::call_guard<py::gil_scoped_release>())

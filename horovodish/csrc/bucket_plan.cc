@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "device.h"
+
 namespace horovodish {
 
 BucketPlan::BucketPlan(Engine& engine, const Request& shared, const std::vector<PlannedMember>& members,
-                       int process_set)
+                       const std::vector<int>& devices, int process_set)
     : engine_(engine), process_set_(process_set) {
   for (size_t index = 0; index < members.size(); ++index) {
     const auto& [member, bucket] = members[index];
@@ -15,6 +17,7 @@ BucketPlan::BucketPlan(Engine& engine, const Request& shared, const std::vector<
     if (!its.request) {
       its.request = std::make_shared<Request>(shared);
       its.request->name = shared.name + ".bucket" + std::to_string(bucket);
+      its.request->device = devices.at(devices.size() == 1 ? 0 : bucket);
     }
     places_.push_back({bucket, its.request->members.size()});
     its.request->members.push_back(member);
@@ -33,20 +36,21 @@ void BucketPlan::begin(Bucket& bucket) {
   bucket.buffers.assign(size, {});
   bucket.stated.assign(size, false);
   bucket.absent_positions.clear();
+  bucket.streams.clear();
   bucket.missing = size;
   bucket.operation.reset();
 }
 
-void BucketPlan::submit(size_t index, const void* source, void* target) {
-  state(index, {static_cast<const std::byte*>(source), static_cast<std::byte*>(target)}, false);
+void BucketPlan::submit(size_t index, const void* source, void* target, uintptr_t stream) {
+  state(index, {static_cast<const std::byte*>(source), static_cast<std::byte*>(target)}, false, stream);
 }
 
-void BucketPlan::absent(size_t index, void* zeroed) {
+void BucketPlan::absent(size_t index, void* zeroed, uintptr_t stream) {
   const auto memory = static_cast<std::byte*>(zeroed);
-  state(index, {memory, memory}, true);
+  state(index, {memory, memory}, true, stream);
 }
 
-void BucketPlan::state(size_t index, Buffer buffer, bool absent) {
+void BucketPlan::state(size_t index, Buffer buffer, bool absent, uintptr_t stream) {
   const Place place = places_.at(index);
   std::lock_guard lock(mutex_);
   Bucket& bucket = buckets_[place.bucket];
@@ -57,6 +61,9 @@ void BucketPlan::state(size_t index, Buffer buffer, bool absent) {
   bucket.stated[place.position] = true;
   bucket.buffers[place.position] = buffer;
   if (absent) bucket.absent_positions.push_back(place.position);
+  const bool on_host = bucket.request->on_host();
+  auto& streams = bucket.streams;
+  if (!on_host && std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
   if (--bucket.missing > 0) return;
 
   auto operation = std::make_shared<Operation>();
@@ -66,6 +73,8 @@ void BucketPlan::state(size_t index, Buffer buffer, bool absent) {
   operation->buffers = bucket.buffers;
   operation->absent = make_mask(bucket.absent_positions, bucket.buffers.size());
   operation->handle = engine_.make_handle();
+  // An event that is recorded now comes after all that the stream was given before.
+  for (const uintptr_t each : streams) operation->ready.push_back(Device::get(bucket.request->device).record(each));
   --open_buckets_;
   // After the last bucket the step has nothing left to do but wait.
   engine_.enqueue(operation, open_buckets_ == 0);
@@ -109,6 +118,17 @@ bool BucketPlan::memory_abandoned() const {
   return std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
     return bucket.operation && bucket.operation->handle->memory_abandoned();
   });
+}
+
+void BucketPlan::order_after(uintptr_t stream) const {
+  for (const Bucket& bucket : buckets_) {
+    DeviceEvent* const event = bucket.operation ? bucket.operation->handle->event() : nullptr;
+    if (event == nullptr) continue;
+    event->order_after(stream);
+    for (const uintptr_t each : bucket.streams) {
+      if (each != stream) event->order_after(each);
+    }
+  }
 }
 
 std::vector<size_t> BucketPlan::absent_everywhere() const {

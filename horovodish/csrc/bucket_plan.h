@@ -19,13 +19,16 @@ class BucketPlan {
     size_t bucket;
   };
 
-  // `shared`: name, op, scales and device of every bucket; the name gets the bucket's number.
-  BucketPlan(Engine& engine, const Request& shared, const std::vector<PlannedMember>& members, int process_set);
+  // `shared`: name, op and scales of every bucket; the name gets the bucket's number. `devices`: of each bucket's tensors, or
+  // one of all.
+  BucketPlan(Engine& engine, const Request& shared, const std::vector<PlannedMember>& members,
+             const std::vector<int>& devices, int process_set);
 
-  // Tensor `index` is ready. Any thread. Throws std::out_of_range, and std::logic_error when it was submitted before.
-  void submit(size_t index, const void* source, void* target);
+  // Tensor `index` is ready, on a device once `stream` has come this far. Any thread. Throws std::out_of_range, and
+  // std::logic_error when it was submitted before.
+  void submit(size_t index, const void* source, void* target, uintptr_t stream = 0);
   // This rank has no value for tensor `index` this time; `zeroed` holds its zeros and takes the result.
-  void absent(size_t index, void* zeroed);
+  void absent(size_t index, void* zeroed, uintptr_t stream = 0);
   // The end of a step: throws std::logic_error naming a tensor that was neither submitted nor absent.
   void flush() const;
 
@@ -33,6 +36,8 @@ class BucketPlan {
   // Drives the engine until all buckets of the step are settled.
   bool wait(std::chrono::nanoseconds limit);
   const Error* error() const;
+  // After wait, on a device: makes `stream`, and those on which the tensors were handed over, wait for the results.
+  void order_after(uintptr_t stream) const;
   // After wait: may MPI go on reading or writing the tensors of the step?
   bool memory_abandoned() const;
   // After wait: tensors that no rank had a value for.
@@ -53,11 +58,12 @@ class BucketPlan {
     std::vector<Buffer> buffers;
     std::vector<bool> stated;
     std::vector<size_t> absent_positions;
+    std::vector<uintptr_t> streams;  // on which its tensors were handed over, each once; of a device only
     size_t missing = 0;
     std::shared_ptr<Operation> operation;  // null until submitted
   };
 
-  void state(size_t index, Buffer buffer, bool absent);
+  void state(size_t index, Buffer buffer, bool absent, uintptr_t stream);
   void begin(Bucket& bucket);
 
   Engine& engine_;

@@ -30,24 +30,29 @@ Engine::Engine(EngineConfig config) : config_(std::move(config)) {
     doorbell_ = &arena_->header(config_.local_rank).doorbell;
     peer_watch_ = std::make_unique<PeerWatch>(config_.peer_sockets, [this] { doorbell_->ring_own(); });
   }
-  if (config_.size > 1) thread_ = std::thread([this] { run(); });
+  if (config_.size > 1) start_thread();
 }
 
 Engine::~Engine() { stop(false, "rank " + std::to_string(config_.rank) + " has left"); }
 
 void Engine::add_process_set(int id, ProcessSetConfig config) {
   if (config.mpi) config.mpi->resolve();
+  config.id = id;
   const auto on_settled = [this](const std::shared_ptr<Operation>& operation, const Error* error) {
     settle(operation, error);
   };
   const Place place{config.own, static_cast<int>(config.ranks.size())};
+  const auto ask_turn = [this](int set, uint64_t decision) { process_set(0).ask_turn(set, decision); };
+  const auto give_turn = [this](int set, uint64_t decision) {
+    if (process_sets_.contains(set)) launch_order_.add(set, decision);
+  };
   {
     const SeatHold hold(seat_);
     if (process_sets_.contains(id)) {
       throw std::invalid_argument("process set " + std::to_string(id) + " exists already");
     }
-    process_sets_[id] =
-        std::make_unique<ProcessSet>(std::move(config), config_.options, arena_.get(), peer_watch_.get(), on_settled);
+    process_sets_[id] = std::make_unique<ProcessSet>(std::move(config), config_.options, arena_.get(),
+                                                     peer_watch_.get(), launch_order_, on_settled, ask_turn, give_turn);
   }
   {
     std::lock_guard lock(inbox_mutex_);
@@ -129,6 +134,8 @@ void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
     }
     // A caller that is about to wait drives the engine, which takes the time anyway when it takes the operation up.
     if (timeline_) operation->trace = {timeline_, waits ? 0 : Timeline::now()};
+    // What NCCL has begun goes on also when nobody waits for it.
+    if (!operation->request->on_host() && !thread_.joinable()) start_thread();
     inbox_.push_back(std::move(operation));
     has_submissions_.store(true, std::memory_order_release);
   }
@@ -136,6 +143,7 @@ void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
     const SeatHold hold(seat_);
     while (turn()) {
     }
+    if (busy()) doorbell_->wake_engine();
   } else if (!waits) {
     doorbell_->ring_own();
   }
@@ -199,6 +207,11 @@ std::shared_ptr<Timeline> Engine::take_timeline() {
 
 std::vector<uint64_t> Engine::take_settled() {
   std::lock_guard lock(inbox_mutex_);
+  // They come in the order of the stream.
+  const auto busy =
+      std::find_if(on_device_.begin(), on_device_.end(), [](auto& entry) { return !entry.second->done(); });
+  for (auto done = on_device_.begin(); done != busy; ++done) settled_.push_back(done->first);
+  on_device_.erase(on_device_.begin(), busy);
   return std::exchange(settled_, {});
 }
 
@@ -230,6 +243,10 @@ void Engine::stop(bool failed, const std::string& reason) {
   // Handles and plans that Python still holds keep the engine, but not the memory.
   doorbell_ = &own_doorbell_;
   arena_.reset();
+}
+
+void Engine::start_thread() {
+  thread_ = std::thread([this] { run(); });
 }
 
 void Engine::run() {
@@ -341,13 +358,17 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
     // Before the handle is settled, so that whoever waits for it may use the name again.
     std::lock_guard lock(inbox_mutex_);
     if (operation->request->refusal.empty()) names_in_flight_[operation->process_set].erase(operation->request->name);
-    if (operation->reported && !operation->handle->memory_abandoned()) settled_.push_back(operation->handle->id());
+    if (operation->reported && operation->done) {
+      on_device_.emplace_back(operation->handle->id(), operation->done);
+    } else if (operation->reported && !operation->handle->memory_abandoned()) {
+      settled_.push_back(operation->handle->id());
+    }
   }
   if (error != nullptr) {
     operation->handle->fail(
         {error->kind, subject(*operation) + " failed on rank " + std::to_string(config_.rank) + ": " + error->message});
   } else {
-    operation->handle->complete();
+    operation->handle->complete(std::move(operation->done));
   }
   if (operation->then) {
     completion_threads_->run([handle = operation->handle, then = std::move(operation->then)] { then(*handle); });

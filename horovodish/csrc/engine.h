@@ -22,6 +22,7 @@
 
 #include "arena.h"
 #include "completion_threads.h"
+#include "launch_order.h"
 #include "mpi_requests.h"
 #include "operation.h"
 #include "peer_watch.h"
@@ -112,7 +113,7 @@ class Engine {
   // Throws std::invalid_argument when there is nothing to stop.
   void stop_timeline();
 
-  // Handles settled since the last call, but for those whose memory is abandoned.
+  // Handles since the last call whose memory is no longer needed: settled, on a GPU also done, and not abandoned.
   std::vector<uint64_t> take_settled();
 
   // Leaves the job: whatever is pending on this rank fails, and peers that need it from now on are told the reason. What they
@@ -134,6 +135,7 @@ class Engine {
 
   void check_process() const;
   void hold_at_exit() const;
+  void start_thread();
   void run();
   bool turn();
   bool take_submissions();
@@ -155,6 +157,8 @@ class Engine {
   std::unordered_map<int, std::unordered_set<std::string>> names_in_flight_;  // by process set; guarded by inbox_mutex_
   std::vector<uint64_t> settled_;  // guarded by inbox_mutex_
   std::map<int, Place> places_;  // by process set; guarded by inbox_mutex_
+  std::vector<std::pair<uint64_t, std::shared_ptr<DeviceEvent>>>
+      on_device_;  // settled, but the GPU is not done; likewise
   bool closed_ = false;  // guarded by inbox_mutex_
   std::shared_ptr<Timeline> timeline_;  // null: none is recorded; guarded by inbox_mutex_
   std::atomic<bool> has_submissions_{false};
@@ -165,6 +169,7 @@ class Engine {
   Doorbell* doorbell_ = &own_doorbell_;
   std::unique_ptr<PeerWatch> peer_watch_;
   std::unique_ptr<CompletionThreads> completion_threads_ = std::make_unique<CompletionThreads>();  // null after stop()
+  LaunchOrder launch_order_;  // used only by the thread that holds the seat
   std::map<int, std::unique_ptr<ProcessSet>> process_sets_;  // used only by the thread that holds the seat
 
   std::atomic<bool> stopping_{false};

@@ -3,6 +3,8 @@
 #include <mutex>
 #include <utility>
 
+#include "device.h"
+
 namespace horovodish {
 
 namespace {
@@ -22,9 +24,12 @@ std::shared_ptr<Engine> running_engine() {
 }
 
 std::shared_ptr<Handle> submit(Engine& engine, std::shared_ptr<const Request> request, std::vector<Buffer> buffers,
-                               int process_set, std::function<void(const Handle&)> then) {
+                               int process_set, std::function<void(const Handle&)> then, uintptr_t stream) {
   auto operation = engine.make_operation(std::move(request), std::move(buffers), process_set);
   operation->then = std::move(then);
+  if (!operation->request->on_host()) {
+    operation->ready.push_back(Device::get(operation->request->device).record(stream));
+  }
   const auto handle = operation->handle;
   engine.enqueue(std::move(operation), false);
   return handle;

@@ -14,10 +14,12 @@ void set_running_engine(const std::shared_ptr<Engine>& engine);
 // Throws EngineStopped before init().
 std::shared_ptr<Engine> running_engine();
 
-// Hands an operation over and returns at once. When it has ended `then` is called with its handle, on a completion thread.
+// Hands an operation over and returns at once. `stream`: of a framework, on which the buffers of an operation on a device
+// (request->device) are ready; when `then` is called, the handle's event() orders another stream after the result, and
+// its outputs are on the device. When it has ended `then` is called with its handle, on a completion thread.
 // The memory of the buffers must stay until then, and for ever if the handle says `memory_abandoned()`.
 // Throws DuplicateName, EngineStopped, ForkedProcess; `then` is not called in this case.
 std::shared_ptr<Handle> submit(Engine& engine, std::shared_ptr<const Request> request, std::vector<Buffer> buffers,
-                               int process_set, std::function<void(const Handle&)> then);
+                               int process_set, std::function<void(const Handle&)> then, uintptr_t stream = 0);
 
 }  // namespace horovodish

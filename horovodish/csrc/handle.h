@@ -39,15 +39,28 @@ struct Error {
 class DeviceEvent {
  public:
   virtual ~DeviceEvent() = default;
+  // Makes a stream wait for it; the calling thread does not wait.
   virtual void order_after(uintptr_t stream) = 0;
+  // Whether it has come, or never will because the device failed.
+  virtual bool done() = 0;
+};
+
+// Memory of a result on a device, given back in the order of the stream that used it last.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  virtual std::byte* data() = 0;
+  // Copies it to memory of the framework's on a stream that is ordered after the operation, and gives it back.
+  virtual void move_to(std::byte* target, uintptr_t stream) = 0;
 };
 
 class Handle {
  public:
   struct Output {  // memory that the engine allocated for a result whose size no rank knew beforehand
-    std::unique_ptr<std::byte[]> data;
+    std::unique_ptr<std::byte[]> data;  // null where it is on a device
     size_t bytes = 0;
     std::vector<int64_t> rows;  // that came from every rank
+    std::unique_ptr<DeviceMemory> on_device = nullptr;
   };
 
   explicit Handle(uint64_t id) : id_(id) {}
@@ -61,7 +74,7 @@ class Handle {
   bool memory_abandoned() const { return memory_abandoned_; }
 
   void abandon_memory() { memory_abandoned_ = true; }
-  void complete(std::unique_ptr<DeviceEvent> event = nullptr) {
+  void complete(std::shared_ptr<DeviceEvent> event = nullptr) {
     event_ = std::move(event);
     state_.store(State::done, std::memory_order_release);
   }
@@ -80,7 +93,7 @@ class Handle {
   std::atomic<State> state_{State::pending};
   Error error_;
   bool memory_abandoned_ = false;
-  std::unique_ptr<DeviceEvent> event_;
+  std::shared_ptr<DeviceEvent> event_;
 };
 
 }  // namespace horovodish

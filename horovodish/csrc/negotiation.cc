@@ -20,7 +20,8 @@ enum class Up : uint64_t {
   joined,
   waiting,
   lost,
-  told
+  told,
+  turn
 };
 enum class Down : uint64_t {
   execute = Records::kOne,
@@ -31,7 +32,8 @@ enum class Down : uint64_t {
   fail,
   join_done,
   lost,
-  ask
+  ask,
+  turn
 };
 
 constexpr ResponseCache::Id kNotCached = 0;
@@ -118,6 +120,14 @@ void Negotiation::tell(int rank, std::string_view text) {
   up_.text(text);
 }
 
+void Negotiation::ask_turn(int process_set, uint64_t decision) {
+  if (root_) return apply_turn(process_set, decision);
+  begin(up_, Up::turn);
+  up_.number(static_cast<uint64_t>(process_set));
+  up_.number(decision);
+  urgent_ = true;
+}
+
 void Negotiation::from_child(size_t child, std::string_view message) {
   Reader reader(message);
   Span span;
@@ -166,6 +176,11 @@ void Negotiation::from_child(size_t child, std::string_view message) {
         tell(rank, reader.text());
         break;
       }
+      case Up::turn: {
+        const auto process_set = static_cast<int>(reader.number());
+        ask_turn(process_set, reader.number());
+        break;
+      }
     }
   }
 }
@@ -212,6 +227,11 @@ void Negotiation::from_parent(std::string_view message) {
       case Down::ask:
         ask();
         break;
+      case Down::turn: {
+        const auto process_set = static_cast<int>(reader.number());
+        apply_turn(process_set, reader.number());
+        break;
+      }
     }
   }
 }
@@ -544,6 +564,13 @@ void Negotiation::apply_join_done(int last_rank) {
   joined_sent_ = false;
   decisions_.push_back({.type = Decision::Type::join_done, .rank = last_rank});
   ++decisions_seen_;
+}
+
+void Negotiation::apply_turn(int process_set, uint64_t decision) {
+  begin(down_, Down::turn);
+  down_.number(static_cast<uint64_t>(process_set));
+  down_.number(decision);
+  decisions_.push_back({.type = Decision::Type::turn, .rank = process_set, .number = decision});
 }
 
 void Negotiation::apply_lost(const Lost& lost) {

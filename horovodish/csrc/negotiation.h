@@ -52,6 +52,7 @@ struct Decision {
     stuck,      // root only: every rank waits, and not for the same; `text` says who waits for what
     asked,      // the root wants to know what this rank is doing: tell() it
     told,       // root only: what `rank` is doing
+    turn,       // operation `number` of process set `rank` may be launched on the GPUs, after all turns before
   };
   Type type;
   std::string name = {};
@@ -86,6 +87,11 @@ class Negotiation {
   // Root: ask every rank what it is doing. Any rank: the answer.
   void ask();
   void tell(int rank, std::string_view text);
+
+  // Gives an operation of a process set its place in the order of this one's decisions.
+  void ask_turn(int process_set, uint64_t decision);
+  // Whether the parent should be woken for what take_for_parent() gave.
+  bool take_urgent() { return std::exchange(urgent_, false); }
 
   // The time of what comes next, on a clock that all ranks share.
   void set_now(double seconds) { now_ = seconds; }
@@ -155,6 +161,7 @@ class Negotiation {
   void apply_forget(Id id);
   void apply_fail(std::string_view name, std::string_view text);
   void apply_join_done(int last_rank);
+  void apply_turn(int process_set, uint64_t decision);
   void apply_lost(const Lost& lost);
 
   const bool root_;
@@ -165,6 +172,7 @@ class Negotiation {
   std::vector<bool> joined_;  // by participant
   int last_joined_ = -1;
   bool joined_sent_ = false;
+  bool urgent_ = false;
   std::vector<std::optional<uint64_t>> waiting_;  // by participant: decisions it had seen when it began to wait
   uint64_t decisions_seen_ = 0;
   uint64_t last_serial_ = 0;

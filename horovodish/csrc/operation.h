@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,9 @@ struct Operation {
   int root = 0;  // known once decided: index of the root within the process set
   std::shared_ptr<Handle> handle;
   bool reported = false;  // shows up in Engine::take_settled() once its memory is no longer needed
+  std::vector<std::shared_ptr<DeviceEvent>> ready;  // when the inputs are there, on streams of the framework
+  std::shared_ptr<DeviceEvent> done;  // of an operation on a device, once launched: when it is complete
+  std::function<void()> inner;  // of an operation that a plane makes of its own: called instead of settling its handle
   std::function<void(const Handle&)> then;  // is called on a thread for that when the handle is settled; may be empty
   Trace trace;
 
@@ -55,8 +59,7 @@ inline size_t row_bytes(const Member& member) { return static_cast<size_t>(membe
 
 // Adds the next member's output to the handle, once it is known how many rows come from every rank.
 inline Handle::Output& allocate_rows(Operation& operation, size_t member, const std::vector<int64_t>& rows_by_rank) {
-  int64_t rows = 0;
-  for (const int64_t from_rank : rows_by_rank) rows += from_rank;
+  const int64_t rows = std::accumulate(rows_by_rank.begin(), rows_by_rank.end(), int64_t{0});
   const size_t bytes = row_bytes(operation.request->members[member]) * static_cast<size_t>(rows);
   auto& outputs = operation.handle->outputs;
   outputs.push_back({std::make_unique_for_overwrite<std::byte[]>(bytes), bytes, rows_by_rank});

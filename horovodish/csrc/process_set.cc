@@ -11,6 +11,7 @@
 #include "links/mpi_link.h"
 #include "links/shared_memory_link.h"
 #include "mpi_exit.h"
+#include "planes/by_device.h"
 #include "planes/hierarchical.h"
 #include "planes/mpi_ring.h"
 #include "planes/shared_memory.h"
@@ -31,6 +32,8 @@ constexpr std::chrono::seconds kNewsTime{1};
 // How long the engine of an idle rank sleeps where peers on other hosts cannot wake it, or where it is between others
 // in the tree, whose news does not wake a rank that has nothing under way.
 constexpr std::chrono::milliseconds kIdleNap{500};
+// How often the engine looks whether what it has launched on the GPU has failed.
+constexpr std::chrono::milliseconds kWatchNap{100};
 constexpr int kClockReadings = 9;
 
 ErrorKind kind_of(Loss loss) { return loss == Loss::stall ? ErrorKind::stalled : ErrorKind::rank_lost; }
@@ -60,8 +63,14 @@ double seconds_of(ProcessSet::Clock::time_point time) {
 }  // namespace
 
 ProcessSet::ProcessSet(ProcessSetConfig config, const EngineOptions& options, Arena* arena, const PeerWatch* watch,
-                       Settle settle)
-    : config_(std::move(config)), options_(options), watch_(watch), settle_(std::move(settle)) {
+                       LaunchOrder& order, Settle settle, Turn ask_turn, Turn give_turn)
+    : config_(std::move(config)),
+      options_(options),
+      watch_(watch),
+      order_(order),
+      settle_(std::move(settle)),
+      ask_turn_(std::move(ask_turn)),
+      give_turn_(std::move(give_turn)) {
   connect(arena);
 }
 
@@ -91,14 +100,23 @@ void ProcessSet::connect(Arena* arena) {
   if (StallInspector::wanted(options_.stall)) {
     stall_.emplace(options_.stall, parent_ ? RankSet() : ranks_from(config_.own));
   }
-  const auto size = static_cast<int>(config_.ranks.size());
   negotiation_ = std::make_unique<Negotiation>(!parent_, std::move(participants), options_.cache_capacity);
 
+  auto host_plane = make_host_plane(arena, host, own);
+  NcclConfig nccl{config_.id, config_.own, config_.ranks, options_.nccl_alone, options_.shared_gpu};
+  auto nccl_plane = std::make_unique<NcclPlane>(
+      std::move(nccl), *host_plane, order_,
+      [this](const std::shared_ptr<Operation>& operation) { complete(operation); },
+      [this](const std::shared_ptr<Operation>& operation, const Error& error) { refuse(operation, error); });
+  plane_ = std::make_unique<PlaneByDevice>(std::move(host_plane), std::move(nccl_plane));
+}
+
+// `host`: of this rank, and `own_local`: its index among the set's ranks there.
+std::unique_ptr<Plane> ProcessSet::make_host_plane(Arena* arena, size_t host, size_t own_local) {
+  const auto& hosts = config_.hosts;
+  const auto size = static_cast<int>(config_.ranks.size());
   const auto on_complete = [this](const std::shared_ptr<Operation>& operation) { complete(operation); };
-  if (size == 1) {
-    plane_ = std::make_unique<SoloPlane>(on_complete);
-    return;
-  }
+  if (size == 1) return std::make_unique<SoloPlane>(on_complete);
   std::unique_ptr<SharedMemoryPlane> stream;
   std::unique_ptr<MpiRingPlane> ring;
   if (hosts.size() < config_.ranks.size()) {  // some host has several ranks
@@ -106,20 +124,16 @@ void ProcessSet::connect(Arena* arena) {
     if (hosts.size() > 1) {
       across.emplace(Across{*config_.mpi, hosts, host, MpiTags(config_.generation), options_.ring_segment_bytes});
     }
-    stream = std::make_unique<SharedMemoryPlane>(*arena, config_.region, config_.local, own, options_.chunk_bytes,
+    stream = std::make_unique<SharedMemoryPlane>(*arena, config_.region, config_.local, own_local, options_.chunk_bytes,
                                                  across, on_complete);
   }
   if (hosts.size() > 1) {
     ring = std::make_unique<MpiRingPlane>(*config_.mpi, config_.own, size, config_.generation,
                                           options_.ring_segment_bytes, on_complete);
   }
-  if (stream && ring) {
-    plane_ = std::make_unique<HierarchicalPlane>(std::move(stream), std::move(ring));
-  } else if (stream) {
-    plane_ = std::move(stream);
-  } else {
-    plane_ = std::move(ring);
-  }
+  if (stream && ring) return std::make_unique<HierarchicalPlane>(std::move(stream), std::move(ring));
+  if (stream) return stream;
+  return ring;
 }
 
 // The world ranks of the subtree of `index`.
@@ -159,6 +173,7 @@ std::optional<std::chrono::nanoseconds> ProcessSet::nap() const {
   if (config_.mpi || (parent_ && !children_.empty())) at_most(kIdleNap);
   if (!stuck_text_.empty()) at_most(kStuckAfter);
   if (broken_) at_most(kNewsTime);
+  if (plane_ && plane_->needs_watching()) at_most(kWatchNap);
   if (stall_ && (negotiation_->anything_pending() || !executing_.empty())) {
     at_most(std::chrono::duration_cast<Nanoseconds>(stall_->interval()));
   }
@@ -226,9 +241,11 @@ bool ProcessSet::read(Edge& edge, std::optional<size_t> child) {
 
 void ProcessSet::send_messages() {
   const std::string up = negotiation_->take_for_parent(), down = negotiation_->take_for_children();
+  const bool urgent = negotiation_->take_urgent();
   if (parent_ && !parent_->lost && !up.empty()) {
     parent_->link->send(up);
     parent_->link->advance();
+    if (urgent) parent_->link->nudge();
   }
   if (down.empty()) return;
   for (Edge& child : children_) {
@@ -271,6 +288,10 @@ void ProcessSet::apply_decisions() {
       case Decision::Type::told:
         if (stall_) stall_->told(decision.rank, decision.text);
         break;
+      case Decision::Type::turn:
+        for (Edge& child : children_) child.link->nudge();
+        give_turn_(decision.rank, decision.number);
+        break;
       case Decision::Type::stuck:
         stuck_text_ = decision.text;
         stuck_since_ = Clock::now();
@@ -307,13 +328,31 @@ void ProcessSet::execute(const Decision& decision) {
   operation->root = static_cast<int>(root - config_.ranks.begin());
   executing_.emplace(decision.number, operation);
   operation->trace.decided(last_news_);
+  if (!operation->request->on_host()) take_turn(decision.number);
   plane_->start(operation);
+}
+
+// A rank alone waits for nobody, so its place in the order makes no difference to others.
+void ProcessSet::take_turn(uint64_t decision) {
+  if (config_.id == 0 || config_.ranks.size() == 1) {
+    order_.add(config_.id, decision);
+  } else if (config_.own == 0) {
+    ask_turn_(config_.id, decision);
+  }
+}
+
+void ProcessSet::ask_turn(int process_set, uint64_t decision) {
+  negotiation_->ask_turn(process_set, decision);
+  send_messages();
+  apply_decisions();
+  send_messages();
 }
 
 // The part of a rank that has joined.
 std::shared_ptr<Operation> ProcessSet::neutral(const std::string& signature) const {
   auto operation = std::make_shared<Operation>(*join_);
-  const auto request = std::make_shared<const Request>(Request::decode(signature));
+  const auto request = std::make_shared<Request>(Request::decode(signature));
+  if (!request->on_host() && !join_->request->on_host()) request->device = join_->request->device;
   operation->request = request;
   operation->reported = false;
   operation->handle = std::make_shared<Handle>(0);
@@ -328,8 +367,14 @@ std::shared_ptr<Operation> ProcessSet::neutral(const std::string& signature) con
 }
 
 void ProcessSet::complete(const std::shared_ptr<Operation>& operation) {
+  if (operation->inner) return operation->inner();
   executing_.erase(operation->decision);
   settle_(operation, nullptr);
+}
+
+void ProcessSet::refuse(const std::shared_ptr<Operation>& operation, const Error& error) {
+  executing_.erase(operation->decision);
+  settle_(operation, &error);
 }
 
 void ProcessSet::abandon_undecided(const Error& error) {
@@ -350,6 +395,7 @@ void ProcessSet::abandon_executing(const Error& error) {
 void ProcessSet::apply_lost(const Decision& lost) {
   if (lost.loss >= Loss::failed) do_not_finalize_mpi();
   last_ = {lost.number, {kind_of(lost.loss), lost.text}};
+  if (config_.id == 0) order_.end(lost.text);
   abandon_undecided(last_->error);
   end_plane();
 }

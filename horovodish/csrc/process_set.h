@@ -15,6 +15,7 @@
 
 #include "abi/mpi.h"
 #include "arena.h"
+#include "launch_order.h"
 #include "links/link.h"
 #include "negotiation.h"
 #include "operation.h"
@@ -26,6 +27,7 @@
 namespace horovodish {
 
 struct ProcessSetConfig {
+  int id = 0;                           // 0: the global set
   std::vector<int> ranks;               // of the world, in the order of their ranks within the set
   int own = 0;                          // this rank's index in `ranks`
   std::vector<std::vector<int>> hosts;  // indices by host, each list ascending, the hosts by their first index
@@ -43,6 +45,8 @@ struct EngineOptions {
   size_t cache_capacity = 0;          // entries of the response cache
   std::chrono::microseconds spin{0};  // how long a waiting caller spins before it sleeps
   StallInspector::Options stall;
+  bool nccl_alone = false;  // a rank that is alone uses NCCL for CUDA tensors, too
+  bool shared_gpu = false;  // several ranks may use one GPU
   int stack_signal = 0;  // makes this process print its Python stacks, when a rank lags; 0: none
 };
 
@@ -51,10 +55,13 @@ class ProcessSet {
   using Clock = std::chrono::steady_clock;
   // Called once for every operation, with its error or none.
   using Settle = std::function<void(const std::shared_ptr<Operation>&, const Error*)>;
+  // Called with a process set and the number of a decision of its own: its first rank asks for a turn; the global set has
+  // given it one.
+  using Turn = std::function<void(int, uint64_t)>;
 
-  // `arena` and `watch` may be null where this rank is alone on its host. Both outlive the set.
+  // `arena` and `watch` may be null where this rank is alone on its host. They and `order` outlive the set.
   ProcessSet(ProcessSetConfig config, const EngineOptions& options, Arena* arena, const PeerWatch* watch,
-             Settle settle);
+             LaunchOrder& order, Settle settle, Turn ask_turn, Turn give_turn);
 
   void submit(std::shared_ptr<Operation> operation);
   // One look at everything that can have moved; true when something has.
@@ -66,6 +73,9 @@ class ProcessSet {
   bool polls() const { return busy() && plane_ && plane_->needs_polling(); }
   // How long the driver may sleep when nobody rings; nothing means for ever.
   std::optional<std::chrono::nanoseconds> nap() const;
+
+  // Of the global set: asks for a turn for a decision of another one.
+  void ask_turn(int process_set, uint64_t decision);
 
   // Ends everything that this rank has under way and says farewell to the peers; advance_farewell() until it is true.
   void leave(bool failed, const std::string& reason, const Error& error);
@@ -104,6 +114,7 @@ class ProcessSet {
   void apply_decisions();
   void fail(const std::string& name, const Error& error);
   void execute(const Decision& decision);
+  void take_turn(uint64_t decision);
   std::shared_ptr<Operation> neutral(const std::string& signature) const;
   void abandon_undecided(const Error& error);
   void abandon_executing(const Error& error);
@@ -111,6 +122,8 @@ class ProcessSet {
   void end_plane();
   uint64_t finished() const;
   void complete(const std::shared_ptr<Operation>& operation);
+  void refuse(const std::shared_ptr<Operation>& operation, const Error& error);
+  std::unique_ptr<Plane> make_host_plane(Arena* arena, size_t host, size_t own_local);
   void fail_everywhere(const Lost& lost);
   std::optional<uint64_t> waiting() const;
   void inspect();
@@ -123,7 +136,9 @@ class ProcessSet {
   const ProcessSetConfig config_;
   const EngineOptions options_;
   const PeerWatch* const watch_;
+  LaunchOrder& order_;
   const Settle settle_;
+  const Turn ask_turn_, give_turn_;
   std::unique_ptr<Negotiation> negotiation_;
   std::optional<Edge> parent_;  // none at the root
   std::vector<Edge> children_;  // child i is participant i + 1 of the negotiation

@@ -27,7 +27,7 @@ std::string pair_text(size_t chunk, size_t segment) {
   return std::to_string(chunk) + " and " + std::to_string(segment) + " bytes";
 }
 
-std::string place_text(int device) { return device < 0 ? "host memory" : "a CUDA device"; }
+std::string place_text(const Request& request) { return request.on_host() ? "host memory" : "a CUDA device"; }
 
 struct Difference {
   std::string subject, what, left, right, remedy;
@@ -83,8 +83,7 @@ Difference first_difference(const Request& a, const Request& b) {
     return {a.name, "chunks and segments", pair_text(a.chunk_bytes, a.segment_bytes),
             pair_text(b.chunk_bytes, b.segment_bytes), "let every rank use the tuned values from the same step on"};
   }
-  return {a.name, "device", place_text(a.device), place_text(b.device),
-          "keep the tensor on the same kind of device on every rank"};
+  return {a.name, "device", place_text(a), place_text(b), "keep the tensor on the same kind of device on every rank"};
 }
 
 }  // namespace
@@ -105,7 +104,7 @@ std::string Request::signature() const {
   writer.real(prescale);
   writer.real(postscale);
   writer.signed_number(root);
-  writer.number(device < 0 ? 0 : 1);  // ranks use different ordinals for "my GPU"
+  writer.number(on_host() ? 0 : 1);  // ranks use different ordinals for "my GPU"
   writer.number(chunk_bytes);
   writer.number(segment_bytes);
   writer.number(members.size());
@@ -128,7 +127,7 @@ Request Request::decode(std::string_view signature) {
   request.prescale = reader.real();
   request.postscale = reader.real();
   request.root = static_cast<int>(reader.signed_number());
-  request.device = reader.number() == 0 ? -1 : 0;
+  request.device = reader.number() == 0 ? kHost : kSomeGpu;
   request.chunk_bytes = reader.number();
   request.segment_bytes = reader.number();
   request.members.resize(reader.number());

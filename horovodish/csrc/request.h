@@ -25,18 +25,23 @@ struct Member {
 };
 
 struct Request {
+  static constexpr int kHost = -1;
+  static constexpr int kSomeGpu = -2;  // on a rank that has joined and named none
+
   Kind kind = Kind::allreduce;
   std::string name;
   ReduceOp op = ReduceOp::sum;
   double prescale = 1.0;
   double postscale = 1.0;
   int root = 0;     // of a broadcast
-  int device = -1;  // -1: host memory, otherwise the CUDA ordinal
+  int device = kHost;  // otherwise the CUDA ordinal of this rank
   // How it moves, where that is not left to the settings; 0 where it is.
   size_t chunk_bytes = 0;    // within a host
   size_t segment_bytes = 0;  // between hosts that have one rank each
   std::vector<Member> members;
   std::string refusal;  // why this rank cannot take part, so that no rank waits for it; empty when it can
+
+  bool on_host() const { return device == kHost; }
 
   // Two ranks ask for the same thing exactly when their signatures are equal byte for byte.
   std::string signature() const;

@@ -10,7 +10,7 @@ namespace {
 
 using What = TimelineRecord::What;
 
-constexpr std::array<std::string_view, 4> kPhaseNames{"pack", "reduce", "exchange", "unpack"};
+constexpr std::array<std::string_view, 6> kPhaseNames{"pack", "reduce", "exchange", "unpack", "connect", "nccl"};
 
 std::string arguments_of(const Request& request) {
   size_t bytes = 0;

@@ -114,7 +114,7 @@ void reduce_buckets(Engine& engine, int rank, int ranks, int steps) {
   }
   Request shared;
   shared.name = "plan";
-  BucketPlan plan(engine, shared, members, 0);
+  BucketPlan plan(engine, shared, members, {Request::kHost}, 0);
   std::mt19937 own(static_cast<unsigned>(rank) + 99);
   for (int step = 0; step < steps; ++step) {
     std::vector<size_t> order(kTensors);

@@ -21,7 +21,7 @@ def reduced_by_plan(name: str, chunk_bytes: int, segment_bytes: int) -> tuple[Ar
         1.0,
         1.0,
         [("x", _native.DTYPES["float32"], (LENGTH,), 0)],
-        -1,
+        [-1],
         chunk_bytes=chunk_bytes,
         segment_bytes=segment_bytes,
     )

@@ -16,7 +16,7 @@ COMPANIONS = {"jax": {"optax"}}  # what a framework's shim may import besides it
 CORE_NEEDS = {"horovodish", "numpy"}
 CORE_IMPORTS_WHEN_USED = {"__init__.py": {"horovodish.launcher.run_function"}}
 LAUNCHER_IMPORTS_WHEN_USED = {"config_file.py": {"yaml"}, "function_files.py": {"cloudpickle"}}
-LAUNCHER_NEEDS = {"horovodish.errors", "horovodish.launcher", "horovodish.settings", "horovodish.version"}
+LAUNCHER_NEEDS = {f"horovodish.{name}" for name in ("errors", "launcher", "nccl_library", "settings", "version")}
 
 
 def imports(source: str, *, inside_functions: bool = True) -> set[str]:

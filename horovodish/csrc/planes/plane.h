@@ -15,6 +15,8 @@ class Plane {
  public:
   // Called with every operation that is complete, in the order in which they were started.
   using OnComplete = std::function<void(const std::shared_ptr<Operation>&)>;
+  // Called with an operation that cannot be carried out, on all ranks alike, while the plane goes on.
+  using OnRefuse = std::function<void(const std::shared_ptr<Operation>&, const Error&)>;
 
   virtual ~Plane() = default;
   // Takes over a decided operation. All ranks start the same operations in the same order.
@@ -24,6 +26,8 @@ class Plane {
   virtual Progress advance() = 0;
   // Must the engine look again by itself, because nobody rings its doorbell when a peer's data arrives?
   virtual bool needs_polling() const { return false; }
+  // Must the engine look now and then although nothing is under way, because what it has launched may fail?
+  virtual bool needs_watching() const { return false; }
 };
 
 }  // namespace horovodish

@@ -1,0 +1,101 @@
+// The functions of NCCL that the engine calls, declared by us and looked up in the libnccl.so.2 that is found at run
+// time. Read from nccl.h of NCCL 2.32; what is used here has been the same since 2.18.
+#pragma once
+
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace horovodish::abi {
+
+using NcclCommunicator = void*;
+using NcclStream = void*;  // a CUstream, which is what the runtime API's cudaStream_t is, too
+
+enum class NcclResult : int {
+  success = 0,
+  unhandled_cuda_error = 1,
+  system_error = 2,
+  internal_error = 3,
+  invalid_argument = 4,
+  invalid_usage = 5,
+  remote_error = 6,
+  in_progress = 7,
+};
+
+enum class NcclType : int {
+  int8 = 0,
+  uint8 = 1,
+  int32 = 2,
+  int64 = 4,
+  float16 = 6,
+  float32 = 7,
+  float64 = 8,
+  bfloat16 = 9,
+};
+
+// Further values are made by ncclRedOpCreatePreMulSum.
+enum class NcclOp : int { sum = 0, product = 1, max = 2, min = 3, average = 4 };
+
+enum class NcclScalarResidence : int { device = 0, host_immediate = 1 };
+
+struct NcclUniqueId {
+  char bytes[128];
+};
+
+// The fields of ncclConfig_t up to NCCL 2.18. A later NCCL reads `size` bytes and takes its defaults for the rest.
+struct NcclConfig {
+  static constexpr int kUndefined = INT_MIN;
+
+  size_t size = sizeof(NcclConfig);
+  unsigned magic = 0xcafebeef;
+  unsigned version = 21800;
+  int blocking = kUndefined;
+  int cga_cluster_size = kUndefined;
+  int min_ctas = kUndefined;
+  int max_ctas = kUndefined;
+  const char* net_name = nullptr;
+  int split_share = kUndefined;
+};
+
+struct Nccl {
+  // The first one with all that is called here whose non-blocking communicators can be aborted while they are made.
+  static constexpr int kOldest = 21800;
+
+  std::string path;
+  int version = 0;  // 21805 is 2.18.5
+
+  NcclResult (*get_version)(int* version) = nullptr;
+  const char* (*get_error_string)(NcclResult result) = nullptr;
+  const char* (*get_last_error)(NcclCommunicator communicator) = nullptr;
+  NcclResult (*get_unique_id)(NcclUniqueId* id) = nullptr;
+  NcclResult (*comm_init_rank_config)(NcclCommunicator* communicator, int ranks, NcclUniqueId id, int rank,
+                                      NcclConfig* config) = nullptr;
+  NcclResult (*comm_get_async_error)(NcclCommunicator communicator, NcclResult* state) = nullptr;
+  NcclResult (*comm_finalize)(NcclCommunicator communicator) = nullptr;
+  NcclResult (*comm_abort)(NcclCommunicator communicator) = nullptr;
+  NcclResult (*red_op_create_pre_mul_sum)(NcclOp* op, void* scalar, NcclType type, NcclScalarResidence residence,
+                                          NcclCommunicator communicator) = nullptr;
+  NcclResult (*red_op_destroy)(NcclOp op, NcclCommunicator communicator) = nullptr;
+  NcclResult (*group_start)() = nullptr;
+  NcclResult (*group_end)() = nullptr;
+  NcclResult (*all_reduce)(const void* source, void* target, size_t count, NcclType type, NcclOp op,
+                           NcclCommunicator communicator, NcclStream stream) = nullptr;
+  NcclResult (*reduce)(const void* source, void* target, size_t count, NcclType type, NcclOp op, int root,
+                       NcclCommunicator communicator, NcclStream stream) = nullptr;
+  NcclResult (*reduce_scatter)(const void* source, void* target, size_t target_count, NcclType type, NcclOp op,
+                               NcclCommunicator communicator, NcclStream stream) = nullptr;
+  NcclResult (*broadcast)(const void* source, void* target, size_t count, NcclType type, int root,
+                          NcclCommunicator communicator, NcclStream stream) = nullptr;
+  NcclResult (*all_gather)(const void* source, void* target, size_t source_count, NcclType type,
+                           NcclCommunicator communicator, NcclStream stream) = nullptr;
+  NcclResult (*send)(const void* source, size_t count, NcclType type, int peer, NcclCommunicator communicator,
+                     NcclStream stream) = nullptr;
+  NcclResult (*receive)(void* target, size_t count, NcclType type, int peer, NcclCommunicator communicator,
+                        NcclStream stream) = nullptr;
+
+  // Opens the library and fills in the rest; throws std::runtime_error saying what is wrong with it.
+  void load(const std::string& library);
+};
+
+}  // namespace horovodish::abi

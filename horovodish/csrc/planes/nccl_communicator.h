@@ -1,0 +1,48 @@
+// A communicator of NCCL's that never blocks: what is asked of it may still be in progress when the call returns, and
+// nothing else may be asked until ready().
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "abi/nccl.h"
+#include "device.h"
+#include "types.h"
+
+namespace horovodish {
+
+class NcclCommunicator {
+ public:
+  // Begins to connect; every rank must do so. Within a Device::Scope, as everything here.
+  NcclCommunicator(const abi::Nccl& nccl, Device& device, const abi::NcclUniqueId& id, int ranks, int rank);
+  // Aborts it: kernels that wait for peers end. Nothing waits for peers.
+  ~NcclCommunicator();
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+  // Whether what was asked is done. Throws std::runtime_error when the communicator has failed, now or in the background.
+  bool ready();
+  // Sends out what others may still need of this rank, for a time. Best effort.
+  void finalize(std::chrono::milliseconds limit) noexcept;
+
+  // Throws std::runtime_error with NCCL's text unless the call has succeeded or is in progress.
+  void check(abi::NcclResult result, const char* what) const;
+  // A sum of contributions that are multiplied by `factor` before, until forget_factors().
+  abi::NcclOp sum_of_multiples(DType dtype, double factor);
+  void forget_factors();
+
+  const abi::Nccl& nccl() const { return nccl_; }
+  abi::NcclCommunicator get() const { return communicator_; }
+
+ private:
+  const abi::Nccl& nccl_;
+  Device& device_;
+  abi::NcclCommunicator communicator_ = nullptr;
+  std::vector<abi::NcclOp> factors_;
+};
+
+// NCCL's number of a dtype that it reduces.
+abi::NcclType nccl_type(DType dtype);
+
+}  // namespace horovodish

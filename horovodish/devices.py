@@ -1,0 +1,117 @@
+"""CUDA devices as the shims hand them to the engine. Nothing is loaded before the first CUDA tensor."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from collections.abc import Sequence
+
+from horovodish import _native, basics, nccl_library
+from horovodish.errors import UnsupportedTensorError
+
+__all__ = ["HOST", "SHARED_GPU_VARIABLE", "choose", "use"]
+
+HOST = -1
+"""What the engine calls host memory where it asks for a device."""
+
+SHARED_GPU_VARIABLE = "HOROVODISH_TEST_SHARED_GPU"
+"""For tests on a machine with one GPU: several ranks use it."""
+
+_FIRST_WITH_SHARED_GPU = (2, 30, 0)
+_REMEDY = "pip install nvidia-nccl-cu13 (or nvidia-nccl-cu12, as torch.version.cuda says)"
+
+_used: int | None = None
+
+
+def choose(
+    kind: str,
+    ordinal: int,
+    op: int,
+    dtypes: Sequence[int],
+    prescale_factor: float,
+    postscale_factor: float,
+    name: str,
+) -> int:
+    """Where an operation on tensors of a device takes place, the same on all ranks that ask alike. Not collective.
+
+    Args:
+        kind: a key of `_native.KINDS`.
+        ordinal: of the CUDA device, `HOST` for host memory.
+        op, prescale_factor, postscale_factor: as `submission.submit`.
+        dtypes: values of `_native.DTYPES`.
+        name: what to call the tensor in an error.
+
+    Returns:
+        `ordinal`, or `HOST` where NCCL cannot do it, so that the shim has to copy the tensors to the host and back.
+
+    Raises:
+        UnsupportedTensorError: as `use`.
+    """
+    if ordinal == HOST or _native.problem_for_nccl(
+        _native.KINDS[kind], op, list(dtypes), prescale_factor, postscale_factor
+    ):
+        return HOST
+    use(ordinal, name)
+    return ordinal
+
+
+def use(ordinal: int, name: str) -> None:
+    """Makes sure that tensors of this device can be handed over. Not collective.
+
+    Args:
+        ordinal: of the CUDA device.
+        name: what to call the tensor in an error.
+
+    Raises:
+        UnsupportedTensorError: no driver, no NCCL or one that is too old, or this rank has used another device.
+    """
+    global _used
+    if ordinal == _used:
+        return
+    try:
+        _load()
+        _native.open_device(ordinal)
+    except RuntimeError as problem:
+        raise UnsupportedTensorError(f"{name}: CUDA tensors cannot be used: {problem}") from None
+    if _used is not None:
+        raise UnsupportedTensorError(
+            f"{name}: the tensor is on GPU {ordinal}, but rank {basics.rank()} has used GPU {_used}, and a rank uses "
+            "one GPU. Choose it once, before the first tensor: torch.cuda.set_device(hvd.local_rank())"
+        )
+    _used = ordinal
+
+
+@functools.cache
+def _load() -> None:
+    found = nccl_library.find()
+    if found is None and basics.size() > 1:
+        raise RuntimeError(f"NCCL was not found. Remedy: {_REMEDY}")
+    if found is not None and found.version is not None and found.too_old:
+        oldest = ".".join(map(str, nccl_library.OLDEST))
+        raise RuntimeError(
+            f"NCCL {nccl_library.number(found.version)} of {found.path} ({found.origin}) is too old, {oldest} or later "
+            f"is needed. Remedy: {_REMEDY}"
+        )
+    if SHARED_GPU_VARIABLE in os.environ and found is not None and found.version is not None:
+        _let_ranks_share(found.version)
+    _native.load_device_libraries(nccl_library.cuda_library(), found.path if found else "")
+
+
+def _let_ranks_share(version: tuple[int, int, int]) -> None:
+    """Keeps NCCL from refusing two ranks on one GPU. It reads these variables with its first communicator."""
+    if version >= _FIRST_WITH_SHARED_GPU:
+        os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+        os.environ.setdefault("NCCL_MAX_CTAS", "8")  # the kernels of all ranks must fit at once
+    else:
+        # As if every rank were a host of its own: they talk over sockets.
+        os.environ.setdefault("NCCL_HOSTID", f"{socket.gethostname()}-{basics.rank()}")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+
+
+def _forget() -> None:
+    global _used
+    _used = None
+
+
+basics.follow(lambda _: None, lambda _: None, _forget)
