@@ -1,0 +1,69 @@
+"""Errors of NCCL's in the background and ranks that die: every rank raises, and no stream is left waiting."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import horovodish as hvd
+from support.pretended_gpu import Gpu, variables
+from support.processes import all_pids, wait_until_ended
+from support.ranks import run_ranks, run_ranks_to_their_ends
+
+KNOWN_WITHIN_SECONDS = 10.0
+
+
+def meet_an_error() -> str:
+    hvd.init()
+    gpu = Gpu()
+
+    def reduce_often() -> None:
+        for _ in range(100):
+            gpu.reduce([np.ones(5)], "until it fails")
+
+    with pytest.raises(hvd.HorovodInternalError) as raised:
+        reduce_often()
+    return str(raised.value)
+
+
+def test_an_error_in_the_background() -> None:
+    for text in run_ranks(meet_an_error, 2, env=variables(2, PRETEND_NCCL_FAILS="4")):
+        assert "NCCL failed while a collective was under way: remote process exited" in text
+        assert "NCCL_DEBUG=WARN" in text
+
+
+def lose_a_rank() -> tuple[str, float]:
+    hvd.init()
+    pids = all_pids()
+    gpu = Gpu()
+    gpu.reduce([np.ones(5)], "works")
+    array = np.ones(5)
+    if hvd.rank() == 1:
+        # Its part of the next one is launched, but its stream has not come to it when it dies.
+        gpu.stream.hold(True)
+        gpu.stream.add(np.zeros(1, np.float32), 0.0)
+    handle = gpu.submit("allreduce", [array], [array], "interrupted", op=hvd.Sum)
+    handle.wait()
+    hvd.barrier()
+    if hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait_until_ended(pids[1])
+    begin = time.monotonic()
+    # This process asks horovodish for nothing; the stream waits for a peer that is no more.
+    gpu.stream.wait()
+    with pytest.raises(hvd.RankLostError) as raised:
+        gpu.reduce([np.ones(5)], "afterwards")
+    return str(raised.value), time.monotonic() - begin
+
+
+def test_a_lost_rank() -> None:
+    outcomes = run_ranks_to_their_ends(lose_a_rank, 3, env=variables(3))
+    assert [outcome.ended for outcome in outcomes] == ["returned", "died", "returned"], outcomes
+    for outcome in (outcomes[0], outcomes[2]):
+        text, seconds = outcome.result
+        assert "rank 1 has died" in text
+        assert seconds < KNOWN_WITHIN_SECONDS

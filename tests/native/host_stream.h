@@ -1,0 +1,62 @@
+// A queue of work that a thread of its own works off: what stands in for a CUDA stream.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace pretend {
+
+class Stream {
+ public:
+  Stream() {
+    std::thread([this] { work(); }).detach();
+  }
+  void push(std::function<void()> what) {
+    std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(what));
+    changed_.notify_all();
+  }
+  // Held, it does nothing of what it is given.
+  void hold(bool held) {
+    std::lock_guard lock(mutex_);
+    held_ = held;
+    changed_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return queue_.empty() && !busy_; });
+  }
+
+  int capturing = 0;
+
+ private:
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return !queue_.empty() && !held_; });
+      const auto what = std::move(queue_.front());
+      queue_.pop_front();
+      busy_ = true;
+      lock.unlock();
+      what();
+      lock.lock();
+      busy_ = false;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;  // the rest is guarded by mutex_, too
+  bool held_ = false, busy_ = false;
+};
+
+Stream& stream_of(void* stream);
+void push(void* stream, std::function<void()> what);
+bool in_context();
+
+}  // namespace pretend

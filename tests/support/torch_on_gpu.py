@@ -1,0 +1,197 @@
+"""What must hold for tensors of PyTorch on a GPU. Here or where there is none, on pretended GPUs: see `Place`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import horovodish.torch as hvd
+from horovodish import devices
+from horovodish.submission import Handle
+from horovodish.torch import cuda
+from support.model import FLOATS, INTEGERS, OPS, adasum, difference, reduced, values
+from support.pretended_gpu import Stream
+from support.tensors import array_of, tensor_of
+
+
+class Place:
+    """Where tensors are: this rank's GPU, or host memory that counts as one.
+
+    Args:
+        real: whether there is a GPU. All ranks of a host use its first one.
+    """
+
+    def __init__(self, real: bool) -> None:
+        self.real = real
+        self.device = torch.device("cuda:0" if real else "cpu")
+        if not real:
+            self._streams = [Stream()]
+            wait = Handle.wait
+
+            def wait_for_stream(handle: Handle[Any]) -> Any:
+                """Torch computes at once, on values that a stream is yet to bring."""
+                result = wait(handle)
+                self.wait()
+                return result
+
+            Handle.wait = wait_for_stream  # type: ignore[method-assign]
+            ordinal = hvd.local_rank()
+            cuda.ordinal_of = lambda tensor: ordinal  # type: ignore[assignment]
+            cuda.stream_getter = lambda given: None if given == devices.HOST else lambda: self._streams[-1].handle
+
+    def put(self, array: Any) -> torch.Tensor:
+        return tensor_of(array).to(self.device)
+
+    def get(self, tensor: torch.Tensor) -> Any:
+        """The values, once the current stream has come so far."""
+        self.wait()
+        return array_of(tensor.cpu())
+
+    def wait(self) -> None:
+        if self.real:
+            torch.cuda.current_stream().synchronize()
+        else:
+            self._streams[-1].wait()
+
+    @contextlib.contextmanager
+    def side_stream(self) -> Iterator[None]:
+        """A stream of its own for what happens within."""
+        if self.real:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                yield
+            return
+        self.wait()
+        self._streams.append(Stream())
+        try:
+            yield
+        finally:
+            self.wait()
+            self._streams.pop()
+
+
+def every_collective(place: Place) -> None:
+    reductions(place)
+    moves(place)
+    groups_and_modules(place)
+
+
+def reductions(place: Place) -> None:
+    rank, size = hvd.rank(), hvd.size()
+    for dtype in INTEGERS + FLOATS:
+        for op in [*OPS, "Adasum"]:
+            if op == "Adasum" and dtype in INTEGERS:
+                continue
+            by_rank = [values(dtype, 1003, r, op) for r in range(size)]
+            expected = adasum([each.astype(np.float64) for each in by_rank]) if op == "Adasum" else reduced(by_rank, op)
+            result = hvd.allreduce(place.put(by_rank[rank]), op=getattr(hvd, op), name=f"{dtype} {op}")
+            assert result.device == place.device
+            bound = 2.0**size if op == "Product" else 4.0 * size
+            assert not (wrong := difference(place.get(result), expected, bound)), f"{dtype} {op}: {wrong}"
+            if op == "Adasum":
+                continue
+            rows = [values(dtype, (2 * size + 1, 3), r, op) for r in range(size)]
+            parts = np.array_split(reduced(rows, op), size)
+            part = hvd.reducescatter(place.put(rows[rank]), op=getattr(hvd, op), name=f"{dtype} {op} rows")
+            assert not (wrong := difference(place.get(part), parts[rank], bound)), f"{dtype} {op} rows: {wrong}"
+    scaled = hvd.allreduce(place.put(np.ones(5)), op=hvd.Average, prescale_factor=0.5, postscale_factor=3.0)
+    np.testing.assert_allclose(place.get(scaled), np.full(5, 1.5))
+
+
+def moves(place: Place) -> None:
+    rank, size = hvd.rank(), hvd.size()
+    for dtype in ["bool", *INTEGERS, *FLOATS]:
+        parts = [values(dtype, (2 * r + 1, 2), r) for r in range(size)]
+        np.testing.assert_array_equal(place.get(hvd.allgather(place.put(parts[rank]))), np.concatenate(parts))
+        equal = [values(dtype, (3, 2), r) for r in range(size)]
+        np.testing.assert_array_equal(place.get(hvd.allgather(place.put(equal[rank]))), np.concatenate(equal))
+        sent = [values(dtype, (size * 2, 2), r) for r in range(size)]
+        received = hvd.alltoall(place.put(sent[rank]), splits=[2] * size)[0]
+        expected = np.concatenate([sent[r][2 * rank : 2 * rank + 2] for r in range(size)])
+        np.testing.assert_array_equal(place.get(received), expected)
+        same = hvd.broadcast(place.put(equal[rank]), root_rank=size - 1)
+        np.testing.assert_array_equal(place.get(same), equal[size - 1])
+
+
+def groups_and_modules(place: Place) -> None:
+    rank, size = hvd.rank(), hvd.size()
+    group = [place.put(np.full(4 + i, float(rank + i), np.float32)) for i in range(5)]
+    for i, result in enumerate(hvd.grouped_allreduce(group, op=hvd.Sum)):
+        np.testing.assert_array_equal(place.get(result), np.full(4 + i, sum(r + i for r in range(size))))
+    linear = torch.nn.Linear(3, 2).to(place.device)
+    hvd.broadcast_parameters(linear.state_dict(), root_rank=0)
+    place.wait()
+    hvd.check_consistency(linear)
+    batch = [values("float32", (4, 3), r) for r in range(size)]
+    whole = torch.nn.BatchNorm1d(3)(tensor_of(np.concatenate(batch)))
+    own = hvd.SyncBatchNorm(3).to(place.device)(place.put(batch[rank]))
+    np.testing.assert_allclose(
+        place.get(own.detach()), whole.detach().numpy()[4 * rank : 4 * rank + 4], rtol=1e-4, atol=1e-5
+    )
+
+
+def side_streams(place: Place) -> None:
+    """Values that a side stream computes, reduced there or handed over there and awaited elsewhere."""
+    for step in range(20):
+        with place.side_stream():
+            tensor = place.put(np.full(100_000, float(step + hvd.rank()), np.float32))
+            handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name="side")
+            again = hvd.allreduce(tensor * 0 + 1, op=hvd.Sum, name="side too")
+            np.testing.assert_array_equal(place.get(again), np.full(100_000, hvd.size()))
+            hvd.synchronize(handle)
+            place.wait()
+        np.testing.assert_array_equal(place.get(tensor), np.full(100_000, sum(step + r for r in range(hvd.size()))))
+
+
+def training(place: Place) -> None:
+    """N ranks with batches of B train to the weights of one process with batches of N x B."""
+    rank, size = hvd.rank(), hvd.size()
+    torch.manual_seed(1)
+    alone = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2)).double()
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2)).double()
+    model.load_state_dict(alone.state_dict())
+    model.to(place.device)
+    reference = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    for step in range(10):
+        batches = [values("float64", (4, 6), r + step * size) for r in range(size)]
+        reference.zero_grad()
+        alone(tensor_of(np.concatenate(batches))).square().mean().backward()
+        reference.step()
+        optimizer.zero_grad()
+        model(place.put(batches[rank])).square().mean().backward()
+        place.wait()
+        optimizer.step()
+    for expected, parameter in zip(alone.parameters(), model.parameters(), strict=True):
+        np.testing.assert_allclose(place.get(parameter.detach()), expected.detach().numpy(), rtol=1e-9, atol=1e-12)
+
+
+def what_is_refused(place: Place) -> None:
+    if not place.real:
+        return
+    with pytest.raises(hvd.UnsupportedTensorError, match="make it a group for each device"):
+        hvd.grouped_allreduce([torch.ones(2), torch.ones(2, device=place.device)])
+    graph = torch.cuda.CUDAGraph()
+    tensor = torch.ones(3, device=place.device)
+    with pytest.raises(ValueError, match="a CUDA graph is being captured"), torch.cuda.graph(graph):
+        hvd.allreduce(tensor, name="captured")
+    tensors = [torch.full((50_000,), float(i), device=place.device) for i in range(8)]
+    handles = [hvd.allreduce_async(tensor + 1, op=hvd.Sum) for tensor in tensors]
+    for i, handle in enumerate(handles):  # whose inputs nobody else holds
+        np.testing.assert_array_equal(hvd.synchronize(handle).cpu().numpy(), np.full(50_000, (i + 1.0) * hvd.size()))
+
+
+def all_checks(real: bool) -> None:
+    hvd.init()
+    place = Place(real)
+    every_collective(place)
+    side_streams(place)
+    training(place)
+    what_is_refused(place)

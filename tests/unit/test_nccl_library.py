@@ -1,0 +1,184 @@
+"""Which NCCL is taken, what is said about those that cannot be, and what we declare of NCCL beside its own header."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from horovodish import _native, nccl_library
+from horovodish.launcher.check import nccl_hints
+from support.pretended_gpu import library, variables
+from support.sources import CSRC
+
+REMEDY = "pip install nvidia-nccl-cu13 (or nvidia-nccl-cu12, as torch.version.cuda says)"
+
+USES = """
+import horovodish as hvd
+from horovodish import devices
+hvd.init()
+try:
+    devices.use({ordinal}, "gradient of w")
+except hvd.UnsupportedTensorError as problem:
+    print(problem)
+print(hvd.nccl_built())
+"""
+
+
+def said(ordinal: int = 0, **more: str) -> list[str]:
+    """What a process says that uses a device for the first time."""
+    environment = {"PATH": "/usr/bin", **variables(1), **more}
+    command = [sys.executable, "-c", USES.format(ordinal=ordinal)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_what_keeps_a_process_from_using_a_gpu(tmp_path: Path) -> None:
+    assert said() == ["22907"]
+    [text, version] = said(PRETEND_NCCL_VERSION="2708")
+    assert text == (
+        f"gradient of w: CUDA tensors cannot be used: NCCL 2.7.8 of {library()} (HOROVODISH_TEST_NCCL) is too old, "
+        f"2.18 or later is needed. Remedy: {REMEDY}"
+    )
+    assert version == "0"
+    [text, _] = said(HOROVODISH_TEST_CUDA=str(tmp_path / "none"))
+    assert text.startswith(f"gradient of w: CUDA tensors cannot be used: {tmp_path}/none: it does not load: ")
+    [text, _] = said(ordinal=3)
+    assert text.endswith("CUDA failed while the device was looked up: CUDA_ERROR_INVALID_DEVICE, of the library that "
+                         "stands in for CUDA")  # fmt: skip
+
+
+def test_the_order_of_the_candidates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class File:
+        name = "libnccl.so.2"
+
+        def locate(self) -> Path:
+            return tmp_path / self.name
+
+    def files(wheel: str) -> list[File]:
+        if wheel == "nvidia-nccl-cu12":
+            return [File()]
+        raise importlib.metadata.PackageNotFoundError(wheel)
+
+    monkeypatch.setattr(nccl_library, "_loaded", lambda: ["/torchs/libnccl.so.2"])
+    monkeypatch.setattr(importlib.metadata, "files", files)
+    assert list(nccl_library.candidates({})) == [
+        ("/torchs/libnccl.so.2", "loaded already"),
+        (str(tmp_path / "libnccl.so.2"), "nvidia-nccl-cu12"),
+        ("libnccl.so.2", "the system's"),
+    ]
+    assert list(nccl_library.candidates({nccl_library.NCCL_VARIABLE: "/given"})) == [("/given", "HOROVODISH_TEST_NCCL")]
+
+
+def test_the_advice_of_check() -> None:
+    new = nccl_library.Found("libnccl.so.2", "the system's", (2, 29, 7))
+    old = nccl_library.Found("libnccl.so.2", "the system's", (2, 17, 1))
+    assert nccl_hints(None, None) == nccl_hints(new, (13, 0)) == []
+    assert nccl_hints(None, (12, 4)) == ["CUDA tensors need NCCL 2.18 or later: pip install nvidia-nccl-cu12"]
+    assert nccl_hints(old, (13, 0)) == [
+        "CUDA tensors need NCCL 2.18 or later, and this is 2.17.1 libnccl.so.2 (the system's): install a newer one "
+        "where it is from"
+    ]
+
+
+def test_what_nccl_cannot_do() -> None:
+    def problem(op: str, dtype: str, prescale: float = 1.0, postscale: float = 1.0, kind: str = "allreduce") -> str:
+        dtypes = [_native.DTYPES["float32"], _native.DTYPES[dtype]]
+        return _native.problem_for_nccl(_native.KINDS[kind], _native.REDUCE_OPS[op], dtypes, prescale, postscale)
+
+    assert problem("sum", "bfloat16") == problem("average", "float16") == problem("product", "int64") == ""
+    assert problem("sum", "float32", 0.5, 3.0) == problem("average", "float64", 1e-30) == ""
+    assert problem("sum", "bool", kind="allgather") == ""
+    assert problem("sum", "int16") == "NCCL does not reduce int16"
+    assert problem("adasum", "float32") == "NCCL has no Adasum"
+    assert problem("average", "int32") == "NCCL rounds averages of integers in another way"
+    assert problem("max", "float32", 2.0) == "NCCL scales sums of floating-point numbers only"
+    assert problem("sum", "float16", 1e-6).endswith("loses digits of this factor")
+
+
+# The names that NCCL's header has for what we declare, as C++ that compiles only if both agree.
+AGREES = """
+#include <cstddef>
+#include "nccl.h"
+#include "abi/nccl.h"
+using namespace horovodish::abi;
+#define SAME(ours, theirs) static_assert(static_cast<long>(ours) == static_cast<long>(theirs))
+SAME(NcclResult::success, ncclSuccess);
+SAME(NcclResult::unhandled_cuda_error, ncclUnhandledCudaError);
+SAME(NcclResult::system_error, ncclSystemError);
+SAME(NcclResult::internal_error, ncclInternalError);
+SAME(NcclResult::invalid_argument, ncclInvalidArgument);
+SAME(NcclResult::invalid_usage, ncclInvalidUsage);
+SAME(NcclResult::remote_error, ncclRemoteError);
+SAME(NcclResult::in_progress, ncclInProgress);
+SAME(NcclType::int8, ncclInt8);
+SAME(NcclType::uint8, ncclUint8);
+SAME(NcclType::int32, ncclInt32);
+SAME(NcclType::int64, ncclInt64);
+SAME(NcclType::float16, ncclFloat16);
+SAME(NcclType::float32, ncclFloat32);
+SAME(NcclType::float64, ncclFloat64);
+SAME(NcclType::bfloat16, ncclBfloat16);
+SAME(NcclOp::sum, ncclSum);
+SAME(NcclOp::product, ncclProd);
+SAME(NcclOp::max, ncclMax);
+SAME(NcclOp::min, ncclMin);
+SAME(NcclOp::average, ncclAvg);
+SAME(NcclScalarResidence::device, ncclScalarDevice);
+SAME(NcclScalarResidence::host_immediate, ncclScalarHostImmediate);
+SAME(sizeof(NcclUniqueId), sizeof(ncclUniqueId));
+SAME(sizeof(NcclOp), sizeof(ncclRedOp_t));
+SAME(NcclConfig{}.magic, NCCL_API_MAGIC);
+SAME(NcclConfig::kUndefined, NCCL_CONFIG_UNDEF_INT);
+static_assert(sizeof(NcclConfig) <= sizeof(ncclConfig_t));
+SAME(offsetof(NcclConfig, version), offsetof(ncclConfig_t, version));
+SAME(offsetof(NcclConfig, blocking), offsetof(ncclConfig_t, blocking));
+SAME(offsetof(NcclConfig, net_name), offsetof(ncclConfig_t, netName));
+SAME(offsetof(NcclConfig, split_share), offsetof(ncclConfig_t, splitShare));
+template <class Ours, class Theirs> struct Alike : std::false_type {};
+template <class R, class... A, class S, class... B>
+struct Alike<R (*)(A...), S (*)(B...)>
+    : std::bool_constant<((sizeof(A) == sizeof(B)) && ... && (sizeof(R) == sizeof(S)))> {};
+#define CALLED_ALIKE(ours, theirs) static_assert(Alike<decltype(Nccl::ours), decltype(&theirs)>::value)
+CALLED_ALIKE(comm_init_rank_config, ncclCommInitRankConfig);
+CALLED_ALIKE(comm_get_async_error, ncclCommGetAsyncError);
+CALLED_ALIKE(red_op_create_pre_mul_sum, ncclRedOpCreatePreMulSum);
+CALLED_ALIKE(all_reduce, ncclAllReduce);
+CALLED_ALIKE(reduce, ncclReduce);
+CALLED_ALIKE(reduce_scatter, ncclReduceScatter);
+CALLED_ALIKE(broadcast, ncclBroadcast);
+CALLED_ALIKE(all_gather, ncclAllGather);
+CALLED_ALIKE(send, ncclSend);
+CALLED_ALIKE(receive, ncclRecv);
+"""
+
+
+def nccl_header() -> Path | None:
+    for wheel in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
+        try:
+            files = importlib.metadata.files(wheel) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if file.name == "nccl.h":
+                return Path(str(file.locate()))
+    system = Path("/usr/include/nccl.h")
+    return system if system.exists() else None
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on this machine")
+def test_what_we_declare_is_what_nccl_declares(tmp_path: Path) -> None:
+    header = nccl_header()
+    if header is None:
+        pytest.skip("no nccl.h: install nvidia-nccl-cu13 or nvidia-nccl-cu12 to compare with it")
+    # All of CUDA that it needs: the types of a stream and an event.
+    (tmp_path / "cuda_runtime.h").write_text("typedef struct S* cudaStream_t; typedef struct E* cudaEvent_t;")
+    (tmp_path / "cuda_fp16.h").write_text("")
+    shutil.copy(header, tmp_path / "nccl.h")
+    source = tmp_path / "agrees.cc"
+    source.write_text("#include <type_traits>\n" + AGREES)
+    command = ["g++", "-std=c++20", "-fsyntax-only", f"-I{tmp_path}", f"-I{CSRC}", str(source)]
+    assert subprocess.run(command, capture_output=True, text=True).stderr == ""
