@@ -1,0 +1,216 @@
+"""Training steps on a GPU: ours beside DistributedDataParallel with NCCL and beside torch alone, in turns, in one run.
+
+    python benchmarks/gpu.py                                    # a world of one: 3 variants, and the engine's overhead
+    HOROVODISH_TEST_SHARED_GPU=1 horovodish run -np 2 python benchmarks/gpu.py      # two ranks on one GPU
+    python benchmarks/gpu.py --thresholds 4 16 25 64            # which fusion threshold is best
+
+In a world of one, packing, NCCL's call and unpacking are really executed (HOROVODISH_PLANE=nccl); --timeline FILE
+records them. What is printed goes to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+os.environ.setdefault("HOROVODISH_PLANE", "nccl")
+
+import torch
+from torch import Tensor, nn
+
+import horovodish.torch as hvd
+
+ROUNDS = 7
+STEPS = 20
+
+
+class Bottleneck(nn.Module):
+    """A block of ResNet-50: 1x1, 3x3 and 1x1 convolutions around a shortcut."""
+
+    def __init__(self, inputs: int, width: int, stride: int):
+        super().__init__()
+        outputs = 4 * width
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        same = stride == 1 and inputs == outputs
+        self.shortcut = (
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet50() -> nn.Module:
+    blocks: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    blocks.append(nn.MaxPool2d(3, 2, 1))
+    inputs = 64
+    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for index in range(count):
+            blocks.append(Bottleneck(inputs, width, stride if index == 0 else 1))
+            inputs = 4 * width
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
+
+
+class Gpt2(nn.Module):
+    """The sizes of GPT-2 small: 12 layers of width 768, 12 heads, 50257 tokens, a context of 1024."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(50257, 768), nn.Embedding(1024, 768)
+        layer = nn.TransformerEncoderLayer(768, 12, 3072, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 12, nn.LayerNorm(768), enable_nested_tensor=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
+        hidden = self.tokens(tokens) + self.places(torch.arange(length, device=tokens.device))
+        return self.layers(hidden, mask, is_causal=True) @ self.tokens.weight.t()
+
+
+Batch = tuple[Tensor, Tensor]
+
+
+def images(count: int) -> Batch:
+    return torch.randn(count, 3, 224, 224, device="cuda"), torch.randint(1000, (count,), device="cuda")
+
+
+def sentences(count: int) -> Batch:
+    tokens = torch.randint(50257, (count, 1024), device="cuda")
+    return tokens, tokens.roll(-1, 1)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], int]] = {
+    "resnet50": (resnet50, images, 64),
+    "gpt2-small": (Gpt2, sentences, 8),
+}
+
+
+def step_function(name: str, batch_size: int, kind: str) -> Callable[[], None]:
+    """One training step in bfloat16 autocast of a fresh model: `plain`, `ddp` or `ours`."""
+    build, make, _ = MODELS[name]
+    torch.manual_seed(0)
+    model: nn.Module = build().cuda()
+    inputs, targets = make(batch_size)
+    if kind == "ddp":
+        model = nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    if kind == "ours":
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            outputs = model(inputs)
+            loss = nn.functional.cross_entropy(outputs.flatten(0, -2).float(), targets.flatten())
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def seconds_of(step: Callable[[], None], steps: int) -> float:
+    torch.cuda.synchronize()
+    hvd.barrier()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / steps
+
+
+def compare(name: str, kinds: list[str], batch_size: int, rounds: int, steps: int) -> dict[str, float]:
+    """Median milliseconds per step of each kind, measured in turns."""
+    functions = {kind: step_function(name, batch_size, kind) for kind in kinds}
+    for function in functions.values():
+        seconds_of(function, 5)
+    taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(rounds):
+        for kind, function in functions.items():
+            taken[kind].append(seconds_of(function, steps) * 1e3)
+    return {kind: statistics.median(times) for kind, times in taken.items()}
+
+
+def overhead_us(rounds: int) -> tuple[float, float]:
+    """Of one allreduce of 4 bytes: microseconds until the host goes on, and until the GPU is done."""
+    value = torch.ones(1, device="cuda")
+    host, whole = [], []
+    for _ in range(rounds * 30):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        hvd.allreduce_(value, op=hvd.Sum, name="overhead")
+        host.append(time.perf_counter() - begin)
+        torch.cuda.synchronize()
+        whole.append(time.perf_counter() - begin)
+    return statistics.median(host) * 1e6, statistics.median(whole) * 1e6
+
+
+def start_ddp() -> None:
+    """torch.distributed over the same ranks, which MPI has started."""
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    port = hvd.broadcast_object(os.getpid() % 20000 + 20000, 0)
+    os.environ.setdefault("MASTER_PORT", str(port))
+    torch.distributed.init_process_group("nccl", rank=hvd.rank(), world_size=hvd.size())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=[*MODELS], default=[*MODELS])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--batch-scale", type=float, default=1.0, help="multiplies the batch sizes")
+    parser.add_argument("--thresholds", nargs="*", type=float, help="fusion thresholds in MiB to compare, ours only")
+    parser.add_argument("--timeline", help="records one step of each model, apart from what is measured")
+    options = parser.parse_args()
+    hvd.init()
+    torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    tell = print if hvd.rank() == 0 else lambda *_: None
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    tell(f"{hvd.size()} rank(s), {torch.cuda.get_device_name()}, torch {torch.__version__}, torch's NCCL {nccl}")
+    host, done = overhead_us(options.rounds)
+    tell(f"allreduce of 4 bytes: host {host:.1f} us, GPU done after {done:.1f} us")
+    if not options.thresholds:
+        start_ddp()
+    for name in options.models:
+        batch = max(1, int(MODELS[name][2] * options.batch_scale))
+        if options.thresholds:
+            for threshold in options.thresholds:
+                os.environ["HOROVODISH_FUSION_THRESHOLD_MB"] = str(threshold)
+                [ours] = compare(name, ["ours"], batch, options.rounds, options.steps).values()
+                tell(f"{name:<11} batch {batch:>3}  threshold {threshold:>6} MiB  ours {ours:8.2f} ms")
+            continue
+        kinds = ["plain", "ddp", "ours"]
+        taken = compare(name, kinds, batch, options.rounds, options.steps)
+        columns = "  ".join(f"{kind} {taken[kind]:8.2f} ms" for kind in kinds)
+        extra = (taken["ours"] - taken["plain"]) * 1e3
+        tell(
+            f"{name:<11} batch {batch:>3}  {columns}  ours/ddp {taken['ours'] / taken['ddp']:.3f}  "
+            f"ours/plain {taken['ours'] / taken['plain']:.3f}  ours over plain {extra:.0f} us"
+        )
+        if options.timeline:
+            step = step_function(name, batch, "ours")
+            step()
+            hvd.start_timeline(f"{options.timeline}.{name}.json")
+            step()
+            torch.cuda.synchronize()
+            hvd.stop_timeline()
+        torch.cuda.empty_cache()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
