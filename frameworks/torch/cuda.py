@@ -45,6 +45,7 @@ def way(
 
     Raises:
         UnsupportedTensorError: the tensors are on more than one device, or as `devices.use`.
+        ValueError: a CUDA graph is being captured.
     """
     ordinal = ordinal_of(tensors[0])
     for tensor in tensors:
@@ -55,6 +56,11 @@ def way(
             )
     if ordinal == HOST:
         return _ON_HOST
+    if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        raise ValueError(
+            f"{name}: a CUDA graph is being captured, and collectives cannot be part of one; call it outside of the "
+            "capture"
+        )
     dtypes = [dtype for _, _, dtype, _ in described]
     device = devices.choose(kind, ordinal, op, dtypes, prescale_factor, postscale_factor, name)
     return Way(device, stream_getter(device), device == HOST)

@@ -34,6 +34,8 @@ constexpr std::chrono::seconds kNewsTime{1};
 constexpr std::chrono::milliseconds kIdleNap{500};
 // How often the engine looks whether what it has launched on the GPU has failed.
 constexpr std::chrono::milliseconds kWatchNap{100};
+// How long a rank that leaves waits for what its GPU still does. Peers may need it that have computed for longer.
+constexpr std::chrono::seconds kDrainLimit{10};
 constexpr int kClockReadings = 9;
 
 ErrorKind kind_of(Loss loss) { return loss == Loss::stall ? ErrorKind::stalled : ErrorKind::rank_lost; }
@@ -422,6 +424,7 @@ void ProcessSet::fail_everywhere(const Lost& lost) {
 
 void ProcessSet::leave(bool failed, const std::string& reason, const Error& error) {
   const Lost lost{failed ? Loss::failed : Loss::left, finished(), reason};
+  if (plane_ && !failed) plane_->drain(kDrainLimit);
   plane_.reset();
   abandon_undecided(error);
   abandon_executing(error);

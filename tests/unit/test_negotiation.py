@@ -330,3 +330,20 @@ def test_a_clock_that_is_ahead_makes_nobody_late_in_the_future() -> None:
     root.set_now(12.0)
     root.from_child(1, below.take_for_parent())
     assert root.lateness() == {2: (1, 2.0, 2.0)}
+
+
+def test_a_turn_has_its_place_among_the_decisions_of_all_ranks() -> None:
+    """Of another process set, asked for by a rank below: the order in which GPUs launch."""
+    root = testing.Negotiation(root=True, participants=[[0], [1]], cache_capacity=16)
+    below = testing.Negotiation(root=False, participants=[[1]], cache_capacity=16)
+    for name in ("a", "b"):
+        below.submit(name, [1])
+        below.ask_turn(5, 40 + len(name))
+        root.submit(name, [1])
+    root.ask_turn(6, 7)
+    root.from_child(1, below.take_for_parent())
+    below.from_parent(root.take_for_children())
+    orders = [[(d["type"], d["name"], d["rank"], d["number"]) for d in n.take_decisions()] for n in (root, below)]
+    assert orders[0] == orders[1]
+    assert [kind for kind, *_ in orders[0]].count("execute") == 2
+    assert [(rank, number) for kind, _, rank, number in orders[0] if kind == "turn"] == [(6, 7), (5, 41), (5, 41)]

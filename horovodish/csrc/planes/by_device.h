@@ -26,6 +26,7 @@ class PlaneByDevice : public Plane {
   }
   bool needs_polling() const override { return host_->needs_polling() || nccl_->needs_polling(); }
   bool needs_watching() const override { return nccl_->needs_watching(); }
+  void drain(std::chrono::milliseconds limit) override { nccl_->drain(limit); }
 
  private:
   std::unique_ptr<Plane> host_;

@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a rank that leaves, or one that a peer has left, waits for what its GPU still does.
+// How long a rank waits for what its GPU still does when a peer has gone.
 constexpr std::chrono::milliseconds kFarewellLimit{1000};
 constexpr std::chrono::milliseconds kFarewellNap{1};
 
@@ -44,16 +44,24 @@ NcclPlane::~NcclPlane() {
   order_.forget(config_.process_set);
   if (!communicator_) return;
   const Device::Scope scope(*device_);
-  // Peers that this rank has no quarrel with still need its part in what it has launched.
-  for (const auto limit = Clock::now() + kFarewellLimit; !launched_.empty() && Clock::now() < limit; forget_done()) {
-    std::this_thread::sleep_for(kFarewellNap);
-  }
+  drain(kFarewellLimit);  // what a rank that has left in order has had its part in
   const bool at_work = !launched_.empty() || (!items_.empty() && items_.front()->launch);
   if (!at_work) communicator_->finalize(kFarewellLimit);
   communicator_.reset();
   // The memory of operations that are given up is in use until the aborted kernels have ended.
   for (const auto& item : items_) {
     if (item->launch) item->operation->done = device_->record_own();
+  }
+}
+
+void NcclPlane::drain(std::chrono::milliseconds limit) {
+  const auto end = Clock::now() + limit;
+  try {
+    for (forget_done(); !launched_.empty() && Clock::now() < end; forget_done()) {
+      if (communicator_) communicator_->ready();  // throws when nothing more will come
+      std::this_thread::sleep_for(kFarewellNap);
+    }
+  } catch (const std::exception&) {
   }
 }
 

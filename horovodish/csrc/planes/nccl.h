@@ -43,6 +43,7 @@ class NcclPlane : public Plane {
   Progress advance() override;
   bool needs_polling() const override { return !items_.empty(); }
   bool needs_watching() const override { return !launched_.empty(); }
+  void drain(std::chrono::milliseconds limit) override;
 
  private:
   // What the ranks tell each other before the others wait for them.

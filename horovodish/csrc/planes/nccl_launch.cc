@@ -154,7 +154,16 @@ void NcclLaunch::call() {
   if (request_.kind == Kind::allreduce || request_.kind == Kind::reducescatter) {
     for (const Piece& piece : pieces_) ops.push_back(op_for(piece.dtype));
   }
+  // A group that was left open by an error would swallow the calls of other communicators.
+  struct Group {
+    const abi::Nccl& nccl;
+    bool open = true;
+    ~Group() {
+      if (open) nccl.group_end();
+    }
+  };
   check(nccl_.group_start());
+  Group group{nccl_};
   for (size_t i = 0; i < pieces_.size(); ++i) {
     const Piece& piece = pieces_[i];
     if (request_.kind == Kind::broadcast) {
@@ -174,6 +183,7 @@ void NcclLaunch::call() {
       call_alltoall(member);
     }
   }
+  group.open = false;
   check(nccl_.group_end());
 }
 

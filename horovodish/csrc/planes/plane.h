@@ -1,6 +1,7 @@
 // How bytes move. One file pair per plane behind this contract.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -28,6 +29,8 @@ class Plane {
   virtual bool needs_polling() const { return false; }
   // Must the engine look now and then although nothing is under way, because what it has launched may fail?
   virtual bool needs_watching() const { return false; }
+  // This rank is about to leave: waits for what it has launched, for a time, because its peers may need it.
+  virtual void drain(std::chrono::milliseconds) {}
 };
 
 }  // namespace horovodish
