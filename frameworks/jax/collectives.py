@@ -31,8 +31,9 @@ import jax
 from jax import numpy as jnp
 
 from horovodish.array_submission import checked_root
+from horovodish.compression import Compressor
 from horovodish.jax.collective import Collective, run
-from horovodish.jax.compression import Compression, Compressor
+from horovodish.jax.compression import Compression
 from horovodish.jax.eager import exchange
 from horovodish.jax.reduction import reduce_tree
 from horovodish.jax.trees import Leaves, checked_array, decompressed, named, run_each

@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from horovodish.jax.compression import Compression, Compressor
+from horovodish.compression import Compressor
+from horovodish.jax.compression import Compression
 from horovodish.jax.reduction import Reduction
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp

@@ -8,7 +8,8 @@ import jax
 import optax
 from jax import numpy as jnp
 
-from horovodish.jax.compression import Compression, Compressor
+from horovodish.compression import Compressor
+from horovodish.jax.compression import Compression
 from horovodish.jax.reduction import Reduction
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.reduce_ops import Adasum, Average, ReduceOp

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from horovodish.compression import Compressor, check_compression
 from horovodish.jax.collective import Collective
-from horovodish.jax.compression import Compressor, check_compression
 from horovodish.jax.trees import Leaves, decompressed, named, run_fused
 from horovodish.process_sets import ProcessSet, check_kind
 from horovodish.reduce_ops import Average, ReduceOp, chosen_op

@@ -15,10 +15,10 @@ from jax import numpy as jnp
 
 from horovodish import settings
 from horovodish.arrays import dtype_code
+from horovodish.compression import Compressor, check_compression
 from horovodish.errors import UnsupportedTensorError
 from horovodish.fusion import plan_buckets
 from horovodish.jax.collective import Collective, run
-from horovodish.jax.compression import Compressor, check_compression
 from horovodish.reduce_ops import ReduceOp
 
 _OWN_MODULE = __name__.rpartition(".")[0]

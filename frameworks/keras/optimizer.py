@@ -7,7 +7,8 @@ from typing import Any
 
 import keras
 
-from horovodish.keras.compression import Compression, Compressor, check_compression
+from horovodish.compression import Compressor, check_compression
+from horovodish.keras.compression import Compression
 from horovodish.keras.distribution import Distribution, distribute, is_distributed
 from horovodish.keras.reduction import Reduction, checked_groups
 from horovodish.keras.window import Window

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 
 from horovodish.collectives import allreduce_async
+from horovodish.compression import Compressor
 from horovodish.keras.backends import collectives, dense, runs_eagerly
-from horovodish.keras.compression import Compressor
 from horovodish.process_sets import ProcessSet
 from horovodish.reduce_ops import Max, ReduceOp
 

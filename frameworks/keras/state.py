@@ -9,8 +9,9 @@ import keras
 import numpy as np
 
 from horovodish.collectives import allgather_object, broadcast_async, checked_root
+from horovodish.compression import Compressor
 from horovodish.errors import MismatchError
-from horovodish.keras.compression import Compression, Compressor
+from horovodish.keras.compression import Compression
 from horovodish.keras.distribution import is_distributed
 from horovodish.keras.optimizer import DistributedOptimizer
 from horovodish.process_sets import ProcessSet, global_process_set

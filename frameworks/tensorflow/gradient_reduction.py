@@ -17,10 +17,10 @@ import tensorflow as tf
 
 from horovodish import settings
 from horovodish.collectives import allreduce
+from horovodish.compression import Compressor, check_compression
 from horovodish.fusion import plan_buckets
 from horovodish.process_sets import ProcessSet, check_kind
 from horovodish.reduce_ops import Average, Max, ReduceOp, chosen_op
-from horovodish.tensorflow.compression import Compressor, check_compression
 from horovodish.tensorflow.names import stable_name
 from horovodish.tensorflow.operations import Reduction, reduced
 from horovodish.tensorflow.sparse import reduced_slices

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from horovodish.compression import Compressor, check_compression
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp, chosen_op
-from horovodish.tensorflow.compression import Compression, Compressor, check_compression
+from horovodish.tensorflow.compression import Compression
 from horovodish.tensorflow.names import operation_name
 from horovodish.tensorflow.operations import Reduction, check_group, checking, reduced, scattered
 from horovodish.tensorflow.sparse import reduced_slices

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from horovodish.compression import Compressor
 from horovodish.errors import UnsupportedTensorError
 from horovodish.process_sets import checked_id
 from horovodish.reduce_ops import Average, Sum
-from horovodish.tensorflow.compression import Compressor
 from horovodish.tensorflow.operations import Reduction, checking, gathered
 
 

@@ -6,9 +6,10 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from horovodish.compression import Compressor
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp
-from horovodish.tensorflow.compression import Compression, Compressor
+from horovodish.tensorflow.compression import Compression
 from horovodish.tensorflow.gradient_reduction import GradientReduction, Groups, checked_reduction, reduced_gradients
 from horovodish.tensorflow.tracing import as_written
 

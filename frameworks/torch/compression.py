@@ -1,76 +1,31 @@
-"""Compression: what travels instead of a gradient."""
+"""Compression of tensors: what travels instead of a gradient."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
+
+from horovodish.compression import CastCompressor, NoneCompressor
 
 
-class Compressor(Protocol):
-    """What a compression must offer; a class with static methods or an object.
-
-    The reduction is done on what `compress` gives, so sums of it must mean something. For one input dtype and shape
-    `compress` must always give the same dtype and shape, on every rank.
-    """
-
-    def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        """The tensor that travels, and whatever `decompress` needs besides it."""
-
-    def decompress(self, tensor: Tensor, context: Any) -> Tensor:
-        """The opposite of `compress`, of the reduced tensor."""
-
-
-def check_compression(compression: object) -> None:
-    """Passes what can be used as a compression.
-
-    Raises:
-        ValueError: it has no `compress` or no `decompress`.
-    """
-    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
-        raise ValueError(
-            f"compression={compression!r} is none; use Compression.none, .fp16, .bf16, or a class with compress and "
-            "decompress"
-        )
-
-
-class NoneCompressor:
-    """Tensors travel as they are."""
-
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """`tensor` itself."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Tensor, context: Any) -> Tensor:
-        """`tensor` itself."""
-        return tensor
-
-
-class _CastCompressor:
-    dtype: torch.dtype
-
+class _Cast(CastCompressor):
     @classmethod
-    def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
-        """`tensor` in the smaller dtype if it is of a wider floating dtype, and its own dtype."""
-        wider = tensor.is_floating_point() and tensor.element_size() > cls.dtype.itemsize
-        return (tensor.to(cls.dtype) if wider else tensor), tensor.dtype
+    def is_wider(cls, tensor: Any) -> bool:
+        return bool(tensor.is_floating_point()) and tensor.element_size() > cls.dtype.itemsize
 
     @staticmethod
-    def decompress(tensor: Tensor, context: Any) -> Tensor:
-        """`tensor` in the dtype that it had."""
-        return tensor.to(context)
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tensor.to(dtype)
 
 
-class FP16Compressor(_CastCompressor):
+class FP16Compressor(_Cast):
     """float32 and float64 travel as float16: half the bytes, 11 bits of precision, values up to 65504."""
 
     dtype = torch.float16
 
 
-class BF16Compressor(_CastCompressor):
+class BF16Compressor(_Cast):
     """float32 and float64 travel as bfloat16: half the bytes, 8 bits of precision, the range of float32."""
 
     dtype = torch.bfloat16

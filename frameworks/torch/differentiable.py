@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from horovodish.compression import Compressor
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp
 from horovodish.submission import Checking, generated_name
 from horovodish.torch.asynchronous import exchange
 from horovodish.torch.autograd_functions import Alltoall, Broadcast, is_recorded
-from horovodish.torch.compression import Compression, Compressor
+from horovodish.torch.compression import Compression
 from horovodish.torch.grouped import grouped_allgather, grouped_allreduce, grouped_reducescatter
 from horovodish.torch.tensor_submission import only, row_counts, submit_allgather, submit_allreduce, submit_broadcast
 from horovodish.torch.tensors import rows_of

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from horovodish.compression import Compressor, check_compression
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp, chosen_op
 from horovodish.submission import Checking, Handle, generated_name
@@ -24,7 +25,7 @@ from horovodish.torch.autograd_functions import (
     reduced,
     scattered,
 )
-from horovodish.torch.compression import Compression, Compressor, check_compression
+from horovodish.torch.compression import Compression
 from horovodish.torch.tensor_submission import (
     check_group,
     submit_allgather,

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from horovodish.collectives import Adasum, Average, ReduceOp, chosen_op
+from horovodish.compression import Compressor, check_compression
 from horovodish.process_sets import ProcessSet, check_kind, global_process_set
-from horovodish.torch.compression import Compression, Compressor, check_compression
+from horovodish.torch.compression import Compression
 from horovodish.torch.deltas import DeltaReducer
 from horovodish.torch.names import Names, group_numbers
 from horovodish.torch.reducer import Reducer

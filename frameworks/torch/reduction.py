@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from horovodish import settings
+from horovodish.compression import Compressor
 from horovodish.process_sets import ProcessSet
 from horovodish.reduce_ops import ReduceOp
-from horovodish.torch.compression import Compressor
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class Slot:
     def gradient(self, payload: Tensor, context: Any) -> Tensor:
         """The opposite of `payload`, of the reduced tensor; it may share its memory."""
         payload = payload.to(self._device) if self._through_host else payload
-        decompressed = self._compression.decompress(payload, context)
+        decompressed: Tensor = self._compression.decompress(payload, context)
         if self._order is None:
             return decompressed
         inverse = sorted(range(len(self._order)), key=self._order.__getitem__)
