@@ -1,6 +1,7 @@
 #include "xla_ops.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <exception>
@@ -22,6 +23,8 @@ namespace horovodish {
 namespace {
 
 namespace xla = abi::xla;
+
+constexpr std::chrono::milliseconds kDriveLimit{1};
 
 struct Failure {
   xla::ErrorCode code = xla::kInternal;
@@ -78,6 +81,19 @@ Call::~Call() {
     memory.abandon();
   } else {
     pool().give_back(std::move(memory));
+  }
+}
+
+// Whether an operation has succeeded, which its completion thread may not have said yet.
+bool has_result(const Call& call) { return call.handle && call.handle->settled() && call.handle->error() == nullptr; }
+
+// All that the program hands over has been handed over, so for a moment this thread has nothing better to do than to drive the
+// engine: a small operation then ends without a change of threads. No longer, because blocked threads of XLA make deadlocks.
+void drive(const Call& call) {
+  if (!call.handle || call.handle->settled()) return;
+  try {
+    running_engine()->wait(*call.handle, kDriveLimit);
+  } catch (const EngineStopped&) {  // then the operation has failed
   }
 }
 
@@ -157,8 +173,12 @@ class Calls {
       call = found->second;
       if (!call->group) form_group(numbers, count);
       calls_.erase(found);
+    }
+    drive(*call);
+    {
+      std::lock_guard lock(mutex_);
       if (!call->group->failure.message.empty()) return call->group->failure;
-      if (!call->settled) {
+      if (!call->settled && !has_result(*call)) {
         call->waiter = waits(std::move(wanted));
         call->group->waiting.push_back(call);
         return {};
