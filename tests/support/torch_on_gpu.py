@@ -186,12 +186,3 @@ def what_is_refused(place: Place) -> None:
     handles = [hvd.allreduce_async(tensor + 1, op=hvd.Sum) for tensor in tensors]
     for i, handle in enumerate(handles):  # whose inputs nobody else holds
         np.testing.assert_array_equal(hvd.synchronize(handle).cpu().numpy(), np.full(50_000, (i + 1.0) * hvd.size()))
-
-
-def all_checks(real: bool) -> None:
-    hvd.init()
-    place = Place(real)
-    every_collective(place)
-    side_streams(place)
-    training(place)
-    what_is_refused(place)
