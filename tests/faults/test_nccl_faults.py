@@ -12,7 +12,7 @@ import pytest
 import horovodish as hvd
 from support.pretended_gpu import Gpu, variables
 from support.processes import all_pids, wait_until_ended
-from support.ranks import run_ranks, run_ranks_to_their_ends
+from support.ranks import run_ranks_to_their_ends
 
 KNOWN_WITHIN_SECONDS = 10.0
 
@@ -31,9 +31,11 @@ def meet_an_error() -> str:
 
 
 def test_an_error_in_the_background() -> None:
-    for text in run_ranks(meet_an_error, 2, env=variables(2, PRETEND_NCCL_FAILS="4")):
-        assert "NCCL failed while a collective was under way: remote process exited" in text
-        assert "NCCL_DEBUG=WARN" in text
+    outcomes = run_ranks_to_their_ends(meet_an_error, 2, env=variables(2, PRETEND_NCCL_FAILS="4"))
+    assert [outcome.ended for outcome in outcomes] == ["returned", "returned"], outcomes
+    for outcome in outcomes:
+        assert "NCCL failed while a collective was under way: remote process exited" in outcome.result
+        assert "NCCL_DEBUG=WARN" in outcome.result
 
 
 def lose_a_rank() -> tuple[str, float]:
