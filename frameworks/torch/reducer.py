@@ -186,7 +186,7 @@ class Reducer:
         # Models of many small tensors are limited by what happens here: every name is a local of the closure.
         assert self._plan is not None
         begin, gradients, submit = self._begin, self._gradients, self._plan.submit
-        dtype, count, device = slot.dtype, slot.parameter.numel(), slot.parameter.device
+        dtype, count, ordinal = slot.dtype, slot.parameter.numel(), cuda.ordinal_of(slot.parameter)
         current_stream = cuda.stream_getter(slot.device)
 
         def hand_over(parameter: Tensor) -> None:
@@ -198,7 +198,7 @@ class Reducer:
                 gradient.dtype is dtype
                 and gradient.numel() == count
                 and gradient.is_contiguous()
-                and gradient.device == device
+                and gradient.get_device() == ordinal
             ):
                 address = gradient.data_ptr()
                 if current_stream is None:
