@@ -73,7 +73,7 @@ def loops_and_branches() -> None:
     @tf.function
     def looped(x: tf.Tensor) -> tf.Tensor:
         total = tf.zeros(())
-        for index in tf.range(40):  # no iteration needs the one before, so several run at once
+        for index in tf.range(40):  # all under one name, so no iteration may begin before the one before is done
             total += hvd.allreduce(x + tf.cast(index, tf.float32), op=hvd.Sum)
         if total > 0:
             total += hvd.allreduce(x, op=hvd.Sum)

@@ -116,5 +116,4 @@ TF_Tensor* TF_ForwardInputOrAllocateOutput(TF_OpKernelContext*, const int* candi
                                            const int64_t* dims, int rank, int* forwarded, TF_Status*);
 void TF_OpKernelContext_Failure(TF_OpKernelContext*, TF_Status*);
 int64_t TF_StepId(TF_OpKernelContext*);
-int64_t TF_GetIterId(TF_OpKernelContext*);
 }

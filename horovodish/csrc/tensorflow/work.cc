@@ -6,9 +6,6 @@ namespace horovodish::tensorflow {
 
 namespace {
 
-// An operation in a loop runs in several iterations at once. TensorFlow's default is ten at most.
-constexpr int64_t kIterationsWithOwnNames = 16;
-
 const c_interface::Table* engine_table = nullptr;
 
 // Null would stand for a rank that has joined.
@@ -50,8 +47,6 @@ void Work::read_name(TF_OpKernelContext* context, Status& status) {
   const TensorPtr name = input(context, 0, status);
   if (!status.ok()) return;
   name_.assign(static_cast<const char*>(TF_TensorData(name.get())), TF_TensorByteSize(name.get()));
-  const int64_t iteration = TF_GetIterId(context);
-  if (iteration > 0) name_ += "#" + std::to_string(iteration % kIterationsWithOwnNames);
 }
 
 void Work::read_splits(TF_OpKernelContext* context, int index, Status& status) {
