@@ -10,7 +10,7 @@ def join(device: int = -1) -> int:
 
     Args:
         device: the CUDA device with which this rank takes part in what the others do with CUDA tensors; the current one
-            when not given. It counts only if the rank has used none before.
+            when not given. It counts only if the rank has used none before, and means nothing without CUDA.
 
     Returns:
         The rank that joined last: the one that has seen all data.
@@ -25,7 +25,9 @@ def join(device: int = -1) -> int:
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=last)
         >>> hvd.broadcast_optimizer_state(optimizer, root_rank=last)
     """
-    if device < 0 and torch.cuda.is_available() and torch.cuda.is_initialized():
+    if not torch.cuda.is_available():
+        return collectives.join()
+    if device < 0 and torch.cuda.is_initialized():
         device = torch.cuda.current_device()
     if device >= 0:
         devices.use(device, "join")
