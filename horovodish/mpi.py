@@ -113,7 +113,7 @@ def load() -> ModuleType:
         os.environ.setdefault("OMPI_MCA_coll", "^han")
     if not mpi.Is_initialized():
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
-        _native.finalize_mpi_at_exit(str(mpi.__file__))
+        _native.finalize_mpi_at_exit(str(mpi.__file__), mpi._handleof(mpi.COMM_WORLD) if tolerates_faults() else 0)
     return mpi
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, cast
 
-from horovodish import basics, communicators, mpi, settings
+from horovodish import _native, basics, communicators, mpi, settings
 from horovodish.errors import LaunchError, NotInitializedError
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def surviving_communicator() -> Intracomm:
         last.control.Revoke()
         thread.join(timeout_seconds - _REVOKE_AFTER_SECONDS)
     if not ends:
+        _native.do_not_finalize_mpi()  # the thread stays in it
         raise LaunchError(
             f"not every rank that is left called surviving_communicator() within {timeout_seconds} seconds: one is "
             "stopped, or busy with something else. HOROVODISH_START_TIMEOUT_SECONDS gives them more time"

@@ -350,7 +350,8 @@ PYBIND11_MODULE(_native, module) {
       },
       py::arg("kind"), py::arg("op"), py::arg("dtypes"), py::arg("prescale"), py::arg("postscale"));
 
-  module.def("finalize_mpi_at_exit", &finalize_mpi_at_exit, py::arg("library"));
+  module.def("finalize_mpi_at_exit", &finalize_mpi_at_exit, py::arg("library"), py::arg("tolerant_world"));
+  module.def("do_not_finalize_mpi", &do_not_finalize_mpi);
 
   py::register_local_exception_translator([](std::exception_ptr pointer) {
     try {

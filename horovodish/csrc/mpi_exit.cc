@@ -5,13 +5,12 @@
 
 #include <atomic>
 
-#include "abi/mpi.h"
-
 namespace horovodish {
 
 namespace {
 
 abi::MpiExit functions;
+abi::MpiHandle world = 0;
 pid_t process = 0;
 std::atomic<bool> peers_are_lost{false};
 
@@ -20,13 +19,17 @@ void finalize(int status, void*) {
   if (status != 0 || peers_are_lost || getpid() != process || functions.finalized(&finalized) != abi::kMpiSuccess ||
       finalized)
     return;
+  // The engine may have stopped before a rank died.
+  int agreed = 1;
+  if (world != 0 && functions.agree != nullptr && functions.agree(world, &agreed) != abi::kMpiSuccess) return;
   functions.finalize();
 }
 
 }  // namespace
 
-void finalize_mpi_at_exit(const std::string& library) {
+void finalize_mpi_at_exit(const std::string& library, abi::MpiHandle tolerant_world) {
   functions.resolve(library);
+  world = tolerant_world;
   process = getpid();
   on_exit(finalize, nullptr);
 }

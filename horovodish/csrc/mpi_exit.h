@@ -3,12 +3,15 @@
 
 #include <string>
 
+#include "abi/mpi.h"
+
 namespace horovodish {
 
 // Calls MPI_Finalize when this process exits, provided that its status is 0. Finalizing waits for all ranks: a rank
 // that ends with an error would wait for peers that wait for it, where its launcher ends the job as soon as it sees the
-// rank's status. `library`: as abi::Mpi::library. Throws std::runtime_error.
-void finalize_mpi_at_exit(const std::string& library);
+// rank's status. `library`: as abi::Mpi::library. `tolerant_world`: the communicator of all ranks if they outlive a dead
+// one, else 0; a rank leaves without finalizing if one of them is dead. Throws std::runtime_error.
+void finalize_mpi_at_exit(const std::string& library, abi::MpiHandle tolerant_world);
 
 // A rank has died or hangs: finalizing would wait for it for ever, so this process leaves without.
 void do_not_finalize_mpi();

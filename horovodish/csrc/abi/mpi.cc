@@ -34,6 +34,7 @@ void MpiExit::resolve(const std::string& library) {
   void* loaded = open_loaded(library);
   look_up(loaded, "MPI_Finalized", finalized);
   look_up(loaded, "MPI_Finalize", finalize);
+  agree = reinterpret_cast<decltype(agree)>(dlsym(loaded, "MPIX_Comm_agree"));
 }
 
 }  // namespace horovodish::abi

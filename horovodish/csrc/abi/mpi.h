@@ -39,6 +39,9 @@ struct Mpi {
 struct MpiExit {
   int (*finalized)(int* flag) = nullptr;
   int (*finalize)() = nullptr;
+  // Of Open MPI's fault tolerance ULFM; null if the library is another one. Waits for all ranks as finalizing does, but
+  // fails when one is dead.
+  int (*agree)(MpiHandle communicator, int* flag) = nullptr;
 
   void resolve(const std::string& library);
 };
