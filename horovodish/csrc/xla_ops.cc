@@ -17,25 +17,13 @@
 
 #include "frontend.h"
 #include "staging.h"
+#include "xla_call.h"
 
 namespace horovodish {
 
 namespace {
 
-namespace xla = abi::xla;
-
 constexpr std::chrono::milliseconds kDriveLimit{1};
-
-struct Failure {
-  xla::ErrorCode code = xla::kInternal;
-  std::string message;  // empty: there is none
-};
-
-// Memory of a result, ours or the runtime's.
-struct Target {
-  std::byte* data;
-  size_t bytes;
-};
 
 // A `done` that waits.
 struct Waiter {
@@ -112,11 +100,6 @@ Failure collect(const Call& call, const std::vector<Target>& wanted) {
     if (got.bytes > 0) std::memcpy(wanted[i].data, got.data, got.bytes);
   }
   return {};
-}
-
-xla::Error* error_of(const xla::Api& api, const Failure& failure) {
-  xla::ErrorCreateArgs args{sizeof(args), nullptr, failure.message.c_str(), failure.code};
-  return api.error_create(&args);
 }
 
 // Runs what follows in the program.
@@ -208,133 +191,9 @@ Calls& calls() {
   return *calls;
 }
 
-// -- what the runtime gives
-
-class Arguments {
- public:
-  explicit Arguments(const xla::Attributes& attributes) : attributes_(attributes) {}
-
-  std::string_view text(std::string_view name) const {
-    const auto* span = static_cast<const xla::ByteSpan*>(value(name, xla::kStringAttribute));
-    return {span->data, span->size};
-  }
-  int64_t number(std::string_view name) const { return *static_cast<const int64_t*>(scalar(name, xla::kS64)); }
-  double real(std::string_view name) const { return *static_cast<const double*>(scalar(name, xla::kF64)); }
-
- private:
-  const void* scalar(std::string_view name, xla::DataType type) const {
-    const auto* scalar = static_cast<const xla::Scalar*>(value(name, xla::kScalarAttribute));
-    if (scalar->dtype != type) throw std::runtime_error("attribute " + std::string(name) + " is of another type");
-    return scalar->value;
-  }
-  const void* value(std::string_view name, xla::AttributeType type) const {
-    for (int64_t i = 0; i < attributes_.size; ++i) {
-      if (std::string_view(attributes_.names[i]->data, attributes_.names[i]->size) != name) continue;
-      if (attributes_.types[i] != type) break;
-      return attributes_.values[i];
-    }
-    throw std::runtime_error("a call without attribute " + std::string(name));
-  }
-
-  const xla::Attributes& attributes_;
-};
-
-const xla::Buffer& buffer_at(const xla::Buffers& buffers, int64_t index) {
-  if (index >= buffers.size || buffers.types[index] != xla::kBufferType) throw std::runtime_error("a missing buffer");
-  return *static_cast<const xla::Buffer*>(buffers.buffers[index]);
-}
-
-DType dtype_of(const xla::Buffer& buffer) {
-  switch (buffer.dtype) {
-    case xla::kPred:
-      return DType::boolean;
-    case xla::kU8:
-      return DType::uint8;
-    case xla::kS8:
-      return DType::int8;
-    case xla::kS16:
-      return DType::int16;
-    case xla::kS32:
-      return DType::int32;
-    case xla::kS64:
-      return DType::int64;
-    case xla::kF16:
-      return DType::float16;
-    case xla::kBF16:
-      return DType::bfloat16;
-    case xla::kF32:
-      return DType::float32;
-    case xla::kF64:
-      return DType::float64;
-  }
-  throw std::runtime_error("a dtype that the engine does not know");
-}
-
-size_t bytes_in(const xla::Buffer& buffer) {
-  size_t bytes = bytes_of(dtype_of(buffer));
-  for (int64_t i = 0; i < buffer.rank; ++i) bytes *= static_cast<size_t>(buffer.dims[i]);
-  return bytes;
-}
-
-// The runtime asks once, at registration, which version of the interface a handler speaks.
-bool answers_metadata(xla::CallFrame& frame) {
-  if (frame.extensions == nullptr || frame.extensions->type != xla::kMetadataExtension) return false;
-  auto& metadata = *reinterpret_cast<xla::MetadataExtension*>(frame.extensions)->metadata;
-  metadata.api_version = {sizeof(xla::ApiVersion), nullptr, frame.api->api_version.major_version,
-                          frame.api->api_version.minor_version};
-  return true;
-}
-
-void check_interface(const xla::CallFrame& frame) {
-  const bool fits = frame.api->api_version.major_version == xla::kMajorVersion &&
-                    frame.api->struct_size >= sizeof(xla::Api) && frame.struct_size >= offsetof(xla::CallFrame, future);
-  if (!fits) {
-    throw std::runtime_error(
-        "this jaxlib speaks another version of XLA's foreign function interface than horovodish. Remedy: use jaxlib "
-        "0.8 "
-        "or later, and tell us of a version that does not work.");
-  }
-}
-
-// -- from arguments to an operation
-
-std::vector<std::string_view> lines(std::string_view text) {
-  std::vector<std::string_view> found;
-  while (!text.empty()) {
-    const size_t end = text.find('\n');
-    found.push_back(text.substr(0, end));
-    text.remove_prefix(end + 1);
-  }
-  return found;
-}
-
-std::shared_ptr<Request> request_of(const xla::CallFrame& frame, const Arguments& given) {
-  auto request = std::make_shared<Request>();
-  request->kind = static_cast<Kind>(given.number("kind"));
-  request->name = given.text("name");
-  request->op = static_cast<ReduceOp>(given.number("op"));
-  request->prescale = given.real("prescale");
-  request->postscale = given.real("postscale");
-  request->root = static_cast<int>(given.number("root"));
-  const auto names = lines(given.text("members"));
-  for (size_t i = 0; i < names.size(); ++i) {
-    const xla::Buffer& buffer = buffer_at(frame.arguments, static_cast<int64_t>(i));
-    Member member{std::string(names[i]), dtype_of(buffer), {buffer.dims, buffer.dims + buffer.rank}};
-    request->members.push_back(std::move(member));
-  }
-  return request;
-}
-
-void check_place(const Engine& engine, const Arguments& given) {
-  if (given.number("rank") == engine.rank() && given.number("size") == engine.size()) return;
-  throw std::runtime_error("the program was compiled on rank " + std::to_string(given.number("rank")) + " of " +
-                           std::to_string(given.number("size")) + ", and this is rank " +
-                           std::to_string(engine.rank()) + " of " + std::to_string(engine.size()) +
-                           ". Remedy: call jax.clear_caches() after init().");
-}
-
 // Copies the arguments into the call's memory and says where they are and where the results go.
-std::vector<Buffer> stage(const xla::CallFrame& frame, const Arguments& given, Request& request, Call& call) {
+std::vector<Buffer> stage(const xla::CallFrame& frame, Request& request, Call& call) {
+  const Attributes given(frame);
   const auto aligned = [](size_t bytes) {
     return (bytes + StagingPool::kAlignment - 1) / StagingPool::kAlignment * StagingPool::kAlignment;
   };
@@ -343,27 +202,27 @@ std::vector<Buffer> stage(const xla::CallFrame& frame, const Arguments& given, R
       request.kind == Kind::allreduce || request.kind == Kind::broadcast || request.kind == Kind::barrier;
   const auto ranks = static_cast<size_t>(given.number("set_size")),
              index = static_cast<size_t>(given.number("set_rank"));
-  std::vector<size_t> sizes;
+  const std::vector<Target> arguments = memory_of(frame.arguments);
   size_t total = 0;
-  for (size_t i = 0; i < request.members.size(); ++i) {
-    sizes.push_back(bytes_in(buffer_at(frame.arguments, static_cast<int64_t>(i))));
-    total += aligned(sizes.back()) * (request.kind == Kind::reducescatter ? 2 : 1);
+  for (const Target& argument : arguments) {
+    total += aligned(argument.bytes) * (request.kind == Kind::reducescatter ? 2 : 1);
   }
   call.memory = pool().take(total + StagingPool::kAlignment);
   std::byte* next = call.memory.data();
   std::vector<Buffer> buffers;
   for (size_t i = 0; i < request.members.size(); ++i) {
     Member& member = request.members[i];
-    if (sizes[i] > 0) std::memcpy(next, buffer_at(frame.arguments, static_cast<int64_t>(i)).data, sizes[i]);
+    const size_t bytes = arguments[i].bytes;
+    if (bytes > 0) std::memcpy(next, arguments[i].data, bytes);
     Buffer buffer{next, in_place ? next : nullptr};
-    next += aligned(sizes[i]);
-    if (in_place) call.results.push_back({buffer.target, sizes[i]});
+    next += aligned(bytes);
+    if (in_place) call.results.push_back({buffer.target, bytes});
     if (request.kind == Kind::reducescatter) {
       const auto rows = static_cast<size_t>(rows_of(member.shape.at(0), index, ranks).count);
-      const size_t row_bytes = member.shape[0] == 0 ? 0 : sizes[i] / static_cast<size_t>(member.shape[0]);
+      const size_t row_bytes = member.shape[0] == 0 ? 0 : bytes / static_cast<size_t>(member.shape[0]);
       buffer.target = next;
       call.results.push_back({next, rows * row_bytes});
-      next += aligned(sizes[i]);
+      next += aligned(bytes);
     }
     if (engine_allocates) {
       buffer.first_dim = member.shape.at(0);
@@ -377,46 +236,16 @@ std::vector<Buffer> stage(const xla::CallFrame& frame, const Arguments& given, R
   return {};
 }
 
-xla::ErrorCode code_of(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::mismatch:
-      return xla::kInvalidArgument;
-    case ErrorKind::rank_lost:
-      return xla::kUnavailable;
-    case ErrorKind::stalled:
-      return xla::kDeadlineExceeded;
-    case ErrorKind::engine_stopped:
-      return xla::kCancelled;
-    case ErrorKind::internal:
-      break;
-  }
-  return xla::kInternal;
-}
-
-Failure failure_of(const Handle& handle) {
-  const Error* error = handle.error();
-  return error == nullptr ? Failure{} : Failure{code_of(error->kind), error->message};
-}
-
 // Throws what the engine throws.
 void hand_over(const xla::CallFrame& frame, const std::shared_ptr<Call>& call) {
-  const Arguments given(frame.attributes);
-  auto request = request_of(frame, given);
+  auto request = request_of(frame);
   call->what = std::string(name_of(request->kind)) + " '" + request->name + "'";
   const auto engine = running_engine();
-  check_place(*engine, given);
-  auto buffers = stage(frame, given, *request, *call);
-  call->handle = submit(*engine, std::move(request), std::move(buffers), static_cast<int>(given.number("process_set")),
-                        [call](const Handle& handle) { calls().settle(call, failure_of(handle)); });
-}
-
-std::vector<Target> results_of(const xla::CallFrame& frame) {
-  std::vector<Target> results;
-  for (int64_t i = 0; i < frame.results.size; ++i) {
-    const xla::Buffer& buffer = buffer_at(frame.results, i);
-    results.push_back({static_cast<std::byte*>(buffer.data), bytes_in(buffer)});
-  }
-  return results;
+  check_place(*engine, frame);
+  auto buffers = stage(frame, *request, *call);
+  call->handle =
+      submit(*engine, std::move(request), std::move(buffers), static_cast<int>(Attributes(frame).number("process_set")),
+             [call](const Handle& handle) { calls().settle(call, failure_of(handle)); });
 }
 
 // The engine's own errors begin with the operation.
@@ -425,14 +254,10 @@ std::string named(const std::exception& error, const Call& call) {
   return text.starts_with(call.what) ? text : call.what + ": " + text;
 }
 
-Failure internal(const std::exception& error) { return {xla::kInternal, std::string("horovodish: ") + error.what()}; }
-
 }  // namespace
 
 xla::Error* xla_start(xla::CallFrame* frame) {
-  if (answers_metadata(*frame)) return nullptr;
-  try {
-    check_interface(*frame);
+  return handled(*frame, [&]() -> Failure {
     const auto call = std::make_shared<Call>();
     try {
       hand_over(*frame, call);
@@ -440,31 +265,23 @@ xla::Error* xla_start(xla::CallFrame* frame) {
       calls().settle(call, {xla::kInternal, named(error, *call)});
     }
     *static_cast<int32_t*>(buffer_at(frame->results, 0).data) = calls().add(call);
-    return nullptr;
-  } catch (const std::exception& error) {
-    return error_of(*frame->api, internal(error));
-  }
+    return {};
+  });
 }
 
 xla::Error* xla_done(xla::CallFrame* frame) {
-  if (answers_metadata(*frame)) return nullptr;
-  const xla::Api& api = *frame->api;
-  try {
-    check_interface(*frame);
+  return handled(*frame, [&]() -> Failure {
     const xla::Buffer& numbers = buffer_at(frame->arguments, 0);
-    const auto index = static_cast<size_t>(Arguments(frame->attributes).number("index"));
+    const auto index = static_cast<size_t>(Attributes(*frame).number("index"));
     const auto waits = [&](std::vector<Target> wanted) {
       xla::FutureCreateArgs args{sizeof(args), nullptr, nullptr};
-      if (api.future_create(&args) != nullptr) throw std::runtime_error("XLA gave no future");
+      if (frame->api->future_create(&args) != nullptr) throw std::runtime_error("XLA gave no future");
       frame->future = args.future;
-      return Waiter{&api, args.future, std::move(wanted)};
+      return Waiter{frame->api, args.future, std::move(wanted)};
     };
-    const Failure failure = calls().finish(static_cast<const int32_t*>(numbers.data),
-                                           static_cast<size_t>(numbers.dims[0]), index, results_of(*frame), waits);
-    return failure.message.empty() ? nullptr : error_of(api, failure);
-  } catch (const std::exception& error) {
-    return error_of(api, internal(error));
-  }
+    return calls().finish(static_cast<const int32_t*>(numbers.data), static_cast<size_t>(numbers.dims[0]), index,
+                          memory_of(frame->results), waits);
+  });
 }
 
 }  // namespace horovodish

@@ -1,0 +1,165 @@
+#include "xla_call.h"
+
+#include <stdexcept>
+#include <utility>
+
+namespace horovodish {
+
+namespace {
+
+DType dtype_of(const xla::Buffer& buffer) {
+  switch (buffer.dtype) {
+    case xla::kPred:
+      return DType::boolean;
+    case xla::kU8:
+      return DType::uint8;
+    case xla::kS8:
+      return DType::int8;
+    case xla::kS16:
+      return DType::int16;
+    case xla::kS32:
+      return DType::int32;
+    case xla::kS64:
+      return DType::int64;
+    case xla::kF16:
+      return DType::float16;
+    case xla::kBF16:
+      return DType::bfloat16;
+    case xla::kF32:
+      return DType::float32;
+    case xla::kF64:
+      return DType::float64;
+  }
+  throw std::runtime_error("a dtype that the engine does not know");
+}
+
+xla::ErrorCode code_of(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::mismatch:
+      return xla::kInvalidArgument;
+    case ErrorKind::rank_lost:
+      return xla::kUnavailable;
+    case ErrorKind::stalled:
+      return xla::kDeadlineExceeded;
+    case ErrorKind::engine_stopped:
+      return xla::kCancelled;
+    case ErrorKind::internal:
+      break;
+  }
+  return xla::kInternal;
+}
+
+std::vector<std::string_view> lines(std::string_view text) {
+  std::vector<std::string_view> found;
+  while (!text.empty()) {
+    const size_t end = text.find('\n');
+    found.push_back(text.substr(0, end));
+    text.remove_prefix(end + 1);
+  }
+  return found;
+}
+
+}  // namespace
+
+Failure failure_of(const Handle& handle) {
+  const Error* error = handle.error();
+  return error == nullptr ? Failure{} : Failure{code_of(error->kind), error->message};
+}
+
+xla::Error* error_of(const xla::Api& api, const Failure& failure) {
+  if (failure.message.empty()) return nullptr;
+  xla::ErrorCreateArgs args{sizeof(args), nullptr, failure.message.c_str(), failure.code};
+  return api.error_create(&args);
+}
+
+std::string_view Attributes::text(std::string_view name) const {
+  const auto* span = static_cast<const xla::ByteSpan*>(value(name, xla::kStringAttribute));
+  return {span->data, span->size};
+}
+
+int64_t Attributes::number(std::string_view name) const {
+  return *static_cast<const int64_t*>(scalar(name, xla::kS64));
+}
+
+double Attributes::real(std::string_view name) const { return *static_cast<const double*>(scalar(name, xla::kF64)); }
+
+const void* Attributes::scalar(std::string_view name, xla::DataType type) const {
+  const auto* scalar = static_cast<const xla::Scalar*>(value(name, xla::kScalarAttribute));
+  if (scalar->dtype != type) throw std::runtime_error("attribute " + std::string(name) + " is of another type");
+  return scalar->value;
+}
+
+const void* Attributes::value(std::string_view name, xla::AttributeType type) const {
+  for (int64_t i = 0; i < attributes_.size; ++i) {
+    if (std::string_view(attributes_.names[i]->data, attributes_.names[i]->size) != name) continue;
+    if (attributes_.types[i] != type) break;
+    return attributes_.values[i];
+  }
+  throw std::runtime_error("a call without attribute " + std::string(name));
+}
+
+const xla::Buffer& buffer_at(const xla::Buffers& buffers, size_t index) {
+  if (index >= static_cast<size_t>(buffers.size) || buffers.types[index] != xla::kBufferType) {
+    throw std::runtime_error("a missing buffer");
+  }
+  return *static_cast<const xla::Buffer*>(buffers.buffers[index]);
+}
+
+Target memory_of(const xla::Buffer& buffer) {
+  size_t bytes = bytes_of(dtype_of(buffer));
+  for (int64_t i = 0; i < buffer.rank; ++i) bytes *= static_cast<size_t>(buffer.dims[i]);
+  return {static_cast<std::byte*>(buffer.data), bytes};
+}
+
+std::vector<Target> memory_of(const xla::Buffers& buffers) {
+  std::vector<Target> memory;
+  for (size_t i = 0; i < static_cast<size_t>(buffers.size); ++i) memory.push_back(memory_of(buffer_at(buffers, i)));
+  return memory;
+}
+
+std::shared_ptr<Request> request_of(const xla::CallFrame& frame) {
+  const Attributes given(frame);
+  auto request = std::make_shared<Request>();
+  request->kind = static_cast<Kind>(given.number("kind"));
+  request->name = given.text("name");
+  request->op = static_cast<ReduceOp>(given.number("op"));
+  request->prescale = given.real("prescale");
+  request->postscale = given.real("postscale");
+  request->root = static_cast<int>(given.number("root"));
+  const auto names = lines(given.text("members"));
+  for (size_t i = 0; i < names.size(); ++i) {
+    const xla::Buffer& buffer = buffer_at(frame.arguments, i);
+    Member member{std::string(names[i]), dtype_of(buffer), {buffer.dims, buffer.dims + buffer.rank}};
+    request->members.push_back(std::move(member));
+  }
+  return request;
+}
+
+void check_place(const Engine& engine, const xla::CallFrame& frame) {
+  const Attributes given(frame);
+  if (given.number("rank") == engine.rank() && given.number("size") == engine.size()) return;
+  throw std::runtime_error("the program was compiled on rank " + std::to_string(given.number("rank")) + " of " +
+                           std::to_string(given.number("size")) + ", and this is rank " +
+                           std::to_string(engine.rank()) + " of " + std::to_string(engine.size()) +
+                           ". Remedy: call jax.clear_caches() after init().");
+}
+
+bool answers_metadata(xla::CallFrame& frame) {
+  if (frame.extensions == nullptr || frame.extensions->type != xla::kMetadataExtension) return false;
+  auto& metadata = *reinterpret_cast<xla::MetadataExtension*>(frame.extensions)->metadata;
+  metadata.api_version = {sizeof(xla::ApiVersion), nullptr, frame.api->api_version.major_version,
+                          frame.api->api_version.minor_version};
+  return true;
+}
+
+void check_interface(const xla::CallFrame& frame) {
+  const bool fits = frame.api->api_version.major_version == xla::kMajorVersion &&
+                    frame.api->struct_size >= sizeof(xla::Api) && frame.struct_size >= offsetof(xla::CallFrame, future);
+  if (!fits) {
+    throw std::runtime_error(
+        "this jaxlib speaks another version of XLA's foreign function interface than horovodish. Remedy: use jaxlib "
+        "0.8 or later, and tell us of a version that does not work.");
+  }
+}
+
+}  // namespace horovodish

@@ -1,0 +1,77 @@
+// A call of an XLA program, in the engine's terms: arguments, attributes and errors, on whichever device it runs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "abi/xla_ffi.h"
+#include "engine.h"
+
+namespace horovodish {
+
+namespace xla = abi::xla;
+
+struct Failure {
+  xla::ErrorCode code = xla::kInternal;
+  std::string message;  // empty: there is none
+};
+
+// What an operation that has ended failed with.
+Failure failure_of(const Handle& handle);
+// The runtime's form of a failure; null where there is none.
+xla::Error* error_of(const xla::Api& api, const Failure& failure);
+
+// Memory of the runtime's: an argument or a result.
+struct Target {
+  std::byte* data;
+  size_t bytes;
+};
+
+// The attributes of a call, by name. All of it throws std::runtime_error where the program does not fit to the handler.
+class Attributes {
+ public:
+  explicit Attributes(const xla::CallFrame& frame) : attributes_(frame.attributes) {}
+
+  std::string_view text(std::string_view name) const;
+  int64_t number(std::string_view name) const;
+  double real(std::string_view name) const;
+
+ private:
+  const void* scalar(std::string_view name, xla::DataType type) const;
+  const void* value(std::string_view name, xla::AttributeType type) const;
+
+  const xla::Attributes& attributes_;
+};
+
+const xla::Buffer& buffer_at(const xla::Buffers& buffers, size_t index);
+Target memory_of(const xla::Buffer& buffer);
+std::vector<Target> memory_of(const xla::Buffers& buffers);
+
+// The operation that the attributes and the shapes of the arguments describe; its members are the arguments in order.
+// Attributes: kind, op, root (s64), prescale, postscale (f64), name, and members: their names, each ended by a newline.
+std::shared_ptr<Request> request_of(const xla::CallFrame& frame);
+// Throws std::runtime_error where the program was compiled for another place in the world. Attributes: rank, size (s64).
+void check_place(const Engine& engine, const xla::CallFrame& frame);
+
+// The runtime asks once, at registration, which version of the interface a handler speaks.
+bool answers_metadata(xla::CallFrame& frame);
+void check_interface(const xla::CallFrame& frame);
+// What every handler does: runs `body` where the runtime asks for nothing else, and makes an error of the program of the
+// Failure that it gives or of what it throws.
+template <class Body>
+xla::Error* handled(xla::CallFrame& frame, Body&& body) {
+  if (answers_metadata(frame)) return nullptr;
+  try {
+    check_interface(frame);
+    return error_of(*frame.api, body());
+  } catch (const std::exception& error) {
+    return error_of(*frame.api, {xla::kInternal, std::string("horovodish: ") + error.what()});
+  }
+}
+
+}  // namespace horovodish
