@@ -66,6 +66,7 @@ class Device::Event : public DeviceEvent {
   }
   void order_after(uintptr_t stream) override {
     const Scope scope(device_);
+    device_.check_not_captured(stream_of(stream));
     device_.cuda_.check(device_.cuda_.stream_wait_event(stream_of(stream), event_, 0), "a stream was made to wait");
   }
   bool done() override {
@@ -83,8 +84,11 @@ class Device::Memory : public DeviceMemory {
   Memory(Device& device, std::byte* data, size_t bytes) : device_(device), data_(data), bytes_(bytes) {}
   ~Memory() override {
     if (data_ == nullptr) return;
-    const Scope scope(device_);
-    device_.cuda_.memory_free(address_of(data_), device_.stream_);
+    try {
+      const Scope scope(device_);
+      device_.cuda_.memory_free(address_of(data_), device_.stream_);
+    } catch (const std::runtime_error&) {  // CUDA has ended with the process, and the memory with it
+    }
   }
   std::byte* data() override { return data_; }
   void move_to(std::byte* target, uintptr_t stream) override {
@@ -146,16 +150,21 @@ Device::Scope::~Scope() {
   cuda_.context_pop(&context);
 }
 
-std::shared_ptr<DeviceEvent> Device::record(uintptr_t stream) {
-  const Scope scope(*this);
+// What is done to a stream that is being captured would end the capture with an error of CUDA's.
+void Device::check_not_captured(Stream stream) const {
   int status = abi::kCudaCaptureNone;
-  const int asked = cuda_.stream_is_capturing(stream_of(stream), &status);
+  const int asked = cuda_.stream_is_capturing(stream, &status);
   if (asked == abi::kCudaStreamCaptureImplicit || (asked == abi::kCudaSuccess && status != abi::kCudaCaptureNone)) {
     throw std::invalid_argument(
         "a CUDA graph is being captured, and collectives cannot be part of one, because the ranks agree upon each of "
-        "them when it is called. Remedy: call the collective outside of the capture.");
+        "them when it is called. Remedy: call the collective, and wait for it, outside of the capture.");
   }
   cuda_.check(asked, "a stream was looked at");
+}
+
+std::shared_ptr<DeviceEvent> Device::record(uintptr_t stream) {
+  const Scope scope(*this);
+  check_not_captured(stream_of(stream));
   abi::CuEvent event = nullptr;
   {
     std::lock_guard lock(mutex_);
@@ -191,7 +200,12 @@ void Device::fill_neutral(DType dtype, ReduceOp op, std::byte* target, size_t co
     case 4:
       result = cuda_.fill_32(start, words[0], count, stream_);
       break;
-    default:  // the two halves of each value, one after the other
+    default:
+      if (words[0] == words[1]) {
+        result = cuda_.fill_32(start, words[0], 2 * count, stream_);
+        break;
+      }
+      // The two halves of each value, one after the other.
       result = cuda_.fill_2d_32(start, 8, words[0], 1, count, stream_);
       cuda_.check(result, "memory was filled");
       result = cuda_.fill_2d_32(start + 4, 8, words[1], 1, count, stream_);

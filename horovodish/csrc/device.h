@@ -44,7 +44,7 @@ class Device {
   };
 
   // When what was handed to a stream so far is done. Throws std::invalid_argument when a CUDA graph is being captured
-  // from the stream: the engine would not be part of it.
+  // from the stream: the engine would not be part of it. The event's order_after() does the same.
   std::shared_ptr<DeviceEvent> record(uintptr_t stream);
 
   // The rest acts on the engine's stream, within a Scope.
@@ -67,6 +67,7 @@ class Device {
   class Memory;
 
   explicit Device(int ordinal);
+  void check_not_captured(Stream stream) const;
 
   const abi::Cuda& cuda_;
   const int ordinal_;

@@ -70,7 +70,8 @@ class Handle {
   // The rest may be read once the handle is settled.
   const Error* error() const { return state_.load(std::memory_order_acquire) == State::failed ? &error_ : nullptr; }
   DeviceEvent* event() const { return event_.get(); }
-  // The operation was given up while MPI moved its data: MPI may read and write its memory for as long as the process lives.
+  // The operation was given up while MPI or a GPU moved its data: they may read and write its memory for as long as the
+  // process lives.
   bool memory_abandoned() const { return memory_abandoned_; }
 
   void abandon_memory() { memory_abandoned_ = true; }

@@ -43,13 +43,17 @@ def lose_a_rank() -> tuple[str, float]:
     pids = all_pids()
     gpu = Gpu()
     gpu.reduce([np.ones(5)], "works")
-    array = np.ones(5)
+    two = hvd.add_process_set([0, 1])
+    arrays = [np.ones(5), np.ones(5)]
     if hvd.rank() == 1:
-        # Its part of the next one is launched, but its stream has not come to it when it dies.
+        # Its part of the next ones is launched, but its stream has not come to it when it dies.
         gpu.stream.hold(True)
         gpu.stream.add(np.zeros(1, np.float32), 0.0)
-    handle = gpu.submit("allreduce", [array], [array], "interrupted", op=hvd.Sum)
-    handle.wait()
+    gpu.submit("allreduce", arrays[:1], arrays[:1], "interrupted", op=hvd.Sum).wait()
+    if two.included():
+        # Both communicators of rank 0 wait for rank 1, and the end of one may wait for the other.
+        which = {"process_set_id": two.process_set_id, "op": hvd.Sum}
+        gpu.submit("allreduce", arrays[1:], arrays[1:], "interrupted", **which).wait()
     hvd.barrier()
     if hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -3,20 +3,22 @@
 // Memory of the host counts as memory of the device. Streams are queues that a thread each works off, so that what is
 // not ordered by events runs at any time, and a stream can be held to see who waits for it. It proves nothing about speed.
 //
+// It refuses what CUDA refuses or lets pass in silence: a call without the context of the device that its stream or event
+// belongs to, an event that was never recorded, anything that breaks a capture, memory that is freed twice or misaligned.
+// Memory is full of garbage when it is allocated and when it is freed.
+//
 //     PRETEND_GPUS   how many devices there are; 1 if unset. All ranks of a host see the same.
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
+#include <vector>
 
 #include "host_stream.h"
 
@@ -25,26 +27,52 @@ namespace {
 using pretend::Stream;
 
 struct Event {
+  const int device;
   std::mutex mutex;
   std::condition_variable changed;
   uint64_t recorded = 0, come = 0;  // guarded by mutex
 };
 
-constexpr int kInvalidValue = 1, kInvalidDevice = 101, kNotReady = 600;
-thread_local int depth = 0;  // of contexts
+constexpr int kInvalidValue = 1, kInvalidDevice = 101, kInvalidContext = 201, kInvalidHandle = 400, kNotReady = 600,
+              kCaptureUnsupported = 900, kCaptureImplicit = 906;
+constexpr int kRelaxed = 2;
+constexpr int kGarbage = 0xA5;
+constexpr size_t kMostDevices = 64;
+
+int contexts[kMostDevices];  // a context is the address of its device's place
+thread_local std::vector<void*> pushed;
+thread_local int capture_mode = 0;  // global, as CUDA's default
+std::atomic<int> captures{0};
+
+std::mutex memory_mutex;
+std::map<unsigned long long, size_t> memory;  // that is allocated: bytes by address; guarded by memory_mutex
 
 int device_count() {
   const char* text = std::getenv("PRETEND_GPUS");
   return text == nullptr ? 1 : std::atoi(text);
 }
 
+// Why the calling thread may not hand something to a stream; 0 when it may.
+int problem_of(void* handle) {
+  const Stream& stream = pretend::stream_of(handle);
+  if (!pretend::in_context(stream.device)) return kInvalidContext;
+  if (stream.capturing) return kCaptureUnsupported;
+  return handle == nullptr && captures > 0 ? kCaptureImplicit : 0;
+}
+
+int push_checked(void* stream, std::function<void()> what) {
+  if (const int problem = problem_of(stream)) return problem;
+  pretend::push(stream, std::move(what));
+  return 0;
+}
+
 template <class T>
 int fill(unsigned long long target, T value, size_t count, void* stream) {
-  pretend::push(stream, [=] {
+  if (target % sizeof(T) != 0) return kInvalidValue;
+  return push_checked(stream, [=] {
     auto* at = reinterpret_cast<T*>(target);
     for (size_t i = 0; i < count; ++i) at[i] = value;
   });
-  return 0;
 }
 
 }  // namespace
@@ -52,28 +80,41 @@ int fill(unsigned long long target, T value, size_t count, void* stream) {
 namespace pretend {
 
 Stream& stream_of(void* stream) {
-  static auto* const legacy = new Stream;
+  static auto* const legacy = new Stream(kAnyDevice);
   return stream == nullptr ? *legacy : *static_cast<Stream*>(stream);
 }
 
 void push(void* stream, std::function<void()> what) { stream_of(stream).push(std::move(what)); }
 
-bool in_context() { return depth > 0; }
+int current_device() {
+  return pushed.empty() ? kAnyDevice : static_cast<int>(static_cast<int*>(pushed.back()) - contexts);
+}
+
+bool in_context(int device) { return !pushed.empty() && (device == kAnyDevice || device == current_device()); }
 
 }  // namespace pretend
 
 extern "C" {
 
 // For the tests.
-void* pretend_stream() { return new Stream; }
+void* pretend_stream() { return new Stream(pretend::kAnyDevice); }
 void pretend_hold(void* stream, int held) { pretend::stream_of(stream).hold(held != 0); }
 void pretend_wait(void* stream) { pretend::stream_of(stream).wait(); }
-void pretend_capture(void* stream, int capturing) { pretend::stream_of(stream).capturing = capturing; }
+// What breaks the capture is refused meanwhile.
+void pretend_capture(void* stream, int capturing) {
+  pretend::stream_of(stream).capturing = capturing != 0;
+  captures += capturing != 0 ? 1 : -1;
+}
 // Adds to float32 values, in the order of the stream.
 void pretend_add(void* stream, float* values, size_t count, float summand) {
   pretend::push(stream, [=] {
     for (size_t i = 0; i < count; ++i) values[i] += summand;
   });
+}
+// How much memory is allocated.
+size_t pretend_allocations() {
+  std::lock_guard lock(memory_mutex);
+  return memory.size();
 }
 
 int cuInit(unsigned) { return 0; }
@@ -82,7 +123,25 @@ int cuDriverGetVersion(int* version) {
   return 0;
 }
 int cuGetErrorName(int error, const char** name) {
-  *name = error == kInvalidDevice ? "CUDA_ERROR_INVALID_DEVICE" : "CUDA_ERROR_INVALID_VALUE";
+  switch (error) {
+    case kInvalidDevice:
+      *name = "CUDA_ERROR_INVALID_DEVICE";
+      break;
+    case kInvalidContext:
+      *name = "CUDA_ERROR_INVALID_CONTEXT";
+      break;
+    case kInvalidHandle:
+      *name = "CUDA_ERROR_INVALID_HANDLE";
+      break;
+    case kCaptureUnsupported:
+      *name = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
+      break;
+    case kCaptureImplicit:
+      *name = "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT";
+      break;
+    default:
+      *name = "CUDA_ERROR_INVALID_VALUE";
+  }
   return 0;
 }
 int cuGetErrorString(int, const char** text) {
@@ -103,77 +162,96 @@ int cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
   return 0;
 }
 int cuDevicePrimaryCtxRetain(void** context, int device) {
-  static int contexts[64];
   *context = &contexts[device];
   return 0;
 }
-int cuCtxPushCurrent_v2(void*) {
-  ++depth;
+int cuCtxPushCurrent_v2(void* context) {
+  if (context == nullptr) return kInvalidContext;
+  pushed.push_back(context);
   return 0;
 }
 int cuCtxPopCurrent_v2(void** context) {
-  *context = nullptr;
-  return --depth < 0 ? kInvalidValue : 0;
+  if (pushed.empty()) return kInvalidContext;
+  *context = pushed.back();
+  pushed.pop_back();
+  return 0;
 }
 int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   *least = 0;
   *greatest = -5;
-  return 0;
+  return pretend::in_context() ? 0 : kInvalidContext;
 }
-int cuStreamCreateWithPriority(void** stream, unsigned, int) {
-  *stream = new Stream;
-  return pretend::in_context() ? 0 : kInvalidValue;
+int cuStreamCreateWithPriority(void** stream, unsigned flags, int) {
+  if (!pretend::in_context()) return kInvalidContext;
+  *stream = new Stream(pretend::current_device());
+  return flags == 1 ? 0 : kInvalidValue;  // it would wait for the legacy default stream
 }
 int cuThreadExchangeStreamCaptureMode(int* mode) {
-  static thread_local int current = 0;
-  std::swap(current, *mode);
+  std::swap(capture_mode, *mode);
   return 0;
 }
 int cuStreamIsCapturing(void* stream, int* status) {
-  *status = pretend::stream_of(stream).capturing;
-  return 0;
+  if (!pretend::in_context()) return kInvalidContext;
+  *status = pretend::stream_of(stream).capturing ? 1 : 0;
+  return stream == nullptr && captures > 0 ? kCaptureImplicit : 0;
 }
-int cuEventCreate(void** event, unsigned) {
-  *event = new Event;
-  return 0;
+int cuEventCreate(void** event, unsigned flags) {
+  if (!pretend::in_context()) return kInvalidContext;
+  *event = new Event{pretend::current_device()};
+  return flags == 2 ? 0 : kInvalidValue;  // an event that tells the time makes streams slow
 }
 int cuEventRecord(void* handle, void* stream) {
   auto* const event = static_cast<Event*>(handle);
+  if (!pretend::in_context(event->device)) return kInvalidContext;
   std::lock_guard lock(event->mutex);
-  const uint64_t number = ++event->recorded;
-  pretend::push(stream, [event, number] {
+  const uint64_t number = event->recorded + 1;
+  const int result = push_checked(stream, [event, number] {
     std::lock_guard inner(event->mutex);
     event->come = std::max(event->come, number);
     event->changed.notify_all();
   });
-  return pretend::in_context() ? 0 : kInvalidValue;
+  if (result == 0) event->recorded = number;
+  return result;
 }
 int cuStreamWaitEvent(void* stream, void* handle, unsigned) {
   auto* const event = static_cast<Event*>(handle);
   std::lock_guard lock(event->mutex);
-  pretend::push(stream, [event, number = event->recorded] {
+  if (event->recorded == 0) return kInvalidHandle;  // CUDA would not wait at all
+  return push_checked(stream, [event, number = event->recorded] {
     std::unique_lock inner(event->mutex);
     event->changed.wait(inner, [&] { return event->come >= number; });
   });
-  return pretend::in_context() ? 0 : kInvalidValue;
 }
 int cuEventQuery(void* handle) {
   auto* const event = static_cast<Event*>(handle);
+  if (captures > 0 && capture_mode != kRelaxed) return kCaptureUnsupported;
   std::lock_guard lock(event->mutex);
+  if (event->recorded == 0) return kInvalidHandle;  // CUDA would say that it has come
   return event->come == event->recorded ? 0 : kNotReady;
 }
-int cuMemAllocAsync(unsigned long long* pointer, size_t bytes, void*) {
-  *pointer = reinterpret_cast<unsigned long long>(std::malloc(bytes));
+int cuMemAllocAsync(unsigned long long* pointer, size_t bytes, void* stream) {
+  if (const int problem = bytes == 0 ? kInvalidValue : problem_of(stream)) return problem;
+  void* const made = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  std::memset(made, kGarbage, bytes);
+  *pointer = reinterpret_cast<unsigned long long>(made);
+  std::lock_guard lock(memory_mutex);
+  memory.emplace(*pointer, bytes);
   return 0;
 }
 int cuMemFreeAsync(unsigned long long pointer, void* stream) {
-  pretend::push(stream, [pointer] { std::free(reinterpret_cast<void*>(pointer)); });
+  if (const int problem = problem_of(stream)) return problem;
+  std::lock_guard lock(memory_mutex);
+  const auto freed = memory.extract(pointer);
+  if (freed.empty()) return kInvalidValue;
+  pretend::push(stream, [pointer, bytes = freed.mapped()] {
+    std::memset(reinterpret_cast<void*>(pointer), kGarbage, bytes);
+    std::free(reinterpret_cast<void*>(pointer));
+  });
   return 0;
 }
 int cuMemcpyDtoDAsync_v2(unsigned long long target, unsigned long long source, size_t bytes, void* stream) {
-  pretend::push(stream,
-                [=] { std::memmove(reinterpret_cast<void*>(target), reinterpret_cast<const void*>(source), bytes); });
-  return pretend::in_context() ? 0 : kInvalidValue;
+  return push_checked(
+      stream, [=] { std::memmove(reinterpret_cast<void*>(target), reinterpret_cast<const void*>(source), bytes); });
 }
 int cuMemsetD8Async(unsigned long long target, unsigned char value, size_t count, void* stream) {
   return fill(target, value, count, stream);
@@ -186,13 +264,13 @@ int cuMemsetD32Async(unsigned long long target, unsigned value, size_t count, vo
 }
 int cuMemsetD2D32Async(unsigned long long target, size_t pitch, unsigned value, size_t width, size_t height,
                        void* stream) {
-  pretend::push(stream, [=] {
+  if (target % sizeof value != 0 || pitch % sizeof value != 0) return kInvalidValue;
+  return push_checked(stream, [=] {
     for (size_t row = 0; row < height; ++row) {
       auto* at = reinterpret_cast<unsigned*>(target + row * pitch);
       for (size_t i = 0; i < width; ++i) at[i] = value;
     }
   });
-  return 0;
 }
 
 }  // extern "C"

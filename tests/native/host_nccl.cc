@@ -2,7 +2,9 @@
 // a GPU. Ranks of one host find each other by files in a folder that the unique id names.
 //
 // It is as unhelpful as NCCL may be: what is asked is only begun when a call returns, and put on the stream while
-// ncclCommGetAsyncError is asked; anything that is called in between fails. It proves nothing about speed.
+// ncclCommGetAsyncError is asked; anything that is called in between fails, and so does what is called without the
+// context of the communicator's device, within a group that is open by mistake, or after the communicator's end. Ending one
+// waits for all that its device was given, as giving memory back does. It proves nothing about speed.
 //
 //     PRETEND_NCCL_VERSION   what ncclGetVersion says
 //     PRETEND_NCCL_FAILS     the number of the group, from 1, that ends in an error of the network on every rank
@@ -21,8 +23,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "half.h"
@@ -49,7 +54,7 @@ thread_local std::string last_error;
 
 struct Communicator {
   std::string folder;
-  int rank = 0, ranks = 1;
+  int rank = 0, ranks = 1, device = 0;
   std::atomic<bool> aborted{false};
   std::atomic<int> state{kInProgress};
   int polls = kPollsUntilBegun;
@@ -62,7 +67,26 @@ struct Communicator {
   std::map<std::pair<int, int>, uint64_t> sent;  // by sender and receiver
 };
 
+std::mutex mutex;
+std::set<void*> alive;  // communicators that have not been ended; guarded by mutex
+std::map<int, std::set<void*>> streams;  // on which kernels were put, by device; guarded by mutex
+
 Communicator* communicator_of(void* handle) { return static_cast<Communicator*>(handle); }
+
+int refused(const char* why) {
+  last_error = why;
+  return kInvalidUsage;
+}
+
+// Whether it may be used by the calling thread.
+bool usable(void* handle) {
+  std::lock_guard lock(mutex);
+  return alive.contains(handle) && pretend::in_context(communicator_of(handle)->device);
+}
+// Whether something may be asked of it now.
+bool idle(void* handle) {
+  return usable(handle) && communicator_of(handle)->state == kSuccess && !communicator_of(handle)->finalized;
+}
 
 void write_file(const fs::path& path, const void* data, size_t bytes) {
   const fs::path unfinished = path.string() + ".unfinished";
@@ -184,10 +208,11 @@ thread_local Group group;
 
 int begin_call(void* handle, void* stream, std::function<bool()> call) {
   Communicator* const communicator = communicator_of(handle);
-  if (!pretend::in_context() || communicator->state != kSuccess || group.depth == 0) {
-    last_error = "called while the communicator was busy, without a group or without a context";
-    return kInvalidUsage;
-  }
+  if (!idle(handle) || group.depth == 0) return refused("called while the communicator was busy, or without a group");
+  if (group.communicator != nullptr && group.communicator != communicator)
+    return refused("a group of two communicators");
+  const int device = pretend::stream_of(stream).device;
+  if (device != communicator->device) return refused("a stream of another device than the communicator's");
   group.communicator = communicator;
   group.stream = stream;
   group.calls.push_back(std::move(call));
@@ -196,6 +221,7 @@ int begin_call(void* handle, void* stream, std::function<bool()> call) {
 
 int reduction(const void* source, size_t count, int type, int op, void* handle, void* stream,
               std::function<void(const std::vector<Bytes>&)> then) {
+  if (!usable(handle)) return refused("a communicator that has ended, or of another device");
   Communicator* const communicator = communicator_of(handle);
   long double factor = 1;
   if (op >= kFirstFactor) {
@@ -232,6 +258,7 @@ const char* ncclGetLastError(void*) { return last_error.c_str(); }
 
 int ncclGetUniqueId(UniqueId* id) {
   std::string folder = (fs::temp_directory_path() / "pretend-XXXXXX").string();
+  if (!pretend::in_context()) return refused("no context");
   if (mkdtemp(folder.data()) == nullptr) return kInvalidUsage;
   std::strncpy(id->folder, folder.c_str(), sizeof id->folder - 1);
   return kSuccess;
@@ -245,11 +272,17 @@ int ncclCommInitRankConfig(void** handle, int ranks, UniqueId id, int rank, cons
   std::memcpy(&magic, config + 8, sizeof magic);
   std::memcpy(&blocking, config + 16, sizeof blocking);
   if (size < 20 || magic != 0xcafebeef || blocking != 0) return kInvalidArgument;
+  if (!pretend::in_context() || group.depth > 0) return refused("no context, or an open group");
   auto* const communicator = new Communicator;
+  communicator->device = pretend::current_device();
   communicator->folder = id.folder;
   communicator->rank = rank;
   communicator->ranks = ranks;
   *handle = communicator;
+  {
+    std::lock_guard lock(mutex);
+    alive.insert(communicator);
+  }
   const uint64_t number = communicator->messages++;
   std::thread([communicator, number] {
     std::vector<Bytes> all;
@@ -259,6 +292,7 @@ int ncclCommInitRankConfig(void** handle, int ranks, UniqueId id, int rank, cons
 }
 
 int ncclCommGetAsyncError(void* handle, int* state) {
+  if (!usable(handle) || group.depth > 0) return refused("a communicator that has ended, or an open group");
   Communicator* const communicator = communicator_of(handle);
   if (!communicator->begun.empty() && --communicator->polls == 0) {
     communicator->polls = kPollsUntilBegun;
@@ -271,23 +305,37 @@ int ncclCommGetAsyncError(void* handle, int* state) {
 }
 
 int ncclCommFinalize(void* handle) {
-  communicator_of(handle)->finalized = true;
-  return kSuccess;
+  if (!idle(handle) || group.depth > 0) return refused("finalized while the communicator was busy");
+  Communicator* const communicator = communicator_of(handle);
+  communicator->finalized = true;
+  communicator->state = kInProgress;
+  communicator->begun.push_back([] {});
+  return kInProgress;
 }
 
 int ncclCommAbort(void* handle) {
-  communicator_of(handle)->aborted = true;  // kernels that wait for peers end; nothing is given back
+  if (!usable(handle) || group.depth > 0) return refused("a communicator that has ended, or an open group");
+  Communicator* const communicator = communicator_of(handle);
+  std::set<void*> given;
+  {
+    std::lock_guard lock(mutex);
+    alive.erase(handle);
+    given = streams[communicator->device];
+  }
+  communicator->aborted = true;  // its kernels that wait for peers end; the stand-in gives nothing back
+  for (void* stream : given) pretend::stream_of(stream).wait();
   return kSuccess;
 }
 
 int ncclRedOpCreatePreMulSum(int* op, const char* scalar, int type, int residence, void* handle) {
   Communicator* const communicator = communicator_of(handle);
-  if (residence != 1 || communicator->state != kSuccess || group.depth > 0) return kInvalidUsage;
+  if (residence != 1 || !idle(handle) || group.depth > 0) return refused("an operator of a busy communicator");
   *op = ++communicator->last_factor;
   communicator->factors[*op] = {type, load(scalar, type)};
   return kSuccess;
 }
 int ncclRedOpDestroy(int op, void* handle) {
+  if (!idle(handle)) return refused("an operator of a busy communicator");
   return communicator_of(handle)->factors.erase(op) == 1 ? kSuccess : kInvalidArgument;
 }
 
@@ -297,12 +345,17 @@ int ncclGroupStart() {
 }
 
 int ncclGroupEnd() {
+  if (group.depth == 0) return refused("a group that was not begun");
   if (--group.depth > 0 || group.communicator == nullptr) return kSuccess;
   const Group ended = std::exchange(group, {});
   Communicator& communicator = *ended.communicator;
   const char* fails = std::getenv("PRETEND_NCCL_FAILS");
   const bool fail = fails != nullptr && ++communicator.groups == static_cast<uint64_t>(std::atoi(fails));
   communicator.state = kInProgress;
+  {
+    std::lock_guard lock(mutex);
+    streams[communicator.device].insert(ended.stream);
+  }
   communicator.begun.push_back([&communicator, ended, fail] {
     pretend::push(ended.stream, [&communicator, ended, fail] {
       if (fail) communicator.state = kRemoteError;

@@ -10,9 +10,11 @@
 
 namespace pretend {
 
+constexpr int kAnyDevice = -1;
+
 class Stream {
  public:
-  Stream() {
+  explicit Stream(int device) : device(device) {
     std::thread([this] { work(); }).detach();
   }
   void push(std::function<void()> what) {
@@ -31,7 +33,8 @@ class Stream {
     changed_.wait(lock, [this] { return queue_.empty() && !busy_; });
   }
 
-  int capturing = 0;
+  const int device;  // kAnyDevice: a framework's, of whichever device is used with it
+  bool capturing = false;
 
  private:
   void work() {
@@ -57,6 +60,8 @@ class Stream {
 
 Stream& stream_of(void* stream);
 void push(void* stream, std::function<void()> what);
-bool in_context();
+// Whether the calling thread may use something of this device: whose context is on top of its stack.
+bool in_context(int device = kAnyDevice);
+int current_device();  // kAnyDevice: there is no context
 
 }  // namespace pretend

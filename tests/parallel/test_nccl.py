@@ -199,8 +199,17 @@ def graphs_are_refused(gpu: Gpu) -> None:
     captured = Stream()
     captured.capture(True)
     array = np.zeros(2, np.float32)
-    with pytest.raises(ValueError, match=r"a CUDA graph is being captured.*Remedy: call the collective outside"):
+    refused = pytest.raises(ValueError, match=r"a CUDA graph is being captured.*Remedy: call the collective, and wait")
+    with refused:
         gpu.submit("allreduce", [array], [array], "captured", op=hvd.Sum, stream=captured)
+    # Others go on, as long as nothing of them is in the graph.
+    handle = gpu.submit("allreduce", [array], [array], "beside a capture", op=hvd.Sum)
+    handle._current_stream = lambda: captured.handle
+    with refused:
+        handle.wait()
+    handle._current_stream = lambda: gpu.stream.handle
+    gpu.finish(handle)
+    captured.capture(False)
 
 
 def what_nccl_cannot_do_is_refused(gpu: Gpu) -> None:

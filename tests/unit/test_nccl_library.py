@@ -1,9 +1,8 @@
-"""Which NCCL is taken, what is said about those that cannot be, and what we declare of NCCL beside its own header."""
+"""Which NCCL is taken, and what is said about those that cannot be."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from horovodish import _native, nccl_library
 from horovodish.launcher.check import nccl_hints
 from support.pretended_gpu import library, variables
-from support.sources import CSRC
 
 REMEDY = "pip install nvidia-nccl-cu13 (or nvidia-nccl-cu12, as torch.version.cuda says)"
 
@@ -97,88 +95,3 @@ def test_what_nccl_cannot_do() -> None:
     assert problem("average", "int32") == "NCCL rounds averages of integers in another way"
     assert problem("max", "float32", 2.0) == "NCCL scales sums of floating-point numbers only"
     assert problem("sum", "float16", 1e-6).endswith("loses digits of this factor")
-
-
-# The names that NCCL's header has for what we declare, as C++ that compiles only if both agree.
-AGREES = """
-#include <cstddef>
-#include "nccl.h"
-#include "abi/nccl.h"
-using namespace horovodish::abi;
-#define SAME(ours, theirs) static_assert(static_cast<long>(ours) == static_cast<long>(theirs))
-SAME(NcclResult::success, ncclSuccess);
-SAME(NcclResult::unhandled_cuda_error, ncclUnhandledCudaError);
-SAME(NcclResult::system_error, ncclSystemError);
-SAME(NcclResult::internal_error, ncclInternalError);
-SAME(NcclResult::invalid_argument, ncclInvalidArgument);
-SAME(NcclResult::invalid_usage, ncclInvalidUsage);
-SAME(NcclResult::remote_error, ncclRemoteError);
-SAME(NcclResult::in_progress, ncclInProgress);
-SAME(NcclType::int8, ncclInt8);
-SAME(NcclType::uint8, ncclUint8);
-SAME(NcclType::int32, ncclInt32);
-SAME(NcclType::int64, ncclInt64);
-SAME(NcclType::float16, ncclFloat16);
-SAME(NcclType::float32, ncclFloat32);
-SAME(NcclType::float64, ncclFloat64);
-SAME(NcclType::bfloat16, ncclBfloat16);
-SAME(NcclOp::sum, ncclSum);
-SAME(NcclOp::product, ncclProd);
-SAME(NcclOp::max, ncclMax);
-SAME(NcclOp::min, ncclMin);
-SAME(NcclOp::average, ncclAvg);
-SAME(NcclScalarResidence::device, ncclScalarDevice);
-SAME(NcclScalarResidence::host_immediate, ncclScalarHostImmediate);
-SAME(sizeof(NcclUniqueId), sizeof(ncclUniqueId));
-SAME(sizeof(NcclOp), sizeof(ncclRedOp_t));
-SAME(NcclConfig{}.magic, NCCL_API_MAGIC);
-SAME(NcclConfig::kUndefined, NCCL_CONFIG_UNDEF_INT);
-static_assert(sizeof(NcclConfig) <= sizeof(ncclConfig_t));
-SAME(offsetof(NcclConfig, version), offsetof(ncclConfig_t, version));
-SAME(offsetof(NcclConfig, blocking), offsetof(ncclConfig_t, blocking));
-SAME(offsetof(NcclConfig, net_name), offsetof(ncclConfig_t, netName));
-SAME(offsetof(NcclConfig, split_share), offsetof(ncclConfig_t, splitShare));
-template <class Ours, class Theirs> struct Alike : std::false_type {};
-template <class R, class... A, class S, class... B>
-struct Alike<R (*)(A...), S (*)(B...)>
-    : std::bool_constant<((sizeof(A) == sizeof(B)) && ... && (sizeof(R) == sizeof(S)))> {};
-#define CALLED_ALIKE(ours, theirs) static_assert(Alike<decltype(Nccl::ours), decltype(&theirs)>::value)
-CALLED_ALIKE(comm_init_rank_config, ncclCommInitRankConfig);
-CALLED_ALIKE(comm_get_async_error, ncclCommGetAsyncError);
-CALLED_ALIKE(red_op_create_pre_mul_sum, ncclRedOpCreatePreMulSum);
-CALLED_ALIKE(all_reduce, ncclAllReduce);
-CALLED_ALIKE(reduce, ncclReduce);
-CALLED_ALIKE(reduce_scatter, ncclReduceScatter);
-CALLED_ALIKE(broadcast, ncclBroadcast);
-CALLED_ALIKE(all_gather, ncclAllGather);
-CALLED_ALIKE(send, ncclSend);
-CALLED_ALIKE(receive, ncclRecv);
-"""
-
-
-def nccl_header() -> Path | None:
-    for wheel in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
-        try:
-            files = importlib.metadata.files(wheel) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        for file in files:
-            if file.name == "nccl.h":
-                return Path(str(file.locate()))
-    system = Path("/usr/include/nccl.h")
-    return system if system.exists() else None
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on this machine")
-def test_what_we_declare_is_what_nccl_declares(tmp_path: Path) -> None:
-    header = nccl_header()
-    if header is None:
-        pytest.skip("no nccl.h: install nvidia-nccl-cu13 or nvidia-nccl-cu12 to compare with it")
-    # All of CUDA that it needs: the types of a stream and an event.
-    (tmp_path / "cuda_runtime.h").write_text("typedef struct S* cudaStream_t; typedef struct E* cudaEvent_t;")
-    (tmp_path / "cuda_fp16.h").write_text("")
-    shutil.copy(header, tmp_path / "nccl.h")
-    source = tmp_path / "agrees.cc"
-    source.write_text("#include <type_traits>\n" + AGREES)
-    command = ["g++", "-std=c++20", "-fsyntax-only", f"-I{tmp_path}", f"-I{CSRC}", str(source)]
-    assert subprocess.run(command, capture_output=True, text=True).stderr == ""

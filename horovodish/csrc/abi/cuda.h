@@ -21,6 +21,7 @@ struct CuUuid {
 };
 
 constexpr int kCudaSuccess = 0;
+constexpr int kCudaOutOfMemory = 2;
 constexpr int kCudaNotReady = 600;
 constexpr int kCudaStreamCaptureImplicit = 906;
 constexpr unsigned kCudaStreamNonBlocking = 1;

@@ -43,7 +43,8 @@ struct NcclUniqueId {
   char bytes[128];
 };
 
-// The fields of ncclConfig_t up to NCCL 2.18. A later NCCL reads `size` bytes and takes its defaults for the rest.
+// The fields of ncclConfig_t up to NCCL 2.18, and the one that a later NCCL has put into its padding. It reads `size`
+// bytes and takes its defaults for the rest.
 struct NcclConfig {
   static constexpr int kUndefined = INT_MIN;
 
@@ -56,6 +57,7 @@ struct NcclConfig {
   int max_ctas = kUndefined;
   const char* net_name = nullptr;
   int split_share = kUndefined;
+  int traffic_class = kUndefined;
 };
 
 struct Nccl {

@@ -19,6 +19,7 @@ using Clock = std::chrono::steady_clock;
 // How long a rank waits for what its GPU still does when a peer has gone.
 constexpr std::chrono::milliseconds kFarewellLimit{1000};
 constexpr std::chrono::milliseconds kFarewellNap{1};
+constexpr std::chrono::milliseconds kAbortLimit{1000};
 
 std::string host_name() {
   char name[256] = "";
@@ -43,15 +44,17 @@ NcclPlane::NcclPlane(NcclConfig config, Plane& host, LaunchOrder& order, OnCompl
 NcclPlane::~NcclPlane() {
   order_.forget(config_.process_set);
   if (!communicator_) return;
-  const Device::Scope scope(*device_);
-  drain(kFarewellLimit);  // what a rank that has left in order has had its part in
-  const bool at_work = !launched_.empty() || (!items_.empty() && items_.front()->launch);
-  if (!at_work) communicator_->finalize(kFarewellLimit);
-  communicator_.reset();
-  // The memory of operations that are given up is in use until the aborted kernels have ended.
-  for (const auto& item : items_) {
-    if (item->launch) item->operation->done = device_->record_own();
+  Operation* const launching = !items_.empty() && items_.front()->launch ? items_.front()->operation.get() : nullptr;
+  try {
+    const Device::Scope scope(*device_);
+    drain(kFarewellLimit);  // what a rank that has left in order has had its part in
+    if (launched_.empty() && launching == nullptr) communicator_->finalize(kFarewellLimit);
+    const bool aborted = communicator_->abort(kAbortLimit);
+    // The memory of an operation that is given up is in use until the aborted kernel has ended.
+    if (launching != nullptr && aborted) launching->done = device_->record_own();
+  } catch (const std::runtime_error&) {  // the GPU has failed, or CUDA has ended with the process
   }
+  if (launching != nullptr && !launching->done) launching->handle->abandon_memory();
 }
 
 void NcclPlane::drain(std::chrono::milliseconds limit) {

@@ -1,7 +1,9 @@
 #include "planes/nccl_communicator.h"
 
+#include <future>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include "half.h"
 
@@ -44,8 +46,20 @@ NcclCommunicator::NcclCommunicator(const abi::Nccl& nccl, Device& device, const 
   check(nccl_.comm_init_rank_config(&communicator_, ranks, id, rank, &config), "connecting the ranks");
 }
 
-NcclCommunicator::~NcclCommunicator() {
-  if (communicator_ != nullptr) nccl_.comm_abort(communicator_);
+bool NcclCommunicator::abort(std::chrono::milliseconds limit) {
+  if (communicator_ == nullptr) return true;
+  std::promise<void> promise;
+  const auto ended = promise.get_future();
+  std::thread([&nccl = nccl_, &device = device_, communicator = std::exchange(communicator_, nullptr),
+               promise = std::move(promise)]() mutable {
+    try {
+      const Device::Scope scope(device);
+      nccl.comm_abort(communicator);
+      promise.set_value();
+    } catch (const std::exception&) {  // CUDA has ended with the process
+    }
+  }).detach();
+  return ended.wait_for(limit) == std::future_status::ready;
 }
 
 bool NcclCommunicator::ready() {
@@ -56,7 +70,11 @@ bool NcclCommunicator::ready() {
 }
 
 void NcclCommunicator::finalize(std::chrono::milliseconds limit) noexcept {
-  abi::NcclResult state = nccl_.comm_finalize(communicator_);
+  abi::NcclResult state = abi::NcclResult::in_progress;
+  // One that is still being made, or has failed, is refused.
+  if (nccl_.comm_get_async_error(communicator_, &state) != abi::NcclResult::success) return;
+  if (state != abi::NcclResult::success) return;
+  state = nccl_.comm_finalize(communicator_);
   for (auto left = limit; state == abi::NcclResult::in_progress && left.count() > 0; left -= kNap) {
     std::this_thread::sleep_for(kNap);
     if (nccl_.comm_get_async_error(communicator_, &state) != abi::NcclResult::success) return;
