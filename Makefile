@@ -1,4 +1,5 @@
-# make dev | lint | types | test | demo | bench | bench-hosts | soak | test-pythons | test-mpich | test-sanitize | clean
+# make dev | lint | types | test | demo | bench | bench-hosts | bench-gpu | soak
+# make test-gpu | test-pythons | test-mpich | test-sanitize | clean
 # The first of them makes .venv with everything that is needed; later ones only compile what has changed.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -18,7 +19,7 @@ WARNINGS := $(if $(CI),CPPFLAGS='-Werror')
 PIP := -m pip install --quiet --disable-pip-version-check
 NATIVE_FILES = $(shell find horovodish/csrc -name '*.cc' -o -name '*.h')
 
-.PHONY: dev lint types test demo bench bench-hosts soak test-pythons test-mpich test-sanitize clean
+.PHONY: dev lint types test demo bench bench-hosts bench-gpu soak test-gpu test-pythons test-mpich test-sanitize clean
 .DEFAULT_GOAL := dev
 
 # An editable install needs no second run when only sources change; the extension does.
@@ -58,6 +59,13 @@ bench-hosts: dev
 			--sizes 4 4096 65536 1048576 8388608 67108864 || exit 1; done
 	PATH="$(BIN):$$PATH" python benchmarks/two_hosts.py --gbit 2 1 benchmarks/torch_overlap.py
 	PATH="$(BIN):$$PATH" python benchmarks/two_hosts.py --gbit 2 1 benchmarks/jax_overlap.py
+
+# What needs a GPU, and is skipped elsewhere.
+test-gpu: dev
+	HOROVODISH_TEST_GPU=1 $(BIN)/pytest -m gpu $(PYTEST_ARGS)
+
+bench-gpu: dev
+	benchmarks/gpu.sh build/gpu $(BIN)/python
 
 # Many steps, to see that nothing grows.
 soak: dev

@@ -1,11 +1,11 @@
 """Training steps on a GPU: ours beside DistributedDataParallel with NCCL and beside torch alone, in turns, in one run.
 
-    python benchmarks/gpu.py                                    # a world of one: 3 variants, and the engine's overhead
+    python benchmarks/gpu.py                                    # a world of one: 3 variants, and the engine's overheads
     HOROVODISH_TEST_SHARED_GPU=1 horovodish run -np 2 python benchmarks/gpu.py      # two ranks on one GPU
     python benchmarks/gpu.py --thresholds 4 16 25 64            # which fusion threshold is best
 
 In a world of one, packing, NCCL's call and unpacking are really executed (HOROVODISH_PLANE=nccl); --timeline FILE
-records them. What is printed goes to benchmarks/results/.
+records them. What is printed goes to benchmarks/results/. `benchmarks/gpu.sh` runs all of it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ import horovodish.torch as hvd
 
 ROUNDS = 7
 STEPS = 20
+BUCKET_MIB = 64
+BUCKET_TENSORS = 160  # about as many as ResNet-50 has
 
 
 class Bottleneck(nn.Module):
@@ -158,6 +160,29 @@ def overhead_us(rounds: int) -> tuple[float, float]:
     return statistics.median(host) * 1e6, statistics.median(whole) * 1e6
 
 
+def packing_us(rounds: int) -> tuple[float, float]:
+    """Microseconds until the GPU has reduced a bucket that is one tensor, and one that is packed from many.
+
+    The difference is all that more than one stream could hide.
+    """
+    whole = torch.zeros(BUCKET_MIB << 18, device="cuda")
+    parts = [part.clone() for part in whole.chunk(BUCKET_TENSORS)]
+
+    def seconds(reduce: Callable[[], object]) -> float:
+        torch.cuda.synchronize()
+        hvd.barrier()
+        begin = time.perf_counter()
+        reduce()
+        torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    one, many = [], []
+    for _ in range(rounds * 3):
+        one.append(seconds(lambda: hvd.allreduce_(whole, op=hvd.Sum, name="one")))
+        many.append(seconds(lambda: hvd.grouped_allreduce_(parts, op=hvd.Sum, name="many")))
+    return statistics.median(one) * 1e6, statistics.median(many) * 1e6
+
+
 def start_ddp() -> None:
     """torch.distributed over the same ranks, which MPI has started."""
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -182,6 +207,8 @@ def main() -> None:
     tell(f"{hvd.size()} rank(s), {torch.cuda.get_device_name()}, torch {torch.__version__}, torch's NCCL {nccl}")
     host, done = overhead_us(options.rounds)
     tell(f"allreduce of 4 bytes: host {host:.1f} us, GPU done after {done:.1f} us")
+    one, many = packing_us(options.rounds)
+    tell(f"allreduce of {BUCKET_MIB} MiB: one tensor {one:.0f} us, packed from {BUCKET_TENSORS} {many:.0f} us")
     if not options.thresholds:
         start_ddp()
     for name in options.models:

@@ -1,0 +1,36 @@
+#!/bin/sh
+# Everything that there is to test and to measure on this machine's GPU, each step within its time, in about 20 minutes:
+#
+#     benchmarks/gpu.sh FOLDER [PYTHON]
+#
+# One file for each step goes to FOLDER. A step that fails does not keep the others from running; the exit status is the
+# number of those that did.
+set -u
+folder=$1 python=${2:-python3}
+cd "$(dirname "$0")/.." && mkdir -p "$folder" || exit 99
+failed=0
+
+step() { # NAME SECONDS COMMAND...
+    name=$1 seconds=$2
+    shift 2
+    echo "== $name: $*"
+    timeout -k 10 "$seconds" "$@" >"$folder/$name.txt" 2>&1 </dev/null
+    status=$?
+    [ $status -eq 0 ] || failed=$((failed + 1))
+    tail -n 12 "$folder/$name.txt"
+    echo "== $name: exit status $status"
+}
+
+two() { # NAME SECONDS ARGUMENTS...: two ranks on one GPU
+    name=$1 seconds=$2
+    shift 2
+    step "$name" "$seconds" env HOROVODISH_TEST_SHARED_GPU=1 "$python" -m horovodish.launcher run -np 2 \
+        "$python" benchmarks/gpu.py "$@"
+}
+
+step machine 60 sh -c "nvidia-smi; $python -m horovodish.launcher check"
+step tests 420 env HOROVODISH_TEST_GPU=1 "$python" -m pytest -q -m gpu --durations=0 tests
+step one-rank 300 "$python" benchmarks/gpu.py --timeline "$folder/timeline"
+step thresholds 180 "$python" benchmarks/gpu.py --thresholds 4 16 64 128 --rounds 3
+two two-ranks 300 --batch-scale 0.5 --rounds 5
+exit $failed
