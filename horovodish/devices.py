@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from horovodish import _native, basics, nccl_library
 from horovodish.errors import UnsupportedTensorError
 
-__all__ = ["HOST", "SHARED_GPU_VARIABLE", "choose", "use"]
+__all__ = ["HOST", "SHARED_GPU_VARIABLE", "choose", "problem", "use"]
 
 HOST = -1
 """What the engine calls host memory where it asks for a device."""
@@ -54,6 +54,15 @@ def choose(
         return HOST
     use(ordinal, name)
     return ordinal
+
+
+def problem() -> str:
+    """Why CUDA tensors cannot be used in this process, whatever the device; empty when they can. Not collective."""
+    try:
+        _load()
+    except RuntimeError as problem:
+        return str(problem)
+    return ""
 
 
 def use(ordinal: int, name: str) -> None:

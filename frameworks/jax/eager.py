@@ -78,16 +78,16 @@ def host_memory(array: jax.Array) -> Array:
     """The array's values in host memory, and there row-major; shared with the array where that is possible."""
     platform = next(iter(array.devices())).platform
     if platform != "cpu":
-        warn_of_staging(platform)
+        warn_of_staging(platform, "NCCL is used inside of jit only")
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
-def warn_of_staging(platform: str) -> None:
+def warn_of_staging(platform: str, why: str) -> None:
     """Says once for each kind of device that its arrays take the way over the host."""
     if platform not in _warned:
         _warned.add(platform)
         warnings.warn(
-            f"arrays on {platform} devices are copied to the host, reduced there and copied back; NCCL is not used yet",
+            f"arrays on {platform} devices are copied to the host, reduced there and copied back: {why}",
             stacklevel=2,
         )
 

@@ -2,6 +2,7 @@
 
 On the CPU each operation becomes two calls of the native engine, `start` and `done`; see `csrc/xla_ops.h`. Every `done`
 depends on every `start` of its primitive. Both have side effects for XLA, so it neither merges, drops nor hoists them.
+So it is on CUDA devices, where NCCL can do what is asked; see `csrc/xla_cuda_ops.h`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from jax.core import ShapedArray
 from jax.interpreters import mlir, partial_eval
 
 from horovodish import _native, basics
+from horovodish.jax import cuda
 from horovodish.jax.collective import Collective, by_collective, primitive
 from horovodish.jax.eager import warn_of_staging
 from horovodish.process_sets import checked_id
@@ -26,19 +28,20 @@ from horovodish.process_sets import checked_id
 START, DONE = "horovodish_start", "horovodish_done"
 _NUMBER = ShapedArray((1,), np.dtype(np.int32))
 _THROUGH_THE_HOST = ("cuda", "rocm")
+_NAMES_IN_XLA = {"cpu": "cpu", "cuda": "CUDA"}
 
 
 @functools.cache
-def _register() -> None:
+def _register(platform: str) -> None:
     # The backend must exist before: it would not start at all if it found handlers that it cannot take.
-    jax.devices("cpu")
-    for name, handler in _native.xla_handlers().items():
-        jax.ffi.register_ffi_target(name, handler, platform="cpu")
+    jax.devices(platform)
+    for name, handler in _native.xla_handlers(platform).items():
+        jax.ffi.register_ffi_target(name, handler, platform=_NAMES_IN_XLA[platform])
 
 
 def _on_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[Collective, ...]) -> Sequence[Any]:
     _check_devices(ctx)
-    _register()
+    _register("cpu")
     collectives = _numbered(ctx, collectives)
     given = list(by_collective(collectives, list(zip(operands, ctx.avals_in, strict=True))))
     numbers = [_start(ctx, collective, members) for collective, members in given]
@@ -49,6 +52,23 @@ def _on_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[Co
     done = jax.ffi.ffi_lowering(DONE, has_side_effect=True)
     for index, (_, avals) in enumerate(by_collective(collectives, ctx.avals_out)):
         results += done(ctx.replace(avals_in=[every], avals_out=list(avals)), handles, index=np.int64(index))
+    return results
+
+
+def _on_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[Collective, ...]) -> Sequence[Any]:
+    if why := cuda.problem(collectives, ctx.avals_in):
+        return _elsewhere(ctx, *operands, collectives=collectives, why=why)
+    _check_devices(ctx)
+    _register("cuda")
+    collectives = _numbered(ctx, collectives)
+    given = list(by_collective(collectives, list(zip(operands, ctx.avals_in, strict=True))))
+    numbers = [_start(ctx, collective, members) for collective, members in given]
+    calls = "".join(f"{checked_id(each.process_set)} {each.name}{each.part}\n" for each in collectives)
+    results: list[Any] = []
+    done = jax.ffi.ffi_lowering(DONE, has_side_effect=True)
+    for index, (_, avals) in enumerate(by_collective(collectives, ctx.avals_out)):
+        types = ctx.replace(avals_in=[_NUMBER] * len(numbers), avals_out=list(avals))
+        results += done(types, *numbers, index=np.int64(index), calls=calls)
     return results
 
 
@@ -101,7 +121,12 @@ def _numbered(ctx: mlir.LoweringRuleContext, collectives: tuple[Collective, ...]
     )
 
 
-def _elsewhere(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[Collective, ...]) -> Sequence[Any]:
+def _elsewhere(
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    collectives: tuple[Collective, ...],
+    why: str = "of other devices than the CPU, horovodish reaches those of CUDA",
+) -> Sequence[Any]:
     platforms = [platform for platform in ctx.module_context.platforms if platform not in _THROUGH_THE_HOST]
     if platforms:
         raise NotImplementedError(
@@ -110,7 +135,7 @@ def _elsewhere(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple
         )
     _check_devices(ctx)
     for platform in ctx.module_context.platforms:
-        warn_of_staging(platform)
+        warn_of_staging(platform, why)
     collectives = _numbered(ctx, collectives)
     return through_the_host(ctx, operands, tuple(replace(collective, unnamed=False) for collective in collectives))
 
@@ -121,7 +146,8 @@ def through_the_host(
     """The collectives as a call of Python, which blocks the program: where the engine cannot reach the memory."""
 
     def call(*arrays: Any) -> tuple[Any, ...]:
-        results = primitive.bind(*map(jnp.asarray, arrays), collectives=collectives)
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):  # the other one waits for this call
+            results = primitive.bind(*map(jnp.asarray, arrays), collectives=collectives)
         return tuple(map(np.asarray, results))
 
     given: list[Any] = list(ctx.avals_in)
@@ -136,5 +162,6 @@ def _kept(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
 
 
 mlir.register_lowering(primitive, _on_cpu, platform="cpu", cacheable=False)
+mlir.register_lowering(primitive, _on_cuda, platform="cuda", cacheable=False)
 mlir.register_lowering(primitive, _elsewhere, cacheable=False)
 partial_eval.dce_rules[primitive] = _kept

@@ -17,6 +17,7 @@
 #include "planes/schedule.h"
 #include "timeline_writer.h"
 #include "tree.h"
+#include "xla_cuda_ops.h"
 #include "xla_ops.h"
 
 namespace py = pybind11;
@@ -476,16 +477,20 @@ PYBIND11_MODULE(_native, module) {
       .def("hold_other_threads", &Engine::hold_other_threads)
       .def("stop", &Engine::stop, py::arg("failed"), py::arg("reason"), py::call_guard<py::gil_scoped_release>());
 
-  // By the names under which JAX is to register them.
-  module.def("xla_handlers", [] {
-    const auto capsule = [](abi::xla::Handler* handler) {
-      return py::capsule(reinterpret_cast<void*>(handler), "xla._CUSTOM_CALL_TARGET");
-    };
-    py::dict handlers;
-    handlers["horovodish_start"] = capsule(&xla_start);
-    handlers["horovodish_done"] = capsule(&xla_done);
-    return handlers;
-  });
+  // Of a platform of JAX's, by the names under which it is to register them.
+  module.def(
+      "xla_handlers",
+      [](const std::string& platform) {
+        const auto capsule = [](abi::xla::Handler* handler) {
+          return py::capsule(reinterpret_cast<void*>(handler), "xla._CUSTOM_CALL_TARGET");
+        };
+        py::dict handlers;
+        const bool cuda = platform == "cuda";
+        handlers["horovodish_start"] = capsule(cuda ? &xla_cuda_start : &xla_start);
+        handlers["horovodish_done"] = capsule(cuda ? &xla_cuda_done : &xla_done);
+        return handlers;
+      },
+      py::arg("platform"));
 
   py::module_ testing = module.def_submodule("testing", "Parts of the engine without I/O, for its tests.");
   bind_negotiation(testing);

@@ -81,29 +81,32 @@ class Device::Event : public DeviceEvent {
 
 class Device::Memory : public DeviceMemory {
  public:
-  Memory(Device& device, std::byte* data, size_t bytes) : device_(device), data_(data), bytes_(bytes) {}
+  Memory(Device& device, std::byte* data, size_t bytes, uintptr_t stream)
+      : device_(device), data_(data), bytes_(bytes), stream_(stream) {}
   ~Memory() override {
-    if (data_ == nullptr) return;
     try {
-      const Scope scope(device_);
-      device_.cuda_.memory_free(address_of(data_), device_.stream_);
+      give_back(stream_);
     } catch (const std::runtime_error&) {  // CUDA has ended with the process, and the memory with it
     }
   }
   std::byte* data() override { return data_; }
   void move_to(std::byte* target, uintptr_t stream) override {
+    const Scope scope(device_);
+    device_.copy(target, data_, bytes_, stream);
+    give_back(stream);
+  }
+  void give_back(uintptr_t stream) override {
     if (data_ == nullptr) return;
     const Scope scope(device_);
-    std::byte* const data = std::exchange(data_, nullptr);
-    device_.cuda_.check(device_.cuda_.copy(address_of(target), address_of(data), bytes_, stream_of(stream)),
-                        "a result was copied");
-    device_.cuda_.check(device_.cuda_.memory_free(address_of(data), stream_of(stream)), "memory was given back");
+    const abi::CuPointer address = address_of(std::exchange(data_, nullptr));
+    device_.cuda_.check(device_.cuda_.memory_free(address, stream_of(stream)), "memory was given back");
   }
 
  private:
   Device& device_;
   std::byte* data_;
   const size_t bytes_;
+  const uintptr_t stream_;
 };
 
 Device& Device::get(int ordinal) {
@@ -179,9 +182,9 @@ std::shared_ptr<DeviceEvent> Device::record(uintptr_t stream) {
   return recorded;
 }
 
-void Device::copy(std::byte* target, const std::byte* source, size_t bytes) {
+void Device::copy(std::byte* target, const std::byte* source, size_t bytes, uintptr_t stream) {
   if (bytes == 0 || target == source) return;
-  cuda_.check(cuda_.copy(address_of(target), address_of(source), bytes, stream_), "a tensor was copied");
+  cuda_.check(cuda_.copy(address_of(target), address_of(source), bytes, stream_of(stream)), "a tensor was copied");
 }
 
 void Device::fill_neutral(DType dtype, ReduceOp op, std::byte* target, size_t count) {
@@ -227,10 +230,10 @@ std::byte* Device::scratch(size_t bytes) {
   return scratch_;
 }
 
-std::unique_ptr<DeviceMemory> Device::allocate(size_t bytes) {
+std::unique_ptr<DeviceMemory> Device::allocate(size_t bytes, uintptr_t stream) {
   abi::CuPointer made = 0;
-  if (bytes > 0) cuda_.check(cuda_.memory_allocate(&made, bytes, stream_), "a result was allocated");
-  return std::make_unique<Memory>(*this, reinterpret_cast<std::byte*>(made), bytes);
+  if (bytes > 0) cuda_.check(cuda_.memory_allocate(&made, bytes, stream_of(stream)), "memory was allocated");
+  return std::make_unique<Memory>(*this, reinterpret_cast<std::byte*>(made), bytes, stream);
 }
 
 }  // namespace horovodish

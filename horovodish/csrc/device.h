@@ -51,12 +51,18 @@ class Device {
   Stream stream() const { return stream_; }
   std::shared_ptr<DeviceEvent> record_own() { return record(reinterpret_cast<uintptr_t>(stream_)); }
   void wait_for(DeviceEvent& event) { event.order_after(reinterpret_cast<uintptr_t>(stream_)); }
-  void copy(std::byte* target, const std::byte* source, size_t bytes);
+  void copy(std::byte* target, const std::byte* source, size_t bytes) {
+    copy(target, source, bytes, reinterpret_cast<uintptr_t>(stream_));
+  }
   // The value that changes no result of `op`, `count` times.
   void fill_neutral(DType dtype, ReduceOp op, std::byte* target, size_t count);
   // Memory for what happens on the stream next; it is used anew by whatever asks next.
   std::byte* scratch(size_t bytes);
-  std::unique_ptr<DeviceMemory> allocate(size_t bytes);
+  std::unique_ptr<DeviceMemory> allocate(size_t bytes) { return allocate(bytes, reinterpret_cast<uintptr_t>(stream_)); }
+
+  // These two act on a framework's stream, within a Scope.
+  void copy(std::byte* target, const std::byte* source, size_t bytes, uintptr_t stream);
+  std::unique_ptr<DeviceMemory> allocate(size_t bytes, uintptr_t stream);
 
   int ordinal() const { return ordinal_; }
   const std::string& name() const { return name_; }

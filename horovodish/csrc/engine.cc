@@ -366,7 +366,8 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
   }
   if (error != nullptr) {
     operation->handle->fail(
-        {error->kind, subject(*operation) + " failed on rank " + std::to_string(config_.rank) + ": " + error->message});
+        {error->kind, subject(*operation) + " failed on rank " + std::to_string(config_.rank) + ": " + error->message},
+        std::move(operation->done));
   } else {
     operation->handle->complete(std::move(operation->done));
   }

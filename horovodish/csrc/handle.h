@@ -45,13 +45,14 @@ class DeviceEvent {
   virtual bool done() = 0;
 };
 
-// Memory of a result on a device, given back in the order of the stream that used it last.
+// Memory of a device, given back in the order of the stream that it was allocated for, unless another one is named.
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
   virtual std::byte* data() = 0;
   // Copies it to memory of the framework's on a stream that is ordered after the operation, and gives it back.
   virtual void move_to(std::byte* target, uintptr_t stream) = 0;
+  virtual void give_back(uintptr_t stream) = 0;
 };
 
 class Handle {
@@ -69,6 +70,7 @@ class Handle {
   bool settled() const { return state_.load(std::memory_order_acquire) != State::pending; }
   // The rest may be read once the handle is settled.
   const Error* error() const { return state_.load(std::memory_order_acquire) == State::failed ? &error_ : nullptr; }
+  // Also of an operation that failed when a GPU was at work on it.
   DeviceEvent* event() const { return event_.get(); }
   // The operation was given up while MPI or a GPU moved its data: they may read and write its memory for as long as the
   // process lives.
@@ -79,8 +81,9 @@ class Handle {
     event_ = std::move(event);
     state_.store(State::done, std::memory_order_release);
   }
-  void fail(Error error) {
+  void fail(Error error, std::shared_ptr<DeviceEvent> event = nullptr) {
     error_ = std::move(error);
+    event_ = std::move(event);
     state_.store(State::failed, std::memory_order_release);
   }
 

@@ -49,6 +49,8 @@ xla::ErrorCode code_of(ErrorKind kind) {
   return xla::kInternal;
 }
 
+}  // namespace
+
 std::vector<std::string_view> lines(std::string_view text) {
   std::vector<std::string_view> found;
   while (!text.empty()) {
@@ -59,7 +61,17 @@ std::vector<std::string_view> lines(std::string_view text) {
   return found;
 }
 
-}  // namespace
+Failure other_size(const std::string& what, size_t bytes, size_t compiled_bytes) {
+  return {xla::kInvalidArgument,
+          what + ": the ranks gave " + std::to_string(bytes) + " bytes, but the program was compiled for " +
+              std::to_string(compiled_bytes) +
+              ", as many from every rank. Remedy: gather rows that differ by rank outside of jit."};
+}
+
+std::string named(const std::exception& error, const std::string& what) {
+  const std::string text = error.what();
+  return text.starts_with(what) ? text : what + ": " + text;
+}
 
 Failure failure_of(const Handle& handle) {
   const Error* error = handle.error();
@@ -154,7 +166,8 @@ bool answers_metadata(xla::CallFrame& frame) {
 
 void check_interface(const xla::CallFrame& frame) {
   const bool fits = frame.api->api_version.major_version == xla::kMajorVersion &&
-                    frame.api->struct_size >= sizeof(xla::Api) && frame.struct_size >= offsetof(xla::CallFrame, future);
+                    frame.api->struct_size >= offsetof(xla::Api, run_id_get) &&
+                    frame.struct_size >= offsetof(xla::CallFrame, future);
   if (!fits) {
     throw std::runtime_error(
         "this jaxlib speaks another version of XLA's foreign function interface than horovodish. Remedy: use jaxlib "

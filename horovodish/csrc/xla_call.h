@@ -52,6 +52,13 @@ const xla::Buffer& buffer_at(const xla::Buffers& buffers, size_t index);
 Target memory_of(const xla::Buffer& buffer);
 std::vector<Target> memory_of(const xla::Buffers& buffers);
 
+// What a text holds whose lines are all ended by a newline.
+std::vector<std::string_view> lines(std::string_view text);
+// The ranks' rows did not add up to what the program was compiled for.
+Failure other_size(const std::string& what, size_t bytes, size_t compiled_bytes);
+// An error's text, which begins with the operation where the engine's own does not.
+std::string named(const std::exception& error, const std::string& what);
+
 // The operation that the attributes and the shapes of the arguments describe; its members are the arguments in order.
 // Attributes: kind, op, root (s64), prescale, postscale (f64), name, and members: their names, each ended by a newline.
 std::shared_ptr<Request> request_of(const xla::CallFrame& frame);

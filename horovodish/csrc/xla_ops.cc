@@ -18,6 +18,7 @@
 #include "frontend.h"
 #include "staging.h"
 #include "xla_call.h"
+#include "xla_layout.h"
 
 namespace horovodish {
 
@@ -92,10 +93,7 @@ Failure collect(const Call& call, const std::vector<Target>& wanted) {
     const Handle::Output* output = allocated ? &call.handle->outputs.at(i) : nullptr;
     const Target got = allocated ? Target{output->data.get(), output->bytes} : call.results.at(i);
     if (got.bytes != wanted[i].bytes) {
-      return {xla::kInvalidArgument,
-              call.what + ": the ranks gave " + std::to_string(got.bytes) +
-                  " bytes, but the program was compiled for " + std::to_string(wanted[i].bytes) +
-                  ", as many from every rank. Remedy: gather rows that differ by rank outside of jit."};
+      return other_size(call.what, got.bytes, wanted[i].bytes);
     }
     if (got.bytes > 0) std::memcpy(wanted[i].data, got.data, got.bytes);
   }
@@ -191,47 +189,16 @@ Calls& calls() {
   return *calls;
 }
 
-// Copies the arguments into the call's memory and says where they are and where the results go.
+// Copies the arguments into the call's memory, and gives the buffers there.
 std::vector<Buffer> stage(const xla::CallFrame& frame, Request& request, Call& call) {
-  const Attributes given(frame);
-  const auto aligned = [](size_t bytes) {
-    return (bytes + StagingPool::kAlignment - 1) / StagingPool::kAlignment * StagingPool::kAlignment;
-  };
-  const bool engine_allocates = request.kind == Kind::allgather || request.kind == Kind::alltoall;
-  const bool in_place =
-      request.kind == Kind::allreduce || request.kind == Kind::broadcast || request.kind == Kind::barrier;
-  const auto ranks = static_cast<size_t>(given.number("set_size")),
-             index = static_cast<size_t>(given.number("set_rank"));
+  call.memory = pool().take(layout_bytes(frame, request, StagingPool::kAlignment));
+  Layout layout = lay_out(frame, request, call.memory.data(), StagingPool::kAlignment);
   const std::vector<Target> arguments = memory_of(frame.arguments);
-  size_t total = 0;
-  for (const Target& argument : arguments) {
-    total += aligned(argument.bytes) * (request.kind == Kind::reducescatter ? 2 : 1);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].bytes > 0) std::memcpy(layout.arguments[i], arguments[i].data, arguments[i].bytes);
   }
-  call.memory = pool().take(total + StagingPool::kAlignment);
-  std::byte* next = call.memory.data();
-  std::vector<Buffer> buffers;
-  for (size_t i = 0; i < request.members.size(); ++i) {
-    Member& member = request.members[i];
-    const size_t bytes = arguments[i].bytes;
-    if (bytes > 0) std::memcpy(next, arguments[i].data, bytes);
-    Buffer buffer{next, in_place ? next : nullptr};
-    next += aligned(bytes);
-    if (in_place) call.results.push_back({buffer.target, bytes});
-    if (request.kind == Kind::reducescatter) {
-      const auto rows = static_cast<size_t>(rows_of(member.shape.at(0), index, ranks).count);
-      const size_t row_bytes = member.shape[0] == 0 ? 0 : bytes / static_cast<size_t>(member.shape[0]);
-      buffer.target = next;
-      call.results.push_back({next, rows * row_bytes});
-      next += aligned(bytes);
-    }
-    if (engine_allocates) {
-      buffer.first_dim = member.shape.at(0);
-      if (request.kind == Kind::alltoall) buffer.splits.assign(ranks, buffer.first_dim / static_cast<int64_t>(ranks));
-      member.shape[0] = Member::kAnyLength;
-    }
-    buffers.push_back(std::move(buffer));
-  }
-  if (request.kind != Kind::barrier) return buffers;
+  call.results = std::move(layout.results);
+  if (request.kind != Kind::barrier) return std::move(layout.buffers);
   request.members.clear();  // which only passes through
   return {};
 }
@@ -248,12 +215,6 @@ void hand_over(const xla::CallFrame& frame, const std::shared_ptr<Call>& call) {
              [call](const Handle& handle) { calls().settle(call, failure_of(handle)); });
 }
 
-// The engine's own errors begin with the operation.
-std::string named(const std::exception& error, const Call& call) {
-  const std::string text = error.what();
-  return text.starts_with(call.what) ? text : call.what + ": " + text;
-}
-
 }  // namespace
 
 xla::Error* xla_start(xla::CallFrame* frame) {
@@ -262,7 +223,7 @@ xla::Error* xla_start(xla::CallFrame* frame) {
     try {
       hand_over(*frame, call);
     } catch (const std::exception& error) {
-      calls().settle(call, {xla::kInternal, named(error, *call)});
+      calls().settle(call, {xla::kInternal, named(error, call->what)});
     }
     *static_cast<int32_t*>(buffer_at(frame->results, 0).data) = calls().add(call);
     return {};

@@ -57,6 +57,9 @@ STRUCTS = {  # ours, theirs, and members of both
     "FutureCreateArgs": ("XLA_FFI_Future_Create_Args", {"future": "future"}),
     "FutureSetAvailableArgs": ("XLA_FFI_Future_SetAvailable_Args", {"future": "future"}),
     "FutureSetErrorArgs": ("XLA_FFI_Future_SetError_Args", {"future": "future", "error": "error"}),
+    "StreamGetArgs": ("XLA_FFI_Stream_Get_Args", {"context": "ctx", "stream": "stream"}),
+    "RunIdGetArgs": ("XLA_FFI_RunId_Get_Args", {"context": "ctx", "run_id": "run_id"}),
+    "DeviceOrdinalGetArgs": ("XLA_FFI_DeviceOrdinal_Get_Args", {"context": "ctx", "ordinal": "device_ordinal"}),
     "Buffer": ("XLA_FFI_Buffer", {"dtype": "dtype", "data": "data", "rank": "rank", "dims": "dims"}),
     "ByteSpan": ("XLA_FFI_ByteSpan", {"data": "ptr", "size": "len"}),
     "Scalar": ("XLA_FFI_Scalar", {"dtype": "dtype", "value": "value"}),
@@ -68,9 +71,12 @@ STRUCTS = {  # ours, theirs, and members of both
         {
             "api_version": "api_version",
             "error_create": "XLA_FFI_Error_Create",
+            "stream_get": "XLA_FFI_Stream_Get",
             "future_create": "XLA_FFI_Future_Create",
             "future_set_available": "XLA_FFI_Future_SetAvailable",
             "future_set_error": "XLA_FFI_Future_SetError",
+            "run_id_get": "XLA_FFI_RunId_Get",
+            "device_ordinal_get": "XLA_FFI_DeviceOrdinal_Get",
         },
     ),
     "CallFrame": (

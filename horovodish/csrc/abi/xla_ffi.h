@@ -75,6 +75,30 @@ struct FutureSetErrorArgs {
   Error* error;  // passes to the runtime
 };
 
+struct ExecutionContext;  // the runtime's
+
+struct StreamGetArgs {
+  size_t struct_size;
+  Extension* extensions;
+  ExecutionContext* context;
+  void* stream;  // out
+};
+
+// Tells executions of programs apart.
+struct RunIdGetArgs {
+  size_t struct_size;
+  Extension* extensions;
+  ExecutionContext* context;
+  int64_t run_id;  // out
+};
+
+struct DeviceOrdinalGetArgs {
+  size_t struct_size;
+  Extension* extensions;
+  ExecutionContext* context;
+  int32_t ordinal;  // out
+};
+
 enum DataType : int {
   kPred = 1,
   kS8 = 2,
@@ -141,10 +165,15 @@ struct Api {
   ApiVersion api_version;
   const void* internal_api;
   Error* (*error_create)(ErrorCreateArgs*);
-  void* unused[12];
+  void* unused[3];
+  Error* (*stream_get)(StreamGetArgs*);
+  void* unused_too[8];
   Error* (*future_create)(FutureCreateArgs*);
   Error* (*future_set_available)(FutureSetAvailableArgs*);
   Error* (*future_set_error)(FutureSetErrorArgs*);
+  // What comes here is not in every version that the handlers for the CPU can do with.
+  Error* (*run_id_get)(RunIdGetArgs*);
+  Error* (*device_ordinal_get)(DeviceOrdinalGetArgs*);
 };
 
 enum Stage : int { kExecute = 3 };
@@ -153,7 +182,7 @@ struct CallFrame {
   size_t struct_size;
   Extension* extensions;
   const Api* api;
-  void* context;
+  ExecutionContext* context;
   Stage stage;
   Buffers arguments;
   Buffers results;

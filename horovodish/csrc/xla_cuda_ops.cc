@@ -1,0 +1,225 @@
+#include "xla_cuda_ops.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "device.h"
+#include "frontend.h"
+#include "xla_call.h"
+#include "xla_layout.h"
+
+namespace horovodish {
+
+namespace {
+
+// As CUDA's own allocations.
+constexpr size_t kAlignment = 256;
+// How often a `done` that waits looks whether another operation of its group has failed.
+constexpr std::chrono::milliseconds kWaitSlice{50};
+
+// Of a program that is being run.
+struct Execution {
+  int64_t id = 0;
+  int device = 0;
+  uintptr_t stream = 0;
+};
+
+Execution execution_of(const xla::CallFrame& frame) {
+  const xla::Api& api = *frame.api;
+  if (api.struct_size < sizeof(xla::Api)) {
+    throw std::runtime_error("this jaxlib does not tell which GPU a program runs on. Remedy: use a later jaxlib.");
+  }
+  xla::StreamGetArgs stream{sizeof(stream), nullptr, frame.context, nullptr};
+  xla::RunIdGetArgs run{sizeof(run), nullptr, frame.context, 0};
+  xla::DeviceOrdinalGetArgs device{sizeof(device), nullptr, frame.context, 0};
+  if (api.stream_get(&stream) != nullptr || api.run_id_get(&run) != nullptr ||
+      api.device_ordinal_get(&device) != nullptr) {
+    throw std::runtime_error("XLA did not tell on which GPU and stream the program runs");
+  }
+  return {run.run_id, device.ordinal, reinterpret_cast<uintptr_t>(stream.stream)};
+}
+
+// One operation, from its `start` until its `done` has taken the result.
+struct Call {
+  Call() = default;
+  Call(const Call&) = delete;
+  ~Call();
+
+  std::string what;                      // for messages
+  std::shared_ptr<Handle> handle;        // null if the operation was not handed to the engine
+  std::unique_ptr<DeviceMemory> memory;  // null once it is given back
+  std::vector<Target> results;           // within `memory`; none where the engine allocates them
+  uintptr_t stream = 0;                  // of `start`
+  Failure failure;                       // why it was not handed over
+};
+
+// What failed, or was never asked for, leaves its memory to the stream, after whatever the GPU still does with it.
+Call::~Call() {
+  if (!memory || !handle) return;
+  try {
+    if (handle->event() != nullptr) handle->event()->order_after(stream);
+    if (!handle->memory_abandoned()) return;
+  } catch (const std::exception&) {  // the GPU has failed, or CUDA has ended with the process
+  }
+  (void)memory.release();
+}
+
+class Calls {
+ public:
+  struct Key {
+    int64_t execution;
+    std::string line;  // of the attribute `calls`
+    auto operator<=>(const Key&) const = default;
+  };
+
+  // One of the same name is one that its program has given up.
+  void add(Key key, std::shared_ptr<Call> call) {
+    std::lock_guard lock(mutex_);
+    calls_[std::move(key)].swap(call);
+  }
+  // Null where a call has been taken.
+  std::shared_ptr<Call> find(const Key& key) {
+    std::lock_guard lock(mutex_);
+    const auto found = calls_.find(key);
+    return found == calls_.end() ? nullptr : found->second;
+  }
+  void forget(const Key& key) {
+    std::lock_guard lock(mutex_);
+    calls_.erase(key);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Key, std::shared_ptr<Call>> calls_;  // guarded by mutex_
+};
+
+Calls& calls() {
+  static auto* const calls = new Calls;  // XLA's threads may use it until the process has ended
+  return *calls;
+}
+
+Device& device_of(const Execution& execution) {
+  static std::atomic<int> used{-1};
+  int first = -1;
+  if (!used.compare_exchange_strong(first, execution.device) && first != execution.device) {
+    throw std::runtime_error("the program runs on GPU " + std::to_string(execution.device) +
+                             ", but this process has used GPU " + std::to_string(first) +
+                             ", and a rank uses one GPU. Remedy: set CUDA_VISIBLE_DEVICES, or jax_default_device, "
+                             "before the first array is made.");
+  }
+  return Device::get(execution.device);
+}
+
+// Throws what the engine and CUDA throw.
+void hand_over(const xla::CallFrame& frame, const Execution& execution, const std::shared_ptr<Call>& call) {
+  auto request = request_of(frame);
+  call->what = std::string(name_of(request->kind)) + " '" + request->name + "'";
+  const auto engine = running_engine();
+  check_place(*engine, frame);
+  Device& device = device_of(execution);
+  request->device = execution.device;
+  call->stream = execution.stream;
+  Layout layout;
+  {
+    const Device::Scope scope(device);
+    call->memory = device.allocate(layout_bytes(frame, *request, kAlignment), execution.stream);
+    layout = lay_out(frame, *request, call->memory->data(), kAlignment);
+    const auto arguments = memory_of(frame.arguments);
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      device.copy(layout.arguments[i], arguments[i].data, arguments[i].bytes, execution.stream);
+    }
+  }
+  call->results = std::move(layout.results);
+  // Until it has ended the engine uses the memory of the call.
+  call->handle = submit(
+      *engine, std::move(request), std::move(layout.buffers), static_cast<int>(Attributes(frame).number("process_set")),
+      [call](const Handle&) {}, execution.stream);
+}
+
+// Why none of the operations that belong together is waited for; they may never end where one has failed.
+Failure failure_of(const std::vector<std::shared_ptr<Call>>& group) {
+  for (const auto& call : group) {
+    if (call && !call->failure.message.empty()) return call->failure;
+    if (call && call->handle && call->handle->error() != nullptr) return horovodish::failure_of(*call->handle);
+  }
+  return {};
+}
+
+Failure wait_until_launched(const Call& call, const std::vector<std::shared_ptr<Call>>& group) {
+  while (true) {
+    Failure failure = failure_of(group);
+    if (!failure.message.empty() || call.handle->settled()) return failure;
+    try {
+      running_engine()->wait(*call.handle, kWaitSlice);
+    } catch (const EngineStopped&) {  // then the operation fails
+    }
+  }
+}
+
+// Puts the copies of the results on the stream, behind the operation.
+Failure collect(Call& call, const std::vector<Target>& wanted, const Execution& execution) {
+  Device& device = device_of(execution);
+  if (DeviceEvent* const event = call.handle->event()) event->order_after(execution.stream);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    Handle::Output* const output = call.results.empty() ? &call.handle->outputs.at(i) : nullptr;
+    const size_t bytes = output != nullptr ? output->bytes : call.results.at(i).bytes;
+    if (bytes != wanted[i].bytes) return other_size(call.what, bytes, wanted[i].bytes);
+    if (output != nullptr) {
+      output->on_device->move_to(wanted[i].data, execution.stream);
+    } else {
+      const Device::Scope scope(device);
+      device.copy(wanted[i].data, call.results[i].data, bytes, execution.stream);
+    }
+  }
+  std::exchange(call.memory, nullptr)->give_back(execution.stream);
+  return {};
+}
+
+std::string line_of(const xla::CallFrame& frame) {
+  const Attributes given(frame);
+  return std::to_string(given.number("process_set")) + " " + std::string(given.text("name"));
+}
+
+}  // namespace
+
+xla::Error* xla_cuda_start(xla::CallFrame* frame) {
+  return handled(*frame, [&]() -> Failure {
+    const Execution execution = execution_of(*frame);
+    const auto call = std::make_shared<Call>();
+    try {
+      hand_over(*frame, execution, call);
+    } catch (const std::exception& error) {
+      call->failure = {xla::kInternal, named(error, call->what)};
+    }
+    calls().add({execution.id, line_of(*frame)}, call);
+    return {};
+  });
+}
+
+xla::Error* xla_cuda_done(xla::CallFrame* frame) {
+  return handled(*frame, [&]() -> Failure {
+    const Execution execution = execution_of(*frame);
+    const Attributes given(*frame);
+    std::vector<std::shared_ptr<Call>> group;
+    const auto names = lines(given.text("calls"));
+    for (const auto name : names) group.push_back(calls().find({execution.id, std::string(name)}));
+    const auto index = static_cast<size_t>(given.number("index"));
+    const auto call = group.at(index);
+    if (!call) throw std::runtime_error("the result of an operation was asked for twice");
+    calls().forget({execution.id, std::string(names[index])});
+    const Failure failure = wait_until_launched(*call, group);
+    return failure.message.empty() ? collect(*call, memory_of(frame->results), execution) : failure;
+  });
+}
+
+}  // namespace horovodish
