@@ -1,8 +1,9 @@
 """The collectives in compiled programs.
 
 On the CPU each operation becomes two calls of the native engine, `start` and `done`; see `csrc/xla_ops.h`. Every `done`
-depends on every `start` of its primitive. Both have side effects for XLA, so it neither merges, drops nor hoists them.
-So it is on CUDA devices, where NCCL can do what is asked; see `csrc/xla_cuda_ops.h`.
+depends on every `start` of its primitive, and on the `done` before it. Both have side effects for XLA, so it neither
+merges, drops nor hoists them. So it is on CUDA devices, where NCCL can do what is asked, but there no `done` depends on
+another; see `csrc/xla_cuda_ops.h`.
 """
 
 from __future__ import annotations
@@ -49,9 +50,12 @@ def _on_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[Co
     joined = mlir.lower_fun(lambda *parts: jnp.concatenate(parts), multiple_results=False)
     (handles,) = joined(ctx.replace(avals_in=[_NUMBER] * len(numbers), avals_out=[every]), *numbers)
     results: list[Any] = []
-    done = jax.ffi.ffi_lowering(DONE, has_side_effect=True)
+    # A chain: XLA would else collect all results before it uses one, and ask the system for their memory in every step.
     for index, (_, avals) in enumerate(by_collective(collectives, ctx.avals_out)):
-        results += done(ctx.replace(avals_in=[every], avals_out=list(avals)), handles, index=np.int64(index))
+        done = jax.ffi.ffi_lowering(DONE, has_side_effect=True, operand_output_aliases={0: len(avals)})
+        types = ctx.replace(avals_in=[every], avals_out=[*avals, every])
+        *values, handles = done(types, handles, index=np.int64(index))
+        results += values
     return results
 
 

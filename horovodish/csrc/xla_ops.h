@@ -20,7 +20,8 @@ namespace horovodish {
 // Never fails: what is wrong is kept for `done`.
 abi::xla::Error* xla_start(abi::xla::CallFrame* frame);
 
-// Arguments: the numbers, s32[n]. Results: those of the operation. Attribute: index (s64), of the number that is meant.
+// Argument: the numbers, s32[n]. Results: those of the operation, and the numbers for the next `done`. Attribute: index
+// (s64), of the number that is meant.
 abi::xla::Error* xla_done(abi::xla::CallFrame* frame);
 
 }  // namespace horovodish
