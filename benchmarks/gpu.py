@@ -200,6 +200,8 @@ def main() -> None:
     parser.add_argument("--thresholds", nargs="*", type=float, help="fusion thresholds in MiB to compare, ours only")
     parser.add_argument("--timeline", help="records one step of each model, apart from what is measured")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("PyTorch finds no CUDA device here")
     hvd.init()
     torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
     tell = print if hvd.rank() == 0 else lambda *_: None
