@@ -148,7 +148,7 @@ RankSet ProcessSet::ranks_from(int index) const {
 void ProcessSet::submit(std::shared_ptr<Operation> operation) {
   const Request& request = *operation->request;
   if (undecided_.contains(request.name)) {
-    behind_refusal_[request.name].push_back(std::move(operation));
+    behind_[request.name].push_back(std::move(operation));
     return;
   }
   last_news_ = Clock::now();
@@ -311,11 +311,15 @@ void ProcessSet::apply_decisions() {
 
 void ProcessSet::fail(const std::string& name, const Error& error) {
   if (const auto found = undecided_.extract(name); !found.empty()) settle_(found.mapped(), &error);
-  const auto behind = behind_refusal_.find(name);
-  if (behind == behind_refusal_.end()) return;
+  submit_next(name);
+}
+
+void ProcessSet::submit_next(const std::string& name) {
+  const auto behind = behind_.find(name);
+  if (behind == behind_.end()) return;
   auto next = std::move(behind->second.front());
   behind->second.pop_front();
-  if (behind->second.empty()) behind_refusal_.erase(behind);
+  if (behind->second.empty()) behind_.erase(behind);
   submit(std::move(next));
 }
 
@@ -332,6 +336,7 @@ void ProcessSet::execute(const Decision& decision) {
   operation->trace.decided(last_news_);
   if (!operation->request->on_host()) take_turn(decision.number);
   plane_->start(operation);
+  submit_next(decision.name);
 }
 
 // A rank alone waits for nobody, so its place in the order makes no difference to others.
@@ -382,8 +387,8 @@ void ProcessSet::refuse(const std::shared_ptr<Operation>& operation, const Error
 void ProcessSet::abandon_undecided(const Error& error) {
   const auto undecided = std::exchange(undecided_, {});
   for (const auto& [name, operation] : undecided) settle_(operation, &error);
-  const auto behind_refusal = std::exchange(behind_refusal_, {});
-  for (const auto& [name, operations] : behind_refusal) {
+  const auto behind = std::exchange(behind_, {});
+  for (const auto& [name, operations] : behind) {
     for (const auto& operation : operations) settle_(operation, &error);
   }
   if (const auto join = std::exchange(join_, nullptr)) settle_(join, &error);

@@ -113,6 +113,7 @@ class ProcessSet {
   void send_messages();
   void apply_decisions();
   void fail(const std::string& name, const Error& error);
+  void submit_next(const std::string& name);
   void execute(const Decision& decision);
   void take_turn(uint64_t decision);
   std::shared_ptr<Operation> neutral(const std::string& signature) const;
@@ -144,8 +145,9 @@ class ProcessSet {
   std::vector<Edge> children_;  // child i is participant i + 1 of the negotiation
   std::unique_ptr<Plane> plane_;
   std::unordered_map<std::string, std::shared_ptr<Operation>> undecided_;
-  // After a refusal the caller may use the name again before all ranks know of it.
-  std::unordered_map<std::string, std::deque<std::shared_ptr<Operation>>> behind_refusal_;
+  // By name, what waits for an undecided operation of that name: after a refusal the caller may use the name again before
+  // all ranks know of it, and a rank may refuse a second operation while the first one is under way.
+  std::unordered_map<std::string, std::deque<std::shared_ptr<Operation>>> behind_;
   std::map<uint64_t, std::shared_ptr<Operation>> executing_;  // by the number of its decision
   std::shared_ptr<Operation> join_;      // null when this rank has not joined
   std::optional<Last> last_;             // once a rank is lost

@@ -203,16 +203,25 @@ std::vector<Buffer> stage(const xla::CallFrame& frame, Request& request, Call& c
   return {};
 }
 
-// Throws what the engine throws.
+// Throws what the engine throws. The other ranks, which may wait for this operation, are told why there will be none.
 void hand_over(const xla::CallFrame& frame, const std::shared_ptr<Call>& call) {
   auto request = request_of(frame);
-  call->what = std::string(name_of(request->kind)) + " '" + request->name + "'";
+  const Kind kind = request->kind;
+  const std::string name = request->name;
+  const auto process_set = static_cast<int>(Attributes(frame).number("process_set"));
+  call->what = std::string(name_of(kind)) + " '" + name + "'";
   const auto engine = running_engine();
-  check_place(*engine, frame);
-  auto buffers = stage(frame, *request, *call);
-  call->handle =
-      submit(*engine, std::move(request), std::move(buffers), static_cast<int>(Attributes(frame).number("process_set")),
-             [call](const Handle& handle) { calls().settle(call, failure_of(handle)); });
+  try {
+    check_place(*engine, frame);
+    auto buffers = stage(frame, *request, *call);
+    call->handle = submit(*engine, std::move(request), std::move(buffers), process_set,
+                          [call](const Handle& handle) { calls().settle(call, failure_of(handle)); });
+  } catch (const EngineStopped&) {
+    throw;
+  } catch (const std::exception& error) {
+    engine->refuse(kind, name, process_set, named(error, call->what));
+    throw;
+  }
 }
 
 }  // namespace

@@ -14,9 +14,10 @@ from jax import numpy as jnp
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
+import horovodish
 import horovodish.jax as hvd
 from horovodish.jax import lowering
-from horovodish.jax.collective import Collective, primitive, run
+from horovodish.jax.collective import primitive
 from support.ranks import run_ranks
 
 # The class depends on whether the program fails while JAX dispatches it.
@@ -108,13 +109,25 @@ def names() -> None:
     assert r"members = \"g['w'][1]\0Ag['w'][0]\0A\"".replace('\\"', '"') in text
     found = re.findall(r'name = "(again[^"]*)"', hlo(lambda x: total(x, "again") + total(x * 2, "again"), jnp.ones(2)))
     assert sorted(found) == ["again", "again#2"]
+
+
+def a_name_that_is_in_flight() -> None:
+    """The rank that finds it refuses, and so no other rank waits for the second operation."""
+    program = jax.jit(lambda x: total(x, "twice"))
+    program.lower(jnp.ones(3)).compile()
     if hvd.rank() == 0:
-        twice = [Collective("allreduce", "twice", False)] * 2
+        first = horovodish.allreduce_async(np.ones(3, np.float32), op=hvd.Sum, name="twice")
         with pytest.raises(FAILED, match=r"'twice' on rank 0: an operation of that name has not"):
-            jax.block_until_ready(jax.jit(lambda x: run(twice, [x, x]))(jnp.ones(3)))
+            program(jnp.ones(3)).block_until_ready()
     hvd.barrier()
     if hvd.rank() != 0:
-        total(jnp.ones(3), "twice")  # the other half of what rank 0 has begun
+        program(jnp.ones(3)).block_until_ready()  # with what rank 0 has begun
+        with pytest.raises(FAILED, match=r"rank 0 cannot take part: allreduce 'twice' on rank 0: an operation of that"):
+            program(jnp.ones(3)).block_until_ready()
+    hvd.barrier()
+    if hvd.rank() == 0:
+        np.testing.assert_array_equal(first.wait(), hvd.size())
+    np.testing.assert_array_equal(program(jnp.ones(3)), hvd.size())
 
 
 def derivatives() -> None:
@@ -190,28 +203,42 @@ def several_devices() -> None:
         assert function(on_the_other).devices() == {jax.local_devices()[1]}
 
 
-def orders_that_differ() -> None:
-    """Ranks that come to the buckets of a tree in different orders do not wait for one another for ever."""
+def orders_that_differ() -> list[np.ndarray]:
+    """Ranks that come to the buckets of a tree in different orders do not wait for one another for ever.
+
+    Gives what has come of it, which is the same in every run.
+    """
     rank = hvd.rank()
 
     def program(x: Any) -> Any:
-        # What each leaf needs first differs by rank: early leaves are late ones on the other rank.
+        # What each leaf needs first differs by rank: early leaves are late ones on another rank.
         leaves = []
         for index in range(8):
-            depth = index if rank else 7 - index
+            depth = (7 - index, index, index * 3 % 8)[rank]
             y = x + index
             for _ in range(depth):
                 y = jnp.tanh(y @ x) * 1e-3
             leaves.append(y)
         return hvd.allreduce(leaves, op=hvd.Sum, name="orders")
 
-    x = jnp.full((400, 400), 1e-3)
-    for _ in range(5):
-        jax.block_until_ready(jax.jit(program)(x))
+    x = jax.random.normal(jax.random.key(rank), (400, 400))
+    runs = [[np.asarray(leaf) for leaf in jax.jit(program)(x)] for _ in range(5)]
+    for again in runs[1:]:
+        np.testing.assert_array_equal(again, runs[0])
     # Separate calls of one program, which XLA runs one after another because each is small.
     many = jax.jit(lambda x: sum(total(x + index, f"small {index}").sum() for index in range(40)))
     for _ in range(5):
         many(jnp.ones(2)).block_until_ready()
+    return runs[0]
+
+
+def no_numbers() -> None:
+    """NaN and infinity are in the results of all ranks, and nowhere else in them."""
+    x = jnp.where(jnp.arange(5) == hvd.rank(), jnp.array([jnp.nan, jnp.inf, 0, 0, 0]), 1.0)
+    for op in (hvd.Sum, hvd.Average, hvd.Max, hvd.Min):
+        result = np.asarray(jax.jit(lambda x, op=op: hvd.allreduce(x, op=op, name="no numbers"))(x))
+        assert np.isnan(result).tolist() == [True] + [False] * 4, op
+        assert np.isposinf(result).tolist() == [False, op is not hvd.Min] + [False] * 3, op
 
 
 def runs_that_are_not_waited_for() -> None:
@@ -261,10 +288,12 @@ def everything() -> None:
     every_done_depends_on_every_start()
     results_are_used_one_after_another()
     names()
+    a_name_that_is_in_flight()
     derivatives()
     batches()
     several_devices()
     orders_that_differ()
+    no_numbers()
     runs_that_are_not_waited_for()
     threads_with_names_of_their_own()
     through_the_host()
@@ -272,3 +301,15 @@ def everything() -> None:
 
 def test_programs() -> None:
     run_ranks(everything, 2, timeout=120, env={"JAX_NUM_CPU_DEVICES": "2"})
+
+
+def in_orders_of_their_own() -> list[np.ndarray]:
+    hvd.init()
+    return orders_that_differ()
+
+
+def test_three_ranks_give_the_same_bits_in_every_run() -> None:
+    runs = [run_ranks(in_orders_of_their_own, 3, timeout=120) for _ in range(2)]
+    for by_rank in runs:
+        for result in by_rank:
+            np.testing.assert_array_equal(result, runs[0][0])
