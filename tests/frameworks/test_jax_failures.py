@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import pytest
 from jax import lax
@@ -23,6 +25,10 @@ def take_a_branch_alone() -> str:
     hvd.init()
     program = jax.jit(lambda flag, x: lax.cond(flag, lambda x: hvd.allreduce(x, name="branch"), lambda x: x, x))
     program(True, jnp.ones(3)).block_until_ready()
+    # Compiling takes one rank longer than another; the limit is for what comes after it.
+    hvd.shutdown()
+    os.environ.update(STALLS)
+    hvd.init()
     if hvd.rank() == 0:
         with pytest.raises(FAILED) as in_jit:
             program(True, jnp.ones(3)).block_until_ready()
@@ -34,11 +40,11 @@ def take_a_branch_alone() -> str:
 
 
 def test_a_branch_that_only_some_ranks_take() -> None:
-    inside, outside = run_ranks_to_their_ends(take_a_branch_alone, 2, timeout=60, env=STALLS)
+    inside, outside = run_ranks_to_their_ends(take_a_branch_alone, 2, timeout=60)
     assert inside.ended == outside.ended == "returned", inside.output + outside.output
     assert "DEADLINE_EXCEEDED: allreduce 'branch' failed on rank 0" in inside.result
-    assert "'branch' was submitted by rank 0 but not by rank 1" in inside.output
-    assert "'after'" in outside.result
+    for text in (inside.result, outside.result):
+        assert "'branch' was submitted by rank 0 but not by rank 1" in text
 
 
 def lose_a_rank() -> str:
