@@ -23,10 +23,10 @@ import optax
 from jax import numpy as jnp
 from jax_step import (
     HAS_MPI4JAX,
-    MODELS,
     WARM_UP_STEPS,
     averaged_by_mpi4jax,
     loss_of,
+    mlp,
     say_setup,
     start_alone,
     step_of,
@@ -35,6 +35,17 @@ from jax_step import (
 from rounds import alternate, percentile, say, timed
 
 import horovodish.jax as hvd
+
+ROWS = 512
+
+
+def mlp_of_many_rows() -> tuple[Any, Any]:
+    """The layers of mlp on so many rows that there is computation to hide 128 MiB behind."""
+    parameters, _ = mlp()
+    return parameters, jnp.ones((ROWS, 2048))
+
+
+MODELS = {"mlp": mlp, f"mlp{ROWS}": mlp_of_many_rows}
 
 
 def take_a_core() -> None:
@@ -75,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4, help="blocks of everything that is timed")
     parser.add_argument("--steps", type=int, default=2, help="steps of a block")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["mlp"])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     options = parser.parse_args()
     start_alone()
     take_a_core()
