@@ -48,7 +48,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
             scale_local_gradients: as for `DistributedGradientTape`.
         backward_passes_per_step: calls whose gradients are added up on the rank. The last of them reduces their sum and
             updates the variables; the others change nothing. A window that is not complete at the end of an epoch goes
-            on in the next one.
+            on in the next one; what is left at the end of the training is not applied. In a function every pass must
+            compute gradients of the same variables.
         average_aggregated_gradients: divide the sum of a window by `backward_passes_per_step`.
 
     Returns:
