@@ -185,8 +185,10 @@ def _buckets(
     dense: Sequence[int], own: dict[int, Any], sources: Sequence[Any], how: GradientReduction
 ) -> list[list[int]]:
     tensors = [own[index] for index in dense]
+    # A gradient's shape may be unknown to the function, on some ranks only. That of its variable never is.
+    counts = [tf.TensorShape(sources[index].shape).num_elements() or 0 for index in dense]
     numbers = plan_buckets(
-        [(tensor.shape.num_elements() or 0) * tensor.dtype.size for tensor in tensors],
+        [count * tensor.dtype.size for count, tensor in zip(counts, tensors, strict=True)],
         [tensor.dtype for tensor in tensors],
         threshold_bytes=int(settings.load().fusion_threshold_mb * 2**20),
         groups=[_group_of(how.groups, len(dense))(place, sources[index]) for place, index in enumerate(dense)],
