@@ -26,7 +26,6 @@ typedef enum TF_Code {
   TF_FAILED_PRECONDITION = 9,
   TF_ABORTED = 10,
   TF_INTERNAL = 13,
-  TF_UNAVAILABLE = 14,
 } TF_Code;
 
 typedef enum TF_DataType {

@@ -22,10 +22,10 @@ const c_interface::Table& engine() { return *engine_table; }
 
 TF_Code code_of(const std::string& error_class) {
   if (error_class == "MismatchError" || error_class == "ValueError") return TF_INVALID_ARGUMENT;
-  if (error_class == "RankLostError") return TF_UNAVAILABLE;
   if (error_class == "StallError") return TF_DEADLINE_EXCEEDED;
   if (error_class == "EngineStoppedError") return TF_CANCELLED;
-  if (error_class == "HorovodInternalError") return TF_INTERNAL;
+  // Not unavailable, which TensorFlow keeps for its own network and replaces.
+  if (error_class == "HorovodInternalError" || error_class == "RankLostError") return TF_INTERNAL;
   return TF_FAILED_PRECONDITION;
 }
 
