@@ -79,7 +79,7 @@ def call(collective: str, *inputs: Any, **attributes: Any) -> Any:
     Returns:
         Its outputs, as TensorFlow gives them.
     """
-    refuse_xla(collective)
+    refuse_xla(collective.lower())
     operation = f"horovodish_{collective.lower()}"
     if keeps_callbacks():
         return getattr(native, operation)(*inputs, **attributes)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from horovodish.array_submission import checked_root
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.tensorflow.names import operation_name
-from horovodish.tensorflow.operations import broadcasted, check_group, checking, exchanged, gathered
+from horovodish.tensorflow.operations import broadcasted, check_group, checking, converted, exchanged, gathered
 from horovodish.tensorflow.tracing import as_written
 
 
@@ -82,7 +82,7 @@ def broadcast(
     name = operation_name("broadcast", name, identity)
     with checking("broadcast", name, identity):
         root = checked_root(root_rank, process_set)
-    return broadcasted(tf.convert_to_tensor(tensor), root, name, process_set)
+    return broadcasted(converted([tensor], "broadcast", name, process_set)[0], root, name, process_set)
 
 
 @as_written
@@ -146,7 +146,7 @@ def alltoall(
     """
     identity = checked_id(process_set)
     name = operation_name("alltoall", name, identity)
-    received, counts = exchanged(tf.convert_to_tensor(tensor), splits, name, process_set)
+    received, counts = exchanged(converted([tensor], "alltoall", name, process_set)[0], splits, name, process_set)
     return received if splits is None else (received, counts)
 
 
@@ -155,4 +155,4 @@ def _all_gathered(tensors: Sequence[Any], name: str | None, process_set: Process
     name = operation_name("allgather", name, identity)
     with checking("allgather", name, identity):
         check_group(tensors, "allgather")
-    return gathered([tf.convert_to_tensor(tensor) for tensor in tensors], name, process_set)[0]
+    return gathered(converted(tensors, "allgather", name, process_set), name, process_set)[0]

@@ -51,6 +51,18 @@ def checking(kind: str, name: str, process_set_id: int) -> Iterator[None]:
         yield
 
 
+def converted(tensors: Sequence[Any], kind: str, name: str, process_set: ProcessSet) -> list[tf.Tensor]:
+    """What a user passes, as tensors."""
+    with checking(kind, name, checked_id(process_set)):
+        for tensor in tensors:
+            if isinstance(tensor, tf.RaggedTensor | tf.SparseTensor):
+                parts = "flat_values and row_splits" if isinstance(tensor, tf.RaggedTensor) else "values and indices"
+                raise UnsupportedTensorError(
+                    f"{name}: a {type(tensor).__name__} cannot travel as a whole; pass its {parts}, or make it dense"
+                )
+        return [tf.convert_to_tensor(tensor) for tensor in tensors]
+
+
 def reduced(tensors: Sequence[tf.Tensor], name: str, reduction: Reduction) -> list[tf.Tensor]:
     """The allreduce of a group."""
     attributes = reduction.attributes

@@ -11,7 +11,7 @@ from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.tensorflow.failures import own_errors
 from horovodish.tensorflow.library import call, native
 from horovodish.tensorflow.names import as_input, operation_name
-from horovodish.tensorflow.tracing import as_written
+from horovodish.tensorflow.tracing import as_written, refuse_xla
 
 _THIS_HOST = -1
 
@@ -22,31 +22,31 @@ def rank_op(name: str | None = None) -> tf.Tensor:
 
     A function that was traced before another `init()` sees the new value.
     """
-    return native.horovodish_place(process_set=0, name=name).rank
+    return _place("rank_op", 0, name).rank
 
 
 @as_written
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The size of a process set at the time when it runs, as an int32 scalar; 0 if it is not in use on this rank."""
-    return native.horovodish_place(process_set=process_set_id, name=name).size
+    return _place("size_op", process_set_id, name).size
 
 
 @as_written
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """`local_rank()` at the time when it runs, as an int32 scalar; -1 when horovodish is not running."""
-    return native.horovodish_place(process_set=_THIS_HOST, name=name).rank
+    return _place("local_rank_op", _THIS_HOST, name).rank
 
 
 @as_written
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """`local_size()` at the time when it runs, as an int32 scalar; 0 when horovodish is not running."""
-    return native.horovodish_place(process_set=_THIS_HOST, name=name).size
+    return _place("local_size_op", _THIS_HOST, name).size
 
 
 @as_written
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Whether this rank is in a process set at the time when it runs: 1 or 0, as an int32 scalar."""
-    return tf.cast(native.horovodish_place(process_set=process_set_id, name=name).rank >= 0, tf.int32)
+    return tf.cast(_place("process_set_included_op", process_set_id, name).rank >= 0, tf.int32)
 
 
 @as_written
@@ -92,3 +92,8 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     identity = checked_id(process_set)
     with own_errors():
         return call("Barrier", as_input(operation_name("barrier", name, identity)), process_set=identity)
+
+
+def _place(asked_by: str, process_set_id: int, name: str | None) -> Any:
+    refuse_xla(asked_by)
+    return native.horovodish_place(process_set=process_set_id, name=name)

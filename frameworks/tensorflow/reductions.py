@@ -12,7 +12,7 @@ from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp, chosen_op
 from horovodish.tensorflow.compression import Compression
 from horovodish.tensorflow.names import operation_name
-from horovodish.tensorflow.operations import Reduction, check_group, checking, reduced, scattered
+from horovodish.tensorflow.operations import Reduction, check_group, checking, converted, reduced, scattered
 from horovodish.tensorflow.sparse import reduced_slices
 from horovodish.tensorflow.tracing import as_written
 
@@ -188,7 +188,8 @@ def _all_reduced(
             own_name = f"{name}[{index}]" if grouped else name
             results[index] = reduced_slices(tensor, own_name, reduction, compression)
     if dense:
-        found = _compressed([tensors[index] for index in dense], name, reduction, compression, reduced)
+        whole = converted([tensors[index] for index in dense], "allreduce", name, process_set)
+        found = _compressed(whole, name, reduction, compression, reduced)
         for index, result in zip(dense, found, strict=True):
             results[index] = result
     return results
@@ -209,16 +210,17 @@ def _all_scattered(
         check_group(tensors, "reducescatter")
         check_compression(compression)
         reduction = Reduction(chosen_op(None, op), prescale_factor, postscale_factor, process_set)
-    return _compressed(tensors, name, reduction, compression, scattered)
+    rows = converted(tensors, "reducescatter", name, process_set)
+    return _compressed(rows, name, reduction, compression, scattered)
 
 
 def _compressed(
-    tensors: Sequence[Any],
+    tensors: Sequence[tf.Tensor],
     name: str,
     reduction: Reduction,
     compression: Compressor,
     run: Callable[[Sequence[tf.Tensor], str, Reduction], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    pairs = [compression.compress(tensor) for tensor in tensors]
     results = run([payload for payload, _ in pairs], name, reduction)
     return [compression.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]

@@ -17,8 +17,8 @@ def as_written(function: Function) -> Function:
     return decorated
 
 
-def refuse_xla(collective: str) -> None:
-    """Passes, unless a function is traced that XLA will compile: it has no collectives of ours.
+def refuse_xla(operation: str) -> None:
+    """Passes, unless a function is traced that XLA will compile: it has no operations of ours.
 
     Raises:
         NotImplementedError: the function has `jit_compile=True`.
@@ -26,7 +26,7 @@ def refuse_xla(collective: str) -> None:
     if tf.executing_eagerly() or not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         return
     raise NotImplementedError(
-        f"XLA cannot compile horovodish's {collective.lower()}: leave out jit_compile=True for the function that "
-        "reduces (in Keras, model.compile(..., jit_compile=False)), and put it on a function called from there that "
-        "computes the gradients."
+        f"XLA cannot compile horovodish's {operation}: leave out jit_compile=True for the function that calls it (in "
+        "Keras, model.compile(..., jit_compile=False)), and put it on a function called from there that computes the "
+        "gradients."
     )
