@@ -1,4 +1,4 @@
-"""Ranks of different frameworks in one world: an operation is known by its name, whoever submits it."""
+"""Ranks of three frameworks in one world: an operation is known by its name, whoever submits it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import pytest
 import horovodish
 from support.ranks import run_ranks
 
+MISMATCH = r"dtype: ranks 0, 2 have float32, rank 1 has float64"
+
 
 def one_rank_each() -> list[list[float]]:
     horovodish.init()
-    return with_torch() if horovodish.rank() == 0 else with_tensorflow()
+    return (with_torch, with_tensorflow, with_jax)[horovodish.rank()]()
 
 
 def with_torch() -> list[list[float]]:
@@ -21,12 +23,12 @@ def with_torch() -> list[list[float]]:
     results = [
         hvd.allreduce(torch.tensor([1.0, 2.0]), name="x"),
         hvd.allreduce(torch.tensor([1.0, 2.0], dtype=torch.bfloat16), op=hvd.Sum, name="half"),
-        hvd.allgather(torch.tensor([[1.0, 2.0]]), name="rows"),
         hvd.broadcast(torch.tensor([5.0]), 0, name="sent"),
         *hvd.grouped_allreduce([torch.tensor([1.0]), torch.tensor([2.0])], op=hvd.Max, name="group"),
-        hvd.reducescatter(torch.tensor([1.0, 2.0]), op=hvd.Sum, name="scattered"),
+        hvd.reducescatter(torch.tensor([1.0, 2.0, 3.0]), op=hvd.Sum, name="scattered"),
+        hvd.allgather(torch.tensor([[1.0, 2.0]]), name="rows"),
     ]
-    with pytest.raises(hvd.MismatchError, match=r"dtype: rank 0 has float32, rank 1 has float64"):
+    with pytest.raises(hvd.MismatchError, match=MISMATCH):
         hvd.allreduce(torch.tensor([1.0]), name="different")
     return [result.float().flatten().tolist() for result in results]
 
@@ -41,20 +43,44 @@ def with_tensorflow() -> list[list[float]]:
         return [
             hvd.allreduce(tf.constant([3.0, 4.0]), name="x"),
             hvd.allreduce(tf.constant([3.0, 4.0], tf.bfloat16), op=hvd.Sum, name="half"),
-            hvd.allgather(tf.constant([[3.0, 4.0], [5.0, 6.0]]), name="rows"),
             hvd.broadcast(tf.constant([0.0]), 0, name="sent"),
             *hvd.grouped_allreduce([tf.constant([3.0]), tf.constant([1.0])], op=hvd.Max, name="group"),
-            hvd.reducescatter(tf.constant([3.0, 4.0]), op=hvd.Sum, name="scattered"),
+            hvd.reducescatter(tf.constant([3.0, 4.0, 5.0]), op=hvd.Sum, name="scattered"),
+            hvd.allgather(tf.constant([[3.0, 4.0], [5.0, 6.0]]), name="rows"),
         ]
 
     results = all_of_them()
-    with pytest.raises(hvd.MismatchError, match=r"dtype: rank 0 has float32, rank 1 has float64"):
+    with pytest.raises(hvd.MismatchError, match=MISMATCH):
         hvd.allreduce(tf.constant([1.0], tf.float64), name="different")
     return [tf.cast(tf.reshape(result, [-1]), tf.float32).numpy().tolist() for result in results]
 
 
-def test_torch_and_tensorflow() -> None:
-    first, second = run_ranks(one_rank_each, 2, timeout=120, fresh=True)
-    shared = [[2.0, 3.0], [4.0, 6.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [5.0], [3.0], [2.0]]
-    assert first == [*shared, [4.0]]
-    assert second == [*shared, [6.0]]
+def with_jax() -> list[list[float]]:
+    import jax
+    import numpy as np
+    from jax import numpy as jnp
+
+    import horovodish.jax as hvd
+
+    @jax.jit
+    def all_of_them() -> list[jax.Array]:
+        return [
+            hvd.allreduce(jnp.array([8.0, 9.0]), name="x"),
+            hvd.allreduce(jnp.array([8.0, 9.0], jnp.bfloat16), op=hvd.Sum, name="half"),
+            hvd.broadcast(jnp.array([0.0]), 0, name="sent"),
+            *hvd.grouped_allreduce([jnp.array([0.0]), jnp.array([7.0])], op=hvd.Max, name="group"),
+            hvd.reducescatter(jnp.array([8.0, 9.0, 10.0]), op=hvd.Sum, name="scattered"),
+        ]
+
+    results = all_of_them()
+    results.append(hvd.allgather(jnp.array([[7.0, 8.0]]), name="rows"))  # within jit, ranks must have equally many
+    with pytest.raises(hvd.MismatchError, match=MISMATCH):
+        hvd.allreduce(jnp.array([1.0]), name="different")
+    return [np.asarray(result, np.float32).flatten().tolist() for result in results]
+
+
+def test_torch_tensorflow_and_jax() -> None:
+    results = run_ranks(one_rank_each, 3, timeout=180, fresh=True)
+    rows = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    shared = [[4.0, 5.0], [12.0, 15.0], [5.0], [3.0], [7.0]]
+    assert results == [[*shared, [own], rows] for own in (12.0, 15.0, 18.0)]
