@@ -34,6 +34,11 @@ class Doorbell {
     const uint32_t who = sleeper_.load(std::memory_order_relaxed);
     if (who != nobody) wake(who == indifferent ? engine : who);
   }
+  // Rung by a thread that is about to drive, or to wait for the one that does.
+  void ring_caller() {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (sleeper_.load(std::memory_order_relaxed) == caller) wake(caller);
+  }
 
   // To sleep without missing a ring: take the value, announce, look once more for news, and only then sleep.
   uint32_t value() const { return value_.load(std::memory_order_acquire); }

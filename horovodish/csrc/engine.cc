@@ -144,7 +144,9 @@ void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
     while (turn()) {
     }
     if (busy()) doorbell_->wake_engine();
-  } else if (!waits) {
+  } else if (waits) {
+    doorbell_->ring_caller();
+  } else {
     doorbell_->ring_own();
   }
 }
