@@ -3,6 +3,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "frontend.h"
+
 namespace horovodish {
 
 namespace {
@@ -47,6 +49,15 @@ xla::ErrorCode code_of(ErrorKind kind) {
       break;
   }
   return xla::kInternal;
+}
+
+void check_place(const Engine& engine, const xla::CallFrame& frame) {
+  const Attributes given(frame);
+  if (given.number("rank") == engine.rank() && given.number("size") == engine.size()) return;
+  throw std::runtime_error("the program was compiled on rank " + std::to_string(given.number("rank")) + " of " +
+                           std::to_string(given.number("size")) + ", and this is rank " +
+                           std::to_string(engine.rank()) + " of " + std::to_string(engine.size()) +
+                           ". Remedy: call jax.clear_caches() after init().");
 }
 
 }  // namespace
@@ -147,13 +158,24 @@ std::shared_ptr<Request> request_of(const xla::CallFrame& frame) {
   return request;
 }
 
-void check_place(const Engine& engine, const xla::CallFrame& frame) {
-  const Attributes given(frame);
-  if (given.number("rank") == engine.rank() && given.number("size") == engine.size()) return;
-  throw std::runtime_error("the program was compiled on rank " + std::to_string(given.number("rank")) + " of " +
-                           std::to_string(given.number("size")) + ", and this is rank " +
-                           std::to_string(engine.rank()) + " of " + std::to_string(engine.size()) +
-                           ". Remedy: call jax.clear_caches() after init().");
+std::shared_ptr<Handle> hand_over(
+    const xla::CallFrame& frame, std::string& what,
+    const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set)>& submit_it) {
+  auto request = request_of(frame);
+  const Kind kind = request->kind;
+  const std::string name = request->name;
+  const auto process_set = static_cast<int>(Attributes(frame).number("process_set"));
+  what = std::string(name_of(kind)) + " '" + name + "'";
+  const auto engine = running_engine();
+  try {
+    check_place(*engine, frame);
+    return submit_it(*engine, std::move(request), process_set);
+  } catch (const EngineStopped&) {
+    throw;
+  } catch (const std::exception& error) {
+    engine->refuse(kind, name, process_set, named(error, what));
+    throw;
+  }
 }
 
 bool answers_metadata(xla::CallFrame& frame) {

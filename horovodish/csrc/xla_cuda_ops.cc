@@ -120,12 +120,8 @@ Device& device_of(const Execution& execution) {
   return Device::get(execution.device);
 }
 
-// Throws what the engine and CUDA throw.
-void hand_over(const xla::CallFrame& frame, const Execution& execution, const std::shared_ptr<Call>& call) {
-  auto request = request_of(frame);
-  call->what = std::string(name_of(request->kind)) + " '" + request->name + "'";
-  const auto engine = running_engine();
-  check_place(*engine, frame);
+std::shared_ptr<Handle> submitted(const xla::CallFrame& frame, Engine& engine, std::shared_ptr<Request> request,
+                                  int process_set, const Execution& execution, const std::shared_ptr<Call>& call) {
   Device& device = device_of(execution);
   request->device = execution.device;
   call->stream = execution.stream;
@@ -141,9 +137,8 @@ void hand_over(const xla::CallFrame& frame, const Execution& execution, const st
   }
   call->results = std::move(layout.results);
   // Until it has ended the engine uses the memory of the call.
-  call->handle = submit(
-      *engine, std::move(request), std::move(layout.buffers), static_cast<int>(Attributes(frame).number("process_set")),
-      [call](const Handle&) {}, execution.stream);
+  return submit(
+      engine, std::move(request), std::move(layout.buffers), process_set, [call](const Handle&) {}, execution.stream);
 }
 
 // Why none of the operations that belong together is waited for; they may never end where one has failed.
@@ -197,7 +192,9 @@ xla::Error* xla_cuda_start(xla::CallFrame* frame) {
     const Execution execution = execution_of(*frame);
     const auto call = std::make_shared<Call>();
     try {
-      hand_over(*frame, execution, call);
+      call->handle = hand_over(*frame, call->what, [&](Engine& engine, std::shared_ptr<Request> request, int set) {
+        return submitted(*frame, engine, std::move(request), set, execution, call);
+      });
     } catch (const std::exception& error) {
       call->failure = {xla::kInternal, named(error, call->what)};
     }

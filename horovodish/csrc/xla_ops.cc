@@ -203,25 +203,11 @@ std::vector<Buffer> stage(const xla::CallFrame& frame, Request& request, Call& c
   return {};
 }
 
-// Throws what the engine throws. The other ranks, which may wait for this operation, are told why there will be none.
-void hand_over(const xla::CallFrame& frame, const std::shared_ptr<Call>& call) {
-  auto request = request_of(frame);
-  const Kind kind = request->kind;
-  const std::string name = request->name;
-  const auto process_set = static_cast<int>(Attributes(frame).number("process_set"));
-  call->what = std::string(name_of(kind)) + " '" + name + "'";
-  const auto engine = running_engine();
-  try {
-    check_place(*engine, frame);
-    auto buffers = stage(frame, *request, *call);
-    call->handle = submit(*engine, std::move(request), std::move(buffers), process_set,
-                          [call](const Handle& handle) { calls().settle(call, failure_of(handle)); });
-  } catch (const EngineStopped&) {
-    throw;
-  } catch (const std::exception& error) {
-    engine->refuse(kind, name, process_set, named(error, call->what));
-    throw;
-  }
+std::shared_ptr<Handle> submitted(const xla::CallFrame& frame, Engine& engine, std::shared_ptr<Request> request,
+                                  int process_set, const std::shared_ptr<Call>& call) {
+  auto buffers = stage(frame, *request, *call);
+  return submit(engine, std::move(request), std::move(buffers), process_set,
+                [call](const Handle& handle) { calls().settle(call, failure_of(handle)); });
 }
 
 }  // namespace
@@ -230,7 +216,9 @@ xla::Error* xla_start(xla::CallFrame* frame) {
   return handled(*frame, [&]() -> Failure {
     const auto call = std::make_shared<Call>();
     try {
-      hand_over(*frame, call);
+      call->handle = hand_over(*frame, call->what, [&](Engine& engine, std::shared_ptr<Request> request, int set) {
+        return submitted(*frame, engine, std::move(request), set, call);
+      });
     } catch (const std::exception& error) {
       calls().settle(call, {xla::kInternal, named(error, call->what)});
     }
