@@ -56,7 +56,7 @@ class Window:
             sums = [self._sums[place].value if place in self._seen else None for place in places]
             update([self._scaled(total) for total in sums])
             for total in self._sums:
-                total.assign(keras.ops.zeros_like(total))
+                total.assign(keras.ops.zeros_like(total.value))
             self._count.assign(0)
             self._seen.clear()
 

@@ -89,8 +89,10 @@ def ranks_train_as_one_process() -> None:
         assert all(np.array_equal(*pair) for pair in zip(everyones[0], everyones[-1], strict=True)), case
 
 
-def applied(optimizer: Any, gradients: list[Any], times: int = 1, **options: Any) -> list[np.ndarray]:
-    """The values of variables that were 0, after some steps with gradients."""
+def applied(
+    optimizer: Any, gradients: list[Any], times: int = 1, in_jit: bool = True, **options: Any
+) -> list[np.ndarray]:
+    """The values of variables that were 0, after some steps with gradients; on JAX in compiled ones or not."""
     variables = [keras.Variable(np.zeros(2, "float32"), name=f"v{place}") for place in range(len(gradients))]
     options = {
         key: value(variables) if callable(value) and key == "groups" else value for key, value in options.items()
@@ -99,7 +101,7 @@ def applied(optimizer: Any, gradients: list[Any], times: int = 1, **options: Any
     wrap.build(variables)
     tensors = [None if g is None else keras.ops.convert_to_tensor(np.asarray(g, "float32")) for g in gradients]
     for _ in range(times):
-        if keras.config.backend() == "jax":
+        if keras.config.backend() == "jax" and in_jit:
             import jax
 
             state = [variable.value for variable in wrap.variables], tensors, [v.value for v in variables]
@@ -145,8 +147,9 @@ def every_argument_is_honoured() -> None:
     first = hvd.add_process_set([0])
     np.testing.assert_array_equal(-applied(plain(), [own], process_set=first)[0], own)
     hvd.remove_process_set(first)
-    window = applied(plain(), [own], times=3, backward_passes_per_step=2)
-    np.testing.assert_allclose(-window[0], [3, 7], rtol=1e-6)
+    for in_jit in (True, False):
+        window = applied(plain(), [own], times=5, in_jit=in_jit, backward_passes_per_step=2)
+        np.testing.assert_allclose(-window[0], [6, 14], rtol=1e-6)
 
     optimizer = hvd.DistributedOptimizer(plain())
     shared, local = (keras.Variable(np.zeros(2, "float32"), name=name) for name in ("shared", "local"))
