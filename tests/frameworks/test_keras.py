@@ -17,20 +17,23 @@ def check_everything(backend: str, folder: Path) -> None:
         sys.modules["tensorflow"] = None  # type: ignore[assignment]  # Keras takes seconds to import it, and needs it not
 
     import horovodish.keras as hvd
-    from support import keras_callbacks, keras_surface, keras_truth
+    from support import keras_callbacks, keras_loops, keras_surface, keras_truth
 
     hvd.init(process_sets="dynamic")
     keras_surface.the_names_are_those()
     keras_surface.mistakes_are_refused()
     keras_truth.a_wrapped_optimizer_is_what_it_was()
     keras_truth.every_argument_is_honoured()
+    keras_truth.local_layers_are_each_ranks_own()
     keras_truth.absent_gradients()
     keras_truth.sparse_gradients_become_dense()
     keras_truth.loss_scaling_is_agreed_upon()
     keras_truth.ranks_train_as_one_process()
     keras_truth.mixed_precision_in_fit()
+    keras_loops.a_loop_trains_as_one_process()
     keras_callbacks.values_are_reduced()
     keras_callbacks.ranks_stop_together()
+    keras_callbacks.nan_stops_all_ranks()
     keras_callbacks.ranks_may_have_different_numbers_of_batches()
     keras_callbacks.logs_are_averaged()
     keras_callbacks.learning_rates_follow_the_ranks()
@@ -39,12 +42,35 @@ def check_everything(backend: str, folder: Path) -> None:
     keras_surface.the_guide_runs(folder)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_on_a_backend(backend: str, tmp_path: Path) -> None:
-    environment = {
+def check_what_three_ranks_may_do_otherwise() -> None:
+    """More ranks than cores perhaps, sums whose order matters, and a rank in the middle."""
+    sys.modules["tensorflow"] = None  # type: ignore[assignment]
+
+    import horovodish.keras as hvd
+    from support import keras_callbacks, keras_loops, keras_truth
+
+    hvd.init()
+    keras_truth.fit_gives_the_same_bits_again()
+    keras_truth.local_layers_are_each_ranks_own()
+    keras_loops.a_loop_trains_as_one_process()
+    keras_callbacks.ranks_stop_together()
+    keras_callbacks.nan_stops_all_ranks()
+    keras_callbacks.ranks_may_have_different_numbers_of_batches()
+
+
+def environment(backend: str) -> dict[str, str]:
+    return {
         "KERAS_BACKEND": backend,
         "OMP_NUM_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
-    run_ranks(check_everything, 2, args=(backend, tmp_path), timeout=130, env=environment)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_on_a_backend(backend: str, tmp_path: Path) -> None:
+    run_ranks(check_everything, 2, args=(backend, tmp_path), timeout=200, env=environment(backend))
+
+
+def test_three_ranks() -> None:
+    run_ranks(check_what_three_ranks_may_do_otherwise, 3, timeout=200, env=environment("jax"))

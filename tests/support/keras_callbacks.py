@@ -32,16 +32,19 @@ def model_of_this_file() -> Any:
 
 
 def compiled(seed: int = 0) -> Any:
-    """The model with fresh weights."""
+    """The model with fresh weights and an optimizer that has done nothing."""
     model, random = model_of_this_file(), np.random.default_rng(seed)
     model.set_weights([random.normal(size=weight.shape) * 0.3 for weight in model.get_weights()])
+    for variable in model.optimizer.variables:
+        variable.assign(np.zeros(variable.shape))
     model.optimizer.learning_rate = 0.05
     return model
 
 
 def same_everywhere(model: Any) -> bool:
-    first, *others = hvd.allgather_object([*model.get_weights(), int(model.optimizer.iterations)])
-    return all(np.array_equal(one, two) for other in others for one, two in zip(first, other, strict=True))
+    own = [*(weight.tobytes() for weight in model.get_weights()), int(model.optimizer.iterations)]
+    first, *others = hvd.allgather_object(own)
+    return all(first == other for other in others)
 
 
 class StopsAlone(keras.callbacks.Callback):
@@ -90,6 +93,21 @@ def ranks_stop_together() -> None:
     assert len(history.epoch) < 9
     weights, *others = hvd.allgather_object(model.get_weights())
     assert all(np.array_equal(*pair) for other in others for pair in zip(weights, other, strict=True))
+
+
+def nan_stops_all_ranks() -> None:
+    """It is in the second batch of the last rank, and in everybody's weights after it."""
+    x, y = examples(24)
+    if hvd.rank() == hvd.size() - 1:
+        y[5] = np.nan
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), keras.callbacks.TerminateOnNaN()]
+    model = compiled(seed=hvd.rank())
+    history = model.fit(x, y, epochs=4, batch_size=4, shuffle=False, verbose=0, callbacks=callbacks)
+    assert history.epoch == [0], history.epoch
+    weights = model.get_weights()
+    assert all(np.isnan(weight).all() for weight in weights), weights
+    assert same_everywhere(model)
+    assert {len(logs) for logs in hvd.allgather_object(history.history["loss"])} == {1}
 
 
 def ranks_may_have_different_numbers_of_batches() -> None:

@@ -89,6 +89,16 @@ def ranks_train_as_one_process() -> None:
         assert all(np.array_equal(*pair) for pair in zip(everyones[0], everyones[-1], strict=True)), case
 
 
+def fit_gives_the_same_bits_again() -> None:
+    runs = []
+    for _ in range(2):
+        keras.utils.set_random_seed(hvd.rank())
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        optimizer = hvd.DistributedOptimizer(adam(), num_groups=2)
+        runs.append(fit(mlp(), optimizer, hvd.rank(), BATCH, callbacks))
+    assert all(np.array_equal(*pair) for pair in zip(*runs, strict=True))
+
+
 def applied(
     optimizer: Any, gradients: list[Any], times: int = 1, in_jit: bool = True, **options: Any
 ) -> list[np.ndarray]:
@@ -161,6 +171,28 @@ def every_argument_is_honoured() -> None:
     np.testing.assert_allclose(keras.ops.convert_to_numpy(local), np.divide(own, -2), rtol=1e-6)
 
 
+def local_layers_are_each_ranks_own() -> None:
+    """In one step: those in the list take their rank's gradient over the number of ranks, the other one the average."""
+    start = [np.full_like(weight, 0.1) for weight in mlp().get_weights()]
+    start = [weight + 0.1 * hvd.rank() if i < 4 else weight for i, weight in enumerate(start)]
+    x, y = (array[0, hvd.rank()] for array in data())
+
+    def moved(optimizer: Any, model: Any, callbacks: Any = ()) -> list[np.ndarray]:
+        model.set_weights(start)
+        model.compile(optimizer, loss="mse")
+        model.fit(x, y, batch_size=len(x), verbose=0, callbacks=list(callbacks))
+        return [after - before for after, before in zip(model.get_weights(), start, strict=True)]
+
+    alone = moved(plain(), mlp())
+    for options, divisor in (({}, hvd.size()), ({"scale_local_gradients": False}, 1)):
+        model = mlp()
+        optimizer = hvd.PartialDistributedOptimizer(plain(), local_layers=model.layers[1:3], **options)
+        result = moved(optimizer, model, [hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+        expected = [own / divisor if i < 4 else hvd.allreduce(own) for i, own in enumerate(alone)]
+        for one, other in zip(result, expected, strict=True):
+            np.testing.assert_allclose(one, other, **CLOSE)
+
+
 def absent_gradients() -> None:
     """Weight decay moves every variable that has a gradient, and no other."""
     if keras.config.backend() == "jax":
@@ -202,11 +234,13 @@ def sparse_gradients_become_dense() -> None:
 
 
 def loss_scaling_is_agreed_upon() -> None:
-    """A gradient that overflows on one rank makes all ranks skip the step and halve the scale."""
-    gradient = [np.inf, 1.0] if hvd.rank() == hvd.size() - 1 else [1.0, 1.0]
-    scaling = keras.optimizers.LossScaleOptimizer(plain(), initial_scale=8.0)
-    np.testing.assert_array_equal(applied(scaling, [gradient])[0], [0, 0])
-    assert float(scaling.dynamic_scale) == 4.0
+    """A gradient that overflows on one rank makes all ranks skip the step and halve the scale; without, all get it."""
+    for wrong in (np.inf, np.nan):
+        gradient = [wrong, 1.0] if hvd.rank() == hvd.size() - 1 else [1.0, 1.0]
+        scaling = keras.optimizers.LossScaleOptimizer(plain(), initial_scale=8.0)
+        np.testing.assert_array_equal(applied(scaling, [gradient])[0], [0, 0])
+        assert float(scaling.dynamic_scale) == 4.0
+        np.testing.assert_array_equal(applied(plain(), [gradient])[0], [-wrong, -1])
     scaling = keras.optimizers.LossScaleOptimizer(plain(), initial_scale=8.0)
     np.testing.assert_array_equal(applied(scaling, [[8.0, 16.0]])[0], [-1, -2])
 
