@@ -1,8 +1,10 @@
 """What wrapping the optimizer adds to a step of `fit`:  horovodish run -np 2 python benchmarks/keras_fit.py
 
-Every rank trains two equal models on digits in turns, one of them with a wrapped optimizer. The other is the same `fit`
-without communication, on all ranks at once. KERAS_BACKEND chooses the backend. A step is an epoch's time over its
-steps; the first epoch of each turn is left out.
+Every rank trains equal models on digits in turns, one of them with a wrapped optimizer. The others are the same `fit`
+without it, on all ranks at once: `unwrapped`, and `waiting`, whose ranks meet at a barrier after each step, as any
+data-parallel training makes the faster rank wait. KERAS_BACKEND chooses the backend. Times are of single steps on rank
+0, without the first one of each epoch and the first epoch of each turn. What lies between epochs does not count: when
+TensorFlow ends the iterator of an epoch, it may wait for its autotuner for as long as the epoch has lasted.
 """
 
 import argparse
@@ -19,18 +21,23 @@ import horovodish.keras as hvd
 
 
 class Watch(keras.callbacks.Callback):
-    """Keeps how long each epoch takes but the first of each `fit`."""
+    """Keeps how long each step takes but the first of each epoch, and those of the first epoch of each `fit`."""
 
-    def __init__(self):
+    def __init__(self, meets=False):
         super().__init__()
+        self.meets = meets
         self.seconds = []
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.began = time.perf_counter()
+        self.epoch = epoch
 
-    def on_epoch_end(self, epoch, logs=None):
-        if epoch:
-            self.seconds.append(time.perf_counter() - self.began)
+    def on_train_batch_end(self, batch, logs=None):
+        if self.meets:
+            hvd.barrier()
+        now = time.perf_counter()
+        if batch and self.epoch:
+            self.seconds.append(now - self.last)
+        self.last = now
 
 
 def network(width):
@@ -88,8 +95,8 @@ def main():
     images = images[rows][: steps * options.batch].reshape(-1, 8, 8, 1).astype(np.float32) / 16
     labels = labels[rows][: steps * options.batch]
 
-    contenders = {"wrapped": compiled(options.width, True), "unwrapped": compiled(options.width, False)}
-    watches = {name: Watch() for name in contenders}
+    contenders = {name: compiled(options.width, name == "wrapped") for name in ("wrapped", "unwrapped", "waiting")}
+    watches = {name: Watch(meets=name == "waiting") for name in contenders}
     for turn in range(options.turns + 1):
         for name, model in contenders.items():
             hvd.barrier()
@@ -99,9 +106,9 @@ def main():
                 batch_size=options.batch,
                 epochs=options.epochs,
                 verbose=0,
-                callbacks=[watches[name] if turn else Watch()],  # the first turn compiles
+                callbacks=[watches[name] if turn else Watch(meets=name == "waiting")],  # the first turn compiles
             )
-    milliseconds = {name: np.asarray(watch.seconds) / steps * 1e3 for name, watch in watches.items()}
+    milliseconds = {name: np.asarray(watch.seconds) * 1e3 for name, watch in watches.items()}
     if hvd.rank() == 0:
         packages = ["keras", {"tensorflow": "tensorflow-cpu"}.get(backend, backend)]
         print(f"KERAS_BACKEND={backend} {machine.command(f'horovodish run -np {hvd.size()} python')}")
@@ -111,8 +118,10 @@ def main():
         print(f"{'optimizer':<12} {'min ms':>8} {'p50 ms':>8} {'p90 ms':>8}")
         for name, values in milliseconds.items():
             print(f"{name:<12} {min(values):>8.3f} {statistics.median(values):>8.3f} {np.percentile(values, 90):>8.3f}")
-        ratio = statistics.median(milliseconds["wrapped"]) / statistics.median(milliseconds["unwrapped"])
-        print(f"overhead of wrapping, by the medians: {100 * (ratio - 1):.1f} %", flush=True)
+        medians = {name: statistics.median(values) for name, values in milliseconds.items()}
+        for name in ("wrapped", "waiting"):
+            overhead = 100 * (medians[name] / medians["unwrapped"] - 1)
+            print(f"{name} over unwrapped, by the medians: {overhead:.1f} %", flush=True)
     hvd.shutdown()
 
 
