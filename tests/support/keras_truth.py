@@ -89,6 +89,17 @@ def ranks_train_as_one_process() -> None:
         assert all(np.array_equal(*pair) for pair in zip(everyones[0], everyones[-1], strict=True)), case
 
 
+def xla_is_refused_with_the_remedy() -> None:
+    """On TensorFlow; JAX compiles by default."""
+    if keras.config.backend() != "tensorflow":
+        return
+    model = mlp()
+    model.compile(hvd.DistributedOptimizer(sgd()), loss="mse", jit_compile=True)
+    x, y = (array[0, hvd.rank()] for array in data())
+    with pytest.raises(NotImplementedError, match=r"in Keras, model\.compile\(\.\.\., jit_compile=False\)"):
+        model.fit(x, y, verbose=0)
+
+
 def fit_gives_the_same_bits_again() -> None:
     runs = []
     for _ in range(2):
@@ -256,6 +267,16 @@ def mixed_precision_in_fit() -> None:
         everyones = hvd.allgather_object(model.get_weights())
         assert all(np.array_equal(*pair) for pair in zip(everyones[0], everyones[-1], strict=True))
         assert int(optimizer.iterations) > 0
+
+        before, steps = model.get_weights(), int(optimizer.iterations)
+        scale = float(model.optimizer.dynamic_scale)
+        x, y = (array[0, hvd.rank()] for array in data())
+        if hvd.rank() == hvd.size() - 1:
+            y[0] = np.nan
+        model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+        assert all(np.array_equal(*pair) for pair in zip(model.get_weights(), before, strict=True))
+        assert int(optimizer.iterations) == steps
+        assert float(model.optimizer.dynamic_scale) == scale / 2
         with pytest.raises(ValueError, match=r"DistributedOptimizer\(keras.optimizers.LossScaleOpt"):
             fit(mlp(), hvd.DistributedOptimizer(keras.optimizers.SGD(1e-6)), hvd.rank(), BATCH)
     finally:
