@@ -1,5 +1,6 @@
 #include "c_interface.h"
 
+#include <chrono>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -10,6 +11,9 @@
 namespace horovodish::c_interface {
 
 namespace {
+
+// The framework's thread could go on with other work meanwhile.
+constexpr std::chrono::milliseconds kDriveLimit{1};
 
 using Then = void (*)(void* argument, const Outcome*);
 
@@ -115,8 +119,9 @@ void submit(const Submission* submission, Then then, void* argument) {
       request->members.push_back(std::move(member));
       buffers.push_back(std::move(buffer));
     }
-    horovodish::submit(*engine, std::move(request), std::move(buffers), submission->process_set,
-                       [then, argument](const Handle& handle) { report(handle, then, argument); });
+    horovodish::submit(
+        *engine, std::move(request), std::move(buffers), submission->process_set,
+        [then, argument](const Handle& handle) { report(handle, then, argument); }, 0, kDriveLimit);
   } catch (const DuplicateName& error) {
     report_refusal("DuplicateNameError", error.what(), then, argument);
   } catch (const EngineStopped& error) {

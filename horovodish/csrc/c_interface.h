@@ -54,7 +54,8 @@ struct Place {
 
 struct Table {
   // Hands an operation over. `then` is called once, with an outcome that lives as long as the call: from this thread
-  // before submit() returns when the operation is refused, else from a thread of its own once it has settled.
+  // before submit() returns when the operation is refused or settles at once, which it may take a moment to see, else
+  // from a thread of its own once it has settled.
   void (*submit)(const Submission*, void (*then)(void* argument, const Outcome*), void* argument);
   // Neither waits for anything.
   Place (*place)(int process_set);

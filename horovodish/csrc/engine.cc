@@ -151,6 +151,29 @@ void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
   }
 }
 
+void Engine::enqueue_and_drive(const std::shared_ptr<Operation>& operation, std::chrono::nanoseconds limit) {
+  const bool drives = config_.size > 1 && nothing_submitted();
+  enqueue(operation, drives);
+  if (!drives) return;
+  if (!seat_.take_if_free()) {
+    doorbell_->ring_own();
+    return;
+  }
+  driven_ = operation.get();
+  drive_until(*operation->handle, Clock::now() + limit);
+  driven_ = nullptr;
+  const auto then = operation->handle->settled() ? std::move(operation->then) : nullptr;
+  leave_seat();
+  hold_at_exit();
+  if (then) then(*operation->handle);
+}
+
+bool Engine::nothing_submitted() {
+  std::lock_guard lock(inbox_mutex_);
+  return std::all_of(names_in_flight_.begin(), names_in_flight_.end(),
+                     [](auto& names) { return names.second.empty(); });
+}
+
 void Engine::refuse(Kind kind, const std::string& name, int process_set, const std::string& why) {
   auto request = std::make_shared<Request>();
   request->kind = kind;
@@ -373,7 +396,7 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
   } else {
     operation->handle->complete(std::move(operation->done));
   }
-  if (operation->then) {
+  if (operation->then && operation.get() != driven_) {
     completion_threads_->run([handle = operation->handle, then = std::move(operation->then)] { then(*handle); });
   }
   seat_.announce_change();

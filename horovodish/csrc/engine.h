@@ -96,6 +96,11 @@ class Engine {
   // the engine's thread can go on sleeping. Throws DuplicateName, EngineStopped, ForkedProcess.
   void enqueue(std::shared_ptr<Operation> operation, bool waits);
 
+  // Hands over an operation. When nothing else is under way, the calling thread then drives the engine for `limit` at most:
+  // what is small ends without a change of threads, and what follows the operation is called before this returns.
+  // Throws as enqueue() does.
+  void enqueue_and_drive(const std::shared_ptr<Operation>& operation, std::chrono::nanoseconds limit);
+
   // Says that this rank cannot take part in an operation that the others may wait for; it then fails on all of them.
   void refuse(Kind kind, const std::string& name, int process_set, const std::string& why);
 
@@ -139,6 +144,7 @@ class Engine {
   void run();
   bool turn();
   bool take_submissions();
+  bool nothing_submitted();
   bool busy() const;
   std::chrono::nanoseconds spin() const;
   ProcessSet& process_set(int id);
@@ -169,6 +175,7 @@ class Engine {
   Doorbell* doorbell_ = &own_doorbell_;
   std::unique_ptr<PeerWatch> peer_watch_;
   std::unique_ptr<CompletionThreads> completion_threads_ = std::make_unique<CompletionThreads>();  // null after stop()
+  const Operation* driven_ = nullptr;  // by enqueue_and_drive(); used only by the thread that holds the seat
   LaunchOrder launch_order_;  // used only by the thread that holds the seat
   std::map<int, std::unique_ptr<ProcessSet>> process_sets_;  // used only by the thread that holds the seat
 

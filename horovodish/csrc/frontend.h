@@ -1,6 +1,7 @@
 // How native code of a framework's shim hands operations to the engine. It must not wait for them: it is called back.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -19,7 +20,9 @@ std::shared_ptr<Engine> running_engine();
 // its outputs are on the device. When it has ended `then` is called with its handle, on a completion thread.
 // The memory of the buffers must stay until then, and for ever if the handle says `memory_abandoned()`.
 // Throws DuplicateName, EngineStopped, ForkedProcess; `then` is not called in this case.
+// `drive_limit`: how long the calling thread may drive the engine before this returns; `then` may then be called here.
 std::shared_ptr<Handle> submit(Engine& engine, std::shared_ptr<const Request> request, std::vector<Buffer> buffers,
-                               int process_set, std::function<void(const Handle&)> then, uintptr_t stream = 0);
+                               int process_set, std::function<void(const Handle&)> then, uintptr_t stream = 0,
+                               std::chrono::nanoseconds drive_limit = {});
 
 }  // namespace horovodish

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <utility>
 
 namespace horovodish {
 
@@ -25,6 +26,10 @@ class Seat {
     if (!woken || taken_) return false;
     taken_ = true;
     return true;
+  }
+  bool take_if_free() {
+    std::lock_guard lock(mutex_);
+    return !std::exchange(taken_, true);
   }
   void take_as_engine() {
     std::unique_lock lock(mutex_);
