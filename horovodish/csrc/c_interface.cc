@@ -1,6 +1,5 @@
 #include "c_interface.h"
 
-#include <chrono>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -11,9 +10,6 @@
 namespace horovodish::c_interface {
 
 namespace {
-
-// The framework's thread could go on with other work meanwhile.
-constexpr std::chrono::milliseconds kDriveLimit{1};
 
 using Then = void (*)(void* argument, const Outcome*);
 
@@ -121,7 +117,7 @@ void submit(const Submission* submission, Then then, void* argument) {
     }
     horovodish::submit(
         *engine, std::move(request), std::move(buffers), submission->process_set,
-        [then, argument](const Handle& handle) { report(handle, then, argument); }, 0, kDriveLimit);
+        [then, argument](const Handle& handle) { report(handle, then, argument); }, 0, true);
   } catch (const DuplicateName& error) {
     report_refusal("DuplicateNameError", error.what(), then, argument);
   } catch (const EngineStopped& error) {

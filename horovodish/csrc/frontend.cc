@@ -25,15 +25,15 @@ std::shared_ptr<Engine> running_engine() {
 
 std::shared_ptr<Handle> submit(Engine& engine, std::shared_ptr<const Request> request, std::vector<Buffer> buffers,
                                int process_set, std::function<void(const Handle&)> then, uintptr_t stream,
-                               std::chrono::nanoseconds drive_limit) {
+                               bool drives) {
   auto operation = engine.make_operation(std::move(request), std::move(buffers), process_set);
   operation->then = std::move(then);
   if (!operation->request->on_host()) {
     operation->ready.push_back(Device::get(operation->request->device).record(stream));
   }
   const auto handle = operation->handle;
-  if (drive_limit.count() > 0) {
-    engine.enqueue_and_drive(operation, drive_limit);
+  if (drives) {
+    engine.enqueue_and_drive(operation, kDriveLimit);
   } else {
     engine.enqueue(std::move(operation), false);
   }

@@ -63,10 +63,10 @@ std::string named(const std::exception& error, const std::string& what);
 // The operation that the attributes and the shapes of the arguments describe; its members are the arguments in order.
 // Attributes: kind, op, root (s64), prescale, postscale (f64), name, and members: their names, each ended by a newline.
 std::shared_ptr<Request> request_of(const xla::CallFrame& frame);
-// Hands the operation to the engine: `submit_it` gives the handle. `what`, for messages, is told before anything can throw. Where
-// this rank cannot take part, the others, which may wait for it, are told why. Attributes: as request_of(), and process_set,
-// rank, size (s64). Throws what the engine and `submit_it` throw, and std::runtime_error where the program was compiled
-// for another place in the world.
+// Hands the operation to the engine: `submit_it` gives the handle. `what` is set to its kind and name, for messages about
+// what the engine throws. Where this rank cannot take part, the others, which may wait for it, are told why. Attributes: as
+// request_of(), and process_set, rank, size (s64). Throws what the engine and `submit_it` throw, and std::runtime_error
+// where the program was compiled for another place in the world.
 std::shared_ptr<Handle> hand_over(
     const xla::CallFrame& frame, std::string& what,
     const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set)>& submit_it);

@@ -24,8 +24,6 @@ namespace horovodish {
 
 namespace {
 
-constexpr std::chrono::milliseconds kDriveLimit{1};
-
 // A `done` that waits.
 struct Waiter {
   const xla::Api* api;
@@ -76,8 +74,7 @@ Call::~Call() {
 // Whether an operation has succeeded, which its completion thread may not have said yet.
 bool has_result(const Call& call) { return call.handle && call.handle->settled() && call.handle->error() == nullptr; }
 
-// All that the program hands over has been handed over, so for a moment this thread has nothing better to do than to drive the
-// engine: a small operation then ends without a change of threads. No longer, because blocked threads of XLA make deadlocks.
+// All that the program hands over has been handed over, so for a moment this thread has nothing better to do.
 void drive(const Call& call) {
   if (!call.handle || call.handle->settled()) return;
   try {

@@ -40,7 +40,7 @@ def operations(process_set: hvd.ProcessSet) -> dict[str, tuple[Callable[[], Any]
     slices = tf.IndexedSlices(tf.reshape(own[:1], [1, 1]), tf.constant([hvd.rank()]), tf.constant([3, 1]))
     among: dict[str, Any] = {"process_set": process_set}
     members, total, last = len(ranks), sum(ranks), process_set.ranks[-1]
-    rows = [2 if members == 1 else 1]
+    rows = 2 if members == 1 else 1
     dense = [[rank] if rank in ranks else [0.0] for rank in range(3)]
     even = own[:members]
     return {
@@ -51,8 +51,8 @@ def operations(process_set: hvd.ProcessSet) -> dict[str, tuple[Callable[[], Any]
         "grouped_allgather": (lambda: hvd.grouped_allgather([own[:1], own[0]], **among)[1], ranks),
         "broadcast": (lambda: hvd.broadcast(own, last, **among), [float(last)] * 2),
         "alltoall": (lambda: hvd.alltoall(even, **among), ranks),
-        "reducescatter": (lambda: hvd.reducescatter(own, op=hvd.Sum, **among), [total] * rows[0]),
-        "grouped_reducescatter": (lambda: hvd.grouped_reducescatter([own], **among)[0], [total / members] * rows[0]),
+        "reducescatter": (lambda: hvd.reducescatter(own, op=hvd.Sum, **among), [total] * rows),
+        "grouped_reducescatter": (lambda: hvd.grouped_reducescatter([own], **among)[0], [total / members] * rows),
         "barrier": (lambda: hvd.barrier(**among) and None, None),
     }
 

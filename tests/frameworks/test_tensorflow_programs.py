@@ -90,21 +90,21 @@ def refused_by_xla() -> None:
             loss = tf.reduce_sum(variable)
         return hvd.DistributedGradientTape(tape).gradient(loss, variable)
 
-    calls = {
-        "allreduce": lambda: hvd.allreduce(x),
-        "allreduce ": of_tape,
-        "allreduce  ": lambda: optimizer.minimize(lambda: tf.reduce_sum(variable), var_list=[variable]),
-        "allgather": lambda: hvd.allgather(x),
-        "broadcast": lambda: hvd.broadcast(x, 0),
-        "alltoall": lambda: hvd.alltoall(x),
-        "reducescatter": lambda: hvd.reducescatter(x),
-        "barrier": hvd.barrier,
-        "join": hvd.join,
-        "rank_op": hvd.rank_op,
-        "local_size_op": hvd.local_size_op,
-    }
-    for name, call in calls.items():
-        sentence = rf"XLA cannot compile horovodish's {name.strip()}: leave out jit_compile=True"
+    calls: list[tuple[str, Any]] = [
+        ("allreduce", lambda: hvd.allreduce(x)),
+        ("allreduce", of_tape),
+        ("allreduce", lambda: optimizer.minimize(lambda: tf.reduce_sum(variable), var_list=[variable])),
+        ("allgather", lambda: hvd.allgather(x)),
+        ("broadcast", lambda: hvd.broadcast(x, 0)),
+        ("alltoall", lambda: hvd.alltoall(x)),
+        ("reducescatter", lambda: hvd.reducescatter(x)),
+        ("barrier", hvd.barrier),
+        ("join", hvd.join),
+        ("rank_op", hvd.rank_op),
+        ("local_size_op", hvd.local_size_op),
+    ]
+    for name, call in calls:
+        sentence = f"XLA cannot compile horovodish's {name}: leave out jit_compile=True"
         with pytest.raises(NotImplementedError, match=sentence):
             tf.function(call, jit_compile=True)()
         with pytest.raises(NotImplementedError, match=sentence):  # also within a function that it calls

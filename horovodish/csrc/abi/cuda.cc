@@ -41,9 +41,8 @@ void Cuda::check(int result, const char* what) const {
   get_error_string(result, &text);
   const char* const remedy =
       result == kCudaOutOfMemory
-          ? ". Remedy: leave the engine some of the GPU's memory, by a smaller batch, by the setting of the "
-            "framework's "
-            "allocator (XLA_PYTHON_CLIENT_MEM_FRACTION, torch.cuda.set_per_process_memory_fraction), or by a smaller "
+          ? ". Remedy: leave the engine some of the GPU's memory: by a smaller batch, by the framework's own limit "
+            "(XLA_PYTHON_CLIENT_MEM_FRACTION, torch.cuda.set_per_process_memory_fraction), or by a smaller "
             "HOROVODISH_FUSION_THRESHOLD_MB."
           : "";
   throw std::runtime_error(std::string("CUDA failed while ") + what + ": " +
