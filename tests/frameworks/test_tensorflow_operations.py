@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import product
 from typing import Any
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 import horovodish
 import horovodish.tensorflow as hvd
+from horovodish.basics import engine
 from horovodish.errors import DuplicateNameError, NotInitializedError
 from horovodish.tensorflow import library
 from support.model import FLOATS, INTEGERS, OPS, difference, dtype_of, reduced, values
@@ -216,6 +218,12 @@ def mismatches_when_executing_eagerly() -> None:
         hvd.alltoall(tf.ones([hvd.size()]), splits=splits, name="y")
 
 
+def until_this_rank_waits() -> None:
+    """TensorFlow says of an operation when it has ended, never that it has begun."""
+    while not engine().process_set_busy(hvd.global_process_set.process_set_id):
+        time.sleep(0.001)
+
+
 def mismatches_in_a_function() -> None:
     """The ranks fail together and go on together, though not all have started the same operations."""
     if hvd.size() == 1:
@@ -233,8 +241,10 @@ def mismatches_in_a_function() -> None:
     @tf.function
     def uneven(wrong: tf.Tensor) -> tf.Tensor:
         # One rank alone submits something else, and would wait for it when "wrong" fails on all.
-        other = hvd.allreduce(wrong, name="this rank's alone") if hvd.rank() == 0 else wrong
-        with tf.control_dependencies([hvd.allreduce(tf.zeros([]), name="begun")]):
+        if hvd.rank() > 0:
+            return tf.reduce_sum(hvd.allreduce(wrong, name="wrong"))
+        other = hvd.allreduce(wrong, name="this rank's alone")
+        with tf.control_dependencies([tf.numpy_function(until_this_rank_waits, [], [])]):
             return tf.reduce_sum(other) + tf.reduce_sum(hvd.allreduce(wrong, name="wrong"))
 
     with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.AbortedError), match=r"MismatchError: .*'wrong'"):
