@@ -50,12 +50,16 @@ def _on_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[Co
     joined = mlir.lower_fun(lambda *parts: jnp.concatenate(parts), multiple_results=False)
     (handles,) = joined(ctx.replace(avals_in=[_NUMBER] * len(numbers), avals_out=[every]), *numbers)
     results: list[Any] = []
-    # A chain: XLA would else collect all results before it uses one, and ask the system for their memory in every step.
-    for index, (_, avals) in enumerate(by_collective(collectives, ctx.avals_out)):
-        done = jax.ffi.ffi_lowering(DONE, has_side_effect=True, operand_output_aliases={0: len(avals)})
-        types = ctx.replace(avals_in=[every], avals_out=[*avals, every])
-        *values, handles = done(types, handles, index=np.int64(index))
+    # A chain, with a step between its links: XLA runs first what is ready first, so each result is used before the next
+    # one is collected. All of them together would need memory that the system gives anew in every step.
+    done = jax.ffi.ffi_lowering(DONE, has_side_effect=True, operand_output_aliases={0: 0})
+    others = mlir.lower_fun(lambda handles: handles[1:], multiple_results=False)
+    for _, avals in by_collective(collectives, ctx.avals_out):
+        handles, *values = done(ctx.replace(avals_in=[every], avals_out=[every, *avals]), handles)
         results += values
+        fewer = ShapedArray((every.size - 1,), every.dtype)
+        (handles,) = others(ctx.replace(avals_in=[every], avals_out=[fewer]), handles)
+        every = fewer
     return results
 
 

@@ -142,11 +142,11 @@ class Calls {
 
   // The `done` of an operation: either it has the result, or `waits` is asked for a future.
   template <class Waits>
-  Failure finish(const int32_t* numbers, size_t count, size_t index, std::vector<Target> wanted, Waits&& waits) {
+  Failure finish(const int32_t* numbers, size_t count, std::vector<Target> wanted, Waits&& waits) {
     std::shared_ptr<Call> call;
     {
       std::lock_guard lock(mutex_);
-      const auto found = calls_.find(numbers[index]);
+      const auto found = calls_.find(numbers[0]);
       if (found == calls_.end()) throw std::runtime_error("the result of an operation was asked for twice");
       call = found->second;
       if (!call->group) form_group(numbers, count);
@@ -227,7 +227,6 @@ xla::Error* xla_start(xla::CallFrame* frame) {
 xla::Error* xla_done(xla::CallFrame* frame) {
   return handled(*frame, [&]() -> Failure {
     const xla::Buffer& numbers = buffer_at(frame->arguments, 0);
-    const auto index = static_cast<size_t>(Attributes(*frame).number("index"));
     const auto waits = [&](std::vector<Target> wanted) {
       xla::FutureCreateArgs args{sizeof(args), nullptr, nullptr};
       if (frame->api->future_create(&args) != nullptr) throw std::runtime_error("XLA gave no future");
@@ -235,10 +234,10 @@ xla::Error* xla_done(xla::CallFrame* frame) {
       return Waiter{frame->api, args.future, std::move(wanted)};
     };
     std::vector<Target> results = memory_of(frame->results);
-    const Target passed_on = results.back();
-    results.pop_back();
+    const Target passed_on = results.front();
+    results.erase(results.begin());
     if (passed_on.data != numbers.data) std::memcpy(passed_on.data, numbers.data, passed_on.bytes);
-    return calls().finish(static_cast<const int32_t*>(numbers.data), static_cast<size_t>(numbers.dims[0]), index,
+    return calls().finish(static_cast<const int32_t*>(numbers.data), static_cast<size_t>(numbers.dims[0]),
                           std::move(results), waits);
   });
 }

@@ -20,8 +20,8 @@ namespace horovodish {
 // Never fails: what is wrong is kept for `done`.
 abi::xla::Error* xla_start(abi::xla::CallFrame* frame);
 
-// Argument: the numbers, s32[n]. Results: those of the operation, and the numbers for the next `done`. Attribute: index
-// (s64), of the number that is meant.
+// Argument: the numbers, s32[n], of which the first one is meant. The first `done` of operations that belong together is given
+// the numbers of all of them. Results: the numbers again, and those of the operation.
 abi::xla::Error* xla_done(abi::xla::CallFrame* frame);
 
 }  // namespace horovodish
