@@ -1,6 +1,5 @@
 #include "c_interface.h"
 
-#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -39,8 +38,22 @@ void report_refusal(const char* error_class, const char* message, Then then, voi
   then(argument, &outcome);
 }
 
+// As text, since what users pass may add up to more than a number holds.
 std::string sum_of(const std::vector<int64_t>& splits) {
-  return std::to_string(std::accumulate(splits.begin(), splits.end(), int64_t{0}));
+  int64_t sum = 0;
+  for (const int64_t split : splits) {
+    if (__builtin_add_overflow(sum, split, &sum)) return "more than 64 bits hold";
+  }
+  return std::to_string(sum);
+}
+
+bool divide(int64_t rows, const std::vector<int64_t>& splits, int ranks) {
+  if (splits.size() != static_cast<size_t>(ranks)) return false;
+  for (const int64_t split : splits) {
+    if (split < 0 || split > rows) return false;
+    rows -= split;
+  }
+  return rows == 0;
 }
 
 // What is wrong with a submission on this rank alone; empty when nothing is.
@@ -53,9 +66,7 @@ std::string problem(const Submission& submission, const std::vector<int64_t>& sp
   }
   if (kind != Kind::alltoall) return {};
   const int64_t rows = submission.tensors[0].dims[0];
-  bool fits = splits.size() == static_cast<size_t>(place.size);
-  for (const int64_t split : splits) fits = fits && split >= 0;
-  if (fits && sum_of(splits) == std::to_string(rows)) return {};
+  if (divide(rows, splits, place.size)) return {};
   if (submission.split_count == 0) {
     return std::to_string(rows) + " rows cannot be divided evenly by " + std::to_string(place.size) +
            " ranks; pass splits, one number per rank";
@@ -71,6 +82,45 @@ std::vector<int64_t> splits_of(const Submission& submission, const horovodish::P
   return std::vector<int64_t>(static_cast<size_t>(place.size), submission.tensors[0].dims[0] / place.size);
 }
 
+void hand_over(Engine& engine, const Submission& submission, const horovodish::Place& place, Then then,
+               void* argument) {
+  const std::string name = submission.name;
+  const std::vector<int64_t> splits = splits_of(submission, place);
+  if (submission.root >= engine.size()) {
+    throw std::invalid_argument(name + ": root_rank=" + std::to_string(submission.root) +
+                                " does not exist: the ranks are 0 to " + std::to_string(engine.size() - 1));
+  }
+  const std::string wrong = problem(submission, splits, place);
+  if (!wrong.empty()) throw std::invalid_argument(name + ": " + wrong);
+  auto request = std::make_shared<Request>();
+  request->kind = static_cast<Kind>(submission.kind);
+  request->name = name;
+  request->op = static_cast<ReduceOp>(submission.op);
+  request->prescale = submission.prescale;
+  request->postscale = submission.postscale;
+  request->root = submission.root;
+  const bool any_rows = request->kind == Kind::allgather || request->kind == Kind::alltoall;
+  std::vector<Buffer> buffers;
+  buffers.reserve(submission.tensor_count);
+  request->members.reserve(submission.tensor_count);
+  for (size_t i = 0; i < submission.tensor_count; ++i) {
+    const Tensor& tensor = submission.tensors[i];
+    Member member{submission.tensor_count == 1 ? name : name + "[" + std::to_string(i) + "]",
+                  static_cast<DType>(tensor.dtype),
+                  {tensor.dims, tensor.dims + tensor.rank}};
+    Buffer buffer{static_cast<const std::byte*>(tensor.source), static_cast<std::byte*>(tensor.target), 0, splits};
+    if (any_rows) {
+      buffer.first_dim = member.shape[0];
+      member.shape[0] = Member::kAnyLength;
+    }
+    request->members.push_back(std::move(member));
+    buffers.push_back(std::move(buffer));
+  }
+  horovodish::submit(
+      engine, std::move(request), std::move(buffers), submission.process_set,
+      [then, argument](const Handle& handle) { report(handle, then, argument); }, 0, true);
+}
+
 void submit(const Submission* submission, Then then, void* argument) {
   const std::string name = submission->name;
   try {
@@ -81,43 +131,15 @@ void submit(const Submission* submission, Then then, void* argument) {
                                   std::to_string(submission->process_set) +
                                   ", or the set is not in use. Make the call on its ranks only");
     }
-    const std::vector<int64_t> splits = splits_of(*submission, place);
-    if (submission->root >= engine->size()) {
-      throw std::invalid_argument(name + ": root_rank=" + std::to_string(submission->root) +
-                                  " does not exist: the ranks are 0 to " + std::to_string(engine->size() - 1));
+    try {
+      hand_over(*engine, *submission, place, then, argument);
+    } catch (const EngineStopped&) {
+      throw;
+    } catch (const std::exception& error) {
+      // The other ranks may wait for this operation.
+      engine->refuse(static_cast<Kind>(submission->kind), name, submission->process_set, error.what());
+      throw;
     }
-    const std::string wrong = problem(*submission, splits, place);
-    if (!wrong.empty()) {
-      engine->refuse(static_cast<Kind>(submission->kind), name, submission->process_set, name + ": " + wrong);
-      throw std::invalid_argument(name + ": " + wrong);
-    }
-    auto request = std::make_shared<Request>();
-    request->kind = static_cast<Kind>(submission->kind);
-    request->name = name;
-    request->op = static_cast<ReduceOp>(submission->op);
-    request->prescale = submission->prescale;
-    request->postscale = submission->postscale;
-    request->root = submission->root;
-    const bool any_rows = request->kind == Kind::allgather || request->kind == Kind::alltoall;
-    std::vector<Buffer> buffers;
-    buffers.reserve(submission->tensor_count);
-    request->members.reserve(submission->tensor_count);
-    for (size_t i = 0; i < submission->tensor_count; ++i) {
-      const Tensor& tensor = submission->tensors[i];
-      Member member{submission->tensor_count == 1 ? name : name + "[" + std::to_string(i) + "]",
-                    static_cast<DType>(tensor.dtype),
-                    {tensor.dims, tensor.dims + tensor.rank}};
-      Buffer buffer{static_cast<const std::byte*>(tensor.source), static_cast<std::byte*>(tensor.target), 0, splits};
-      if (any_rows) {
-        buffer.first_dim = member.shape[0];
-        member.shape[0] = Member::kAnyLength;
-      }
-      request->members.push_back(std::move(member));
-      buffers.push_back(std::move(buffer));
-    }
-    horovodish::submit(
-        *engine, std::move(request), std::move(buffers), submission->process_set,
-        [then, argument](const Handle& handle) { report(handle, then, argument); }, 0, true);
   } catch (const DuplicateName& error) {
     report_refusal("DuplicateNameError", error.what(), then, argument);
   } catch (const EngineStopped& error) {

@@ -175,6 +175,7 @@ bool Engine::nothing_submitted() {
 }
 
 void Engine::refuse(Kind kind, const std::string& name, int process_set, const std::string& why) {
+  if (kind == Kind::join) return;  // it is the ranks that are waited for, not an operation of its name
   auto request = std::make_shared<Request>();
   request->kind = kind;
   request->name = name;

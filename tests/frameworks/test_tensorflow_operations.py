@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from itertools import product
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from mpi4py import MPI
 
 import horovodish
 import horovodish.tensorflow as hvd
@@ -39,6 +41,8 @@ def all_operations() -> None:
     shapes()
     places()
     refusals()
+    a_name_that_is_in_flight()
+    a_join_that_is_in_flight()
     mismatches_when_executing_eagerly()
     mismatches_in_a_function()
     shutting_down()
@@ -204,6 +208,9 @@ def refusals() -> None:
         hvd.allreduce(tf.ones(1), compression=3, name="i")
     with pytest.raises(hvd.UnsupportedTensorError, match="op=Max is not for IndexedSlices"):
         hvd.allreduce(tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0])), op=hvd.Max, name="j")
+    wrapping = [2**63 - 1, 2**63 - 1, 2][: hvd.size()]  # three of them are 0 to who adds them up in 64 bits
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"add up to the 0 rows of the tensor; there are"):
+        tf.function(lambda: hvd.alltoall(tf.ones(0), splits=wrapping, name="k"))()
     with pytest.raises(NotImplementedError, match=r"^XLA cannot compile horovodish's allreduce: leave out jit_compile"):
         tf.function(hvd.allreduce, jit_compile=True)(tf.ones(3))
 
@@ -216,6 +223,42 @@ def mismatches_when_executing_eagerly() -> None:
     splits = [1] * (hvd.size() - 1) if hvd.rank() == 0 else [1] * hvd.size()
     with pytest.raises(ValueError if hvd.rank() == 0 else hvd.MismatchError, match="add up to the"):
         hvd.alltoall(tf.ones([hvd.size()]), splits=splits, name="y")
+
+
+def a_name_that_is_in_flight() -> None:
+    """The rank that finds it refuses, and so no other rank waits for the second operation."""
+    if hvd.size() == 1:
+        return
+    if hvd.rank() == 0:
+        first = horovodish.allreduce_async(np.ones(3, np.float32), op=hvd.Sum, name="twice")
+        with pytest.raises(DuplicateNameError, match=r"'twice' on rank 0: an operation of that name has not"):
+            hvd.allreduce(tf.ones(3), op=hvd.Sum, name="twice")
+    hvd.barrier()
+    if hvd.rank() > 0:
+        hvd.allreduce(tf.ones(3), op=hvd.Sum, name="twice")  # with what rank 0 has begun
+        with pytest.raises(hvd.MismatchError, match=r"rank 0 cannot take part: allreduce 'twice' on rank 0: an operat"):
+            hvd.allreduce(tf.ones(3), op=hvd.Sum, name="twice")
+    hvd.barrier()
+    if hvd.rank() == 0:
+        np.testing.assert_array_equal(first.wait(), hvd.size())
+    np.testing.assert_array_equal(hvd.allreduce(tf.ones(3), op=hvd.Sum, name="twice"), hvd.size())
+
+
+def a_join_that_is_in_flight() -> None:
+    """A second one is refused on its rank alone, and does not take the place of the first."""
+    if hvd.size() == 1:
+        return
+    if hvd.rank() == 0:
+        first = threading.Thread(target=hvd.join)
+        first.start()
+        until_this_rank_waits()
+        with pytest.raises(tf.errors.FailedPreconditionError, match=r"DuplicateNameError: join 'horovodish\.join'"):
+            tf.function(hvd.join)()
+    MPI.COMM_WORLD.Barrier()  # of ranks that have joined, too
+    if hvd.rank() == 0:
+        first.join()
+    else:
+        hvd.join()
 
 
 def until_this_rank_waits() -> None:
