@@ -5,6 +5,7 @@ of two machines do. Needs root and iproute2.
 """
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from support.mpi_command import mpi_environment
 
 # What the link may send at once, and how long it keeps what has to wait.
 BURST, LONGEST_WAIT = "256kb", "10ms"
+END_SECONDS = 20
 
 
 def limit_links(on: Hosts, gbit_per_second: float) -> None:
@@ -32,8 +34,16 @@ def run(on: Hosts, ranks_per_host: int, program: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         environment = {**mpi_environment(), "GLOO_SOCKET_IFNAME": "e0", "TMPDIR": folder}
         command = on.command([ranks_per_host] * on.count, survivors=False)
-        done = subprocess.run([*command, sys.executable, *program], env=environment, stdin=subprocess.DEVNULL)
-    return done.returncode
+        job = subprocess.Popen([*command, sys.executable, *program], env=environment, stdin=subprocess.DEVNULL)
+        try:
+            return job.wait()
+        except KeyboardInterrupt:
+            job.terminate()  # so that mpirun ends the ranks of both hosts
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(END_SECONDS)
+            raise
+        finally:
+            job.kill()
 
 
 def main() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ import pytest
 from support import hosts as tool
 from support.hosts import REQUIRED_VARIABLE, Hosts, hosts, run_on_hosts
 from support.ranks import RanksFailedError
+
+TWO_HOSTS = Path(__file__).parents[2] / "benchmarks" / "two_hosts.py"
 
 
 def where_am_i(argument: str) -> tuple[int, str, str, str]:
@@ -28,20 +33,20 @@ def the_last_rank_raises() -> None:
     MPI.COMM_WORLD.Barrier()
 
 
-def left_of(made: Hosts) -> list[str]:
+def left_of(prefix: str) -> list[str]:
     """The namespaces and devices of a run that are still there."""
     namespaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout.split()
     devices = [path.name for path in Path("/sys/class/net").iterdir()]
-    return [name for name in [*namespaces, *devices] if name.startswith(made.prefix)]
+    return [name for name in [*namespaces, *devices] if name.startswith(prefix)]
 
 
 def test_results_come_from_ranks_on_their_hosts() -> None:
     with hosts(2) as made:
-        assert len(left_of(made)) == 5  # two namespaces, two links and the bridge
+        assert len(left_of(made.prefix)) == 5  # two namespaces, two links and the bridge
         seen = run_on_hosts(where_am_i, made, [1, 2], args=("an argument",), env={"OF_THIS_TEST": "a value"})
         first, second = made.name(0), made.name(1)
         assert seen == [(rank, host, "an argument", "a value") for rank, host in enumerate([first, second, second])]
-    assert left_of(made) == []
+    assert left_of(made.prefix) == []
 
 
 def fail_on_new_hosts(made: list[Hosts]) -> None:
@@ -56,7 +61,7 @@ def test_nothing_stays_behind_after_a_failure() -> None:
     made: list[Hosts] = []
     with pytest.raises(KeyError, match="the test fails"):
         fail_on_new_hosts(made)
-    assert left_of(made[0]) == []
+    assert left_of(made[0].prefix) == []
 
 
 def test_nothing_stays_behind_when_they_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +75,42 @@ def test_nothing_stays_behind_when_they_cannot_be_made(monkeypatch: pytest.Monke
     monkeypatch.setattr(Hosts, "address", address)
     with pytest.raises(RuntimeError, match=r"ip -n \S+ address add no address"), hosts(2):
         pass
-    assert left_of(made[0]) == []
+    assert left_of(made[0].prefix) == []
+
+
+def run_by(script: Path) -> list[str]:
+    """The processes that have the script in their command line."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(path.read_text())
+        except OSError:  # ended meanwhile
+            continue
+    return [line for line in lines if str(script) in line]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_nothing_stays_behind_when_a_signal_ends_the_process(number: signal.Signals, tmp_path: Path) -> None:
+    reason = tool.why_there_are_no_hosts()
+    if reason:
+        pytest.skip(reason)
+    script = tmp_path / "waits.py"
+    script.write_text("import socket, time\nprint('host', socket.gethostname(), flush=True)\ntime.sleep(600)\n")
+    # What was started in the background may ignore signals, and so would its children.
+    program = ["env", "--default-signal", sys.executable, str(TWO_HOSTS), "1", str(script)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        greetings = (line.split()[1] for line in process.stdout if line.startswith("host "))
+        prefix, _ = (next(greetings).rpartition("-")[0] for _ in range(2))
+        assert len(left_of(prefix)) == 5
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == -number
+    assert left_of(prefix) == []
+    ends_at = time.monotonic() + 30
+    while run_by(script) and time.monotonic() < ends_at:  # the daemon on the other host ends its rank by itself
+        time.sleep(0.01)
+    assert run_by(script) == []
 
 
 def enter_without_root(monkeypatch: pytest.MonkeyPatch) -> None:

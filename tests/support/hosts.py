@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -88,6 +90,8 @@ class Hosts:
 def hosts(count: int, *, for_mpirun: bool = True) -> Iterator[Hosts]:
     """Makes hosts and takes them down again, whatever happens in between.
 
+    A signal that would end this process ends it as soon as they are down; until then it is a KeyboardInterrupt.
+
     Skips the test, with the reason, on a machine where this is not possible; see `REQUIRED_VARIABLE`.
 
     Args:
@@ -99,7 +103,7 @@ def hosts(count: int, *, for_mpirun: bool = True) -> Iterator[Hosts]:
         if os.environ.get(REQUIRED_VARIABLE) == "1":
             pytest.fail(f"{REQUIRED_VARIABLE}=1, but no hosts can be made here: {reason}")
         pytest.skip(f"no hosts can be made here: {reason}")
-    with tempfile.TemporaryDirectory(prefix="hosts-") as folder:
+    with _interrupted_by_signals(), tempfile.TemporaryDirectory(prefix="hosts-") as folder:
         prefix = f"h{uuid.uuid4().hex[:7]}"  # with what follows it, a device's name may have 15 characters
         agent = Path(folder, "agent")
         agent.write_text(_AGENT.format(prefix=prefix))
@@ -109,8 +113,11 @@ def hosts(count: int, *, for_mpirun: bool = True) -> Iterator[Hosts]:
             _make(made)
             yield made
         finally:
-            let_idle_ranks_leave(str(agent))
-            _remove(made)
+            try:
+                let_idle_ranks_leave(str(agent))
+            finally:
+                with _without_signals():
+                    _remove(made)
 
 
 def run_on_hosts(
@@ -156,11 +163,47 @@ def why_there_are_no_hosts(*, for_mpirun: bool = True) -> str:
     if for_mpirun and not is_open_mpi():
         return "this is not Open MPI, whose mpirun takes an agent in place of ssh"
     probe = f"probe{uuid.uuid4().hex[:7]}"
-    tried = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, timeout=_COMMAND_SECONDS)
-    if tried.returncode != 0:
-        return f"network namespaces are refused: {tried.stderr.strip()}"
-    _ip("netns", "delete", probe)
+    with _without_signals():
+        tried = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, timeout=_COMMAND_SECONDS)
+        if tried.returncode != 0:
+            return f"network namespaces are refused: {tried.stderr.strip()}"
+        _ip("netns", "delete", probe)
     return ""
+
+
+@contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    caught: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        caught.append(number)
+        raise KeyboardInterrupt
+
+    in_main_thread = threading.current_thread() is threading.main_thread()  # elsewhere Python sets no handlers
+    ending = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if in_main_thread and signal.getsignal(number) is signal.SIG_DFL
+    ]
+    for number in ending:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in ending:
+            signal.signal(number, signal.SIG_DFL)
+        for number in caught:
+            signal.raise_signal(number)
+
+
+@contextmanager
+def _without_signals() -> Iterator[None]:
+    """What ends a process comes afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _make(made: Hosts) -> None:
