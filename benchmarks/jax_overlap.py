@@ -13,7 +13,6 @@ What a step takes longer than `alone` is exposed; overlap is the share of C that
 most` B / C. Times are medians of all ranks.
 """
 
-import argparse
 import os
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,6 @@ import optax
 from jax import numpy as jnp
 from jax_step import (
     HAS_MPI4JAX,
-    WARM_UP_STEPS,
     averaged_by_mpi4jax,
     loss_of,
     mlp,
@@ -32,7 +30,8 @@ from jax_step import (
     step_of,
     update_of,
 )
-from rounds import alternate, percentile, say, timed
+from rounds import timed
+from training_steps import OURS, compare_overlaps, options_of, warm_up
 
 import horovodish.jax as hvd
 
@@ -53,11 +52,11 @@ def take_a_core() -> None:
     os.sched_setaffinity(0, {hvd.rank() % (os.cpu_count() or 1)})
 
 
-def timed_parts(make: Callable[[], tuple[Any, Any]]) -> dict[str, Callable[[], float]]:
-    """What is timed, by name."""
-    parameters, inputs = make()
+def timed_parts(name: str) -> dict[str, Callable[[], float]]:
+    """What is timed."""
+    parameters, inputs = MODELS[name]()
     reduce = hvd.DistributedOptimizer(optax.identity())
-    reductions = {"horovodish": lambda tree: reduce.update(tree, reduce.init(tree))[0]}
+    reductions = {OURS: lambda tree: reduce.update(tree, reduce.init(tree))[0]}
     if HAS_MPI4JAX:
         reductions["mpi4jax"] = averaged_by_mpi4jax
     gradients = jax.jit(jax.grad(loss_of))
@@ -79,34 +78,16 @@ def timed_parts(make: Callable[[], tuple[Any, Any]]) -> dict[str, Callable[[], f
     parts = {"alone": step(), "gradients": timed(lambda: jax.block_until_ready(gradients(parameters, inputs)))}
     for name, reduction in reductions.items():
         parts |= {f"{name} step": step(reduction), f"{name} communication": communication(reduction)}
+    warm_up(parts)
     return parts
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=4, help="blocks of everything that is timed")
-    parser.add_argument("--steps", type=int, default=2, help="steps of a block")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    options = parser.parse_args()
+    options = options_of(__doc__, MODELS, rounds=4, steps=2)
     start_alone()
     take_a_core()
     say_setup()
-    say("milliseconds  contender      step   alone gradients exposed communication  overlap  at most")
-    for name in options.models:
-        parts = timed_parts(MODELS[name])
-        for part in parts.values():
-            for _ in range(WARM_UP_STEPS):
-                part()
-        seconds = alternate(parts, options.rounds, dict.fromkeys(parts, options.steps))
-        median = {what: percentile(values, 50) for what, values in seconds.items()}
-        for contender in (what.removesuffix(" step") for what in parts if what.endswith(" step")):
-            communication = median[f"{contender} communication"]
-            exposed = median[f"{contender} step"] - median["alone"]
-            say(
-                f"{name:<13} {contender:<11} {median[f'{contender} step'] * 1e3:>7.1f} {median['alone'] * 1e3:>7.1f} "
-                f"{median['gradients'] * 1e3:>8.1f} {exposed * 1e3:>8.1f} {communication * 1e3:>13.1f} "
-                f"{1 - exposed / communication:>8.2f} {min(1.0, median['gradients'] / communication):>8.2f}"
-            )
+    compare_overlaps(options, "gradients", timed_parts)
     hvd.shutdown()
 
 

@@ -6,7 +6,6 @@ without communication, in all ranks at once, which is what a step costs at least
 thread for its arithmetic. Times are of single steps, on all ranks; a ratio below 1 means that ours takes less time.
 """
 
-import argparse
 import importlib.util
 import itertools
 import os
@@ -21,11 +20,11 @@ import optax
 import psutil
 from jax import numpy as jnp
 from mpi4py import MPI
-from rounds import alternate, percentile, say
+from rounds import say
+from training_steps import OURS, compare_steps, options_of
 
 import horovodish.jax as hvd
 
-WARM_UP_STEPS = 5
 HAS_MPI4JAX = importlib.util.find_spec("mpi4jax") is not None
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 Step = Callable[[], float]
@@ -81,8 +80,8 @@ def update_of(tx: Any, reduce: Callable[[Any], Any] = lambda gradients: gradient
     return update
 
 
-def contenders(make: Callable[[], tuple[Any, Any]]) -> dict[str, Step]:
-    parameters, inputs = make()
+def contenders(name: str) -> dict[str, Step]:
+    parameters, inputs = MODELS[name]()
     tx = optax.sgd(1e-3)
     device = jax.local_devices()[0]
 
@@ -99,7 +98,7 @@ def contenders(make: Callable[[], tuple[Any, Any]]) -> dict[str, Step]:
     mapped = jax.pmap(mean, axis_name="ranks", donate_argnums=(0, 1))
     distributed = hvd.DistributedOptimizer(tx)
     steps = {
-        "horovodish": step_of(jitted(update_of(distributed)), distributed, parameters, inputs, on_device),
+        OURS: step_of(jitted(update_of(distributed)), distributed, parameters, inputs, on_device),
         "pmap, gloo": step_of(mapped, tx, parameters, inputs, stacked),
         "alone": step_of(jitted(update_of(tx)), tx, parameters, inputs, on_device),
     }
@@ -144,26 +143,10 @@ def say_setup() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6, help="blocks of each contender and model")
-    parser.add_argument("--steps", type=int, default=6, help="steps of a block")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    options = parser.parse_args()
+    options = options_of(__doc__, MODELS)
     start()
     say_setup()
-    say(f"{'model':<12} {'contender':<11} {'min ms':>9} {'p50 ms':>9} {'p99 ms':>9}  ours/peer (p50)")
-    for name in options.models:
-        training = contenders(MODELS[name])
-        for step in training.values():
-            for _ in range(WARM_UP_STEPS):
-                step()
-        seconds = alternate(training, options.rounds, dict.fromkeys(training, options.steps))
-        ours = percentile(seconds["horovodish"], 50)
-        for contender, values in seconds.items():
-            median = percentile(values, 50)
-            figures = [min(values) * 1e3, median * 1e3, percentile(values, 99) * 1e3]
-            ratio = "" if contender == "horovodish" else f"  {ours / median:.2f}"
-            say(f"{name:<12} {contender:<11} " + " ".join(f"{figure:>9.2f}" for figure in figures) + ratio)
+    compare_steps(options, contenders)
     hvd.shutdown()
 
 

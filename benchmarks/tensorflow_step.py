@@ -6,7 +6,6 @@ communication, in all ranks at once, which is what a step costs at least. Times 
 ratio below 1 means that ours takes less time.
 """
 
-import argparse
 import json
 import os
 import socket
@@ -15,7 +14,8 @@ from typing import Any
 
 import machine
 import tensorflow as tf
-from rounds import alternate, percentile, say, timed
+from rounds import say, timed
+from training_steps import OURS, compare_steps, options_of
 
 import horovodish.tensorflow as hvd
 
@@ -23,7 +23,6 @@ MODELS = {"mlp": [2048] * 9, "manysmall": [32] * 501 + [10]}
 """The widths of linear layers with a ReLU between them: 128 MiB of gradients in 16 tensors, 2 MiB in 1002."""
 
 BATCH = 16
-WARM_UP_STEPS = 5
 
 
 def ring() -> tf.distribute.Strategy:
@@ -74,37 +73,21 @@ def contenders(name: str, strategy: tf.distribute.Strategy) -> dict[str, Callabl
         return tf.function(lambda: descend(weights, gradients_of(wrap(tf.GradientTape()), weights)))
 
     return {
-        "horovodish": timed(step_of(hvd.DistributedGradientTape)),
+        OURS: timed(step_of(hvd.DistributedGradientTape)),
         "MWMS": timed(tf.function(lambda: strategy.run(replica))),
         "alone": timed(step_of(lambda tape: tape)),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6, help="blocks of each contender and model")
-    parser.add_argument("--steps", type=int, default=6, help="steps of a block")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    options = parser.parse_args()
+    options = options_of(__doc__, MODELS)
     hvd.init()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     strategy = ring()
     say(machine.command(f"horovodish run -np {hvd.size()} python"))
     say(f"{machine.machine(['tensorflow-cpu'])}; {hvd.size()} ranks\n")
-    say(f"{'model':<12} {'contender':<11} {'min ms':>9} {'p50 ms':>9} {'p99 ms':>9}  ours/peer (p50)")
-    for name in options.models:
-        training = contenders(name, strategy)
-        for step in training.values():
-            for _ in range(WARM_UP_STEPS):
-                step()
-        seconds = alternate(training, options.rounds, dict.fromkeys(training, options.steps))
-        ours = percentile(seconds["horovodish"], 50)
-        for contender, values in seconds.items():
-            median = percentile(values, 50)
-            figures = [min(values) * 1e3, median * 1e3, percentile(values, 99) * 1e3]
-            ratio = "" if contender == "horovodish" else f"  {ours / median:.2f}"
-            say(f"{name:<12} {contender:<11} " + " ".join(f"{figure:>9.2f}" for figure in figures) + ratio)
+    compare_steps(options, lambda name: contenders(name, strategy))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ most` B / C, because what is longer than backward cannot hide behind it, and les
 communication (TCP, copies, additions), which delays backward. Times are medians of all ranks.
 """
 
-import argparse
 import os
 from collections.abc import Callable
 
@@ -22,11 +21,12 @@ import torch
 import torch.distributed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch_step import MODELS, WARM_UP_STEPS, step_of
+from torch_step import MODELS, step_of
+from training_steps import OURS, compare_overlaps, options_of, warm_up
 
 import horovodish.torch as hvd
 
-OURS, DDP = "horovodish", "DDP"
+DDP = "DDP"
 
 
 def take_a_core() -> None:
@@ -44,8 +44,9 @@ def backward_of(model: nn.Module, inputs: torch.Tensor) -> Callable[[], float]:
     return backward
 
 
-def contenders(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> dict[str, Callable[[], float]]:
-    """What is timed, by name; training has been warmed up."""
+def timed_parts(name: str) -> dict[str, Callable[[], float]]:
+    """What is timed; training has been warmed up."""
+    make = MODELS[name]
     torch.manual_seed(0)
     ours, inputs = make()
     alone, ddp = make()[0], make()[0]
@@ -56,9 +57,7 @@ def contenders(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> dict[str, 
         f"{DDP} step": step_of(wrapped, torch.optim.SGD(ddp.parameters(), lr=1e-3), inputs),
         "alone": step_of(alone, torch.optim.SGD(alone.parameters(), lr=1e-3), inputs),
     }
-    for step in steps.values():
-        for _ in range(WARM_UP_STEPS):
-            step()
+    warm_up(steps)
     bucket_bytes = wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"]
     buckets = [torch.zeros(int(size) // 4) for size in bucket_bytes.split(",")]
 
@@ -83,27 +82,11 @@ def contenders(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6, help="blocks of everything that is timed")
-    parser.add_argument("--steps", type=int, default=2, help="steps of a block")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["transformer", "conv", "mlp"])
-    options = parser.parse_args()
+    options = options_of(__doc__, ["transformer", "conv", "mlp"], steps=2)
     peers.start()
     take_a_core()
     peers.say(f"{peers.setup()}\n")
-    peers.say("milliseconds  contender      step   alone backward  exposed communication  overlap  at most")
-    for name in options.models:
-        training = contenders(MODELS[name])
-        seconds = peers.alternate(training, options.rounds, dict.fromkeys(training, options.steps))
-        median = {what: peers.percentile(values, 50) for what, values in seconds.items()}
-        for contender in (OURS, DDP):
-            communication = median[f"{contender} communication"]
-            exposed = median[f"{contender} step"] - median["alone"]
-            peers.say(
-                f"{name:<13} {contender:<11} {median[f'{contender} step'] * 1e3:>7.1f} {median['alone'] * 1e3:>7.1f} "
-                f"{median['backward'] * 1e3:>8.1f} {exposed * 1e3:>8.1f} {communication * 1e3:>13.1f} "
-                f"{1 - exposed / communication:>8.2f} {min(1.0, median['backward'] / communication):>8.2f}"
-            )
+    compare_overlaps(options, "backward", timed_parts)
     peers.stop()
 
 

@@ -5,7 +5,6 @@ Four models with SGD, each trained by three contenders in turns: DistributedOpti
 is what a step costs at least. Times are of single steps, on all ranks; a ratio below 1 means that ours takes less time.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 
@@ -13,6 +12,7 @@ import peers
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from training_steps import OURS, compare_steps, options_of
 
 import horovodish.torch as hvd
 
@@ -45,7 +45,6 @@ def conv() -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)), torch.randn(8, 3, 32, 32)
 
 
-WARM_UP_STEPS = 5
 MODELS = {make.__name__: make for make in (mlp, manysmall, transformer, conv)}
 
 
@@ -60,7 +59,8 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Te
     return step
 
 
-def contenders(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> dict[str, Callable[[], float]]:
+def contenders(name: str) -> dict[str, Callable[[], float]]:
+    make = MODELS[name]
     torch.manual_seed(0)
     ours, inputs = make()
     alone, ddp = make()[0], make()[0]
@@ -70,33 +70,17 @@ def contenders(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> dict[str, 
     optimizers = [torch.optim.SGD(model.parameters(), lr=1e-3) for model in (ours, ddp, alone)]
     distributed = hvd.DistributedOptimizer(optimizers[0], ours.named_parameters())
     return {
-        "horovodish": step_of(ours, distributed, inputs),
+        OURS: step_of(ours, distributed, inputs),
         "DDP": step_of(wrapped, optimizers[1], inputs),
         "alone": step_of(alone, optimizers[2], inputs),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6, help="blocks of each contender and model")
-    parser.add_argument("--steps", type=int, default=6, help="steps of a block")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    options = parser.parse_args()
+    options = options_of(__doc__, MODELS)
     peers.start()
     peers.say(f"{peers.setup()}\n")
-    peers.say(f"{'model':<12} {'contender':<11} {'min ms':>9} {'p50 ms':>9} {'p99 ms':>9}  ours/peer (p50)")
-    for name in options.models:
-        training = contenders(MODELS[name])
-        for step in training.values():
-            for _ in range(WARM_UP_STEPS):
-                step()
-        seconds = peers.alternate(training, options.rounds, dict.fromkeys(training, options.steps))
-        ours = peers.percentile(seconds["horovodish"], 50)
-        for contender, values in seconds.items():
-            median = peers.percentile(values, 50)
-            figures = [min(values) * 1e3, median * 1e3, peers.percentile(values, 99) * 1e3]
-            ratio = "" if contender == "horovodish" else f"  {ours / median:.2f}"
-            peers.say(f"{name:<12} {contender:<11} " + " ".join(f"{figure:>9.2f}" for figure in figures) + ratio)
+    compare_steps(options, contenders)
     peers.stop()
 
 
