@@ -40,7 +40,7 @@ def leave_while_another_rank_lags(leaver: int) -> None:
 @pytest.mark.parametrize("leaver", [0, 1])
 def test_what_a_leaving_rank_has_completed_a_lagging_rank_completes(leaver: int) -> None:
     """Over MPI, where the root of a broadcast does not wait for the others."""
-    run_ranks(leave_while_another_rank_lags, 3, args=(leaver,), env={"HOROVODISH_PLANE": "mpi_ring"}, timeout=20)
+    run_ranks(leave_while_another_rank_lags, 3, args=(leaver,), env={"HOROVODISH_PLANE": "mpi_ring"})
 
 
 def leave_at_once() -> None:
@@ -60,7 +60,7 @@ def leave_at_once() -> None:
 
 @pytest.mark.parametrize("plane", PLANES)
 def test_what_a_leaving_rank_has_completed_is_completed_everywhere(plane: str) -> None:
-    run_ranks(leave_at_once, 3, env={"HOROVODISH_PLANE": plane}, timeout=40)
+    run_ranks(leave_at_once, 3, env={"HOROVODISH_PLANE": plane})
 
 
 ACTS = {"leaves": hvd.shutdown, "exits": sys.exit}
@@ -86,7 +86,7 @@ def need_a_rank_that_leaves(leaver: int, act: str) -> str:
 )
 def test_who_needs_a_rank_that_has_left_is_told(leaver: int, act: str, plane: str) -> None:
     env = {"HOROVODISH_PLANE": plane}
-    outcomes = run_ranks_to_their_ends(need_a_rank_that_leaves, 3, args=(leaver, act), env=env, timeout=20)
+    outcomes = run_ranks_to_their_ends(need_a_rank_that_leaves, 3, args=(leaver, act), env=env)
     assert outcomes.pop(leaver).ended == ENDS[act]
     for outcome in outcomes:
         assert outcome.ended == "returned", outcome.output

@@ -104,7 +104,7 @@ def check(outcomes: list[Outcome], victim: int, act: str) -> None:
 )
 def test_survivors_are_told(victim: int, act: str, phase: str, plane: str) -> None:
     env = {"HOROVODISH_PLANE": plane}
-    check(run_ranks_to_their_ends(lose_a_rank, 3, args=(victim, phase, act), env=env, timeout=30), victim, act)
+    check(run_ranks_to_their_ends(lose_a_rank, 3, args=(victim, phase, act), env=env), victim, act)
 
 
 def raise_while_the_root_is_stopped() -> str:
@@ -134,7 +134,7 @@ def resume_when_ended(stopped: int, ends: int) -> None:
 
 def test_the_reason_arrives_though_mpi_is_faster() -> None:
     env = {"HOROVODISH_PLANE": "mpi_ring"}
-    outcomes = run_ranks_to_their_ends(raise_while_the_root_is_stopped, 3, env=env, timeout=30)
+    outcomes = run_ranks_to_their_ends(raise_while_the_root_is_stopped, 3, env=env)
     assert outcomes[2].error_class == "ValueError", outcomes[2].output
     for outcome in outcomes[:2]:
         assert outcome.ended == "returned", outcome.output
@@ -161,4 +161,4 @@ def two_hosts() -> Iterator[Hosts]:
 def test_survivors_on_both_hosts_are_told(two_hosts: Hosts, victim: int, phase: str, act: str) -> None:
     """Rank 0 leads all, rank 2 speaks for the other host, rank 3 follows there."""
     args = (victim, phase, act)
-    check(run_on_hosts_to_their_ends(lose_a_rank, two_hosts, [2, 2], args=args, timeout=30), victim, act)
+    check(run_on_hosts_to_their_ends(lose_a_rank, two_hosts, [2, 2], args=args), victim, act)

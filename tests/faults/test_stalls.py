@@ -57,7 +57,7 @@ def lag_until_it_is_reported(laggard: int) -> str:
 
 @pytest.mark.parametrize(("laggard", "plane"), [(0, "auto"), (1, "auto"), (0, "mpi_ring")])
 def test_one_report_says_who_lags_and_where(laggard: int, plane: str) -> None:
-    outputs = run_ranks(lag_until_it_is_reported, 3, args=(laggard,), env=knobs(plane, stacks=1), timeout=30)
+    outputs = run_ranks(lag_until_it_is_reported, 3, args=(laggard,), env=knobs(plane, stacks=1))
     others = "ranks 1, 2" if laggard == 0 else "ranks 0, 2"
     assert outputs[0].count(REPORT) == 1
     for tensor in ("x", "y"):
@@ -85,7 +85,7 @@ def lag_until_all_give_up(laggard: int) -> str:
 @pytest.mark.parametrize(("laggard", "warning", "plane"), [(1, 0.3, "auto"), (0, 0, "mpi_ring"), (1, 0.3, "mpi_ring")])
 def test_after_the_shutdown_time_every_rank_raises(laggard: int, warning: float, plane: str) -> None:
     env = knobs(plane, warning=warning, shutdown=1.0)
-    told = results(run_ranks_to_their_ends(lag_until_all_give_up, 3, args=(laggard,), env=env, timeout=30))
+    told = results(run_ranks_to_their_ends(lag_until_all_give_up, 3, args=(laggard,), env=env))
     reasons = {text.split("gave up")[0].split("horovodish: warning")[0] for text in told}
     assert len(reasons) == 1, reasons
     assert re.search(rf"'x' was submitted by ranks .* but not by rank {laggard}\.", reasons.pop())
@@ -137,7 +137,7 @@ def go_on_after_a_stop(victim: int, phase: str) -> int:
     ],
 )
 def test_a_stopped_rank_is_named_and_may_go_on(victim: int, phase: str, plane: str) -> None:
-    stops = run_ranks(go_on_after_a_stop, 3, args=(victim, phase), env=knobs(plane, shutdown=20), timeout=40)
+    stops = run_ranks(go_on_after_a_stop, 3, args=(victim, phase), env=knobs(plane, shutdown=20))
     assert stops == [1 if rank == victim else 0 for rank in range(3)]
 
 
@@ -162,7 +162,7 @@ def give_up_on_a_stopped_rank(victim: int) -> str:
 @pytest.mark.parametrize(("victim", "plane"), [(0, "auto"), (1, "mpi_ring")])
 def test_an_error_follows_after_the_shutdown_time(victim: int, plane: str) -> None:
     env = knobs(plane, warning=0.3, shutdown=0.6)
-    told = results(run_ranks_to_their_ends(give_up_on_a_stopped_rank, 3, args=(victim,), env=env, timeout=30))
+    told = results(run_ranks_to_their_ends(give_up_on_a_stopped_rank, 3, args=(victim,), env=env))
     _, text = stopped_where(victim)
     for rank in {0, 1, 2} - {victim}:
         assert text in told[rank]
@@ -171,9 +171,7 @@ def test_an_error_follows_after_the_shutdown_time(victim: int, plane: str) -> No
 def test_a_rank_that_speaks_for_a_host_is_stopped() -> None:
     env = knobs("auto", warning=0.3, shutdown=0.6)
     with hosts(2) as two_hosts:
-        outcomes = run_on_hosts_to_their_ends(
-            give_up_on_a_stopped_rank, two_hosts, [2, 2], args=(2,), env=env, timeout=30
-        )
+        outcomes = run_on_hosts_to_their_ends(give_up_on_a_stopped_rank, two_hosts, [2, 2], args=(2,), env=env)
     told = results(outcomes)
     for rank in (0, 1, 2):
         assert "ranks 2, 3 do not answer: stopped" in told[rank]

@@ -93,11 +93,11 @@ def check(outcomes: list[Outcome], victims: list[int]) -> None:
 )
 def test_survivors_go_on(victims: list[int], phase: str, plane: str) -> None:
     env = {"HOROVODISH_PLANE": plane}
-    check(run_ranks_to_their_ends(die_and_go_on, 3, args=(victims, phase), env=env, timeout=30), victims)
+    check(run_ranks_to_their_ends(die_and_go_on, 3, args=(victims, phase), env=env), victims)
 
 
 def test_survivors_go_on_more_than_once() -> None:
-    check(run_ranks_to_their_ends(die_and_go_on, 4, args=([0, 3], "reducing"), timeout=30), [0, 3])
+    check(run_ranks_to_their_ends(die_and_go_on, 4, args=([0, 3], "reducing")), [0, 3])
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def two_hosts() -> Iterator[Hosts]:
 def test_survivors_on_hosts_go_on(two_hosts: Hosts, layout: list[int], victim: int, phase: str) -> None:
     """The leader of all; a rank that follows; a host's only rank, after which one host is left."""
     args = ([victim], phase)
-    check(run_on_hosts_to_their_ends(die_and_go_on, two_hosts, layout, args=args, timeout=40), [victim])
+    check(run_on_hosts_to_their_ends(die_and_go_on, two_hosts, layout, args=args), [victim])
 
 
 def wait_for_a_rank_that_does_not_come() -> str:
@@ -134,7 +134,7 @@ def wait_for_a_rank_that_does_not_come() -> str:
 
 def test_the_wait_for_the_others_is_bounded() -> None:
     env = {"HOROVODISH_START_TIMEOUT_SECONDS": "2"}
-    outcomes = run_ranks_to_their_ends(wait_for_a_rank_that_does_not_come, 3, env=env, timeout=40)
+    outcomes = run_ranks_to_their_ends(wait_for_a_rank_that_does_not_come, 3, env=env)
     assert [outcome.ended for outcome in outcomes] == ["returned", "returned", "died"], outcomes[0].output
     assert "not every rank that is left called surviving_communicator() within 2 seconds" in outcomes[0].result
 

@@ -70,8 +70,8 @@ def environment(backend: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_on_a_backend(backend: str, tmp_path: Path) -> None:
-    run_ranks(check_everything, 2, args=(backend, tmp_path), timeout=200, env=environment(backend))
+    run_ranks(check_everything, 2, args=(backend, tmp_path), env=environment(backend))
 
 
 def test_three_ranks() -> None:
-    run_ranks(check_what_three_ranks_may_do_otherwise, 3, timeout=200, env=environment("jax"))
+    run_ranks(check_what_three_ranks_may_do_otherwise, 3, env=environment("jax"))

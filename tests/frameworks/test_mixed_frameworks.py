@@ -80,7 +80,7 @@ def with_jax() -> list[list[float]]:
 
 
 def test_torch_tensorflow_and_jax() -> None:
-    results = run_ranks(one_rank_each, 3, timeout=180, fresh=True)
+    results = run_ranks(one_rank_each, 3, fresh=True)
     rows = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     shared = [[4.0, 5.0], [12.0, 15.0], [5.0], [3.0], [7.0]]
     assert results == [[*shared, [own], rows] for own in (12.0, 15.0, 18.0)]

@@ -58,7 +58,7 @@ def lose_a_rank(act: str) -> str:
 
 
 def test_a_rank_that_dies() -> None:
-    *others, lost = run_ranks_to_their_ends(lose_a_rank, 3, args=("dies",), timeout=120)
+    *others, lost = run_ranks_to_their_ends(lose_a_rank, 3, args=("dies",))
     assert lost.ended == "died", lost.output
     for outcome in others:
         assert outcome.ended == "returned", outcome.output
@@ -66,7 +66,7 @@ def test_a_rank_that_dies() -> None:
 
 
 def test_a_rank_that_raises() -> None:
-    other, lost = run_ranks_to_their_ends(lose_a_rank, 2, args=("raises",), timeout=120)
+    other, lost = run_ranks_to_their_ends(lose_a_rank, 2, args=("raises",))
     assert lost.ended == "raised" and "ZeroDivisionError: a reason of its own" in lost.output
     assert other.ended == "returned", other.output
     for part in ("RankLostError: allreduce 'needed", "rank 1 raised", "ZeroDivisionError: a reason of its own"):
@@ -95,7 +95,7 @@ def take_a_branch_alone() -> str:
 
 
 def test_a_branch_that_only_one_rank_takes() -> None:
-    inside, outside = run_ranks_to_their_ends(take_a_branch_alone, 2, timeout=120)
+    inside, outside = run_ranks_to_their_ends(take_a_branch_alone, 2)
     assert inside.ended == outside.ended == "returned", inside.output + outside.output
     assert "StallError: allreduce 'branch' failed on rank 0" in inside.result
     assert "StallError: allreduce 'always' failed on rank 1" in outside.result

@@ -209,11 +209,11 @@ def errors_without_callbacks() -> None:
 
 
 def test_five_hundred_under_way_in_three_orders() -> None:
-    run_ranks(five_hundred, 3, timeout=120)
+    run_ranks(five_hundred, 3)
 
 
 def test_functions() -> None:
-    run_ranks(functions, 2, timeout=180)
+    run_ranks(functions, 2)
 
 
 def test_a_callback_that_is_no_std_function_is_seen() -> None:

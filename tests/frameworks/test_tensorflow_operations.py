@@ -309,7 +309,7 @@ def shutting_down() -> None:
 
 @pytest.mark.parametrize("np", [1, 2, 3])
 def test_operations(np: int) -> None:
-    run_ranks(all_operations, np, timeout=120)
+    run_ranks(all_operations, np)
 
 
 def test_bfloat16_is_the_engines() -> None:

@@ -163,4 +163,4 @@ def sets_that_come_and_go() -> None:
 
 
 def test_process_sets() -> None:
-    run_ranks(in_sets, 3, timeout=180)
+    run_ranks(in_sets, 3)

@@ -163,7 +163,7 @@ def strategies() -> None:
 
 def test_programs(tmp_path: Path) -> None:
     small_buckets = {"HOROVODISH_FUSION_THRESHOLD_MB": "0.001"}
-    run_ranks(programs, 2, args=(tmp_path,), timeout=150, env=small_buckets)
+    run_ranks(programs, 2, args=(tmp_path,), env=small_buckets)
 
 
 def test_a_saved_function_needs_the_import_and_init(tmp_path: Path) -> None:

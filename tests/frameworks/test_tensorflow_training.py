@@ -277,4 +277,4 @@ def tape(**options: Any) -> Any:
 
 @pytest.mark.parametrize("np", [1, 2, 3])
 def test_training(np: int) -> None:
-    run_ranks(training, np, timeout=150)
+    run_ranks(training, np)

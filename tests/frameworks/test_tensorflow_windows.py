@@ -112,4 +112,4 @@ def another_variable_in_a_function() -> None:
 
 
 def test_windows() -> None:
-    run_ranks(windows, 2, timeout=120)
+    run_ranks(windows, 2)

@@ -202,8 +202,8 @@ def over_from_gradients() -> None:
 
 
 def test_adasum_optimizer() -> None:
-    run_ranks(everything_about_adasum, 3, timeout=60)
+    run_ranks(everything_about_adasum, 3)
 
 
 def test_adasum_optimizer_over_mpi() -> None:
-    run_ranks(everything_about_adasum, 2, timeout=60, env={"HOROVODISH_PLANE": "mpi_ring"})
+    run_ranks(everything_about_adasum, 2, env={"HOROVODISH_PLANE": "mpi_ring"})

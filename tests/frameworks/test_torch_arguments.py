@@ -297,8 +297,8 @@ def refused_sparse_gradients() -> None:
 
 
 def test_arguments() -> None:
-    run_ranks(everything_about_arguments, 3, timeout=60)
+    run_ranks(everything_about_arguments, 3)
 
 
 def test_arguments_over_mpi() -> None:
-    run_ranks(everything_about_arguments, 2, timeout=60, env={"HOROVODISH_PLANE": "mpi_ring"})
+    run_ranks(everything_about_arguments, 2, env={"HOROVODISH_PLANE": "mpi_ring"})

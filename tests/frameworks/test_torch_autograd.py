@@ -313,4 +313,4 @@ def after_a_rank_has_joined() -> None:
 
 @pytest.mark.parametrize("np", [1, 3])
 def test_autograd(np: int) -> None:
-    run_ranks(all_gradients, np, timeout=90)
+    run_ranks(all_gradients, np)

@@ -256,8 +256,8 @@ def a_new_engine() -> None:
 
 
 def test_around_backward() -> None:
-    run_ranks(everything_around_backward, 3, timeout=90)
+    run_ranks(everything_around_backward, 3)
 
 
 def test_around_backward_without_fusion() -> None:
-    run_ranks(everything_around_backward, 2, timeout=90, env={"HOROVODISH_FUSION_THRESHOLD_MB": "0"})
+    run_ranks(everything_around_backward, 2, env={"HOROVODISH_FUSION_THRESHOLD_MB": "0"})

@@ -308,4 +308,4 @@ def out_of_data() -> None:
 
 @pytest.mark.parametrize("np", [1, 3])
 def test_collectives(np: int) -> None:
-    run_ranks(all_collectives, np, timeout=120)
+    run_ranks(all_collectives, np)

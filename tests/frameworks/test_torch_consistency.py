@@ -113,7 +113,7 @@ def process_sets() -> None:
 
 
 def test_consistency() -> None:
-    run_ranks(everything_about_consistency, 3, timeout=60)
+    run_ranks(everything_about_consistency, 3)
 
 
 def test_a_world_of_one_is_consistent() -> None:

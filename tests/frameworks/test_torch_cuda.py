@@ -31,14 +31,14 @@ def all_checks(real: bool) -> None:
 
 @pytest.mark.parametrize("np", [1, 2])
 def test_pretended_gpus(np: int) -> None:
-    run_ranks(all_checks, np, args=(False,), env=variables(np, HOROVODISH_PLANE="nccl"), timeout=120)
+    run_ranks(all_checks, np, args=(False,), env=variables(np, HOROVODISH_PLANE="nccl"))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("np", [1, 2])
 def test_a_gpu(np: int) -> None:
     needs_gpu()
-    run_ranks(all_checks, np, args=(True,), env={**SHARED, "HOROVODISH_PLANE": "nccl"}, timeout=180)
+    run_ranks(all_checks, np, args=(True,), env={**SHARED, "HOROVODISH_PLANE": "nccl"})
 
 
 def share_a_gpu() -> str:
@@ -109,7 +109,7 @@ def lose_a_rank_in_a_kernel() -> tuple[str, float]:
 @pytest.mark.parametrize("function", [lose_a_rank, lose_a_rank_in_a_kernel])
 def test_a_lost_rank(function: object) -> None:
     needs_gpu()
-    outcomes = run_ranks_to_their_ends(function, 2, env=SHARED, timeout=120)  # type: ignore[arg-type]
+    outcomes = run_ranks_to_their_ends(function, 2, env=SHARED)  # type: ignore[arg-type]
     assert [outcome.ended for outcome in outcomes] == ["returned", "died"], outcomes
     text, seconds = outcomes[0].result
     assert "rank 1 has died" in text

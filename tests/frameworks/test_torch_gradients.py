@@ -304,8 +304,8 @@ def leaf_of(length: int) -> nn.Parameter:
 
 @pytest.mark.parametrize("np", [2, 3])
 def test_gradients(np: int) -> None:
-    run_ranks(everything_about_gradients, np, timeout=90)
+    run_ranks(everything_about_gradients, np)
 
 
 def test_gradients_over_mpi() -> None:
-    run_ranks(everything_about_gradients, 3, timeout=90, env={"HOROVODISH_PLANE": "mpi_ring"})
+    run_ranks(everything_about_gradients, 3, env={"HOROVODISH_PLANE": "mpi_ring"})

@@ -33,7 +33,7 @@ def train_until_a_rank_fails() -> str:
 
 
 def test_the_other_is_told_in_backward() -> None:
-    outcomes = run_ranks_to_their_ends(train_until_a_rank_fails, 2, timeout=30)
+    outcomes = run_ranks_to_their_ends(train_until_a_rank_fails, 2)
     assert (outcomes[1].ended, outcomes[1].error_class) == ("raised", "ZeroDivisionError"), outcomes[1].output
     assert outcomes[0].ended == "returned", outcomes[0].output
     assert "rank 1 raised ZeroDivisionError: division by zero" in outcomes[0].result

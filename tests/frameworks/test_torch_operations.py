@@ -195,11 +195,11 @@ def mismatches() -> None:
 
 @pytest.mark.parametrize("np", [1, 3])
 def test_operations(np: int) -> None:
-    run_ranks(all_operations, np, timeout=120)
+    run_ranks(all_operations, np)
 
 
 def test_operations_over_mpi() -> None:
-    run_ranks(all_operations, 2, timeout=120, env={"HOROVODISH_PLANE": "mpi_ring"})
+    run_ranks(all_operations, 2, env={"HOROVODISH_PLANE": "mpi_ring"})
 
 
 def test_before_init() -> None:

@@ -267,7 +267,7 @@ def nothing_stays_behind() -> None:
 
 
 def test_on_two_ranks() -> None:
-    run_ranks(everything_about_the_optimizer, 2, timeout=60)
+    run_ranks(everything_about_the_optimizer, 2)
 
 
 def test_in_a_world_of_one(world_of_one: None) -> None:

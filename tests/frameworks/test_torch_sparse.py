@@ -186,4 +186,4 @@ def after_a_rank_has_joined() -> None:
 
 @pytest.mark.parametrize("np", [1, 3])
 def test_sparse(np: int) -> None:
-    run_ranks(reduce_sparse_tensors, np, timeout=90)
+    run_ranks(reduce_sparse_tensors, np)

@@ -180,4 +180,4 @@ def different_optimizers() -> None:
 
 
 def test_state() -> None:
-    run_ranks(everything_about_state, 3, timeout=60)
+    run_ranks(everything_about_state, 3)

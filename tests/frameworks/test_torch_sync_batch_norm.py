@@ -257,7 +257,7 @@ def after_a_rank_has_joined() -> None:
 
 @pytest.mark.parametrize("np", [1, 3])
 def test_sync_batch_norm(np: int) -> None:
-    run_ranks(normalize, np, timeout=120)
+    run_ranks(normalize, np)
 
 
 def convolution() -> nn.Module:

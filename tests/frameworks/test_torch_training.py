@@ -186,7 +186,7 @@ def shared_parameters_and_two_backwards() -> None:
 
 
 def test_training() -> None:
-    run_ranks(everything_about_training, 3, timeout=90)
+    run_ranks(everything_about_training, 3)
 
 
 def compiled_models() -> None:
@@ -221,4 +221,4 @@ def train_compiled(backend: str) -> None:
 
 def test_compiled_models() -> None:
     # One precompiled header takes longer than the few kernels that could use it.
-    run_ranks(compiled_models, 2, timeout=180, env={"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"})
+    run_ranks(compiled_models, 2, env={"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"})

@@ -160,12 +160,12 @@ def compare_everything() -> None:
 
 @pytest.mark.parametrize("np", [2, 3])
 def test_ranks_train_as_one_process(np: int) -> None:
-    run_ranks(compare_everything, np, timeout=120)
+    run_ranks(compare_everything, np)
 
 
 def test_small_buckets_give_the_same() -> None:
-    run_ranks(compare_everything, 2, timeout=120, env={"HOROVODISH_FUSION_THRESHOLD_MB": "0.0001"})
+    run_ranks(compare_everything, 2, env={"HOROVODISH_FUSION_THRESHOLD_MB": "0.0001"})
 
 
 def test_over_mpi() -> None:
-    run_ranks(compare_everything, 2, timeout=120, env={"HOROVODISH_PLANE": "mpi_ring"})
+    run_ranks(compare_everything, 2, env={"HOROVODISH_PLANE": "mpi_ring"})

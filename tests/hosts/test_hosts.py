@@ -224,7 +224,7 @@ def places(layout: list[int]) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_everything(three_hosts: Hosts, layout: list[int]) -> None:
-    assert run_on_hosts(use_everything, three_hosts, layout, args=(layout,), timeout=40) == places(layout)
+    assert run_on_hosts(use_everything, three_hosts, layout, args=(layout,)) == places(layout)
 
 
 def send_much() -> None:
@@ -305,7 +305,7 @@ def reduce_until_a_rank_is_lost(victim: int) -> tuple[str, float]:
 @pytest.mark.parametrize(("layout", "victim"), [([2, 2], 0), ([2, 2], 2), ([2, 2], 3), ([2, 1, 2], 2)], ids=str)
 def test_survivors_on_all_hosts_are_told(three_hosts: Hosts, layout: list[int], victim: int) -> None:
     """Rank 0 leads all, rank 2 speaks for the other host, rank 3 follows there; then a host loses its only rank."""
-    outcomes = run_on_hosts_to_their_ends(reduce_until_a_rank_is_lost, three_hosts, layout, args=(victim,), timeout=20)
+    outcomes = run_on_hosts_to_their_ends(reduce_until_a_rank_is_lost, three_hosts, layout, args=(victim,))
     assert outcomes.pop(victim).ended == "died"
     for outcome in outcomes:
         assert outcome.ended == "returned", outcome.output
@@ -316,4 +316,4 @@ def test_survivors_on_all_hosts_are_told(three_hosts: Hosts, layout: list[int], 
 
 def test_without_fault_tolerance_the_job_ends(three_hosts: Hosts) -> None:
     with pytest.raises(RanksFailedError, match="rank 3 died"):
-        run_on_hosts(reduce_until_a_rank_is_lost, three_hosts, [2, 2], args=(3,), timeout=40)
+        run_on_hosts(reduce_until_a_rank_is_lost, three_hosts, [2, 2], args=(3,))

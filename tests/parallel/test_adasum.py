@@ -84,7 +84,7 @@ def in_place_and_the_same_bits() -> None:
 @pytest.mark.parametrize("plane", PLANES)
 @pytest.mark.parametrize("np", [1, 3, 4])
 def test_adasum(np: int, plane: str) -> None:
-    run_ranks(reduce_by_adasum, np, env={"HOROVODISH_PLANE": plane}, timeout=120)
+    run_ranks(reduce_by_adasum, np, env={"HOROVODISH_PLANE": plane})
 
 
 def adasum_in_small_pieces() -> None:

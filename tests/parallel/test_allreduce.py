@@ -41,7 +41,7 @@ def reduce_everything() -> list[int]:
 @pytest.mark.parametrize("plane", PLANES)
 @pytest.mark.parametrize("np", [1, 2, 3, 4])
 def test_every_op_and_dtype(np: int, plane: str) -> None:
-    checksums = run_ranks(reduce_everything, np, env={"HOROVODISH_PLANE": plane}, timeout=180)
+    checksums = run_ranks(reduce_everything, np, env={"HOROVODISH_PLANE": plane})
     assert all(of_rank == checksums[0] for of_rank in checksums), "the ranks hold different bits"
 
 
@@ -138,7 +138,7 @@ def lengths_around_every_chunk() -> None:
 @pytest.mark.parametrize("plane", PLANES)
 @pytest.mark.parametrize("np", [1, 3])
 def test_special_values(np: int, plane: str) -> None:
-    run_ranks(reduce_special_values, np, env={"HOROVODISH_PLANE": plane}, timeout=120)
+    run_ranks(reduce_special_values, np, env={"HOROVODISH_PLANE": plane})
 
 
 def reduce_in_small_pieces() -> None:

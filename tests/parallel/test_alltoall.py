@@ -124,7 +124,7 @@ def wrong_splits() -> None:
 @pytest.mark.parametrize("plane", PLANES)
 @pytest.mark.parametrize("np", [1, 3, 4])
 def test_alltoall(np: int, plane: str) -> None:
-    run_ranks(exchange_everything, np, env={"HOROVODISH_PLANE": plane}, timeout=120)
+    run_ranks(exchange_everything, np, env={"HOROVODISH_PLANE": plane})
 
 
 def disagree_about_rows() -> None:

@@ -54,7 +54,7 @@ def roots_that_do_not_exist() -> None:
 @pytest.mark.parametrize("plane", PLANES)
 @pytest.mark.parametrize("np", [1, 3, 4])
 def test_broadcast(np: int, plane: str) -> None:
-    run_ranks(broadcast_everything, np, env={"HOROVODISH_PLANE": plane}, timeout=180)
+    run_ranks(broadcast_everything, np, env={"HOROVODISH_PLANE": plane})
 
 
 def wait_for_the_last_rank() -> tuple[float, float]:

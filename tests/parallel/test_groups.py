@@ -137,7 +137,7 @@ def wrong_groups() -> None:
 @pytest.mark.parametrize("plane", PLANES)
 @pytest.mark.parametrize("np", [1, 3, 4])
 def test_groups(np: int, plane: str) -> None:
-    run_ranks(use_groups, np, env={"HOROVODISH_PLANE": plane}, timeout=120)
+    run_ranks(use_groups, np, env={"HOROVODISH_PLANE": plane})
 
 
 def disagree_about_groups() -> None:

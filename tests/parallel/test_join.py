@@ -159,7 +159,7 @@ def objects() -> None:
 @pytest.mark.parametrize("plane", PLANES)
 @pytest.mark.parametrize("np", [1, 3, 4])
 def test_join(np: int, plane: str) -> None:
-    run_ranks(run_out_of_data, np, env={"HOROVODISH_PLANE": plane}, timeout=25)
+    run_ranks(run_out_of_data, np, env={"HOROVODISH_PLANE": plane})
 
 
 def reduce_with_scales_after_rank_0_has_joined() -> None:

@@ -272,7 +272,7 @@ def joined(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("np", [1, 2, 3])
 def test_collectives_on_gpus(np: int) -> None:
-    run_ranks(use_gpus, np, env=variables(np), timeout=120)
+    run_ranks(use_gpus, np, env=variables(np))
 
 
 def test_a_rank_alone_over_nccl() -> None:

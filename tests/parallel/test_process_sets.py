@@ -370,7 +370,7 @@ def after_shutdown() -> None:
 @pytest.mark.parametrize("plane", PLANES)
 @pytest.mark.parametrize("np", [1, 3, 4])
 def test_process_sets(np: int, plane: str) -> None:
-    run_ranks(use_process_sets, np, env={"HOROVODISH_PLANE": plane}, timeout=60)
+    run_ranks(use_process_sets, np, env={"HOROVODISH_PLANE": plane})
 
 
 def start_with_sets() -> None:
@@ -420,4 +420,4 @@ def busy_sets_stay() -> None:
 
 @pytest.mark.parametrize("plane", PLANES)
 def test_a_set_with_operations_under_way_stays(plane: str) -> None:
-    run_ranks(busy_sets_stay, 3, env={"HOROVODISH_PLANE": plane}, timeout=30)
+    run_ranks(busy_sets_stay, 3, env={"HOROVODISH_PLANE": plane})

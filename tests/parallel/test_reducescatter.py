@@ -123,7 +123,7 @@ def wrong_arguments() -> None:
 @pytest.mark.parametrize("plane", PLANES)
 @pytest.mark.parametrize("np", [1, 3, 4])
 def test_reducescatter(np: int, plane: str) -> None:
-    run_ranks(scatter_everything, np, env={"HOROVODISH_PLANE": plane}, timeout=180)
+    run_ranks(scatter_everything, np, env={"HOROVODISH_PLANE": plane})
 
 
 def disagree_about_scattering() -> None:

@@ -28,7 +28,7 @@ from support.ranks import let_idle_ranks_leave, run_ranks, run_ranks_to_their_en
 REQUIRED_VARIABLE = "HOROVODISH_TEST_HOSTS"
 """Set to 1, a machine on which no hosts can be made fails the tests that need them instead of skipping them."""
 
-_COMMAND_SECONDS = 20
+_COMMAND_SECONDS = 60
 
 # mpirun calls it as `agent ADDRESS COMMAND...`; the last byte of the address says which host is meant.
 _AGENT = """#!/bin/sh
@@ -126,7 +126,7 @@ def run_on_hosts(
     ranks_per_host: Sequence[int],
     *,
     args: tuple[Any, ...] = (),
-    timeout: float = 60,
+    timeout: float = 240,
     env: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """As `run_ranks`, with `ranks_per_host[i]` ranks on host i; ranks are numbered host by host."""
@@ -140,7 +140,7 @@ def run_on_hosts_to_their_ends(
     ranks_per_host: Sequence[int],
     *,
     args: tuple[Any, ...] = (),
-    timeout: float = 60,
+    timeout: float = 240,
     env: Mapping[str, str] | None = None,
     survivors: bool = True,
 ) -> list[Outcome]:

@@ -12,7 +12,7 @@ import numpy as np
 import horovodish as hvd
 
 _POLL_SECONDS = 0.005
-_LIMIT_SECONDS = 20.0
+_LIMIT_SECONDS = 60.0
 
 
 def all_pids() -> list[int]:

@@ -25,8 +25,9 @@ GRACE_SECONDS = 2.0
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.005, 0.05
 _STACK_SECONDS = 0.5
-_LEAVE_SECONDS = 30.0
-_VANISH_SECONDS = 3.0
+_STACK_BEGINS_WITHIN_SECONDS = 5.0
+_LEAVE_SECONDS = 120.0
+_VANISH_SECONDS = 8.0
 _MARK = "RANKS_OF_TEST_RUN"
 _TESTS = Path(__file__).parent.parent
 
@@ -131,7 +132,7 @@ class World:
         self._write("\n")
         self._wait(time.monotonic() + _LEAVE_SECONDS, is_last=True)
         running, left = self._stop()
-        said = [_text(self._place / f"{rank}.output") for rank in running]
+        said = [self._output(rank) for rank in running]
         try:
             self._close(left, segments_before, not running)
             assert not running, f"ranks {running} did not leave: {said}"
@@ -188,7 +189,10 @@ class World:
             told = {"ended": "hung"}
         elif told is None:
             told = {"ended": "ended" if running else "died"}
-        return Outcome(rank=rank, output=_text(self._place / f"{rank}.output"), **told)
+        return Outcome(rank=rank, output=self._output(rank), **told)
+
+    def _output(self, rank: int) -> str:
+        return _text(self._place / f"{rank}.output")
 
     def _pid(self, rank: int) -> int:
         """Its process; 0 if it has not started yet."""
@@ -215,11 +219,16 @@ class World:
 
     def _show_stacks(self, ranks: set[int]) -> None:
         """Makes the ranks write the stacks of their threads into their output, unless they only wait to be ended."""
+        written: dict[int, int] = {}  # before
         for rank in ranks:
             told = self._told(rank)
             if told is None or told["ended"] == "returned":
+                written[rank] = len(self._output(rank))
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._pid(rank), signal.SIGUSR1)
+        for _ in _looks(time.monotonic() + _STACK_BEGINS_WITHIN_SECONDS):
+            if all(len(self._output(rank)) > length or not self._runs(rank) for rank, length in written.items()):
+                break
         time.sleep(_STACK_SECONDS)
 
     def _kill(self) -> None:
