@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-ENDS_WITHIN_SECONDS = 5
+ENDS_WITHIN_SECONDS = 30
 WAITS = "\nsignal.pause()\n"
 """The other ranks would wait for ever."""
 
@@ -69,13 +69,13 @@ def test_the_cause_is_named_not_the_rank_that_noticed_first(launch_ranks: Callab
     code = """
 class RankLostError(Exception):
     pass
+pids = comm.allgather(os.getpid())
 print('ready')
 comm.Barrier()
 if rank == 0:
     leave_the_reason(RankLostError, RankLostError('rank 1 is gone'), None)
+    os.kill(pids[1], signal.SIGALRM)
     os._exit(1)
-if rank == 1:
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
 """
     job = launch_ranks(2, HOOK + code + WAITS)
     job.stdout.wait_for("ready", 2)
@@ -118,4 +118,4 @@ if rank == 1:
         signal.pause()
     os._exit(3)
 """
-    assert launch_ranks(2, code + WAITS).finish(within=ENDS_WITHIN_SECONDS + 5) == 3
+    assert launch_ranks(2, code + WAITS).finish(within=ENDS_WITHIN_SECONDS) == 3

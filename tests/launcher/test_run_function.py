@@ -19,7 +19,7 @@ import horovodish as hvd
 from horovodish.launcher import run_function
 from horovodish.launcher.run_function import RankTraceback
 
-ENDS_WITHIN_SECONDS = 5
+ENDS_WITHIN_SECONDS = 30
 
 
 class OutOfRangeError(ValueError):

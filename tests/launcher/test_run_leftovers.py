@@ -12,7 +12,7 @@ import pytest
 
 from support.mpi_command import is_open_mpi
 
-ENDS_WITHIN_SECONDS = 8
+ENDS_WITHIN_SECONDS = 30
 
 # Each rank says which folders there are, and that they are in use; then it waits for its end.
 CODE = """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-ENDS_WITHIN_SECONDS = 10
+ENDS_WITHIN_SECONDS = 40
 PLANES = ["auto", "mpi_ring"]
 PRELUDE = """
 import atexit, threading

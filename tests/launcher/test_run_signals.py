@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-ENDS_WITHIN_SECONDS = 5
+ENDS_WITHIN_SECONDS = 30
 WAITS = "print('ready')\nsignal.pause()\n"
 
 

@@ -53,7 +53,7 @@ def test_an_mpirun_that_starts_nothing(launch: Callable[..., Any], bare_environm
     variables = {**bare_environment.variables, "PATH": f"{bare_environment.variables['PATH']}:/usr/bin:/bin"}
     command = ["run", "-np", "2", "--start-timeout", "1", "true"]
     job = launch(*command, env=variables, python=bare_environment.python)
-    assert job.finish(within=10) == 1
+    assert job.finish() == 1
     assert job.stderr.lines[-1] == (
         "horovodish: only 0 of 2 ranks were started in time; --start-timeout gives them more"
     )
@@ -71,7 +71,7 @@ def test_a_rank_that_another_mpis_mpirun_has_started_says_so() -> None:
     names = ("PMI_RANK", "PMI_SIZE") if is_open_mpi else ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     code = "from horovodish import mpi; mpi.check_pairing(mpi.load())"
     environ = {**os.environ, **dict(zip(names, "02", strict=True))}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     launcher = "MPICH's mpiexec" if is_open_mpi else "Open MPI's mpirun"
     assert f"LaunchError: {launcher} started 2 ranks, but mpi4py loads " in done.stderr
