@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
 
 import horovodish as hvd
 from horovodish._native import testing
+from support.processes import wait_for_output
 from support.ranks import run_ranks, run_ranks_to_their_ends
 
 RANKS = testing.TREE_ARITY + 3
@@ -55,18 +55,17 @@ def test_every_rank_is_told_of_a_loss(victim: int) -> None:
         assert f"rank {victim} has died" in outcome.result
 
 
-def submit_late(late_seconds: float) -> None:
+def submit_after_the_report() -> None:
     hvd.init()
     hvd.barrier()
     if hvd.rank() in SUBTREE:
-        time.sleep(late_seconds)
+        wait_for_output(0, "'awaited' was submitted by")
     hvd.allreduce(np.zeros(1), name="awaited")
 
 
 def test_a_report_says_what_ranks_below_an_idle_rank_do() -> None:
     env = {"HOROVODISH_STALL_CHECK_WARNING_TIME_SECONDS": "2"}
-    first, *others = run_ranks_to_their_ends(submit_late, RANKS, args=(5.0,), env=env)
-    assert "'awaited' was submitted by" in first.output
+    outcomes = run_ranks_to_their_ends(submit_after_the_report, RANKS, env=env)
+    assert [outcome.ended for outcome in outcomes] == ["returned"] * RANKS, outcomes
     for rank in SUBTREE:
-        assert f"rank {rank} has nothing under way" in first.output
-    assert [outcome.ended for outcome in others] == ["returned"] * (RANKS - 1)
+        assert f"rank {rank} has nothing under way" in outcomes[0].output

@@ -13,17 +13,23 @@ from support.ranks import run_ranks
 
 STEPS = 10
 LAG_SECONDS = 0.03
+MOST_ROUNDS = 50
+"""A busy machine makes other ranks lag as well, but none of them again and again."""
 
 
 def lag(late: int) -> hvd.StragglerReport:
     hvd.init()
-    before = hvd.straggler_report()
-    assert [one.rank for one in before.ranks] == list(range(hvd.size()))
-    for _ in range(STEPS):
-        if hvd.rank() == late:
-            time.sleep(LAG_SECONDS)
-        hvd.allreduce(np.ones(3), name="gradient")
-    return hvd.straggler_report()
+    report = hvd.straggler_report()
+    assert [one.rank for one in report.ranks] == list(range(hvd.size()))
+    for _ in range(MOST_ROUNDS):
+        for _ in range(STEPS):
+            if hvd.rank() == late:
+                time.sleep(LAG_SECONDS)
+            hvd.allreduce(np.ones(3), name="gradient")
+        report = hvd.straggler_report()
+        if report.slowest.rank == late:
+            break
+    return report
 
 
 @pytest.mark.parametrize("plane", PLANES)
