@@ -16,7 +16,6 @@ from support.outcome import Outcome
 from support.processes import all_pids, wait_for_output, wait_until_ended
 from support.ranks import run_ranks, run_ranks_to_their_ends
 
-TRIES = 20
 STEPS = 30
 
 
@@ -39,12 +38,12 @@ def die_and_go_on(victims: list[int], phase: str) -> list[tuple[int, int]]:
 
 def lose(victim: int, phase: str) -> None:
     pids = all_pids()
-    hvd.barrier()
     with pytest.raises(hvd.RankLostError, match=f"rank {victim}"):
         {"idle": be_idle_while_a_rank_dies, "reducing": reduce_while_a_rank_dies}[phase](pids, victim)
 
 
 def be_idle_while_a_rank_dies(pids: list[int], victim: int) -> None:
+    hvd.barrier()
     if hvd.rank() == victim:
         os.kill(os.getpid(), signal.SIGKILL)
     wait_until_ended(pids[victim])
@@ -52,7 +51,8 @@ def be_idle_while_a_rank_dies(pids: list[int], victim: int) -> None:
 
 
 def reduce_while_a_rank_dies(_: list[int], victim: int) -> None:
-    for _ in range(TRIES):
+    hvd.barrier()
+    while True:
         reduction = LargeReduction()
         if hvd.rank() == victim and reduction.catch():
             os.kill(os.getpid(), signal.SIGKILL)
