@@ -69,7 +69,7 @@ def test_a_rank_that_raises() -> None:
     other, lost = run_ranks_to_their_ends(lose_a_rank, 2, args=("raises",))
     assert lost.ended == "raised" and "ZeroDivisionError: a reason of its own" in lost.output
     assert other.ended == "returned", other.output
-    for part in ("RankLostError: allreduce 'needed", "rank 1 raised", "ZeroDivisionError: a reason of its own"):
+    for part in ("RankLostError: allreduce '", "rank 1 raised", "ZeroDivisionError: a reason of its own"):
         assert part in other.result
 
 

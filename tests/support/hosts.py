@@ -126,7 +126,7 @@ def run_on_hosts(
     ranks_per_host: Sequence[int],
     *,
     args: tuple[Any, ...] = (),
-    timeout: float = 240,
+    timeout: float = 300,
     env: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """As `run_ranks`, with `ranks_per_host[i]` ranks on host i; ranks are numbered host by host."""
@@ -140,7 +140,7 @@ def run_on_hosts_to_their_ends(
     ranks_per_host: Sequence[int],
     *,
     args: tuple[Any, ...] = (),
-    timeout: float = 240,
+    timeout: float = 300,
     env: Mapping[str, str] | None = None,
     survivors: bool = True,
 ) -> list[Outcome]:

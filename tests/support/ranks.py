@@ -41,7 +41,7 @@ def run_ranks(
     np: int,
     *,
     args: tuple[Any, ...] = (),
-    timeout: float = 240,
+    timeout: float = 300,
     env: Mapping[str, str] | None = None,
     command: list[str] | None = None,
     fresh: bool = False,
@@ -101,7 +101,7 @@ def run_ranks_to_their_ends(
     np: int,
     *,
     args: tuple[Any, ...] = (),
-    timeout: float = 240,
+    timeout: float = 300,
     env: Mapping[str, str] | None = None,
     command: list[str] | None = None,
 ) -> list[Outcome]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 
-def output_of(script: Path, *arguments: object, np: int, timeout: float = 120) -> str:
+def output_of(script: Path, *arguments: object, np: int, timeout: float = 300) -> str:
     """What `horovodish run -np NP python SCRIPT ARGUMENTS` prints; it must succeed.
 
     Args:
