@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from support.ranks import let_idle_ranks_leave
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile(
+    "without times", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("without times")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from horovodish.autotune import CHOICES, WORTH, Tuning, search
@@ -67,7 +67,6 @@ def test_a_start_between_the_choices_is_one_of_them() -> None:
     assert [tuning.fusion_threshold_mb for tuning in tried] == [24, 32, 16]
 
 
-@settings(deadline=None)
 @given(st.integers(), st.floats(0, 0.5))
 def test_under_any_noise_it_ends_and_is_not_worse(seed: int, noise: float) -> None:
     """What it returns was measured better than the start in the end, or is the start."""

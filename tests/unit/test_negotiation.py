@@ -117,7 +117,7 @@ def told(decisions: list[Decision]) -> list[tuple[str, str]]:
 trees = st.tuples(st.integers(1, 12), st.integers(1, 4), st.integers(0, 2**32))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(trees, st.integers(1, 8), st.integers(1, 4), st.integers(0, 9))
 def test_every_rank_executes_everything_once_in_one_order(
     tree: tuple[int, int, int], names: int, steps: int, cache_capacity: int
@@ -153,7 +153,7 @@ def test_the_second_time_a_tensor_takes_a_few_bytes() -> None:
     assert costs[1] == costs[2] == 50 * (8 * (2 * 2 + 9) + 2 * (1 + 8))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(trees, st.data())
 def test_every_rank_hears_of_a_mismatch_and_goes_on(tree: tuple[int, int, int], data: st.DataObject) -> None:
     size, arity, seed = tree
@@ -175,7 +175,7 @@ def test_every_rank_hears_of_a_mismatch_and_goes_on(tree: tuple[int, int, int], 
     assert all(told(decisions) == [("execute", "x")] for decisions in network.decisions)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(trees)
 def test_a_shape_that_changes_everywhere_is_no_mismatch(tree: tuple[int, int, int]) -> None:
     size, arity, seed = tree
@@ -186,7 +186,7 @@ def test_a_shape_that_changes_everywhere_is_no_mismatch(tree: tuple[int, int, in
     assert all(node.cached() == 2 for node in network.nodes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 9), st.integers(1, 3), st.integers(0, 2**32), st.data())
 def test_absent_means_absent_on_every_rank(size: int, arity: int, seed: int, data: st.DataObject) -> None:
     network = Network(size, arity, seed)
@@ -198,7 +198,7 @@ def test_absent_means_absent_on_every_rank(size: int, arity: int, seed: int, dat
         assert [decision["absent"] for decision in decisions] == [expected, expected]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(2, 9), st.integers(1, 3), st.integers(0, 2**32), st.data())
 def test_joined_ranks_count_as_having_submitted(size: int, arity: int, seed: int, data: st.DataObject) -> None:
     """Rank r submits its first `lengths[r]` of the names and joins; the others go on without it."""
@@ -226,7 +226,7 @@ def test_joined_ranks_count_as_having_submitted(size: int, arity: int, seed: int
     assert all(told(d) == [("execute", "afterwards")] and d[0]["joined"] == 0 for d in network.decisions)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(2, 9), st.integers(1, 3), st.integers(0, 2**32), st.data())
 def test_a_lost_rank_ends_what_is_undecided_and_all_that_follows(
     size: int, arity: int, seed: int, data: st.DataObject
@@ -274,7 +274,7 @@ def test_ranks_that_wait_for_each_other_are_noticed() -> None:
     assert all(sorted(told(decisions)) == [("execute", "a"), ("execute", "b")] for decisions in network.decisions)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(trees)
 def test_waiting_for_the_same_tensor_is_not_stuck(tree: tuple[int, int, int]) -> None:
     size, arity, seed = tree
@@ -301,7 +301,7 @@ def test_what_is_used_stays_in_a_cache_that_is_too_small() -> None:
     assert network.bytes_sent - before < 20 * 3 * (4 + 8)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(trees, st.booleans())
 def test_the_root_knows_who_was_last_and_by_how_much(tree: tuple[int, int, int], cached: bool) -> None:
     """Whatever the order in which the statements of the ranks reach the root."""

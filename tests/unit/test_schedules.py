@@ -77,7 +77,7 @@ def contributions(value: object) -> list[object]:
     return [*contributions(value[0]), *contributions(value[1])] if isinstance(value, tuple) else [value]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(sizes)
 def test_ring_allreduce(case: tuple[int, int, int, int]) -> None:
     ranks, count, segment, seed = case
@@ -91,7 +91,7 @@ def test_ring_allreduce(case: tuple[int, int, int, int]) -> None:
     assert volume <= 2 * (ranks - 1) * -(-count // ranks)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sizes)
 def test_each_shard_is_finished_exactly_once(case: tuple[int, int, int, int]) -> None:
     ranks, count, segment, _ = case
@@ -103,7 +103,7 @@ def test_each_shard_is_finished_exactly_once(case: tuple[int, int, int, int]) ->
     assert sorted(finished) == list(range(count))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=7), st.integers(1, 5), st.integers(0, 2**32))
 def test_ring_reduce_scatter(lengths: list[int], segment: int, seed: int) -> None:
     ranks = len(lengths)
@@ -115,7 +115,7 @@ def test_ring_reduce_scatter(lengths: list[int], segment: int, seed: int) -> Non
             assert sorted(contributions(buffers[owner][i])) == sorted(f"{rank}:{i}" for rank in range(ranks))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 12), min_size=2, max_size=7), st.integers(1, 5), st.integers(0, 2**32))
 def test_direct_allgather(lengths: list[int], segment: int, seed: int) -> None:
     ranks = len(lengths)
@@ -129,7 +129,7 @@ def test_direct_allgather(lengths: list[int], segment: int, seed: int) -> None:
     assert all(buffer == expected for buffer in buffers)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(sizes, st.data())
 def test_tree_broadcast(case: tuple[int, int, int, int], data: st.DataObject) -> None:
     ranks, count, segment, seed = case
