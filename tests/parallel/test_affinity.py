@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -11,6 +10,7 @@ import horovodish as hvd
 from horovodish.affinity import core_of
 from horovodish.place import Place
 from support.ranks import run_ranks
+from support.threads import thread_names
 
 TWO_ON_A_HOST = Place(1, ((0, 1), (2,)))
 
@@ -18,15 +18,14 @@ TWO_ON_A_HOST = Place(1, ((0, 1), (2,)))
 def cores_of_threads() -> tuple[set[int], set[int]]:
     """Those of the engine's own thread, and those of this one."""
     hvd.init()
-    while not (engines := [thread for thread in threads_named("horovodish") if thread != os.getpid()]):
+    while not (engines := engine_threads()):
         os.sched_yield()  # it names itself when it gets to run
     (engine,) = engines
     return os.sched_getaffinity(engine), os.sched_getaffinity(0)
 
 
-def threads_named(name: str) -> list[int]:
-    files = Path("/proc/self/task").glob("*/comm")
-    return [int(file.parent.name) for file in files if file.read_text().strip() == name]
+def engine_threads() -> list[int]:
+    return [thread for thread, name in thread_names().items() if name == "horovodish" and thread != os.getpid()]
 
 
 def test_each_local_rank_has_its_core() -> None:

@@ -20,8 +20,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from support.threads import thread_names
+
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 STAYS_SECONDS = 30
+VANISHES_WITHIN_SECONDS = 5.0
 
 
 def main(folder: Path, stops_at_failure: bool) -> None:
@@ -122,7 +125,9 @@ def shut_down() -> None:
 
     horovodish.shutdown()
     gc.collect()  # a handle in a reference cycle holds on to its engine
-    left = left_behind()
+    ends_at = time.monotonic() + VANISHES_WITHIN_SECONDS
+    while (left := left_behind()) and time.monotonic() < ends_at:
+        time.sleep(0.01)
     if left:
         raise AssertionError(f"still there after shutdown(): {', '.join(left)}")
 
@@ -130,8 +135,7 @@ def shut_down() -> None:
 def left_behind() -> list[str]:
     """Threads of the engine, its shared memory and Python threads that this process still has."""
     own = re.compile("horovodish")
-    tasks = {path.parent.name: path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")}
-    native = [f"thread {name}" for task, name in tasks.items() if own.search(name) and int(task) != os.getpid()]
+    native = [f"thread {name}" for task, name in thread_names().items() if own.search(name) and task != os.getpid()]
     python = [f"Python thread {thread.name}" for thread in threading.enumerate() if own.search(thread.name)]
     memory = re.compile(r"/memfd:horovodish\S*")
     opened = [f"open {link}" for link in open_files() if memory.match(link)]
