@@ -190,7 +190,8 @@ class Settings:
     chunk_kb: int = _knob(
         TUNING,
         256,
-        "Tensors stream through shared memory in chunks of this many KiB.",
+        "Tensors stream through shared memory in chunks of this many KiB; with several hosts, of enough for whole ring "
+        "segments.",
         least=4,
         most=2**20,
     )

@@ -15,6 +15,7 @@
 #include "mpi_exit.h"
 #include "planes/nccl_launch.h"
 #include "planes/schedule.h"
+#include "planes/shards.h"
 #include "timeline_writer.h"
 #include "tree.h"
 #include "xla_cuda_ops.h"
@@ -325,6 +326,7 @@ void bind_schedules(py::module_& module) {
   module.def("tree_broadcast", [as_dict](int rank, int ranks, int root, size_t count, size_t segment) {
     return as_dict(tree_broadcast(rank, ranks, root, count, segment));
   });
+  module.def("exchanged_chunk", &exchanged_chunk);
 }
 
 }  // namespace

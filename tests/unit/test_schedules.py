@@ -140,3 +140,19 @@ def test_tree_broadcast(case: tuple[int, int, int, int], data: st.DataObject) ->
     assert all(buffer == list(range(count)) for buffer in buffers)
     if count > 8 * segment:  # a chain: nobody sends more than the buffer
         assert volume == count
+
+
+@given(st.integers(1, 1024), st.integers(1, 128), st.integers(2, 64), st.integers(0, 2048))
+def test_a_chunk_between_hosts_is_whole_segments(wanted: int, segment: int, pieces: int, more: int) -> None:
+    most = wanted + more
+    chunk = testing.exchanged_chunk(wanted, segment, pieces, most)
+    assert 0 < chunk <= most
+    if segment * pieces <= most:
+        assert chunk % (segment * pieces) == 0
+        assert chunk >= wanted or chunk + segment * pieces > most
+    else:
+        assert chunk == most  # as near to a segment for each piece as there is room
+
+
+def test_two_hosts_of_two_ranks_send_two_segments_at_a_time() -> None:
+    assert testing.exchanged_chunk(256, 60, 2 * 2, 1024) == 2 * 60 * 4

@@ -16,4 +16,11 @@ inline size_t shard_begin(size_t count, size_t shards, size_t item_bytes, size_t
   return std::min(index * ceil_divide(ceil_divide(count, shards), line) * line, count);
 }
 
+// The size of a chunk that the ranks of several hosts exchange in `pieces` that travel on their own: `wanted` rounded up, so
+// that each piece is whole segments, since the time of a message depends little on its size. At most `most`.
+inline size_t exchanged_chunk(size_t wanted, size_t segment, size_t pieces, size_t most) {
+  const size_t least = segment * pieces;
+  return least > most ? most : std::min(ceil_divide(wanted, least), most / least) * least;
+}
+
 }  // namespace horovodish

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "planes/shards.h"
 #include "planes/stream_tasks.h"
 
 namespace horovodish {
@@ -56,7 +57,11 @@ SharedMemoryPlane::~SharedMemoryPlane() {
 
 void SharedMemoryPlane::start(std::shared_ptr<Operation> operation) {
   const size_t wanted = operation->request->chunk_bytes;
-  const size_t chunk_bytes = wanted == 0 ? chunk_bytes_ : std::min(wanted, slot_bytes_);
+  size_t chunk_bytes = wanted == 0 ? chunk_bytes_ : std::min(wanted, slot_bytes_);
+  if (across_) {
+    const size_t pieces = across_->most_local_ranks() * across_->hosts.size();
+    chunk_bytes = exchanged_chunk(chunk_bytes, across_->segment_bytes, pieces, slot_bytes_);
+  }
   auto tasks = make_stream_tasks(operation, {own_, counters_.size(), chunk_bytes, across_ ? &*across_ : nullptr});
   items_.push_back({std::move(operation), std::move(tasks)});
 }
