@@ -126,7 +126,10 @@ def test_digits_are_learned(run: Callable[..., Any], leaves_nothing: None) -> No
 def test_nothing_of_what_ranks_write_and_read_is_lost(
     run: Callable[..., Any], place: Place, leaves_nothing: None, tmp_path: Path
 ) -> None:
-    """Rank 0 is on the other host and reads; the last rank fails; each line is written in three pieces."""
+    """Rank 0 is on the other host and reads; the last rank fails; each line is written in three pieces.
+
+    Libraries below MPI may write there, too, lines of their own.
+    """
     code = f"""
 from mpi4py import MPI
 rank = MPI.COMM_WORLD.Get_rank()
@@ -151,13 +154,15 @@ signal.pause()
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
     for rank, host in enumerate([second, second, first, first]):
         lines = [f"a line with a number {number}" for number in range(LINES)]
-        assert [line for line in job.stdout.lines if line.startswith(f"[{rank}] ")] == [f"[{rank}] {x}" for x in lines]
-        assert (tmp_path / "kept" / f"rank.{rank}" / "stdout").read_text().splitlines() == lines
+        shown = [line for line in job.stdout.lines if line.startswith(f"[{rank}] a line ")]
+        assert shown == [f"[{rank}] {line}" for line in lines]
+        kept = (tmp_path / "kept" / f"rank.{rank}" / "stdout").read_text().splitlines()
+        assert [line for line in kept if line.startswith("a line ")] == lines
         here = "of this host" if host == first else None
         place_of_rank = repr([host, len(words) if rank == 0 else 0, odd, threads, here])
         assert f"[{rank}] {place_of_rank}" in job.stderr.lines
-        assert (tmp_path / "kept" / f"rank.{rank}" / "stderr").read_text() == place_of_rank
-    assert len(job.stdout.lines) == 4 * LINES
+        assert (tmp_path / "kept" / f"rank.{rank}" / "stderr").read_text().count(place_of_rank) == 1
+    assert "\n".join(job.stdout.lines).count("a line ") == 4 * LINES
 
 
 def test_a_rank_that_raises_is_quoted_last_and_once(
@@ -249,7 +254,7 @@ def test_a_function_that_python_runs_on_both_hosts(
     code = FUNCTION.format(hosts=place.named(2, 2), agent=str(place.shell))
     job = start(*place.made.inside(0), sys.executable, "-c", code, env={"OMPI_MCA_mpi_yield_when_idle": "1"})
     assert job.finish() == 0, job.stderr.lines
-    assert job.stdout.lines == ["[(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)]"]
+    assert "[(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)]" in job.stdout.lines  # beside what libraries below MPI say
 
 
 @pytest.fixture
