@@ -51,7 +51,7 @@ def work() -> list[np.ndarray]:
 
 
 def test_one_tensor_of_two_frameworks() -> None:
-    jax_rank, torch_rank = run_ranks(work, 2, timeout=120, fresh=True)
+    jax_rank, torch_rank = run_ranks(work, 2, fresh=True)
     for one, other in zip(jax_rank, torch_rank, strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(jax_rank[0], np.full((2, 3), 3.0))

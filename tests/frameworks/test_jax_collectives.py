@@ -214,4 +214,4 @@ def hvd_errors() -> Any:
 
 
 def test_collectives() -> None:
-    run_ranks(everything, 2, timeout=120)
+    run_ranks(everything, 2)

@@ -187,7 +187,7 @@ def what_goes_through_the_host() -> None:
 @pytest.mark.parametrize("np", [1, 2])
 def test_calls_on_pretended_gpus(np: int) -> None:
     more = {"HOROVODISH_PLANE": "nccl", "HOROVODISH_FUSION_THRESHOLD_MB": "0", "JAX_PLATFORMS": "cpu"}
-    run_ranks(calls_on_pretended_gpus, np, env=variables(np + 1, **more), timeout=180)
+    run_ranks(calls_on_pretended_gpus, np, env=variables(np + 1, **more))
 
 
 def training_on_a_gpu() -> None:
@@ -266,4 +266,4 @@ def several_collectives() -> None:
 def test_a_gpu(np: int) -> None:
     needs_gpu()
     more = {"HOROVODISH_TEST_SHARED_GPU": "1", "HOROVODISH_PLANE": "nccl", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    run_ranks(training_on_a_gpu, np, env={**more, "JAX_PLATFORMS": "cuda,cpu"}, timeout=180)
+    run_ranks(training_on_a_gpu, np, env={**more, "JAX_PLATFORMS": "cuda,cpu"})

@@ -40,7 +40,7 @@ def take_a_branch_alone() -> str:
 
 
 def test_a_branch_that_only_some_ranks_take() -> None:
-    inside, outside = run_ranks_to_their_ends(take_a_branch_alone, 2, timeout=60)
+    inside, outside = run_ranks_to_their_ends(take_a_branch_alone, 2)
     assert inside.ended == outside.ended == "returned", inside.output + outside.output
     assert "DEADLINE_EXCEEDED: allreduce 'branch' failed on rank 0" in inside.result
     for text in (inside.result, outside.result):
@@ -59,7 +59,7 @@ def lose_a_rank() -> str:
 
 
 def test_a_rank_that_is_lost() -> None:
-    here, lost = run_ranks_to_their_ends(lose_a_rank, 2, timeout=60)
+    here, lost = run_ranks_to_their_ends(lose_a_rank, 2)
     assert (lost.ended, lost.error_class) == ("raised", "ZeroDivisionError"), lost.output
     assert here.ended == "returned", here.output
     for part in ("UNAVAILABLE: allreduce 'needed", "rank 1 raised ZeroDivisionError: division by zero"):

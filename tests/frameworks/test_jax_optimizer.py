@@ -189,7 +189,7 @@ def everything() -> None:
 
 
 def test_the_optimizer() -> None:
-    run_ranks(everything, 2, timeout=120)
+    run_ranks(everything, 2)
 
 
 def test_a_world_of_one() -> None:

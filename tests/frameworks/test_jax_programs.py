@@ -302,7 +302,7 @@ def everything() -> None:
 
 
 def test_programs() -> None:
-    run_ranks(everything, 2, timeout=120, env={"JAX_NUM_CPU_DEVICES": "2"})
+    run_ranks(everything, 2, env={"JAX_NUM_CPU_DEVICES": "2"})
 
 
 def in_orders_of_their_own() -> list[np.ndarray]:
@@ -311,7 +311,7 @@ def in_orders_of_their_own() -> list[np.ndarray]:
 
 
 def test_three_ranks_give_the_same_bits_in_every_run() -> None:
-    runs = [run_ranks(in_orders_of_their_own, 3, timeout=120) for _ in range(2)]
+    runs = [run_ranks(in_orders_of_their_own, 3) for _ in range(2)]
     for by_rank in runs:
         for result in by_rank:
             np.testing.assert_array_equal(result, runs[0][0])

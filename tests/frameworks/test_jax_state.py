@@ -135,4 +135,4 @@ def everything() -> None:
 
 
 def test_state() -> None:
-    run_ranks(everything, 2, timeout=120)
+    run_ranks(everything, 2)

@@ -45,7 +45,7 @@ def test_functions_are_documented(name: str) -> None:
 def test_the_import_starts_no_backend_and_no_mpi() -> None:
     code = "import horovodish.jax, sys; from jax._src.xla_bridge import backends_are_initialized as begun; "
     code += "assert not begun(); assert 'mpi4py.MPI' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 STRUCTS = {  # ours, theirs, and members of both
