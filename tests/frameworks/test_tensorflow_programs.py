@@ -184,7 +184,7 @@ hvd.init()
 print(loaded.total(tf.ones(2)))
 """
     tf.saved_model.save(Model(), str(tmp_path))
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     told = ("Op type not registered 'HorovodishAllreduce'", "EngineStoppedError: .* call init.. first", r"\[1., 1.\]")
     for expected in told:
         assert re.search(expected, finished.stdout), finished.stdout + finished.stderr

@@ -61,4 +61,4 @@ def test_the_package_has_one_name() -> None:
 def test_the_import_starts_no_thread_and_no_mpi() -> None:
     code = "import os, sys, torch; before = len(os.listdir('/proc/self/task')); import horovodish.torch; "
     code += "assert len(os.listdir('/proc/self/task')) == before; assert 'mpi4py.MPI' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

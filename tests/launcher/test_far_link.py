@@ -140,7 +140,7 @@ def test_who_does_not_know_the_secret_is_told_nothing(door: Door) -> None:
     _, port, address = door.address.split()
     with pytest.raises(OSError, match=rf"port {port} of 127\.0\.0\.1: somebody else answers"):
         call(f"{'0' * 64} {port} {address}")
-    with socket.create_connection((address, int(port)), timeout=60) as stranger:
+    with socket.create_connection((address, int(port)), timeout=300) as stranger:
         stranger.sendall(b"n" * NONCE_BYTES + b"p" * PROOF_BYTES)
         answer = stranger.recv(1024)
         assert len(answer) == NONCE_BYTES + PROOF_BYTES

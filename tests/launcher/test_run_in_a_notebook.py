@@ -39,7 +39,9 @@ def text_of(cell: Any, name: str) -> str:
 
 def test_functions_of_cells(tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
-    client = nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3", allow_errors=True)
+    client = nbclient.NotebookClient(
+        notebook, timeout=300, startup_timeout=300, kernel_name="python3", allow_errors=True
+    )
     client.execute(cwd=str(tmp_path))
     defines, trains, fails = notebook.cells
     assert defines.outputs == []

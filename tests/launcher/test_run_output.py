@@ -53,7 +53,7 @@ def test_the_job_ends_when_nobody_reads_on(launch: Callable[..., Any]) -> None:
         ["bash", "-c", f"{horovodish} run -np 2 yes | head -n 3; exit ${{PIPESTATUS[0]}}"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.stdout == "y\ny\ny\n"
     assert done.returncode == 141

@@ -71,7 +71,7 @@ def test_a_rank_that_another_mpis_mpirun_has_started_says_so() -> None:
     names = ("PMI_RANK", "PMI_SIZE") if is_open_mpi else ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     code = "from horovodish import mpi; mpi.check_pairing(mpi.load())"
     environ = {**os.environ, **dict(zip(names, "02", strict=True))}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     launcher = "MPICH's mpiexec" if is_open_mpi else "Open MPI's mpirun"
     assert f"LaunchError: {launcher} started 2 ranks, but mpi4py loads " in done.stderr

@@ -17,7 +17,7 @@ DESCRIPTOR_PER_STEP = f"import os; exec(open({str(SOAK)!r}).read().replace('orde
 
 def soak(*program: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "horovodish.launcher", "run", "-np", "3", sys.executable, *program]
-    return subprocess.run([*command, "--steps", str(STEPS)], capture_output=True, text=True, timeout=100)
+    return subprocess.run([*command, "--steps", str(STEPS)], capture_output=True, text=True, timeout=300)
 
 
 def test_nothing_grows() -> None:

@@ -239,14 +239,14 @@ ALONE = "import numpy, horovodish as hvd; hvd.init(); hvd.allreduce(numpy.ones(3
 @pytest.mark.parametrize("end", ["pass", "raise ValueError", "raise SystemExit(3)"])
 def test_the_end_of_the_script_ends_it(end: str, tmp_path: Path) -> None:
     env = {**os.environ, "HOROVODISH_TIMELINE_FILENAME": str(tmp_path / "trace.json")}
-    subprocess.run([sys.executable, "-c", ALONE.format(end=end)], env=env, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "-c", ALONE.format(end=end)], env=env, capture_output=True, timeout=300)
     assert is_complete(tmp_path / "trace.rank-0.json")
     assert set(tracks_of(tmp_path / "trace.rank-0.json", 0)) == {"x"}
 
 
 def test_a_setting_that_cannot_be_followed_says_so(tmp_path: Path) -> None:
     env = {**os.environ, "HOROVODISH_TIMELINE_FILENAME": str(tmp_path / "missing" / "trace.json")}
-    done = subprocess.run([sys.executable, "-c", ALONE.format(end="pass")], env=env, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", ALONE.format(end="pass")], env=env, capture_output=True, timeout=300)
     said = done.stderr.decode().splitlines()[-1]
     assert said.startswith("horovodish.errors.SettingError: HOROVODISH_TIMELINE_FILENAME=")
     assert "on rank 0" in said and "No such file or directory" in said
@@ -257,7 +257,7 @@ def test_a_full_disk_ends_the_timeline_with_one_warning_and_not_the_job(tmp_path
     code = "import numpy, time, horovodish as hvd; hvd.init(); hvd.start_timeline('trace.json')\n"
     code += "for _ in range(3): hvd.allreduce(numpy.ones(3)); time.sleep(0.1)\n"
     code += "hvd.stop_timeline()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
     said = "horovodish: warning: the timeline ends here, because it cannot be written: No space left on device\n"
     assert done.stderr == said

@@ -23,7 +23,7 @@ def mpirun() -> str:
 @functools.cache
 def is_open_mpi() -> bool:
     """Whether it is Open MPI's; MPICH's otherwise."""
-    version = subprocess.run([mpirun(), "--version"], capture_output=True, text=True, check=True, timeout=60)
+    version = subprocess.run([mpirun(), "--version"], capture_output=True, text=True, check=True, timeout=300)
     return "Open MPI" in version.stdout
 
 

@@ -231,7 +231,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_idle_processes_end_when_nobody_can_call_them() -> None:
     tests = Path(__file__).parent.parent
     environment = {**os.environ, "PYTHONPATH": str(tests)}
-    done = subprocess.run([sys.executable, "-c", DIES], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", DIES], env=environment, capture_output=True, text=True, timeout=300)
     wait_until_ended(int(done.stdout))
 
 

@@ -107,7 +107,7 @@ def test_several_traces_become_one_also_where_one_was_cut_off(tmp_path: Path) ->
     cut = tmp_path / "cut.json"
     cut.write_text(write(tmp_path / "other.json", operation(2, 0, "y")).read_text()[:-20])
     command = [sys.executable, "-m", "horovodish.merge_traces", str(whole), str(cut)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)[: len(events_of(whole))] == events_of(whole)
     assert {event["args"]["name"] for event in json.loads(done.stdout) if event.get("name") == "thread_name"} == {
@@ -120,7 +120,7 @@ def test_several_traces_become_one_also_where_one_was_cut_off(tmp_path: Path) ->
 @pytest.mark.parametrize(("arguments", "status"), [([], 2), (["no-such-file"], 1)])
 def test_merging_nothing_says_so(arguments: list[str], status: int) -> None:
     command = [sys.executable, "-m", "horovodish.merge_traces", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == status
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
