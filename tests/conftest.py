@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 
 from support.ranks import let_idle_ranks_leave
+from support.sources import ROOT
+
+# `python -m pytest` puts the checkout there, and `tests`, `launcher` and the like would be modules, in the ranks, too.
+sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != ROOT]
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
