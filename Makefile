@@ -86,8 +86,8 @@ test-python-%:
 # Everything once more over MPICH instead of Open MPI.
 test-mpich:
 	[ -d .venvs/mpich ] || $(PYTHON) -m venv .venvs/mpich
-	.venvs/mpich/bin/python $(PIP) $(BUILD_TOOLS) torch==2.13.0
-	.venvs/mpich/bin/python $(PIP) --no-build-isolation --editable '.[examples,mpich,test]'
+	.venvs/mpich/bin/python $(PIP) $(BUILD_TOOLS)
+	.venvs/mpich/bin/python $(PIP) --no-build-isolation --editable '.[mpich,test-frameworks]'
 	.venvs/mpich/bin/$(PYTEST) $(PYTEST_ARGS)
 
 # The engine as threads of one process under ThreadSanitizer, then under AddressSanitizer and UndefinedBehaviorSanitizer.
