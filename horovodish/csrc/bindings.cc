@@ -96,6 +96,7 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   const auto handle = operation->handle;
   {
     py::gil_scoped_release release;
+    engine->hold_at_exit();
     engine->enqueue(std::move(operation), waits);
   }
   return {engine, handle, stream};
@@ -381,7 +382,11 @@ PYBIND11_MODULE(_native, module) {
       .def("poll", [](const PyHandle& self) { return self.handle->settled(); })
       .def(
           "wait",
-          [](const PyHandle& self, double seconds) { return self.engine->wait(*self.handle, nanoseconds(seconds)); },
+          [](const PyHandle& self, double seconds) {
+            const bool settled = self.engine->wait(*self.handle, nanoseconds(seconds));
+            self.engine->hold_at_exit();
+            return settled;
+          },
           py::arg("seconds"), py::call_guard<py::gil_scoped_release>())
       .def("error", [](const PyHandle& self) { return error_tuple(self.handle->error()); })
       .def("memory_abandoned", [](const PyHandle& self) { return self.handle->memory_abandoned(); })

@@ -120,7 +120,6 @@ std::shared_ptr<Operation> Engine::make_operation(std::shared_ptr<const Request>
 
 void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
   check_process();
-  hold_at_exit();
   const std::string& name = operation->request->name;
   {
     std::lock_guard lock(inbox_mutex_);
@@ -152,6 +151,7 @@ void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
 }
 
 void Engine::enqueue_and_drive(const std::shared_ptr<Operation>& operation, std::chrono::nanoseconds limit) {
+  hold_at_exit();
   const bool drives = config_.size > 1 && nothing_submitted();
   enqueue(operation, drives);
   if (!drives) return;
@@ -191,7 +191,6 @@ bool Engine::wait(const Handle& handle, std::chrono::nanoseconds limit) {
     drive_until(handle, deadline);
     leave_seat();
   }
-  hold_at_exit();
   return handle.settled();
 }
 

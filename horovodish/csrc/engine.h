@@ -128,6 +128,9 @@ class Engine {
   // The calling thread is about to end the process. Other threads that come back from here could not run any more:
   // Python ends a thread that wants its lock back by force. They wait for the end instead.
   void hold_other_threads();
+  // Where a thread of Python's passes that is about to go back to it. Threads of a framework's own never pass here: a
+  // framework may wait for them when the process ends.
+  void hold_at_exit() const;
 
   int rank() const { return config_.rank; }
   int size() const { return config_.size; }
@@ -139,7 +142,6 @@ class Engine {
   using Clock = std::chrono::steady_clock;
 
   void check_process() const;
-  void hold_at_exit() const;
   void start_thread();
   void run();
   bool turn();
