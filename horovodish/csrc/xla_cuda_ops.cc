@@ -214,8 +214,12 @@ xla::Error* xla_cuda_done(xla::CallFrame* frame) {
     const auto call = group.at(index);
     if (!call) throw std::runtime_error("the result of an operation was asked for twice");
     calls().forget({execution.id, std::string(names[index])});
-    const Failure failure = wait_until_launched(*call, group);
-    return failure.message.empty() ? collect(*call, memory_of(frame->results), execution) : failure;
+    Failure failure = wait_until_launched(*call, group);
+    if (failure.message.empty()) failure = collect(*call, memory_of(frame->results), execution);
+    if (!failure.message.empty()) {  // the program ends here, so nobody asks for the others
+      for (const auto name : names) calls().forget({execution.id, std::string(name)});
+    }
+    return failure;
   });
 }
 

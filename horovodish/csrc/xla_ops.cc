@@ -54,6 +54,7 @@ struct Call {
 // The operations that belong together. Where one fails, no `done` waits for the others: they may never end, as when a rank
 // has a larger tree than the others.
 struct Group {
+  std::vector<int32_t> numbers;
   Failure failure;
   std::vector<std::shared_ptr<Call>> waiting;
 };
@@ -112,10 +113,11 @@ class Calls {
  public:
   int32_t add(std::shared_ptr<Call> call) {
     std::lock_guard lock(mutex_);
-    while (calls_.contains(++last_)) {
+    while (calls_.contains(static_cast<int32_t>(++last_))) {
     }
-    calls_.emplace(last_, std::move(call));
-    return last_;
+    const auto number = static_cast<int32_t>(last_);
+    calls_.emplace(number, std::move(call));
+    return number;
   }
 
   void settle(const std::shared_ptr<Call>& call, Failure failure) {
@@ -129,6 +131,7 @@ class Calls {
       if (!failure.message.empty()) {
         call->group->failure = failure;
         released.swap(waiting);
+        if (!released.empty()) forget(*call->group);
       } else if (const auto own = std::find(waiting.begin(), waiting.end(), call); own != waiting.end()) {
         released.push_back(call);
         waiting.erase(own);
@@ -155,7 +158,10 @@ class Calls {
     drive(*call);
     {
       std::lock_guard lock(mutex_);
-      if (!call->group->failure.message.empty()) return call->group->failure;
+      if (!call->group->failure.message.empty()) {
+        forget(*call->group);
+        return call->group->failure;
+      }
       if (!call->settled && !has_result(*call)) {
         call->waiter = waits(std::move(wanted));
         call->group->waiting.push_back(call);
@@ -166,8 +172,15 @@ class Calls {
   }
 
  private:
+  // A `done` fails, and so the program ends before those that depend on it. The caller holds mutex_.
+  void forget(const Group& group) {
+    for (const int32_t number : group.numbers) calls_.erase(number);
+  }
+
+  // The caller holds mutex_.
   void form_group(const int32_t* numbers, size_t count) {
     const auto group = std::make_shared<Group>();
+    group->numbers.assign(numbers, numbers + count);
     for (size_t i = 0; i < count; ++i) {
       const auto found = calls_.find(numbers[i]);
       if (found == calls_.end()) continue;
@@ -177,7 +190,7 @@ class Calls {
   }
 
   std::mutex mutex_;
-  int32_t last_ = 0;  // guarded by mutex_
+  uint32_t last_ = 0;  // begins again after 2^32 operations; guarded by mutex_
   std::unordered_map<int32_t, std::shared_ptr<Call>> calls_;  // guarded by mutex_
 };
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import jax
 import pytest
@@ -10,7 +11,8 @@ from jax import lax
 from jax import numpy as jnp
 
 import horovodish.jax as hvd
-from support.ranks import run_ranks_to_their_ends
+from support.ranks import run_ranks, run_ranks_to_their_ends
+from support.scripts import output_of
 
 # The class depends on whether the program fails while JAX dispatches it.
 FAILED = (jax.errors.JaxRuntimeError, ValueError)
@@ -64,3 +66,48 @@ def test_a_rank_that_is_lost() -> None:
     assert here.ended == "returned", here.output
     for part in ("UNAVAILABLE: allreduce 'needed", "rank 1 raised ZeroDivisionError: division by zero"):
         assert part in here.result
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def fail_again_and_again() -> int:
+    hvd.init()
+    # The last leaf is in the first bucket: where that fails, nobody asks for the results of the others.
+    tree = [jnp.ones(1_500_000) for _ in range(6)] + [jnp.ones(3 + hvd.rank())]
+    for attempt in range(14):
+        # Operations of the last attempt may still be under way, so each has names of its own.
+        program = jax.jit(lambda tree, name=f"tree {attempt}": hvd.allreduce(tree, name=name))
+        with pytest.raises(FAILED, match="the ranks disagree about its shape"):
+            jax.block_until_ready(program(tree))
+        hvd.barrier()
+        if attempt == 1:
+            before = resident_bytes()
+    return resident_bytes() - before
+
+
+def test_programs_that_fail_keep_no_memory() -> None:
+    bytes_of_a_tree = 6 * 6_000_000
+    assert max(run_ranks(fail_again_and_again, 2, timeout=120)) < 4 * bytes_of_a_tree
+
+
+LEAVES_A_PROGRAM_UNDER_WAY = """
+import jax
+import jax.numpy as jnp
+import horovodish.jax as hvd
+
+hvd.init()
+program = jax.jit(lambda x: hvd.allreduce([x @ x for _ in range(4)], name="left"))
+x = jnp.ones((600, 600))
+jax.block_until_ready(program(x))
+if hvd.rank() == 1:
+    kept = program(x)
+print(f"rank {hvd.rank()} ends", flush=True)
+"""
+
+
+def test_a_script_that_ends_with_a_program_under_way(tmp_path: Path) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(LEAVES_A_PROGRAM_UNDER_WAY)
+    assert sorted(output_of(script, np=2, timeout=120).splitlines()) == ["rank 0 ends", "rank 1 ends"]
