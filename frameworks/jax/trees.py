@@ -28,11 +28,11 @@ def named(kind: str, name: str | None) -> dict[str, Any]:
     """The fields of a `Collective` that say what the user calls it.
 
     Raises:
-        ValueError: the name is empty or has several lines.
+        ValueError: the name is no text, is empty or has several lines.
     """
     if name is None:
         return {"kind": kind, "name": f"{kind}.{_place_in_source()}", "unnamed": True}
-    if not name or "\n" in name:
+    if not isinstance(name, str) or not name or "\n" in name:
         raise ValueError(f"{kind}: name={name!r} must be one line of text that is not empty")
     return {"kind": kind, "name": name, "unnamed": False}
 
@@ -61,7 +61,7 @@ def checked_array(value: Any, name: str, op: ReduceOp | None) -> jax.Array:
         raise UnsupportedTensorError(f"{name}: dtype {dtype} is not supported; pass jax.random.key_data(key)")
     try:
         array = jnp.asarray(value)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise UnsupportedTensorError(
             f"{name}: expected an array of JAX or NumPy or a number, got {type(value).__name__}"
         ) from error

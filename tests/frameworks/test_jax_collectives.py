@@ -137,12 +137,15 @@ def what_is_wrong() -> None:
         hvd.UnsupportedTensorError, match="wrong: expected an array of JAX or NumPy or a number, got str"
     ):
         hvd.allreduce("text", name="wrong")
+    with pytest.raises(hvd.UnsupportedTensorError, match=r"wrong: expected an array .* or a number, got dict"):
+        hvd.alltoall({"a": jnp.ones(2)}, name="wrong")
     for call, text in [
         (lambda x: hvd.allreduce(x, average=True, op=hvd.Sum), "both given"),
         (lambda x: hvd.broadcast(x, 9), "root_rank=9 does not exist"),
         (lambda x: hvd.reducescatter(x, op=hvd.Adasum), "op=Adasum is for allreduce"),
         (lambda x: hvd.alltoall(x, name="a"), "3 rows cannot be divided evenly by 2 ranks"),
         (lambda x: hvd.allreduce(x, name=""), "must be one line of text"),
+        (lambda x: hvd.allreduce(x, name=5), "name=5 must be one line of text"),
         (lambda x: hvd.allreduce(x, compression="bf16"), "compression='bf16' is none"),
         (lambda x: hvd.grouped_allreduce([]), "the group is empty"),
     ]:
