@@ -93,6 +93,44 @@ HOROVODISH_INLINE A floor_divided(A value, int divisor) {
                         (value < 0 && static_cast<int64_t>(quotient) * divisor != static_cast<int64_t>(value)));
 }
 
+// Where nothing is scaled before the reduction, and only floating-point numbers after it: each element is read and written
+// once, but for what more than two sources keep in the accumulator. `ivdep`: the target may be a source, but no element
+// depends on another.
+template <class T, class Op>
+HOROVODISH_INLINE void reduce_unscaled(T* target, const T* const* sources, size_t sources_count, size_t count,
+                                       double factor, Op op) {
+  using E = Element<T>;
+  using A = typename E::Accumulator;
+  const auto finished = [factor](A value) __attribute__((always_inline)) {
+    if constexpr (std::is_floating_point_v<A>) value *= static_cast<A>(factor);  // exact where it is 1
+    return E::store(value);
+  };
+  const T* const first = sources[0];
+  const T* const last = sources[sources_count - 1];
+  if (sources_count == 1) {
+#pragma GCC ivdep
+    for (size_t i = 0; i < count; ++i) target[i] = finished(E::load(first[i]));
+    return;
+  }
+  if (sources_count == 2) {
+#pragma GCC ivdep
+    for (size_t i = 0; i < count; ++i) target[i] = finished(op(E::load(first[i]), E::load(last[i])));
+    return;
+  }
+  A accumulator[kBlock];
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t length = std::min(kBlock, count - begin);
+    const T* source = sources[1] + begin;
+    for (size_t i = 0; i < length; ++i) accumulator[i] = op(E::load(first[begin + i]), E::load(source[i]));
+    for (size_t s = 2; s + 1 < sources_count; ++s) {
+      source = sources[s] + begin;
+      for (size_t i = 0; i < length; ++i) accumulator[i] = op(accumulator[i], E::load(source[i]));
+    }
+#pragma GCC ivdep
+    for (size_t i = 0; i < length; ++i) target[begin + i] = finished(op(accumulator[i], E::load(last[begin + i])));
+  }
+}
+
 template <class T, class Op>
 HOROVODISH_INLINE void reduce_blocks(T* target, const T* const* sources, size_t sources_count, size_t count,
                                      const Scaling& scaling, Op op) {
@@ -101,6 +139,9 @@ HOROVODISH_INLINE void reduce_blocks(T* target, const T* const* sources, size_t 
   const double prescale = scaling.prescale;
   double factor = scaling.postscale;
   if constexpr (std::is_floating_point_v<A>) factor /= scaling.divisor;
+  if (prescale == 1.0 && (std::is_floating_point_v<A> || (factor == 1.0 && scaling.divisor == 1))) {
+    return reduce_unscaled(target, sources, sources_count, count, factor, op);
+  }
   A accumulator[kBlock];
   for (size_t begin = 0; begin < count; begin += kBlock) {
     const size_t length = std::min(kBlock, count - begin);

@@ -104,6 +104,10 @@ def infinities_and_signed_zeros() -> None:
         own = np.array([np.inf, -np.inf, -0.0, np.nan], dtype_of(dtype))
         result = hvd.allreduce(own, op=hvd.Sum).astype(np.float64)
         np.testing.assert_array_equal(result, [np.inf, -np.inf, -0.0, np.nan])
+        opposite = np.array([np.inf if hvd.rank() == 0 else -np.inf], dtype_of(dtype))
+        assert np.isnan(hvd.allreduce(opposite, op=hvd.Sum).astype(np.float64)) or hvd.size() == 1
+        every_bit = np.full(own.nbytes, 0xFF, np.uint8).view(own.dtype)  # a NaN, too
+        assert np.isnan(hvd.allreduce(every_bit).astype(np.float64)).all()
         largest = np.array([ml_dtypes.finfo(dtype_of(dtype)).max], dtype_of(dtype))
         np.testing.assert_array_equal(hvd.allreduce(largest, op=hvd.Max), largest)
 
