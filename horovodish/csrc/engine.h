@@ -128,8 +128,8 @@ class Engine {
   // The calling thread is about to end the process. Other threads that come back from here could not run any more:
   // Python ends a thread that wants its lock back by force. They wait for the end instead.
   void hold_other_threads();
-  // Where a thread of Python's passes that is about to go back to it. Threads of a framework's own never pass here: a
-  // framework may wait for them when the process ends.
+  // Where a thread passes that may be about to go back to Python. Threads that a framework waits for when the process ends,
+  // as JAX does, must not pass here.
   void hold_at_exit() const;
 
   int rank() const { return config_.rank; }
