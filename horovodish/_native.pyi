@@ -90,6 +90,7 @@ class Engine:
         splits: Sequence[int] = ...,
         member_names: Sequence[str] = ...,
         stream: int | None = None,
+        family: tuple[str, int, int, int] | None = None,
     ) -> Handle: ...
     def refuse(self, kind: int, name: str, process_set: int, why: str) -> None: ...
     def plan(
@@ -122,6 +123,8 @@ class testing:
             absent: list[int] = ...,
             members: int = ...,
             broadcast_from: int | None = ...,
+            family: str = ...,
+            attempt: int = ...,
         ) -> None: ...
         def flush(self) -> None: ...
         def join(self) -> None: ...

@@ -6,7 +6,7 @@ import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -295,6 +295,22 @@ class Checking:
         basics.engine().refuse(_native.KINDS[self._kind], self._name, self._process_set_id, why)
 
 
+class Family(NamedTuple):
+    """What operations belong to together, as the buckets of a tree do: where the ranks disagree about one, all fail.
+
+    Attributes:
+        name: of all of it.
+        members: how many tensors there are in all its operations.
+        structure: a digest, 64 bits signed, of what must be equal on every rank.
+        run: tells the uses of this rank apart.
+    """
+
+    name: str
+    members: int
+    structure: int
+    run: int
+
+
 def submit(
     kind: str,
     name: str,
@@ -312,6 +328,7 @@ def submit(
     splits: Sequence[int] = (),
     member_names: Sequence[str] = (),
     current_stream: Callable[[], int] | None = None,
+    family: Family | None = None,
 ) -> Handle[T]:
     """Hand one operation to the engine. Does not block; every rank must submit the same one.
 
@@ -333,6 +350,7 @@ def submit(
         current_stream: of a CUDA device, gives the stream that is current in the calling thread. Called here, for the
             stream on which the inputs are ready, and in a wait, for the stream that is to wait for the result.
         member_names: what messages call each tensor, the same on every rank; `name` and a number when not given.
+        family: what the operation is a part of; None where it stands alone.
 
     Returns:
         The operation's handle.
@@ -361,6 +379,7 @@ def submit(
             splits,
             member_names,
             None if current_stream is None else current_stream(),
+            family,
         )
         session.kept[native.id] = keep_alive
     return Handle(name, native, result, session.kept, current_stream)

@@ -7,6 +7,8 @@ what is compiled in `lowering.py`, and what happens outside of jit in `eager.py`
 
 from __future__ import annotations
 
+import hashlib
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -62,6 +64,36 @@ class Collective:
         return replace(self, name=self.name + suffix, members=members, **{"total_rows": rows, **changes})
 
 
+@dataclass(frozen=True)
+class Tree:
+    """What the operations on a tree have in common.
+
+    Attributes:
+        name: of the tree; empty for an operation on one array or on a group of arrays.
+        leaves: how many there are.
+        structure: a digest of the operations that there are, 64 bits, signed. Their members are compared one by one.
+    """
+
+    name: str = ""
+    leaves: int = 0
+    structure: int = 0
+
+
+def trees(collectives: Sequence[Collective]) -> list[Tree]:
+    """The tree that each of the operations of one call of the primitive is a part of."""
+    by_name: dict[str, list[Collective]] = defaultdict(list)
+    for collective in collectives:
+        by_name[collective.name].append(collective)
+    found = {name: _tree(name, parts) for name, parts in by_name.items()}
+    return [found[collective.name] if collective.part else Tree() for collective in collectives]
+
+
+def _tree(name: str, parts: Sequence[Collective]) -> Tree:
+    digest = hashlib.blake2b("\n".join(part.part for part in parts).encode(), digest_size=8).digest()
+    leaves = sum(len(part.members) for part in parts)
+    return Tree(name, leaves, int.from_bytes(digest, "little", signed=True))
+
+
 def run(collectives: Sequence[Collective], arrays: Sequence[Any]) -> list[jax.Array]:
     """The results of the operations, in the order of their arrays.
 
@@ -74,6 +106,8 @@ def run(collectives: Sequence[Collective], arrays: Sequence[Any]) -> list[jax.Ar
     """
     for collective in collectives:
         checked_id(collective.process_set)
+    if not collectives:
+        return []
     results: list[jax.Array] = primitive.bind(*arrays, collectives=tuple(collectives))
     return results
 

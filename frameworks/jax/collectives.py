@@ -299,12 +299,14 @@ def barrier(tree: Any = None, name: str | None = None, process_set: ProcessSet =
         >>> gradients = hvd.barrier(gradients)
     """
     template = Collective(**named("barrier", name), process_set=process_set)
-    passing = jnp.zeros(()) if tree is None else tree
-    if tree is None and isinstance(passing, jax.core.Tracer):
+    leaves = Leaves.of(tree, template, None)
+    if leaves.arrays:
+        return _rebuilt(leaves, run([replace(template, members=tuple(leaves.suffixes))], leaves.arrays))
+    nothing = jnp.zeros(())
+    if isinstance(nothing, jax.core.Tracer):
         raise ValueError("inside of jit a barrier needs values to pass: tree = hvd.barrier(tree)")
-    leaves = Leaves.of(passing, template, None)
-    results = run([replace(template, members=tuple(leaves.suffixes))], leaves.arrays)
-    return None if tree is None else _rebuilt(leaves, results)
+    run([template], [nothing])
+    return tree
 
 
 def _reduction(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,31 +15,50 @@ from jax import numpy as jnp
 from horovodish import _native
 from horovodish.array_submission import checked_splits, scattered_rows
 from horovodish.arrays import Array, address, dtype_code
-from horovodish.jax.collective import Collective, by_collective, primitive
+from horovodish.jax.collective import Collective, by_collective, primitive, trees
 from horovodish.process_sets import checked_id
-from horovodish.submission import Checking, Handle, generated_name, submit
+from horovodish.submission import Checking, Family, Handle, generated_name, submit
 
 _warned: set[str] = set()
+_runs = itertools.count(2**40)  # beyond the numbers of XLA's runs
 
 
 @primitive.def_impl
 def _run(*arrays: Any, collectives: tuple[Collective, ...]) -> list[jax.Array]:
-    handles = [_submit(collective, members) for collective, members in by_collective(collectives, arrays)]
+    collectives = _called(collectives)
+    run = next(_runs)
+    handles = [
+        _submit(collective, members, family=Family(tree.name, tree.leaves, tree.structure, run) if tree.name else None)
+        for (collective, members), tree in zip(by_collective(collectives, arrays), trees(collectives), strict=True)
+    ]
     return [result for handle in handles for result in handle.wait()[0]]
 
 
 def exchange(collective: Collective, array: jax.Array, splits: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     """An alltoall with splits: the rows that came, and how many from each rank."""
-    (received,), (counts,) = _submit(collective, [array], splits).wait()
+    (called,) = _called((collective,))
+    (received,), (counts,) = _submit(called, [array], splits).wait()
     return received, jnp.asarray(counts)
 
 
+def _called(collectives: tuple[Collective, ...]) -> tuple[Collective, ...]:
+    """Counts the call where the user gave no name; its operations have one in common."""
+    names = {
+        collective.name: generated_name(collective.kind, checked_id(collective.process_set))
+        for collective in {each.name: each for each in collectives if each.unnamed}.values()
+    }
+    return tuple(replace(each, name=names[each.name]) if each.unnamed else each for each in collectives)
+
+
 def _submit(
-    collective: Collective, arrays: Sequence[jax.Array], splits: Sequence[int] | None = None
+    collective: Collective,
+    arrays: Sequence[jax.Array],
+    splits: Sequence[int] | None = None,
+    family: Family | None = None,
 ) -> Handle[tuple[list[jax.Array], list[list[int]]]]:
     """Gives a handle of the results and, where the engine allocates them, of how many rows came from each rank."""
     identity = checked_id(collective.process_set)
-    name = generated_name(collective.kind, identity) if collective.unnamed else collective.name
+    name = collective.name
     sources = [host_memory(array) for array in arrays]
     counts: Sequence[int] = ()
     if collective.kind == "alltoall":
@@ -71,6 +92,7 @@ def _submit(
         process_set_id=identity,
         splits=counts,
         member_names=[name + member for member in collective.members],
+        family=family,
     )
 
 

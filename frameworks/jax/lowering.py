@@ -22,7 +22,7 @@ from jax.interpreters import mlir, partial_eval
 
 from horovodish import _native, basics
 from horovodish.jax import cuda
-from horovodish.jax.collective import Collective, by_collective, primitive
+from horovodish.jax.collective import Collective, Tree, by_collective, primitive, trees
 from horovodish.jax.eager import warn_of_staging
 from horovodish.process_sets import checked_id
 
@@ -44,8 +44,7 @@ def _on_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[Co
     _check_devices(ctx)
     _register("cpu")
     collectives = _numbered(ctx, collectives)
-    given = list(by_collective(collectives, list(zip(operands, ctx.avals_in, strict=True))))
-    numbers = [_start(ctx, collective, members) for collective, members in given]
+    numbers = _starts(ctx, collectives, operands)
     every = ShapedArray((len(numbers),), _NUMBER.dtype)
     joined = mlir.lower_fun(lambda *parts: jnp.concatenate(parts), multiple_results=False)
     (handles,) = joined(ctx.replace(avals_in=[_NUMBER] * len(numbers), avals_out=[every]), *numbers)
@@ -69,8 +68,7 @@ def _on_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[C
     _check_devices(ctx)
     _register("cuda")
     collectives = _numbered(ctx, collectives)
-    given = list(by_collective(collectives, list(zip(operands, ctx.avals_in, strict=True))))
-    numbers = [_start(ctx, collective, members) for collective, members in given]
+    numbers = _starts(ctx, collectives, operands)
     calls = "".join(f"{checked_id(each.process_set)} {each.name}{each.part}\n" for each in collectives)
     results: list[Any] = []
     done = jax.ffi.ffi_lowering(DONE, has_side_effect=True)
@@ -80,7 +78,15 @@ def _on_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[C
     return results
 
 
-def _start(ctx: mlir.LoweringRuleContext, collective: Collective, members: Sequence[Any]) -> Any:
+def _starts(ctx: mlir.LoweringRuleContext, collectives: tuple[Collective, ...], operands: Sequence[Any]) -> list[Any]:
+    given = by_collective(collectives, list(zip(operands, ctx.avals_in, strict=True)))
+    return [
+        _start(ctx, collective, members, tree)
+        for (collective, members), tree in zip(given, trees(collectives), strict=True)
+    ]
+
+
+def _start(ctx: mlir.LoweringRuleContext, collective: Collective, members: Sequence[Any], tree: Tree) -> Any:
     operands, avals = zip(*members, strict=True)
     process_set = collective.process_set
     attributes = {
@@ -89,9 +95,8 @@ def _start(ctx: mlir.LoweringRuleContext, collective: Collective, members: Seque
         "root": collective.root_rank,
         "process_set": checked_id(process_set),
         "rank": basics.rank(),
-        "size": basics.size(),
-        "set_rank": process_set.rank(),
-        "set_size": process_set.size(),
+        "leaves": tree.leaves,
+        "structure": tree.structure,
     }
     start = jax.ffi.ffi_lowering(START, has_side_effect=True)
     (number,) = start(
@@ -101,6 +106,8 @@ def _start(ctx: mlir.LoweringRuleContext, collective: Collective, members: Seque
         prescale=np.float64(collective.prescale_factor),
         postscale=np.float64(collective.postscale_factor),
         name=collective.name + collective.part,
+        tree=tree.name,
+        ranks=",".join(map(str, process_set.ranks)),
         members="".join(f"{collective.name}{member}\n" for member in collective.members),
     )
     return number
@@ -117,15 +124,17 @@ def _check_devices(ctx: mlir.LoweringRuleContext) -> None:
 
 
 def _numbered(ctx: mlir.LoweringRuleContext, collectives: tuple[Collective, ...]) -> tuple[Collective, ...]:
-    """Tells calls of one name apart, as a loop or `jax.checkpoint` makes them: by a number, in the program's order."""
+    """Tells calls of one name apart, as a loop or `jax.checkpoint` makes them: by a number, in the program's order.
+
+    Process sets are counted for themselves: some ranks of a set may lack the calls of another one.
+    """
     # What lives as long as a module is lowered; JAX's own keys in it are tuples.
-    uses: Counter[str] = ctx.module_context.cached_primitive_lowerings.setdefault(primitive, Counter())
-    uses.update({collective.name for collective in collectives})
+    uses: Counter[Any] = ctx.module_context.cached_primitive_lowerings.setdefault(primitive, Counter())
+    keys = [(checked_id(collective.process_set), collective.name) for collective in collectives]
+    uses.update(set(keys))
     return tuple(
-        replace(collective, name=f"{collective.name}#{uses[collective.name]}")
-        if uses[collective.name] > 1
-        else collective
-        for collective in collectives
+        replace(collective, name=f"{collective.name}#{uses[key]}") if uses[key] > 1 else collective
+        for collective, key in zip(collectives, keys, strict=True)
     )
 
 

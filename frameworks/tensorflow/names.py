@@ -44,8 +44,16 @@ def stable_name(kind: str, described: str) -> str:
 
 
 def as_input(name: str) -> Any:
-    """A name as the operations take it."""
-    return tf.constant(np.frombuffer(name.encode(), np.uint8))
+    """A name as the operations take it: after that of the function which is traced, if any, and a newline.
+
+    Where the ranks disagree about an operation of a function, its others fail with it.
+    """
+    function = "" if tf.executing_eagerly() else getattr(_function(), "name", "")
+    return _as_bytes(f"{function}\n{name}")
+
+
+def _as_bytes(text: str) -> Any:
+    return tf.constant(np.frombuffer(text.encode(), np.uint8))
 
 
 def gradient_name(forward: Any, source: str) -> Any:
@@ -59,7 +67,7 @@ def gradient_name(forward: Any, source: str) -> Any:
     if not tf.executing_eagerly():
         number = _count(f"gradient of {source}")
         ending += "" if number == 1 else str(number)
-    return tf.concat([forward, as_input(ending)], 0)
+    return tf.concat([forward, _as_bytes(ending)], 0)
 
 
 def _counted(prefix: str) -> str:

@@ -62,12 +62,13 @@ struct PyOutput {
   size_t index;
 };
 
+using PyFamily = std::tuple<std::string, size_t, int64_t, int64_t>;  // name, members, structure, run
 using PyTensor = std::tuple<uintptr_t, uintptr_t, int, std::vector<int64_t>>;
 
 PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::string& name, int op, double prescale,
                  double postscale, int root, const std::vector<PyTensor>& tensors, int device, bool waits,
                  int process_set, const std::vector<int64_t>& splits, const std::vector<std::string>& member_names,
-                 std::optional<uintptr_t> stream) {
+                 std::optional<uintptr_t> stream, const std::optional<PyFamily>& family) {
   auto request = std::make_shared<Request>();
   request->kind = static_cast<Kind>(kind);
   request->name = name;
@@ -76,6 +77,10 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   request->postscale = postscale;
   request->root = root;
   request->device = device;
+  if (family) {
+    const auto& [its_name, its_members, structure, run] = *family;
+    request->family = {its_name, its_members, structure, 0, run};
+  }
   std::vector<Buffer> buffers;
   const bool any_rows = request->kind == Kind::allgather || request->kind == Kind::alltoall;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -195,7 +200,8 @@ void bind_negotiation(py::module_& module) {
       .def(
           "submit",
           [](Negotiation& self, const std::string& name, const std::vector<int64_t>& shape,
-             const std::vector<size_t>& absent, size_t members, std::optional<int> broadcast_from) {
+             const std::vector<size_t>& absent, size_t members, std::optional<int> broadcast_from,
+             const std::string& family, size_t attempt) {
             Request request;
             request.name = name;
             if (broadcast_from) {
@@ -203,10 +209,11 @@ void bind_negotiation(py::module_& module) {
               request.root = *broadcast_from;
             }
             request.members.assign(members, {name, DType::float32, shape});
+            request.family = {family, 0, 0, attempt, 0};
             self.submit(name, request.signature(), make_mask(absent, members));
           },
           py::arg("name"), py::arg("shape"), py::arg("absent") = std::vector<size_t>{}, py::arg("members") = 1,
-          py::arg("broadcast_from") = std::nullopt)
+          py::arg("broadcast_from") = std::nullopt, py::arg("family") = "", py::arg("attempt") = 0)
       .def("flush", &Negotiation::flush)
       .def("join", &Negotiation::join)
       .def(
@@ -244,6 +251,7 @@ void bind_negotiation(py::module_& module) {
                entry["rank"] = decision.rank;
                entry["absent"] = absent;
                entry["submitted"] = decision.signature.empty();
+               entry["families"] = decision.families;
                result.append(entry);
              }
              return result;
@@ -446,7 +454,8 @@ PYBIND11_MODULE(_native, module) {
       .def("enqueue", &enqueue, py::arg("kind"), py::arg("name"), py::arg("op"), py::arg("prescale"),
            py::arg("postscale"), py::arg("root"), py::arg("tensors"), py::arg("device"), py::arg("waits"),
            py::arg("process_set") = 0, py::arg("splits") = std::vector<int64_t>{},
-           py::arg("member_names") = std::vector<std::string>{}, py::arg("stream") = std::nullopt)
+           py::arg("member_names") = std::vector<std::string>{}, py::arg("stream") = std::nullopt,
+           py::arg("family") = std::nullopt)
       .def(
           "refuse",
           [](Engine& self, int kind, const std::string& name, int process_set, const std::string& why) {

@@ -99,6 +99,10 @@ void hand_over(Engine& engine, const Submission& submission, const horovodish::P
   request->prescale = submission.prescale;
   request->postscale = submission.postscale;
   request->root = submission.root;
+  // A join is about ranks, not about an operation of its name.
+  if (submission.family != nullptr && request->kind != Kind::join) {
+    request->family = {submission.family, 0, 0, 0, submission.run};
+  }
   const bool any_rows = request->kind == Kind::allgather || request->kind == Kind::alltoall;
   std::vector<Buffer> buffers;
   buffers.reserve(submission.tensor_count);

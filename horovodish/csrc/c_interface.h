@@ -18,6 +18,8 @@ struct Tensor {
 struct Submission {
   int kind = 0;  // a Kind
   const char* name = nullptr;
+  const char* family = nullptr;  // see Family; null where the operation stands alone
+  int64_t run = 0;  // of the family
   int op = 0;  // a ReduceOp
   double prescale = 1.0;
   double postscale = 1.0;

@@ -16,9 +16,8 @@ constexpr std::chrono::microseconds kFarewellNap{20};
 constexpr std::chrono::milliseconds kPollingSpin{2};
 constexpr std::chrono::hours kForEver{24};
 
-std::string subject(const Operation& operation) {
-  return std::string(name_of(operation.request->kind)) + " '" + operation.request->name + "'";
-}
+// What belongs to a family is looked at by its process set, in the order in which this rank hears of failures.
+bool holds_name(const Request& request) { return request.refusal.empty() && request.family.name.empty(); }
 
 }  // namespace
 
@@ -41,7 +40,8 @@ void Engine::add_process_set(int id, ProcessSetConfig config) {
   const auto on_settled = [this](const std::shared_ptr<Operation>& operation, const Error* error) {
     settle(operation, error);
   };
-  const Place place{config.own, static_cast<int>(config.ranks.size())};
+  Place place{config.own, static_cast<int>(config.ranks.size())};
+  for (const int rank : config.ranks) place.ranks += (place.ranks.empty() ? "" : ",") + std::to_string(rank);
   const auto ask_turn = [this](int set, uint64_t decision) { process_set(0).ask_turn(set, decision); };
   const auto give_turn = [this](int set, uint64_t decision) {
     if (process_sets_.contains(set)) launch_order_.add(set, decision);
@@ -56,7 +56,7 @@ void Engine::add_process_set(int id, ProcessSetConfig config) {
   }
   {
     std::lock_guard lock(inbox_mutex_);
-    places_[id] = place;
+    places_[id] = std::move(place);
   }
   doorbell_->wake_engine();  // a set that lives on several hosts limits its sleep
 }
@@ -120,21 +120,18 @@ std::shared_ptr<Operation> Engine::make_operation(std::shared_ptr<const Request>
 
 void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
   check_process();
-  const std::string& name = operation->request->name;
+  const Request& request = *operation->request;
   {
     std::lock_guard lock(inbox_mutex_);
-    if (closed_) throw EngineStopped(subject(*operation) + ": the engine has been shut down");
-    const bool refusal = !operation->request->refusal.empty();
-    if (!refusal && !names_in_flight_[operation->process_set].insert(name).second) {
-      throw DuplicateName(
-          subject(*operation) + " on rank " + std::to_string(config_.rank) +
-          ": an operation of that name has not completed yet. Remedy: synchronize it first, or give the "
-          "two operations different names.");
+    if (closed_) throw EngineStopped(subject_of(request) + ": the engine has been shut down");
+    if (holds_name(request) && !names_in_flight_[operation->process_set].insert(request.name).second) {
+      throw DuplicateName(subject_of(request) + " on rank " + std::to_string(config_.rank) + ": " + kNameInUse);
     }
+    under_way_ += operation->handle->id() != 0;
     // A caller that is about to wait drives the engine, which takes the time anyway when it takes the operation up.
     if (timeline_) operation->trace = {timeline_, waits ? 0 : Timeline::now()};
     // What NCCL has begun goes on also when nobody waits for it.
-    if (!operation->request->on_host() && !thread_.joinable()) start_thread();
+    if (!request.on_host() && !thread_.joinable()) start_thread();
     inbox_.push_back(std::move(operation));
     has_submissions_.store(true, std::memory_order_release);
   }
@@ -170,17 +167,12 @@ void Engine::enqueue_and_drive(const std::shared_ptr<Operation>& operation, std:
 
 bool Engine::nothing_submitted() {
   std::lock_guard lock(inbox_mutex_);
-  return std::all_of(names_in_flight_.begin(), names_in_flight_.end(),
-                     [](auto& names) { return names.second.empty(); });
+  return under_way_ == 0;
 }
 
 void Engine::refuse(Kind kind, const std::string& name, int process_set, const std::string& why) {
   if (kind == Kind::join) return;  // it is the ranks that are waited for, not an operation of its name
-  auto request = std::make_shared<Request>();
-  request->kind = kind;
-  request->name = name;
-  request->refusal = why;
-  enqueue(make_operation(std::move(request), {}, process_set), false);
+  enqueue(refusal_of(kind, name, process_set, why), false);
 }
 
 bool Engine::wait(const Handle& handle, std::chrono::nanoseconds limit) {
@@ -382,7 +374,8 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
   {
     // Before the handle is settled, so that whoever waits for it may use the name again.
     std::lock_guard lock(inbox_mutex_);
-    if (operation->request->refusal.empty()) names_in_flight_[operation->process_set].erase(operation->request->name);
+    if (holds_name(*operation->request)) names_in_flight_[operation->process_set].erase(operation->request->name);
+    under_way_ -= operation->handle->id() != 0;
     if (operation->reported && operation->done) {
       on_device_.emplace_back(operation->handle->id(), operation->done);
     } else if (operation->reported && !operation->handle->memory_abandoned()) {
@@ -390,9 +383,9 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
     }
   }
   if (error != nullptr) {
-    operation->handle->fail(
-        {error->kind, subject(*operation) + " failed on rank " + std::to_string(config_.rank) + ": " + error->message},
-        std::move(operation->done));
+    operation->handle->fail({error->kind, subject_of(*operation->request) + " failed on rank " +
+                                              std::to_string(config_.rank) + ": " + error->message},
+                            std::move(operation->done));
   } else {
     operation->handle->complete(std::move(operation->done));
   }

@@ -70,6 +70,7 @@ struct EngineConfig {
 struct Place {
   int rank = -1;  // -1: it is none of them
   int size = 0;  // 0: they are not known on this rank
+  std::string ranks = {};  // of a process set: of the world, ascending, separated by commas
 };
 
 class Engine {
@@ -162,7 +163,9 @@ class Engine {
 
   std::mutex inbox_mutex_;
   std::vector<std::shared_ptr<Operation>> inbox_;  // guarded by inbox_mutex_
-  std::unordered_map<int, std::unordered_set<std::string>> names_in_flight_;  // by process set; guarded by inbox_mutex_
+  size_t under_way_ = 0;  // operations with a handle of their own; guarded by inbox_mutex_
+  // Of operations that belong to no family, by process set; guarded by inbox_mutex_.
+  std::unordered_map<int, std::unordered_set<std::string>> names_in_flight_;
   std::vector<uint64_t> settled_;  // guarded by inbox_mutex_
   std::map<int, Place> places_;  // by process set; guarded by inbox_mutex_
   std::vector<std::pair<uint64_t, std::shared_ptr<DeviceEvent>>>

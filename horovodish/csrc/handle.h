@@ -11,12 +11,14 @@
 namespace horovodish {
 
 // Names of the classes in horovodish.errors.
-enum class ErrorKind { internal, mismatch, rank_lost, stalled, engine_stopped };
+enum class ErrorKind { internal, mismatch, duplicate_name, rank_lost, stalled, engine_stopped };
 
 inline const char* class_name(ErrorKind kind) {
   switch (kind) {
     case ErrorKind::mismatch:
       return "MismatchError";
+    case ErrorKind::duplicate_name:
+      return "DuplicateNameError";
     case ErrorKind::rank_lost:
       return "RankLostError";
     case ErrorKind::stalled:

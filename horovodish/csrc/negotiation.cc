@@ -214,8 +214,10 @@ void Negotiation::from_parent(std::string_view message) {
         apply_forget(static_cast<Id>(reader.number()));
         break;
       case Down::fail: {
-        const std::string_view name = reader.text();
-        apply_fail(name, reader.text());
+        const std::string_view name = reader.text(), text = reader.text();
+        std::vector<std::string> families(reader.number());
+        for (std::string& family : families) family = reader.text();
+        apply_fail(name, text, std::move(families));
         break;
       }
       case Down::join_done:
@@ -287,6 +289,14 @@ void Negotiation::mark(Pending& pending, size_t participant, const Span& span, c
   waiting_[participant].reset();
 }
 
+// Made before its rank had heard that the family failed, which it will.
+bool Negotiation::is_void(std::string_view signature) const {
+  if (failures_.empty()) return false;
+  const Family family = Request::decode(signature).family;
+  const auto failures = failures_.find(family.name);
+  return failures != failures_.end() && family.attempt < failures->second;
+}
+
 // All participants have stated it, and the parent has not been told yet.
 bool Negotiation::complete(const Pending& pending) const {
   if (pending.passed_up) return false;
@@ -299,7 +309,7 @@ bool Negotiation::complete(const Pending& pending) const {
 void Negotiation::state_id(size_t participant, const Span& span, Id id, const RankSet& joined, const Mask& absent) {
   const std::string* signature = cache_.signature(id);
   // Forgotten: void. The ranks that stated it state it again, in full, when they learn that it was forgotten.
-  if (lost_ || signature == nullptr) return;
+  if (lost_ || signature == nullptr || is_void(*signature)) return;
   if (!by_name_.empty() && by_name_.contains(cache_.name(id))) {
     const std::string name = cache_.name(id);
     state_request(participant, span, name, {{*signature, participants_[participant]}}, joined, absent);
@@ -312,7 +322,8 @@ void Negotiation::state_id(size_t participant, const Span& span, Id id, const Ra
 
 void Negotiation::state_request(size_t participant, const Span& span, std::string_view name,
                                 const Signatures& signatures, const RankSet& joined, const Mask& absent) {
-  if (lost_) return;
+  const auto is_early = [&](const auto& its) { return is_void(its.first); };
+  if (lost_ || std::any_of(signatures.begin(), signatures.end(), is_early)) return;
   const std::string key(name);
   Pending& pending = by_name_[key];
   // Others may have stated the same name by its id, with the signature that the cache holds.
@@ -444,8 +455,8 @@ void Negotiation::finish_id(Id id) {
 void Negotiation::finish_request(const std::string& name) {
   Pending& pending = by_name_.at(name);
   if (root_) {
-    const std::string mismatch = describe_mismatch(pending.signatures);
-    if (!mismatch.empty()) return apply_fail(name, mismatch);
+    Mismatch mismatch = find_mismatch(pending.signatures);
+    if (!mismatch.text.empty()) return apply_fail(name, mismatch.text, std::move(mismatch.families));
     const std::string signature = pending.signatures[0].first;
     return decide(name, signature, pending, std::nullopt);
   }
@@ -469,7 +480,7 @@ void Negotiation::decide(const std::string& name, const std::string& signature, 
   const Mask absent = pending.absent.value_or(Mask{});
   if (!joined.empty()) {
     const std::string problem = Request::decode(signature).problem_with_joined(joined);
-    if (!problem.empty()) return apply_fail(std::string(name), problem);
+    if (!problem.empty()) return apply_fail(std::string(name), problem, {});
   }
   Lateness& lateness = lateness_[pending.span.last_rank];
   const double late = pending.span.last_seconds - pending.span.first_seconds;
@@ -547,13 +558,26 @@ void Negotiation::apply_forget(Id id) {
   }
 }
 
-void Negotiation::apply_fail(std::string_view name, std::string_view text) {
+void Negotiation::apply_fail(std::string_view name, std::string_view text, std::vector<std::string> families) {
   begin(down_, Down::fail);
   down_.text(name);
   down_.text(text);
+  down_.number(families.size());
+  for (const std::string& family : families) {
+    down_.text(family);
+    ++failures_[family];
+  }
   by_name_.erase(std::string(name));
   if (const auto id = cache_.find(name)) by_id_.erase(*id);
-  decisions_.push_back({.type = Decision::Type::fail, .name = std::string(name), .text = std::string(text)});
+  std::erase_if(by_id_, [&](const auto& entry) { return is_void(*cache_.signature(entry.first)); });
+  std::erase_if(by_name_, [&](const auto& entry) {
+    const Signatures& signatures = entry.second.signatures;
+    return std::any_of(signatures.begin(), signatures.end(), [&](const auto& its) { return is_void(its.first); });
+  });
+  decisions_.push_back({.type = Decision::Type::fail,
+                        .name = std::string(name),
+                        .text = std::string(text),
+                        .families = std::move(families)});
   ++decisions_seen_;
 }
 

@@ -12,6 +12,9 @@
 // A node passes a statement to its parent once all its participants have made it, so in the steady state every edge of
 // the tree carries one small record per bucket and step. The root decides, and its decisions travel down in one order
 // that is the same on every rank.
+//
+// Where the ranks disagree about one operation of a family, whatever is undecided of it fails with that decision, at every
+// node. A statement about it that was made before its rank had heard of this is void; its attempt tells.
 #pragma once
 
 #include <cstdint>
@@ -44,15 +47,15 @@ struct Lateness {
 
 struct Decision {
   enum class Type {
-    execute,    // `name`, contributed to by all but `joined_ranks`; `absent` members have no gradient on any rank
-    fail,       // `name` ends on every rank: they disagree as `text` says
-    refuse,     // `name` ends: a rank was lost before, as `text` and `loss` say
+    execute,  // `name`, contributed to by all but `joined_ranks`; `absent` members have no gradient on any rank
+    fail,  // `name` ends on every rank: they disagree as `text` says; `families` end with it
+    refuse,  // `name` ends: a rank was lost before, as `text` and `loss` say
     join_done,  // every rank has joined, `rank` last
-    lost,       // a rank has gone, as `text`, `loss` and `number` say: whatever is undecided fails, now and later
-    stuck,      // root only: every rank waits, and not for the same; `text` says who waits for what
-    asked,      // the root wants to know what this rank is doing: tell() it
-    told,       // root only: what `rank` is doing
-    turn,       // operation `number` of process set `rank` may be launched on the GPUs, after all turns before
+    lost,  // a rank has gone, as `text`, `loss` and `number` say: whatever is undecided fails, now and later
+    stuck,  // root only: every rank waits, and not for the same; `text` says who waits for what
+    asked,  // the root wants to know what this rank is doing: tell() it
+    told,  // root only: what `rank` is doing
+    turn,  // operation `number` of process set `rank` may be launched on the GPUs, after all turns before
   };
   Type type;
   std::string name = {};
@@ -63,6 +66,7 @@ struct Decision {
   Loss loss = Loss::left;
   Mask absent = {};
   uint64_t number = 0;  // of an execute: its place in the order of decisions; of a loss: see Lost::finished
+  std::vector<std::string> families = {};
 };
 
 class Negotiation {
@@ -124,11 +128,11 @@ class Negotiation {
 
   // What the participants have stated about one tensor that is not decided yet.
   struct Pending {
-    std::vector<bool> stated;    // by participant
-    RankSet joined;              // ranks of the participants that have stated it that do not contribute
+    std::vector<bool> stated;  // by participant
+    RankSet joined;  // ranks of the participants that have stated it that do not contribute
     std::optional<Mask> absent;  // the intersection so far
-    Mask own_absent;             // this rank's own, in case it must state again in full
-    Signatures signatures;       // filled only when stated in full
+    Mask own_absent;  // this rank's own, in case it must state again in full
+    Signatures signatures;  // filled only when stated in full
     bool passed_up = false;
     uint64_t serial = 0;  // counts up with the first statement about a tensor
     Span span;
@@ -144,6 +148,7 @@ class Negotiation {
   Span read_span(Reader& reader, size_t child) const;
   void write_span(const Span& span);
   void mark(Pending& pending, size_t participant, const Span& span, const RankSet& joined, const Mask& absent);
+  bool is_void(std::string_view signature) const;
   RankSet joined_of(const Pending& pending) const;
   bool complete(const Pending& pending) const;
   std::string line(const std::string& name, const Pending& pending) const;
@@ -159,7 +164,7 @@ class Negotiation {
   void apply_execute(Id id, int joined, const Mask& absent);
   void apply_execute_new(Id id, std::string_view name, std::string_view signature, int joined, const Mask& absent);
   void apply_forget(Id id);
-  void apply_fail(std::string_view name, std::string_view text);
+  void apply_fail(std::string_view name, std::string_view text, std::vector<std::string> families);
   void apply_join_done(int last_rank);
   void apply_turn(int process_set, uint64_t decision);
   void apply_lost(const Lost& lost);
@@ -169,6 +174,7 @@ class Negotiation {
   ResponseCache cache_;
   std::unordered_map<Id, Pending> by_id_;
   std::unordered_map<std::string, Pending> by_name_;
+  std::unordered_map<std::string, size_t> failures_;  // by family
   std::vector<bool> joined_;  // by participant
   int last_joined_ = -1;
   bool joined_sent_ = false;
@@ -179,8 +185,8 @@ class Negotiation {
   uint64_t full_requests_ = 0;
   double now_ = 0;
   std::map<int, Lateness> lateness_;  // by rank
-  std::optional<Lost> lost_;          // the first one
-  uint64_t finished_ = 0;             // the least of all that were lost
+  std::optional<Lost> lost_;  // the first one
+  uint64_t finished_ = 0;  // the least of all that were lost
   Records up_, down_;
   std::optional<Span> said_span_;  // in the message to the parent that is being written
   std::deque<Decision> decisions_;

@@ -54,6 +54,28 @@ struct Operation {
   }
 };
 
+// By which a rank says that it cannot take part.
+inline std::shared_ptr<Operation> refusal_of(Kind kind, const std::string& name, int process_set, std::string why) {
+  auto request = std::make_shared<Request>();
+  request->kind = kind;
+  request->name = name;
+  request->refusal = std::move(why);
+  auto operation = std::make_shared<Operation>();
+  operation->process_set = process_set;
+  operation->signature = std::make_shared<const std::string>(request->signature());
+  operation->request = std::move(request);
+  operation->handle = std::make_shared<Handle>(0);
+  return operation;
+}
+
+inline std::string subject_of(const Request& request) {
+  return std::string(name_of(request.kind)) + " '" + request.name + "'";
+}
+inline constexpr const char* kNameInUse =
+    "an operation of that name has not completed yet. Remedy: synchronize it first, or give the two operations "
+    "different "
+    "names.";
+
 // Bytes of one row of a member whose first dimension may differ by rank.
 inline size_t row_bytes(const Member& member) { return static_cast<size_t>(member.count()) * bytes_of(member.dtype); }
 

@@ -146,11 +146,14 @@ RankSet ProcessSet::ranks_from(int index) const {
 }
 
 void ProcessSet::submit(std::shared_ptr<Operation> operation) {
+  if (!operation->request->family.name.empty() && !goes_on(operation)) return;
   const Request& request = *operation->request;
+  if (name_in_use(request)) return refuse_name(operation);
   if (undecided_.contains(request.name)) {
     behind_[request.name].push_back(std::move(operation));
     return;
   }
+  if (!request.family.name.empty()) family_names_.insert(request.name);
   last_news_ = Clock::now();
   operation->trace.submitted(operation->request, operation->signature, operation->process_set, last_news_);
   if (request.kind == Kind::join) {
@@ -272,6 +275,7 @@ void ProcessSet::apply_decisions() {
         execute(decision);
         break;
       case Decision::Type::fail:
+        for (const std::string& family : decision.families) fail_family(family, decision);
         fail(decision.name, {ErrorKind::mismatch, decision.text});
         break;
       case Decision::Type::refuse:
@@ -302,7 +306,7 @@ void ProcessSet::apply_decisions() {
         const auto join = std::exchange(join_, nullptr);
         join->trace.decided(now);
         join->handle->last_joined = decision.rank;
-        settle_(join, nullptr);
+        settle(join, nullptr);
         break;
       }
     }
@@ -310,8 +314,59 @@ void ProcessSet::apply_decisions() {
 }
 
 void ProcessSet::fail(const std::string& name, const Error& error) {
-  if (const auto found = undecided_.extract(name); !found.empty()) settle_(found.mapped(), &error);
+  if (const auto found = undecided_.extract(name); !found.empty()) settle(found.mapped(), &error);
   submit_next(name);
+}
+
+// What this rank has submitted of it, and what it has yet to submit in the same run.
+void ProcessSet::fail_family(const std::string& family, const Decision& decision) {
+  families_.count_failure(family);
+  const Error error{ErrorKind::mismatch, "it was given up together with '" + decision.name + "': " + decision.text};
+  std::vector<std::string> names;
+  for (const auto& [name, operation] : undecided_) {
+    if (operation->request->family.name != family) continue;
+    families_.end_run(operation->request->family, error);
+    if (name != decision.name) names.push_back(name);
+  }
+  for (const std::string& name : names) fail(name, error);
+}
+
+// Whether the run that an operation is a part of has not failed. Then the operation is of the family's present attempt.
+bool ProcessSet::goes_on(const std::shared_ptr<Operation>& operation) {
+  const Family& family = operation->request->family;
+  if (const Error* const error = families_.failure_of(family)) {
+    settle_(operation, error);
+    return false;
+  }
+  if (const size_t failures = families_.failures(family.name); failures > 0) {
+    const auto request = std::make_shared<Request>(*operation->request);
+    request->family.attempt = failures;
+    operation->signature = std::make_shared<const std::string>(request->signature());
+    operation->request = request;
+  }
+  return true;
+}
+
+// Two operations of one name are under way where one of them belongs to a family; the engine has looked at others.
+bool ProcessSet::name_in_use(const Request& request) const {
+  if (!request.refusal.empty()) return false;
+  if (family_names_.contains(request.name)) return true;
+  const auto undecided = undecided_.find(request.name);
+  return !request.family.name.empty() && undecided != undecided_.end() && undecided->second->request->refusal.empty();
+}
+
+// The other ranks may wait for it.
+void ProcessSet::refuse_name(const std::shared_ptr<Operation>& operation) {
+  const Request& request = *operation->request;
+  const std::string why = subject_of(request) + " on rank " + std::to_string(world_rank()) + ": " + kNameInUse;
+  submit(refusal_of(request.kind, request.name, config_.id, why));
+  const Error error{ErrorKind::duplicate_name, kNameInUse};
+  settle_(operation, &error);
+}
+
+void ProcessSet::settle(const std::shared_ptr<Operation>& operation, const Error* error) {
+  if (!operation->request->family.name.empty()) family_names_.erase(operation->request->name);
+  settle_(operation, error);
 }
 
 void ProcessSet::submit_next(const std::string& name) {
@@ -376,27 +431,27 @@ std::shared_ptr<Operation> ProcessSet::neutral(const std::string& signature) con
 void ProcessSet::complete(const std::shared_ptr<Operation>& operation) {
   if (operation->inner) return operation->inner();
   executing_.erase(operation->decision);
-  settle_(operation, nullptr);
+  settle(operation, nullptr);
 }
 
 void ProcessSet::refuse(const std::shared_ptr<Operation>& operation, const Error& error) {
   executing_.erase(operation->decision);
-  settle_(operation, &error);
+  settle(operation, &error);
 }
 
 void ProcessSet::abandon_undecided(const Error& error) {
   const auto undecided = std::exchange(undecided_, {});
-  for (const auto& [name, operation] : undecided) settle_(operation, &error);
+  for (const auto& [name, operation] : undecided) settle(operation, &error);
   const auto behind = std::exchange(behind_, {});
   for (const auto& [name, operations] : behind) {
-    for (const auto& operation : operations) settle_(operation, &error);
+    for (const auto& operation : operations) settle(operation, &error);
   }
-  if (const auto join = std::exchange(join_, nullptr)) settle_(join, &error);
+  if (const auto join = std::exchange(join_, nullptr)) settle(join, &error);
 }
 
 void ProcessSet::abandon_executing(const Error& error) {
   const auto executing = std::exchange(executing_, {});
-  for (const auto& [number, operation] : executing) settle_(operation, &error);
+  for (const auto& [number, operation] : executing) settle(operation, &error);
 }
 
 void ProcessSet::apply_lost(const Decision& lost) {

@@ -11,10 +11,12 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "abi/mpi.h"
 #include "arena.h"
+#include "families.h"
 #include "launch_order.h"
 #include "links/link.h"
 #include "negotiation.h"
@@ -113,6 +115,11 @@ class ProcessSet {
   void send_messages();
   void apply_decisions();
   void fail(const std::string& name, const Error& error);
+  void fail_family(const std::string& family, const Decision& decision);
+  bool goes_on(const std::shared_ptr<Operation>& operation);
+  bool name_in_use(const Request& request) const;
+  void refuse_name(const std::shared_ptr<Operation>& operation);
+  void settle(const std::shared_ptr<Operation>& operation, const Error* error);
   void submit_next(const std::string& name);
   void execute(const Decision& decision);
   void take_turn(uint64_t decision);
@@ -149,6 +156,8 @@ class ProcessSet {
   // all ranks know of it, and a rank may refuse a second operation while the first one is under way.
   std::unordered_map<std::string, std::deque<std::shared_ptr<Operation>>> behind_;
   std::map<uint64_t, std::shared_ptr<Operation>> executing_;  // by the number of its decision
+  std::unordered_set<std::string> family_names_;      // of operations under way
+  Families families_;
   std::shared_ptr<Operation> join_;      // null when this rank has not joined
   std::optional<Last> last_;             // once a rank is lost
   std::optional<Broken> broken_;

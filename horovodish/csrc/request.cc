@@ -1,6 +1,8 @@
 #include "request.h"
 
 #include <algorithm>
+#include <optional>
+#include <set>
 #include <sstream>
 
 namespace horovodish {
@@ -46,18 +48,27 @@ Difference member_difference(const Member& a, const Member& b) {
           "the shapes must be equal on every rank (only the first dimension of an allgather may differ)"};
 }
 
-Difference first_difference(const Request& a, const Request& b) {
+Difference family_difference(const Family& a, const Family& b) {
+  const auto text = [](const Family& family) { return std::to_string(family.members) + " leaves"; };
+  return {a.name.empty() ? b.name : a.name, "tree", text(a),
+          text(b) + (a.members == b.members ? " in other places" : ""),
+          "pass a tree of the same structure on every rank"};
+}
+
+// None where they differ in the family alone: one of the ranks may call the same from another function.
+std::optional<Difference> first_difference(const Request& a, const Request& b) {
   if (a.kind != b.kind) {
-    return {a.name, "collective", std::string(name_of(a.kind)), std::string(name_of(b.kind)),
-            "every rank must call the same collective for a name; give the calls names of their own"};
+    return Difference{a.name, "collective", std::string(name_of(a.kind)), std::string(name_of(b.kind)),
+                      "every rank must call the same collective for a name; give the calls names of their own"};
   }
   if (a.op != b.op) {
-    return {a.name, "reduction op", std::string(name_of(a.op)), std::string(name_of(b.op)),
-            "pass the same op on every rank"};
+    return Difference{a.name, "reduction op", std::string(name_of(a.op)), std::string(name_of(b.op)),
+                      "pass the same op on every rank"};
   }
+  if (a.family.members != b.family.members) return family_difference(a.family, b.family);
   if (a.members.size() != b.members.size()) {
-    return {a.name, "number of tensors", std::to_string(a.members.size()), std::to_string(b.members.size()),
-            "every rank must pass the same tensors in the same order"};
+    return Difference{a.name, "number of tensors", std::to_string(a.members.size()), std::to_string(b.members.size()),
+                      "every rank must pass the same tensors in the same order"};
   }
   for (size_t i = 0; i < a.members.size(); ++i) {
     const Member &left = a.members[i], &right = b.members[i];
@@ -67,23 +78,27 @@ Difference first_difference(const Request& a, const Request& b) {
       return difference;
     }
   }
+  if (a.family.structure != b.family.structure) return family_difference(a.family, b.family);
   if (a.root != b.root) {
-    return {a.name, "root rank", std::to_string(a.root), std::to_string(b.root),
-            "pass the same root_rank on every rank"};
+    return Difference{a.name, "root rank", std::to_string(a.root), std::to_string(b.root),
+                      "pass the same root_rank on every rank"};
   }
   if (a.prescale != b.prescale) {
-    return {a.name, "prescale_factor", number_text(a.prescale), number_text(b.prescale),
-            "pass the same prescale_factor on every rank"};
+    return Difference{a.name, "prescale_factor", number_text(a.prescale), number_text(b.prescale),
+                      "pass the same prescale_factor on every rank"};
   }
   if (a.postscale != b.postscale) {
-    return {a.name, "postscale_factor", number_text(a.postscale), number_text(b.postscale),
-            "pass the same postscale_factor on every rank"};
+    return Difference{a.name, "postscale_factor", number_text(a.postscale), number_text(b.postscale),
+                      "pass the same postscale_factor on every rank"};
   }
   if (a.chunk_bytes != b.chunk_bytes || a.segment_bytes != b.segment_bytes) {
-    return {a.name, "chunks and segments", pair_text(a.chunk_bytes, a.segment_bytes),
-            pair_text(b.chunk_bytes, b.segment_bytes), "let every rank use the tuned values from the same step on"};
+    return Difference{a.name, "chunks and segments", pair_text(a.chunk_bytes, a.segment_bytes),
+                      pair_text(b.chunk_bytes, b.segment_bytes),
+                      "let every rank use the tuned values from the same step on"};
   }
-  return {a.name, "device", place_text(a), place_text(b), "keep the tensor on the same kind of device on every rank"};
+  if (a.on_host() == b.on_host()) return std::nullopt;
+  return Difference{a.name, "device", place_text(a), place_text(b),
+                    "keep the tensor on the same kind of device on every rank"};
 }
 
 }  // namespace
@@ -114,6 +129,12 @@ std::string Request::signature() const {
     writer.number(member.shape.size());
     for (const int64_t length : member.shape) writer.signed_number(length);
   }
+  writer.text(family.name);
+  if (!family.name.empty()) {
+    writer.number(family.members);
+    writer.signed_number(family.structure);
+    writer.number(family.attempt);
+  }
   writer.text(refusal);
   return writer.take();
 }
@@ -137,6 +158,12 @@ Request Request::decode(std::string_view signature) {
     member.shape.resize(reader.number());
     for (int64_t& length : member.shape) length = reader.signed_number();
   }
+  request.family.name = reader.text();
+  if (!request.family.name.empty()) {
+    request.family.members = reader.number();
+    request.family.structure = reader.signed_number();
+    request.family.attempt = reader.number();
+  }
   request.refusal = reader.text();
   return request;
 }
@@ -149,22 +176,29 @@ std::string Request::problem_with_joined(const RankSet& joined) const {
          "still has data, or after all ranks have joined.";
 }
 
-std::string describe_mismatch(std::vector<std::pair<std::string, RankSet>> signatures) {
+Mismatch find_mismatch(std::vector<std::pair<std::string, RankSet>> signatures) {
   // In the order of the ranks, so that the text does not depend on who came first.
   std::sort(signatures.begin(), signatures.end(),
             [](const auto& a, const auto& b) { return a.second.first() < b.second.first(); });
+  std::set<std::string> families;
   for (const auto& [signature, ranks] : signatures) {
     const Request request = Request::decode(signature);
-    if (!request.refusal.empty()) return ranks.text() + " cannot take part: " + request.refusal;
+    if (!request.refusal.empty()) return {ranks.text() + " cannot take part: " + request.refusal, {}};
+    if (!request.family.name.empty()) families.insert(request.family.name);
   }
-  if (signatures.size() < 2) return {};
-  const auto& [left_signature, left_ranks] = signatures[0];
-  const auto& [right_signature, right_ranks] = signatures[1];
-  const Difference difference = first_difference(Request::decode(left_signature), Request::decode(right_signature));
-  return "tensor '" + difference.subject + "': the ranks disagree about its " + difference.what + ": " +
-         left_ranks.text() + (left_ranks.count() > 1 ? " have " : " has ") + difference.left + ", " +
-         right_ranks.text() + (right_ranks.count() > 1 ? " have " : " has ") + difference.right +
-         ". Remedy: " + difference.remedy + ".";
+  for (size_t i = 1; i < signatures.size(); ++i) {
+    const auto& [left_signature, left_ranks] = signatures[0];
+    const auto& [right_signature, right_ranks] = signatures[i];
+    const auto difference = first_difference(Request::decode(left_signature), Request::decode(right_signature));
+    if (!difference) continue;
+    const std::string text = "tensor '" + difference->subject + "': the ranks disagree about its " + difference->what +
+                             ": " + left_ranks.text() + (left_ranks.count() > 1 ? " have " : " has ") +
+                             difference->left + ", " + right_ranks.text() +
+                             (right_ranks.count() > 1 ? " have " : " has ") + difference->right +
+                             ". Remedy: " + difference->remedy + ".";
+    return {text, {families.begin(), families.end()}};
+  }
+  return {};
 }
 
 }  // namespace horovodish

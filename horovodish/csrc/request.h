@@ -24,6 +24,17 @@ struct Member {
   int64_t count() const;
 };
 
+// Operations that belong together, as the buckets of a tree do. Where the ranks disagree about one of them, every rank fails
+// all of them that are not decided: otherwise what only some ranks have would wait for ever, or be taken for a part of
+// what comes next.
+struct Family {
+  std::string name;      // empty: the operation stands alone
+  size_t members = 0;    // of all its operations
+  int64_t structure = 0; // a digest of what there is, equal on ranks that have the same
+  size_t attempt = 0;    // how many have failed before; filled in by the engine
+  int64_t run = 0;       // tells those of this rank apart; the ranks need not agree on it
+};
+
 struct Request {
   static constexpr int kHost = -1;
   static constexpr int kSomeGpu = -2;  // on a rank that has joined and named none
@@ -39,6 +50,7 @@ struct Request {
   size_t chunk_bytes = 0;    // within a host
   size_t segment_bytes = 0;  // between hosts that have one rank each
   std::vector<Member> members;
+  Family family;
   std::string refusal;  // why this rank cannot take part, so that no rank waits for it; empty when it can
 
   bool on_host() const { return device == kHost; }
@@ -51,8 +63,11 @@ struct Request {
   std::string problem_with_joined(const RankSet& joined) const;
 };
 
-// A sentence that says how the requests of one name differ, or who refuses, naming ranks and values; empty when all ask for
-// the same.
-std::string describe_mismatch(std::vector<std::pair<std::string, RankSet>> signatures);
+struct Mismatch {
+  std::string
+      text;  // how the requests of one name differ, or who refuses, naming ranks and values; empty when all are the same
+  std::vector<std::string> families;  // that fail with it; none where a rank refuses this operation alone
+};
+Mismatch find_mismatch(std::vector<std::pair<std::string, RankSet>> signatures);
 
 }  // namespace horovodish

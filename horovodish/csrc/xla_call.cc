@@ -45,19 +45,22 @@ xla::ErrorCode code_of(ErrorKind kind) {
       return xla::kDeadlineExceeded;
     case ErrorKind::engine_stopped:
       return xla::kCancelled;
+    case ErrorKind::duplicate_name:
     case ErrorKind::internal:
       break;
   }
   return xla::kInternal;
 }
 
-void check_place(const Engine& engine, const xla::CallFrame& frame) {
+// A program outlives the world that it was compiled in.
+void check_place(const Engine& engine, const Place& place, const xla::CallFrame& frame) {
   const Attributes given(frame);
-  if (given.number("rank") == engine.rank() && given.number("size") == engine.size()) return;
-  throw std::runtime_error("the program was compiled on rank " + std::to_string(given.number("rank")) + " of " +
-                           std::to_string(given.number("size")) + ", and this is rank " +
-                           std::to_string(engine.rank()) + " of " + std::to_string(engine.size()) +
-                           ". Remedy: call jax.clear_caches() after init().");
+  const std::string ranks(given.text("ranks"));
+  if (given.number("rank") == engine.rank() && ranks == place.ranks) return;
+  throw std::runtime_error("the program was compiled on rank " + std::to_string(given.number("rank")) +
+                           " for a process set of the ranks " + ranks + ", which now is one of " +
+                           (place.ranks.empty() ? "none" : place.ranks) + ", and this is rank " +
+                           std::to_string(engine.rank()) + ". Remedy: call jax.clear_caches() after init().");
 }
 
 }  // namespace
@@ -149,6 +152,8 @@ std::shared_ptr<Request> request_of(const xla::CallFrame& frame) {
   request->prescale = given.real("prescale");
   request->postscale = given.real("postscale");
   request->root = static_cast<int>(given.number("root"));
+  request->family = {std::string(given.text("tree")), static_cast<size_t>(given.number("leaves")),
+                     given.number("structure"), 0, run_id_of(frame)};
   const auto names = lines(given.text("members"));
   for (size_t i = 0; i < names.size(); ++i) {
     const xla::Buffer& buffer = buffer_at(frame.arguments, i);
@@ -160,7 +165,8 @@ std::shared_ptr<Request> request_of(const xla::CallFrame& frame) {
 
 std::shared_ptr<Handle> hand_over(
     const xla::CallFrame& frame, std::string& what,
-    const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set)>& submit_it) {
+    const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set, const Place&)>&
+        submit_it) {
   auto request = request_of(frame);
   const Kind kind = request->kind;
   const std::string name = request->name;
@@ -168,8 +174,9 @@ std::shared_ptr<Handle> hand_over(
   what = std::string(name_of(kind)) + " '" + name + "'";
   const auto engine = running_engine();
   try {
-    check_place(*engine, frame);
-    return submit_it(*engine, std::move(request), process_set);
+    const Place place = engine->place(process_set);
+    check_place(*engine, place, frame);
+    return submit_it(*engine, std::move(request), process_set, place);
   } catch (const EngineStopped&) {
     throw;
   } catch (const std::exception& error) {
@@ -178,22 +185,29 @@ std::shared_ptr<Handle> hand_over(
   }
 }
 
+int64_t run_id_of(const xla::CallFrame& frame) {
+  xla::RunIdGetArgs args{sizeof(args), nullptr, frame.context, 0};
+  if (frame.api->run_id_get(&args) != nullptr)
+    throw std::runtime_error("XLA did not tell which run of the program it is");
+  return args.run_id;
+}
+
 bool answers_metadata(xla::CallFrame& frame) {
   if (frame.extensions == nullptr || frame.extensions->type != xla::kMetadataExtension) return false;
   auto& metadata = *reinterpret_cast<xla::MetadataExtension*>(frame.extensions)->metadata;
-  metadata.api_version = {sizeof(xla::ApiVersion), nullptr, frame.api->api_version.major_version,
-                          frame.api->api_version.minor_version};
+  // Early versions ask without their table, and want to hear what all of them are.
+  const int minor = frame.api == nullptr ? xla::kEarlyMinorVersion : frame.api->api_version.minor_version;
+  metadata.api_version = {sizeof(xla::ApiVersion), nullptr, xla::kMajorVersion, minor};
   return true;
 }
 
 void check_interface(const xla::CallFrame& frame) {
   const bool fits = frame.api->api_version.major_version == xla::kMajorVersion &&
-                    frame.api->struct_size >= offsetof(xla::Api, run_id_get) &&
-                    frame.struct_size >= offsetof(xla::CallFrame, future);
+                    frame.api->struct_size >= sizeof(xla::Api) && frame.struct_size >= offsetof(xla::CallFrame, future);
   if (!fits) {
     throw std::runtime_error(
         "this jaxlib speaks another version of XLA's foreign function interface than horovodish. Remedy: use jaxlib "
-        "0.8 or later, and tell us of a version that does not work.");
+        "0.7 or later, and tell us of a version that does not work.");
   }
 }
 

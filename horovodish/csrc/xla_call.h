@@ -61,15 +61,20 @@ Failure other_size(const std::string& what, size_t bytes, size_t compiled_bytes)
 std::string named(const std::exception& error, const std::string& what);
 
 // The operation that the attributes and the shapes of the arguments describe; its members are the arguments in order.
-// Attributes: kind, op, root (s64), prescale, postscale (f64), name, and members: their names, each ended by a newline.
+// Attributes: kind, op, root (s64), prescale, postscale (f64), name, and members: their names, each ended by a newline; and
+// of the tree that it is a part of, if any: tree, its name, and leaves and structure (s64), see Family.
 std::shared_ptr<Request> request_of(const xla::CallFrame& frame);
 // Hands the operation to the engine: `submit_it` gives the handle. `what` is set to its kind and name, for messages about
 // what the engine throws. Where this rank cannot take part, the others, which may wait for it, are told why. Attributes: as
-// request_of(), and process_set, rank, size (s64). Throws what the engine and `submit_it` throw, and std::runtime_error
-// where the program was compiled for another place in the world.
+// request_of(), and process_set, rank (s64), ranks: those of the set, as in Place. Throws what the engine and `submit_it`
+// throw, and std::runtime_error where the program was compiled for other ranks.
 std::shared_ptr<Handle> hand_over(
     const xla::CallFrame& frame, std::string& what,
-    const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set)>& submit_it);
+    const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set, const Place&)>&
+        submit_it);
+
+// Tells executions of programs apart.
+int64_t run_id_of(const xla::CallFrame& frame);
 
 // The runtime asks once, at registration, which version of the interface a handler speaks.
 bool answers_metadata(xla::CallFrame& frame);

@@ -24,7 +24,7 @@ namespace {
 
 // As CUDA's own allocations.
 constexpr size_t kAlignment = 256;
-// How often a `done` that waits looks whether another operation of its group has failed.
+// How often a `done` that waits looks whether the engine has stopped.
 constexpr std::chrono::milliseconds kWaitSlice{50};
 
 // Of a program that is being run.
@@ -36,17 +36,12 @@ struct Execution {
 
 Execution execution_of(const xla::CallFrame& frame) {
   const xla::Api& api = *frame.api;
-  if (api.struct_size < sizeof(xla::Api)) {
-    throw std::runtime_error("this jaxlib does not tell which GPU a program runs on. Remedy: use a later jaxlib.");
-  }
   xla::StreamGetArgs stream{sizeof(stream), nullptr, frame.context, nullptr};
-  xla::RunIdGetArgs run{sizeof(run), nullptr, frame.context, 0};
   xla::DeviceOrdinalGetArgs device{sizeof(device), nullptr, frame.context, 0};
-  if (api.stream_get(&stream) != nullptr || api.run_id_get(&run) != nullptr ||
-      api.device_ordinal_get(&device) != nullptr) {
+  if (api.stream_get(&stream) != nullptr || api.device_ordinal_get(&device) != nullptr) {
     throw std::runtime_error("XLA did not tell on which GPU and stream the program runs");
   }
-  return {run.run_id, device.ordinal, reinterpret_cast<uintptr_t>(stream.stream)};
+  return {run_id_of(frame), device.ordinal, reinterpret_cast<uintptr_t>(stream.stream)};
 }
 
 // One operation, from its `start` until its `done` has taken the result.
@@ -87,11 +82,11 @@ class Calls {
     std::lock_guard lock(mutex_);
     calls_[std::move(key)].swap(call);
   }
-  // Null where a call has been taken.
-  std::shared_ptr<Call> find(const Key& key) {
+  // Null where it has been taken.
+  std::shared_ptr<Call> take(const Key& key) {
     std::lock_guard lock(mutex_);
-    const auto found = calls_.find(key);
-    return found == calls_.end() ? nullptr : found->second;
+    const auto found = calls_.extract(key);
+    return found.empty() ? nullptr : found.mapped();
   }
   void forget(const Key& key) {
     std::lock_guard lock(mutex_);
@@ -121,7 +116,8 @@ Device& device_of(const Execution& execution) {
 }
 
 std::shared_ptr<Handle> submitted(const xla::CallFrame& frame, Engine& engine, std::shared_ptr<Request> request,
-                                  int process_set, const Execution& execution, const std::shared_ptr<Call>& call) {
+                                  int process_set, const Place& place, const Execution& execution,
+                                  const std::shared_ptr<Call>& call) {
   Device& device = device_of(execution);
   request->device = execution.device;
   call->stream = execution.stream;
@@ -129,7 +125,7 @@ std::shared_ptr<Handle> submitted(const xla::CallFrame& frame, Engine& engine, s
   {
     const Device::Scope scope(device);
     call->memory = device.allocate(layout_bytes(frame, *request, kAlignment), execution.stream);
-    layout = lay_out(frame, *request, call->memory->data(), kAlignment);
+    layout = lay_out(frame, *request, place, call->memory->data(), kAlignment);
     const auto arguments = memory_of(frame.arguments);
     for (size_t i = 0; i < arguments.size(); ++i) {
       device.copy(layout.arguments[i], arguments[i].data, arguments[i].bytes, execution.stream);
@@ -141,21 +137,10 @@ std::shared_ptr<Handle> submitted(const xla::CallFrame& frame, Engine& engine, s
       engine, std::move(request), std::move(layout.buffers), process_set, [call](const Handle&) {}, execution.stream);
 }
 
-// Why none of the operations that belong together is waited for; they may never end where one has failed.
-Failure failure_of(const std::vector<std::shared_ptr<Call>>& group) {
-  for (const auto& call : group) {
-    if (call && !call->failure.message.empty()) return call->failure;
-    if (call && call->handle && call->handle->error() != nullptr) return horovodish::failure_of(*call->handle);
-  }
-  return {};
-}
-
-Failure wait_until_launched(const Call& call, const std::vector<std::shared_ptr<Call>>& group) {
-  while (true) {
-    Failure failure = failure_of(group);
-    if (!failure.message.empty() || call.handle->settled()) return failure;
+void wait_until_launched(const Handle& handle) {
+  while (!handle.settled()) {
     try {
-      running_engine()->wait(*call.handle, kWaitSlice);
+      running_engine()->wait(handle, kWaitSlice);
     } catch (const EngineStopped&) {  // then the operation fails
     }
   }
@@ -192,9 +177,10 @@ xla::Error* xla_cuda_start(xla::CallFrame* frame) {
     const Execution execution = execution_of(*frame);
     const auto call = std::make_shared<Call>();
     try {
-      call->handle = hand_over(*frame, call->what, [&](Engine& engine, std::shared_ptr<Request> request, int set) {
-        return submitted(*frame, engine, std::move(request), set, execution, call);
-      });
+      call->handle = hand_over(*frame, call->what,
+                               [&](Engine& engine, std::shared_ptr<Request> request, int set, const Place& place) {
+                                 return submitted(*frame, engine, std::move(request), set, place, execution, call);
+                               });
     } catch (const std::exception& error) {
       call->failure = {xla::kInternal, named(error, call->what)};
     }
@@ -207,14 +193,15 @@ xla::Error* xla_cuda_done(xla::CallFrame* frame) {
   return handled(*frame, [&]() -> Failure {
     const Execution execution = execution_of(*frame);
     const Attributes given(*frame);
-    std::vector<std::shared_ptr<Call>> group;
     const auto names = lines(given.text("calls"));
-    for (const auto name : names) group.push_back(calls().find({execution.id, std::string(name)}));
-    const auto index = static_cast<size_t>(given.number("index"));
-    const auto call = group.at(index);
+    const Calls::Key key{execution.id, std::string(names.at(static_cast<size_t>(given.number("index"))))};
+    const auto call = calls().take(key);
     if (!call) throw std::runtime_error("the result of an operation was asked for twice");
-    calls().forget({execution.id, std::string(names[index])});
-    Failure failure = wait_until_launched(*call, group);
+    Failure failure = call->failure;
+    if (call->handle) {
+      wait_until_launched(*call->handle);
+      failure = failure_of(*call->handle);
+    }
     if (failure.message.empty()) failure = collect(*call, memory_of(frame->results), execution);
     if (!failure.message.empty()) {  // the program ends here, so nobody asks for the others
       for (const auto name : names) calls().forget({execution.id, std::string(name)});

@@ -17,13 +17,11 @@ size_t layout_bytes(const xla::CallFrame& frame, const Request& request, size_t 
   return total;
 }
 
-Layout lay_out(const xla::CallFrame& frame, Request& request, std::byte* memory, size_t alignment) {
-  const Attributes given(frame);
+Layout lay_out(const xla::CallFrame& frame, Request& request, const Place& place, std::byte* memory, size_t alignment) {
   const bool engine_allocates = request.kind == Kind::allgather || request.kind == Kind::alltoall;
   const bool in_place =
       request.kind == Kind::allreduce || request.kind == Kind::broadcast || request.kind == Kind::barrier;
-  const auto ranks = static_cast<size_t>(given.number("set_size")),
-             index = static_cast<size_t>(given.number("set_rank"));
+  const auto ranks = static_cast<size_t>(place.size), index = static_cast<size_t>(place.rank);
   const std::vector<Target> arguments = memory_of(frame.arguments);
   Layout layout;
   for (size_t i = 0; i < request.members.size(); ++i) {

@@ -19,7 +19,7 @@ struct Layout {
 };
 
 // Lays the call out in that memory. Of a request whose results the engine allocates, it takes the number of rows out of the
-// shapes. Attributes: set_rank, set_size (s64).
-Layout lay_out(const xla::CallFrame& frame, Request& request, std::byte* memory, size_t alignment);
+// shapes. `place`: of this rank in the process set.
+Layout lay_out(const xla::CallFrame& frame, Request& request, const Place& place, std::byte* memory, size_t alignment);
 
 }  // namespace horovodish

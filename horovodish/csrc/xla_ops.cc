@@ -1,6 +1,5 @@
 #include "xla_ops.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstring>
@@ -29,9 +28,8 @@ struct Waiter {
   const xla::Api* api;
   xla::Future* future;
   std::vector<Target> wanted;
+  std::vector<int32_t> after;  // the calls whose `done` comes after it
 };
-
-struct Group;
 
 // One operation, from its `start` until its `done` has taken the result.
 struct Call {
@@ -47,16 +45,7 @@ struct Call {
   // Guarded by Calls::mutex_.
   bool settled = false;
   Failure failure;  // known once it is settled
-  std::shared_ptr<Group> group;  // null before the first `done` of the group
   std::optional<Waiter> waiter;
-};
-
-// The operations that belong together. Where one fails, no `done` waits for the others: they may never end, as when a rank
-// has a larger tree than the others.
-struct Group {
-  std::vector<int32_t> numbers;
-  Failure failure;
-  std::vector<std::shared_ptr<Call>> waiting;
 };
 
 StagingPool& pool() {
@@ -121,50 +110,37 @@ class Calls {
   }
 
   void settle(const std::shared_ptr<Call>& call, Failure failure) {
-    std::vector<std::shared_ptr<Call>> released;
+    std::optional<Waiter> waiter;
     {
       std::lock_guard lock(mutex_);
       call->settled = true;
       call->failure = failure;
-      if (!call->group) return;
-      auto& waiting = call->group->waiting;
-      if (!failure.message.empty()) {
-        call->group->failure = failure;
-        released.swap(waiting);
-        if (!released.empty()) forget(*call->group);
-      } else if (const auto own = std::find(waiting.begin(), waiting.end(), call); own != waiting.end()) {
-        released.push_back(call);
-        waiting.erase(own);
-      }
+      waiter = std::exchange(call->waiter, std::nullopt);
+      if (waiter && !failure.message.empty()) forget(waiter->after);
     }
-    for (const auto& waits : released) {
-      const Waiter waiter = std::move(*waits->waiter);
-      fulfil(waiter, failure.message.empty() ? collect(*waits, waiter.wanted) : failure);
-    }
+    if (waiter) fulfil(*waiter, failure.message.empty() ? collect(*call, waiter->wanted) : failure);
   }
 
-  // The `done` of an operation: either it has the result, or `waits` is asked for a future.
+  // The `done` of the first of some operations: either it has the result, or `waits` is asked for a future.
   template <class Waits>
   Failure finish(const int32_t* numbers, size_t count, std::vector<Target> wanted, Waits&& waits) {
     std::shared_ptr<Call> call;
     {
       std::lock_guard lock(mutex_);
-      const auto found = calls_.find(numbers[0]);
-      if (found == calls_.end()) throw std::runtime_error("the result of an operation was asked for twice");
-      call = found->second;
-      if (!call->group) form_group(numbers, count);
-      calls_.erase(found);
+      const auto found = calls_.extract(numbers[0]);
+      if (found.empty()) throw std::runtime_error("the result of an operation was asked for twice");
+      call = found.mapped();
     }
     drive(*call);
     {
       std::lock_guard lock(mutex_);
-      if (!call->group->failure.message.empty()) {
-        forget(*call->group);
-        return call->group->failure;
+      std::vector<int32_t> after(numbers + 1, numbers + count);
+      if (!call->failure.message.empty()) {
+        forget(after);
+        return call->failure;
       }
       if (!call->settled && !has_result(*call)) {
-        call->waiter = waits(std::move(wanted));
-        call->group->waiting.push_back(call);
+        call->waiter = waits(std::move(wanted), std::move(after));
         return {};
       }
     }
@@ -172,21 +148,9 @@ class Calls {
   }
 
  private:
-  // A `done` fails, and so the program ends before those that depend on it. The caller holds mutex_.
-  void forget(const Group& group) {
-    for (const int32_t number : group.numbers) calls_.erase(number);
-  }
-
-  // The caller holds mutex_.
-  void form_group(const int32_t* numbers, size_t count) {
-    const auto group = std::make_shared<Group>();
-    group->numbers.assign(numbers, numbers + count);
-    for (size_t i = 0; i < count; ++i) {
-      const auto found = calls_.find(numbers[i]);
-      if (found == calls_.end()) continue;
-      found->second->group = group;
-      if (!found->second->failure.message.empty()) group->failure = found->second->failure;
-    }
+  // The program ends where a `done` fails, so nobody asks for what comes after it. The caller holds mutex_.
+  void forget(const std::vector<int32_t>& numbers) {
+    for (const int32_t number : numbers) calls_.erase(number);
   }
 
   std::mutex mutex_;
@@ -200,9 +164,9 @@ Calls& calls() {
 }
 
 // Copies the arguments into the call's memory, and gives the buffers there.
-std::vector<Buffer> stage(const xla::CallFrame& frame, Request& request, Call& call) {
+std::vector<Buffer> stage(const xla::CallFrame& frame, Request& request, const Place& place, Call& call) {
   call.memory = pool().take(layout_bytes(frame, request, StagingPool::kAlignment));
-  Layout layout = lay_out(frame, request, call.memory.data(), StagingPool::kAlignment);
+  Layout layout = lay_out(frame, request, place, call.memory.data(), StagingPool::kAlignment);
   const std::vector<Target> arguments = memory_of(frame.arguments);
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i].bytes > 0) std::memcpy(layout.arguments[i], arguments[i].data, arguments[i].bytes);
@@ -214,8 +178,8 @@ std::vector<Buffer> stage(const xla::CallFrame& frame, Request& request, Call& c
 }
 
 std::shared_ptr<Handle> submitted(const xla::CallFrame& frame, Engine& engine, std::shared_ptr<Request> request,
-                                  int process_set, const std::shared_ptr<Call>& call) {
-  auto buffers = stage(frame, *request, *call);
+                                  int process_set, const Place& place, const std::shared_ptr<Call>& call) {
+  auto buffers = stage(frame, *request, place, *call);
   return submit(engine, std::move(request), std::move(buffers), process_set,
                 [call](const Handle& handle) { calls().settle(call, failure_of(handle)); });
 }
@@ -226,9 +190,10 @@ xla::Error* xla_start(xla::CallFrame* frame) {
   return handled(*frame, [&]() -> Failure {
     const auto call = std::make_shared<Call>();
     try {
-      call->handle = hand_over(*frame, call->what, [&](Engine& engine, std::shared_ptr<Request> request, int set) {
-        return submitted(*frame, engine, std::move(request), set, call);
-      });
+      call->handle = hand_over(*frame, call->what,
+                               [&](Engine& engine, std::shared_ptr<Request> request, int set, const Place& place) {
+                                 return submitted(*frame, engine, std::move(request), set, place, call);
+                               });
     } catch (const std::exception& error) {
       calls().settle(call, {xla::kInternal, named(error, call->what)});
     }
@@ -240,11 +205,11 @@ xla::Error* xla_start(xla::CallFrame* frame) {
 xla::Error* xla_done(xla::CallFrame* frame) {
   return handled(*frame, [&]() -> Failure {
     const xla::Buffer& numbers = buffer_at(frame->arguments, 0);
-    const auto waits = [&](std::vector<Target> wanted) {
+    const auto waits = [&](std::vector<Target> wanted, std::vector<int32_t> after) {
       xla::FutureCreateArgs args{sizeof(args), nullptr, nullptr};
       if (frame->api->future_create(&args) != nullptr) throw std::runtime_error("XLA gave no future");
       frame->future = args.future;
-      return Waiter{frame->api, args.future, std::move(wanted)};
+      return Waiter{frame->api, args.future, std::move(wanted), std::move(after)};
     };
     std::vector<Target> results = memory_of(frame->results);
     const Target passed_on = results.front();

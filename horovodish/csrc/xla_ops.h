@@ -14,9 +14,7 @@
 namespace horovodish {
 
 // Arguments: the members of the group. Result: the number of the operation, s32[1].
-// Attributes: kind, op, root, process_set (s64), prescale, postscale (f64), name, and members: their names, each ended by a
-// newline. rank, size, set_rank, set_size (s64): this process's place in the world and in the process set when the program
-// was compiled.
+// Attributes: see hand_over().
 // Never fails: what is wrong is kept for `done`.
 abi::xla::Error* xla_start(abi::xla::CallFrame* frame);
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from jax import lax
 from jax import numpy as jnp
@@ -76,12 +78,10 @@ def fail_again_and_again() -> int:
     hvd.init()
     # The last leaf is in the first bucket: where that fails, nobody asks for the results of the others.
     tree = [jnp.ones(1_500_000) for _ in range(6)] + [jnp.ones(3 + hvd.rank())]
+    program = jax.jit(lambda tree: hvd.allreduce(tree, name="tree"))
     for attempt in range(14):
-        # Operations of the last attempt may still be under way, so each has names of its own.
-        program = jax.jit(lambda tree, name=f"tree {attempt}": hvd.allreduce(tree, name=name))
         with pytest.raises(FAILED, match="the ranks disagree about its shape"):
             jax.block_until_ready(program(tree))
-        hvd.barrier()
         if attempt == 1:
             before = resident_bytes()
     return resident_bytes() - before
@@ -90,6 +90,62 @@ def fail_again_and_again() -> int:
 def test_programs_that_fail_keep_no_memory() -> None:
     bytes_of_a_tree = 6 * 6_000_000
     assert max(run_ranks(fail_again_and_again, 2, timeout=120)) < 4 * bytes_of_a_tree
+
+
+def go_on_with_equal_trees() -> list[str]:
+    hvd.init()
+    texts = []
+    # Every leaf but the last is a bucket of its own.
+    leaves = [jnp.full(1_100_000, 1.0 + hvd.rank()) for _ in range(5)] + [jnp.full(3, 1.0 + hvd.rank())]
+    total = sum(1.0 + rank for rank in range(hvd.size()))
+    in_jit = jax.jit(lambda tree: hvd.allreduce(tree, op=hvd.Sum, name="tree"))
+    for reduced in (in_jit, lambda tree: hvd.allreduce(tree, op=hvd.Sum, name="eager"), hvd.allreduce):
+        for attempt in range(6):
+            mine = leaves[: 3 + (hvd.rank() + attempt) % hvd.size()]
+            with pytest.raises((*FAILED, hvd.MismatchError)) as raised:
+                jax.block_until_ready(reduced(mine))
+            texts.append(str(raised.value))
+            scale = hvd.size() if reduced is hvd.allreduce else 1
+            for result in jax.block_until_ready(reduced(leaves)):
+                np.testing.assert_array_equal(result, total / scale)
+    return texts
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_after_trees_that_differ_the_same_call_goes_on(ranks: int) -> None:
+    """At once, while operations that only some ranks have are still under way there, and other ranks are behind."""
+    for texts in run_ranks(go_on_with_equal_trees, ranks):
+        assert len(texts) == 18
+        for text in texts:
+            assert re.search("the ranks disagree about its tree: rank.* ha.* leaves, rank.* ha.* leaves", text)
+            assert "Remedy: pass a tree of the same structure on every rank" in text
+
+
+def use_a_program_with_another_process_set() -> tuple[str, list[float]]:
+    hvd.init(process_sets=[hvd.ProcessSet([0, 1])])
+    own = hvd.add_process_set([2])
+    number = own.process_set_id
+    program = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=own))
+    if hvd.rank() == 2:
+        program(jnp.ones(2)).block_until_ready()
+    hvd.shutdown()
+    hvd.init(process_sets=[hvd.ProcessSet([0, 1])])
+    other = hvd.add_process_set([1, 2])
+    assert other.process_set_id == number
+    if hvd.rank() == 0:
+        return "", []
+    if hvd.rank() == 1:
+        return "", hvd.allreduce(jnp.ones(2), op=hvd.Sum, process_set=other).tolist()
+    with pytest.raises(FAILED) as raised:
+        program(jnp.ones(2)).block_until_ready()
+    return str(raised.value), hvd.allreduce(jnp.ones(2), op=hvd.Sum, process_set=other).tolist()
+
+
+def test_a_program_for_another_process_set() -> None:
+    _, (_, theirs), (text, own) = run_ranks(use_a_program_with_another_process_set, 3)
+    assert theirs == own == [2.0, 2.0]
+    assert "compiled on rank 2 for a process set of the ranks 2, which now is one of 1,2" in text
+    assert "jax.clear_caches()" in text
 
 
 LEAVES_A_PROGRAM_UNDER_WAY = """

@@ -175,6 +175,71 @@ def test_every_rank_hears_of_a_mismatch_and_goes_on(tree: tuple[int, int, int], 
     assert all(told(decisions) == [("execute", "x")] for decisions in network.decisions)
 
 
+class Attempts:
+    """Runs a family of operations until it does not fail, on ranks that go on at once when they hear that it failed."""
+
+    def __init__(self, network: Network, attempts: list[list[dict[str, list[int]]]]) -> None:
+        """`attempts`: for each one the shapes by name, of every rank."""
+        self.network = network
+        self.left = [
+            deque(
+                (attempt, name, shape) for attempt, ranks in enumerate(attempts) for name, shape in ranks[rank].items()
+            )
+            for rank in range(network.size)
+        ]
+
+    def failures(self, rank: int) -> int:
+        return sum(decision["families"] == ["tree"] for decision in self.network.decisions[rank])
+
+    def may_go_on(self, rank: int) -> bool:
+        return bool(self.left[rank]) and self.left[rank][0][0] <= self.failures(rank)
+
+    def run(self) -> None:
+        network = self.network
+        while True:
+            ready = list(filter(self.may_go_on, range(network.size)))
+            if ready and (network.random.random() < 0.5 or not any(network.edges.values())):
+                rank = network.random.choice(ready)
+                attempt, name, shape = self.left[rank].popleft()
+                if attempt == self.failures(rank):  # the engine does not submit what belongs to a run that has failed
+                    network.nodes[rank].submit(name, shape, family="tree", attempt=attempt)
+                    network.post(rank)
+            elif not network.deliver_one() and not ready:
+                return
+
+
+@settings(max_examples=300)
+@given(trees, st.integers(0, 9), st.data())
+def test_what_is_left_of_a_family_that_failed_meets_nothing(
+    tree: tuple[int, int, int], cache_capacity: int, data: st.DataObject
+) -> None:
+    """Every rank has other operations, one of which they disagree about; then all have all of them."""
+    size, arity, seed = tree
+    network = Network(max(size, 2), arity, seed, cache_capacity)
+    names = ["a", "b", "c", "d"]
+    whole = [{name: [3] for name in names}] * network.size
+    if data.draw(st.booleans()):
+        Attempts(network, [whole]).run()  # so that their ids are known
+        network.decisions = [[] for _ in range(network.size)]
+    deviant = data.draw(st.integers(0, network.size - 1))
+    parts = []
+    for rank in range(network.size):
+        chosen = data.draw(st.sets(st.sampled_from(names))) | {"b"}
+        shape_of_b = [4] if rank == deviant else [3]
+        order = data.draw(st.permutations(sorted(chosen)))
+        parts.append({name: shape_of_b if name == "b" else [3] for name in order})
+    attempts = Attempts(network, [parts, whole])
+    attempts.run()
+    assert not any(attempts.left)
+    for decisions in network.decisions:
+        assert told(decisions) == told(network.decisions[0])
+        failed = next(place for place, decision in enumerate(decisions) if decision["type"] == "fail")
+        assert decisions[failed]["name"] == "b"
+        again = decisions[failed + 1 :]
+        assert sorted(told(again)) == [("execute", name) for name in names]
+        assert all(decision["submitted"] for decision in decisions[:failed] + again)
+
+
 @settings(max_examples=100)
 @given(trees)
 def test_a_shape_that_changes_everywhere_is_no_mismatch(tree: tuple[int, int, int]) -> None:

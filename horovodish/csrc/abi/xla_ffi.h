@@ -10,6 +10,7 @@
 namespace horovodish::abi::xla {
 
 inline constexpr int kMajorVersion = 0;
+inline constexpr int kEarlyMinorVersion = 1;
 
 enum ExtensionType : int { kMetadataExtension = 1 };
 
@@ -171,7 +172,6 @@ struct Api {
   Error* (*future_create)(FutureCreateArgs*);
   Error* (*future_set_available)(FutureSetAvailableArgs*);
   Error* (*future_set_error)(FutureSetErrorArgs*);
-  // What comes here is not in every version that the handlers for the CPU can do with.
   Error* (*run_id_get)(RunIdGetArgs*);
   Error* (*device_ordinal_get)(DeviceOrdinalGetArgs*);
 };

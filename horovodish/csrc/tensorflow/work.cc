@@ -1,6 +1,7 @@
 #include "tensorflow/work.h"
 
 #include <cstring>
+#include <string_view>
 
 namespace horovodish::tensorflow {
 
@@ -34,7 +35,7 @@ std::string message_of(const c_interface::Outcome& outcome) {
 }
 
 Work::Work(const Attributes& attributes, TF_OpKernelContext* context, Results results, Status& status)
-    : attributes_(attributes), results_(results) {
+    : attributes_(attributes), results_(results), step_(TF_StepId(context)) {
   read_name(context, status);
   const bool has_splits = attributes_.kind == Kind::alltoall;
   const int tensors = TF_NumInputs(context) - 1 - (has_splits ? 1 : 0);
@@ -46,7 +47,10 @@ Work::Work(const Attributes& attributes, TF_OpKernelContext* context, Results re
 void Work::read_name(TF_OpKernelContext* context, Status& status) {
   const TensorPtr name = input(context, 0, status);
   if (!status.ok()) return;
-  name_.assign(static_cast<const char*>(TF_TensorData(name.get())), TF_TensorByteSize(name.get()));
+  const std::string_view text(static_cast<const char*>(TF_TensorData(name.get())), TF_TensorByteSize(name.get()));
+  const size_t end = text.find('\n');
+  family_ = text.substr(0, end);
+  name_ = text.substr(end + 1);
 }
 
 void Work::read_splits(TF_OpKernelContext* context, int index, Status& status) {
@@ -98,6 +102,8 @@ void Work::submit(void (*then)(void* argument, const c_interface::Outcome*), voi
   c_interface::Submission submission;
   submission.kind = static_cast<int>(attributes_.kind);
   submission.name = name_.c_str();
+  submission.family = family_.empty() ? nullptr : family_.c_str();
+  submission.run = step_;
   submission.op = attributes_.op;
   submission.prescale = attributes_.prescale;
   submission.postscale = attributes_.postscale;

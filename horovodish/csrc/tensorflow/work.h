@@ -62,7 +62,8 @@ class Work {
 
   const Attributes attributes_;
   const Results results_;
-  std::string name_;
+  const int64_t step_;
+  std::string family_, name_;
   std::vector<Member> members_;
   std::vector<int64_t> splits_;
 };
