@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import horovodish.basics
 import horovodish.jax
+from horovodish import _native
 from support.sources import CSRC
 
 DIAGNOSTICS = {"start_timeline", "stop_timeline", "straggler_report", "surviving_communicator"}
@@ -128,3 +130,40 @@ def test_our_declarations_of_xlas_interface_are_those_of_its_header(tmp_path: Pa
     command = ["g++", "-std=c++20", "-fsyntax-only", f"-I{include}", f"-I{CSRC}", str(source)]
     compiled = subprocess.run(command, capture_output=True, text=True)
     assert compiled.returncode == 0, compiled.stderr
+
+
+class ApiVersion(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("extensions", ctypes.c_void_p),
+        ("major", ctypes.c_int),
+        ("minor", ctypes.c_int),
+    )
+
+
+class Metadata(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_size_t), ("version", ApiVersion), ("traits", ctypes.c_uint32))
+
+
+class MetadataExtension(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("next", ctypes.c_void_p),
+        ("metadata", ctypes.POINTER(Metadata)),
+    )
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_versions_of_jaxlib_that_ask_without_their_table_get_an_answer(platform: str) -> None:
+    """Those before 0.9, when a handler is registered: the frame holds nothing but the question."""
+    name_of, address_of = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
+    name_of.restype, name_of.argtypes = ctypes.c_char_p, (ctypes.py_object,)
+    address_of.restype, address_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    for capsule in _native.xla_handlers(platform).values():
+        metadata = Metadata()
+        question = MetadataExtension(ctypes.sizeof(MetadataExtension), 1, None, ctypes.pointer(metadata))
+        frame = (ctypes.c_void_p * 32)(ctypes.sizeof(ctypes.c_void_p) * 32, ctypes.addressof(question))
+        answer = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address_of(capsule, name_of(capsule)))
+        assert answer(ctypes.addressof(frame)) is None
+        assert (metadata.version.major, metadata.version.minor) == (0, 1)
