@@ -29,6 +29,7 @@ struct Alike<R (*)(A...), S (*)(B...)>
 """
 
 NCCL = """
+#define __CUDA_BF16_TYPES_EXIST__  // as CUDA's headers do, for an old one
 #include "nccl.h"
 #include "abi/nccl.h"
 using namespace horovodish::abi;
@@ -57,7 +58,11 @@ SAME(NcclScalarResidence::device, ncclScalarDevice);
 SAME(NcclScalarResidence::host_immediate, ncclScalarHostImmediate);
 SAME(sizeof(NcclUniqueId), sizeof(ncclUniqueId));
 SAME(sizeof(NcclOp), sizeof(ncclRedOp_t));
+#ifdef NCCL_API_MAGIC  // before, the header has it as a number
 SAME(NcclConfig{}.magic, NCCL_API_MAGIC);
+#else
+SAME(NcclConfig{}.magic, [] { ncclConfig_t config = NCCL_CONFIG_INITIALIZER; return config.magic; }());
+#endif
 SAME(NcclConfig::kUndefined, NCCL_CONFIG_UNDEF_INT);
 SAME(offsetof(NcclConfig, version), offsetof(ncclConfig_t, version));
 SAME(offsetof(NcclConfig, blocking), offsetof(ncclConfig_t, blocking));
@@ -88,6 +93,8 @@ SAME(kCudaCaptureNone, CU_STREAM_CAPTURE_STATUS_NONE);
 SAME(kCudaCaptureModeRelaxed, CU_STREAM_CAPTURE_MODE_RELAXED);
 """
 
+# Those without are other functions in CUDA 12.
+NAMED_WITH_THEIR_VERSION = ("cuDeviceGetUuid_v2",)
 LOOKED_UP = re.compile(r'look_up\(opened, path, "(\w+)", (\w+)\)')
 
 
@@ -113,7 +120,7 @@ def functions(source: str, table: str) -> str:
     """For every function that is looked up: that the header gives its name to that version of it, and its type."""
     lines = []
     for symbol, member in LOOKED_UP.findall((CSRC / source).read_text()):
-        name = re.sub(r"_v\d$", "", symbol)
+        name = symbol if symbol in NAMED_WITH_THEIR_VERSION else re.sub(r"_v\d$", "", symbol)
         lines.append(f'static_assert(std::string_view(TEXT({name})) == "{symbol}");')
         lines.append(f"static_assert(Alike<decltype({table}::{member}), decltype(&{name})>::value);")
     assert len(lines) > 20
