@@ -27,6 +27,7 @@ void CompletionThreads::run(std::function<void()> what) {
     return;
   }
   ++shared_->threads;
+  const NewThreadsAnywhere cores;
   std::thread(work, shared_).detach();
 }
 

@@ -1,8 +1,10 @@
-// What every thread of the engine does first.
+// What every thread of the engine does first, and where threads run that it starts.
 #pragma once
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <unistd.h>
 
 namespace horovodish {
 
@@ -13,5 +15,26 @@ inline void set_up_thread(const char* name) {
   pthread_sigmask(SIG_SETMASK, &all, nullptr);
   pthread_setname_np(pthread_self(), name);
 }
+
+// Threads that the calling thread starts within this scope run on the cores of the process's main thread. The engine's
+// thread may be kept on one core (HOROVODISH_THREAD_AFFINITY), which what it starts would inherit.
+class NewThreadsAnywhere {
+ public:
+  NewThreadsAnywhere() {
+    cpu_set_t anywhere;
+    widened_ = sched_getaffinity(0, sizeof own_, &own_) == 0 &&
+               sched_getaffinity(getpid(), sizeof anywhere, &anywhere) == 0 && !CPU_EQUAL(&own_, &anywhere) &&
+               sched_setaffinity(0, sizeof anywhere, &anywhere) == 0;
+  }
+  ~NewThreadsAnywhere() {
+    if (widened_) sched_setaffinity(0, sizeof own_, &own_);
+  }
+  NewThreadsAnywhere(const NewThreadsAnywhere&) = delete;
+  NewThreadsAnywhere& operator=(const NewThreadsAnywhere&) = delete;
+
+ private:
+  cpu_set_t own_;
+  bool widened_ = false;
+};
 
 }  // namespace horovodish

@@ -4,10 +4,12 @@
 // It is as unhelpful as NCCL may be: what is asked is only begun when a call returns, and put on the stream while
 // ncclCommGetAsyncError is asked; anything that is called in between fails, and so does what is called without the
 // context of the communicator's device, within a group that is open by mistake, or after the communicator's end. Ending one
-// waits for all that its device was given, as giving memory back does. It proves nothing about speed.
+// waits for all that its device was given, as giving memory back does. A communicator has threads, made by the first call
+// of the id, by connecting and by the first group. It proves nothing about speed.
 //
 //     PRETEND_NCCL_VERSION   what ncclGetVersion says
 //     PRETEND_NCCL_FAILS     the number of the group, from 1, that ends in an error of the network on every rank
+#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -41,6 +43,7 @@ using Bytes = std::string;
 constexpr int kSuccess = 0, kInvalidArgument = 4, kInvalidUsage = 5, kRemoteError = 6, kInProgress = 7;
 constexpr int kPollsUntilBegun = 3;
 constexpr std::chrono::microseconds kNap{50};
+constexpr std::chrono::milliseconds kThreadNap{20};
 constexpr int kFirstFactor = 5;
 
 enum Op { sum, product, maximum, minimum, average };
@@ -86,6 +89,15 @@ bool usable(void* handle) {
 // Whether something may be asked of it now.
 bool idle(void* handle) {
   return usable(handle) && communicator_of(handle)->state == kSuccess && !communicator_of(handle)->finalized;
+}
+
+// One of NCCL's, which inherits what the calling thread is allowed; it ends with the communicator, if it has one.
+void start_thread(Communicator* communicator, const char* name) {
+  std::thread thread([communicator] {
+    while (communicator == nullptr || !communicator->aborted) std::this_thread::sleep_for(kThreadNap);
+  });
+  pthread_setname_np(thread.native_handle(), name);
+  thread.detach();
 }
 
 void write_file(const fs::path& path, const void* data, size_t bytes) {
@@ -261,6 +273,7 @@ int ncclGetUniqueId(UniqueId* id) {
   if (!pretend::in_context()) return refused("no context");
   if (mkdtemp(folder.data()) == nullptr) return kInvalidUsage;
   std::strncpy(id->folder, folder.c_str(), sizeof id->folder - 1);
+  start_thread(nullptr, "nccl-root");
   return kSuccess;
 }
 
@@ -283,6 +296,7 @@ int ncclCommInitRankConfig(void** handle, int ranks, UniqueId id, int rank, cons
     std::lock_guard lock(mutex);
     alive.insert(communicator);
   }
+  start_thread(communicator, "nccl-proxy");
   const uint64_t number = communicator->messages++;
   std::thread([communicator, number] {
     std::vector<Bytes> all;
@@ -350,7 +364,8 @@ int ncclGroupEnd() {
   const Group ended = std::exchange(group, {});
   Communicator& communicator = *ended.communicator;
   const char* fails = std::getenv("PRETEND_NCCL_FAILS");
-  const bool fail = fails != nullptr && ++communicator.groups == static_cast<uint64_t>(std::atoi(fails));
+  if (++communicator.groups == 1) start_thread(&communicator, "nccl-launch");
+  const bool fail = fails != nullptr && communicator.groups == static_cast<uint64_t>(std::atoi(fails));
   communicator.state = kInProgress;
   {
     std::lock_guard lock(mutex);

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 
 import horovodish as hvd
 from horovodish.affinity import core_of
 from horovodish.place import Place
+from support.pretended_gpu import Gpu, variables
 from support.ranks import run_ranks
 from support.threads import thread_names
 
@@ -33,6 +35,27 @@ def test_each_local_rank_has_its_core() -> None:
     first, second = max(usable), min(usable)
     results = run_ranks(cores_of_threads, 2, env={"HOROVODISH_THREAD_AFFINITY": f"{first},{second}"})
     assert results == [({first}, usable), ({second}, usable)]
+
+
+def cores_of_nccls_threads() -> dict[str, set[int]]:
+    """Those of the threads that NCCL has started, all from the engine's thread: nobody waits, and so nobody drives."""
+    hvd.init()
+    gpu = Gpu()
+    values = np.ones(3)
+    handle = gpu.submit("allreduce", [values], [values], "alone", op=hvd.Sum)
+    while not handle.poll():
+        os.sched_yield()
+    of_nccl = {thread: name for thread, name in thread_names().items() if name.startswith("nccl-")}
+    return {name: os.sched_getaffinity(thread) for thread, name in of_nccl.items()}
+
+
+def test_threads_of_nccl_run_on_any_core() -> None:
+    usable = os.sched_getaffinity(0)
+    env = variables(2, HOROVODISH_THREAD_AFFINITY=f"{max(usable)},{min(usable)}")
+    every = {"nccl-root": usable, "nccl-proxy": usable, "nccl-launch": usable}
+    first, second = run_ranks(cores_of_nccls_threads, 2, env=env)
+    assert first == every
+    assert second == {name: every[name] for name in ("nccl-proxy", "nccl-launch")}
 
 
 def test_no_core_is_chosen_for_ranks_without_threads_or_without_the_setting() -> None:

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "thread_setup.h"
 #include "wire.h"
 
 namespace horovodish {
@@ -139,6 +140,7 @@ void NcclPlane::introduce(const Operation& operation) {
     own.nccl_version = nccl->version;
     if (config_.own == 0) {
       const Device::Scope scope(*device_);
+      const NewThreadsAnywhere cores;
       if (nccl->get_unique_id(&id_) != abi::NcclResult::success) {
         throw std::runtime_error(
             std::string("NCCL cannot open a socket for the other ranks: ") + nccl->get_last_error(nullptr) +

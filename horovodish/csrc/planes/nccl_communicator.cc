@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "half.h"
+#include "thread_setup.h"
 
 namespace horovodish {
 
@@ -43,6 +44,7 @@ NcclCommunicator::NcclCommunicator(const abi::Nccl& nccl, Device& device, const 
     : nccl_(nccl), device_(device) {
   abi::NcclConfig config;
   config.blocking = 0;
+  const NewThreadsAnywhere cores;
   check(nccl_.comm_init_rank_config(&communicator_, ranks, id, rank, &config), "connecting the ranks");
 }
 

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "fusion.h"
+#include "thread_setup.h"
 
 namespace horovodish {
 
@@ -184,6 +185,7 @@ void NcclLaunch::call() {
     }
   }
   group.open = false;
+  const NewThreadsAnywhere cores;
   check(nccl_.group_end());
 }
 
