@@ -3,14 +3,17 @@
     python benchmarks/gpu.py                                    # a world of one: 3 variants, and the engine's overheads
     HOROVODISH_TEST_SHARED_GPU=1 horovodish run -np 2 python benchmarks/gpu.py      # two ranks on one GPU
     python benchmarks/gpu.py --thresholds 4 16 25 64            # which fusion threshold is best
+    python benchmarks/gpu.py --models                           # no model: the overheads alone
 
 In a world of one, packing, NCCL's call and unpacking are really executed (HOROVODISH_PLANE=nccl); --timeline FILE
-records them. What is printed goes to benchmarks/results/. `benchmarks/gpu.sh` runs all of it.
+records them. Two ranks take turns on one GPU, which can be slow: each part does as much as it can in its time. What is
+printed goes to benchmarks/results/. `benchmarks/gpu.sh` runs all of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import time
@@ -25,6 +28,9 @@ import horovodish.torch as hvd
 
 ROUNDS = 7
 STEPS = 20
+WARM_UP_STEPS = 3
+SECONDS = 60.0
+PROBE_SECONDS = 10.0
 BUCKET_MIB = 64
 BUCKET_TENSORS = 160  # about as many as ResNet-50 has
 
@@ -134,53 +140,70 @@ def seconds_of(step: Callable[[], None], steps: int) -> float:
     return (time.perf_counter() - begin) / steps
 
 
-def compare(name: str, kinds: list[str], batch_size: int, rounds: int, steps: int) -> dict[str, float]:
-    """Median milliseconds per step of each kind, measured in turns."""
+def affordable(seconds: float, each: float, wanted: int) -> int:
+    """How many of what takes `each` seconds can be done in that time; as rank 0 says, at least 1."""
+    return int(hvd.broadcast_object(max(1, min(wanted, int(seconds / each))), 0))
+
+
+def compare(
+    name: str, kinds: list[str], batch_size: int, rounds: int, steps: int, seconds: float
+) -> tuple[dict[str, float], int]:
+    """Median milliseconds per step of each kind, measured in turns, and how many steps were measured of each."""
     functions = {kind: step_function(name, batch_size, kind) for kind in kinds}
     for function in functions.values():
-        seconds_of(function, 5)
+        seconds_of(function, WARM_UP_STEPS)
+    each = sum(seconds_of(function, 1) for function in functions.values())
+    rounds = affordable(seconds, each, rounds)
+    steps = affordable(seconds / rounds, each, steps)
     taken: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(rounds):
         for kind, function in functions.items():
             taken[kind].append(seconds_of(function, steps) * 1e3)
-    return {kind: statistics.median(times) for kind, times in taken.items()}
+    return {kind: statistics.median(times) for kind, times in taken.items()}, rounds * steps
 
 
-def overhead_us(rounds: int) -> tuple[float, float]:
-    """Of one allreduce of 4 bytes: microseconds until the host goes on, and until the GPU is done."""
-    value = torch.ones(1, device="cuda")
-    host, whole = [], []
-    for _ in range(rounds * 30):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        hvd.allreduce_(value, op=hvd.Sum, name="overhead")
-        host.append(time.perf_counter() - begin)
-        torch.cuda.synchronize()
-        whole.append(time.perf_counter() - begin)
-    return statistics.median(host) * 1e6, statistics.median(whole) * 1e6
+def seconds_until_done(work: Callable[[], object]) -> tuple[float, float]:
+    """Until the host goes on, and until the GPU is done."""
+    torch.cuda.synchronize()
+    hvd.barrier()
+    begin = time.perf_counter()
+    work()
+    host = time.perf_counter() - begin
+    torch.cuda.synchronize()
+    return host, time.perf_counter() - begin
 
 
-def packing_us(rounds: int) -> tuple[float, float]:
-    """Microseconds until the GPU has reduced a bucket that is one tensor, and one that is packed from many.
+def median_us(wanted: int, *works: Callable[[], object]) -> list[tuple[float, float]]:
+    """Of each, in turns: microseconds until the host goes on, and until the GPU is done."""
+    for work in works:
+        seconds_until_done(work)
+    each = sum(seconds_until_done(work)[1] for work in works)
+    taken = [[seconds_until_done(work) for work in works] for _ in range(affordable(PROBE_SECONDS, each, wanted))]
+    columns = [list(zip(*column, strict=True)) for column in zip(*taken, strict=True)]
+    return [(statistics.median(host) * 1e6, statistics.median(whole) * 1e6) for host, whole in columns]
 
-    The difference is all that more than one stream could hide.
+
+def tell_overheads(tell: Callable[[str], None], rounds: int) -> None:
+    """What a small allreduce costs; a bucket as one tensor and packed, whose difference is all that more than one
+    stream could hide; and memory that the engine allocates, where the GPU was idle before and where it was not.
     """
+    value = torch.ones(1, device="cuda")
+    [(host, done)] = median_us(rounds * 30, lambda: hvd.allreduce_(value, op=hvd.Sum, name="overhead"))
+    tell(f"allreduce of 4 bytes: host {host:.1f} us, GPU done after {done:.1f} us")
     whole = torch.zeros(BUCKET_MIB << 18, device="cuda")
     parts = [part.clone() for part in whole.chunk(BUCKET_TENSORS)]
-
-    def seconds(reduce: Callable[[], object]) -> float:
-        torch.cuda.synchronize()
-        hvd.barrier()
-        begin = time.perf_counter()
-        reduce()
-        torch.cuda.synchronize()
-        return time.perf_counter() - begin
-
-    one, many = [], []
-    for _ in range(rounds * 3):
-        one.append(seconds(lambda: hvd.allreduce_(whole, op=hvd.Sum, name="one")))
-        many.append(seconds(lambda: hvd.grouped_allreduce_(parts, op=hvd.Sum, name="many")))
-    return statistics.median(one) * 1e6, statistics.median(many) * 1e6
+    (_, one), (_, many) = median_us(
+        rounds * 3,
+        lambda: hvd.allreduce_(whole, op=hvd.Sum, name="one"),
+        lambda: hvd.grouped_allreduce_(parts, op=hvd.Sum, name="many"),
+    )
+    tell(f"allreduce of {BUCKET_MIB} MiB: one tensor {one:.0f} us, packed from {BUCKET_TENSORS} {many:.0f} us")
+    (_, first), (_, five) = median_us(
+        rounds * 3,
+        lambda: hvd.allgather(whole, name="gathered"),
+        lambda: [hvd.allgather(whole, name="gathered") for _ in range(5)],
+    )
+    tell(f"allgather of {BUCKET_MIB} MiB: {first:.0f} us after an idle GPU, {(five - first) / 4:.0f} us after another")
 
 
 def start_ddp() -> None:
@@ -193,9 +216,10 @@ def start_ddp() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=[*MODELS], default=[*MODELS])
+    parser.add_argument("--models", nargs="*", choices=[*MODELS], default=[*MODELS])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="at most, for each model")
     parser.add_argument("--batch-scale", type=float, default=1.0, help="multiplies the batch sizes")
     parser.add_argument("--thresholds", nargs="*", type=float, help="fusion thresholds in MiB to compare, ours only")
     parser.add_argument("--timeline", help="records one step of each model, apart from what is measured")
@@ -204,30 +228,32 @@ def main() -> None:
         parser.error("PyTorch finds no CUDA device here")
     hvd.init()
     torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
-    tell = print if hvd.rank() == 0 else lambda *_: None
+    tell = functools.partial(print, flush=True) if hvd.rank() == 0 else lambda _: None
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     tell(f"{hvd.size()} rank(s), {torch.cuda.get_device_name()}, torch {torch.__version__}, torch's NCCL {nccl}")
-    host, done = overhead_us(options.rounds)
-    tell(f"allreduce of 4 bytes: host {host:.1f} us, GPU done after {done:.1f} us")
-    one, many = packing_us(options.rounds)
-    tell(f"allreduce of {BUCKET_MIB} MiB: one tensor {one:.0f} us, packed from {BUCKET_TENSORS} {many:.0f} us")
-    if not options.thresholds:
+    tell_overheads(tell, options.rounds)
+    if options.models and not options.thresholds:
         start_ddp()
     for name in options.models:
         batch = max(1, int(MODELS[name][2] * options.batch_scale))
         if options.thresholds:
             for threshold in options.thresholds:
                 os.environ["HOROVODISH_FUSION_THRESHOLD_MB"] = str(threshold)
-                [ours] = compare(name, ["ours"], batch, options.rounds, options.steps).values()
-                tell(f"{name:<11} batch {batch:>3}  threshold {threshold:>6} MiB  ours {ours:8.2f} ms")
+                seconds = options.seconds / len(options.thresholds)
+                taken, steps = compare(name, ["ours"], batch, options.rounds, options.steps, seconds)
+                tell(
+                    f"{name:<11} batch {batch:>3}  threshold {threshold:>6} MiB  ours {taken['ours']:8.2f} ms  "
+                    f"({steps} steps)"
+                )
             continue
         kinds = ["plain", "ddp", "ours"]
-        taken = compare(name, kinds, batch, options.rounds, options.steps)
+        taken, steps = compare(name, kinds, batch, options.rounds, options.steps, options.seconds)
         columns = "  ".join(f"{kind} {taken[kind]:8.2f} ms" for kind in kinds)
         extra = (taken["ours"] - taken["plain"]) * 1e3
         tell(
             f"{name:<11} batch {batch:>3}  {columns}  ours/ddp {taken['ours'] / taken['ddp']:.3f}  "
-            f"ours/plain {taken['ours'] / taken['plain']:.3f}  ours over plain {extra:.0f} us"
+            f"ours/plain {taken['ours'] / taken['plain']:.3f}  ours over plain {extra:.0f} us  "
+            f"({steps} steps each)"
         )
         if options.timeline:
             step = step_function(name, batch, "ours")

@@ -55,7 +55,7 @@ def share_a_gpu() -> str:
 @pytest.mark.gpu
 def test_two_ranks_on_one_gpu_are_told_so() -> None:
     needs_gpu()
-    for text in run_ranks(share_a_gpu, 2):
+    for text in run_ranks(share_a_gpu, 2, fresh=True):  # that have not been told to share it
         assert "rank 0 and rank 1 both use GPU 0 (" in text
 
 
