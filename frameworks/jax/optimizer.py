@@ -35,8 +35,12 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     - The state is that of `tx`, so checkpoints of a run without horovodish fit.
     - In a world of one rank, and on a rank outside `process_set`, nothing is reduced.
     - With `backward_passes_per_step=n` the gradients of n calls are added up on the rank, and the n-th call reduces
-      their sum, which is not divided by n; the other calls give updates of zero. The state then has the sum as well.
-      `optax.MultiSteps` around it does the same with their mean.
+      their sum, which is not divided by n; the other calls give updates of zero. The state then has the sum as well, in
+      float32 where parameters are float16 or bfloat16. `optax.MultiSteps` around it steps with their mean, but reduces
+      in every call.
+    - What `update` gets besides gradients reaches `tx` as it is, and all ranks must decide alike. What looks at a loss,
+      as `optax.contrib.reduce_on_plateau`, needs the reduced one. What looks at gradients, as `optax.apply_if_finite`,
+      goes inside.
     - With `op=Adasum` it is the updates of `tx` that are reduced: every rank takes its own step with its own gradients,
       and what the steps change is combined. The state of `tx` is each rank's own then, and the learning rate that of
       one rank.
@@ -69,7 +73,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         >>> parameters = optax.apply_updates(parameters, updates)
     """
     if not isinstance(tx, optax.GradientTransformation):
-        raise TypeError(f"DistributedOptimizer wraps an optax.GradientTransformation, not {type(tx).__name__}")
+        remedy = "; pass its gradient_transformation()" if isinstance(tx, optax.MultiSteps) else ""
+        raise TypeError(f"DistributedOptimizer wraps an optax.GradientTransformation, not {type(tx).__name__}{remedy}")
     passes = backward_passes_per_step
     if not isinstance(passes, int) or passes < 1:
         raise ValueError(f"backward_passes_per_step={passes!r} must be a whole number of at least 1")
@@ -105,15 +110,16 @@ class AccumulationState(NamedTuple):
 
 def _accumulating(tx: optax.GradientTransformationExtraArgs, passes: int) -> optax.GradientTransformationExtraArgs:
     def init(params: Any) -> AccumulationState:
-        return AccumulationState(tx.init(params), jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32))
+        return AccumulationState(tx.init(params), jax.tree.map(_nothing_yet, params), jnp.zeros((), jnp.int32))
 
     def update(
         updates: Any, state: AccumulationState, params: Any = None, **extra: Any
     ) -> tuple[Any, AccumulationState]:
-        accumulated = jax.tree.map(jnp.add, state.accumulated, updates)
+        accumulated = jax.tree.map(lambda total, new: total + jnp.asarray(new, total.dtype), state.accumulated, updates)
 
         def step() -> tuple[Any, AccumulationState]:
-            changes, inner = tx.update(accumulated, state.inner, params, **extra)
+            total = jax.tree.map(lambda total, new: total.astype(jnp.result_type(new)), accumulated, updates)
+            changes, inner = tx.update(total, state.inner, params, **extra)
             return changes, AccumulationState(
                 inner, jax.tree.map(jnp.zeros_like, accumulated), jnp.zeros_like(state.passes)
             )
@@ -126,3 +132,9 @@ def _accumulating(tx: optax.GradientTransformationExtraArgs, passes: int) -> opt
         return outcome
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _nothing_yet(value: Any) -> jax.Array:
+    dtype = jnp.result_type(value)
+    # A sum in few bits loses what each gradient adds to it.
+    return jnp.zeros(jnp.shape(value), jnp.float32 if dtype in (jnp.float16, jnp.bfloat16) else dtype)

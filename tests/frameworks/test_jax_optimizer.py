@@ -12,6 +12,7 @@ import pytest
 from jax import numpy as jnp
 
 import horovodish.jax as hvd
+from horovodish.errors import NotInitializedError
 from support.documents import python_blocks
 from support.ranks import run_ranks
 
@@ -81,12 +82,78 @@ def one_process_with_all_of_the_data() -> None:
         alike(trained(tx), expected)
     alike(trained(wrap(adam), compiled=False), expected)
     alike(trained(wrap(adam, compression=hvd.Compression.bf16)), expected, 0.01)
+    alike(trained(wrap(adam, compression=hvd.Compression.fp16)), expected, 0.01)
     alike(trained(adam, gradient=hvd.grad(loss_of)), expected)
     alike(trained(adam, gradient=lambda *a: hvd.value_and_grad(loss_of)(*a)[1], compiled=False), expected)
     alike(trained(wrap(optax.sgd(0.05), op=hvd.Sum)), trained(optax.sgd(0.05 * hvd.size()), whole_batch))
     clipped = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(1.0))
     alike(trained(wrap(clipped)), trained(clipped, whole_batch))
     jax.tree.map(np.testing.assert_array_equal, wrap(adam).init(parameters()), adam.init(parameters()))
+
+
+def transformations_of_optax() -> None:
+    """Those that keep parts of a tree, look at whole matrices, or decide by values."""
+    adam, sgd = optax.adam(0.05), optax.sgd(0.1)
+    first, second = {"layer_0": True, "layer_1": False}, {"layer_0": False, "layer_1": True}
+    for build in (
+        lambda wrap: optax.chain(optax.masked(wrap(adam), first), optax.masked(wrap(sgd), second)),
+        lambda wrap: wrap(optax.chain(optax.apply_if_finite(optax.adafactor(0.05), 3))),
+    ):
+        alike(trained(build(hvd.DistributedOptimizer)), trained(build(lambda tx: tx), whole_batch))
+    # A value that one rank alone sees is decided about by all.
+    tx = hvd.DistributedOptimizer(optax.apply_if_finite(optax.sgd(1.0), 3))
+    update, state = jax.jit(tx.update)(jnp.full(2, jnp.nan if hvd.rank() == 0 else 1.0), tx.init(jnp.zeros(2)))
+    assert (update.tolist(), int(state.total_notfinite)) == ([0, 0], 1)
+
+    def of_the_value(updates: Any, state: Any, params: Any = None, *, value: Any) -> Any:
+        return jax.tree.map(lambda update: update * value, updates), state
+
+    takes_more = optax.GradientTransformationExtraArgs(lambda params: (), of_the_value)
+    for passes in (1, 2):
+        tx = hvd.DistributedOptimizer(takes_more, op=hvd.Sum, backward_passes_per_step=passes)
+        state = tx.init(jnp.zeros(2))
+        for _ in range(passes):
+            update, state = jax.jit(tx.update)(jnp.ones(2), state, value=3.0)
+        np.testing.assert_array_equal(update, 3.0 * hvd.size() * passes)
+
+
+def ways_to_run_a_step() -> None:
+    """Compiled ahead of time, as a loop in one program, with micro-batches, and without any compilation."""
+    adam = optax.adam(0.05)
+    tx, expected = hvd.DistributedOptimizer(adam), trained(adam, whole_batch)
+
+    def applied(carry: Any, gradients: Any) -> Any:
+        values, state = carry
+        updates, state = tx.update(gradients, state, values)
+        return optax.apply_updates(values, updates), state
+
+    def step(carry: Any, data: Any) -> Any:
+        return applied(carry, jax.grad(loss_of)(carry[0], data)), None
+
+    def step_of_micro_batches(carry: Any, data: Any) -> Any:
+        def add(total: Any, half: Any) -> Any:
+            return jax.tree.map(jnp.add, total, jax.grad(loss_of)(carry[0], half)), None
+
+        halves = jax.tree.map(lambda part: part.reshape(2, -1, *part.shape[1:]), data)
+        total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, carry[0]), halves)
+        return applied(carry, jax.tree.map(lambda leaf: leaf / 2, total)), None
+
+    def start() -> Any:
+        return parameters(), tx.init(parameters())
+
+    batches = [own_batch(number) for number in range(STEPS)]
+    stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *batches)
+    (values, _), _ = jax.jit(lambda carry: jax.lax.scan(step, carry, stacked))(start())
+    alike(values, expected)
+    ahead_of_time = jax.jit(step, donate_argnums=0).lower(start(), batches[0]).compile()
+    for run in (ahead_of_time, jax.jit(step_of_micro_batches, donate_argnums=0)):
+        carry = start()
+        for data in batches:
+            carry, _ = run(carry, data)
+        alike(carry[0], expected)
+    with jax.disable_jit():
+        carry, _ = step(start(), batches[0])
+    alike(carry[0], ahead_of_time(start(), batches[0])[0][0])
 
 
 def accumulation() -> None:
@@ -106,6 +173,14 @@ def accumulation() -> None:
     mean = sum(range(1, hvd.size() + 1)) / hvd.size()
     np.testing.assert_allclose(seen, [0, 0, -7 * mean, 0])
     assert int(state.passes) == 1
+    # What each gradient adds to a large sum is kept, and the state keeps its types, as a loop wants it.
+    tx = wrap(optax.sgd(1.0), backward_passes_per_step=3)
+    state = tx.init(jnp.zeros(1, jnp.bfloat16))
+    for dtype in (jnp.bfloat16, jnp.float32):
+        gradients = jnp.array([[256], [1], [1]], dtype)
+        _, updates = jax.jit(lambda rows: jax.lax.scan(lambda s, row: tx.update(row, s)[::-1], state, rows))(gradients)
+        assert updates.dtype == dtype
+        np.testing.assert_array_equal(np.asarray(updates, np.float32)[:, 0], [0, 0, -258])
 
 
 def adasum_of_the_steps() -> None:
@@ -174,11 +249,26 @@ def what_is_wrong() -> None:
             hvd.DistributedOptimizer(optax.sgd(0.1), **arguments)
     with pytest.raises(TypeError, match=r"wraps an optax\.GradientTransformation, not function"):
         hvd.DistributedOptimizer(optax.sgd)
+    with pytest.raises(TypeError, match=r"not MultiSteps; pass its gradient_transformation\(\)"):
+        hvd.DistributedOptimizer(optax.MultiSteps(optax.sgd(0.1), 2))
+
+
+def before_init() -> None:
+    tx = hvd.DistributedOptimizer(optax.sgd(0.1), backward_passes_per_step=2)
+    for function in (hvd.DistributedOptimizer(optax.sgd(0.1)).update, tx.update, hvd.grad(lambda x, state: x.sum())):
+        for run in (function, jax.jit(function)):
+            with pytest.raises(NotInitializedError):
+                run(jnp.ones(2), tx.init(jnp.ones(2)))
+    with pytest.raises(NotInitializedError):
+        hvd.broadcast_parameters(jnp.ones(2))
 
 
 def everything() -> None:
+    before_init()
     hvd.init()
     one_process_with_all_of_the_data()
+    transformations_of_optax()
+    ways_to_run_a_step()
     accumulation()
     adasum_of_the_steps()
     values_stay_this_ranks_own()
