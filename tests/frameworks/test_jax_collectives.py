@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
+import optax
 import pytest
 from jax import numpy as jnp
 
@@ -216,5 +217,46 @@ def hvd_errors() -> Any:
     return horovodish.errors
 
 
+def sets_of_three_ranks() -> None:
+    """Sets that have ranks in common and sets that have none, in one program; and rows in numbers that all differ."""
+    hvd.init()
+    rank = hvd.rank()
+    first, last, overlapping = (hvd.add_process_set(ranks) for ranks in ([0, 1], [2], [1, 2]))
+    mine = first if first.included() else last
+
+    def program(x: Any) -> Any:
+        of_set = hvd.allreduce(x, op=hvd.Sum, name="of set", process_set=mine)
+        others = hvd.allreduce(x, op=hvd.Sum, name="others", process_set=overlapping) if overlapping.included() else x
+        return jnp.stack([of_set, others, hvd.allreduce(x, op=hvd.Sum, name="of all")])
+
+    expected = [[3, 1, 6], [3, 5, 6], [3, 5, 6]][rank]
+    for run in both(program):
+        for _ in range(5):
+            equal(run(jnp.float32(rank + 1)), np.array(expected, np.float32))
+    for run in both(jax.grad(lambda x: hvd.allreduce(x, name="slope", process_set=mine) * (rank + 1))):
+        equal(run(jnp.float32(1)), np.array([1.5, 1.5, 3][rank], np.float32))
+    tx = hvd.DistributedOptimizer(optax.sgd(1.0), process_set=first)
+    for run in both(lambda x: tx.update(x, tx.init(x))[0]):
+        equal(run(jnp.full(2, rank + 1.0)), np.full(2, -[1.5, 1.5, 3][rank], np.float32))
+    for run in both(hvd.grad(lambda x: x * (rank + 1), process_set=overlapping)):
+        equal(run(jnp.float32(1)), np.array([1, 2.5, 2.5][rank], np.float32))
+    if overlapping.included():
+        equal(hvd.allgather(jnp.full(rank, rank), process_set=overlapping), np.array([1, 2, 2], np.int32))
+        for run in both(lambda x: hvd.broadcast(x, 2, process_set=overlapping)):
+            equal(run(jnp.float32(rank)), np.array(2, np.float32))
+    # Rank r sends r + 1 rows to rank 0, one more to rank 1, and another one to rank 2.
+    splits = [rank + 1, rank + 2, rank + 3]
+    for given in (splits, np.array(splits), jnp.array(splits)):
+        rows, counts = hvd.alltoall(jnp.repeat(jnp.arange(3) + 10 * rank, np.array(splits)), splits=given)
+        equal(counts, np.arange(3, dtype=np.int32) + rank + 1)
+        equal(rows, np.repeat(np.arange(3) * 10 + rank, np.arange(3) + rank + 1).astype(np.int32))
+    for process_set in (first, last, overlapping):
+        hvd.remove_process_set(process_set)
+
+
 def test_collectives() -> None:
     run_ranks(everything, 2)
+
+
+def test_sets_of_three_ranks() -> None:
+    run_ranks(sets_of_three_ranks, 3)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax import numpy as jnp
+from jax.experimental import serialize_executable
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
@@ -132,6 +133,17 @@ def a_name_that_is_in_flight() -> None:
     np.testing.assert_array_equal(program(jnp.ones(3)), hvd.size())
 
 
+@jax.custom_vjp
+def mean_of_all(x: Any) -> Any:
+    return hvd.allreduce(x, name="custom")
+
+
+mean_of_all.defvjp(
+    lambda x: (mean_of_all(x), None),
+    lambda _, gradient: (hvd.allreduce(gradient, name="custom backwards"),),
+)
+
+
 def derivatives() -> None:
     rank, size = hvd.rank(), hvd.size()
     weights = jnp.arange(4.0) + rank
@@ -153,6 +165,10 @@ def derivatives() -> None:
         [np.full((len(part), 2), other + 1) for other, part in enumerate(np.array_split(np.ones(3), size))]
     )
     np.testing.assert_allclose(rows, dealt)
+    scaled = {"prescale_factor": 3.0, "postscale_factor": 0.5}
+    means = gradient(lambda x: hvd.reducescatter(x, name="m", **scaled).sum() * (rank + 1), (3, 2))
+    np.testing.assert_allclose(means, dealt * 1.5 / size)
+    np.testing.assert_allclose(gradient(lambda x: hvd.allreduce(x, name="f", **scaled) @ weights), summed * 1.5 / size)
     if size == 2:
         sent = gradient(lambda x: (hvd.alltoall(x, name="a") * (rank + 1)).sum())
         np.testing.assert_allclose(sent, [1, 1, 2, 2])
@@ -162,6 +178,9 @@ def derivatives() -> None:
     for checkpoint in (jax.checkpoint, lambda function: function):
         kept = gradient(checkpoint(lambda x: total(jnp.sin(x), "c").sum()))
         np.testing.assert_allclose(kept, size * np.cos(np.ones(4)), rtol=1e-6)
+    np.testing.assert_allclose(
+        gradient(lambda x: mean_of_all(jnp.sin(x)) @ weights), summed / size * np.cos(1), rtol=1e-6
+    )
     # A part of a group has no gradient, and another part nothing that depends on it.
     both = gradient(lambda x: hvd.grouped_allreduce([x, x * 2, jnp.arange(2)], op=hvd.Sum, name="parts")[0] @ weights)
     np.testing.assert_allclose(both, summed)
@@ -181,6 +200,15 @@ def batches() -> None:
         np.testing.assert_allclose(mapped(lambda x: hvd.broadcast(x, 1, name="v"))(rows), every[1])
         scattered = mapped(lambda x: hvd.reducescatter(x, op=hvd.Sum, name="v"))(rows)
         np.testing.assert_allclose(scattered, np.array_split(every.sum(0), size, axis=1)[rank])
+        dealt = mapped(lambda x: hvd.alltoall(x, name="v"))(rows)
+        np.testing.assert_allclose(dealt, np.concatenate(np.split(every, size, axis=2)[rank], axis=1))
+        np.testing.assert_allclose(mapped(lambda x: hvd.barrier(x, name="v"))(rows), rows)
+        # One member of the group is the same in the whole batch.
+        pair = mapped(lambda x: hvd.grouped_allreduce([x, jnp.ones(2)], op=hvd.Sum, name="v"))(rows)
+        np.testing.assert_allclose(pair[0], every.sum(0))
+        np.testing.assert_allclose(pair[1], np.full((3, 2), size))
+        slopes = mapped(jax.grad(lambda x: total(jnp.sin(x), "v").sum()))(rows)
+        np.testing.assert_allclose(slopes, size * np.cos(rows), rtol=1e-5, atol=1e-6)
         with pytest.raises(NotImplementedError, match="Adasum weighs an array as a whole"):
             mapped(lambda x: hvd.allreduce(x, op=hvd.Adasum, name="v"))(rows)
     assert calls(jax.vmap(lambda x: total(x, "v")), rows) == (1, 1), "one call for the whole batch"
@@ -250,6 +278,72 @@ def runs_that_are_not_waited_for() -> None:
     np.testing.assert_allclose(results, hvd.size() * np.arange(20.0))
 
 
+def starts_are_within_the_backward_pass() -> None:
+    """And no result is asked for before all have begun: the order in which XLA runs the program."""
+    layers = {f"layer_{number}": jnp.ones((1024, 1024)) for number in range(6)}  # a bucket each
+
+    def loss(layers: Any, x: Any) -> Any:
+        for name in sorted(layers):
+            x = jnp.tanh(x @ layers[name])
+        return x.sum()
+
+    text = hlo(hvd.grad(loss, name="backward"), layers, jnp.ones((4, 1024)))
+    assert "is_scheduled=true" in text
+    entry = text[text.index("\nENTRY") :]
+    found = re.findall(r' (dot)\(|custom_call_target="horovodish_(start|done)"', entry)
+    order = " ".join(product or call for product, call in found)
+    assert re.fullmatch(r"(dot )*((dot )+start ){6}(done ?){6}", order), order
+
+
+def programs_for_several_shapes_and_arguments() -> None:
+    def reduced(x: Any, op: Any, process_set: Any) -> Any:
+        return hvd.allreduce(x, op=op, process_set=process_set, name="static")
+
+    run = jax.jit(reduced, static_argnames=("op", "process_set"))
+    for length in (1, 5, 1, 0):
+        for op, expected in ((hvd.Sum, hvd.size()), (hvd.Max, 1)):
+            result = run(jnp.ones(length), op=op, process_set=hvd.global_process_set)
+            np.testing.assert_array_equal(result, np.full(length, expected))
+
+
+def calls_of_python_beside_collectives() -> None:
+    seen = []
+
+    @jax.jit
+    def program(x: Any) -> Any:
+        x = total(x, "first")
+        jax.debug.callback(lambda x: seen.append(x.tolist()), x)
+        x = jax.pure_callback(lambda x: np.asarray(x) + 1, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return total(x, "second")
+
+    expected = hvd.size() * (hvd.size() + 1)
+    for _ in range(3):
+        np.testing.assert_array_equal(program(jnp.ones(2)), np.full(2, expected))
+    jax.effects_barrier()
+    assert seen == [[hvd.size()] * 2] * 3
+
+
+def programs_that_are_stored() -> None:
+    compiled = jax.jit(lambda x: total(x, "stored")).lower(jnp.ones(2)).compile()
+    stored = serialize_executable.serialize(compiled)
+    again = serialize_executable.deserialize_and_load(*stored, execution_devices=jax.local_devices()[:1])
+    np.testing.assert_array_equal(again(jnp.ones(2)), np.full(2, hvd.size()))
+
+
+def memory_is_not_shared() -> None:
+    """What is given away or written later takes nothing else with it."""
+    x, given = jnp.arange(1000.0), np.ones(1000, np.float32)
+    results = [hvd.allreduce(x), hvd.broadcast(x, 0), hvd.barrier(x), hvd.allgather(x), hvd.broadcast_parameters(x)]
+    results += [total(given), hvd.barrier(given)]
+    given[:] = 7
+    np.testing.assert_array_equal(results[-2], np.full(1000, hvd.size()))
+    np.testing.assert_array_equal(results[-1], np.ones(1000))
+    overwrite = jax.jit(lambda y: y * 0 - 1, donate_argnums=0)
+    for result in results:
+        overwrite(result).block_until_ready()
+        np.testing.assert_array_equal(x, np.arange(1000.0))
+
+
 def threads_with_names_of_their_own() -> None:
     def work(name: str) -> None:
         program = jax.jit(lambda x: total(x, name))
@@ -289,6 +383,7 @@ def everything() -> None:
     nothing_is_dropped_merged_or_hoisted()
     every_done_depends_on_every_start()
     results_are_used_one_after_another()
+    starts_are_within_the_backward_pass()
     names()
     a_name_that_is_in_flight()
     derivatives()
@@ -297,6 +392,10 @@ def everything() -> None:
     orders_that_differ()
     no_numbers()
     runs_that_are_not_waited_for()
+    programs_for_several_shapes_and_arguments()
+    calls_of_python_beside_collectives()
+    programs_that_are_stored()
+    memory_is_not_shared()
     threads_with_names_of_their_own()
     through_the_host()
 

@@ -58,6 +58,8 @@ def states_of_optimizers() -> None:
 
 def linen() -> None:
     nn = pytest.importorskip("flax.linen")
+    from flax.training import train_state
+
     model = nn.Dense(3)
     variables = model.init(jax.random.key(hvd.rank()), jnp.ones((1, 2)))
     same_everywhere(hvd.broadcast_parameters(variables, ROOT), model.init(jax.random.key(ROOT), jnp.ones((1, 2))))
@@ -65,6 +67,14 @@ def linen() -> None:
     gradients = jax.tree.map(lambda leaf: jnp.full_like(leaf, hvd.rank()), variables)
     updates, _ = jax.jit(tx.update)(gradients, tx.init(variables))
     assert jax.tree.structure(updates) == jax.tree.structure(variables)
+    state = train_state.TrainState.create(apply_fn=model.apply, params=variables, tx=tx)
+    state = hvd.broadcast_parameters(state.replace(step=hvd.rank()), ROOT)
+    assert state.step == ROOT
+    state = jax.jit(lambda state: state.apply_gradients(grads=gradients))(state)
+    assert (int(state.step), hvd.allgather_object(float(state.params["params"]["bias"][0]))) == (
+        ROOT + 1,
+        [float(state.params["params"]["bias"][0])] * hvd.size(),
+    )
 
 
 def nnx() -> None:
