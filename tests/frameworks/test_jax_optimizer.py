@@ -236,6 +236,20 @@ def the_guide() -> None:
     alike(values, trained(optax.adamw(1e-3), whole_batch))
     assert hvd.allgather_object(float(loss)) == [float(loss)] * hvd.size()
 
+    def search(updates: Any, state: Any, params: Any, *, value: Any, grad: Any, value_fn: Any) -> Any:
+        return jax.tree.map(lambda *slopes: -value * sum(slopes), updates, grad, jax.grad(value_fn)(params)), state
+
+    # What asks for a loss and its gradient as a line search does, and is compiled sooner.
+    code = python_blocks("docs/jax.md")[1].replace("optax.lbfgs()", "searching")
+    searching = optax.GradientTransformationExtraArgs(lambda params: (), search)
+    searched = []
+    for text, data in ((code, own_batch(0)), (code.replace("hvd.allreduce", ""), whole_batch(0))):
+        scope = {"hvd": hvd, "jax": jax, "searching": searching}
+        scope |= {"loss_of": loss_of, "parameters": parameters(), "batch": data}
+        exec(text, scope)
+        searched.append(scope["updates"])
+    alike(*searched)
+
 
 def what_is_wrong() -> None:
     for arguments, text in [
