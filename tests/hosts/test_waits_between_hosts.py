@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import horovodish as hvd
 from support.hosts import Hosts, hosts, run_on_hosts
+from support.lagging import STEPS, report_on_lagging
 from support.traces import is_complete, tracks_of
-
-STEPS = 10
-LAG_SECONDS = 0.03
-MOST_ROUNDS = 50
-"""A busy machine makes other ranks lag as well, but none of them again and again."""
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +22,7 @@ def two_hosts() -> Iterator[Hosts]:
 def lag(late: int, path: str) -> hvd.StragglerReport:
     hvd.init()
     hvd.start_timeline(path)
-    for _ in range(MOST_ROUNDS):
-        for _ in range(STEPS):
-            if hvd.rank() == late:
-                time.sleep(LAG_SECONDS)
-            hvd.allreduce(np.ones(300_000), name="gradient")
-        report = hvd.straggler_report()
-        if report.slowest.rank == late:
-            break
-    return report
+    return report_on_lagging(late, 300_000)
 
 
 @pytest.mark.parametrize("late", [0, 1, 2, 3])

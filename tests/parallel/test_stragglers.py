@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
 import horovodish as hvd
+from support.lagging import STEPS, report_on_lagging
 from support.model import PLANES
 from support.ranks import run_ranks
-
-STEPS = 10
-LAG_SECONDS = 0.03
-MOST_ROUNDS = 50
-"""A busy machine makes other ranks lag as well, but none of them again and again."""
 
 
 def lag(late: int) -> hvd.StragglerReport:
     hvd.init()
-    report = hvd.straggler_report()
-    assert [one.rank for one in report.ranks] == list(range(hvd.size()))
-    for _ in range(MOST_ROUNDS):
-        for _ in range(STEPS):
-            if hvd.rank() == late:
-                time.sleep(LAG_SECONDS)
-            hvd.allreduce(np.ones(3), name="gradient")
-        report = hvd.straggler_report()
-        if report.slowest.rank == late:
-            break
-    return report
+    assert [one.rank for one in hvd.straggler_report().ranks] == list(range(hvd.size()))
+    return report_on_lagging(late, 3)
 
 
 @pytest.mark.parametrize("plane", PLANES)
