@@ -6,11 +6,13 @@
 namespace horovodish {
 
 namespace {
-// What an answer may take; who has not answered by then is stopped or stuck.
-constexpr StallInspector::Seconds kAnswerTime{1.0};
+// What an answer may take; who has not answered by then is stopped or stuck. Between hosts every idle rank on the way
+// may pass the question on half a second later, and then the answer, and a busy machine may be slow to let it do so.
+constexpr StallInspector::Seconds kAnswerTime{5.0};
 // How much later than the root another rank speaks. The root may be slow to learn that somebody waits.
 constexpr double kPatience = 1.5;
-constexpr StallInspector::Seconds kGrace = 3 * kAnswerTime;
+constexpr StallInspector::Seconds kGrace{3.0};
+constexpr StallInspector::Seconds kLongestInterval{1.0};
 }  // namespace
 
 bool StallInspector::is_over(Seconds limit, Seconds waited) const {
@@ -64,7 +66,7 @@ std::string StallInspector::report_silence(Clock::time_point now, int rank, cons
 }
 
 StallInspector::Seconds StallInspector::interval() const {
-  Seconds shortest = kAnswerTime;
+  Seconds shortest = kLongestInterval;
   if (options_.warning > Seconds(0)) shortest = std::min(shortest, options_.warning / 4);
   if (options_.shutdown > Seconds(0)) shortest = std::min(shortest, options_.shutdown / 4);
   return shortest;
