@@ -9,6 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+MEMORY_VARIABLE = "OMPI_MCA_btl_sm_backing_directory"
+"""Names the folder in which Open MPI's ranks have the memory that they share."""
+
 
 @functools.cache
 def mpirun() -> str:
@@ -47,3 +50,13 @@ def mpi_environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def mpi_files_in(folder: Path, memory: Path) -> dict[str, str]:
+    """Variables with which Open MPI keeps its files in these folders. What is killed leaves them behind.
+
+    Args:
+        folder: for what it keeps in /tmp otherwise.
+        memory: for the ranks' shared memory.
+    """
+    return {"TMPDIR": str(folder), MEMORY_VARIABLE: str(memory)}

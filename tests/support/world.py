@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.mpi_command import mpi_environment
+from support.mpi_command import mpi_environment, mpi_files_in
 from support.outcome import Outcome
 
+MEMORY = "/dev/shm"
 GRACE_SECONDS = 2.0
 """How long the other ranks may go on after the first failure, so that they can fail for reasons of their own."""
 
@@ -76,16 +77,18 @@ class World:
         self._stops_at_failure = stops_at_failure
         self._mark = uuid.uuid4().hex
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        self._memory = tempfile.TemporaryDirectory(prefix="ranks-", dir=MEMORY)
         self._path = Path(self._folder.name)
         self._pipes = [self._pipe(rank) for rank in range(size)]
+        self._was_killed = False
         self._called: list[str] = []
         self._own: set[int] = set()  # the processes that run between two calls
         self._place = self._path  # where the ranks write during the call
         rank_main = Path(__file__).with_name("rank_main.py")
         program = [sys.executable, str(rank_main), str(self._path), "stop" if stops_at_failure else "go-on"]
         environment = {**mpi_environment(), "PYTHONPATH": str(_TESTS), **env, _MARK: self._mark}
-        # A killed mpirun leaves its session folder behind, and a later one of the same process id stumbles over it.
-        environment["TMPDIR"] = str(self._path)
+        # A later mpirun of the same process id would stumble over what a killed one has left elsewhere.
+        environment |= mpi_files_in(self._path, Path(self._memory.name))
         with (self._path / "mpi.output").open("wb") as output:
             self._mpi = subprocess.Popen(
                 command + program,
@@ -232,6 +235,7 @@ class World:
         time.sleep(_STACK_SECONDS)
 
     def _kill(self) -> None:
+        self._was_killed = True
         self._mpi.kill()
         self._mpi.wait()
         for pid in self._marked():
@@ -263,12 +267,15 @@ class World:
     def _close(self, left: list[str], segments_before: set[str], all_returned: bool) -> None:
         """Checks what a call has left behind."""
         self.is_over = self.is_over or bool(left)
+        segments = _shared_memory() - segments_before
         if self.is_over:
             self.mpi_output = _text(self._path / "mpi.output")
             for pipe in self._pipes:
                 os.close(pipe)
             self._folder.cleanup()
-        segments = _shared_memory() - segments_before
+            if not self._was_killed:
+                segments |= set(os.listdir(self._memory.name))
+            self._memory.cleanup()
         assert not left, f"processes left behind: {left}"
         assert not segments, f"shared memory left behind: {segments}"
         if self._stops_at_failure and all_returned and self.is_over:
@@ -305,4 +312,4 @@ def _runs(pid: int) -> bool:
 
 
 def _shared_memory() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("horovodish")}
+    return {name for name in os.listdir(MEMORY) if name.startswith("horovodish")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from support.mpi_command import MEMORY_VARIABLE, is_open_mpi
 from support.processes import wait_until_ended
 from support.ranks import (
     RanksFailedError,
@@ -45,7 +47,7 @@ def what_it_sees(argument: str) -> Seen:
 def rank_one_raises() -> None:
     from mpi4py import MPI
 
-    print(f"rank {MPI.COMM_WORLD.rank} was here")
+    print(f"rank {MPI.COMM_WORLD.rank} was here, with", *Path(os.environ[MEMORY_VARIABLE]).iterdir())
     MPI.COMM_WORLD.Barrier()
     if MPI.COMM_WORLD.rank == 1:
         raise ValueError("rank one has a reason")
@@ -68,6 +70,10 @@ def every_rank_hangs() -> None:
 
 def wait_where_the_stack_shows_it() -> None:
     time.sleep(1000)
+
+
+def leave_a_file() -> None:
+    Path(os.environ[MEMORY_VARIABLE], "segment").touch()
 
 
 def leave_a_process() -> None:
@@ -116,6 +122,9 @@ def test_a_rank_that_raises_ends_the_run_and_shows_every_rank() -> None:
     assert "ValueError: rank one has a reason" in message
     assert "rank 0 was here" in message
     assert "wait_where_the_stack_shows_it" in failure.value.outcomes[0].output
+    (files,) = re.findall("rank 0 was here, with(.*)", failure.value.outcomes[0].output)
+    assert bool(files) == is_open_mpi()
+    assert not any(Path(file).parent.exists() for file in files.split())
 
 
 def test_a_rank_that_dies_ends_the_run() -> None:
@@ -137,6 +146,11 @@ def test_hung_ranks_show_their_stacks() -> None:
 def test_a_process_left_behind_is_found_and_ended() -> None:
     with pytest.raises(AssertionError, match=r"processes left behind: .*sleep\(100\)"):
         run_ranks(leave_a_process, 1)
+
+
+def test_a_file_left_in_memory_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"shared memory left behind: .*segment"):
+        run_ranks(leave_a_file, 1, fresh=True)
 
 
 def test_survivors_go_on_when_asked_to() -> None:
@@ -221,16 +235,19 @@ def test_a_thread_that_does_not_end_hangs_its_call() -> None:
 
 DIES = """
 import os, signal
+from support import world
 from support.ranks import run_ranks
 from unit.test_run_ranks import own_pid
+world.MEMORY = os.environ["TMPDIR"]
 print(*run_ranks(own_pid, 1), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_idle_processes_end_when_nobody_can_call_them() -> None:
+def test_idle_processes_end_when_nobody_can_call_them(tmp_path: Path) -> None:
+    """The folders of their world stay then."""
     tests = Path(__file__).parent.parent
-    environment = {**os.environ, "PYTHONPATH": str(tests)}
+    environment = {**os.environ, "PYTHONPATH": str(tests), "TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", DIES], env=environment, capture_output=True, text=True, timeout=300)
     wait_until_ended(int(done.stdout))
 
