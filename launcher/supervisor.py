@@ -177,9 +177,7 @@ class Supervisor:
         if self.look_at is not None and now >= self.look_at:
             self.look_at = now + LOOK_SECONDS
             self.look_for_report()
-            if os.getppid() != self.daemon and not self.is_abandoned:
-                self.is_abandoned = True
-                self.link.send("abandoned")
+            self.look_for_daemon()
         return dict(ready)
 
     def take_signals(self, numbers: bytes) -> None:
@@ -194,6 +192,7 @@ class Supervisor:
             _, self.status = os.waitpid(self.pid, 0)
             self.running = False
             self.look_for_report()
+            self.look_for_daemon()  # that it has ended may be why the rank was told to
             self.link.take_rest()
             self.link.send(f"ended {self.status}")
 
@@ -227,6 +226,11 @@ class Supervisor:
             with open(self.report, "rb") as file:
                 self.link.send(f"failure {file.read(LONGEST_REPORT).decode(errors='ignore')}")
             self.report = None
+
+    def look_for_daemon(self) -> None:
+        if os.getppid() != self.daemon and not self.is_abandoned:
+            self.is_abandoned = True
+            self.link.send("abandoned")
 
     def end_rank(self) -> None:
         self.signal_rank(signal.SIGTERM)
