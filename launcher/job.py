@@ -32,10 +32,11 @@ STOPPED_MPIRUN_SECONDS = 1.0
 STDIN_BYTES = 1 << 15
 
 Schedule = tuple[tuple[float, int | None], ...]
-"""How a job is ended: what signal the ranks get after how many seconds. None: they are given up."""
-INTERRUPT: Schedule = ((0.0, signal.SIGINT), (1.5, signal.SIGTERM), (2.5, signal.SIGKILL), (3.5, None))
-TERMINATE: Schedule = ((0.0, signal.SIGTERM), (2.5, signal.SIGKILL), (3.5, None))
-KILL: Schedule = ((0.0, signal.SIGKILL), (1.0, None))
+"""How a job is ended: what signal the ranks get after how many seconds. None: they are given up, which leaves the
+supervisors `REST_SECONDS` after SIGKILL for what the ranks have started."""
+INTERRUPT: Schedule = ((0.0, signal.SIGINT), (1.5, signal.SIGTERM), (2.5, signal.SIGKILL), (4.0, None))
+TERMINATE: Schedule = ((0.0, signal.SIGTERM), (2.5, signal.SIGKILL), (4.0, None))
+KILL: Schedule = ((0.0, signal.SIGKILL), (1.5, None))
 GIVE_UP: Schedule = ((0.0, None),)
 
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -113,6 +114,7 @@ class Job:
         self._arrivals: dict[int, Arrival] = {}
         self._has_begun = False
         self._endings: list[Ending] = []
+        self._cleared: set[int] = set()  # the ranks whose supervisors have nothing left to do
         self._schedule: list[tuple[float, int | None]] = []  # what is left to do to end the job, by time.monotonic()
         self._is_ending = False
         self._given_up = False
@@ -162,7 +164,7 @@ class Job:
 
     def _serve(self, mpirun: subprocess.Popen[bytes]) -> None:
         start_by = time.monotonic() + self._start_timeout
-        while len(self._endings) < self._np and not self._given_up:
+        while len(self._cleared) < self._np and not self._given_up:
             ready = self._selector.select(POLL_SECONDS)
             for key, _ in ready:
                 key.data()
@@ -219,6 +221,8 @@ class Job:
                     link.leave()
                 else:
                     self._end(TERMINATE, after=SETTLE_SECONDS)
+            case "cleared" if link.arrival:
+                self._cleared.add(link.arrival.rank)
             case "read":
                 self._read_stdin_for(link)
             case "":
@@ -265,7 +269,9 @@ class Job:
         link.leave()
         link.close()
         rank = link.arrival.rank if link.arrival else None
-        if not any(ending.rank == rank for ending in self._endings):
+        if rank is not None and any(ending.rank == rank for ending in self._endings):
+            self._cleared.add(rank)
+        else:
             if rank is not None and self._has_begun and not link.asked:
                 self.lost.append(rank)
             self._end(TERMINATE, after=SETTLE_SECONDS)  # with a host, several ranks are lost

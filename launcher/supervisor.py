@@ -18,6 +18,7 @@ the messages and what the rank reads and writes, in frames. Messages are words:
                         abandoned      what has started this supervisor has ended: mpirun, or its daemon here
                         failure TEXT   the rank has left this report of an exception
                         ended STATUS   the rank has ended, with this status of waitpid()
+                        cleared        nothing that it had started runs any more, if it has failed
                         read           there is room for what the rank shall read (on other hosts)
     to the supervisor   start STDIN VARIABLES
                                        whether the rank has something to read, and what is set for it
@@ -49,6 +50,8 @@ RUN_DIR_VARIABLE = "HOROVODISH_RUN_DIR"
 
 GRACE_SECONDS = 2.0
 """How long a rank may take to end after SIGTERM when the launcher is not there to kill it."""
+REST_SECONDS = 1.0
+"""How long what a rank that failed has left behind may take to end after SIGTERM."""
 LOOK_SECONDS = 0.2
 """How often to look for the report of a rank that raised, and whether the parent is still there."""
 
@@ -186,15 +189,16 @@ class Supervisor:
             self.end_rank()
         zombie = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) if self.running else None
         if zombie:
-            if (zombie.si_code, zombie.si_status) != (os.CLD_EXITED, 0):
-                # What a rank that failed has left behind. The zombie keeps the group's number from being used again.
-                self.signal_rank(signal.SIGKILL)
-            _, self.status = os.waitpid(self.pid, 0)
             self.running = False
+            self.status = zombie.si_status << 8 if zombie.si_code == os.CLD_EXITED else zombie.si_status
             self.look_for_report()
             self.look_for_daemon()  # that it has ended may be why the rank was told to
             self.link.take_rest()
             self.link.send(f"ended {self.status}")
+            if self.status != 0:
+                end_rest(self.pid)  # while the zombie keeps the group's number from being used again
+            os.waitpid(self.pid, 0)
+            self.link.send("cleared")
 
     def take_message(self, message: bytes) -> None:
         word, _, rest = message.partition(b" ")
@@ -238,7 +242,10 @@ class Supervisor:
         self.kill_at = time.monotonic() + GRACE_SECONDS
 
     def signal_rank(self, number: int) -> None:
-        if self.running:
+        """Sends a signal to the rank's process group; SIGKILL to the rank alone, whose rest is ended after it."""
+        if self.running and number == signal.SIGKILL:
+            os.kill(self.pid, number)
+        elif self.running:
             os.killpg(self.pid, number)
 
 
@@ -295,6 +302,31 @@ def start(command: "list[str]", files: "list[int]", environ: "dict[str, str]") -
     except OSError as problem:
         os.write(2, f"horovodish: cannot start {command[0]}: {problem.strerror}\n".encode())
         os._exit(NOT_FOUND if isinstance(problem, FileNotFoundError) else NOT_EXECUTABLE)
+
+
+def end_rest(group: int) -> None:
+    """Ends what a rank that failed has left behind in its process group.
+
+    Python's resource tracker ignores SIGTERM. It removes the semaphores and shared memory of the rank's processes, and
+    ends by itself, as soon as all of them have ended.
+    """
+    os.killpg(group, signal.SIGTERM)
+    os.killpg(group, signal.SIGCONT)
+    ends_at = time.monotonic() + REST_SECONDS
+    while has_living(group) and time.monotonic() < ends_at:
+        time.sleep(0.05)
+    os.killpg(group, signal.SIGKILL)
+
+
+def has_living(group: int) -> bool:
+    """Whether a process of this group has not ended yet."""
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                state, _, its_group, *_ = file.read().rpartition(")")[2].split()
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False
 
 
 def make_folder() -> str:

@@ -110,9 +110,11 @@ def test_a_rank_that_leaves_without_finalizing(launch_ranks: Callable[..., Any])
     assert len(job.stderr.lines) == 2
 
 
-def test_what_a_failed_rank_has_started_is_ended(launch_ranks: Callable[..., Any]) -> None:
-    code = """
+@pytest.mark.parametrize("at_sigterm", ["SIG_DFL", "SIG_IGN"])
+def test_what_a_failed_rank_has_started_is_ended(launch_ranks: Callable[..., Any], at_sigterm: str) -> None:
+    code = f"""
 if rank == 1:
+    signal.signal(signal.SIGTERM, signal.{at_sigterm})
     worker = os.fork()
     if worker == 0:
         signal.pause()

@@ -1,4 +1,4 @@
-"""What MPI keeps in files goes with the run, however the run ends."""
+"""What MPI and Python keep in files goes with the run, however the run ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ signal.pause()
 def started(launch_ranks: Callable[..., Any], **variables: str) -> tuple[Any, list[Path], int]:
     """The job, the folders that are in use, and the process id of rank 1."""
     if not is_open_mpi():
-        pytest.skip("MPICH leaves no files behind")
+        pytest.skip("MPICH has no folder for its files")
     job = launch_ranks(2, CODE, env=variables)
     job.stdout.wait_for("ready", 2)
     folders = next(line for line in job.stdout.lines if line.startswith("/")).split()
@@ -70,3 +70,27 @@ def test_the_users_own_folders_stay(launch_ranks: Callable[..., Any], tmp_path: 
     assert job.finish(within=ENDS_WITHIN_SECONDS) == -signal.SIGKILL
     assert not folders[0].exists()
     assert (tmp_path / "rank.py").exists()
+
+
+# A process that each rank starts removes the segment when all of the rank's processes have ended.
+SEGMENT = """
+from multiprocessing.shared_memory import SharedMemory
+segment = SharedMemory(create=True, size=1)
+worker = os.fork()
+if worker:
+    os.write(1, f"{rank} is process {os.getpid()} with segment {segment.name}\\nready\\n".encode())
+signal.pause()
+"""
+
+
+def test_shared_memory_of_python(launch_ranks: Callable[..., Any]) -> None:
+    job = launch_ranks(2, SEGMENT)
+    job.stdout.wait_for("ready", 2)
+    pids, segments = {}, []
+    for rank, _, _, pid, _, _, name in (line.split() for line in job.stdout.lines if line != "ready"):
+        pids[rank] = int(pid)
+        segments.append(Path("/dev/shm", name))
+    assert all(segment.exists() for segment in segments)
+    os.kill(pids["1"], signal.SIGKILL)
+    assert job.finish(within=ENDS_WITHIN_SECONDS) == 137
+    assert not any(segment.exists() for segment in segments)
