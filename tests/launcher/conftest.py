@@ -23,8 +23,10 @@ import horovodish
 from horovodish.launcher.environment import THREADS_VARIABLE
 
 MARK = "LAUNCHER_TEST"
-DEADLINE_SECONDS = 120
+DEADLINE_SECONDS = 300
 """Nothing here takes that long, however busy the machine is: what does has failed."""
+ENDS_WITHIN_SECONDS = 30
+"""How long a launcher that is told to end may take before it is killed."""
 
 
 class Lines:
@@ -106,6 +108,10 @@ class Launch:
         return found
 
     def end(self) -> None:
+        """Ends what still runs; the launcher, if it does, with all that it keeps in files."""
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(ENDS_WITHIN_SECONDS)
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
