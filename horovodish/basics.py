@@ -307,6 +307,7 @@ def _start_on(communicator: communicators.Communicator) -> Running:
     knobs = settings.load() if own == 0 else settings.load(warn=lambda _: None)
     leader = local_comm.bcast(own, root=0)
     seen: list[tuple[int, settings.Settings, str]] = comm.allgather((leader, knobs, __version__))
+    mpi.unname_shared_memory(comm)
     _check_agreement(seen)
     leaders = sorted({entry[0] for entry in seen})
     place = Place(own, tuple(tuple(r for r, entry in enumerate(seen) if entry[0] == leader) for leader in leaders))

