@@ -35,9 +35,9 @@ struct Difference {
   std::string subject, what, left, right, remedy;
 };
 
-Difference member_difference(const Member& a, const Member& b) {
+Difference member_difference(const std::string& subject, const Member& a, const Member& b) {
   if (a.name != b.name) {
-    return {"", "tensor", "'" + a.name + "'", "'" + b.name + "'",
+    return {subject, "tensor", "'" + a.name + "'", "'" + b.name + "'",
             "every rank must build the same model and pass its parameters in the same order"};
   }
   if (a.dtype != b.dtype) {
@@ -48,10 +48,14 @@ Difference member_difference(const Member& a, const Member& b) {
           "the shapes must be equal on every rank (only the first dimension of an allgather may differ)"};
 }
 
-Difference family_difference(const Family& a, const Family& b) {
+// A leaf that only one of them has, if this operation shows it.
+Difference tree_difference(const Request& a, const Request& b) {
+  for (size_t i = 0; i < std::min(a.members.size(), b.members.size()); ++i) {
+    if (a.members[i].name != b.members[i].name) return member_difference(a.name, a.members[i], b.members[i]);
+  }
   const auto text = [](const Family& family) { return std::to_string(family.members) + " leaves"; };
-  return {a.name.empty() ? b.name : a.name, "tree", text(a),
-          text(b) + (a.members == b.members ? " in other places" : ""),
+  return {a.family.name, "tree", text(a.family),
+          text(b.family) + (a.family.members == b.family.members ? " in other places" : ""),
           "pass a tree of the same structure on every rank"};
 }
 
@@ -65,7 +69,7 @@ std::optional<Difference> first_difference(const Request& a, const Request& b) {
     return Difference{a.name, "reduction op", std::string(name_of(a.op)), std::string(name_of(b.op)),
                       "pass the same op on every rank"};
   }
-  if (a.family.members != b.family.members) return family_difference(a.family, b.family);
+  if (a.family.members != b.family.members) return tree_difference(a, b);
   if (a.members.size() != b.members.size()) {
     return Difference{a.name, "number of tensors", std::to_string(a.members.size()), std::to_string(b.members.size()),
                       "every rank must pass the same tensors in the same order"};
@@ -73,12 +77,10 @@ std::optional<Difference> first_difference(const Request& a, const Request& b) {
   for (size_t i = 0; i < a.members.size(); ++i) {
     const Member &left = a.members[i], &right = b.members[i];
     if (left.name != right.name || left.dtype != right.dtype || left.shape != right.shape) {
-      Difference difference = member_difference(left, right);
-      if (difference.subject.empty()) difference.subject = a.name;
-      return difference;
+      return member_difference(a.name, left, right);
     }
   }
-  if (a.family.structure != b.family.structure) return family_difference(a.family, b.family);
+  if (a.family.structure != b.family.structure) return tree_difference(a, b);
   if (a.root != b.root) {
     return Difference{a.name, "root rank", std::to_string(a.root), std::to_string(b.root),
                       "pass the same root_rank on every rank"};

@@ -117,8 +117,12 @@ def test_after_trees_that_differ_the_same_call_goes_on(ranks: int) -> None:
     for texts in run_ranks(go_on_with_equal_trees, ranks):
         assert len(texts) == 18
         for text in texts:
-            assert re.search("the ranks disagree about its tree: rank.* ha.* leaves, rank.* ha.* leaves", text)
-            assert "Remedy: pass a tree of the same structure on every rank" in text
+            # Buckets of the same number may hold other leaves.
+            assert re.search(
+                r"the ranks disagree about its (tree: rank.* ha.* leaves, rank.* ha.* leaves|"
+                r"tensor: rank.* ha.* '.*\[\d\]', rank.* ha.* '.*\[\d\]')\. Remedy: ",
+                text,
+            )
 
 
 def use_a_program_with_another_process_set() -> tuple[str, list[float]]:
