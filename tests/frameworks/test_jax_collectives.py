@@ -90,7 +90,10 @@ def trees() -> None:
         first, second = run([jnp.ones(2), jnp.ones(3, jnp.int32)])
         equal(first, np.full(2, hvd.size(), np.float32))
         equal(second, np.full(3, hvd.size(), np.int32))
-    assert hvd.allreduce({}) == {}
+    for function in (hvd.allreduce, hvd.allgather, lambda tree: hvd.broadcast(tree, 0), hvd.grad(lambda tree: 1.0)):
+        for run in both(function):
+            assert run({"nothing": []}) == {"nothing": []}
+    assert hvd.barrier({}) == {}
     for count in (0, 1):
         for run in both(lambda x: hvd.allreduce(x, op=hvd.Sum)):
             equal(run(jnp.ones((count, 2))), np.full((count, 2), hvd.size(), np.float32))
@@ -226,8 +229,9 @@ def sets_of_three_ranks() -> None:
 
     def program(x: Any) -> Any:
         of_set = hvd.allreduce(x, op=hvd.Sum, name="of set", process_set=mine)
-        others = hvd.allreduce(x, op=hvd.Sum, name="others", process_set=overlapping) if overlapping.included() else x
-        return jnp.stack([of_set, others, hvd.allreduce(x, op=hvd.Sum, name="of all")])
+        # One name in two sets, of which rank 0 knows one.
+        others = hvd.allreduce(x, op=hvd.Sum, name="sum", process_set=overlapping) if overlapping.included() else x
+        return jnp.stack([of_set, others, hvd.allreduce(x, op=hvd.Sum, name="sum")])
 
     expected = [[3, 1, 6], [3, 5, 6], [3, 5, 6]][rank]
     for run in both(program):
