@@ -28,7 +28,7 @@ constexpr std::chrono::seconds kStuckAfter{2};
 constexpr int kNapPart = 2;
 constexpr std::chrono::microseconds kShortestNap{20}, kLongestNap{1000};
 // MPI may report a peer's death before its last words, or those of the rank that knows why, have arrived.
-constexpr std::chrono::seconds kNewsTime{1};
+constexpr std::chrono::seconds kNewsTime{3};
 // How long the engine of an idle rank sleeps where peers on other hosts cannot wake it, or where it is between others
 // in the tree, whose news does not wake a rank that has nothing under way.
 constexpr std::chrono::milliseconds kIdleNap{500};
