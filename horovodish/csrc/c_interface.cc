@@ -82,6 +82,12 @@ std::vector<int64_t> splits_of(const Submission& submission, const horovodish::P
   return std::vector<int64_t>(static_cast<size_t>(place.size), submission.tensors[0].dims[0] / place.size);
 }
 
+// A join is about ranks, not about an operation of its name.
+Family family_of(const Submission& submission) {
+  if (submission.family == nullptr || static_cast<Kind>(submission.kind) == Kind::join) return {};
+  return {submission.family, 0, 0, 0, submission.run};
+}
+
 void hand_over(Engine& engine, const Submission& submission, const horovodish::Place& place, Then then,
                void* argument) {
   const std::string name = submission.name;
@@ -99,10 +105,7 @@ void hand_over(Engine& engine, const Submission& submission, const horovodish::P
   request->prescale = submission.prescale;
   request->postscale = submission.postscale;
   request->root = submission.root;
-  // A join is about ranks, not about an operation of its name.
-  if (submission.family != nullptr && request->kind != Kind::join) {
-    request->family = {submission.family, 0, 0, 0, submission.run};
-  }
+  request->family = family_of(submission);
   const bool any_rows = request->kind == Kind::allgather || request->kind == Kind::alltoall;
   std::vector<Buffer> buffers;
   buffers.reserve(submission.tensor_count);
@@ -141,7 +144,8 @@ void submit(const Submission* submission, Then then, void* argument) {
       throw;
     } catch (const std::exception& error) {
       // The other ranks may wait for this operation.
-      engine->refuse(static_cast<Kind>(submission->kind), name, submission->process_set, error.what());
+      engine->refuse(static_cast<Kind>(submission->kind), name, submission->process_set, error.what(),
+                     family_of(*submission));
       throw;
     }
   } catch (const DuplicateName& error) {

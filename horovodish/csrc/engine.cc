@@ -170,9 +170,9 @@ bool Engine::nothing_submitted() {
   return under_way_ == 0;
 }
 
-void Engine::refuse(Kind kind, const std::string& name, int process_set, const std::string& why) {
+void Engine::refuse(Kind kind, const std::string& name, int process_set, const std::string& why, Family family) {
   if (kind == Kind::join) return;  // it is the ranks that are waited for, not an operation of its name
-  enqueue(refusal_of(kind, name, process_set, why), false);
+  enqueue(refusal_of(kind, name, process_set, why, std::move(family)), false);
 }
 
 bool Engine::wait(const Handle& handle, std::chrono::nanoseconds limit) {

@@ -102,8 +102,9 @@ class Engine {
   // Throws as enqueue() does.
   void enqueue_and_drive(const std::shared_ptr<Operation>& operation, std::chrono::nanoseconds limit);
 
-  // Says that this rank cannot take part in an operation that the others may wait for; it then fails on all of them.
-  void refuse(Kind kind, const std::string& name, int process_set, const std::string& why);
+  // Says that this rank cannot take part in an operation that the others may wait for; it then fails on all of them, and
+  // its family with it.
+  void refuse(Kind kind, const std::string& name, int process_set, const std::string& why, Family family = {});
 
   // Drives the engine until the handle is settled or the time is over; true when it is settled. Throws ForkedProcess.
   bool wait(const Handle& handle, std::chrono::nanoseconds limit);

@@ -20,7 +20,7 @@ class Families {
     const auto found = failures_.find(family);
     return found == failures_.end() ? 0 : found->second;
   }
-  // Why an operation of this run fails that is submitted only now; null where the run goes on.
+  // Why an operation of this run fails that is submitted only now; null where the run goes on, or where there is none.
   const Error* failure_of(const Family& family) const {
     const auto found = std::find_if(runs_.begin(), runs_.end(), [&](const FailedRun& failed) {
       return failed.run == family.run && failed.family == family.name;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 
 #include "request.h"
@@ -44,6 +45,11 @@ constexpr double kMomentSeconds = 1e-4;
 template <class Record>
 void begin(Records& records, Record record) {
   records.begin(static_cast<uint64_t>(record));
+}
+
+std::vector<std::string> families_of(const Request& request) {
+  if (request.family.name.empty()) return {};
+  return {request.family.name};
 }
 
 Mask intersection(const Mask& a, const Mask& b) {
@@ -292,9 +298,27 @@ void Negotiation::mark(Pending& pending, size_t participant, const Span& span, c
 // Made before its rank had heard that the family failed, which it will.
 bool Negotiation::is_void(std::string_view signature) const {
   if (failures_.empty()) return false;
-  const Family family = Request::decode(signature).family;
-  const auto failures = failures_.find(family.name);
-  return failures != failures_.end() && family.attempt < failures->second;
+  const auto [family, attempt] = Request::attempt_of(signature);
+  const auto failures = failures_.find(std::string(family));
+  return failures != failures_.end() && attempt < failures->second;
+}
+
+// Takes out what is void. True when nothing is left; else those who stated that will state it again, perhaps with others
+// of their subtree.
+bool Negotiation::take_void(Pending& pending) const {
+  RankSet ranks;
+  std::erase_if(pending.signatures, [&](const auto& its) {
+    if (!is_void(its.first)) return false;
+    ranks.add(its.second);
+    return true;
+  });
+  if (pending.signatures.empty()) return true;
+  for (size_t i = 0; i < participants_.size(); ++i) {
+    if (!participants_[i].overlaps(ranks)) continue;
+    pending.stated[i] = false;
+    pending.passed_up = false;
+  }
+  return false;
 }
 
 // All participants have stated it, and the parent has not been told yet.
@@ -358,13 +382,18 @@ void Negotiation::state_joined(size_t participant, int last_rank) {
     if (complete(pending)) ready_ids.push_back(id);
   }
   std::sort(ready_ids.begin(), ready_ids.end());
-  for (const Id id : ready_ids) finish_id(id);
+  // One that fails may end others.
+  for (const Id id : ready_ids) {
+    if (by_id_.contains(id)) finish_id(id);
+  }
   std::vector<std::string> ready_names;
   for (const auto& [name, pending] : by_name_) {
     if (complete(pending)) ready_names.push_back(name);
   }
   std::sort(ready_names.begin(), ready_names.end());
-  for (const std::string& name : ready_names) finish_request(name);
+  for (const std::string& name : ready_names) {
+    if (by_name_.contains(name)) finish_request(name);
+  }
   check_joined();
 }
 
@@ -479,8 +508,9 @@ void Negotiation::decide(const std::string& name, const std::string& signature, 
   const RankSet joined = joined_of(pending);
   const Mask absent = pending.absent.value_or(Mask{});
   if (!joined.empty()) {
-    const std::string problem = Request::decode(signature).problem_with_joined(joined);
-    if (!problem.empty()) return apply_fail(std::string(name), problem, {});
+    const Request request = Request::decode(signature);
+    const std::string problem = request.problem_with_joined(joined);
+    if (!problem.empty()) return apply_fail(std::string(name), problem, families_of(request));
   }
   Lateness& lateness = lateness_[pending.span.last_rank];
   const double late = pending.span.last_seconds - pending.span.first_seconds;
@@ -570,10 +600,9 @@ void Negotiation::apply_fail(std::string_view name, std::string_view text, std::
   by_name_.erase(std::string(name));
   if (const auto id = cache_.find(name)) by_id_.erase(*id);
   std::erase_if(by_id_, [&](const auto& entry) { return is_void(*cache_.signature(entry.first)); });
-  std::erase_if(by_name_, [&](const auto& entry) {
-    const Signatures& signatures = entry.second.signatures;
-    return std::any_of(signatures.begin(), signatures.end(), [&](const auto& its) { return is_void(its.first); });
-  });
+  for (auto entry = by_name_.begin(); entry != by_name_.end();) {
+    entry = take_void(entry->second) ? by_name_.erase(entry) : std::next(entry);
+  }
   decisions_.push_back({.type = Decision::Type::fail,
                         .name = std::string(name),
                         .text = std::string(text),

@@ -149,6 +149,7 @@ class Negotiation {
   void write_span(const Span& span);
   void mark(Pending& pending, size_t participant, const Span& span, const RankSet& joined, const Mask& absent);
   bool is_void(std::string_view signature) const;
+  bool take_void(Pending& pending) const;
   RankSet joined_of(const Pending& pending) const;
   bool complete(const Pending& pending) const;
   std::string line(const std::string& name, const Pending& pending) const;

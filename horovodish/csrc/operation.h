@@ -55,8 +55,10 @@ struct Operation {
 };
 
 // By which a rank says that it cannot take part.
-inline std::shared_ptr<Operation> refusal_of(Kind kind, const std::string& name, int process_set, std::string why) {
+inline std::shared_ptr<Operation> refusal_of(Kind kind, const std::string& name, int process_set, std::string why,
+                                             Family family = {}) {
   auto request = std::make_shared<Request>();
+  request->family = std::move(family);
   request->kind = kind;
   request->name = name;
   request->refusal = std::move(why);
@@ -73,8 +75,7 @@ inline std::string subject_of(const Request& request) {
 }
 inline constexpr const char* kNameInUse =
     "an operation of that name has not completed yet. Remedy: synchronize it first, or give the two operations "
-    "different "
-    "names.";
+    "different names.";
 
 // Bytes of one row of a member whose first dimension may differ by rank.
 inline size_t row_bytes(const Member& member) { return static_cast<size_t>(member.count()) * bytes_of(member.dtype); }

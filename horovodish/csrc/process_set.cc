@@ -153,7 +153,7 @@ void ProcessSet::submit(std::shared_ptr<Operation> operation) {
     behind_[request.name].push_back(std::move(operation));
     return;
   }
-  if (!request.family.name.empty()) family_names_.insert(request.name);
+  if (!request.family.name.empty() && request.refusal.empty()) family_names_[request.name] = operation.get();
   last_news_ = Clock::now();
   operation->trace.submitted(operation->request, operation->signature, operation->process_set, last_news_);
   if (request.kind == Kind::join) {
@@ -277,6 +277,7 @@ void ProcessSet::apply_decisions() {
       case Decision::Type::fail:
         for (const std::string& family : decision.families) fail_family(family, decision);
         fail(decision.name, {ErrorKind::mismatch, decision.text});
+        for (const std::string& family : decision.families) submit_held(family);
         break;
       case Decision::Type::refuse:
         fail(decision.name, {kind_of(decision.loss), decision.text});
@@ -321,6 +322,7 @@ void ProcessSet::fail(const std::string& name, const Error& error) {
 // What this rank has submitted of it, and what it has yet to submit in the same run.
 void ProcessSet::fail_family(const std::string& family, const Decision& decision) {
   families_.count_failure(family);
+  refused_.erase(family);
   const Error error{ErrorKind::mismatch, "it was given up together with '" + decision.name + "': " + decision.text};
   std::vector<std::string> names;
   for (const auto& [name, operation] : undecided_) {
@@ -328,14 +330,25 @@ void ProcessSet::fail_family(const std::string& family, const Decision& decision
     families_.end_run(operation->request->family, error);
     if (name != decision.name) names.push_back(name);
   }
+  // The names are free again at once, also those of operations that are being executed.
+  std::erase_if(family_names_,
+                [&](const auto& entry) { return families_.failure_of(entry.second->request->family) != nullptr; });
   for (const std::string& name : names) fail(name, error);
 }
 
-// Whether the run that an operation is a part of has not failed. Then the operation is of the family's present attempt.
+// Whether the run that an operation is a part of has not failed, and no other run of this rank will, which knows that it has
+// refused before the others do. Then the operation is of the family's present attempt.
 bool ProcessSet::goes_on(const std::shared_ptr<Operation>& operation) {
   const Family& family = operation->request->family;
   if (const Error* const error = families_.failure_of(family)) {
     settle_(operation, error);
+    return false;
+  }
+  if (!operation->request->refusal.empty()) {
+    refused_[family.name] = family.run;
+  } else if (const auto refused = refused_.find(family.name);
+             refused != refused_.end() && refused->second != family.run) {
+    held_[family.name].push_back(operation);
     return false;
   }
   if (const size_t failures = families_.failures(family.name); failures > 0) {
@@ -345,6 +358,12 @@ bool ProcessSet::goes_on(const std::shared_ptr<Operation>& operation) {
     operation->request = request;
   }
   return true;
+}
+
+void ProcessSet::submit_held(const std::string& family) {
+  auto held = held_.extract(family);
+  if (held.empty()) return;
+  for (auto& operation : held.mapped()) submit(std::move(operation));
 }
 
 // Two operations of one name are under way where one of them belongs to a family; the engine has looked at others.
@@ -365,17 +384,20 @@ void ProcessSet::refuse_name(const std::shared_ptr<Operation>& operation) {
 }
 
 void ProcessSet::settle(const std::shared_ptr<Operation>& operation, const Error* error) {
-  if (!operation->request->family.name.empty()) family_names_.erase(operation->request->name);
+  const auto holds = family_names_.find(operation->request->name);
+  if (holds != family_names_.end() && holds->second == operation.get()) family_names_.erase(holds);
   settle_(operation, error);
 }
 
 void ProcessSet::submit_next(const std::string& name) {
-  const auto behind = behind_.find(name);
-  if (behind == behind_.end()) return;
-  auto next = std::move(behind->second.front());
-  behind->second.pop_front();
-  if (behind->second.empty()) behind_.erase(behind);
-  submit(std::move(next));
+  while (!undecided_.contains(name)) {
+    const auto behind = behind_.find(name);
+    if (behind == behind_.end()) return;
+    auto next = std::move(behind->second.front());
+    behind->second.pop_front();
+    if (behind->second.empty()) behind_.erase(behind);
+    submit(std::move(next));
+  }
 }
 
 void ProcessSet::execute(const Decision& decision) {
@@ -444,6 +466,10 @@ void ProcessSet::abandon_undecided(const Error& error) {
   for (const auto& [name, operation] : undecided) settle(operation, &error);
   const auto behind = std::exchange(behind_, {});
   for (const auto& [name, operations] : behind) {
+    for (const auto& operation : operations) settle(operation, &error);
+  }
+  const auto held = std::exchange(held_, {});
+  for (const auto& [family, operations] : held) {
     for (const auto& operation : operations) settle(operation, &error);
   }
   if (const auto join = std::exchange(join_, nullptr)) settle(join, &error);

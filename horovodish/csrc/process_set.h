@@ -11,7 +11,6 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "abi/mpi.h"
@@ -70,7 +69,7 @@ class ProcessSet {
   bool turn();
   // A caller waits for something of this set.
   void flush() { negotiation_->flush(); }
-  bool busy() const { return !undecided_.empty() || !executing_.empty() || join_; }
+  bool busy() const { return !undecided_.empty() || !held_.empty() || !executing_.empty() || join_; }
   // Whether something is under way that moves only while this rank looks.
   bool polls() const { return busy() && plane_ && plane_->needs_polling(); }
   // How long the driver may sleep when nobody rings; nothing means for ever.
@@ -117,6 +116,7 @@ class ProcessSet {
   void fail(const std::string& name, const Error& error);
   void fail_family(const std::string& family, const Decision& decision);
   bool goes_on(const std::shared_ptr<Operation>& operation);
+  void submit_held(const std::string& family);
   bool name_in_use(const Request& request) const;
   void refuse_name(const std::shared_ptr<Operation>& operation);
   void settle(const std::shared_ptr<Operation>& operation, const Error* error);
@@ -156,8 +156,12 @@ class ProcessSet {
   // all ranks know of it, and a rank may refuse a second operation while the first one is under way.
   std::unordered_map<std::string, std::deque<std::shared_ptr<Operation>>> behind_;
   std::map<uint64_t, std::shared_ptr<Operation>> executing_;  // by the number of its decision
-  std::unordered_set<std::string> family_names_;      // of operations under way
+  std::unordered_map<std::string, const Operation*> family_names_;      // of operations under way
   Families families_;
+  std::unordered_map<std::string, int64_t>
+      refused_;  // by family, the run that this rank has refused and others have not
+  // By family, what a later run of this rank submits meanwhile.
+  std::unordered_map<std::string, std::deque<std::shared_ptr<Operation>>> held_;
   std::shared_ptr<Operation> join_;      // null when this rank has not joined
   std::optional<Last> last_;             // once a rank is lost
   std::optional<Broken> broken_;

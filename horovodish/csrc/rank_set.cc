@@ -42,6 +42,13 @@ bool RankSet::contains(int rank) const {
                      [&](const auto& interval) { return interval.first <= rank && rank <= interval.second; });
 }
 
+bool RankSet::overlaps(const RankSet& other) const {
+  return std::any_of(intervals_.begin(), intervals_.end(), [&](const auto& own) {
+    return std::any_of(other.intervals_.begin(), other.intervals_.end(),
+                       [&](const auto& its) { return own.first <= its.second && its.first <= own.second; });
+  });
+}
+
 std::string RankSet::text() const {
   std::string result = count() == 1 ? "rank " : "ranks ";
   bool first_interval = true;

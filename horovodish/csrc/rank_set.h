@@ -19,6 +19,7 @@ class RankSet {
   int count() const;
   bool empty() const { return intervals_.empty(); }
   bool contains(int rank) const;
+  bool overlaps(const RankSet& other) const;
   int first() const { return intervals_.front().first; }
   // "rank 3" or "ranks 0-2, 5".
   std::string text() const;

@@ -53,8 +53,10 @@ Difference tree_difference(const Request& a, const Request& b) {
   for (size_t i = 0; i < std::min(a.members.size(), b.members.size()); ++i) {
     if (a.members[i].name != b.members[i].name) return member_difference(a.name, a.members[i], b.members[i]);
   }
-  const auto text = [](const Family& family) { return std::to_string(family.members) + " leaves"; };
-  return {a.family.name, "tree", text(a.family),
+  const auto text = [](const Family& family) {
+    return family.members == 0 ? std::string("none") : std::to_string(family.members) + " leaves";
+  };
+  return {a.family.name.empty() ? b.family.name : a.family.name, "tree", text(a.family),
           text(b.family) + (a.family.members == b.family.members ? " in other places" : ""),
           "pass a tree of the same structure on every rank"};
 }
@@ -115,6 +117,12 @@ int64_t Member::count() const {
 
 std::string Request::signature() const {
   Writer writer;
+  writer.text(family.name);  // first, for attempt_of()
+  if (!family.name.empty()) {
+    writer.number(family.attempt);
+    writer.number(family.members);
+    writer.signed_number(family.structure);
+  }
   writer.number(static_cast<uint64_t>(kind));
   writer.text(name);
   writer.number(static_cast<uint64_t>(op));
@@ -131,19 +139,25 @@ std::string Request::signature() const {
     writer.number(member.shape.size());
     for (const int64_t length : member.shape) writer.signed_number(length);
   }
-  writer.text(family.name);
-  if (!family.name.empty()) {
-    writer.number(family.members);
-    writer.signed_number(family.structure);
-    writer.number(family.attempt);
-  }
   writer.text(refusal);
   return writer.take();
+}
+
+std::pair<std::string_view, size_t> Request::attempt_of(std::string_view signature) {
+  Reader reader(signature);
+  const std::string_view family = reader.text();
+  return {family, family.empty() ? 0 : reader.number()};
 }
 
 Request Request::decode(std::string_view signature) {
   Reader reader(signature);
   Request request;
+  request.family.name = reader.text();
+  if (!request.family.name.empty()) {
+    request.family.attempt = reader.number();
+    request.family.members = reader.number();
+    request.family.structure = reader.signed_number();
+  }
   request.kind = static_cast<Kind>(reader.number());
   request.name = reader.text();
   request.op = static_cast<ReduceOp>(reader.number());
@@ -159,12 +173,6 @@ Request Request::decode(std::string_view signature) {
     member.dtype = static_cast<DType>(reader.number());
     member.shape.resize(reader.number());
     for (int64_t& length : member.shape) length = reader.signed_number();
-  }
-  request.family.name = reader.text();
-  if (!request.family.name.empty()) {
-    request.family.members = reader.number();
-    request.family.structure = reader.signed_number();
-    request.family.attempt = reader.number();
   }
   request.refusal = reader.text();
   return request;
@@ -182,12 +190,18 @@ Mismatch find_mismatch(std::vector<std::pair<std::string, RankSet>> signatures) 
   // In the order of the ranks, so that the text does not depend on who came first.
   std::sort(signatures.begin(), signatures.end(),
             [](const auto& a, const auto& b) { return a.second.first() < b.second.first(); });
-  std::set<std::string> families;
+  std::set<std::string> names;
+  std::string refusal;
+  bool alone = false;
   for (const auto& [signature, ranks] : signatures) {
     const Request request = Request::decode(signature);
-    if (!request.refusal.empty()) return {ranks.text() + " cannot take part: " + request.refusal, {}};
-    if (!request.family.name.empty()) families.insert(request.family.name);
+    if (!request.family.name.empty()) names.insert(request.family.name);
+    if (request.refusal.empty() || !refusal.empty()) continue;
+    refusal = ranks.text() + " cannot take part: " + request.refusal;
+    alone = request.family.name.empty();
   }
+  std::vector<std::string> families(names.begin(), names.end());
+  if (!refusal.empty()) return {refusal, alone ? std::vector<std::string>{} : families};
   for (size_t i = 1; i < signatures.size(); ++i) {
     const auto& [left_signature, left_ranks] = signatures[0];
     const auto& [right_signature, right_ranks] = signatures[i];
@@ -198,7 +212,7 @@ Mismatch find_mismatch(std::vector<std::pair<std::string, RankSet>> signatures) 
                              difference->left + ", " + right_ranks.text() +
                              (right_ranks.count() > 1 ? " have " : " has ") + difference->right +
                              ". Remedy: " + difference->remedy + ".";
-    return {text, {families.begin(), families.end()}};
+    return {text, families};
   }
   return {};
 }

@@ -58,14 +58,16 @@ struct Request {
   // Two ranks ask for the same thing exactly when their signatures are equal byte for byte.
   std::string signature() const;
   static Request decode(std::string_view signature);
+  // The family's name and the attempt, without decoding the rest.
+  static std::pair<std::string_view, size_t> attempt_of(std::string_view signature);
 
   // Why the other ranks cannot do this without a contribution of the joined ones; empty when they can.
   std::string problem_with_joined(const RankSet& joined) const;
 };
 
 struct Mismatch {
-  std::string
-      text;  // how the requests of one name differ, or who refuses, naming ranks and values; empty when all are the same
+  // How the requests of one name differ, or who refuses, naming ranks and values; empty when all are the same.
+  std::string text;
   std::vector<std::string> families;  // that fail with it; none where a rank refuses this operation alone
 };
 Mismatch find_mismatch(std::vector<std::pair<std::string, RankSet>> signatures);

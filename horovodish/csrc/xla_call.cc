@@ -170,6 +170,7 @@ std::shared_ptr<Handle> hand_over(
   auto request = request_of(frame);
   const Kind kind = request->kind;
   const std::string name = request->name;
+  const Family family = request->family;
   const auto process_set = static_cast<int>(Attributes(frame).number("process_set"));
   what = std::string(name_of(kind)) + " '" + name + "'";
   const auto engine = running_engine();
@@ -180,7 +181,7 @@ std::shared_ptr<Handle> hand_over(
   } catch (const EngineStopped&) {
     throw;
   } catch (const std::exception& error) {
-    engine->refuse(kind, name, process_set, named(error, what));
+    engine->refuse(kind, name, process_set, named(error, what), family);
     throw;
   }
 }

@@ -295,6 +295,20 @@ def mismatches_in_a_function() -> None:
     # Nothing is left of it: the name means what comes now, on every rank.
     assert hvd.allreduce(tf.ones([2]), op=hvd.Sum, name="this rank's alone").numpy().tolist() == [hvd.size()] * 2
 
+    @tf.function
+    def refused(splits: tf.Tensor, value: tf.Tensor) -> Any:
+        return hvd.allreduce(value, op=hvd.Sum, name="beside"), hvd.alltoall(value, splits=splits, name="dealt out")
+
+    size = hvd.size()
+    for attempt in range(8):
+        value = tf.fill([size], float(attempt))
+        with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.AbortedError), match="add up to the"):
+            refused([1] * size if hvd.rank() > 0 else [1] * (size - 1) + [2], value)
+        # What one rank has started beside it, and another rank has not, is not taken for this.
+        total, (rows, _) = refused([1] * size, value + 0.5)
+        assert total.numpy().tolist() == [(attempt + 0.5) * size] * size
+        assert rows.numpy().tolist() == [attempt + 0.5] * size
+
 
 def shutting_down() -> None:
     function = tf.function(hvd.size_op)

@@ -178,9 +178,12 @@ def test_every_rank_hears_of_a_mismatch_and_goes_on(tree: tuple[int, int, int], 
 class Attempts:
     """Runs a family of operations until it does not fail, on ranks that go on at once when they hear that it failed."""
 
-    def __init__(self, network: Network, attempts: list[list[dict[str, list[int]]]]) -> None:
-        """`attempts`: for each one the shapes by name, of every rank."""
+    def __init__(
+        self, network: Network, attempts: list[list[dict[str, list[int]]]], alone: frozenset[int] = frozenset()
+    ) -> None:
+        """`attempts`: for each one the shapes by name, of every rank. `alone`: ranks for which "d" is of no family."""
         self.network = network
+        self.alone = alone
         self.left = [
             deque(
                 (attempt, name, shape) for attempt, ranks in enumerate(attempts) for name, shape in ranks[rank].items()
@@ -201,9 +204,11 @@ class Attempts:
             if ready and (network.random.random() < 0.5 or not any(network.edges.values())):
                 rank = network.random.choice(ready)
                 attempt, name, shape = self.left[rank].popleft()
-                if attempt == self.failures(rank):  # the engine does not submit what belongs to a run that has failed
+                if name == "d" and rank in self.alone:
+                    network.nodes[rank].submit(name, shape)
+                elif attempt == self.failures(rank):  # the engine does not submit what belongs to a failed run
                     network.nodes[rank].submit(name, shape, family="tree", attempt=attempt)
-                    network.post(rank)
+                network.post(rank)
             elif not network.deliver_one() and not ready:
                 return
 
@@ -238,6 +243,40 @@ def test_what_is_left_of_a_family_that_failed_meets_nothing(
         again = decisions[failed + 1 :]
         assert sorted(told(again)) == [("execute", name) for name in names]
         assert all(decision["submitted"] for decision in decisions[:failed] + again)
+
+
+@settings(max_examples=200)
+@given(trees, st.data())
+def test_what_is_of_no_family_on_some_ranks_stays(tree: tuple[int, int, int], data: st.DataObject) -> None:
+    """As where a rank calls outside of the function in which others call the same: it does not do it again."""
+    size, arity, seed = tree
+    network = Network(max(size, 3), arity, seed)
+    deviant = data.draw(st.integers(0, network.size - 1))
+    alone = frozenset(data.draw(st.sets(st.integers(0, network.size - 1)))) - {deviant}
+    first = [{"b": [4]} if rank == deviant else {"d": [3], "b": [3]} for rank in range(network.size)]
+    second = [{"b": [3]} if rank in alone else {"b": [3], "d": [3]} for rank in range(network.size)]
+    Attempts(network, [first, second], alone).run()
+    for decisions in network.decisions:
+        assert told(decisions)[0] == ("fail", "b")
+        assert sorted(told(decisions)[1:]) == [("execute", "b"), ("execute", "d")]
+        assert all(decision["submitted"] for decision in decisions)
+
+
+@settings(max_examples=100)
+@given(trees, st.booleans())
+def test_a_join_may_complete_what_fails(tree: tuple[int, int, int], broadcasts: bool) -> None:
+    """All ranks but the first disagree about both operations, or want them from the rank that has joined."""
+    size, arity, seed = tree
+    network = Network(max(size, 3), arity, seed)
+
+    def submits_of_tree(name: str, rank: int) -> Any:
+        shape, root = ([3], 0) if broadcasts else ([3 + rank], None)
+        return lambda node: node.submit(name, shape, broadcast_from=root, family="tree")
+
+    network.run([[joins]] + [[submits_of_tree(name, rank) for name in "ab"] for rank in range(1, network.size)])
+    for decisions in network.decisions:
+        assert [decision["type"] for decision in decisions] == ["fail"]
+        assert decisions[0]["families"] == ["tree"]
 
 
 @settings(max_examples=100)
