@@ -15,7 +15,8 @@ namespace horovodish {
 
 class Families {
  public:
-  // Decisions that failed the family so far.
+  // Decisions that failed the family so far, of those that this rank has carried out. The negotiation, which may have heard
+  // of more, has a count of its own.
   size_t failures(const std::string& family) const {
     const auto found = failures_.find(family);
     return found == failures_.end() ? 0 : found->second;

@@ -156,18 +156,18 @@ class ProcessSet {
   // all ranks know of it, and a rank may refuse a second operation while the first one is under way.
   std::unordered_map<std::string, std::deque<std::shared_ptr<Operation>>> behind_;
   std::map<uint64_t, std::shared_ptr<Operation>> executing_;  // by the number of its decision
-  std::unordered_map<std::string, const Operation*> family_names_;      // of operations under way
+  // Of operations under way that belong to a family; where its run has failed, a name is free before its operation ends.
+  std::unordered_map<std::string, const Operation*> family_names_;
   Families families_;
-  std::unordered_map<std::string, int64_t>
-      refused_;  // by family, the run that this rank has refused and others have not
-  // By family, what a later run of this rank submits meanwhile.
+  // By family, the run that this rank has refused, until all ranks know, and what a later run submits meanwhile.
+  std::unordered_map<std::string, int64_t> refused_;
   std::unordered_map<std::string, std::deque<std::shared_ptr<Operation>>> held_;
-  std::shared_ptr<Operation> join_;      // null when this rank has not joined
-  std::optional<Last> last_;             // once a rank is lost
+  std::shared_ptr<Operation> join_;  // null when this rank has not joined
+  std::optional<Last> last_;  // once a rank is lost
   std::optional<Broken> broken_;
   std::optional<StallInspector> stall_;  // unless nobody wants to know
-  uint64_t news_ = 0;                    // counts what shows that this rank is not stuck, or that the root is not
-  Clock::time_point last_news_{};        // the last submission or decision
+  uint64_t news_ = 0;  // counts what shows that this rank is not stuck, or that the root is not
+  Clock::time_point last_news_{};  // the last submission or decision
   Clock::time_point next_inspection_{};
   std::string last_submitted_;
   Clock::time_point stuck_since_{};

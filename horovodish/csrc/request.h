@@ -28,11 +28,11 @@ struct Member {
 // all of them that are not decided: otherwise what only some ranks have would wait for ever, or be taken for a part of
 // what comes next.
 struct Family {
-  std::string name;      // empty: the operation stands alone
-  size_t members = 0;    // of all its operations
-  int64_t structure = 0; // a digest of what there is, equal on ranks that have the same
-  size_t attempt = 0;    // how many have failed before; filled in by the engine
-  int64_t run = 0;       // tells those of this rank apart; the ranks need not agree on it
+  std::string name;  // empty: the operation stands alone
+  size_t members = 0;  // of all its operations; 0 where that is not compared
+  int64_t structure = 0;  // a digest of what there is, equal on ranks that have the same
+  size_t attempt = 0;  // how many have failed before; filled in by the engine
+  int64_t run = 0;  // tells those of this rank apart; the ranks need not agree on it
 };
 
 struct Request {
