@@ -229,6 +229,11 @@ def checked_id(process_set: ProcessSet) -> int:
     return process_set.process_set_id
 
 
+def added(process_set_id: int) -> ProcessSet:
+    """The set of this number, which is in use."""
+    return _added[process_set_id]
+
+
 def _check_wanted(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> None:
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'init(process_sets={process_sets!r}): give a list of process sets, or "dynamic"')

@@ -22,7 +22,7 @@ from horovodish.fusion import plan_buckets
 from horovodish.process_sets import ProcessSet, check_kind
 from horovodish.reduce_ops import Average, Max, ReduceOp, chosen_op
 from horovodish.tensorflow.names import stable_name
-from horovodish.tensorflow.operations import Reduction, reduced
+from horovodish.tensorflow.operations import Reduction, reduced_groups
 from horovodish.tensorflow.sparse import reduced_slices
 
 Groups = int | Sequence[Sequence[Any]] | None
@@ -120,11 +120,14 @@ def reduced_gradients(gradients: Sequence[Any], sources: Sequence[Any], how: Gra
     there = [index for index in reversed(shared) if own[index] is not None]
     dense = [index for index in there if not isinstance(own[index], tf.IndexedSlices)]
     reduction = Reduction(how.op, how.prescale_factor, how.postscale_factor, how.process_set)
-    for members in _buckets(dense, own, sources, how):
-        label = f"{name}.{_label(members, sources)}"
-        payloads, contexts = zip(*(how.compression.compress(own[index]) for index in members), strict=True)
-        for index, result, context in zip(members, reduced(payloads, label, reduction), contexts, strict=True):
-            results[index] = how.compression.decompress(result, context)
+    buckets = _buckets(dense, own, sources, how)
+    compressed = {index: how.compression.compress(own[index]) for members in buckets for index in members}
+    groups = [
+        ([compressed[index][0] for index in members], f"{name}.{_label(members, sources)}") for members in buckets
+    ]
+    for members, found in zip(buckets, reduced_groups(groups, reduction), strict=True):
+        for index, result in zip(members, found, strict=True):
+            results[index] = how.compression.decompress(result, compressed[index][1])
     for index in set(there) - set(dense):
         label = f"{name}.{_label([index], sources)}"
         results[index] = reduced_slices(own[index], label, reduction, how.compression)

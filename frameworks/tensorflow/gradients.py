@@ -10,28 +10,35 @@ no part in the operation and are left out of its gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
 
+from horovodish.process_sets import added
 from horovodish.reduce_ops import Average, ReduceOp, Sum
+from horovodish.tensorflow import xla
 from horovodish.tensorflow.failures import own_errors
 from horovodish.tensorflow.library import call, native
 from horovodish.tensorflow.names import gradient_name
+from horovodish.tensorflow.tracing import compiled_by_xla
 
 _UNSCALED = "1.0 1.0"
 
 
-def _registered(collective: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _registered(collective: str) -> Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]:
     """Registers the gradient of a collective, which gives one for each of its tensors."""
 
-    def register(gradient: Callable[..., Any]) -> Callable[..., Any]:
-        def of_operation(operation: Any, *gradients: Any) -> list[Any]:
-            inputs = operation.inputs
+    def register(gradient: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def of_tensors(operation: Any, *gradients: Any) -> list[Any]:
             with own_errors():
-                found = gradient(operation, _name(operation), *gradients)
-            return [None, *found, *[None] * (len(inputs) - 1 - len(found))]
+                return gradient(operation, _name(operation), *gradients)
 
+        def of_operation(operation: Any, *gradients: Any) -> list[Any]:
+            found = of_tensors(operation, *gradients)
+            return [None, *found, *[None] * (len(operation.inputs) - 1 - len(found))]
+
+        xla.derivatives[collective] = of_tensors
         for part in ("", "Take"):
             tf.RegisterGradient(f"Horovodish{collective}{part}")(of_operation)
         return gradient
@@ -57,7 +64,7 @@ def _of_allgather(operation: Any, name: Any, *gradients: Any) -> list[Any]:
     counts = _chosen(operation.outputs[len(tensors) :], has)
     identity = operation.get_attr("process_set")
     summed = _summed(name, _chosen(gradients[: len(tensors)], has), identity)
-    rank = native.horovodish_place(process_set=identity).rank
+    rank = _place(identity).rank
     own = [
         tf.reshape(gradient[tf.reduce_sum(rows[:rank]) :][: rows[rank]], tf.shape(tensor))
         for gradient, rows, tensor in zip(summed, counts, _chosen(tensors, has), strict=True)
@@ -68,12 +75,12 @@ def _of_allgather(operation: Any, name: Any, *gradients: Any) -> list[Any]:
 @_registered("Broadcast")
 def _of_broadcast(operation: Any, name: Any, gradient: Any) -> list[Any]:
     (summed,) = _summed(name, [gradient], operation.get_attr("process_set"))
-    is_root = tf.equal(native.horovodish_place(process_set=0).rank, operation.get_attr("root_rank"))
+    is_root = tf.equal(_place(0).rank, operation.get_attr("root_rank"))
     return [tf.where(is_root, summed, tf.zeros_like(summed))]
 
 
 @_registered("Alltoall")
-def _of_alltoall(operation: Any, name: Any, gradient: Any, _: Any) -> list[Any]:
+def _of_alltoall(operation: Any, name: Any, gradient: Any, *_: Any) -> list[Any]:
     identity = operation.get_attr("process_set")
     returned = call("Alltoall", name, gradient, operation.outputs[1], process_set=identity)
     sent = _even_where_empty(operation.inputs[2], tf.shape(operation.inputs[1], tf.int64)[0], identity)
@@ -97,6 +104,14 @@ def _of_reducescatter(operation: Any, name: Any, *gradients: Any) -> list[Any]:
         for rows, came, tensor in zip(outputs.gathered[:-1], outputs.rows[:-1], _chosen(tensors, has), strict=True)
     ]
     return _spread(whole, has)
+
+
+def _place(process_set_id: int) -> Any:
+    """This rank's number in a process set and the set's size, at the time when the gradient is computed."""
+    if not compiled_by_xla():
+        return native.horovodish_place(process_set=process_set_id)
+    process_set = added(process_set_id)
+    return SimpleNamespace(rank=process_set.rank(), size=process_set.size())
 
 
 def _name(operation: Any) -> Any:
@@ -144,7 +159,7 @@ def _spread(gradients: Iterable[Any], has: Sequence[bool]) -> list[Any]:
 
 def _dealt(rows: Any, process_set_id: int) -> Any:
     """How rows are dealt out as evenly as possible, by rank."""
-    ranks = tf.cast(native.horovodish_place(process_set=process_set_id).size, tf.int64)
+    ranks = tf.cast(_place(process_set_id).size, tf.int64)
     return rows // ranks + tf.cast(tf.range(ranks) < rows % ranks, tf.int64)
 
 

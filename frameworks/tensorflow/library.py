@@ -18,7 +18,8 @@ from tensorflow.python.framework import auto_control_deps
 
 from horovodish import _native
 from horovodish.errors import LaunchError
-from horovodish.tensorflow.tracing import refuse_xla
+from horovodish.tensorflow import xla
+from horovodish.tensorflow.tracing import compiled_by_xla
 
 COLLECTIVES = ("Allreduce", "Allgather", "Broadcast", "Alltoall", "Reducescatter", "Join", "Barrier")
 
@@ -79,7 +80,8 @@ def call(collective: str, *inputs: Any, **attributes: Any) -> Any:
     Returns:
         Its outputs, as TensorFlow gives them.
     """
-    refuse_xla(collective.lower())
+    if compiled_by_xla():
+        return xla.call(collective, *inputs, **attributes)
     operation = f"horovodish_{collective.lower()}"
     if keeps_callbacks():
         return getattr(native, operation)(*inputs, **attributes)

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from horovodish.submission import generated_name
+from horovodish.tensorflow.tracing import compiled_by_xla
 
 _counters: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 
@@ -46,10 +47,11 @@ def stable_name(kind: str, described: str) -> str:
 def as_input(name: str) -> Any:
     """A name as the operations take it: after that of the function which is traced, if any, and a newline.
 
-    Where the ranks disagree about an operation of a function, its others fail with it.
+    Where the ranks disagree about an operation of a function, its others fail with it. It is a tensor, or text for XLA.
     """
     function = "" if tf.executing_eagerly() else getattr(_function(), "name", "")
-    return _as_bytes(f"{function}\n{name}")
+    text = f"{function}\n{name}"
+    return text if compiled_by_xla() else _as_bytes(text)
 
 
 def _as_bytes(text: str) -> Any:
@@ -67,7 +69,7 @@ def gradient_name(forward: Any, source: str) -> Any:
     if not tf.executing_eagerly():
         number = _count(f"gradient of {source}")
         ending += "" if number == 1 else str(number)
-    return tf.concat([forward, _as_bytes(ending)], 0)
+    return forward + ending if isinstance(forward, str) else tf.concat([forward, _as_bytes(ending)], 0)
 
 
 def _counted(prefix: str) -> str:

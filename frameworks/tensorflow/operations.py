@@ -19,9 +19,11 @@ from horovodish.errors import UnsupportedTensorError
 from horovodish.process_sets import ProcessSet, checked_id
 from horovodish.reduce_ops import Adasum, ReduceOp
 from horovodish.submission import Checking
+from horovodish.tensorflow import xla
 from horovodish.tensorflow.failures import own_errors
 from horovodish.tensorflow.library import call
 from horovodish.tensorflow.names import as_input
+from horovodish.tensorflow.tracing import compiled_by_xla, refuse_xla
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,19 @@ def converted(tensors: Sequence[Any], kind: str, name: str, process_set: Process
 
 def reduced(tensors: Sequence[tf.Tensor], name: str, reduction: Reduction) -> list[tf.Tensor]:
     """The allreduce of a group."""
+    return reduced_groups([(tensors, name)], reduction)[0]
+
+
+def reduced_groups(groups: Sequence[tuple[Sequence[tf.Tensor], str]], reduction: Reduction) -> list[list[tf.Tensor]]:
+    """The allreduces of several groups, each with its name."""
     attributes = reduction.attributes
-    with checking("allreduce", name, attributes["process_set"]):
-        _check(tensors, name, reduction.op)
+    for tensors, name in groups:
+        with checking("allreduce", name, attributes["process_set"]):
+            _check(tensors, name, reduction.op)
+    if groups and compiled_by_xla():
+        return xla.run([xla.Call("Allreduce", as_input(name), tensors, attributes) for tensors, name in groups])
     with own_errors():
-        return list(call("Allreduce", as_input(name), list(tensors), **attributes))
+        return [list(call("Allreduce", as_input(name), list(tensors), **attributes)) for tensors, name in groups]
 
 
 def scattered(tensors: Sequence[tf.Tensor], name: str, reduction: Reduction) -> list[tf.Tensor]:
@@ -113,6 +123,8 @@ def exchanged(tensor: tf.Tensor, splits: Any, name: str, process_set: ProcessSet
     with checking("alltoall", name, identity):
         _check([tensor], name, None)
         _check_rows(tensor, name, "send")
+        if splits is not None:
+            refuse_xla("alltoall with splits")
         if tf.executing_eagerly():
             given = splits.numpy().tolist() if tf.is_tensor(splits) else splits
             splits = checked_splits(given, int(tensor.shape[0]), process_set.size(), name)

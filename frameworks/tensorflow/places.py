@@ -69,6 +69,7 @@ def join(device: Any = -1) -> Any:
     """
     if tf.executing_eagerly():
         return collectives.join()
+    refuse_xla("join")
     return call("Join", as_input("horovodish.join"), process_set=0)
 
 
@@ -90,6 +91,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
         >>> hvd.barrier()
     """
     identity = checked_id(process_set)
+    refuse_xla("barrier")
     with own_errors():
         return call("Barrier", as_input(operation_name("barrier", name, identity)), process_set=identity)
 

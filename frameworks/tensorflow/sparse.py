@@ -9,6 +9,7 @@ from horovodish.errors import UnsupportedTensorError
 from horovodish.process_sets import checked_id
 from horovodish.reduce_ops import Average, Sum
 from horovodish.tensorflow.operations import Reduction, checking, gathered
+from horovodish.tensorflow.tracing import compiled_by_xla
 
 
 def reduced_slices(
@@ -17,7 +18,8 @@ def reduced_slices(
     """The sum or average of the slices of all ranks. What travels is in proportion to the slices, not to the shape.
 
     Every rank first adds up its own slices of the same index; then the slices of all ranks are gathered. Those of
-    different ranks may have the same index, as slices may.
+    different ranks may have the same index, as slices may. In a function that XLA compiles a rank's slices are gathered
+    as they are, and every rank must have as many.
 
     Raises:
         UnsupportedTensorError: the op is neither `Sum` nor `Average`.
@@ -28,8 +30,10 @@ def reduced_slices(
                 f"{name}: it is sparse, and op={reduction.op.name.capitalize()} is not for IndexedSlices; use "
                 "op=Average or op=Sum, or pass tf.convert_to_tensor(slices)"
             )
-    indices, positions = tf.unique(tf.cast(slices.indices, tf.int64))  # int32 on one rank, int64 on another
-    values = tf.math.unsorted_segment_sum(slices.values, positions, tf.size(indices))
+    values, indices = slices.values, tf.cast(slices.indices, tf.int64)  # int32 on one rank, int64 on another
+    if not compiled_by_xla():  # which knows no shape that depends on values
+        indices, positions = tf.unique(indices)
+        values = tf.math.unsorted_segment_sum(values, positions, tf.size(indices))
     payload, context = compression.compress(values)
     mark = tf.ones([1], tf.uint8)  # of every rank that takes part
     (payload, indices, marks), _ = gathered([payload, indices, mark], name, reduction.process_set)

@@ -41,7 +41,6 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
             if options.pop(name, False):
                 raise ValueError(f"SyncBatchNormalization has no {name}=True; leave it out")
         super().__init__(**options)
-        self.supports_jit = False  # so that Keras leaves XLA out by itself
         self.process_set = process_set
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+_belongs_to_xla: ContextVar[bool] = ContextVar("_belongs_to_xla", default=False)
 
 
 def as_written(function: Function) -> Function:
@@ -17,16 +21,35 @@ def as_written(function: Function) -> Function:
     return decorated
 
 
-def refuse_xla(operation: str) -> None:
-    """Passes, unless a function is traced that XLA will compile: it has no operations of ours.
+def compiled_by_xla() -> bool:
+    """Whether a function is traced that XLA will compile."""
+    if tf.executing_eagerly():
+        return False
+    return _belongs_to_xla.get() or control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+@contextmanager
+def belonging_to_xla() -> Iterator[None]:
+    """The gradient of what XLA compiles is compiled by it, too, which its graph does not tell."""
+    token = _belongs_to_xla.set(True)
+    try:
+        yield
+    finally:
+        _belongs_to_xla.reset(token)
+
+
+def refuse_xla(what: str) -> None:
+    """Passes, unless a function is traced that XLA will compile.
+
+    Args:
+        what: cannot be compiled.
 
     Raises:
         NotImplementedError: the function has `jit_compile=True`.
     """
-    if tf.executing_eagerly() or not control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        return
-    raise NotImplementedError(
-        f"XLA cannot compile horovodish's {operation}: leave out jit_compile=True for the function that calls it (in "
-        "Keras, model.compile(..., jit_compile=False)), and put it on a function called from there that computes the "
-        "gradients."
-    )
+    if compiled_by_xla():
+        raise NotImplementedError(
+            f"XLA cannot compile horovodish's {what}: leave out jit_compile=True for the function that calls it (in "
+            "Keras, model.compile(..., jit_compile=False)), and put it on a function called from there that computes "
+            "the gradients."
+        )

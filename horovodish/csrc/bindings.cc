@@ -18,8 +18,7 @@
 #include "planes/shards.h"
 #include "timeline_writer.h"
 #include "tree.h"
-#include "xla_cuda_ops.h"
-#include "xla_ops.h"
+#include "xla_handlers.h"
 
 namespace py = pybind11;
 
@@ -493,20 +492,23 @@ PYBIND11_MODULE(_native, module) {
       .def("hold_other_threads", &Engine::hold_other_threads)
       .def("stop", &Engine::stop, py::arg("failed"), py::arg("reason"), py::call_guard<py::gil_scoped_release>());
 
-  // Of a platform of JAX's, by the names under which it is to register them.
+  // As JAX registers them.
   module.def(
       "xla_handlers",
       [](const std::string& platform) {
-        const auto capsule = [](abi::xla::Handler* handler) {
-          return py::capsule(reinterpret_cast<void*>(handler), "xla._CUSTOM_CALL_TARGET");
-        };
-        py::dict handlers;
-        const bool cuda = platform == "cuda";
-        handlers["horovodish_start"] = capsule(cuda ? &xla_cuda_start : &xla_start);
-        handlers["horovodish_done"] = capsule(cuda ? &xla_cuda_done : &xla_done);
-        return handlers;
+        py::dict capsules;
+        for (const auto& [name, handler] : xla_handlers(platform)) {
+          capsules[name] = py::capsule(reinterpret_cast<void*>(handler), "xla._CUSTOM_CALL_TARGET");
+        }
+        return capsules;
       },
       py::arg("platform"));
+  module.def(
+      "register_xla_handlers",
+      [](uintptr_t api, const std::string& platform) {
+        register_xla_handlers(*reinterpret_cast<const abi::xla::Api*>(api), platform);
+      },
+      py::arg("api"), py::arg("platform"));
 
   py::module_ testing = module.def_submodule("testing", "Parts of the engine without I/O, for its tests.");
   bind_negotiation(testing);

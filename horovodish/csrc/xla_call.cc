@@ -1,5 +1,6 @@
 #include "xla_call.h"
 
+#include <atomic>
 #include <stdexcept>
 #include <utility>
 
@@ -60,7 +61,9 @@ void check_place(const Engine& engine, const Place& place, const xla::CallFrame&
   throw std::runtime_error("the program was compiled on rank " + std::to_string(given.number("rank")) +
                            " for a process set of the ranks " + ranks + ", which now is one of " +
                            (place.ranks.empty() ? "none" : place.ranks) + ", and this is rank " +
-                           std::to_string(engine.rank()) + ". Remedy: call jax.clear_caches() after init().");
+                           std::to_string(engine.rank()) +
+                           ". Remedy: compile it again after init() (JAX: jax.clear_caches(); TensorFlow: make a new "
+                           "tf.function).");
 }
 
 }  // namespace
@@ -79,7 +82,7 @@ Failure other_size(const std::string& what, size_t bytes, size_t compiled_bytes)
   return {xla::kInvalidArgument,
           what + ": the ranks gave " + std::to_string(bytes) + " bytes, but the program was compiled for " +
               std::to_string(compiled_bytes) +
-              ", as many from every rank. Remedy: gather rows that differ by rank outside of jit."};
+              ", as many from every rank. Remedy: move rows that differ by rank outside of the compiled program."};
 }
 
 std::string named(const std::exception& error, const std::string& what) {
@@ -143,6 +146,12 @@ std::vector<Target> memory_of(const xla::Buffers& buffers) {
   return memory;
 }
 
+std::vector<Target> members_of(const xla::CallFrame& frame) {
+  std::vector<Target> memory = memory_of(frame.arguments);
+  memory.resize(lines(Attributes(frame).text("members")).size());
+  return memory;
+}
+
 std::shared_ptr<Request> request_of(const xla::CallFrame& frame) {
   const Attributes given(frame);
   auto request = std::make_shared<Request>();
@@ -155,6 +164,11 @@ std::shared_ptr<Request> request_of(const xla::CallFrame& frame) {
   request->family = {std::string(given.text("tree")), static_cast<size_t>(given.number("leaves")),
                      given.number("structure"), 0, run_id_of(frame)};
   const auto names = lines(given.text("members"));
+  if (static_cast<size_t>(frame.arguments.size) > names.size()) {
+    request->family.run = *static_cast<const int64_t*>(buffer_at(frame.arguments, names.size()).data);
+  } else if (request->family.run == 0) {
+    request->family.run = new_run();
+  }
   for (size_t i = 0; i < names.size(); ++i) {
     const xla::Buffer& buffer = buffer_at(frame.arguments, i);
     Member member{std::string(names[i]), dtype_of(buffer), {buffer.dims, buffer.dims + buffer.rank}};
@@ -186,6 +200,11 @@ std::shared_ptr<Handle> hand_over(
   }
 }
 
+int64_t new_run() {
+  static std::atomic<int64_t> runs{0};
+  return --runs;  // the runtimes' own are positive
+}
+
 int64_t run_id_of(const xla::CallFrame& frame) {
   xla::RunIdGetArgs args{sizeof(args), nullptr, frame.context, 0};
   if (frame.api->run_id_get(&args) != nullptr)
@@ -202,10 +221,12 @@ bool answers_metadata(xla::CallFrame& frame) {
   return true;
 }
 
+bool speaks_our_interface(const xla::Api& api) {
+  return api.api_version.major_version == xla::kMajorVersion && api.struct_size >= sizeof(xla::Api);
+}
+
 void check_interface(const xla::CallFrame& frame) {
-  const bool fits = frame.api->api_version.major_version == xla::kMajorVersion &&
-                    frame.api->struct_size >= sizeof(xla::Api) && frame.struct_size >= offsetof(xla::CallFrame, future);
-  if (!fits) {
+  if (!speaks_our_interface(*frame.api) || frame.struct_size < offsetof(xla::CallFrame, future)) {
     throw std::runtime_error(
         "this jaxlib speaks another version of XLA's foreign function interface than horovodish. Remedy: use jaxlib "
         "0.7 or later, and tell us of a version that does not work.");

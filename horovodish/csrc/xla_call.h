@@ -52,6 +52,8 @@ class Attributes {
 const xla::Buffer& buffer_at(const xla::Buffers& buffers, size_t index);
 Target memory_of(const xla::Buffer& buffer);
 std::vector<Target> memory_of(const xla::Buffers& buffers);
+// The arguments of a call that begins an operation: its members, without the number of the run.
+std::vector<Target> members_of(const xla::CallFrame& frame);
 
 // What a text holds whose lines are all ended by a newline.
 std::vector<std::string_view> lines(std::string_view text);
@@ -60,7 +62,8 @@ Failure other_size(const std::string& what, size_t bytes, size_t compiled_bytes)
 // An error's text, which begins with the operation where the engine's own does not.
 std::string named(const std::exception& error, const std::string& what);
 
-// The operation that the attributes and the shapes of the arguments describe; its members are the arguments in order.
+// The operation that the attributes and the shapes of the arguments describe; its members are the arguments in order. After
+// them there may be the number of the run, s64[1].
 // Attributes: kind, op, root (s64), prescale, postscale (f64), name, and members: their names, each ended by a newline; and
 // of the tree that it is a part of, if any: tree, its name, and leaves and structure (s64), see Family.
 std::shared_ptr<Request> request_of(const xla::CallFrame& frame);
@@ -73,11 +76,14 @@ std::shared_ptr<Handle> hand_over(
     const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set, const Place&)>&
         submit_it);
 
-// Tells executions of programs apart.
+// A number that no execution has had. For a runtime that does not tell them apart.
+int64_t new_run();
+// Tells executions of programs apart; 0 where the runtime does not.
 int64_t run_id_of(const xla::CallFrame& frame);
 
 // The runtime asks once, at registration, which version of the interface a handler speaks.
 bool answers_metadata(xla::CallFrame& frame);
+bool speaks_our_interface(const xla::Api& api);
 void check_interface(const xla::CallFrame& frame);
 // What every handler does: runs `body` where the runtime asks for nothing else, and makes an error of the program of the
 // Failure that it gives or of what it throws.

@@ -126,7 +126,7 @@ std::shared_ptr<Handle> submitted(const xla::CallFrame& frame, Engine& engine, s
     const Device::Scope scope(device);
     call->memory = device.allocate(layout_bytes(frame, *request, kAlignment), execution.stream);
     layout = lay_out(frame, *request, place, call->memory->data(), kAlignment);
-    const auto arguments = memory_of(frame.arguments);
+    const auto arguments = members_of(frame);
     for (size_t i = 0; i < arguments.size(); ++i) {
       device.copy(layout.arguments[i], arguments[i].data, arguments[i].bytes, execution.stream);
     }

@@ -1,17 +1,28 @@
 #include "xla_layout.h"
 
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace horovodish {
 
 namespace {
 size_t aligned(size_t bytes, size_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
+
+std::vector<int64_t> even_splits(int64_t rows, int ranks) {
+  if (rows % ranks != 0) {
+    throw std::runtime_error(std::to_string(rows) + " rows cannot be divided evenly by " + std::to_string(ranks) +
+                             " ranks");
+  }
+  return std::vector<int64_t>(static_cast<size_t>(ranks), rows / ranks);
+}
 }  // namespace
 
 size_t layout_bytes(const xla::CallFrame& frame, const Request& request, size_t alignment) {
   size_t total = alignment;
-  for (const Target& argument : memory_of(frame.arguments)) {
+  for (const Target& argument : members_of(frame)) {
     total += aligned(argument.bytes, alignment) * (request.kind == Kind::reducescatter ? 2 : 1);
   }
   return total;
@@ -22,7 +33,7 @@ Layout lay_out(const xla::CallFrame& frame, Request& request, const Place& place
   const bool in_place =
       request.kind == Kind::allreduce || request.kind == Kind::broadcast || request.kind == Kind::barrier;
   const auto ranks = static_cast<size_t>(place.size), index = static_cast<size_t>(place.rank);
-  const std::vector<Target> arguments = memory_of(frame.arguments);
+  const std::vector<Target> arguments = members_of(frame);
   Layout layout;
   for (size_t i = 0; i < request.members.size(); ++i) {
     Member& member = request.members[i];
@@ -40,7 +51,7 @@ Layout lay_out(const xla::CallFrame& frame, Request& request, const Place& place
     }
     if (engine_allocates) {
       buffer.first_dim = member.shape.at(0);
-      if (request.kind == Kind::alltoall) buffer.splits.assign(ranks, buffer.first_dim / static_cast<int64_t>(ranks));
+      if (request.kind == Kind::alltoall) buffer.splits = even_splits(buffer.first_dim, place.size);
       member.shape[0] = Member::kAnyLength;
     }
     layout.buffers.push_back(std::move(buffer));

@@ -13,7 +13,11 @@
 
 namespace horovodish {
 
-// Arguments: the members of the group. Result: the number of the operation, s32[1].
+// Result: the number of the run of the program, s64[1]. Has no side effect, so that XLA
+// makes one call of all that a program has.
+abi::xla::Error* xla_run(abi::xla::CallFrame* frame);
+
+// Arguments: see request_of(). Result: the number of the operation, s32[1].
 // Attributes: see hand_over().
 // Never fails: what is wrong is kept for `done`.
 abi::xla::Error* xla_start(abi::xla::CallFrame* frame);

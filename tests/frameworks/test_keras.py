@@ -30,7 +30,6 @@ def check_everything(backend: str, folder: Path) -> None:
     keras_truth.loss_scaling_is_agreed_upon()
     keras_truth.ranks_train_as_one_process()
     keras_truth.mixed_precision_in_fit()
-    keras_truth.xla_is_refused_with_the_remedy()
     keras_loops.a_loop_trains_as_one_process()
     keras_callbacks.values_are_reduced()
     keras_callbacks.ranks_stop_together()

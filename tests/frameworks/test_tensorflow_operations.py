@@ -19,7 +19,7 @@ from horovodish.errors import DuplicateNameError, NotInitializedError
 from horovodish.tensorflow import library
 from support.model import FLOATS, INTEGERS, OPS, difference, dtype_of, reduced, values
 from support.ranks import run_ranks
-from support.tensorflow_tensors import EAGER, GRAPH, called, few_threads
+from support.tensorflow_tensors import EAGER, GRAPH, XLA, called, few_threads
 
 WAYS = [EAGER, GRAPH]
 
@@ -37,6 +37,8 @@ def all_operations() -> None:
         no_elements(way)
         slices(way)
         factors_and_compression(way)
+    for compiled in (every_op_and_dtype, reducescatter, groups, slices, factors_and_compression):
+        compiled(XLA)
     inputs_stay()
     shapes()
     places()
@@ -211,8 +213,6 @@ def refusals() -> None:
     wrapping = [2**63 - 1, 2**63 - 1, 2][: hvd.size()]  # three of them are 0 to who adds them up in 64 bits
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"add up to the 0 rows of the tensor; there are"):
         tf.function(lambda: hvd.alltoall(tf.ones(0), splits=wrapping, name="k"))()
-    with pytest.raises(NotImplementedError, match=r"^XLA cannot compile horovodish's allreduce: leave out jit_compile"):
-        tf.function(hvd.allreduce, jit_compile=True)(tf.ones(3))
 
 
 def mismatches_when_executing_eagerly() -> None:

@@ -24,7 +24,6 @@ def programs(folder: Path) -> None:
         gradients_that_are_not_finite_or_not_there(way)
     shapes_that_are_not_known()
     a_shape_that_one_rank_does_not_know()
-    refused_by_xla()
     what_is_no_tensor()
     files(folder / str(hvd.rank()))
     input_pipelines()
@@ -79,36 +78,6 @@ def a_shape_that_one_rank_does_not_know() -> None:
     assert [gradient.numpy().tolist() for gradient in step()] == [[1.0] * 300] * 3
     collectives = [op for op in step.get_concrete_function().graph.get_operations() if op.type == "HorovodishAllreduce"]
     assert len(collectives) == 3
-
-
-def refused_by_xla() -> None:
-    x, variable = tf.ones([2]), tf.Variable([1.0, 1.0])
-    optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
-
-    def of_tape() -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(variable)
-        return hvd.DistributedGradientTape(tape).gradient(loss, variable)
-
-    calls: list[tuple[str, Any]] = [
-        ("allreduce", lambda: hvd.allreduce(x)),
-        ("allreduce", of_tape),
-        ("allreduce", lambda: optimizer.minimize(lambda: tf.reduce_sum(variable), var_list=[variable])),
-        ("allgather", lambda: hvd.allgather(x)),
-        ("broadcast", lambda: hvd.broadcast(x, 0)),
-        ("alltoall", lambda: hvd.alltoall(x)),
-        ("reducescatter", lambda: hvd.reducescatter(x)),
-        ("barrier", hvd.barrier),
-        ("join", hvd.join),
-        ("rank_op", hvd.rank_op),
-        ("local_size_op", hvd.local_size_op),
-    ]
-    for name, call in calls:
-        sentence = f"XLA cannot compile horovodish's {name}: leave out jit_compile=True"
-        with pytest.raises(NotImplementedError, match=sentence):
-            tf.function(call, jit_compile=True)()
-        with pytest.raises(NotImplementedError, match=sentence):  # also within a function that it calls
-            tf.function(tf.function(call), jit_compile=True)()
 
 
 def what_is_no_tensor() -> None:

@@ -12,10 +12,10 @@ import tensorflow as tf
 import horovodish.tensorflow as hvd
 from horovodish.errors import MismatchError
 from support.ranks import run_ranks
-from support.tensorflow_tensors import EAGER, GRAPH, called, few_threads
+from support.tensorflow_tensors import EAGER, GRAPH, XLA, called, few_threads
 
 STEPS, RATE = 4, 0.2
-WAYS = (EAGER, GRAPH)
+WAYS = (EAGER, GRAPH, XLA)
 _random = np.random.default_rng(0)
 INPUTS = _random.integers(0, 12, (12, 3))
 TARGETS = _random.normal(size=(12, 1)).astype(np.float32)
@@ -186,7 +186,7 @@ def data_that_ends_unevenly(way: str) -> None:
     def step() -> Any:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.gather(table, [0])) + (hvd.rank() + 1.0) * bias
-        return hvd.DistributedGradientTape(tape).gradient(loss, [table, bias])
+        return hvd.DistributedGradientTape(tape, sparse_as_dense=way == XLA).gradient(loss, [table, bias])
 
     function = called(step, way)
     for _ in range(2 + (hvd.rank() == 0)):

@@ -1,4 +1,4 @@
-"""Tensors of TensorFlow from the NumPy arrays of `support.model`, and both ways to execute on them."""
+"""Tensors of TensorFlow from the NumPy arrays of `support.model`, and the ways to execute on them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-EAGER, GRAPH = "eager", "graph"
+EAGER, GRAPH, XLA = "eager", "graph", "compiled by XLA"
 
 
 def called(function: Callable[..., Any], way: str) -> Callable[..., Any]:
-    """The function as it is, or as a function of its own that TensorFlow traces."""
-    return function if way == EAGER else tf.function(function)
+    """The function as it is, or as a function of its own that TensorFlow traces, and XLA may compile."""
+    return function if way == EAGER else tf.function(function, jit_compile=way == XLA)
 
 
 def few_threads(inter: int = 2) -> None:

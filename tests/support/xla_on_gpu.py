@@ -10,6 +10,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from jax._src.interpreters import mlir as jax_mlir
+from jaxlib.mlir import ir
 
 from horovodish import _native
 from support.pretended_gpu import Stream
@@ -119,7 +121,7 @@ class Gpu:
         backwards: bool = False,
         between: Callable[[], object] = lambda: None,
     ) -> list[Any]:
-        """The results of a program that consists of collectives; their values come when the stream gets there.
+        """The results of a program of JAX's that consists of collectives; their values come when the stream gets there.
 
         Args:
             lowered: the program.
@@ -130,17 +132,37 @@ class Gpu:
         Raises:
             XlaError: a call has failed; what follows it is not run.
         """
+        block = _main(lowered.compiler_ir("stablehlo"))
+        return self._run(block.operations, block.arguments, arrays, backwards, between)
+
+    def run_text(self, text: str, arrays: Sequence[Any]) -> list[Any]:
+        """As `run`, of a module for TensorFlow, as `horovodish.tensorflow.stablehlo` writes it."""
+        with jax_mlir.make_ir_context():
+            module = ir.Module.parse(text)  # which owns the rest
+            main = _main(module)
+            platform, *arguments = main.arguments
+            (case,) = (each for each in main.operations if each.operation.name == "stablehlo.case")
+            assert list(case.operands) == [platform]
+            return self._run(case.regions[1].blocks[0].operations, arguments, arrays)
+
+    def _run(
+        self,
+        operations: Sequence[Any],
+        arguments: Sequence[Any],
+        arrays: Sequence[Any],
+        backwards: bool = False,
+        between: Callable[[], object] = lambda: None,
+    ) -> list[Any]:
         run_id = next(self._run_ids)
-        (function,) = (each for each in lowered.compiler_ir("stablehlo").body.operations if str(each.name) == '"main"')
-        block = function.regions[0].blocks[0]
-        values = {argument.get_name(): array for argument, array in zip(block.arguments, arrays, strict=True)}
-        *calls, last = block.operations
+        values = {argument.get_name(): array for argument, array in zip(arguments, arrays, strict=True)}
+        *others, last = operations
+        calls = [each for each in others if each.operation.name == "stablehlo.custom_call"]
         starts = [call for call in calls if _target(call) == "horovodish_start"]
         dones = [call for call in calls if _target(call) == "horovodish_done"]
         assert starts + dones == calls
         for stage in starts, dones:
             for call in reversed(stage) if backwards else stage:
-                given = [values[operand.get_name()] for operand in call.operands]
+                given = [values[operand.get_name()] for operand in _operands(call)]
                 made = [np.empty(value.type.shape, DTYPES[str(value.type.element_type)][1]) for value in call.results]
                 values.update((value.get_name(), array) for value, array in zip(call.results, made, strict=True))
                 self._run_id = run_id
@@ -155,7 +177,8 @@ class Gpu:
         frame.api = ctypes.pointer(self._api)
         frame.stage = 3
         frame.arguments, frame.results = _buffers(arguments, kept), _buffers(results, kept)
-        frame.attributes = _attributes(operation.attributes["mhlo.backend_config"], kept)
+        config = "mhlo.backend_config" if "mhlo.backend_config" in operation.attributes else "backend_config"
+        frame.attributes = _attributes(operation.attributes[config], kept)
         if self._handlers[_target(operation)](ctypes.byref(frame)):
             assert self._error is not None
             raise XlaError(*self._error)
@@ -174,6 +197,18 @@ class Gpu:
     def _create_error(self, given: Any) -> int:
         self._error = given.code, given.message.decode()
         return 1
+
+
+def _main(module: Any) -> Any:
+    """The block of a module's main function."""
+    (function,) = (each for each in module.body.operations if str(each.name) == '"main"')
+    return function.regions[0].blocks[0]
+
+
+def _operands(call: Any) -> list[Any]:
+    """Without those that are shapes of results, which XLA takes away when it knows them."""
+    shapes = call.attributes.get("indices_of_shape_operands", [])
+    return [operand for index, operand in enumerate(call.operands) if index not in list(shapes)]
 
 
 def _target(operation: Any) -> str:

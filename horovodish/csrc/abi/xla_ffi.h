@@ -160,13 +160,34 @@ struct Attributes {
 
 inline constexpr int kBufferType = 1;
 
+struct CallFrame;
+using Handler = Error*(CallFrame*);
+
+// Of the stages of a call, the last one is execution; the others may be null.
+struct HandlerBundle {
+  Handler* instantiate;
+  Handler* prepare;
+  Handler* initialize;
+  Handler* execute;
+};
+
+struct HandlerRegisterArgs {
+  size_t struct_size;
+  Extension* extensions;
+  ByteSpan name;
+  ByteSpan platform;
+  HandlerBundle bundle;
+  uint32_t traits;
+};
+
 struct Api {
   size_t struct_size;
   Extension* extensions;
   ApiVersion api_version;
   const void* internal_api;
   Error* (*error_create)(ErrorCreateArgs*);
-  void* unused[3];
+  void* unused[2];
+  Error* (*handler_register)(HandlerRegisterArgs*);
   Error* (*stream_get)(StreamGetArgs*);
   void* unused_too[8];
   Error* (*future_create)(FutureCreateArgs*);
@@ -189,7 +210,5 @@ struct CallFrame {
   Attributes attributes;
   Future* future;  // out: the call goes on after the handler has returned, until this is set
 };
-
-using Handler = Error*(CallFrame*);
 
 }  // namespace horovodish::abi::xla

@@ -1,0 +1,279 @@
+"""Collectives as a module of StableHLO, for functions that XLA compiles.
+
+Each operation is two calls of the native engine, `start` and `done`, as in JAX's programs: see `csrc/xla_ops.h`, and
+for CUDA devices `csrc/xla_cuda_ops.h`. All operations of a module are started before the first one is waited for.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from horovodish import _native
+from horovodish.array_submission import scattered_rows
+from horovodish.process_sets import ProcessSet, checked_id
+from horovodish.reduce_ops import ReduceOp, Sum
+
+RUN, START, DONE = "horovodish_run", "horovodish_start", "horovodish_done"
+PLATFORMS = ("CPU", "CUDA")
+"""What a module is for, in the order of the numbers that its main function takes."""
+
+Shape = tuple[int | None, ...]
+"""Of a tensor; None for a dimension that is known only when the module is compiled."""
+
+_ELEMENTS = {
+    "bool": "i1",
+    "uint8": "ui8",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+}
+_NUMBER = "tensor<1xi32>"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A tensor of an operation; its dtype is a key of `_native.DTYPES`."""
+
+    shape: Shape
+    dtype: str
+
+    @property
+    def type(self) -> str:
+        """As StableHLO writes it."""
+        dims = "".join(f"{'?' if size is None else size}x" for size in self.shape)
+        return f"tensor<{dims}{_ELEMENTS[self.dtype]}>"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective on a group of tensors.
+
+    Attributes:
+        kind: a key of `_native.KINDS`.
+        name: the same on every rank.
+        family: what it fails together with; empty for none.
+        members: at least one.
+    """
+
+    kind: str
+    name: str
+    family: str
+    members: tuple[Member, ...]
+    process_set: ProcessSet
+    op: ReduceOp = Sum
+    prescale_factor: float = 1.0
+    postscale_factor: float = 1.0
+    root_rank: int = 0
+
+    @property
+    def results(self) -> tuple[Member, ...]:
+        """What comes out, where every rank gives as much."""
+        return tuple(Member(self._result_shape(member.shape), member.dtype) for member in self.members)
+
+    def _result_shape(self, shape: Shape) -> Shape:
+        if not shape or shape[0] is None:
+            return shape
+        if self.kind == "reducescatter":
+            return (scattered_rows(shape[0], self.process_set), *shape[1:])
+        return (shape[0] * (self.process_set.size() if self.kind == "allgather" else 1), *shape[1:])
+
+
+def module(operations: Sequence[Operation], rank: int) -> str:
+    """The text of a module whose main function takes the number of a platform and the members of all operations.
+
+    Args:
+        operations: at least one.
+        rank: of this process.
+
+    Returns:
+        A module whose main function gives the results of all operations, in their order.
+    """
+    arguments = _arguments(operations)
+    types = _types(result.type for operation in operations for result in operation.results)
+    branches = []
+    for platform in PLATFORMS:
+        body = _Body()
+        run = body.run() if platform == "CPU" else []
+        numbers = [body.start(each, [*given, *run], rank) for each, given in zip(operations, arguments, strict=True)]
+        results = (body.on_cpu if platform == "CPU" else body.on_cuda)(operations, arguments, numbers)
+        branches.append("\n".join([*body.lines, f"stablehlo.return {_names(results)} : {types}"]))
+    main = _Body()
+    results = main.add(
+        "case", [("%platform", "tensor<i32>")], types.split(", "), regions="({" + "}, {".join(branches) + "})"
+    )
+    parameters = ", ".join(f"{name}: {type_}" for given in arguments for name, type_ in given)
+    return (
+        "module @horovodish attributes {jax.uses_shape_polymorphism = true} {\n"
+        f"func.func public @main(%platform: tensor<i32>, {parameters}) -> ({types}) {{\n"
+        + "\n".join([*main.lines, f"return {_names(results)} : {types}"])
+        + "\n}}\n"
+    )
+
+
+Value = tuple[str, str]
+"""A value's name and its type."""
+
+
+class _Body:
+    """The lines of a function or of a branch, in MLIR's generic form."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(
+        self, operation: str, operands: Sequence[Value], types: Sequence[str], regions: str = "", **attributes: str
+    ) -> list[Value]:
+        """One operation of StableHLO, and its results."""
+        name = f"%v{len(self.lines)}"
+        several = f":{len(types)}" if len(types) > 1 else ""
+        given = ", ".join(f"{key} = {value}" for key, value in attributes.items())
+        self.lines.append(
+            f'{name}{several} = "stablehlo.{operation}"({_names(operands)}) {regions} {{{given}}} : '
+            f"({_types(type_ for _, type_ in operands)}) -> ({_types(types)})"
+        )
+        return [(f"{name}#{index}" if several else name, type_) for index, type_ in enumerate(types)]
+
+    def run(self) -> list[Value]:
+        """The number of the program's run, which TensorFlow does not tell. XLA makes one call of all that there are."""
+        # XLA merges no calls without operands.
+        return self._call(RUN, [self._constant([0])], ["tensor<1xi64>"], {}, has_side_effect=False)
+
+    def start(self, operation: Operation, given: Sequence[Value], rank: int) -> Value:
+        """The call that begins an operation, and its number."""
+        name, count = operation.name, len(operation.members)
+        members = [name] if count == 1 else [f"{name}[{index}]" for index in range(count)]
+        config = {
+            "kind": _integer(_native.KINDS[operation.kind]),
+            "op": _integer(operation.op),
+            "root": _integer(operation.root_rank),
+            "process_set": _integer(checked_id(operation.process_set)),
+            "rank": _integer(rank),
+            "ranks": _text(",".join(map(str, operation.process_set.ranks))),
+            "prescale": _real(operation.prescale_factor),
+            "postscale": _real(operation.postscale_factor),
+            "name": _text(name),
+            "tree": _text(operation.family),
+            "leaves": _integer(0),
+            "structure": _integer(0),
+            "members": _text("".join(f"{member}\n" for member in members)),
+        }
+        (number,) = self._call(START, given, [_NUMBER], config)
+        return number
+
+    def on_cpu(
+        self, operations: Sequence[Operation], arguments: Sequence[Sequence[Value]], numbers: Sequence[Value]
+    ) -> list[Value]:
+        """The results, collected one operation after the other."""
+        results: list[Value] = []
+        (left,) = self._joined(numbers)
+        for count, operation, given in zip(range(len(numbers), 0, -1), operations, arguments, strict=True):
+            shapes = [self._joined([self._constant([count])])[0], *self._shapes(operation, given)]
+            types = [left[1], *(result.type for result in operation.results)]
+            left, *found = self._call(DONE, [left, *shapes], types, {}, shapes_after=1)
+            results += found
+            if count > 1:
+                ends = {"start_indices": 1, "limit_indices": count, "strides": 1}
+                bounds = {key: f"array<i64: {value}>" for key, value in ends.items()}
+                (left,) = self.add("slice", [left], [f"tensor<{count - 1}xi32>"], **bounds)
+        return results
+
+    def on_cuda(
+        self, operations: Sequence[Operation], arguments: Sequence[Sequence[Value]], numbers: Sequence[Value]
+    ) -> list[Value]:
+        """The results; every call is told of all operations."""
+        results: list[Value] = []
+        calls = _text("".join(f"{checked_id(each.process_set)} {each.name}\n" for each in operations))
+        for index, (operation, given) in enumerate(zip(operations, arguments, strict=True)):
+            types = [result.type for result in operation.results]
+            config = {"index": _integer(index), "calls": calls}
+            operands = [*numbers, *self._shapes(operation, given)]
+            results += self._call(DONE, operands, types, config, shapes_after=len(numbers))
+        return results
+
+    def _call(
+        self,
+        target: str,
+        operands: Sequence[Value],
+        types: Sequence[str],
+        config: dict[str, str],
+        shapes_after: int | None = None,
+        has_side_effect: bool = True,
+    ) -> list[Value]:
+        """A call of the engine; operands after the first `shapes_after` are the shapes of its results."""
+        attributes = {
+            "call_target_name": _text(target),
+            "has_side_effect": str(has_side_effect).lower(),
+            "api_version": "4 : i32",
+            "backend_config": "{" + ", ".join(f"{key} = {value}" for key, value in config.items()) + "}",
+        }
+        if shapes_after is not None:
+            indices = ", ".join(map(str, range(shapes_after, len(operands))))
+            attributes["indices_of_shape_operands"] = f"dense<[{indices}]> : tensor<{len(operands) - shapes_after}xi64>"
+        return self.add("custom_call", operands, types, **attributes)
+
+    def _shapes(self, operation: Operation, given: Sequence[Value]) -> Iterator[Value]:
+        for argument, result in zip(given, operation.results, strict=True):
+            sizes = [self._size(operation, argument, axis, size) for axis, size in enumerate(result.shape)]
+            yield self._joined(sizes)[0] if sizes else self._constant([])
+
+    def _size(self, operation: Operation, argument: Value, axis: int, size: int | None) -> Value:
+        """The length of a result, which may follow from that of an argument."""
+        if size is not None:
+            return self._constant([size])
+        (length,) = self.add("get_dimension_size", [argument], ["tensor<i32>"], dimension=f"{axis} : i64")
+        (length,) = self.add("reshape", [length], [_NUMBER])
+        ranks = operation.process_set.size()
+        if axis == 0 and operation.kind == "allgather":
+            (length,) = self.add("multiply", [length, self._constant([ranks])], [_NUMBER])
+        if axis == 0 and operation.kind == "reducescatter":
+            spread = self._constant([ranks - 1 - operation.process_set.rank()])
+            (length,) = self.add("add", [length, spread], [_NUMBER])
+            (length,) = self.add("divide", [length, self._constant([ranks])], [_NUMBER])
+        return length
+
+    def _constant(self, numbers: Sequence[int]) -> Value:
+        type_ = f"tensor<{len(numbers)}xi32>"
+        values = f"[{', '.join(map(str, numbers))}]" if numbers else ""
+        return self.add("constant", [], [type_], value=f"dense<{values}> : {type_}")[0]
+
+    def _joined(self, numbers: Sequence[Value]) -> list[Value]:
+        return self.add("concatenate", numbers, [f"tensor<{len(numbers)}xi32>"], dimension="0 : i64")
+
+
+def _arguments(operations: Sequence[Operation]) -> list[list[Value]]:
+    count = 0
+    arguments = []
+    for operation in operations:
+        arguments.append([(f"%a{count + index}", member.type) for index, member in enumerate(operation.members)])
+        count += len(operation.members)
+    return arguments
+
+
+def _names(values: Sequence[Value]) -> str:
+    return ", ".join(name for name, _ in values)
+
+
+def _types(types: Sequence[str] | Iterator[str]) -> str:
+    return ", ".join(types)
+
+
+def _integer(value: int) -> str:
+    return f"{int(value)} : i64"
+
+
+def _real(value: float) -> str:
+    (bits,) = struct.unpack("<Q", struct.pack("<d", value))
+    return f"0x{bits:016X} : f64"
+
+
+def _text(value: str) -> str:
+    escaped = re.sub(rb"[^ !#-\[\]-~]", lambda byte: b"\\%02X" % byte[0][0], value.encode())
+    return f'"{escaped.decode()}"'

@@ -1,0 +1,23 @@
+// The native calls of XLA programs by their names, and their registration with a copy of XLA.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "abi/xla_ffi.h"
+
+namespace horovodish {
+
+struct NamedHandler {
+  const char* name;
+  abi::xla::Handler* handler;
+};
+
+// Platforms are "cpu" and "cuda".
+std::vector<NamedHandler> xla_handlers(const std::string& platform);
+
+// For frameworks that do not register handlers themselves. Once for each platform and table. Throws std::runtime_error
+// where the interface is too old, or XLA refuses.
+void register_xla_handlers(const abi::xla::Api& api, const std::string& platform);
+
+}  // namespace horovodish
