@@ -4,6 +4,8 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -14,7 +16,7 @@ namespace horovodish::tensorflow {
 
 namespace {
 
-constexpr const char* kGivenUp = "given up, because of an operation of the same step";
+constexpr const char* kGivenUp = "given up, because of an operation of the same step: ";
 
 // An operation under way. TensorFlow waits for its callback, the engine uses its memory.
 struct Execution {
@@ -39,12 +41,14 @@ struct Execution {
 // wait for ever. They fail with the first; what the engine still does with their memory does not matter any more.
 class Steps {
  public:
-  // False: its step has failed while it was started.
-  bool add(const std::shared_ptr<Execution>& execution) {
+  // Why its step has failed while it was started; nothing where it goes on.
+  std::optional<std::string> add(const std::shared_ptr<Execution>& execution) {
     std::lock_guard lock(mutex_);
-    if (std::find(failed_.begin(), failed_.end(), execution->step) != failed_.end()) return false;
+    const auto failed = std::find_if(failed_.begin(), failed_.end(),
+                                     [&](const FailedStep& each) { return each.step == execution->step; });
+    if (failed != failed_.end()) return failed->message;
     by_step_[execution->step].insert(execution);
-    return true;
+    return std::nullopt;
   }
 
   // False: it has failed with another one.
@@ -56,20 +60,25 @@ class Steps {
     return true;
   }
 
-  std::unordered_set<std::shared_ptr<Execution>> fail(int64_t step) {
+  // The others of its step.
+  std::unordered_set<std::shared_ptr<Execution>> fail(int64_t step, const std::string& message) {
     std::lock_guard lock(mutex_);
-    failed_.push_back(step);
+    failed_.push_back({step, message});
     if (failed_.size() > kRemembered) failed_.pop_front();
     auto node = by_step_.extract(step);
     return node.empty() ? std::unordered_set<std::shared_ptr<Execution>>{} : std::move(node.mapped());
   }
 
  private:
+  struct FailedStep {
+    int64_t step;
+    std::string message;
+  };
   static constexpr size_t kRemembered = 64;  // each is needed for as long as a kernel takes to start
 
   std::mutex mutex_;
   std::unordered_map<int64_t, std::unordered_set<std::shared_ptr<Execution>>> by_step_;  // guarded by mutex_
-  std::deque<int64_t> failed_;  // the last ones; guarded by mutex_
+  std::deque<FailedStep> failed_;  // the last ones; guarded by mutex_
 };
 
 Steps& steps() {
@@ -89,10 +98,10 @@ void settled(void* argument, const c_interface::Outcome* outcome) {
     return;
   }
   const std::string message = message_of(*outcome);
-  const auto others = steps().fail(execution->step);
+  const auto others = steps().fail(execution->step, message);
   const Status failure(code_of(outcome->error_class), message.c_str());
   execution->conclude(&failure);
-  const Status aborted(TF_ABORTED, (kGivenUp + (": " + message)).c_str());
+  const Status aborted(TF_ABORTED, (kGivenUp + message).c_str());
   for (const auto& other : others) other->conclude(&aborted);
 }
 
@@ -111,8 +120,8 @@ void run(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback
     execution->conclude(&status);
     return;
   }
-  if (!steps().add(execution)) {
-    const Status aborted(TF_ABORTED, kGivenUp);
+  if (const auto failure = steps().add(execution)) {
+    const Status aborted(TF_ABORTED, (kGivenUp + *failure).c_str());
     execution->conclude(&aborted);
     return;
   }
