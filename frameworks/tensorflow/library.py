@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -35,6 +36,9 @@ def _path() -> str:
 
 
 def _loaded() -> Any:
+    if not hasattr(ctypes.CDLL(None), "TF_NewKernelBuilder"):
+        # Before 2.20 TensorFlow's functions are found only by those who link with it.
+        ctypes.CDLL(str(Path(tf.sysconfig.get_lib()) / "libtensorflow_framework.so.2"), ctypes.RTLD_GLOBAL)
     library = tf.load_op_library(_path())
     connect = ctypes.CDLL(_path()).horovodish_connect
     connect.argtypes = [ctypes.c_void_p]
