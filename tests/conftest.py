@@ -15,6 +15,9 @@ from support.sources import ROOT
 # `python -m pytest` puts the checkout there, and `tests`, `launcher` and the like would be modules, in the ranks, too.
 sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != ROOT]
 
+# Only ranks import it, which starts MPI: without mpirun, Open MPI leaves 16 MiB in /dev/shm behind, finalized or not.
+sys.modules["mpi4py.MPI"] = None  # type: ignore[assignment]
+
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
     "without times", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from mpi4py import MPI
 
 import horovodish
 import horovodish.tensorflow as hvd
@@ -246,6 +245,8 @@ def a_name_that_is_in_flight() -> None:
 
 def a_join_that_is_in_flight() -> None:
     """A second one is refused on its rank alone, and does not take the place of the first."""
+    from mpi4py import MPI
+
     if hvd.size() == 1:
         return
     if hvd.rank() == 0:

@@ -267,3 +267,8 @@ def test_a_function_inside_a_function_is_refused() -> None:
 
     with pytest.raises(ValueError, match="not of module level"):
         run_ranks(inner, 1)
+
+
+def test_mpi_does_not_start_in_the_process_of_the_tests() -> None:
+    with pytest.raises(ImportError, match=r"mpi4py\.MPI halted"):
+        from mpi4py import MPI  # noqa: F401
