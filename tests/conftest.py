@@ -9,6 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from support.orphans import mark_of_this_process
 from support.ranks import let_idle_ranks_leave
 from support.sources import ROOT
 
@@ -23,6 +24,11 @@ hypothesis.settings.register_profile(
     "without times", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("without times")
+
+
+def pytest_sessionstart() -> None:
+    """What the tests start ends with this process, even if it is killed."""
+    mark_of_this_process()
 
 
 @pytest.fixture(scope="session", autouse=True)

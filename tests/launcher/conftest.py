@@ -21,6 +21,7 @@ import pytest
 
 import horovodish
 from horovodish.launcher.environment import THREADS_VARIABLE
+from support.orphans import processes_with
 
 MARK = "LAUNCHER_TEST"
 DEADLINE_SECONDS = 300
@@ -99,13 +100,7 @@ class Launch:
 
     def processes(self) -> list[int]:
         """The launcher and everything that inherited its environment and has not ended."""
-        mark = f"{MARK}={self.mark}".encode()
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it has just ended
-                if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-        return found
+        return list(processes_with(MARK, self.mark))
 
     def end(self) -> None:
         """Ends what still runs; the launcher, if it does, with all that it keeps in files."""

@@ -32,15 +32,13 @@ def main(folder: Path, stops_at_failure: bool) -> None:
     faulthandler.enable()
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # holds again once the interpreter has ended and MPI has not
     faulthandler.register(signal.SIGUSR1)
-    # Opened for waiting, it would do so for ever if the tests had ended before.
-    calls = os.fdopen(os.open(folder / f"{rank}.calls", os.O_RDONLY | os.O_NONBLOCK))
-    os.set_blocking(calls.fileno(), True)
     (folder / f"{rank}.pid").write_text(str(os.getpid()))
     stays = True
-    while stays and (line := calls.readline().split()):
-        place, then = line
-        stays = then == "stay"
-        answer(folder / place, rank, stops_at_failure, stays)
+    with (folder / f"{rank}.calls").open() as calls:
+        while stays and (line := calls.readline().split()):
+            place, then = line
+            stays = then == "stay"
+            answer(folder / place, rank, stops_at_failure, stays)
 
 
 def answer(place: Path, rank: int, stops_at_failure: bool, stays: bool) -> None:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from support.mpi_command import mpi_environment, mpi_files_in
+from support.orphans import MEMORY, mark_of_this_process, processes_with
 from support.outcome import Outcome
 
-MEMORY = "/dev/shm"
 GRACE_SECONDS = 2.0
 """How long the other ranks may go on after the first failure, so that they can fail for reasons of their own."""
 
@@ -76,8 +76,8 @@ class World:
         self.mpi_output = ""
         self._stops_at_failure = stops_at_failure
         self._mark = uuid.uuid4().hex
-        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
-        self._memory = tempfile.TemporaryDirectory(prefix="ranks-", dir=MEMORY)
+        self._folder = tempfile.TemporaryDirectory(prefix=mark_of_this_process())
+        self._memory = tempfile.TemporaryDirectory(prefix=mark_of_this_process(), dir=MEMORY)
         self._path = Path(self._folder.name)
         self._pipes = [self._pipe(rank) for rank in range(size)]
         self._was_killed = False
@@ -143,7 +143,7 @@ class World:
             raise AssertionError(f"after {', '.join(self._called)}: {error}") from None
 
     def _pipe(self, rank: int) -> int:
-        """What tells a rank where the next call lies; it reads the file's end when this process has ended."""
+        """What tells a rank where the next call lies."""
         path = self._path / f"{rank}.calls"
         os.mkfifo(path)
         return os.open(path, os.O_RDWR)  # for writing alone, this would wait for the rank
@@ -253,16 +253,8 @@ class World:
         return list(strays.values())
 
     def _marked(self) -> dict[int, str]:
-        """The processes, with their command lines, that carry this world's mark in their environment."""
-        found = {}
-        mark = f"{_MARK}={self._mark}".encode()
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                if mark in (process / "environ").read_bytes():
-                    found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:  # ended meanwhile, or another user's
-                continue
-        return found
+        """The processes, with their command lines, that carry this world's mark."""
+        return processes_with(_MARK, self._mark)
 
     def _close(self, left: list[str], segments_before: set[str], all_returned: bool) -> None:
         """Checks what a call has left behind."""

@@ -233,25 +233,6 @@ def test_a_thread_that_does_not_end_hangs_its_call() -> None:
     assert "wait_where_the_stack_shows_it" in failure.value.outcomes[0].output
 
 
-DIES = """
-import os, signal
-from support import world
-from support.ranks import run_ranks
-from unit.test_run_ranks import own_pid
-world.MEMORY = os.environ["TMPDIR"]
-print(*run_ranks(own_pid, 1), flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_idle_processes_end_when_nobody_can_call_them(tmp_path: Path) -> None:
-    """The folders of their world stay then."""
-    tests = Path(__file__).parent.parent
-    environment = {**os.environ, "PYTHONPATH": str(tests), "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", DIES], env=environment, capture_output=True, text=True, timeout=300)
-    wait_until_ended(int(done.stdout))
-
-
 def test_what_decides_which_processes_a_function_gets(tmp_path: Path) -> None:
     path = tmp_path / "code.py"
     path.write_text("def function():\n    import keras.layers\n    import horovodish.torch as hvd  # not jax\n")
