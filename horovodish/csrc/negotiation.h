@@ -28,21 +28,19 @@
 #include <vector>
 
 #include "loss.h"
-#include "rank_set.h"
-#include "records.h"
+#include "negotiation_messages.h"
+#include "pending.h"
 #include "response_cache.h"
+#include "statement.h"
 
 namespace horovodish {
-
-// One bit per member of a bucket; the empty mask stands for all zeros.
-using Mask = std::string;
-Mask make_mask(const std::vector<size_t>& bits, size_t size);
-bool mask_bit(const Mask& mask, size_t bit);
 
 // What a rank made the others wait: the collectives that it was the last to submit, and how far behind the first.
 struct Lateness {
   uint64_t times_last = 0;
   double total_seconds = 0, longest_seconds = 0;
+
+  void add(double seconds);
 };
 
 struct Decision {
@@ -69,7 +67,7 @@ struct Decision {
   std::vector<std::string> families = {};
 };
 
-class Negotiation {
+class Negotiation final : private Downward {
  public:
   // `root`: this node has no parent. `participants[0]` is this rank, the others are the subtrees of its children.
   Negotiation(bool root, std::vector<RankSet> participants, size_t cache_capacity);
@@ -81,7 +79,7 @@ class Negotiation {
 
   // A rank has gone. Known first to this node, or the parent itself is the one that has gone.
   void lost(const Lost& lost);
-  void parent_lost(const Lost& lost) { apply_lost(lost); }
+  void parent_lost(const Lost& lost) { give_up(lost); }
   uint64_t decisions_seen() const { return decisions_seen_; }
 
   bool anything_pending() const { return !by_id_.empty() || !by_name_.empty(); }
@@ -89,7 +87,7 @@ class Negotiation {
   std::optional<uint64_t> oldest() const;
   std::string describe_pending() const;
   // Root: ask every rank what it is doing. Any rank: the answer.
-  void ask();
+  void ask() override;
   void tell(int rank, std::string_view text);
 
   // Gives an operation of a process set its place in the order of this one's decisions.
@@ -105,7 +103,7 @@ class Negotiation {
   void from_child(size_t child, std::string_view message);
   void from_parent(std::string_view message);
 
-  std::string take_for_parent();
+  std::string take_for_parent() { return up_.take(); }
   std::string take_for_children() { return down_.take(); }
   std::deque<Decision> take_decisions() { return std::exchange(decisions_, {}); }
 
@@ -114,82 +112,58 @@ class Negotiation {
   uint64_t full_requests() const { return full_requests_; }
 
  private:
-  using Id = ResponseCache::Id;
-  using Signatures = std::vector<std::pair<std::string, RankSet>>;
+  class Child;
 
-  // Of the statements of some ranks: the times of the first and the last, and who made the last.
-  struct Span {
-    int last_rank = -1;
-    double first_seconds = 0, last_seconds = 0;
+  int own_rank() const { return participants_.own_rank(); }
+  Statement own_statement(const Mask& absent) const { return {{own_rank(), now_, now_}, {}, absent}; }
+  Signatures signed_by(size_t participant, std::string_view signature) const;
 
-    void add(const Span& other);
-    bool is_about(const Span& other) const;
-  };
-
-  // What the participants have stated about one tensor that is not decided yet.
-  struct Pending {
-    std::vector<bool> stated;  // by participant
-    RankSet joined;  // ranks of the participants that have stated it that do not contribute
-    std::optional<Mask> absent;  // the intersection so far
-    Mask own_absent;  // this rank's own, in case it must state again in full
-    Signatures signatures;  // filled only when stated in full
-    bool passed_up = false;
-    uint64_t serial = 0;  // counts up with the first statement about a tensor
-    Span span;
-  };
-
-  void state_id(size_t participant, const Span& span, Id id, const RankSet& joined, const Mask& absent);
-  void state_request(size_t participant, const Span& span, std::string_view name, const Signatures& signatures,
-                     const RankSet& joined, const Mask& absent);
+  // Statements of a participant.
+  void state_id(size_t participant, Id id, const Statement& statement);
+  void state_request(size_t participant, const std::string& name, const Signatures& signatures,
+                     const Statement& statement);
   void state_joined(size_t participant, int last_rank);
   void state_waiting(size_t participant, uint64_t decisions_seen);
-  int own_rank() const { return participants_[0].first(); }
-  Span own_span() const { return {own_rank(), now_, now_}; }
-  Span read_span(Reader& reader, size_t child) const;
-  void write_span(const Span& span);
-  void mark(Pending& pending, size_t participant, const Span& span, const RankSet& joined, const Mask& absent);
+  Pending& stated_in_full(const std::string& name);
   bool is_void(std::string_view signature) const;
-  bool take_void(Pending& pending) const;
-  RankSet joined_of(const Pending& pending) const;
-  bool complete(const Pending& pending) const;
-  std::string line(const std::string& name, const Pending& pending) const;
+
+  // All participants have made them: the root decides, another node tells its parent.
   void finish_id(Id id);
   void finish_request(const std::string& name);
-  void check_joined();
-  void check_waiting();
-  std::string describe_waiting() const;
+  void finish_joined();
+  void finish_waiting();
+  void decide(const std::string& name, const std::string& signature, const Statement& statement, std::optional<Id> id);
+  void decide_new(const std::string& name, const std::string& signature, int joined, const Mask& absent);
 
-  // Decisions, made by the root or received from the parent; applied in the same order on every rank.
-  void decide(const std::string& name, const std::string& signature, const Pending& pending, std::optional<Id> id);
-  void decide_execute_new(const std::string& name, const std::string& signature, int joined, const Mask& absent);
-  void apply_execute(Id id, int joined, const Mask& absent);
-  void apply_execute_new(Id id, std::string_view name, std::string_view signature, int joined, const Mask& absent);
-  void apply_forget(Id id);
-  void apply_fail(std::string_view name, std::string_view text, std::vector<std::string> families);
-  void apply_join_done(int last_rank);
-  void apply_turn(int process_set, uint64_t decision);
-  void apply_lost(const Lost& lost);
+  // Decisions, made by the root or received from the parent: passed on, and applied in the same order on every rank.
+  void execute(Id id, int joined, const Mask& absent) override;
+  void execute_new(Id id, std::string_view name, std::string_view signature, int joined, const Mask& absent) override;
+  void forget(Id id) override;
+  void fail(std::string_view name, std::string_view text, const std::vector<std::string>& families) override;
+  void join_done(int last_rank) override;
+  void give_up(const Lost& lost) override;
+  void give_turn(int process_set, uint64_t decision) override;
 
   const bool root_;
-  const std::vector<RankSet> participants_;
+  Participants participants_;
   ResponseCache cache_;
+  // What is undecided: a tensor is in one of the two.
   std::unordered_map<Id, Pending> by_id_;
   std::unordered_map<std::string, Pending> by_name_;
   std::unordered_map<std::string, size_t> failures_;  // by family
-  std::vector<bool> joined_;  // by participant
   int last_joined_ = -1;
   bool joined_sent_ = false;
   bool urgent_ = false;
   std::vector<std::optional<uint64_t>> waiting_;  // by participant: decisions it had seen when it began to wait
   uint64_t decisions_seen_ = 0;
-  uint64_t last_serial_ = 0;
+  uint64_t statements_ = 0;  // so far; the serial of a tensor is the number of the first about it
   uint64_t full_requests_ = 0;
   double now_ = 0;
   std::map<int, Lateness> lateness_;  // by rank
   std::optional<Lost> lost_;  // the first one
   uint64_t finished_ = 0;  // the least of all that were lost
-  Records up_, down_;
-  std::optional<Span> said_span_;  // in the message to the parent that is being written
+  UpwardWriter up_;
+  DownwardWriter down_;
   std::deque<Decision> decisions_;
 };
 

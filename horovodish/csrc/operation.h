@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "handle.h"
-#include "negotiation.h"
+#include "mask.h"
 #include "reduce.h"
 #include "request.h"
 #include "timeline.h"

@@ -1,0 +1,75 @@
+#include "pending.h"
+
+#include <algorithm>
+
+namespace horovodish {
+
+void Pending::state(size_t participant, const Statement& statement) {
+  stated_[participant] = true;
+  span_.add(statement.span);
+  joined_.add(statement.joined);
+  absent_ = absent_ ? intersection(*absent_, statement.absent) : statement.absent;
+  if (participant == 0) absent_here_ = statement.absent;
+}
+
+void Pending::add(const Signatures& signatures) {
+  for (const auto& [signature, ranks] : signatures) {
+    const auto same = std::find_if(signatures_.begin(), signatures_.end(),
+                                   [&](const auto& known) { return known.first == signature; });
+    if (same == signatures_.end()) {
+      signatures_.emplace_back(signature, ranks);
+    } else {
+      same->second.add(ranks);
+    }
+  }
+}
+
+void Pending::spell_out(const std::string& signature) {
+  RankSet ranks;
+  for (size_t i = 0; i < participants_.count(); ++i) {
+    if (stated_[i]) ranks.add(participants_.ranks[i]);
+  }
+  signatures_ = {{signature, ranks}};
+}
+
+bool Pending::take_out(const std::function<bool(const std::string&)>& is_void) {
+  RankSet ranks;
+  std::erase_if(signatures_, [&](const auto& its) {
+    if (!is_void(its.first)) return false;
+    ranks.add(its.second);
+    return true;
+  });
+  if (signatures_.empty()) return true;
+  for (size_t i = 0; i < participants_.count(); ++i) {
+    if (!participants_.ranks[i].overlaps(ranks)) continue;
+    stated_[i] = false;
+    passed_up_ = false;
+  }
+  return false;
+}
+
+bool Pending::complete() const {
+  if (passed_up_) return false;
+  for (size_t i = 0; i < participants_.count(); ++i) {
+    if (!stated_[i] && !participants_.joined[i]) return false;
+  }
+  return true;
+}
+
+Statement Pending::summary() const {
+  Statement all{span_, joined_, absent_.value_or(Mask{})};
+  for (size_t i = 0; i < participants_.count(); ++i) {
+    if (!stated_[i]) all.joined.add(participants_.ranks[i]);
+  }
+  return all;
+}
+
+std::string Pending::describe(const std::string& name) const {
+  RankSet stated, missing;
+  for (size_t i = 0; i < participants_.count(); ++i) {
+    if (!participants_.joined[i]) (stated_[i] ? stated : missing).add(participants_.ranks[i]);
+  }
+  return "'" + name + "' was submitted by " + stated.text() + " but not by " + missing.text();
+}
+
+}  // namespace horovodish
