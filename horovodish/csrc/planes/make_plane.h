@@ -1,0 +1,18 @@
+// The plane of a process set: which ones it is made of follows from where the ranks are.
+#pragma once
+
+#include <memory>
+
+#include "arena.h"
+#include "launch_order.h"
+#include "planes/plane.h"
+#include "process_set_config.h"
+
+namespace horovodish {
+
+// `arena` may be null where no host has several ranks. It, `config.mpi` and `order` outlive the plane.
+std::unique_ptr<Plane> make_plane(const ProcessSetConfig& config, const EngineOptions& options, Arena* arena,
+                                  LaunchOrder& order, const Plane::OnComplete& on_complete,
+                                  const Plane::OnRefuse& on_refuse);
+
+}  // namespace horovodish
