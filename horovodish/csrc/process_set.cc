@@ -179,6 +179,8 @@ void ProcessSet::apply_decisions() {
       ++news_;
       stuck_text_.clear();
     }
+    const bool is_result = decision.type == Decision::Type::execute || decision.type == Decision::Type::join_done;
+    if (last_ && is_result) continue;  // this rank has given up, which those that decide did not know yet
     switch (decision.type) {
       case Decision::Type::execute:
         execute(decision);

@@ -148,21 +148,25 @@ def test_a_stopped_rank_is_named_and_may_go_on(victim: int, phase: str, plane: s
     assert stopped == [rank == victim for rank in range(3)]
 
 
-def give_up_on_a_stopped_rank(victim: int) -> str:
+def give_up_on_a_stopped_rank(victim: int, submits_first: bool = False) -> str:
     hvd.init()
     pids = all_pids()
     hvd.barrier()
+    submitted = hvd.allreduce_async(np.zeros(3), name="x") if hvd.rank() == victim and submits_first else None
     if hvd.rank() == victim:
         os.kill(os.getpid(), signal.SIGSTOP)
     try:
         with pytest.raises(hvd.StallError) as raised:
-            hvd.allreduce(np.zeros(3), name="x")
+            (submitted or hvd.allreduce_async(np.zeros(3), name="x")).wait()
     finally:
         print("gave up", flush=True)
         if hvd.rank() == (victim + 1) % hvd.size():
             for other in {*range(hvd.size())} - {victim}:
                 wait_for_output(other, "gave up")
             resume(pids[victim])
+    wait_for_output(victim, "gave up")
+    with pytest.raises(hvd.StallError):
+        hvd.barrier()
     return str(raised.value)
 
 
@@ -173,6 +177,14 @@ def test_an_error_follows_after_the_shutdown_time(victim: int, plane: str) -> No
     _, text = stopped_where(victim)
     for rank in {0, 1, 2} - {victim}:
         assert text in told[rank]
+
+
+def test_a_root_that_wakes_up_decides_too_late() -> None:
+    """What it decides then, of what all had submitted, the others have given up."""
+    env = knobs("auto", warning=0.3, shutdown=3.0)
+    told = results(run_ranks_to_their_ends(give_up_on_a_stopped_rank, 2, args=(0, True), env=env))
+    for text in told:
+        assert "no answer comes from rank 0: stopped" in text
 
 
 def test_a_rank_that_speaks_for_a_host_is_stopped() -> None:
