@@ -15,13 +15,12 @@ const Error* Families::failure_of(const Family& family) const {
 bool Families::take_up(const std::shared_ptr<Operation>& operation) {
   const Family& family = operation->request->family;
   if (family.name.empty()) return true;
-  if (!operation->request->refusal.empty()) {
-    refused_[family.name] = family.run;
-  } else if (const auto refused = refused_.find(family.name);
-             refused != refused_.end() && refused->second != family.run) {
+  const auto refused = refused_.find(family.name);
+  if (refused != refused_.end() && refused->second != family.run) {
     held_[family.name].push_back(operation);
     return false;
   }
+  if (!operation->request->refusal.empty()) refused_[family.name] = family.run;
   if (const auto failures = failures_.find(family.name); failures != failures_.end()) {
     const auto request = std::make_shared<Request>(*operation->request);
     request->family.attempt = failures->second;

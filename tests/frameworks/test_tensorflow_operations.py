@@ -46,6 +46,7 @@ def all_operations() -> None:
     a_join_that_is_in_flight()
     mismatches_when_executing_eagerly()
     mismatches_in_a_function()
+    refusals_of_two_steps()
     shutting_down()
 
 
@@ -309,6 +310,31 @@ def mismatches_in_a_function() -> None:
         total, (rows, _) = refused([1] * size, value + 0.5)
         assert total.numpy().tolist() == [(attempt + 0.5) * size] * size
         assert rows.numpy().tolist() == [attempt + 0.5] * size
+
+
+def refusals_of_two_steps() -> None:
+    """Rank 0 refuses something else in the second step before the others have begun the first one."""
+    from mpi4py import MPI
+
+    size = hvd.size()
+    if size == 1:
+        return
+
+    @tf.function
+    def step(first: tf.Tensor, second: tf.Tensor) -> Any:
+        ones = tf.ones([size])
+        return [hvd.alltoall(ones, given, name=name) for name, given in (("first", first), ("second", second))]
+
+    right, wrong = [1] * size, [1] * (size - 1) + [2]
+    if hvd.rank() > 0:
+        MPI.COMM_WORLD.Barrier()
+    for arguments in ((wrong, right), (right, wrong)):
+        given = arguments if hvd.rank() == 0 else (right, right)
+        with pytest.raises((tf.errors.InvalidArgumentError, tf.errors.AbortedError), match="add up to the"):
+            step(*given)
+    if hvd.rank() == 0:
+        MPI.COMM_WORLD.Barrier()
+    assert [rows.numpy().tolist() for rows, _ in step(right, right)] == [right, right]
 
 
 def shutting_down() -> None:
