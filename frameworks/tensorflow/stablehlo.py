@@ -97,7 +97,8 @@ def module(operations: Sequence[Operation], rank: int) -> str:
         A module whose main function gives the results of all operations, in their order.
     """
     arguments = _arguments(operations)
-    types = _types(result.type for operation in operations for result in operation.results)
+    result_types = [result.type for operation in operations for result in operation.results]
+    types = ", ".join(result_types)
     branches = []
     for platform in PLATFORMS:
         body = _Body()
@@ -106,9 +107,7 @@ def module(operations: Sequence[Operation], rank: int) -> str:
         results = (body.on_cpu if platform == "CPU" else body.on_cuda)(operations, arguments, numbers)
         branches.append("\n".join([*body.lines, f"stablehlo.return {_names(results)} : {types}"]))
     main = _Body()
-    results = main.add(
-        "case", [("%platform", "tensor<i32>")], types.split(", "), regions="({" + "}, {".join(branches) + "})"
-    )
+    results = main.add("case", [("%platform", "tensor<i32>")], result_types, "({" + "}, {".join(branches) + "})")
     parameters = ", ".join(f"{name}: {type_}" for given in arguments for name, type_ in given)
     return (
         "module @horovodish attributes {jax.uses_shape_polymorphism = true} {\n"
@@ -137,7 +136,7 @@ class _Body:
         given = ", ".join(f"{key} = {value}" for key, value in attributes.items())
         self.lines.append(
             f'{name}{several} = "stablehlo.{operation}"({_names(operands)}) {regions} {{{given}}} : '
-            f"({_types(type_ for _, type_ in operands)}) -> ({_types(types)})"
+            f"({', '.join(type_ for _, type_ in operands)}) -> ({', '.join(types)})"
         )
         return [(f"{name}#{index}" if several else name, type_) for index, type_ in enumerate(types)]
 
@@ -259,10 +258,6 @@ def _arguments(operations: Sequence[Operation]) -> list[list[Value]]:
 
 def _names(values: Sequence[Value]) -> str:
     return ", ".join(name for name, _ in values)
-
-
-def _types(types: Sequence[str] | Iterator[str]) -> str:
-    return ", ".join(types)
 
 
 def _integer(value: int) -> str:

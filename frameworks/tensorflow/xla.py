@@ -7,6 +7,7 @@ engine's calls for JAX's programs run it. The table of the interface is what a C
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -28,7 +29,7 @@ from horovodish.tensorflow.tracing import belonging_to_xla, refuse_xla
 
 _LIBRARY, _TABLE = "libtensorflow_cc.so.2", "_ZN3xla3ffi12GetXlaFfiApiEv"  # xla::ffi::GetXlaFfiApi()
 _MODULE_VERSION = 9
-"""Of TensorFlow's operation: the first one whose main function may take the number of a platform without tokens."""
+"""Of `XlaCallModule`; TensorFlow has known it since 2.18."""
 
 derivatives: dict[str, Callable[..., Sequence[Any]]] = {}
 """By collective, what computes the gradients of its tensors from those of its results; `gradients.py` fills it."""
@@ -162,7 +163,7 @@ def _gradients(calls: Sequence[Call], gradients: Sequence[Any]) -> list[Any]:
 
 def _prepare(operations: Sequence[Operation]) -> None:
     try:
-        _register("cpu")
+        _register()
         if not tf.config.list_physical_devices("GPU"):
             return
         for each in operations:
@@ -170,16 +171,20 @@ def _prepare(operations: Sequence[Operation]) -> None:
             why = _native.problem_for_nccl(kind, each.op, dtypes, each.prescale_factor, each.postscale_factor)
             if why := why or devices.problem():
                 raise RuntimeError(f"on a GPU: {why}")
-        _register("cuda")
     except RuntimeError as error:
         refuse_xla(f"{operations[0].kind} ({error})")
 
 
 @functools.cache
-def _register(platform: str) -> None:
+def _register() -> None:
     try:
         table = ctypes.CDLL(str(Path(tf.sysconfig.get_lib()) / _LIBRARY))[_TABLE]
     except (OSError, AttributeError):
         raise RuntimeError("it calls nothing of ours before TensorFlow 2.20") from None
     table.restype = ctypes.c_void_p
-    _native.register_xla_handlers(table(), platform)
+    for platform in ("cpu", "cuda"):
+        _native.register_xla_handlers(table(), platform)
+
+
+with contextlib.suppress(RuntimeError):  # then it is refused when a function is traced
+    _register()  # for functions that come from files, too

@@ -5,6 +5,8 @@ That they compute the same stands in test_tensorflow_operations.py and test_tens
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +230,40 @@ def another_world() -> None:
         function(tf.ones(()))
     hvd.init()
     assert function(tf.ones(())).numpy() == hvd.size()
+
+
+SAVES = """
+import sys
+import tensorflow as tf
+import horovodish.tensorflow as hvd
+
+hvd.init()
+model = tf.Module()
+doubled = lambda x: hvd.allreduce(2.0 * x)
+model.doubled = tf.function(doubled, jit_compile=True, input_signature=[tf.TensorSpec([None])])
+tf.saved_model.save(model, sys.argv[1])
+"""
+LOADS = """
+import sys
+import tensorflow as tf
+import horovodish.tensorflow as hvd
+
+hvd.init()
+doubled = tf.saved_model.load(sys.argv[1]).doubled
+x = tf.constant([2.0, 3.0])
+with tf.GradientTape() as tape:
+    tape.watch(x)
+    total = doubled(x)
+print(total.numpy().tolist(), tape.gradient(total, x).numpy().tolist())
+"""
+
+
+def test_a_file_in_another_process(tmp_path: Path) -> None:
+    for code in (SAVES, LOADS):
+        command = [sys.executable, "-c", code, str(tmp_path)]
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.strip() == "[4.0, 6.0] [2.0, 2.0]"
 
 
 def calls_on_pretended_gpus() -> None:
