@@ -106,7 +106,7 @@ def rows_that_differ() -> None:
     equal(counts, np.full(size, size if rank == 0 else 0, np.int32))
     equal(rows, np.repeat(np.arange(size), size if rank == 0 else 0).astype(np.int32))
     gather = jax.jit(lambda x: hvd.allgather(x, name="uneven"))
-    with pytest.raises(FAILED, match=r"'uneven': the ranks gave 12 bytes.*outside of jit"):
+    with pytest.raises(FAILED, match=r"'uneven': the ranks gave 12 bytes.*outside of the compiled program"):
         gather(jnp.zeros(rank + 1)).block_until_ready()
 
 
