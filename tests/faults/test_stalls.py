@@ -155,6 +155,8 @@ def give_up_on_a_stopped_rank(victim: int, submits_first: bool = False) -> str:
     submitted = hvd.allreduce_async(np.zeros(3), name="x") if hvd.rank() == victim and submits_first else None
     if hvd.rank() == victim:
         os.kill(os.getpid(), signal.SIGSTOP)
+    elif submits_first:
+        wait_until_state(pids[victim], "T")  # else it might be done before
     try:
         with pytest.raises(hvd.StallError) as raised:
             (submitted or hvd.allreduce_async(np.zeros(3), name="x")).wait()
