@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,7 +179,7 @@ def _prepare(operations: Sequence[Operation]) -> None:
 @functools.cache
 def _register() -> None:
     try:
-        table = ctypes.CDLL(str(Path(tf.sysconfig.get_lib()) / _LIBRARY))[_TABLE]
+        table = ctypes.CDLL(str(Path(tf.sysconfig.get_lib()) / _LIBRARY), os.RTLD_NOLOAD | os.RTLD_LAZY)[_TABLE]
     except (OSError, AttributeError):
         raise RuntimeError("it calls nothing of ours before TensorFlow 2.20") from None
     table.restype = ctypes.c_void_p

@@ -14,7 +14,7 @@ size_t aligned(size_t bytes, size_t alignment) { return (bytes + alignment - 1) 
 std::vector<int64_t> even_splits(int64_t rows, int ranks) {
   if (rows % ranks != 0) {
     throw std::runtime_error(std::to_string(rows) + " rows cannot be divided evenly by " + std::to_string(ranks) +
-                             " ranks");
+                             " ranks. Remedy: pad them, or call it with splits outside of the compiled program.");
   }
   return std::vector<int64_t>(static_cast<size_t>(ranks), rows / ranks);
 }

@@ -59,6 +59,14 @@ STRUCTS = {  # ours, theirs, and members of both
     "FutureCreateArgs": ("XLA_FFI_Future_Create_Args", {"future": "future"}),
     "FutureSetAvailableArgs": ("XLA_FFI_Future_SetAvailable_Args", {"future": "future"}),
     "FutureSetErrorArgs": ("XLA_FFI_Future_SetError_Args", {"future": "future", "error": "error"}),
+    "HandlerBundle": (
+        "XLA_FFI_Handler_Bundle",
+        {"instantiate": "instantiate", "prepare": "prepare", "initialize": "initialize", "execute": "execute"},
+    ),
+    "HandlerRegisterArgs": (
+        "XLA_FFI_Handler_Register_Args",
+        {"name": "name", "platform": "platform", "bundle": "bundle", "traits": "traits"},
+    ),
     "StreamGetArgs": ("XLA_FFI_Stream_Get_Args", {"context": "ctx", "stream": "stream"}),
     "RunIdGetArgs": ("XLA_FFI_RunId_Get_Args", {"context": "ctx", "run_id": "run_id"}),
     "DeviceOrdinalGetArgs": ("XLA_FFI_DeviceOrdinal_Get_Args", {"context": "ctx", "ordinal": "device_ordinal"}),
@@ -73,6 +81,7 @@ STRUCTS = {  # ours, theirs, and members of both
         {
             "api_version": "api_version",
             "error_create": "XLA_FFI_Error_Create",
+            "handler_register": "XLA_FFI_Handler_Register",
             "stream_get": "XLA_FFI_Stream_Get",
             "future_create": "XLA_FFI_Future_Create",
             "future_set_available": "XLA_FFI_Future_SetAvailable",
