@@ -1,9 +1,10 @@
 """Training steps in jit, ours beside pmap and psum over gloo:  horovodish run -np 2 python benchmarks/jax_step.py
 
 Two models with SGD, each trained by several contenders in turns: DistributedOptimizer, `jax.pmap` with `jax.lax.pmean`
-over JAX's gloo collectives, mpi4jax where it is installed (one allreduce for each gradient), and `alone`: the same step
-without communication, in all ranks at once, which is what a step costs at least. Every rank has one device and one
-thread for its arithmetic. Times are of single steps, on all ranks; a ratio below 1 means that ours takes less time.
+over JAX's gloo collectives, mpi4jax where it is installed (one allreduce for each gradient), and the same step without
+communication, in all ranks at once: `alone`, which is what a step costs at least, and `waiting`, whose ranks meet at a
+barrier after it. Every rank has one device and one thread for its arithmetic. Times are of single steps, on all ranks;
+a ratio below 1 means that ours takes less time.
 """
 
 import importlib.util

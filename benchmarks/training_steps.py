@@ -3,7 +3,9 @@
 import argparse
 from collections.abc import Callable, Collection, Mapping
 
-from rounds import alternate, percentile, say
+from rounds import alternate, percentile, say, timed
+
+import horovodish as hvd
 
 OURS = "horovodish"
 
@@ -36,16 +38,23 @@ def warm_up(parts: Parts) -> None:
             part()
 
 
+def waiting(alone: Callable[[], float]) -> Callable[[], float]:
+    """The step without communication, after which the ranks meet: what it costs that the faster one waits."""
+    meet = timed(hvd.barrier)
+    return lambda: alone() + meet()
+
+
 def compare_steps(options: argparse.Namespace, contenders: Callable[[str], Parts]) -> None:
-    """Times the steps of every model, and prints one line for each contender.
+    """Times the steps of every model, and prints one line for each contender and one for `waiting`.
 
     Args:
         options: from `options_of`.
-        contenders: gives those of a model, OURS among them.
+        contenders: gives those of a model, OURS and "alone" among them.
     """
     say(f"{'model':<12} {'contender':<11} {'min ms':>9} {'p50 ms':>9} {'p99 ms':>9}  ours/peer (p50)")
     for model in options.models:
-        training = contenders(model)
+        training = dict(contenders(model))
+        training["waiting"] = waiting(training["alone"])
         warm_up(training)
         seconds = alternate(training, options.rounds, dict.fromkeys(training, options.steps))
         ours = percentile(seconds[OURS], 50)
