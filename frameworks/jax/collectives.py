@@ -5,7 +5,7 @@ holds here, too, and this besides:
 
 - An array is one of JAX or NumPy or a number, of dtype uint8, int8, int16, int32, int64, float16, bfloat16, float32 or
   float64; bool where nothing is reduced. A tree is any pytree of them, the same on every rank.
-- A tree is one operation for the user. Its leaves are reduced in buckets, and no rank waits for one of them before it
+- A tree is one operation for the user. Its leaves travel in buckets, and no rank waits for one of them before it
   has begun all, so the ranks may come to them in any order.
 - Inside jit a call is part of the program: it begins when its array is computed, and what does not need the result
   goes on meanwhile. XLA neither drops, merges, repeats nor hoists it. Every rank must run the same program, as far as
@@ -36,7 +36,7 @@ from horovodish.jax.collective import Collective, run
 from horovodish.jax.compression import Compression
 from horovodish.jax.eager import exchange
 from horovodish.jax.reduction import reduce_tree
-from horovodish.jax.trees import Leaves, checked_array, decompressed, named, run_each
+from horovodish.jax.trees import Leaves, checked_array, decompressed, named, run_fused
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Adasum, Average, ReduceOp, chosen_op
 
@@ -153,7 +153,7 @@ def allgather(tree: Tree, name: str | None = None, process_set: ProcessSet = glo
     template = Collective(**named("allgather", name), process_set=process_set)
     leaves = Leaves.of(tree, template, None)
     leaves = leaves.replaced([array.reshape(1) if array.ndim == 0 else array for array in leaves.arrays])
-    result: Tree = _rebuilt(leaves, run_each(leaves, template))
+    result: Tree = _rebuilt(leaves, run_fused(leaves, template))
     return result
 
 
@@ -186,7 +186,7 @@ def broadcast(
     root = checked_root(root_rank, process_set)
     template = Collective(**named("broadcast", name), root_rank=root, process_set=process_set)
     leaves = Leaves.of(tree, template, None)
-    result: Tree = _rebuilt(leaves, run_each(leaves, template))
+    result: Tree = _rebuilt(leaves, run_fused(leaves, template))
     return result
 
 
@@ -273,7 +273,7 @@ def reducescatter(
     leaves, contexts = Leaves.of(tree, template, template.op).compressed(compression)
     for array in leaves.arrays:
         _with_rows(array, template, "deal out")
-    result: Tree = _rebuilt(leaves, decompressed(run_each(leaves, template), contexts, compression))
+    result: Tree = _rebuilt(leaves, decompressed(run_fused(leaves, template), contexts, compression))
     return result
 
 

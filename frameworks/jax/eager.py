@@ -75,7 +75,7 @@ def _submit(
             _received(native, index, source) if target is None else target
             for index, (source, target) in enumerate(zip(sources, targets, strict=True))
         ]
-        placed = [jax.device_put(value, array.sharding) for value, array in zip(values, arrays, strict=True)]
+        placed = jax.device_put(values, [array.sharding for array in arrays])
         return placed, [native.rows(index) for index, target in enumerate(targets) if target is None]
 
     return submit(

@@ -113,17 +113,11 @@ def decompressed(results: Sequence[jax.Array], contexts: Sequence[Any], compress
     return [compression.decompress(result, context) for result, context in zip(results, contexts, strict=True)]
 
 
-def run_each(leaves: Leaves, template: Collective) -> list[jax.Array]:
-    """The operation, once for each leaf; all are under way at once."""
-    collectives = [replace(template, part=suffix, members=(suffix,)) for suffix in leaves.suffixes]
-    return run(collectives, leaves.arrays) if collectives else []
-
-
 def run_fused(leaves: Leaves, template: Collective) -> list[jax.Array]:
     """The operation on buckets of leaves."""
     if leaves.suffixes == [""]:
         return run([template], leaves.arrays)
-    buckets = _buckets(leaves)
+    buckets = _buckets(leaves, template.kind)
     collectives = [
         replace(template, part=f".bucket{number}", members=tuple(leaves.suffixes[index] for index in bucket))
         for number, bucket in enumerate(buckets)
@@ -133,12 +127,14 @@ def run_fused(leaves: Leaves, template: Collective) -> list[jax.Array]:
     return [results[index] for index in range(len(leaves.arrays))]
 
 
-def _buckets(leaves: Leaves) -> list[list[int]]:
+def _buckets(leaves: Leaves, kind: str) -> list[list[int]]:
     """Which leaves travel together, by their indices; the bucket that backward finishes first comes first."""
     # Backward finishes gradients roughly in the opposite order of the layers, and layers are numbered.
     order = sorted(range(len(leaves.arrays)), key=lambda index: _natural(leaves.suffixes[index]), reverse=True)
+    # Ranks must cut a tree in the same places, though what they gather may have more rows on one than on another.
+    sizes = [0 if kind == "allgather" else array.nbytes for array in leaves.arrays]
     numbers = plan_buckets(
-        [leaves.arrays[index].nbytes for index in order],
+        [sizes[index] for index in order],
         [leaves.arrays[index].dtype for index in order],
         threshold_bytes=_threshold_bytes(),
     )

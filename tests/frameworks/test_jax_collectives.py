@@ -84,12 +84,24 @@ def trees() -> None:
         equal(total["b"]["c"], np.array(hvd.size(), ml_dtypes.bfloat16))
     for run in both(lambda tree: hvd.broadcast(tree, 1)):
         equal(run(tree)["a"][0], np.ones((2, 2), np.float32))
+        equal(run(tree)["b"]["c"], np.ones((), ml_dtypes.bfloat16))
+    for run in both(lambda tree: hvd.allgather(tree)):
+        equal(run(tree)["a"][0], np.repeat(np.arange(hvd.size(), dtype=np.float32), 4).reshape(-1, 2))
+        equal(run(tree)["a"][1], np.tile(np.arange(3, dtype=np.int32), hvd.size()))
+    for run in both(lambda tree: hvd.reducescatter(tree, op=hvd.Sum)):
+        first, second = run([jnp.ones((hvd.size(), 2)), jnp.ones(2 * hvd.size())])
+        equal(first, np.full((1, 2), hvd.size(), np.float32))
+        equal(second, np.full(2, hvd.size(), np.float32))
     for run in both(lambda tree: hvd.barrier(tree)):
         equal(run(tree)["a"][0], np.asarray(tree["a"][0]))
     for run in both(lambda x: hvd.grouped_allreduce(x, op=hvd.Sum)):
         first, second = run([jnp.ones(2), jnp.ones(3, jnp.int32)])
         equal(first, np.full(2, hvd.size(), np.float32))
         equal(second, np.full(3, hvd.size(), np.int32))
+    # On one rank alone it would be too large to share a bucket.
+    first, second = hvd.allgather([jnp.ones(1 + 1_500_000 * hvd.rank()), jnp.ones(1)])
+    equal(first, np.ones(sum(1 + 1_500_000 * rank for rank in range(hvd.size())), np.float32))
+    equal(second, np.ones(hvd.size(), np.float32))
     for function in (hvd.allreduce, hvd.allgather, lambda tree: hvd.broadcast(tree, 0), hvd.grad(lambda tree: 1.0)):
         for run in both(function):
             assert run({"nothing": []}) == {"nothing": []}

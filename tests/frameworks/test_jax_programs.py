@@ -86,6 +86,19 @@ def every_done_depends_on_every_start() -> None:
     )
 
 
+def leaves_travel_together() -> None:
+    """A program with two calls for each leaf would take XLA seconds to compile."""
+    large, small, of_another_dtype = jnp.ones(1_500_000), jnp.ones(4), jnp.arange(4)
+    tree = {"large": large, "small": [small, small, small], "other": of_another_dtype}
+    for collective, calls in (
+        (hvd.allreduce, 3),
+        (hvd.reducescatter, 3),
+        (lambda tree: hvd.broadcast(tree, 0), 3),
+        (hvd.allgather, 2),
+    ):
+        assert hlo(collective, tree).count(START) == calls
+
+
 def results_are_used_one_after_another() -> None:
     """So that the memory of one serves the next."""
     tree = [jnp.ones(1_500_000 + index) for index in range(6)]
@@ -382,6 +395,7 @@ def everything() -> None:
     hvd.init()
     nothing_is_dropped_merged_or_hoisted()
     every_done_depends_on_every_start()
+    leaves_travel_together()
     results_are_used_one_after_another()
     starts_are_within_the_backward_pass()
     names()
