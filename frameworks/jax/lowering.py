@@ -1,9 +1,8 @@
 """The collectives in compiled programs.
 
-On the CPU each operation becomes two calls of the native engine, `start` and `done`; see `csrc/xla_ops.h`. Every `done`
-depends on every `start` of its primitive, and on the `done` before it. Both have side effects for XLA, so it neither
-merges, drops nor hoists them. So it is on CUDA devices, where NCCL can do what is asked, but there no `done` depends on
-another; see `csrc/xla_cuda_ops.h`.
+Each operation becomes two calls of the native engine, `start` and `done`: see `csrc/xla_ops.h`, and for CUDA devices,
+where NCCL can do what is asked, `csrc/xla_cuda_ops.h`. Every `done` depends on every `start` of its primitive, and on
+the `done` before it. Both have side effects for XLA, so it neither merges, drops nor hoists them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from horovodish.jax.collective import Collective, Tree, by_collective, primitive
 from horovodish.jax.eager import warn_of_staging
 from horovodish.process_sets import checked_id
 
-START, DONE = "horovodish_start", "horovodish_done"
+START, DONE, REST = "horovodish_start", "horovodish_done", "horovodish_rest"
 _NUMBER = ShapedArray((1,), np.dtype(np.int32))
 _THROUGH_THE_HOST = ("cuda", "rocm")
 _NAMES_IN_XLA = {"cpu": "cpu", "cuda": "CUDA"}
@@ -52,13 +51,13 @@ def _on_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[Co
     # A chain, with a step between its links: XLA runs first what is ready first, so each result is used before the next
     # one is collected. All of them together would need memory that the system gives anew in every step.
     done = jax.ffi.ffi_lowering(DONE, has_side_effect=True, operand_output_aliases={0: 0})
-    others = mlir.lower_fun(lambda handles: handles[1:], multiple_results=False)
     for _, avals in by_collective(collectives, ctx.avals_out):
+        if results:
+            fewer = ShapedArray((every.size - 1,), every.dtype)
+            (handles,) = jax.ffi.ffi_lowering(REST)(ctx.replace(avals_in=[every], avals_out=[fewer]), handles)
+            every = fewer
         handles, *values = done(ctx.replace(avals_in=[every], avals_out=[every, *avals]), handles)
         results += values
-        fewer = ShapedArray((every.size - 1,), every.dtype)
-        (handles,) = others(ctx.replace(avals_in=[every], avals_out=[fewer]), handles)
-        every = fewer
     return results
 
 
@@ -69,24 +68,34 @@ def _on_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[C
     _register("cuda")
     collectives = _numbered(ctx, collectives)
     numbers = _starts(ctx, collectives, operands)
-    calls = "".join(f"{checked_id(each.process_set)} {each.name}{each.part}\n" for each in collectives)
     results: list[Any] = []
     done = jax.ffi.ffi_lowering(DONE, has_side_effect=True)
     for index, (_, avals) in enumerate(by_collective(collectives, ctx.avals_out)):
-        types = ctx.replace(avals_in=[_NUMBER] * len(numbers), avals_out=list(avals))
-        results += done(types, *numbers, index=np.int64(index), calls=calls)
+        types = ctx.replace(avals_in=[_NUMBER] * len(numbers), avals_out=[_NUMBER, *avals])
+        number, *values = done(types, *numbers, group=_group(collectives), index=np.int64(index))
+        numbers = [number]
+        results += values
     return results
 
 
 def _starts(ctx: mlir.LoweringRuleContext, collectives: tuple[Collective, ...], operands: Sequence[Any]) -> list[Any]:
     given = by_collective(collectives, list(zip(operands, ctx.avals_in, strict=True)))
+    group = _group(collectives)
     return [
-        _start(ctx, collective, members, tree)
-        for (collective, members), tree in zip(given, trees(collectives), strict=True)
+        _start(ctx, collective, members, tree, group, index)
+        for index, ((collective, members), tree) in enumerate(zip(given, trees(collectives), strict=True))
     ]
 
 
-def _start(ctx: mlir.LoweringRuleContext, collective: Collective, members: Sequence[Any], tree: Tree) -> Any:
+def _group(collectives: tuple[Collective, ...]) -> str:
+    """What tells the operations of one call of the primitive from all others of the program."""
+    first = collectives[0]
+    return f"{checked_id(first.process_set)} {first.name}{first.part}"
+
+
+def _start(
+    ctx: mlir.LoweringRuleContext, collective: Collective, members: Sequence[Any], tree: Tree, group: str, index: int
+) -> Any:
     operands, avals = zip(*members, strict=True)
     process_set = collective.process_set
     attributes = {
@@ -97,6 +106,7 @@ def _start(ctx: mlir.LoweringRuleContext, collective: Collective, members: Seque
         "rank": basics.rank(),
         "leaves": tree.leaves,
         "structure": tree.structure,
+        "index": index,
     }
     start = jax.ffi.ffi_lowering(START, has_side_effect=True)
     (number,) = start(
@@ -107,6 +117,7 @@ def _start(ctx: mlir.LoweringRuleContext, collective: Collective, members: Seque
         postscale=np.float64(collective.postscale_factor),
         name=collective.name + collective.part,
         tree=tree.name,
+        group=group,
         ranks=",".join(map(str, process_set.ranks)),
         members="".join(f"{collective.name}{member}\n" for member in collective.members),
     )

@@ -16,7 +16,7 @@ from horovodish.array_submission import scattered_rows
 from horovodish.process_sets import ProcessSet, checked_id
 from horovodish.reduce_ops import ReduceOp, Sum
 
-RUN, START, DONE = "horovodish_run", "horovodish_start", "horovodish_done"
+RUN, START, DONE, REST = "horovodish_run", "horovodish_start", "horovodish_done", "horovodish_rest"
 PLATFORMS = ("CPU", "CUDA")
 """What a module is for, in the order of the numbers that its main function takes."""
 
@@ -103,7 +103,10 @@ def module(operations: Sequence[Operation], rank: int) -> str:
     for platform in PLATFORMS:
         body = _Body()
         run = body.run() if platform == "CPU" else []
-        numbers = [body.start(each, [*given, *run], rank) for each, given in zip(operations, arguments, strict=True)]
+        numbers = [
+            body.start(operation, [*given, *run], rank, _place(operations, index))
+            for index, (operation, given) in enumerate(zip(operations, arguments, strict=True))
+        ]
         results = (body.on_cpu if platform == "CPU" else body.on_cuda)(operations, arguments, numbers)
         branches.append("\n".join([*body.lines, f"stablehlo.return {_names(results)} : {types}"]))
     main = _Body()
@@ -145,7 +148,7 @@ class _Body:
         # XLA merges no calls without operands.
         return self._call(RUN, [self._constant([0])], ["tensor<1xi64>"], {}, has_side_effect=False)
 
-    def start(self, operation: Operation, given: Sequence[Value], rank: int) -> Value:
+    def start(self, operation: Operation, given: Sequence[Value], rank: int, place: dict[str, str]) -> Value:
         """The call that begins an operation, and its number."""
         name, count = operation.name, len(operation.members)
         members = [name] if count == 1 else [f"{name}[{index}]" for index in range(count)]
@@ -163,6 +166,7 @@ class _Body:
             "leaves": _integer(0),
             "structure": _integer(0),
             "members": _text("".join(f"{member}\n" for member in members)),
+            **place,
         }
         (number,) = self._call(START, given, [_NUMBER], config)
         return number
@@ -179,22 +183,20 @@ class _Body:
             left, *found = self._call(DONE, [left, *shapes], types, {}, shapes_after=1)
             results += found
             if count > 1:
-                ends = {"start_indices": 1, "limit_indices": count, "strides": 1}
-                bounds = {key: f"array<i64: {value}>" for key, value in ends.items()}
-                (left,) = self.add("slice", [left], [f"tensor<{count - 1}xi32>"], **bounds)
+                (left,) = self._call(REST, [left], [f"tensor<{count - 1}xi32>"], {}, has_side_effect=False)
         return results
 
     def on_cuda(
         self, operations: Sequence[Operation], arguments: Sequence[Sequence[Value]], numbers: Sequence[Value]
     ) -> list[Value]:
-        """The results; every call is told of all operations."""
+        """The results, collected one operation after the other."""
         results: list[Value] = []
-        calls = _text("".join(f"{checked_id(each.process_set)} {each.name}\n" for each in operations))
         for index, (operation, given) in enumerate(zip(operations, arguments, strict=True)):
-            types = [result.type for result in operation.results]
-            config = {"index": _integer(index), "calls": calls}
-            operands = [*numbers, *self._shapes(operation, given)]
-            results += self._call(DONE, operands, types, config, shapes_after=len(numbers))
+            types = [_NUMBER, *(result.type for result in operation.results)]
+            operands = [*numbers, self._constant([1]), *self._shapes(operation, given)]
+            number, *found = self._call(DONE, operands, types, _place(operations, index), shapes_after=len(numbers))
+            numbers = [number]
+            results += found
         return results
 
     def _call(
@@ -245,6 +247,12 @@ class _Body:
 
     def _joined(self, numbers: Sequence[Value]) -> list[Value]:
         return self.add("concatenate", numbers, [f"tensor<{len(numbers)}xi32>"], dimension="0 : i64")
+
+
+def _place(operations: Sequence[Operation], index: int) -> dict[str, str]:
+    """What tells an operation from all others of the program, for `done` to find it."""
+    first = operations[0]
+    return {"group": _text(f"{checked_id(first.process_set)} {first.name}"), "index": _integer(index)}
 
 
 def _arguments(operations: Sequence[Operation]) -> list[list[Value]]:

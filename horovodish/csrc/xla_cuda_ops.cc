@@ -71,13 +71,15 @@ Call::~Call() {
 
 class Calls {
  public:
+  // `group` is that of the operations that belong together, of which this one has the number `index`.
   struct Key {
     int64_t execution;
-    std::string line;  // of the attribute `calls`
+    std::string group;
+    int64_t index;
     auto operator<=>(const Key&) const = default;
   };
 
-  // One of the same name is one that its program has given up.
+  // One of the same key is one that its program has given up.
   void add(Key key, std::shared_ptr<Call> call) {
     std::lock_guard lock(mutex_);
     calls_[std::move(key)].swap(call);
@@ -88,9 +90,13 @@ class Calls {
     const auto found = calls_.extract(key);
     return found.empty() ? nullptr : found.mapped();
   }
-  void forget(const Key& key) {
+  // Those of the group that come after `last`.
+  void forget_after(const Key& last) {
     std::lock_guard lock(mutex_);
-    calls_.erase(key);
+    auto next = calls_.upper_bound(last);
+    while (next != calls_.end() && next->first.execution == last.execution && next->first.group == last.group) {
+      next = calls_.erase(next);
+    }
   }
 
  private:
@@ -165,9 +171,9 @@ Failure collect(Call& call, const std::vector<Target>& wanted, const Execution& 
   return {};
 }
 
-std::string line_of(const xla::CallFrame& frame) {
+Calls::Key key_of(const xla::CallFrame& frame, const Execution& execution) {
   const Attributes given(frame);
-  return std::to_string(given.number("process_set")) + " " + std::string(given.text("name"));
+  return {execution.id, std::string(given.text("group")), given.number("index")};
 }
 
 }  // namespace
@@ -184,7 +190,7 @@ xla::Error* xla_cuda_start(xla::CallFrame* frame) {
     } catch (const std::exception& error) {
       call->failure = {xla::kInternal, named(error, call->what)};
     }
-    calls().add({execution.id, line_of(*frame)}, call);
+    calls().add(key_of(*frame, execution), call);
     return {};
   });
 }
@@ -192,9 +198,7 @@ xla::Error* xla_cuda_start(xla::CallFrame* frame) {
 xla::Error* xla_cuda_done(xla::CallFrame* frame) {
   return handled(*frame, [&]() -> Failure {
     const Execution execution = execution_of(*frame);
-    const Attributes given(*frame);
-    const auto names = lines(given.text("calls"));
-    const Calls::Key key{execution.id, std::string(names.at(static_cast<size_t>(given.number("index"))))};
+    const Calls::Key key = key_of(*frame, execution);
     const auto call = calls().take(key);
     if (!call) throw std::runtime_error("the result of an operation was asked for twice");
     Failure failure = call->failure;
@@ -202,10 +206,11 @@ xla::Error* xla_cuda_done(xla::CallFrame* frame) {
       wait_until_launched(*call->handle);
       failure = failure_of(*call->handle);
     }
-    if (failure.message.empty()) failure = collect(*call, memory_of(frame->results), execution);
-    if (!failure.message.empty()) {  // the program ends here, so nobody asks for the others
-      for (const auto name : names) calls().forget({execution.id, std::string(name)});
-    }
+    std::vector<Target> results = memory_of(frame->results);
+    results.erase(results.begin());  // the number
+    if (failure.message.empty()) failure = collect(*call, results, execution);
+    // The program ends here, so nobody asks for the others.
+    if (!failure.message.empty()) calls().forget_after(key);
     return failure;
   });
 }

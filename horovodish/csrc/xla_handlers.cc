@@ -11,7 +11,10 @@ namespace horovodish {
 
 std::vector<NamedHandler> xla_handlers(const std::string& platform) {
   if (platform == "cuda") return {{"horovodish_start", &xla_cuda_start}, {"horovodish_done", &xla_cuda_done}};
-  return {{"horovodish_run", &xla_run}, {"horovodish_start", &xla_start}, {"horovodish_done", &xla_done}};
+  return {{"horovodish_run", &xla_run},
+          {"horovodish_start", &xla_start},
+          {"horovodish_done", &xla_done},
+          {"horovodish_rest", &xla_rest}};
 }
 
 void register_xla_handlers(const xla::Api& api, const std::string& platform) {

@@ -227,4 +227,13 @@ xla::Error* xla_done(xla::CallFrame* frame) {
   });
 }
 
+xla::Error* xla_rest(xla::CallFrame* frame) {
+  return handled(*frame, [&]() -> Failure {
+    const Target rest = memory_of(frame->results).front();
+    const auto* const numbers = static_cast<const int32_t*>(buffer_at(frame->arguments, 0).data);
+    std::memcpy(rest.data, numbers + 1, rest.bytes);
+    return {};
+  });
+}
+
 }  // namespace horovodish

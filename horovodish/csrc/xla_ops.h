@@ -26,4 +26,8 @@ abi::xla::Error* xla_start(abi::xla::CallFrame* frame);
 // the numbers of all of them. Results: the numbers again, and those of the operation.
 abi::xla::Error* xla_done(abi::xla::CallFrame* frame);
 
+// Argument: the numbers that a `done` gives, s32[n]. Result: all but the first one, s32[n - 1], for the next `done`. Has no
+// side effect. XLA would compile a slice for a millisecond or ten.
+abi::xla::Error* xla_rest(abi::xla::CallFrame* frame);
+
 }  // namespace horovodish

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -113,7 +114,10 @@ def orders_that_differ(gpu: Any) -> None:
     arrays = [np.full(3, float(hvd.rank() + index), np.float32) for index in range(4)]
 
     compiled = program(lambda *given: hvd_jax.allreduce(list(given), op=hvd.Sum, name="ordered"), *arrays)
-    assert compiled.as_text().count("@horovodish_start(") == 4
+    text = compiled.as_text()
+    assert text.count("@horovodish_start(") == 4
+    operands = [given.count("%") for given in re.findall(r"@horovodish_done\(([^)]*)\)", text)]
+    assert operands == [4, 1, 1, 1], "all after all starts, without each being told of each"
     results = gpu.run(compiled, arrays, backwards=hvd.rank() % 2 == 1)
     gpu.stream.wait()
     for index, result in enumerate(results):

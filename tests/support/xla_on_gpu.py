@@ -126,7 +126,7 @@ class Gpu:
         Args:
             lowered: the program.
             arrays: its arguments.
-            backwards: what depends on nothing else is run in the opposite order.
+            backwards: the starts, which depend on nothing else, are run in the opposite order.
             between: called when all starts and no done has been run.
 
         Raises:
@@ -161,7 +161,7 @@ class Gpu:
         dones = [call for call in calls if _target(call) == "horovodish_done"]
         assert starts + dones == calls
         for stage in starts, dones:
-            for call in reversed(stage) if backwards else stage:
+            for call in reversed(stage) if backwards and stage is starts else stage:
                 given = [values[operand.get_name()] for operand in _operands(call)]
                 made = [np.empty(value.type.shape, DTYPES[str(value.type.element_type)][1]) for value in call.results]
                 values.update((value.get_name(), array) for value, array in zip(call.results, made, strict=True))
