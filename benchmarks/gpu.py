@@ -6,8 +6,10 @@
     python benchmarks/gpu.py --models                           # no model: the overheads alone
 
 In a world of one, packing, NCCL's call and unpacking are really executed (HOROVODISH_PLANE=nccl); --timeline FILE
-records them. Two ranks take turns on one GPU, which can be slow: each part does as much as it can in its time. What is
-printed goes to benchmarks/results/. `benchmarks/gpu.sh` runs all of it.
+records them. But NCCL itself launches nothing for a sum in place of one rank, and a kernel of its own for an average:
+the figures of one rank are what the engine costs, those of two ranks what a collective does. Two ranks take turns on
+one GPU, which can be slow: each part does as much as it can in its time. What is printed goes to benchmarks/results/.
+`benchmarks/gpu.sh` runs all of it.
 """
 
 from __future__ import annotations
@@ -184,8 +186,9 @@ def median_us(wanted: int, *works: Callable[[], object]) -> list[tuple[float, fl
 
 
 def tell_overheads(tell: Callable[[str], None], rounds: int) -> None:
-    """What a small allreduce costs; a bucket as one tensor and packed, whose difference is all that more than one
-    stream could hide; and memory that the engine allocates, where the GPU was idle before and where it was not.
+    """What a small allreduce costs, of one rank without anything of NCCL's; a bucket as one tensor and packed, whose
+    difference is all that more than one stream could hide; and memory that the engine allocates, where the GPU was idle
+    before and where it was not.
     """
     value = torch.ones(1, device="cuda")
     [(host, done)] = median_us(rounds * 30, lambda: hvd.allreduce_(value, op=hvd.Sum, name="overhead"))

@@ -207,7 +207,8 @@ def _moments(input: Tensor) -> Tensor:
     centre = centre.double()
     total = count * centre + rest
     squares = count * variance.double() + 2 * centre * total - count * centre * centre
-    return torch.cat([total.new_tensor([count]), total, squares])
+    # Not new_tensor(), for which the host waits for a GPU.
+    return torch.cat([total.new_full((1,), count), total, squares])
 
 
 def _sums(gradient: Tensor, input: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -111,10 +112,15 @@ void pretend_add(void* stream, float* values, size_t count, float summand) {
     for (size_t i = 0; i < count; ++i) values[i] += summand;
   });
 }
-// How much memory is allocated.
+// How many pieces of memory are allocated.
 size_t pretend_allocations() {
   std::lock_guard lock(memory_mutex);
   return memory.size();
+}
+size_t pretend_allocated_bytes() {
+  std::lock_guard lock(memory_mutex);
+  return std::accumulate(memory.begin(), memory.end(), size_t{0},
+                         [](size_t sum, const auto& entry) { return sum + entry.second; });
 }
 
 int cuInit(unsigned) { return 0; }

@@ -91,6 +91,19 @@ bool idle(void* handle) {
   return usable(handle) && communicator_of(handle)->state == kSuccess && !communicator_of(handle)->finalized;
 }
 
+int end(void* handle) {
+  Communicator* const communicator = communicator_of(handle);
+  std::set<void*> given;
+  {
+    std::lock_guard lock(mutex);
+    alive.erase(handle);
+    given = streams[communicator->device];
+  }
+  communicator->aborted = true;  // its kernels that wait for peers end; the stand-in gives nothing back
+  for (void* stream : given) pretend::stream_of(stream).wait();
+  return kSuccess;
+}
+
 // One of NCCL's, which inherits what the calling thread is allowed; it ends with the communicator, if it has one.
 void start_thread(Communicator* communicator, const char* name) {
   std::thread thread([communicator] {
@@ -327,18 +340,17 @@ int ncclCommFinalize(void* handle) {
   return kInProgress;
 }
 
+int ncclCommDestroy(void* handle) {
+  Communicator* const communicator = communicator_of(handle);
+  if (!usable(handle) || group.depth > 0 || !communicator->finalized || communicator->state != kSuccess) {
+    return refused("a communicator that was not finalized");
+  }
+  return end(handle);
+}
+
 int ncclCommAbort(void* handle) {
   if (!usable(handle) || group.depth > 0) return refused("a communicator that has ended, or an open group");
-  Communicator* const communicator = communicator_of(handle);
-  std::set<void*> given;
-  {
-    std::lock_guard lock(mutex);
-    alive.erase(handle);
-    given = streams[communicator->device];
-  }
-  communicator->aborted = true;  // its kernels that wait for peers end; the stand-in gives nothing back
-  for (void* stream : given) pretend::stream_of(stream).wait();
-  return kSuccess;
+  return end(handle);
 }
 
 int ncclRedOpCreatePreMulSum(int* op, const char* scalar, int type, int residence, void* handle) {

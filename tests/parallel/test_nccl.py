@@ -19,6 +19,7 @@ from support.traces import tracks_of
 
 INTEGERS = ["uint8", "int8", "int32", "int64"]
 LENGTHS = [0, 1, 7, 1003]
+LARGE = 2**20  # of float32: as many bytes as a bucket has
 
 
 def use_gpus() -> None:
@@ -27,6 +28,7 @@ def use_gpus() -> None:
     every_op_and_dtype(gpu)
     scales(gpu)
     fused_with_other_dtypes(gpu)
+    large_tensors_of_a_group(gpu)
     rows_that_differ_by_rank(gpu)
     moves_of_bytes(gpu)
     scattered(gpu)
@@ -80,6 +82,15 @@ def fused_with_other_dtypes(gpu: Gpu) -> None:
     for source, same, target, by_rank in zip(sources, before, targets, arrays, strict=True):
         np.testing.assert_array_equal(source, same)
         assert not difference(target, reduced(by_rank, "Sum"), 2.0 * hvd.size())
+
+
+def large_tensors_of_a_group(gpu: Gpu) -> None:
+    """They are reduced where they are, so that the fusion buffer stays small."""
+    arrays = [of_all_ranks("float32", length) for length in (3, LARGE, 5, LARGE + 1)]
+    results = gpu.reduce([by_rank[hvd.rank()] for by_rank in arrays], "large ones")
+    for result, by_rank in zip(results, arrays, strict=True):
+        assert not difference(result, reduced(by_rank, "Sum"), 2.0 * hvd.size())
+    assert gpu.allocated_bytes() < 4 * LARGE
 
 
 def rows_that_differ_by_rank(gpu: Gpu) -> None:
@@ -260,6 +271,8 @@ def joined(gpu: Gpu) -> None:
         results = gpu.reduce([by_rank[hvd.rank()], by_rank[hvd.rank()]], f"joined {op}", op)
         for result in results:
             assert not (wrong := difference(result, reduced(by_rank, op), 4.0 * size)), f"{op}: {wrong}"
+    results = gpu.reduce([np.ones(LARGE, np.float32), np.ones(3, np.float32)], "joined large ones", "Average")
+    assert all((result == 1.0).all() for result in results)
     [gathered] = gpu.finish(gpu.submit("allgather", [np.full((2, 1), hvd.rank())], [None], "joined rows"))
     np.testing.assert_array_equal(gathered[:, 0], np.repeat(np.arange(active), 2))
     rows = np.arange(float(2 * size + 1))

@@ -104,6 +104,12 @@ class Gpu:
         handle = self.submit("allreduce", copies, copies, name, op=getattr(hvd, op), **options)
         return self.finish(handle)
 
+    def allocated_bytes(self) -> int:
+        """How much memory of this rank's GPU the engine has allocated."""
+        library = ctypes.CDLL(os.environ["HOROVODISH_TEST_CUDA"])
+        library.pretend_allocated_bytes.restype = ctypes.c_size_t
+        return int(library.pretend_allocated_bytes())
+
     def finish(self, handle: Handle[Any]) -> Any:
         """The result, when the stream has come so far."""
         result = handle.wait()

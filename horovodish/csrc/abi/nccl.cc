@@ -17,6 +17,7 @@ void Nccl::load(const std::string& library) {
   look_up(opened, path, "ncclCommInitRankConfig", comm_init_rank_config);
   look_up(opened, path, "ncclCommGetAsyncError", comm_get_async_error);
   look_up(opened, path, "ncclCommFinalize", comm_finalize);
+  look_up(opened, path, "ncclCommDestroy", comm_destroy);
   look_up(opened, path, "ncclCommAbort", comm_abort);
   look_up(opened, path, "ncclRedOpCreatePreMulSum", red_op_create_pre_mul_sum);
   look_up(opened, path, "ncclRedOpDestroy", red_op_destroy);

@@ -75,6 +75,7 @@ struct Nccl {
                                       NcclConfig* config) = nullptr;
   NcclResult (*comm_get_async_error)(NcclCommunicator communicator, NcclResult* state) = nullptr;
   NcclResult (*comm_finalize)(NcclCommunicator communicator) = nullptr;
+  NcclResult (*comm_destroy)(NcclCommunicator communicator) = nullptr;
   NcclResult (*comm_abort)(NcclCommunicator communicator) = nullptr;
   NcclResult (*red_op_create_pre_mul_sum)(NcclOp* op, void* scalar, NcclType type, NcclScalarResidence residence,
                                           NcclCommunicator communicator) = nullptr;

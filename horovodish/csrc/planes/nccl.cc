@@ -20,7 +20,9 @@ using Clock = std::chrono::steady_clock;
 // How long a rank waits for what its GPU still does when a peer has gone.
 constexpr std::chrono::milliseconds kFarewellLimit{1000};
 constexpr std::chrono::milliseconds kFarewellNap{1};
-constexpr std::chrono::milliseconds kAbortLimit{1000};
+constexpr std::chrono::milliseconds kEndLimit{1000};
+// NCCL launches from a thread of its own (all versions from 2.27 on), for which a nap of the engine's would be too long.
+constexpr std::chrono::microseconds kLaunchSpin{200};
 
 std::string host_name() {
   char name[256] = "";
@@ -50,9 +52,9 @@ NcclPlane::~NcclPlane() {
     const Device::Scope scope(*device_);
     drain(kFarewellLimit);  // what a rank that has left in order has had its part in
     if (launched_.empty() && launching == nullptr) communicator_->finalize(kFarewellLimit);
-    const bool aborted = communicator_->abort(kAbortLimit);
+    const bool ended = communicator_->end(kEndLimit);
     // The memory of an operation that is given up is in use until the aborted kernel has ended.
-    if (launching != nullptr && aborted) launching->done = device_->record_own();
+    if (launching != nullptr && ended) launching->done = device_->record_own();
   } catch (const std::runtime_error&) {  // the GPU has failed, or CUDA has ended with the process
   }
   if (launching != nullptr && !launching->done) launching->handle->abandon_memory();
@@ -264,6 +266,8 @@ bool NcclPlane::launch(Item& item) {
   }
   const Trace::Span span(operation.trace, Phase::nccl, true);
   item.launch->call();
+  const auto end = Clock::now() + kLaunchSpin;
+  while (!communicator_->ready() && Clock::now() < end) std::this_thread::yield();
   return true;
 }
 

@@ -48,15 +48,15 @@ NcclCommunicator::NcclCommunicator(const abi::Nccl& nccl, Device& device, const 
   check(nccl_.comm_init_rank_config(&communicator_, ranks, id, rank, &config), "connecting the ranks");
 }
 
-bool NcclCommunicator::abort(std::chrono::milliseconds limit) {
+bool NcclCommunicator::end(std::chrono::milliseconds limit) {
   if (communicator_ == nullptr) return true;
   std::promise<void> promise;
   const auto ended = promise.get_future();
-  std::thread([&nccl = nccl_, &device = device_, communicator = std::exchange(communicator_, nullptr),
-               promise = std::move(promise)]() mutable {
+  std::thread([&device = device_, communicator = std::exchange(communicator_, nullptr),
+               end = finalized_ ? nccl_.comm_destroy : nccl_.comm_abort, promise = std::move(promise)]() mutable {
     try {
       const Device::Scope scope(device);
-      nccl.comm_abort(communicator);
+      end(communicator);
       promise.set_value();
     } catch (const std::exception&) {  // CUDA has ended with the process
     }
@@ -81,6 +81,7 @@ void NcclCommunicator::finalize(std::chrono::milliseconds limit) noexcept {
     std::this_thread::sleep_for(kNap);
     if (nccl_.comm_get_async_error(communicator_, &state) != abi::NcclResult::success) return;
   }
+  finalized_ = state == abi::NcclResult::success;
 }
 
 void NcclCommunicator::check(abi::NcclResult result, const char* what) const {

@@ -16,7 +16,7 @@ class NcclCommunicator {
  public:
   // Begins to connect; every rank must do so. Within a Device::Scope, as everything here.
   NcclCommunicator(const abi::Nccl& nccl, Device& device, const abi::NcclUniqueId& id, int ranks, int rank);
-  ~NcclCommunicator() { abort(std::chrono::milliseconds(0)); }
+  ~NcclCommunicator() { end(std::chrono::milliseconds(0)); }
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
@@ -24,10 +24,10 @@ class NcclCommunicator {
   bool ready();
   // Sends out what others may still need of this rank, for a time. Best effort.
   void finalize(std::chrono::milliseconds limit) noexcept;
-  // Its end: kernels that wait for peers end, and nothing more is launched once it is true. That takes a while where
-  // NCCL gives memory back, which waits for all that the GPU was given; a kernel of another communicator that waits for
-  // the same lost peer may be among it, so this goes on by itself after the limit.
-  bool abort(std::chrono::milliseconds limit);
+  // Its end. It is aborted unless it was finalized: kernels that wait for peers end, and nothing more is launched once
+  // this is true. That takes a while where NCCL gives memory back, which waits for all that the GPU was given; a kernel of
+  // another communicator that waits for the same lost peer may be among it, so this goes on by itself after the limit.
+  bool end(std::chrono::milliseconds limit);
 
   // Throws std::runtime_error with NCCL's text unless the call has succeeded or is in progress.
   void check(abi::NcclResult result, const char* what) const;
@@ -42,6 +42,7 @@ class NcclCommunicator {
   const abi::Nccl& nccl_;
   Device& device_;
   abi::NcclCommunicator communicator_ = nullptr;
+  bool finalized_ = false;
   std::vector<abi::NcclOp> factors_;
 };
 

@@ -5,7 +5,6 @@
 #include <functional>
 #include <numeric>
 
-#include "fusion.h"
 #include "thread_setup.h"
 
 namespace horovodish {
@@ -14,6 +13,8 @@ namespace {
 
 // Where tensors begin in the fusion buffer, as CUDA's own allocations do.
 constexpr size_t kAlignment = 256;
+// Tensors from this size on travel where they are: the call costs less than two copies, and the fusion buffer stays small.
+constexpr size_t kLarge = 4 << 20;
 // Numbers that float16 has with all its digits.
 constexpr double kSmallestHalf = 0x1p-14, kLargestHalf = 65504;
 
@@ -84,27 +85,43 @@ std::byte* NcclLaunch::reserve(size_t bytes) {
   return scratch_ == nullptr ? nullptr : scratch_ + begin;
 }
 
-// A single tensor needs no buffer. Several of one dtype become one long vector in the fusion buffer.
 void NcclLaunch::plan_allreduce() {
   for (const Concatenation& whole : Concatenation::by_dtype(operation_)) {
-    const auto& segments = whole.segments();
-    if (segments.empty()) continue;
-    if (segments.size() == 1 && segments[0].source != nullptr && segments[0].target != nullptr) {
-      pieces_.push_back({segments[0].source, segments[0].target, whole.dtype(), whole.count()});
-      continue;
-    }
-    const size_t item = whole.item_bytes();
-    std::byte* const buffer = reserve(whole.count() * item);
-    pieces_.push_back({buffer, buffer, whole.dtype(), whole.count()});
-    for (const auto& segment : segments) {
-      std::byte* const place = buffer == nullptr ? nullptr : buffer + segment.begin * item;
-      if (segment.source == nullptr) {
-        neutrals_.push_back({place, whole.dtype(), segment.count});
+    std::vector<Concatenation::Segment> small;
+    for (const auto& segment : whole.segments()) {
+      if (segment.count * whole.item_bytes() < kLarge) {
+        small.push_back(segment);
       } else {
-        before_.push_back({place, segment.source, segment.count * item});
+        plan_vector(whole.dtype(), {segment});
       }
-      if (segment.target != nullptr) after_.push_back({segment.target, place, segment.count * item});
     }
+    plan_vector(whole.dtype(), small);
+  }
+}
+
+// Several segments become one long vector in the fusion buffer. One alone needs none.
+void NcclLaunch::plan_vector(DType dtype, const std::vector<Concatenation::Segment>& segments) {
+  if (segments.empty()) return;
+  const auto& first = segments[0];
+  if (segments.size() == 1 && first.source != nullptr && first.target != nullptr) {
+    pieces_.push_back({first.source, first.target, dtype, first.count});
+    return;
+  }
+  size_t total = 0;
+  for (const auto& segment : segments) total += segment.count;
+  std::byte* const buffer = reserve(total * bytes_of(dtype));
+  pieces_.push_back({buffer, buffer, dtype, total});
+  size_t begin = 0;
+  for (const auto& segment : segments) {
+    std::byte* const place = buffer == nullptr ? nullptr : buffer + begin;
+    const size_t bytes = segment.count * bytes_of(dtype);
+    begin += bytes;
+    if (segment.source == nullptr) {
+      neutrals_.push_back({place, dtype, segment.count});
+    } else {
+      before_.push_back({place, segment.source, bytes});
+    }
+    if (segment.target != nullptr) after_.push_back({segment.target, place, bytes});
   }
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "device.h"
+#include "fusion.h"
 #include "operation.h"
 #include "planes/nccl_communicator.h"
 
@@ -57,6 +58,7 @@ class NcclLaunch {
 
   void plan();
   void plan_allreduce();
+  void plan_vector(DType dtype, const std::vector<Concatenation::Segment>& segments);
   void plan_reducescatter();
   void plan_broadcast();
   std::byte* reserve(size_t bytes);
