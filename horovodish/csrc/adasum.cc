@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "reduce.h"
+#include "standard_floats.h"
 
 namespace horovodish {
 
@@ -59,6 +60,7 @@ void merge(Combination& a, const Combination& b, const Products& products) {
 }  // namespace
 
 std::vector<double> adasum_coefficients(const double* of_pairs, size_t ranks) {
+  const StandardFloats mode;
   const Products products(of_pairs, ranks);
   std::vector<Combination> level;
   for (size_t rank = 0; rank < ranks; ++rank) level.push_back({rank, {1.0}});

@@ -26,9 +26,10 @@ inline BFloat16 to_bfloat16(float value) {
 inline float to_float(Float16 value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
   const uint32_t magnitude = value.bits & 0x7fff;
-  // Shifted into float's fields the exponent is too small by 112; the multiplication mends it, denormals included.
-  const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
-  const uint32_t finite = std::bit_cast<uint32_t>(scaled);
+  const uint32_t normal = (magnitude << 13) + (112u << 23);
+  // Below 2^-14 the digits have no leading one: they get one, which is then taken away. No float on the way is a denormal.
+  const uint32_t denormal = std::bit_cast<uint32_t>(std::bit_cast<float>(normal + (1u << 23)) - 0x1p-14f);
+  const uint32_t finite = magnitude < 0x400 ? denormal : normal;
   const uint32_t special = (magnitude << 13) | 0x7f800000;
   return std::bit_cast<float>(sign | (magnitude >= 0x7c00 ? special : finite));
 }

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "half.h"
+#include "standard_floats.h"
 
 // One wheel for every x86-64: the loader picks the variant that the processor can run. It does so before
 // ThreadSanitizer is ready for any code to run.
@@ -276,6 +277,7 @@ void fill_typed(ReduceOp op, void* target, size_t count) {
 
 void reduce(DType dtype, ReduceOp op, void* target, const void* const* sources, size_t sources_count, size_t count,
             const Scaling& scaling) {
+  const StandardFloats mode;
   switch (dtype) {
     case DType::uint8:
       return reduce_uint8(op, target, sources, sources_count, count, scaling);
@@ -325,6 +327,7 @@ void fill_neutral(DType dtype, ReduceOp op, void* target, size_t count) {
 }
 
 double dot(DType dtype, const void* left, const void* right, size_t count) {
+  const StandardFloats mode;
   switch (dtype) {
     case DType::float16:
       return dot_float16(left, right, count);
@@ -341,6 +344,7 @@ double dot(DType dtype, const void* left, const void* right, size_t count) {
 
 void weighted_sum(DType dtype, void* target, const void* const* sources, const double* weights, size_t sources_count,
                   size_t count) {
+  const StandardFloats mode;
   switch (dtype) {
     case DType::float16:
       return weighted_sum_float16(target, sources, weights, sources_count, count);

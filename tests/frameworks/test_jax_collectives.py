@@ -72,6 +72,9 @@ def the_scales() -> None:
         )
     for run in both(lambda x: hvd.allreduce(x, average=False, compression=hvd.Compression.bf16)):
         equal(run(jnp.full(3, 1.5)), np.full(3, 1.5 * hvd.size(), np.float32))
+    denormal = 2.0**-20  # in float16; XLA's own threads would take it for zero
+    for run in both(lambda x: hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.fp16)):
+        equal(run(jnp.full(5000, denormal)), np.full(5000, denormal * hvd.size(), np.float32))
 
 
 def trees() -> None:

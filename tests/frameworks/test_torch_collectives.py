@@ -9,12 +9,13 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import horovodish.torch as hvd
 from horovodish.errors import MismatchError, UnsupportedTensorError
-from support.model import FLOATS, INTEGERS, OPS, difference, reduced, values
+from support.model import FLOATS, INTEGERS, OPS, difference, dtype_of, reduced, values
 from support.ranks import run_ranks
 from support.tensors import array_of, sets_with_this_rank, tensor_of
 
@@ -35,6 +36,7 @@ def all_collectives() -> None:
     counts_beyond_32_bits()
     splits_of_any_kind()
     compression()
+    denormals()
     copies_of_a_process_set()
     if hvd.size() > 1:
         outside_of_a_process_set()
@@ -191,6 +193,16 @@ def compression() -> None:
         assert (result[0].dtype, result[1].dtype) == (torch.float32, torch.int64)
         assert result[0].flatten()[0] == 1.0, "it was not compressed"
     assert hvd.reducescatter(group[0], compression=hvd.Compression.bf16).flatten()[0] == 1.0
+
+
+def denormals() -> None:
+    """They are kept, whatever the thread that happens to reduce does with them elsewhere."""
+    torch.set_flush_denormal(True)
+    for dtype in FLOATS:
+        bits = np.arange(1, 9, dtype=f"u{dtype_of(dtype).itemsize}")
+        result = hvd.allreduce(tensor_of(bits.view(dtype_of(dtype))), op=hvd.Sum, prescale_factor=2.0)
+        assert np.array_equal(array_of(result).view(bits.dtype), bits * 2 * hvd.size()), dtype
+    torch.set_flush_denormal(False)
 
 
 def copies_of_a_process_set() -> None:
