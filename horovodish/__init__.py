@@ -11,6 +11,7 @@ same for a framework's tensors, and `DistributedOptimizer`.
 
 import typing
 
+from horovodish import missing_names
 from horovodish.basics import (
     ccl_built,
     cross_rank,
@@ -180,4 +181,4 @@ if not typing.TYPE_CHECKING:  # for a type checker, any name would exist
             from horovodish.launcher.run_function import run  # ranks need no launcher
 
             return run
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise missing_names.error(__name__, name)

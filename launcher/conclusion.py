@@ -48,9 +48,10 @@ def conclude(job: Job, np: int, shares: Sequence[Share], say: Callable[..., None
         came = f"only {len(job.hosts)} of {np} ranks were started"
         if job.timed_out:
             say(f"{came} in time; --start-timeout gives them more")
-            return 1
-        say(f"{came} before {mpirun} ended with exit status {status}")
-    elif job.completed:
+        else:
+            say(f"{came} before {mpirun} ended with exit status {status}")
+        return 1
+    if job.completed:
         say(f"a rank left with exit status 0 but without MPI_Finalize, so {mpirun} ended the other ranks")
         return 1
     elif job.lost and not job.mpirun_was_killed:

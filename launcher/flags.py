@@ -39,6 +39,8 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(arguments)
         if unknown and unknown[0].startswith("-"):
             flag = unknown[0].split("=")[0]
+            if flag in without_effect.OF_ELASTIC_TRAINING:
+                self.error(f"{flag} is for elastic training, which is not there yet")
             self.error(f"there is no flag {flag}{did_you_mean(flag, self.flags)}")
         if unknown:
             self.error(f"{unknown[0]} is one argument too many")

@@ -102,7 +102,7 @@ def run(request: Request, environ: Mapping[str, str]) -> int:
             is_far=is_far,
             by_scheduler=request.hosts is not None and request.hosts.by_scheduler,
             as_root=os.geteuid() == 0,
-            wishes=request.wishes,
+            wishes=request.wishes if is_far else replace(request.wishes, network_interfaces=()),
         )
         environ.update(variables(mpirun, start, environ, folder))
         if is_far:

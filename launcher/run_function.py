@@ -19,6 +19,7 @@ from horovodish.launcher.cli import request
 from horovodish.launcher.flags import did_you_mean, run_parser
 from horovodish.launcher.function_files import PROBLEM, UNSEEN, Call, Report, name_of, pickled, read, write
 from horovodish.launcher.outcome import CONSEQUENCES
+from horovodish.launcher.without_effect import OF_ELASTIC_TRAINING
 from horovodish.settings import NP_VARIABLE
 
 __all__ = ["RankTraceback", "run"]
@@ -26,6 +27,7 @@ __all__ = ["RankTraceback", "run"]
 T = TypeVar("T")
 
 LAUNCHERS_LINE = "horovodish: "
+HOROVODS_NAMES = {"use_gloo": "gloo", "use_mpi": "mpi"}
 
 
 class RankTraceback(Exception):
@@ -99,16 +101,19 @@ def _arguments(given: Mapping[str, Any]) -> list[str]:
     """The arguments of Python as those of the command line."""
     known = {name.replace("-", "_"): action for name, action in run_parser().named.items()}
     words = []
-    for name, value in given.items():
-        if value is None:
+    for given_name, value in given.items():
+        name = HOROVODS_NAMES.get(given_name, given_name)
+        if value is None or (name != given_name and not value):
             continue
         if name not in known:
+            if "--" + name.replace("_", "-") in OF_ELASTIC_TRAINING:
+                raise TypeError(f"horovodish.run(): {name} is for elastic training, which is not there yet")
             raise TypeError(f"horovodish.run() has no argument {name}{did_you_mean(name, known)}")
         action = known[name]
         flag = next(flag for flag in action.option_strings if flag.startswith("--"))
         if action.nargs != 0:
             words.append(f"{flag}={value}")
-        elif not isinstance(value, bool):
+        elif not isinstance(value, int):  # Horovod has degrees of verbosity
             raise TypeError(f"horovodish.run(): {name} is True or False, not {value!r}")
         elif value:
             words.append(flag)

@@ -2,7 +2,7 @@
 
 import argparse
 
-__all__ = ["add_to", "notices"]
+__all__ = ["OF_ELASTIC_TRAINING", "add_to", "notices"]
 
 OVER_MPI = "ranks always find each other over MPI"
 
@@ -23,6 +23,19 @@ WITH_VALUES = {
     "autotune_bayes_opt_max_samples": "autotune climbs, and ends by itself",
     "autotune_gaussian_process_noise": "autotune climbs; it fits no Gaussian process",
 }
+
+# These are refused, because a job would not do what they ask for.
+OF_ELASTIC_TRAINING = (
+    "--min-np",
+    "--min-num-proc",
+    "--max-np",
+    "--max-num-proc",
+    "--slots-per-host",
+    "--elastic-timeout",
+    "--reset-limit",
+    "--host-discovery-script",
+    "--blacklist-cooldown-range",
+)
 
 
 def add_to(group: argparse._ArgumentGroup) -> None:

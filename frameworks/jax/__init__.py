@@ -10,9 +10,12 @@ Example:
     $ horovodish run -np 4 python train.py
 """
 
+import typing as _typing
+
 if __name__ != "horovodish.jax":
     raise ImportError("import this package as horovodish.jax")
 
+from horovodish import missing_names as _missing_names
 from horovodish.basics import (
     ccl_built,
     cross_rank,
@@ -131,3 +134,8 @@ __all__ = [
     "surviving_communicator",
     "value_and_grad",
 ]
+
+if not _typing.TYPE_CHECKING:  # for a type checker, any name would exist
+
+    def __getattr__(name: str) -> object:
+        raise _missing_names.error(__name__, name)

@@ -11,9 +11,12 @@ Example:
     $ KERAS_BACKEND=jax horovodish run -np 4 python train.py
 """
 
+import typing as _typing
+
 if __name__ != "horovodish.keras":
     raise ImportError("import this package as horovodish.keras")
 
+from horovodish import missing_names as _missing_names
 from horovodish.basics import (
     ccl_built,
     cross_rank,
@@ -111,3 +114,8 @@ __all__ = [
     "stop_timeline",
     "straggler_report",
 ]
+
+if not _typing.TYPE_CHECKING:  # for a type checker, any name would exist
+
+    def __getattr__(name: str) -> object:
+        raise _missing_names.error(__name__, name)

@@ -19,6 +19,7 @@ Example:
 if __name__ != "horovodish.tensorflow":
     raise ImportError("import this package as horovodish.tensorflow")
 
+from horovodish import missing_names as _missing_names
 from horovodish.basics import (
     ccl_built,
     cross_rank,
@@ -148,10 +149,13 @@ __all__ = [
     "surviving_communicator",
 ]
 
+_FOR_SESSIONS = "it is for sessions; use broadcast_variables(variables, root_rank)"
+_OF_TENSORFLOW_1 = dict.fromkeys(("BroadcastGlobalVariablesHook", "broadcast_global_variables"), _FOR_SESSIONS)
+
 
 def __getattr__(name: str) -> object:
     if name == "SyncBatchNormalization":
         from horovodish.tensorflow.sync_batch_norm import SyncBatchNormalization  # Keras takes a second to import
 
         return SyncBatchNormalization
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise _missing_names.error(__name__, name, _OF_TENSORFLOW_1)

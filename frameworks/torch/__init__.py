@@ -11,9 +11,12 @@ Example:
     $ horovodish run -np 4 python train.py
 """
 
+import typing as _typing
+
 if __name__ != "horovodish.torch":
     raise ImportError("import this package as horovodish.torch")
 
+from horovodish import missing_names as _missing_names
 from horovodish.basics import (
     ccl_built,
     cross_rank,
@@ -175,3 +178,8 @@ __all__ = [
     "surviving_communicator",
     "synchronize",
 ]
+
+if not _typing.TYPE_CHECKING:  # for a type checker, any name would exist
+
+    def __getattr__(name: str) -> object:
+        raise _missing_names.error(__name__, name)

@@ -139,6 +139,8 @@ def _kind(optimizer: Optimizer) -> str:
 
 def _named_tensors(params: Any) -> Iterable[tuple[str, Tensor]]:
     wanted = "broadcast_parameters takes names and tensors; pass model.state_dict() or model.named_parameters(), not"
+    if isinstance(params, Mapping) and "param_groups" in params:
+        raise TypeError(f"{wanted} the state of an optimizer, for which there is broadcast_optimizer_state(optimizer)")
     if isinstance(params, Module) or not isinstance(params, Iterable):
         raise TypeError(f"{wanted} {type(params).__name__}")
     for entry in params.items() if isinstance(params, Mapping) else params:

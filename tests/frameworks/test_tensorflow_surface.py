@@ -34,6 +34,11 @@ def test_the_public_names() -> None:
     assert horovodish.tensorflow.__all__ == sorted(horovodish.tensorflow.__all__)
 
 
+def test_names_of_tensorflow_1_are_told_apart() -> None:
+    with pytest.raises(AttributeError, match=r"'BroadcastGlobalVariablesHook': it is for sessions; use broadcast_var"):
+        getattr(horovodish.tensorflow, "BroadcastGlobalVariablesHook")  # noqa: B009
+
+
 def test_there_are_no_other_public_names() -> None:
     folder = Path(horovodish.tensorflow.__file__).parent
     submodules = {path.stem for path in folder.glob("*.py")} | {path.name for path in folder.iterdir()}

@@ -78,6 +78,8 @@ def wrong_parameters() -> None:
         hvd.broadcast_parameters(model())
     with pytest.raises(TypeError, match=r"takes a torch.optim.Optimizer, not dict"):
         hvd.broadcast_optimizer_state(torch.optim.SGD(model().parameters()).state_dict())
+    with pytest.raises(TypeError, match=r"the state of an optimizer, for which there is broadcast_optimizer_state"):
+        hvd.broadcast_parameters(torch.optim.SGD(model().parameters()).state_dict())
     with pytest.raises(UnsupportedTensorError, match=r"extra: expected a torch.Tensor, got int"):
         hvd.broadcast_parameters({"extra": 3})
     with pytest.raises(ValueError, match="root_rank=7 does not exist"):

@@ -32,6 +32,11 @@ OWN = {
 }
 
 
+def test_elastic_training_is_not_there() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'elastic': elastic training is not there"):
+        horovodish.torch.elastic  # noqa: B018
+
+
 def test_the_public_names() -> None:
     expected = PROCESS_API | {name for line in OWN for name in line.split()}
     assert set(horovodish.torch.__all__) == expected

@@ -93,6 +93,7 @@ ONE_LINE = [
     (["run", "-np", "0", "true"], "'0' is not a number of ranks"),
     (["run", "-np", "two", "true"], "'two' is not a number of ranks"),
     (["run", "-np", "2", "--no-such-flag", "true"], "there is no flag --no-such-flag"),
+    (["run", "-np", "2", "--min-np", "1", "true"], "--min-np is for elastic training, which is not there yet"),
     (["run", "-np", "2", "--chunk", "8", "true"], "there is no flag --chunk; did you mean --chunk-kb?"),
     (["run", "-np", "2", "--chunks-kb=8", "true"], "there is no flag --chunks-kb; did you mean --chunk-kb?"),
     (["run", "-np", "2", "--no-autotuned", "true"], "there is no flag --no-autotuned; did you mean --no-autotune?"),

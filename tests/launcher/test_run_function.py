@@ -62,7 +62,15 @@ def test_results_come_by_rank_and_output_appears_here(capsys: pytest.CaptureFixt
         }
 
     results = hvd.run(
-        train, (1,), {"second": 2}, num_proc=3, env={"OF_THE_TEST": "x y"}, spin_us=7, autotune=False, verbose=True
+        train,
+        (1,),
+        {"second": 2},
+        num_proc=3,
+        env={"OF_THE_TEST": "x y"},
+        spin_us=7,
+        autotune=False,
+        verbose=2,
+        use_mpi=True,
     )
     assert [result["rank"] for result in results] == [0, 1, 2]
     for result in results:
@@ -173,7 +181,8 @@ def test_from_a_thread_that_is_not_the_first() -> None:
         ({"num_proc": "two"}, hvd.SettingError, "'two' is not a number of ranks"),
         ({"fusion_treshold_mb": 3}, TypeError, "no argument fusion_treshold_mb; did you mean fusion_threshold_mb?"),
         ({"spin_us": "fast"}, hvd.SettingError, "--spin-us='fast' is not accepted: spin_us is a whole number from 0"),
-        ({"verbose": 3}, TypeError, "verbose is True or False, not 3"),
+        ({"verbose": "very"}, TypeError, "verbose is True or False, not 'very'"),
+        ({"min_np": 1}, TypeError, "min_np is for elastic training, which is not there yet"),
         ({"check": True}, TypeError, "has no argument check"),
         ({"env": {"A": 3}}, TypeError, "env has 'A': 3, but variables are text"),
     ],

@@ -232,7 +232,7 @@ def test_what_ends_the_launcher_ends_every_rank(
 
 def test_a_host_that_does_not_exist(run: Callable[..., Any], place: Place, leaves_nothing: None) -> None:
     job = run(["true"], named=f"{place.made.address(0)}:2,10.78.0.9:2")
-    assert job.finish() not in (0, 130)
+    assert job.finish() == 1
     assert "horovodish: 10.78.0.9 did not come up: ssh knows no host of this name" in job.stderr.lines
     assert job.stderr.lines[-1].startswith("horovodish: only ")
 
@@ -270,7 +270,7 @@ def test_a_python_that_one_host_does_not_have(
 ) -> None:
     lost(str(Path(sys.executable).resolve()))
     job = run(["true"])
-    assert job.finish() not in (0, 130)
+    assert job.finish() == 1
     reason = f"horovodish: {place.made.address(1)} did not come up: {sys.executable} cannot be run "
     assert any(line.startswith(reason) for line in job.stderr.lines), job.stderr.lines
 

@@ -106,6 +106,19 @@ def test_the_promised_names_are_there() -> None:
     assert set(horovodish.__all__) >= PROCESS_API | COLLECTIVES | ERRORS
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("elastic", "'horovodish' has no attribute 'elastic': elastic training is not there yet"),
+        ("check_extension", "there is nothing to check"),
+        ("allreduced", "'horovodish' has no attribute 'allreduced'$"),
+    ],
+)
+def test_a_name_that_is_not_there(name: str, reason: str) -> None:
+    with pytest.raises(AttributeError, match=reason):
+        getattr(horovodish, name)
+
+
 def test_the_errors_are_the_documented_ones() -> None:
     assert set(errors.__all__) - {"from_native"} == ERRORS
 
