@@ -7,8 +7,8 @@ from collections.abc import Mapping
 __all__ = ["error"]
 
 _INSTEAD = {
-    "elastic": "elastic training is not there yet; after the loss of a rank, surviving_communicator() lets the others "
-    "go on",
+    "elastic": "elastic training is not there yet; after the loss of a rank, "
+    "horovodish.surviving_communicator() lets the others go on",
     "mpi_ops": "its functions are those of this module",
     "check_extension": "nothing is compiled for a framework, so there is nothing to check",
 }
@@ -23,4 +23,5 @@ def error(module: str, name: str, instead: Mapping[str, str] | None = None) -> A
         instead: what takes the place of names that Horovod has in this module alone.
     """
     remedy = {**_INSTEAD, **(instead or {})}.get(name)
-    return AttributeError(f"module {module!r} has no attribute {name!r}" + (f": {remedy}" if remedy else ""), name=name)
+    # Python itself adds the name, and then asks whether another one was meant.
+    return AttributeError(f"module {module!r} has no attribute {name!r}" + (f": {remedy}" if remedy else ""))

@@ -54,7 +54,7 @@ def conclude(job: Job, np: int, shares: Sequence[Share], say: Callable[..., None
     if job.completed:
         say(f"a rank left with exit status 0 but without MPI_Finalize, so {mpirun} ended the other ranks")
         return 1
-    elif job.lost and not job.mpirun_was_killed:
+    if job.lost and not job.mpirun_was_killed:
         host = job.hosts[job.lost[0]]
         ranks = [f"rank {rank}" for rank in job.lost if job.hosts[rank] == host]
         say(f"{' and '.join(ranks)} on {host} vanished: killed there, or the host cannot be reached any more")

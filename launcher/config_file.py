@@ -14,6 +14,7 @@ from typing import Any
 
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher.flags import Parser, did_you_mean
+from horovodish.launcher.without_effect import OF_ELASTIC_TRAINING
 from horovodish.settings import table
 
 __all__ = ["read"]
@@ -46,6 +47,8 @@ def read(path: str, parser: Parser) -> dict[str, Any]:
         line = node.start_mark.line + 1
         prefix = SECTIONS.get(section, "")
         name = section if key == ENABLED else prefix + key
+        if f"--{name}" in OF_ELASTIC_TRAINING:
+            raise SettingError(f"{path}, line {line}: {key} is for elastic training, which is not there yet")
         if name not in flags:
             known = [flag.removeprefix(prefix) for flag in flags if flag.startswith(prefix)]
             inside = f" in {section}" if section else ""

@@ -113,8 +113,8 @@ def _arguments(given: Mapping[str, Any]) -> list[str]:
         flag = next(flag for flag in action.option_strings if flag.startswith("--"))
         if action.nargs != 0:
             words.append(f"{flag}={value}")
-        elif not isinstance(value, int):  # Horovod has degrees of verbosity
-            raise TypeError(f"horovodish.run(): {name} is True or False, not {value!r}")
+        elif not isinstance(value, int if name == "verbose" else bool):  # Horovod has degrees of verbosity
+            raise TypeError(f"horovodish.run(): {given_name} is True or False, not {value!r}")
         elif value:
             words.append(flag)
         elif isinstance(action, argparse.BooleanOptionalAction):

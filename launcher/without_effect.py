@@ -1,4 +1,4 @@
-"""Flags of Horovod's launcher that are accepted so that command lines go on working, and that change nothing here."""
+"""Flags of Horovod's launcher that change nothing here: accepted so that command lines go on working, or refused."""
 
 import argparse
 
@@ -30,11 +30,13 @@ OF_ELASTIC_TRAINING = (
     "--min-num-proc",
     "--max-np",
     "--max-num-proc",
+    "--slots",
     "--slots-per-host",
     "--elastic-timeout",
     "--reset-limit",
     "--host-discovery-script",
     "--blacklist-cooldown-range",
+    "--cooldown-range",
 )
 
 

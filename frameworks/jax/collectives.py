@@ -131,7 +131,8 @@ def grouped_allreduce(
 def allgather(tree: Tree, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tree:
     """Put the arrays of all ranks one after another, in the order of the ranks, on every rank. Collective.
 
-    Differentiable: the gradient is the sum over the ranks of the gradients of this rank's rows.
+    Differentiable where every rank gives as many rows: the gradient is the sum over the ranks of the gradients of this
+    rank's rows.
 
     Args:
         tree: the rank's rows. Outside of jit the first dimension may differ between ranks and may be 0. An array of

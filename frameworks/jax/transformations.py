@@ -2,7 +2,8 @@
 
 A gradient is that of the sum of the losses of all ranks that take part, so where the forward pass sends values to other
 ranks, the backward pass brings their gradients back. Operations of a derivative bear the name of the original one and
-".tangent" or ".gradient". A group stays a group: every member takes part, with zeros where nothing depends on it.
+".tangent" or ".gradient". A group stays a group: every member takes part, with zeros where nothing depends on it; but
+not of an allgather.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, collectives: tuple[
     begin = 0
     for collective, given in by_collective(collectives, tangents):
         has = [jnp.issubdtype(primal.dtype, jnp.inexact) for primal in primals[begin : begin + len(given)]]
-        depends = any(type(tangent) is not ad.Zero for tangent in given)
+        varies = [type(tangent) is not ad.Zero for tangent in given]
+        if collective.kind == "allgather":  # rows of the others may differ by rank, and have no gradient then
+            has = varies
+        depends = any(varies)
         if depends and collective.kind == "barrier":
             out[begin : begin + len(given)] = given
         elif depends:
@@ -84,7 +88,7 @@ def _opposite(collective: Collective) -> Collective:
 
 def _finished(collective: Collective, gradient: Any) -> Any:
     if collective.kind == "broadcast" and basics.rank() != collective.root_rank:
-        return jnp.zeros_like(gradient)
+        return jnp.where(False, gradient, 0)  # which depends on it: the program of a second derivative is the root's
     if collective.kind == "reducescatter":
         ranks = collective.process_set.size() if collective.op is Average else 1
         return gradient * (collective.prescale_factor * collective.postscale_factor / ranks)

@@ -178,7 +178,7 @@ class _Body:
         results: list[Value] = []
         (left,) = self._joined(numbers)
         for count, operation, given in zip(range(len(numbers), 0, -1), operations, arguments, strict=True):
-            shapes = [self._joined([self._constant([count])])[0], *self._shapes(operation, given)]
+            shapes = [self._constant([count]), *self._shapes(operation, given)]
             types = [left[1], *(result.type for result in operation.results)]
             left, *found = self._call(DONE, [left, *shapes], types, {}, shapes_after=1)
             results += found

@@ -83,6 +83,7 @@ Adasum::Adasum(const Concatenation& concatenation, size_t ranks, double scale)
       products_(concatenation.segments().size() * pairs_) {}
 
 void Adasum::add_products(size_t begin, size_t count, const std::vector<const std::byte*>& sources) {
+  const StandardFloats mode;
   const DType dtype = concatenation_.dtype();
   const size_t item = concatenation_.item_bytes();
   concatenation_.for_each_piece(
@@ -97,6 +98,7 @@ void Adasum::add_products(size_t begin, size_t count, const std::vector<const st
 }
 
 void Adasum::set_table(std::vector<double> products) {
+  const StandardFloats mode;
   products_ = std::move(products);
   for (size_t segment = 0; segment < concatenation_.segments().size(); ++segment) {
     auto& weights = coefficients_.emplace_back(adasum_coefficients(products_.data() + segment * pairs_, ranks_));

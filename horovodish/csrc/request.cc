@@ -61,6 +61,8 @@ Difference tree_difference(const Request& a, const Request& b) {
           "pass a tree of the same structure on every rank"};
 }
 
+bool alike(const Member& a, const Member& b) { return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape; }
+
 // None where they differ in the family alone: one of the ranks may call the same from another function.
 std::optional<Difference> first_difference(const Request& a, const Request& b) {
   if (a.kind != b.kind) {
@@ -72,16 +74,17 @@ std::optional<Difference> first_difference(const Request& a, const Request& b) {
                       "pass the same op on every rank"};
   }
   if (a.family.members != b.family.members) return tree_difference(a, b);
-  if (a.members.size() != b.members.size()) {
+  const size_t common = std::min(a.members.size(), b.members.size());
+  size_t first = 0;
+  while (first < common && alike(a.members[first], b.members[first])) ++first;
+  const bool is_one = first < common && a.members[first].name == b.members[first].name;
+  if (a.members.size() != b.members.size() && !is_one) {
+    const auto& longer = a.members.size() > b.members.size() ? a.members : b.members;
     return Difference{a.name, "number of tensors", std::to_string(a.members.size()), std::to_string(b.members.size()),
-                      "every rank must pass the same tensors in the same order"};
+                      "every rank must pass the same tensors, with the same dtypes, in the same order; '" +
+                          longer[first].name + "' is the first that another rank does not have there"};
   }
-  for (size_t i = 0; i < a.members.size(); ++i) {
-    const Member &left = a.members[i], &right = b.members[i];
-    if (left.name != right.name || left.dtype != right.dtype || left.shape != right.shape) {
-      return member_difference(a.name, left, right);
-    }
-  }
+  if (first < common) return member_difference(a.name, a.members[first], b.members[first]);
   if (a.family.structure != b.family.structure) return tree_difference(a, b);
   if (a.root != b.root) {
     return Difference{a.name, "root rank", std::to_string(a.root), std::to_string(b.root),

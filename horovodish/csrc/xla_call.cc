@@ -78,9 +78,17 @@ std::vector<std::string_view> lines(std::string_view text) {
   return found;
 }
 
-Failure other_size(const std::string& what, size_t bytes, size_t compiled_bytes) {
+std::vector<std::string> names_of(const Request& request) {
+  std::vector<std::string> names;
+  for (const Member& member : request.members) names.push_back(member.name);
+  return names;
+}
+
+Failure other_size(const std::string& what, const std::vector<std::string>& members, size_t index, size_t bytes,
+                   size_t compiled_bytes) {
+  const std::string member = members.size() > 1 ? ", tensor '" + members.at(index) + "'" : "";
   return {xla::kInvalidArgument,
-          what + ": the ranks gave " + std::to_string(bytes) + " bytes, but the program was compiled for " +
+          what + member + ": the ranks gave " + std::to_string(bytes) + " bytes, but the program was compiled for " +
               std::to_string(compiled_bytes) +
               ", as many from every rank. Remedy: move rows that differ by rank outside of the compiled program."};
 }

@@ -57,8 +57,11 @@ std::vector<Target> members_of(const xla::CallFrame& frame);
 
 // What a text holds whose lines are all ended by a newline.
 std::vector<std::string_view> lines(std::string_view text);
-// The ranks' rows did not add up to what the program was compiled for.
-Failure other_size(const std::string& what, size_t bytes, size_t compiled_bytes);
+// The names of the members, for messages.
+std::vector<std::string> names_of(const Request& request);
+// The ranks' rows of one of the members did not add up to what the program was compiled for.
+Failure other_size(const std::string& what, const std::vector<std::string>& members, size_t index, size_t bytes,
+                   size_t compiled_bytes);
 // An error's text, which begins with the operation where the engine's own does not.
 std::string named(const std::exception& error, const std::string& what);
 

@@ -50,7 +50,8 @@ struct Call {
   Call(const Call&) = delete;
   ~Call();
 
-  std::string what;                      // for messages
+  std::string what;                      // for messages, as the next one
+  std::vector<std::string> members;
   std::shared_ptr<Handle> handle;        // null if the operation was not handed to the engine
   std::unique_ptr<DeviceMemory> memory;  // null once it is given back
   std::vector<Target> results;           // within `memory`; none where the engine allocates them
@@ -127,6 +128,7 @@ std::shared_ptr<Handle> submitted(const xla::CallFrame& frame, Engine& engine, s
   Device& device = device_of(execution);
   request->device = execution.device;
   call->stream = execution.stream;
+  call->members = names_of(*request);
   Layout layout;
   {
     const Device::Scope scope(device);
@@ -159,7 +161,7 @@ Failure collect(Call& call, const std::vector<Target>& wanted, const Execution& 
   for (size_t i = 0; i < wanted.size(); ++i) {
     Handle::Output* const output = call.results.empty() ? &call.handle->outputs.at(i) : nullptr;
     const size_t bytes = output != nullptr ? output->bytes : call.results.at(i).bytes;
-    if (bytes != wanted[i].bytes) return other_size(call.what, bytes, wanted[i].bytes);
+    if (bytes != wanted[i].bytes) return other_size(call.what, call.members, i, bytes, wanted[i].bytes);
     if (output != nullptr) {
       output->on_device->move_to(wanted[i].data, execution.stream);
     } else {

@@ -37,7 +37,8 @@ struct Call {
   Call(const Call&) = delete;
   ~Call();
 
-  std::string what;                // for messages
+  std::string what;                // for messages, as the next one
+  std::vector<std::string> members;
   std::shared_ptr<Handle> handle;  // null if the operation was not handed to the engine
   StagingPool::Block memory;
   std::vector<Target> results;  // within `memory`; none where the engine allocates them
@@ -80,7 +81,7 @@ Failure collect(const Call& call, const std::vector<Target>& wanted) {
     const Handle::Output* output = allocated ? &call.handle->outputs.at(i) : nullptr;
     const Target got = allocated ? Target{output->data.get(), output->bytes} : call.results.at(i);
     if (got.bytes != wanted[i].bytes) {
-      return other_size(call.what, got.bytes, wanted[i].bytes);
+      return other_size(call.what, call.members, i, got.bytes, wanted[i].bytes);
     }
     if (got.bytes > 0) std::memcpy(wanted[i].data, got.data, got.bytes);
   }
@@ -179,6 +180,7 @@ std::vector<Buffer> stage(const xla::CallFrame& frame, Request& request, const P
 
 std::shared_ptr<Handle> submitted(const xla::CallFrame& frame, Engine& engine, std::shared_ptr<Request> request,
                                   int process_set, const Place& place, const std::shared_ptr<Call>& call) {
+  call->members = names_of(*request);
   auto buffers = stage(frame, *request, place, *call);
   return submit(engine, std::move(request), std::move(buffers), process_set,
                 [call](const Handle& handle) { calls().settle(call, failure_of(handle)); });

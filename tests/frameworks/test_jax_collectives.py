@@ -123,6 +123,15 @@ def rows_that_differ() -> None:
     gather = jax.jit(lambda x: hvd.allgather(x, name="uneven"))
     with pytest.raises(FAILED, match=r"'uneven': the ranks gave 12 bytes.*outside of the compiled program"):
         gather(jnp.zeros(rank + 1)).block_until_ready()
+    gather = jax.jit(lambda x: hvd.allgather({"a": x[:1], "b": x}, name="leaf"))
+    with pytest.raises(FAILED, match=r"'leaf.bucket0', tensor 'leaf\['b'\]': the ranks gave 12 bytes"):
+        jax.block_until_ready(gather(jnp.zeros(rank + 1)))
+    hvd.barrier()
+
+    def loss(x: Any) -> Any:
+        return hvd.allgather({"even": x, "uneven": jnp.ones(2 + rank)}, name="half")["even"].sum()
+
+    equal(jax.grad(loss)(jnp.ones(3)), np.full(3, size, np.float32))
 
 
 def process_sets() -> None:
@@ -190,6 +199,10 @@ def ranks_that_disagree() -> None:
     for part in (*parts, f"allreduce 'shape' failed on rank {rank}", "INVALID_ARGUMENT"):
         assert part in str(raised.value)
     equal(jax.jit(lambda x: hvd.allreduce(x, name="shape"))(jnp.ones(2)), np.ones(2, np.float32))
+    halves = {"a": jnp.zeros(2), "b": jnp.zeros(2, jnp.int32 if rank else jnp.float32)}
+    for collective in (hvd.allgather, lambda tree, name: hvd.broadcast(tree, 0, name)):
+        with mismatch("tensor 'other['b']': the ranks disagree about its dtype: rank 0 has float32, rank 1 has int32"):
+            collective(halves, name="other")
     # The larger tree has a bucket that no other rank will ever have. Of the others, either is seen to differ first.
     tree = {
         "w": jnp.zeros(2_000_000),

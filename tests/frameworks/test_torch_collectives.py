@@ -198,11 +198,13 @@ def compression() -> None:
 def denormals() -> None:
     """They are kept, whatever the thread that happens to reduce does with them elsewhere."""
     torch.set_flush_denormal(True)
-    for dtype in FLOATS:
-        bits = np.arange(1, 9, dtype=f"u{dtype_of(dtype).itemsize}")
-        result = hvd.allreduce(tensor_of(bits.view(dtype_of(dtype))), op=hvd.Sum, prescale_factor=2.0)
-        assert np.array_equal(array_of(result).view(bits.dtype), bits * 2 * hvd.size()), dtype
-    torch.set_flush_denormal(False)
+    try:
+        for dtype in FLOATS:
+            bits = np.arange(1, 9, dtype=f"u{dtype_of(dtype).itemsize}")
+            result = hvd.allreduce(tensor_of(bits.view(dtype_of(dtype))), op=hvd.Sum, prescale_factor=2.0)
+            assert np.array_equal(array_of(result).view(bits.dtype), bits * 2 * hvd.size()), dtype
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def copies_of_a_process_set() -> None:

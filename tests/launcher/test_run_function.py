@@ -182,6 +182,8 @@ def test_from_a_thread_that_is_not_the_first() -> None:
         ({"fusion_treshold_mb": 3}, TypeError, "no argument fusion_treshold_mb; did you mean fusion_threshold_mb?"),
         ({"spin_us": "fast"}, hvd.SettingError, "--spin-us='fast' is not accepted: spin_us is a whole number from 0"),
         ({"verbose": "very"}, TypeError, "verbose is True or False, not 'very'"),
+        ({"autotune": 7}, TypeError, "autotune is True or False, not 7"),
+        ({"use_mpi": "yes"}, TypeError, "use_mpi is True or False, not 'yes'"),
         ({"min_np": 1}, TypeError, "min_np is for elastic training, which is not there yet"),
         ({"check": True}, TypeError, "has no argument check"),
         ({"env": {"A": 3}}, TypeError, "env has 'A': 3, but variables are text"),

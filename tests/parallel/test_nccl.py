@@ -41,6 +41,8 @@ def use_gpus() -> None:
     sets_that_overlap(gpu)
     joined(gpu)
     the_engine_goes_on()
+    hvd.shutdown()
+    assert gpu.communicators_destroyed() > 0
 
 
 def of_all_ranks(dtype: str, shape: int | tuple[int, ...], op: str = "Sum") -> list[Array]:

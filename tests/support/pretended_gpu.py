@@ -110,6 +110,10 @@ class Gpu:
         library.pretend_allocated_bytes.restype = ctypes.c_size_t
         return int(library.pretend_allocated_bytes())
 
+    def communicators_destroyed(self) -> int:
+        """How many of the rank's communicators have ended in order."""
+        return int(ctypes.CDLL(os.environ["HOROVODISH_TEST_CUDA"]).pretend_destroyed())
+
     def finish(self, handle: Handle[Any]) -> Any:
         """The result, when the stream has come so far."""
         result = handle.wait()

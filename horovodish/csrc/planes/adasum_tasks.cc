@@ -8,6 +8,7 @@
 
 #include "adasum.h"
 #include "planes/shards.h"
+#include "standard_floats.h"
 
 namespace horovodish {
 
@@ -95,6 +96,7 @@ class AdasumStream : public StreamTask {
   void add_tables(uint64_t chunk, const Slots& slots) {
     const auto [begin, bytes] = table_part(chunk);
     const size_t first = begin / sizeof(double);
+    const StandardFloats mode;
     for (const std::byte* slot : slots) {
       const auto* theirs = reinterpret_cast<const double*>(slot);
       for (size_t i = 0; i < bytes / sizeof(double); ++i) table_[first + i] += theirs[i];
@@ -193,6 +195,7 @@ class AdasumRun : public MpiTask {
     return begins;
   }
   std::vector<double> sum_of_tables() const {
+    const StandardFloats mode;
     std::vector<double> sum(adasum_.table_size());
     for (size_t i = 0; i < tables_.size(); ++i) sum[i % sum.size()] += tables_[i];
     return sum;

@@ -53,10 +53,10 @@ bool NcclCommunicator::end(std::chrono::milliseconds limit) {
   std::promise<void> promise;
   const auto ended = promise.get_future();
   std::thread([&device = device_, communicator = std::exchange(communicator_, nullptr),
-               end = finalized_ ? nccl_.comm_destroy : nccl_.comm_abort, promise = std::move(promise)]() mutable {
+               last_call = finalized_ ? nccl_.comm_destroy : nccl_.comm_abort, promise = std::move(promise)]() mutable {
     try {
       const Device::Scope scope(device);
-      end(communicator);
+      last_call(communicator);
       promise.set_value();
     } catch (const std::exception&) {  // CUDA has ended with the process
     }
