@@ -34,17 +34,9 @@ signal.pause()
 
 
 def test_prefix_only_when_asked(launch: Callable[..., Any]) -> None:
+    code = "print('one'); print('two', end='')"
     # A network is for ranks on several hosts: here it changes nothing.
-    command = [
-        "run",
-        "-np",
-        "1",
-        "--network-interfaces",
-        "lo",
-        sys.executable,
-        "-c",
-        "print('one'); print('two', end='')",
-    ]
+    command = ["run", "-np", "1", "--network-interfaces", "lo", sys.executable, "-c", code]
     plain, prefixed = launch(*command), launch(command[0], "--prefix-output", *command[1:])
     assert plain.finish() == prefixed.finish() == 0
     assert plain.stdout.lines == ["one", "two"]

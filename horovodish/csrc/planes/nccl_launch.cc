@@ -13,7 +13,7 @@ namespace {
 
 // Where tensors begin in the fusion buffer, as CUDA's own allocations do.
 constexpr size_t kAlignment = 256;
-// Tensors from this size on travel where they are: the call costs less than two copies, and the fusion buffer stays small.
+// Tensors from this size on travel where they are, so that no group makes the fusion buffer as large as itself.
 constexpr size_t kLarge = 4 << 20;
 // Numbers that float16 has with all its digits.
 constexpr double kSmallestHalf = 0x1p-14, kLargestHalf = 65504;
