@@ -80,10 +80,11 @@ def every_later_call_says_so(victim: int) -> None:
 
 def check(outcomes: list[Outcome], victim: int, act: str) -> None:
     """The fault fired, and every survivor knows what it should."""
-    assert outcomes[victim].ended == VICTIM_ENDS[act], outcomes[victim].output
+    said = "\n".join(f"--- rank {outcome.rank} {outcome.ended}:\n{outcome.output}" for outcome in outcomes)
+    assert outcomes[victim].ended == VICTIM_ENDS[act], said
     assert act != "raises" or outcomes[victim].error_class == "ValueError"
     for outcome in outcomes[:victim] + outcomes[victim + 1 :]:
-        assert outcome.ended == "returned", outcome.output
+        assert outcome.ended == "returned", said
         message, seconds = outcome.result
         assert f"rank {victim}" in message
         assert act != "raises" or "a reason of its own" in message

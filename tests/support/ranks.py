@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,14 +111,19 @@ def run_ranks_to_their_ends(
     Skips the test over MPICH, whose mpiexec ends all ranks when one of them dies.
 
     Returns:
-        How each rank ended, by rank.
+        How each rank ended, by rank. What mpirun has printed follows the output of one that died: it may tell why.
     """
     check(function)
     if not is_open_mpi():
         pytest.skip("MPICH's mpiexec ends all ranks when one of them dies")
     command = command or mpi_command(np, survivors=True)
     world = World(command, np, env or {}, stops_at_failure=False)
-    return world.call(Call(function, args, {}), timeout, is_last=True)
+    outcomes = world.call(Call(function, args, {}), timeout, is_last=True)
+    of_mpirun = _part("mpirun", world.mpi_output)
+    return [
+        replace(outcome, output=f"{outcome.output}\n{of_mpirun}") if outcome.ended == "died" else outcome
+        for outcome in outcomes
+    ]
 
 
 def frameworks_of(function: Callable[..., Any]) -> frozenset[str]:
@@ -132,9 +138,10 @@ def check(function: Callable[..., Any]) -> None:
 
 def _report(name: str, outcomes: list[Outcome], mpi_output: str) -> str:
     parts = [f"{name}: " + ", ".join(f"rank {outcome.rank} {outcome.ended}" for outcome in outcomes)]
-    parts += [f"--- rank {outcome.rank} {outcome.ended}:\n{_end_of(outcome.output)}" for outcome in outcomes]
-    return "\n".join([*parts, f"--- mpirun:\n{_end_of(mpi_output)}"])
+    parts += [_part(f"rank {outcome.rank} {outcome.ended}", outcome.output) for outcome in outcomes]
+    return "\n".join([*parts, _part("mpirun", mpi_output)])
 
 
-def _end_of(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else f"... {text[-_SHOWN_CHARACTERS:]}"
+def _part(title: str, text: str) -> str:
+    end = text if len(text) <= _SHOWN_CHARACTERS else f"... {text[-_SHOWN_CHARACTERS:]}"
+    return f"--- {title}:\n{end}"
