@@ -61,6 +61,34 @@ struct PyOutput {
   size_t index;
 };
 
+// Python's lock is given up for a call of the engine.
+class WithoutGil {
+ public:
+  explicit WithoutGil(const Engine& engine) : engine_(engine), state_(PyEval_SaveThread()) {}
+  ~WithoutGil() {
+    engine_.begin_return();
+    PyEval_RestoreThread(state_);
+    engine_.end_return();
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  const Engine& engine_;
+  PyThreadState* const state_;
+};
+
+// For a call that keeps the lock: a thread that finds the engine stopped because the process ends waits for the end.
+template <class Call>
+void quietly_at_exit(const Engine& engine, const Call& call) {
+  try {
+    call();
+  } catch (const EngineStopped&) {
+    const WithoutGil without_gil(engine);
+    throw;
+  }
+}
+
 using PyFamily = std::tuple<std::string, size_t, int64_t, int64_t>;  // name, members, structure, run
 using PyTensor = std::tuple<uintptr_t, uintptr_t, int, std::vector<int64_t>>;
 
@@ -99,8 +127,7 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   if (stream) operation->ready.push_back(Device::get(device).record(*stream));
   const auto handle = operation->handle;
   {
-    py::gil_scoped_release release;
-    engine->hold_at_exit();
+    const WithoutGil without_gil(*engine);
     engine->enqueue(std::move(operation), waits);
   }
   return {engine, handle, stream};
@@ -164,6 +191,7 @@ void add_process_set(Engine& engine, int id, std::vector<int> ranks, std::vector
     table.byte_type = (*mpi)["byte"].cast<uintptr_t>();
     table.request_bytes = (*mpi)["request_bytes"].cast<size_t>();
     table.status_bytes = (*mpi)["status_bytes"].cast<size_t>();
+    table.world_ranks = config.ranks;
     config.mpi = std::move(table);
   }
   py::gil_scoped_release release;
@@ -233,8 +261,8 @@ void bind_negotiation(py::module_& module) {
       .def("take_for_children", [](Negotiation& self) { return py::bytes(self.take_for_children()); })
       .def("take_decisions",
            [](Negotiation& self) {
-             static constexpr const char* kTypes[] = {"execute", "fail",  "refuse", "join_done", "lost",
-                                                      "stuck",   "asked", "told",   "turn"};
+             static constexpr const char* kTypes[] = {"execute", "fail",  "join_done", "lost",
+                                                      "stuck",   "asked", "told",      "turn"};
              py::list result;
              for (const Decision& decision : self.take_decisions()) {
                std::vector<size_t> absent;
@@ -390,11 +418,10 @@ PYBIND11_MODULE(_native, module) {
       .def(
           "wait",
           [](const PyHandle& self, double seconds) {
-            const bool settled = self.engine->wait(*self.handle, nanoseconds(seconds));
-            self.engine->hold_at_exit();
-            return settled;
+            const WithoutGil without_gil(*self.engine);
+            return self.engine->wait(*self.handle, nanoseconds(seconds));
           },
-          py::arg("seconds"), py::call_guard<py::gil_scoped_release>())
+          py::arg("seconds"))
       .def("error", [](const PyHandle& self) { return error_tuple(self.handle->error()); })
       .def("memory_abandoned", [](const PyHandle& self) { return self.handle->memory_abandoned(); })
       .def("output",
@@ -418,20 +445,26 @@ PYBIND11_MODULE(_native, module) {
       .def(
           "submit",
           [](BucketPlan& self, size_t index, uintptr_t source, uintptr_t target, uintptr_t stream) {
-            self.submit(index, reinterpret_cast<const void*>(source), reinterpret_cast<void*>(target), stream);
+            quietly_at_exit(self.engine(), [&] {
+              self.submit(index, reinterpret_cast<const void*>(source), reinterpret_cast<void*>(target), stream);
+            });
           },
           py::arg("index"), py::arg("source"), py::arg("target"), py::arg("stream") = 0)
       .def(
           "absent",
           [](BucketPlan& self, size_t index, uintptr_t target, uintptr_t stream) {
-            self.absent(index, reinterpret_cast<void*>(target), stream);
+            quietly_at_exit(self.engine(), [&] { self.absent(index, reinterpret_cast<void*>(target), stream); });
           },
           py::arg("index"), py::arg("target"), py::arg("stream") = 0)
       .def("order_after", &BucketPlan::order_after, py::arg("stream"))
       .def("flush", &BucketPlan::flush)
       .def(
-          "wait", [](BucketPlan& self, double seconds) { return self.wait(nanoseconds(seconds)); }, py::arg("seconds"),
-          py::call_guard<py::gil_scoped_release>())
+          "wait",
+          [](BucketPlan& self, double seconds) {
+            const WithoutGil without_gil(self.engine());
+            return self.wait(nanoseconds(seconds));
+          },
+          py::arg("seconds"))
       .def("poll", &BucketPlan::settled)
       .def("error", [](const BucketPlan& self) { return error_tuple(self.error()); })
       .def("memory_abandoned", &BucketPlan::memory_abandoned)
@@ -489,7 +522,7 @@ PYBIND11_MODULE(_native, module) {
            py::arg("mark_cycles"), py::call_guard<py::gil_scoped_release>())
       .def("stop_timeline", &Engine::stop_timeline, py::call_guard<py::gil_scoped_release>())
       .def("take_settled", &Engine::take_settled)
-      .def("hold_other_threads", &Engine::hold_other_threads)
+      .def("hold_other_threads", &Engine::hold_other_threads, py::call_guard<py::gil_scoped_release>())
       .def("stop", &Engine::stop, py::arg("failed"), py::arg("reason"), py::call_guard<py::gil_scoped_release>());
 
   // As JAX registers them.

@@ -77,7 +77,6 @@ void BucketPlan::state(size_t index, Buffer buffer, bool absent, uintptr_t strea
   for (const uintptr_t each : streams) operation->ready.push_back(Device::get(bucket.request->device).record(each));
   --open_buckets_;
   // After the last bucket the step has nothing left to do but wait.
-  engine_.hold_at_exit();
   engine_.enqueue(operation, open_buckets_ == 0);
   bucket.operation = std::move(operation);
 }
@@ -102,9 +101,7 @@ bool BucketPlan::wait(std::chrono::nanoseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (const Bucket& bucket : buckets_) {
     if (!bucket.operation) throw std::logic_error("'" + bucket.request->name + "' has not been submitted in this step");
-    const bool settled = engine_.wait(*bucket.operation->handle, deadline - std::chrono::steady_clock::now());
-    engine_.hold_at_exit();
-    if (!settled) return false;
+    if (!engine_.wait(*bucket.operation->handle, deadline - std::chrono::steady_clock::now())) return false;
   }
   return true;
 }

@@ -47,6 +47,8 @@ class BucketPlan {
   // After wait: the next step may begin.
   void reset();
 
+  const Engine& engine() const { return engine_; }
+
  private:
   struct Place {
     size_t bucket, position;

@@ -15,6 +15,9 @@ constexpr std::chrono::microseconds kFarewellNap{20};
 // 64 MiB between two hosts then take 1.5 times as long.
 constexpr std::chrono::milliseconds kPollingSpin{2};
 constexpr std::chrono::hours kForEver{24};
+// How long the end of the process waits for threads that are on their way back to Python, which takes microseconds.
+constexpr std::chrono::seconds kReturnLimit{1};
+constexpr std::chrono::microseconds kReturnNap{50};
 
 // What belongs to a family is looked at by its process set, in the order in which this rank hears of failures.
 bool holds_name(const Request& request) { return request.refusal.empty() && request.family.name.empty(); }
@@ -100,11 +103,23 @@ void Engine::check_process() const {
                       " and cannot use its engine. Remedy: use horovodish in the process that called init() only.");
 }
 
-void Engine::hold_other_threads() { ends_process_ = std::this_thread::get_id(); }
+void Engine::hold_other_threads() {
+  ends_process_ = std::this_thread::get_id();
+  const Clock::time_point limit = Clock::now() + kReturnLimit;
+  while (returning_ > 0 && Clock::now() < limit) std::this_thread::sleep_for(kReturnNap);
+}
 
 void Engine::hold_at_exit() const {
+  begin_return();
+  end_return();
+}
+
+void Engine::begin_return() const {
+  ++returning_;
   const std::thread::id ends = ends_process_;
-  while (ends != std::thread::id{} && ends != std::this_thread::get_id()) std::this_thread::sleep_for(kForEver);
+  if (ends == std::thread::id{} || ends == std::this_thread::get_id()) return;
+  --returning_;
+  while (true) std::this_thread::sleep_for(kForEver);
 }
 
 std::shared_ptr<Operation> Engine::make_operation(std::shared_ptr<const Request> request, std::vector<Buffer> buffers,
@@ -139,7 +154,7 @@ void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
     const SeatHold hold(seat_);
     while (turn()) {
     }
-    if (busy()) doorbell_->wake_engine();
+    if (awaits_news()) doorbell_->wake_engine();
   } else if (waits) {
     doorbell_->ring_caller();
   } else {
@@ -274,7 +289,7 @@ void Engine::run() {
     while (!stopping_ && !seat_.callers_waiting() && turn()) {
     }
     const uint32_t value = doorbell_->value();
-    doorbell_->announce(busy() ? Doorbell::engine : Doorbell::indifferent);
+    doorbell_->announce(awaits_news() ? Doorbell::engine : Doorbell::indifferent);
     const bool again = stopping_ || seat_.callers_waiting() || turn();
     const auto limit = nap();
     seat_.leave();
@@ -311,16 +326,16 @@ void Engine::drive_until(const Handle& handle, Clock::time_point deadline) {
 
 // Hands the rest of the work back to the engine's thread, which sleeps or waits for the seat.
 void Engine::leave_seat() {
-  doorbell_->announce(busy() ? Doorbell::engine : Doorbell::indifferent);
+  doorbell_->announce(awaits_news() ? Doorbell::engine : Doorbell::indifferent);
   const bool wake = turn() || nap().has_value();
   if (wake) doorbell_->announce(Doorbell::nobody);
   seat_.leave();
   if (wake) doorbell_->wake_engine();
 }
 
-bool Engine::busy() const {
+bool Engine::awaits_news() const {
   return std::any_of(process_sets_.begin(), process_sets_.end(),
-                     [](const auto& entry) { return entry.second->busy(); });
+                     [](const auto& entry) { return entry.second->awaits_news(); });
 }
 
 // How long a caller looks for news without a break before it sleeps.

@@ -127,12 +127,15 @@ class Engine {
   // are executing goes on, unless this rank had a part in it that is not done. `failed`: it leaves because of an error. The
   // destructor does it otherwise.
   void stop(bool failed, const std::string& reason);
-  // The calling thread is about to end the process. Other threads that come back from here could not run any more:
-  // Python ends a thread that wants its lock back by force. They wait for the end instead.
+  // The calling thread, without Python's lock, is about to end the process. Other threads that come back from here could
+  // not run any more: Python ends a thread that wants its lock back by force. They wait for the end instead.
   void hold_other_threads();
   // Where a thread passes that may be about to go back to Python. Threads that a framework waits for when the process ends,
   // as JAX does, must not pass here.
   void hold_at_exit() const;
+  // The same for a thread that takes Python's lock back in between, which the end of the process waits for.
+  void begin_return() const;
+  void end_return() const { --returning_; }
 
   int rank() const { return config_.rank; }
   int size() const { return config_.size; }
@@ -149,7 +152,7 @@ class Engine {
   bool turn();
   bool take_submissions();
   bool nothing_submitted();
-  bool busy() const;
+  bool awaits_news() const;
   std::chrono::nanoseconds spin() const;
   ProcessSet& process_set(int id);
   void drive_until(const Handle& handle, Clock::time_point deadline);
@@ -187,6 +190,7 @@ class Engine {
 
   std::atomic<bool> stopping_{false};
   std::atomic<std::thread::id> ends_process_{};  // a thread that called hold_other_threads()
+  mutable std::atomic<int> returning_{0};  // threads between begin_return() and end_return()
   std::thread thread_;
 };
 

@@ -90,7 +90,8 @@ class MpiRequest {
     char text[abi::kMpiMaxErrorString] = "";
     int length = 0;
     mpi_->error_string(code, text, &length);
-    throw std::runtime_error(std::string("MPI failed while ") + what + " rank " + std::to_string(peer) + ": " + text);
+    throw std::runtime_error(std::string("MPI failed while ") + what + " rank " +
+                             std::to_string(mpi_->world_ranks.at(static_cast<size_t>(peer))) + ": " + text);
   }
 
   const abi::Mpi* mpi_;

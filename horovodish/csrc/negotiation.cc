@@ -70,11 +70,6 @@ void Negotiation::from_child(size_t child, std::string_view message) {
 void Negotiation::from_parent(std::string_view message) { read_downward(message, *this); }
 
 void Negotiation::submit(std::string_view name, std::string_view signature, const Mask& absent) {
-  if (lost_) {
-    decisions_.push_back(
-        {.type = Decision::Type::refuse, .name = std::string(name), .text = lost_->text, .loss = lost_->loss});
-    return;
-  }
   const auto id = cache_.find(name);
   if (id && *cache_.signature(*id) == signature && !by_name_.contains(std::string(name))) {
     state_id(0, *id, own_statement(absent));
@@ -326,6 +321,11 @@ void Negotiation::give_up(const Lost& lost) {
   decisions_.push_back({.type = Decision::Type::lost, .text = lost.text, .loss = lost.loss, .number = finished_});
 }
 
+bool Negotiation::any_joined() const {
+  const auto& joined = participants_.joined;
+  return !lost_ && std::find(joined.begin(), joined.end(), true) != joined.end();
+}
+
 std::optional<uint64_t> Negotiation::oldest() const {
   std::optional<uint64_t> result;
   for (const auto& [id, pending] : by_id_) result = std::min(result.value_or(pending.serial()), pending.serial());
@@ -343,7 +343,12 @@ std::string Negotiation::describe_pending() const {
     if (shown == kShownTensors) return text + "; and " + std::to_string(lines.size() - shown) + " more";
     text += (shown++ == 0 ? "" : "; ") + one;
   }
-  return text;
+  if (!any_joined()) return text;
+  RankSet joined, missing;
+  for (size_t i = 0; i < participants_.count(); ++i) {
+    (participants_.joined[i] ? joined : missing).add(participants_.ranks[i]);
+  }
+  return text + (text.empty() ? "" : "; ") + "join() was called by " + joined.text() + " but not by " + missing.text();
 }
 
 }  // namespace horovodish

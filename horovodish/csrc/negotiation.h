@@ -47,9 +47,8 @@ struct Decision {
   enum class Type {
     execute,  // `name`, contributed to by all but `joined_ranks`; `absent` members have no gradient on any rank
     fail,  // `name` ends on every rank: they disagree as `text` says; `families` end with it
-    refuse,  // `name` ends: a rank was lost before, as `text` and `loss` say
     join_done,  // every rank has joined, `rank` last
-    lost,  // a rank has gone, as `text`, `loss` and `number` say: whatever is undecided fails, now and later
+    lost,  // a rank has gone, as `text`, `loss` and `number` say: nothing is decided any more
     stuck,  // root only: every rank waits, and not for the same; `text` says who waits for what
     asked,  // the root wants to know what this rank is doing: tell() it
     told,  // root only: what `rank` is doing
@@ -83,6 +82,8 @@ class Negotiation final : private Downward {
   uint64_t decisions_seen() const { return decisions_seen_; }
 
   bool anything_pending() const { return !by_id_.empty() || !by_name_.empty(); }
+  // Whether some have joined that wait for the others.
+  bool any_joined() const;
   // Of what is not decided yet, a number for what has waited longest, and a line for each of the first few.
   std::optional<uint64_t> oldest() const;
   std::string describe_pending() const;

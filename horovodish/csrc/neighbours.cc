@@ -88,6 +88,11 @@ void Neighbours::send(Negotiation& negotiation) {
   }
 }
 
+bool Neighbours::has_unsent() const {
+  const auto unsent = [](const Edge& edge) { return !edge.lost && edge.link->has_unsent(); };
+  return (parent_ && unsent(*parent_)) || std::any_of(children_.begin(), children_.end(), unsent);
+}
+
 void Neighbours::nudge_parent() {
   if (parent_ && !parent_->lost) parent_->link->nudge();
 }

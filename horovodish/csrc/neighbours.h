@@ -28,6 +28,7 @@ class Neighbours {
   // Hands on what has arrived, last of all from a neighbour that it has gone; true when anything has moved.
   bool receive(Negotiation& negotiation);
   void send(Negotiation& negotiation);
+  bool has_unsent() const;
   // Wakes the engine of a neighbour on this host even if it has nothing under way.
   void nudge_parent();
   void nudge_children();

@@ -80,15 +80,17 @@ std::optional<std::chrono::nanoseconds> ProcessSet::nap() const {
   const auto at_most = [&](Nanoseconds limit) { nap = std::min(nap.value_or(limit), limit); };
   if (config_.mpi || neighbours_.between_others()) at_most(kIdleNap);
   if (!stuck_text_.empty()) at_most(kStuckAfter);
+  if (config_.mpi && neighbours_.has_unsent()) at_most(kLongestNap);
   if (broken_) at_most(kNewsTime);
   if (plane_ && plane_->needs_watching()) at_most(kWatchNap);
-  if (stall_ && (negotiation_.anything_pending() || !executing_.empty())) {
+  if (stall_ && (negotiation_.anything_pending() || negotiation_.any_joined() || !executing_.empty())) {
     at_most(std::chrono::duration_cast<Nanoseconds>(stall_->interval()));
   }
   return nap;
 }
 
 void ProcessSet::submit(std::shared_ptr<Operation> operation) {
+  if (last_) return settle_(operation, &last_->error);
   if (const Error* const error = families_.failure_of(operation->request->family)) return settle_(operation, error);
   if (!families_.take_up(operation)) return;
   const Request& request = *operation->request;
@@ -191,9 +193,6 @@ void ProcessSet::apply_decisions() {
         for (const std::string& family : decision.families) {
           for (auto& operation : families_.take_held(family)) submit(std::move(operation));
         }
-        break;
-      case Decision::Type::refuse:
-        fail(decision.name, {kind_of(decision.loss), decision.text});
         break;
       case Decision::Type::lost:
         apply_lost(decision);
@@ -321,7 +320,8 @@ void ProcessSet::abandon_executing(const Error& error) {
 
 void ProcessSet::apply_lost(const Decision& lost) {
   if (lost.loss >= Loss::failed) do_not_finalize_mpi();
-  last_ = {lost.number, {kind_of(lost.loss), lost.text}};
+  if (!last_) last_ = {0, {kind_of(lost.loss), lost.text}};
+  last_->decision = lost.number;
   if (config_.id == 0) order_.end(lost.text);
   abandon_undecided(last_->error);
   end_plane();
@@ -386,9 +386,12 @@ void ProcessSet::inspect_as_other(StallInspector::Action action, Clock::time_poi
 
 // What has waited longest, as a number that stays the same as long as nothing moves.
 std::optional<uint64_t> ProcessSet::waiting() const {
-  if (!neighbours_.at_root()) return undecided_.empty() && executing_.empty() ? std::nullopt : std::optional(news_);
+  if (!neighbours_.at_root()) {
+    return undecided_.empty() && executing_.empty() && !join_ ? std::nullopt : std::optional(news_);
+  }
   if (const auto oldest = negotiation_.oldest()) return oldest;
-  return executing_.empty() ? std::nullopt : std::optional(std::numeric_limits<uint64_t>::max() - news_);
+  if (executing_.empty() && !negotiation_.any_joined()) return std::nullopt;
+  return std::numeric_limits<uint64_t>::max() - news_;
 }
 
 // At the root.

@@ -44,6 +44,8 @@ class ProcessSet {
   bool turn();
   // A caller waits for something of this set.
   void flush() { negotiation_.flush(); }
+  // Whether news of neighbours matter now. One that makes room for what is unsent says so.
+  bool awaits_news() const { return busy() || neighbours_.has_unsent(); }
   bool busy() const { return !undecided_.empty() || families_.hold_any() || !executing_.empty() || join_; }
   // Whether something is under way that moves only while this rank looks.
   bool polls() const { return busy() && plane_ && plane_->needs_polling(); }

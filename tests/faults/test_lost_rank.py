@@ -73,7 +73,7 @@ def lose_a_rank(victim: int, phase: str, act: str) -> tuple[str, float]:
 
 
 def every_later_call_says_so(victim: int) -> None:
-    for call in (lambda: hvd.allreduce(np.zeros(2)), hvd.barrier, lambda: hvd.broadcast(np.zeros(2), 0)):
+    for call in (lambda: hvd.allreduce(np.zeros(2)), hvd.barrier, lambda: hvd.broadcast(np.zeros(2), 0), hvd.join):
         with pytest.raises(hvd.RankLostError, match=f"rank {victim}"):
             call()
 
@@ -103,6 +103,29 @@ def check(outcomes: list[Outcome], victim: int, act: str) -> None:
 def test_survivors_are_told(victim: int, act: str, phase: str, plane: str) -> None:
     env = {"HOROVODISH_PLANE": plane}
     check(run_ranks_to_their_ends(lose_a_rank, 3, args=(victim, phase, act), env=env), victim, act)
+
+
+def lose_a_rank_of_a_set() -> str:
+    hvd.init()
+    pids = all_pids()
+    last_two = hvd.add_process_set([1, 2])
+    if hvd.rank() == 0:
+        wait_until_ended(pids[1])
+        return ""
+    while True:
+        reduction = hvd.allreduce_async(np.zeros(1_000_000), process_set=last_two)
+        if hvd.rank() == 2:
+            die()
+        with pytest.raises(hvd.RankLostError) as raised:
+            reduction.wait()
+        return str(raised.value)
+
+
+def test_what_mpi_says_of_a_rank_of_a_set_names_its_rank_of_the_world() -> None:
+    env = {"HOROVODISH_PLANE": "mpi_ring"}
+    survivor = run_ranks_to_their_ends(lose_a_rank_of_a_set, 3, env=env)[1]
+    assert survivor.ended == "returned", survivor.output
+    assert "rank 2" in survivor.result
 
 
 def raise_while_the_root_is_stopped() -> str:

@@ -70,6 +70,23 @@ def test_one_report_says_who_lags_and_where(laggard: int, plane: str) -> None:
         assert REPORT not in output or rank == 0
 
 
+def join_late(laggard: int) -> str:
+    hvd.init()
+    if hvd.rank() == laggard:
+        wait_for_output(0, "join() was called by")
+    hvd.join()
+    return wait_for_output(hvd.rank(), "")
+
+
+@pytest.mark.parametrize("laggard", [0, 1])
+def test_ranks_that_have_joined_are_told_who_has_not(laggard: int) -> None:
+    outputs = run_ranks(join_late, 3, args=(laggard,), env=knobs("auto", warning=2.0))
+    others = "ranks 1, 2" if laggard == 0 else "ranks 0, 2"
+    assert outputs[0].count(f"join() was called by {others} but not by rank {laggard}.") == 1
+    assert "rank 2 has joined" in outputs[0]
+    assert REPORT not in outputs[1] + outputs[2]
+
+
 def lag_until_all_give_up(laggard: int) -> str:
     hvd.init()
     if hvd.rank() == laggard:

@@ -49,6 +49,36 @@ else:
 }
 
 
+TRAINS_MEANWHILE = """
+import atexit, threading, time
+atexit.register(time.sleep, 0.5)
+import numpy as np
+import horovodish as hvd
+from horovodish import _native, basics
+hvd.init()
+gradient = np.ones(9, np.float32)
+members = [("gradient", _native.DTYPES["float32"], [9], 0)]
+plan = basics.engine().plan("plan", hvd.Sum, 1.0, 1.0, members, [-1], 0)
+begun = threading.Event()
+def train():
+    while True:
+        plan.submit(0, gradient.ctypes.data, gradient.ctypes.data)
+        assert plan.wait(60)
+        plan.reset()
+        begun.set()
+        time.sleep(0.01)
+threading.Thread(target=train, daemon=True).start()
+begun.wait()
+"""
+
+
+def test_a_thread_that_trains_meanwhile_ends_quietly(launch_ranks: Callable[..., Any]) -> None:
+    """Python goes on for a while, with what was to be done at the exit before horovodish was there."""
+    job = launch_ranks(1, TRAINS_MEANWHILE, mpi=False)
+    assert job.finish(within=ENDS_WITHIN_SECONDS) == 0, job.stderr.lines
+    assert not any("Error" in line for line in job.stderr.lines), job.stderr.lines
+
+
 @pytest.mark.parametrize("ending", FINE)
 def test_a_script_that_does_not_fail_ends(launch_ranks: Callable[..., Any], ending: str) -> None:
     plane = PLANES[list(FINE).index(ending) % 2]

@@ -10,6 +10,7 @@ import pytest
 import horovodish as hvd
 from support.expect import every_rank_raises
 from support.model import PLANES
+from support.processes import all_pids, resume, stop, wait_for_output
 from support.ranks import run_ranks
 
 FOUR, TWO = np.zeros(4, np.float32), np.zeros(2, np.float32)
@@ -70,6 +71,33 @@ def many_operations_survive_one_that_fails(last: bool) -> None:
 @pytest.mark.parametrize("np", [2, 4])
 def test_disagreement(np: int, plane: str) -> None:
     run_ranks(disagree, np, env={"HOROVODISH_PLANE": plane})
+
+
+def disagree_more_than_there_is_room_for() -> None:
+    """The news for a rank that does not run meanwhile arrive later, though the other does nothing more for it."""
+    hvd.init()
+    pids = all_pids()
+    if hvd.rank() == 0:
+        hvd.allreduce(TWO, name="after the other's")
+        stop(pids[1])
+        expect_many_errors([hvd.allreduce_async(FOUR, name=f"number {i}") for i in range(600)])
+        resume(pids[1])
+        wait_for_output(1, "heard of all")
+    else:
+        handles = [hvd.allreduce_async(TWO, name=f"number {i}") for i in range(600)]
+        hvd.allreduce(TWO, name="after the other's")
+        expect_many_errors(handles)
+        print("heard of all", flush=True)
+
+
+def expect_many_errors(handles: list[Any]) -> None:
+    for handle in handles:
+        with pytest.raises(hvd.MismatchError):
+            handle.wait()
+
+
+def test_more_news_than_there_is_room_for() -> None:
+    run_ranks(disagree_more_than_there_is_room_for, 2, env={"HOROVODISH_STALL_CHECK": "0"})
 
 
 def disagree_in_a_remembered_call() -> None:

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace horovodish::abi {
 
@@ -21,6 +22,7 @@ struct Mpi {
   MpiHandle byte_type = 0;
   size_t request_bytes = 0;
   size_t status_bytes = 0;
+  std::vector<int> world_ranks;  // by rank of the communicator: what messages name
 
   int (*isend)(const void* data, int count, MpiHandle type, int to, int tag, MpiHandle communicator,
                void* request) = nullptr;

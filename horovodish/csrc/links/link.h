@@ -61,6 +61,8 @@ class Link {
   // Wakes the peer's engine even if it has nothing under way.
   virtual void nudge() {}
   bool all_sent() { return outgoing_.empty() && flushed(); }
+  // Whether something waits for room on the way to the peer.
+  bool has_unsent() const { return !outgoing_.empty(); }
 
  protected:
   // Move up to `size` bytes and return how many it were; 0 when nothing can be moved now.
