@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from horovodish import _native, basics
-from horovodish.errors import from_native
+from horovodish.errors import NotInitializedError, from_native
 from horovodish.reduce_ops import ReduceOp, Sum
 
 T = TypeVar("T")
@@ -54,11 +54,16 @@ def keep_for_ever(memory: object) -> None:
     _abandoned.append(memory)
 
 
-def _session_of(engine: _native.Engine) -> _Session:
+def _running_session() -> _Session:
+    engine, session = basics.engine(), _session
+    if session is None or session.engine is not engine:
+        raise NotInitializedError("another thread is within init() or shutdown(): call horovodish before or after them")
+    return session
+
+
+def _begin_session(_: object) -> None:
     global _session
-    if _session is None or _session.engine is not engine:
-        _session = _Session(engine)
-    return _session
+    _session = _Session(basics.engine())
 
 
 def _end_session() -> None:
@@ -215,14 +220,14 @@ def counted(kind: str, process_set_id: int) -> int:
     Raises:
         NotInitializedError: before `init()`.
     """
-    counters = _session_of(basics.engine()).counters
+    counters = _running_session().counters
     counters[kind, process_set_id] += 1
     return counters[kind, process_set_id]
 
 
 def agree_on_counters() -> None:
     """After a join: ranks that ran out of data early have counted fewer calls; all go on from the largest count."""
-    counters = _session_of(basics.engine()).counters
+    counters = _running_session().counters
     for theirs in gather_objects(counters, "join.counters", 0):
         for key, count in theirs.items():
             if key[1] == 0:
@@ -361,11 +366,10 @@ def submit(
         ForkedProcessError: in a forked child.
         ValueError: a CUDA graph is being captured.
     """
-    engine = basics.engine()
-    session = _session_of(engine)
+    session = _running_session()
     with session.lock:
         session.release_settled()
-        native = engine.enqueue(
+        native = session.engine.enqueue(
             _native.KINDS[kind],
             name,
             op,
@@ -385,4 +389,4 @@ def submit(
     return Handle(name, native, result, session.kept, current_stream)
 
 
-basics.follow(lambda _: None, lambda _: None, _end_session)
+basics.follow(lambda _: None, _begin_session, _end_session)

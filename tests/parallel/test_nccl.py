@@ -172,7 +172,7 @@ def memory_of_dropped_handles(gpu: Gpu) -> None:
     while not handle.poll():
         pass
     del handle
-    session = submission._session_of(basics.engine())
+    session = submission._running_session()
     session.release_settled()
     assert identity in session.kept, "the GPU still reads and writes this memory"
     producer.hold(False)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -74,6 +77,8 @@ class Current:
 def current(monkeypatch: pytest.MonkeyPatch) -> Current:
     current = Current()
     monkeypatch.setattr(submission.basics, "engine", lambda: current.engine)
+    monkeypatch.setattr(submission, "_session", None)
+    submission._begin_session(None)
     return current
 
 
@@ -158,7 +163,24 @@ def test_names_are_counted_by_kind_and_anew_with_each_engine(current: Current) -
     names = [generated_name("allreduce"), generated_name("broadcast"), generated_name("allreduce")]
     assert names == ["allreduce.noname.1", "broadcast.noname.1", "allreduce.noname.2"]
     current.engine = ScriptedEngine()
+    submission._begin_session(None)
     assert generated_name("allreduce") == "allreduce.noname.1"
+
+
+def test_threads_that_submit_at_once_have_one_session(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one would let go of what the first keeps alive."""
+    both = threading.Barrier(2)
+
+    class Session(submission._Session):
+        def __init__(self, engine: Any) -> None:
+            with suppress(threading.BrokenBarrierError):
+                both.wait(60)
+            super().__init__(engine)
+
+    monkeypatch.setattr(submission, "_Session", Session)
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(start, [None, None])
+    assert one._kept is other._kept
 
 
 @pytest.mark.parametrize("function", [poll, synchronize])
