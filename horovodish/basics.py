@@ -5,6 +5,7 @@ import faulthandler
 import functools
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ class Running:
         place: as the user sees it.
         engine_place: as the engine sees it, which may be told that every rank is a host of its own.
         communicator: of all ranks, not used by the engine; None in a world of one rank without a launcher.
+        begun_ns: rank 0's time of day when it had called `init()`, the same number on every rank.
     """
 
     place: Place
@@ -57,6 +59,7 @@ class Running:
     engine: _native.Engine
     communicator: "Intracomm | None"
     peers: local_peers.LocalPeers | None
+    begun_ns: int
 
     def add_process_set(
         self, id: int, ranks: list[int], region: int, comm: "Intracomm | None", generation: int
@@ -126,8 +129,12 @@ def init(comm: "Intracomm | list[int] | None" = None, process_sets: Any = None) 
     else:
         _check_not_started_by_a_rank()
         _running = _start_on(communicators.of(comm))
-    for _, started, _ in _followers:
-        started(process_sets)
+    try:
+        for _, started, _ in _followers:
+            started(process_sets)
+    except BaseException as problem:  # of this rank alone, perhaps: the others are told, instead of waiting for it
+        _stop(f"could not finish init(): {problem}")
+        raise
 
 
 def shutdown() -> None:
@@ -144,8 +151,9 @@ def follow(check: Callable[[Any], None], started: Callable[[Any], None], stopped
 
     Args:
         check: called before each start, with the `process_sets` of `init`; raises what is wrong with them.
-        started: called after each start, with the same.
-        stopped: called when the engine has stopped.
+        started: called after each start, with the same. What it raises ends the engine. It waits for other ranks by
+            means of the engine only, since one of them may have raised.
+        stopped: called when the engine has stopped, also where `started` was not reached.
     """
     _followers.append((check, started, stopped))
 
@@ -369,7 +377,9 @@ def _start(
         peers.close_memory()
     every_rank_alone = tuple((rank,) for rank in range(place.size))
     engine_place = Place(place.rank, every_rank_alone) if knobs.plane == "mpi_ring" else place
-    started = Running(place, engine_place, native, communicator.control if communicator else None, peers)
+    control = communicator.control if communicator else None
+    begun_ns = control.bcast(time.time_ns()) if control else time.time_ns()
+    started = Running(place, engine_place, native, control, peers, begun_ns)
     generation = communicator.generation if communicator else 0
     comm = communicator.engine if communicator else None
     started.add_process_set(0, list(range(place.size)), 0, comm, generation)

@@ -87,11 +87,8 @@ def _path_of(path: str | os.PathLike[str], rank: int) -> Path:
 def _start(_: Any) -> None:
     global _origin_ns
     running = basics.running()
-    # MPI carries rank 0's time of day to the others; each finds the same moment on its own monotonic clock.
-    moment = time.time_ns()
-    if running.communicator is not None:
-        moment = running.communicator.bcast(moment)
-    _origin_ns = moment - _time_of_day_minus_monotonic_ns()
+    # Each rank finds the same moment on its own monotonic clock.
+    _origin_ns = running.begun_ns - _time_of_day_minus_monotonic_ns()
     knobs = settings.load(warn=lambda _: None)
     if knobs.timeline_filename:
         try:

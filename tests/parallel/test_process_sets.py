@@ -378,6 +378,7 @@ def start_with_sets() -> None:
     with pytest.raises(ValueError, match='give a list of process sets, or "dynamic"'):
         hvd.init(process_sets="static")
     hvd.shutdown()
+    init_that_fails()
     hvd.init(process_sets=[[0, 1], given])
     assert (given.process_set_id, given.ranks, given.size()) == (2, [0, 2], 2)
     if given.included():
@@ -393,6 +394,32 @@ def start_with_sets() -> None:
     added = hvd.add_process_set(given)
     assert (added is given, added.process_set_id) == (True, 1)
     the_engine_goes_on()
+
+
+def init_that_fails() -> None:
+    """It leaves no engine, so that the next call starts one; ranks on which it succeeds do not wait for the others."""
+    from mpi4py import MPI
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"process set \[0, 99\]: the ranks are 0 to 2"):
+            hvd.init(process_sets=[[0, 99]])
+        assert not hvd.is_initialized()
+    reason = "a process set needs at least one rank and each at most once"
+    for right in (None, [[0, 1]]):
+        if MPI.COMM_WORLD.Get_rank() == 0:
+            with pytest.raises(ValueError, match=reason):
+                hvd.init(process_sets=[[0, 0]])
+            assert not hvd.is_initialized()
+        elif right is None:
+            hvd.init()
+            with pytest.raises(hvd.RankLostError, match=rf"rank 0 could not finish init\(\): {reason}"):
+                the_engine_goes_on()
+        else:
+            with pytest.raises(hvd.HorovodInternalError, match=rf"rank 0 .*{reason}"):
+                hvd.init(process_sets=right)
+            assert not hvd.is_initialized()
+        MPI.COMM_WORLD.Barrier()
+        hvd.shutdown()
 
 
 @pytest.mark.parametrize("plane", PLANES)
