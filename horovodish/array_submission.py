@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
 
 from horovodish import _native, basics
-from horovodish.arrays import Array, SupportsDLPack, address, dtype_code, host_array, writable_array
+from horovodish.arrays import ITEM_BYTES, Array, SupportsDLPack, address, dtype_code, host_array, writable_array
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Adasum, ReduceOp, chosen_op
 from horovodish.submission import Checking, Handle, generated_name, submit
@@ -84,14 +86,22 @@ def check_targets_differ(described: Sequence[tuple[int, int, int, tuple[int, ...
         name: of the operation.
 
     Raises:
-        ValueError: two of them that are not empty have one target.
+        ValueError: the targets of two of them overlap.
     """
-    first: dict[int, int] = {}
-    for index, (_, target, _, shape) in enumerate(described):
-        if 0 not in shape and (other := first.setdefault(target, index)) != index:
+    if len(described) == 1:
+        return
+    places = [
+        (target, target + length * ITEM_BYTES[dtype], index)
+        for index, (_, target, dtype, shape) in enumerate(described)
+        if (length := math.prod(shape))
+    ]
+    places.sort()
+    for (_, end, one), (begin, _, other) in pairwise(places):
+        if begin < end:
             raise ValueError(
-                f"{name}: numbers {other} and {index} of the group are the same memory, which cannot take two results; "
-                "name each once, or use the function that is not in place"
+                f"{name}: numbers {min(one, other)} and {max(one, other)} of the group are the same memory, at "
+                "least in part, which cannot take two results; name each part once, or use the function that is not in "
+                "place"
             )
 
 

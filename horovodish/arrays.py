@@ -27,6 +27,8 @@ _DLPACK_CPU = 1
 _BOOL = DTYPES["bool"]
 FLOATING = frozenset(DTYPES[name] for name in ("float16", "bfloat16", "float32", "float64"))
 """The engine's numbers of the dtypes that Adasum takes."""
+ITEM_BYTES = {code: 2 if name == "bfloat16" else np.dtype(name).itemsize for name, code in DTYPES.items()}
+"""How many bytes a number of each of the engine's dtypes takes."""
 _codes: dict[Any, int] = {}
 
 

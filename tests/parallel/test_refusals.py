@@ -78,6 +78,13 @@ def refuse() -> None:
         lambda: hvd.grouped_allreduce_([FOUR.copy(), np.zeros(0), twice, np.zeros(0)], name="x"),
         lambda: hvd.grouped_allreduce_([twice, np.zeros(0), twice, np.zeros(0)], name="x"),
     )
+    whole = np.zeros(6, np.float32)
+    one_rank_is_wrong(
+        ValueError,
+        "numbers 0 and 2 of the group are the same memory, at least in part",
+        lambda: hvd.grouped_allreduce_([whole[3:], whole[1:1], whole[:3]], name="x"),
+        lambda: hvd.grouped_allreduce_([whole[2:], whole[1:1], whole[:3]], name="x"),
+    )
     unnamed_calls_stay_in_step()
     what_cannot_be_pickled()
     a_process_set_that_cannot_be()
