@@ -52,6 +52,7 @@ from horovodish.arrays import Array
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum, chosen_op
 from horovodish.submission import (
+    Checking,
     Handle,
     agree_on_counters,
     gather_objects,
@@ -588,9 +589,10 @@ def broadcast_object(
     Example:
         >>> start_epoch = hvd.broadcast_object(start_epoch if hvd.rank() == 0 else None)
     """
-    root = checked_root(root_rank, process_set)
     identity = checked_id(process_set)
     name = generated_name("broadcast_object", identity) if name is None else name
+    with Checking("broadcast", f"{name}.length", identity):
+        root = checked_root(root_rank, process_set)
     if basics.rank() == root:
         data = pickled(obj, "broadcast", f"{name}.length", identity)
         broadcast(np.array(data.size), root, f"{name}.length", process_set)

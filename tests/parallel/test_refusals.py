@@ -54,6 +54,12 @@ def refuse() -> None:
         lambda: hvd.broadcast(FOUR, 7, name="x"),
     )
     one_rank_is_wrong(
+        ValueError,
+        "root_rank=7 does not exist",
+        lambda: hvd.broadcast_object("an object", 0),
+        lambda: hvd.broadcast_object("an object", 7),
+    )
+    one_rank_is_wrong(
         hvd.UnsupportedTensorError,
         "x: dtype complex128 is not supported",
         lambda: hvd.allgather(FOUR, name="x"),
