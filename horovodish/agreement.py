@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovodish.collectives import allgather_object
 from horovodish.errors import MismatchError
-from horovodish.process_sets import ProcessSet, global_process_set
+from horovodish.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.submission import gather_objects, generated_name
 
 __all__ = ["require_agreement"]
 
@@ -25,10 +25,12 @@ def require_agreement(what: str, value: list[Any], process_set: ProcessSet = glo
     Example:
         >>> require_agreement("broadcast_parameters: the names of the tensors", sorted(tensors))
     """
-    values = allgather_object(value, process_set=process_set)
-    for rank, other in zip(process_set.ranks, values, strict=False):  # ranks that have joined give none
-        if other != values[0]:
-            difference = _difference(values[0], other, process_set.ranks[0], rank)
+    identity = checked_id(process_set)
+    values = gather_objects(value, generated_name("agreement", identity), identity)
+    first = min(values)
+    for place, other in values.items():
+        if other != values[first]:
+            difference = _difference(values[first], other, process_set.ranks[first], process_set.ranks[place])
             raise MismatchError(f"{what} differ: {difference}; build them alike on every rank")
 
 

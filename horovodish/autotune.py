@@ -150,9 +150,9 @@ class Tuner:
         # The median, because a step may have been held up by an evaluation or a checkpoint.
         own = statistics.median(self._seconds) if len(self._seconds) == self._steps_per_sample else None
         of_ranks = gather_objects(own, generated_name("autotune", self._process_set_id), self._process_set_id)
-        if len(of_ranks) < self._ranks or None in of_ranks:
+        if len(of_ranks) < self._ranks or None in of_ranks.values():
             return
-        seconds = statistics.fmean(of_ranks)
+        seconds = statistics.fmean(of_ranks.values())
         speed = step_bytes / seconds
         self._write("warm-up" if self._samples < self._warmup_samples else "sample", speed, seconds)
         self._samples += 1

@@ -621,4 +621,5 @@ def allgather_object(obj: object, name: str | None = None, process_set: ProcessS
         [{'rank': 0}, {'rank': 1}]
     """
     identity = checked_id(process_set)
-    return gather_objects(obj, generated_name("allgather_object", identity) if name is None else name, identity)
+    name = generated_name("allgather_object", identity) if name is None else name
+    return list(gather_objects(obj, name, identity).values())

@@ -124,7 +124,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
     Raises:
         ValueError: a rank that does not exist, a set that is in use, or too many sets at once.
-        MismatchError: the ranks name different sets, and every rank raises it; or another rank raised ValueError.
+        MismatchError: the ranks name different sets, or a rank has joined, and every rank that has not raises it; or
+            another rank raised ValueError.
 
     Example:
         >>> first_half = hvd.add_process_set(range(hvd.size() // 2))
@@ -172,7 +173,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         True if it was removed, False if it is the global set or not in use.
 
     Raises:
-        MismatchError: the ranks name different sets; every rank raises it.
+        MismatchError: the ranks name different sets, or a rank has joined; every rank that has not raises it.
         ValueError: operations are under way in the set on some rank; every rank raises it, and the set stays.
     """
     identity = process_set.process_set_id
@@ -182,9 +183,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     busy = gather_objects(
         basics.engine().process_set_busy(identity), generated_name("remove_process_set.busy"), _GLOBAL_ID
     )
-    if any(busy):
+    busy_ranks = [rank for rank, is_busy in busy.items() if is_busy]
+    if busy_ranks:
         raise ValueError(
-            f"process set {identity} has operations under way on rank {busy.index(True)}. Remedy: synchronize them on "
+            f"process set {identity} has operations under way on rank {busy_ranks[0]}. Remedy: synchronize them on "
             "every rank before the set is removed."
         )
     if process_set.included():
@@ -266,7 +268,14 @@ def _forget(process_set: ProcessSet) -> None:
 
 def _check_agreement(call: str, value: object, name: str) -> None:
     seen = gather_objects(value, name, _GLOBAL_ID)
-    different = next((rank for rank, theirs in enumerate(seen) if theirs != seen[0]), None)
+    joined = [str(rank) for rank in range(basics.size()) if rank not in seen]
+    if joined:
+        them = f"rank {joined[0]} has" if len(joined) == 1 else f"ranks {', '.join(joined)} have"
+        raise MismatchError(
+            f"{call}: {them} joined and cannot take part. Remedy: add and remove process sets before any rank calls "
+            "join(), or after join() has returned."
+        )
+    different = next((rank for rank, theirs in seen.items() if theirs != seen[0]), None)
     if different is not None:
         raise MismatchError(
             f"{call}: rank 0 names {seen[0]}, rank {different} names {seen[different]}. Remedy: every rank must make "

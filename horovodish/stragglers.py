@@ -106,7 +106,7 @@ def straggler_report(process_set: ProcessSet = global_process_set) -> StragglerR
     identity = checked_id(process_set)
     own = basics.engine().lateness(identity) if basics.rank() == process_set.ranks[0] else None
     gathered = gather_objects(own, generated_name("straggler_report", identity), identity)
-    known = next((table for table in gathered if table is not None), None)
+    known = next((table for table in gathered.values() if table is not None), None)
     if known is None:
         raise ValueError(f"straggler_report: rank {process_set.ranks[0]}, which has the figures, has joined")
     return StragglerReport(tuple(_lateness(rank, *known.get(rank, (0, 0.0, 0.0))) for rank in process_set.ranks))

@@ -228,21 +228,26 @@ def counted(kind: str, process_set_id: int) -> int:
 def agree_on_counters() -> None:
     """After a join: ranks that ran out of data early have counted fewer calls; all go on from the largest count."""
     counters = _running_session().counters
-    for theirs in gather_objects(counters, "join.counters", 0):
+    for theirs in gather_objects(counters, "join.counters", 0).values():
         for key, count in theirs.items():
             if key[1] == 0:
                 counters[key] = max(counters[key], count)
 
 
-def gather_objects(value: object, name: str, process_set_id: int) -> list[Any]:
-    """The objects of the ranks of a process set that have not joined, in their order, as copies. Collective; blocks."""
+def gather_objects(value: object, name: str, process_set_id: int) -> dict[int, Any]:
+    """The objects of the ranks of a process set that have not joined, as copies. Collective; blocks.
+
+    Returns:
+        The object of each of these ranks by its place in the set, in ascending order.
+    """
     source = pickled(value, "allgather", name, process_set_id)
 
-    def by_rank(native: _native.Handle) -> list[Any]:
-        gathered, begin, values = native.output(0), 0, []
-        for length in filter(None, native.rows(0)):  # no rows: a rank that has joined
-            values.append(pickle.loads(gathered[begin : begin + length]))
-            begin += length
+    def by_rank(native: _native.Handle) -> dict[int, Any]:
+        gathered, begin, values = native.output(0), 0, {}
+        for place, length in enumerate(native.rows(0)):
+            if length:  # no rows: a rank that has joined
+                values[place] = pickle.loads(gathered[begin : begin + length])
+                begin += length
         return values
 
     return submit(

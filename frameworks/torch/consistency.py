@@ -48,10 +48,10 @@ def check_consistency(
     with Checking("allgather", name, identity):
         own = {what: (kind, _checksum(value)) for what, kind, value in _values(model, optimizer)}
     summary = zlib.crc32(repr(own).encode())
-    if len(set(gather_objects(summary, name, identity))) == 1:
+    if len(set(gather_objects(summary, name, identity).values())) == 1:
         return
-    of_ranks: list[_Checksums] = gather_objects(own, f"{name}.details", identity)
-    raise MismatchError(_difference(of_ranks, process_set.ranks))
+    details: dict[int, _Checksums] = gather_objects(own, f"{name}.details", identity)
+    raise MismatchError(_difference({process_set.ranks[place]: checksums for place, checksums in details.items()}))
 
 
 def _values(model: Module, optimizer: Optimizer | None) -> Iterator[tuple[str, str, Any]]:
@@ -101,14 +101,14 @@ def _checksum(value: Any) -> int:
     return checksum
 
 
-def _difference(of_ranks: list[_Checksums], ranks: list[int]) -> str:
-    everything = dict.fromkeys(name for checksums in of_ranks for name in checksums)
-    different = [name for name in everything if len({checksums.get(name) for checksums in of_ranks}) > 1]
+def _difference(of_ranks: dict[int, _Checksums]) -> str:
+    everything = dict.fromkeys(name for checksums in of_ranks.values() for name in checksums)
+    different = [name for name in everything if len({checksums.get(name) for checksums in of_ranks.values()}) > 1]
     if not different:
         return "check_consistency: the ranks have the same tensors in another order. Remedy: build the models alike."
     first = different[0]
     holders: dict[tuple[str, int] | None, list[int]] = defaultdict(list)
-    for rank, checksums in zip(ranks, of_ranks, strict=True):
+    for rank, checksums in of_ranks.items():
         holders[checksums.get(first)].append(rank)
     values = "; ".join(f"{_ranks(those)} {_value(value)}" for value, those in holders.items())
     more = f" {len(different) - 1} more differ." if len(different) > 1 else ""

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from support.expect import the_engine_goes_on
+from horovodish.agreement import require_agreement
+from support.expect import mismatch, the_engine_goes_on
 from support.model import OPS, PLANES, difference, reduced, values
 from support.ranks import run_ranks
 
@@ -26,6 +27,7 @@ def run_out_of_data() -> None:
     names_go_on_alike()
     a_root_that_has_joined()
     sets_of_ranks_that_have_not_joined()
+    rank_0_is_not_the_first_that_answers()
     objects()
     the_engine_goes_on()
 
@@ -140,6 +142,30 @@ def sets_of_ranks_that_have_not_joined() -> None:
     hvd.join()
     if others is not None:
         assert hvd.remove_process_set(others)
+
+
+def rank_0_is_not_the_first_that_answers() -> None:
+    """What the ranks agree upon: errors name the right ranks, and process sets stay the same on all of them."""
+    last = hvd.size() - 1
+    if last == 0:
+        return
+    alone = hvd.add_process_set([last])
+    if hvd.rank() == 0:
+        hvd.join()
+    else:
+        with mismatch("add_process_set: rank 0 has joined and cannot take part", "Remedy: add and remove process sets"):
+            hvd.add_process_set([1])
+        with mismatch("remove_process_set: rank 0 has joined and cannot take part"):
+            hvd.remove_process_set(alone)
+        with mismatch("the names differ: only rank 1 has of 1", f"only rank {last} has of {last}"):
+            require_agreement("the names", ["of 1" if hvd.rank() < last else f"of {last}"])
+        hvd.join()
+    both = hvd.add_process_set([0, last])
+    assert len(set(hvd.allgather_object(both.process_set_id))) == 1
+    if both.included():
+        np.testing.assert_array_equal(hvd.allreduce(np.ones(2), op=hvd.Sum, process_set=both), [2.0, 2.0])
+    for added in (alone, both):
+        assert hvd.remove_process_set(added)
 
 
 def objects() -> None:
