@@ -10,20 +10,29 @@ from horovodish.errors import MismatchError
 from horovodish.submission import Checking, gather_objects, generated_name
 
 if TYPE_CHECKING:
-    from mpi4py.MPI import Intracomm
+    from mpi4py.MPI import Group, Intracomm
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
 
 _GLOBAL_ID = 0
 
 
-def _ranks_of(ranks_or_comm: Sequence[int] | Intracomm) -> list[int]:
-    if hasattr(ranks_or_comm, "Get_group"):
-        world = mpi.load().COMM_WORLD.Get_group()
-        group = ranks_or_comm.Get_group()
-        translated: list[int] = list(group.Translate_ranks(list(range(group.Get_size())), world))
-        return translated
-    return [int(rank) for rank in ranks_or_comm]
+def _ranks_of(group: Group) -> list[int]:
+    """The ranks of `init()` that a group of MPI's processes consists of.
+
+    Raises:
+        ValueError: one of the processes is none.
+    """
+    library = mpi.load()
+    world = (basics.running().communicator or library.COMM_WORLD).Get_group()
+    ranks: list[int] = list(group.Translate_ranks(list(range(group.Get_size())), world))
+    world.Free()
+    if library.UNDEFINED in ranks:
+        raise ValueError(
+            f"rank {ranks.index(library.UNDEFINED)} of the communicator of a process set is not among the ranks that "
+            "have called init() together; pass a communicator of those only"
+        )
+    return sorted(ranks)
 
 
 class ProcessSet:
@@ -32,15 +41,16 @@ class ProcessSet:
     A set is used once `init(process_sets=[...])` or `add_process_set` has added it.
 
     Args:
-        ranks_or_comm: the ranks, in any order, or an `mpi4py` communicator of exactly these ranks.
+        ranks_or_comm: the ranks, in any order, or an `mpi4py` communicator of exactly these ranks. It may be freed.
 
     Attributes:
         process_set_id: its number, the same on every rank; 0 is all ranks, None means that it is not added.
-        ranks: of the world, in ascending order.
+        ranks: of the world, in ascending order. Those of a communicator are numbered as `init()` has numbered them, and
+            there are none before it.
         mpi_comm: an `mpi4py` communicator of its own, on its ranks and under MPI only; otherwise None.
 
     Raises:
-        ValueError: no rank, or a rank more than once.
+        ValueError: no rank, or a rank more than once, or a communicator with a rank that `init()` does not know.
 
     Example:
         >>> even = hvd.add_process_set(range(0, hvd.size(), 2))
@@ -49,10 +59,17 @@ class ProcessSet:
     """
 
     def __init__(self, ranks_or_comm: Sequence[int] | Intracomm):
-        given = _ranks_of(ranks_or_comm)
-        if not given or len(set(given)) < len(given):
-            raise ValueError(f"a process set needs at least one rank and each at most once, not {given}")
-        self.ranks = sorted(given)
+        self._group: Group | None = None
+        self.ranks: list[int] = []
+        if hasattr(ranks_or_comm, "Get_group"):
+            self._group = ranks_or_comm.Get_group()
+            if basics.is_initialized():
+                self._number()
+        else:
+            given = [int(rank) for rank in ranks_or_comm]
+            if not given or len(set(given)) < len(given):
+                raise ValueError(f"a process set needs at least one rank and each at most once, not {given}")
+            self.ranks = sorted(given)
         self.process_set_id: int | None = None
         self.mpi_comm: Intracomm | None = None
         self._engine_comm: Intracomm | None = None
@@ -87,6 +104,11 @@ class ProcessSet:
 
     def __repr__(self) -> str:
         return f"ProcessSet({self.ranks}, process_set_id={self.process_set_id})"
+
+    def _number(self) -> None:
+        """Find out the ranks anew, because another `init()` may number them otherwise."""
+        if self._group is not None:
+            self.ranks = _ranks_of(self._group)
 
     def _check_added(self) -> None:
         basics.running()
@@ -135,6 +157,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     agreement = generated_name("add_process_set")
     with Checking("allgather", agreement, _GLOBAL_ID):
         added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+        added._number()
     _check_agreement("add_process_set", added.ranks, agreement)
     if added.ranks[-1] >= running.place.size or added.ranks[0] < 0:
         raise ValueError(f"process set {added.ranks}: the ranks are 0 to {running.place.size - 1}")

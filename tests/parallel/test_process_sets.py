@@ -394,6 +394,9 @@ def start_with_sets() -> None:
     added = hvd.add_process_set(given)
     assert (added is given, added.process_set_id) == (True, 1)
     the_engine_goes_on()
+    hvd.barrier()
+    hvd.shutdown()
+    communicators_in_the_order_of_init()
 
 
 def init_that_fails() -> None:
@@ -420,6 +423,43 @@ def init_that_fails() -> None:
             assert not hvd.is_initialized()
         MPI.COMM_WORLD.Barrier()
         hvd.shutdown()
+
+
+def communicators_in_the_order_of_init() -> None:
+    """Ranks 0, 1 and 2 of MPI's world are those of init() in reverse; a set may be made before it."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    backwards, pair = world.Split(0, key=-world.Get_rank()), world.Split(world.Get_rank() == 2)
+    early, everybody = hvd.ProcessSet(pair), hvd.ProcessSet(world)
+    assert early.ranks == everybody.ranks == []
+    hvd.init(backwards)
+    ranks = [0] if hvd.rank() == 0 else [1, 2]
+    assert hvd.ProcessSet(pair).ranks == ranks
+    added = hvd.add_process_set(early if hvd.rank() else [1, 2])
+    assert added.ranks == [1, 2]
+    if added.included():
+        assert added is early
+        total = hvd.allreduce(np.full(2, hvd.rank()), op=hvd.Sum, process_set=added)
+        np.testing.assert_array_equal(total, [3, 3])
+    hvd.barrier()
+    hvd.shutdown()
+
+    hvd.init(pair)
+    text = f"rank {0 if world.Get_rank() == 2 else 2} of the communicator of a process set is not among the ranks"
+    with pytest.raises(ValueError, match=text):
+        hvd.ProcessSet(world)
+    if hvd.rank() == 0:
+        with pytest.raises(ValueError, match=text):
+            hvd.add_process_set(everybody)
+    else:
+        with mismatch("rank 0 cannot take part", text):
+            hvd.add_process_set([0])
+    the_engine_goes_on()
+    hvd.barrier()
+    hvd.shutdown()
+    backwards.Free()
+    pair.Free()
 
 
 @pytest.mark.parametrize("plane", PLANES)
