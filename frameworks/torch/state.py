@@ -15,7 +15,7 @@ from horovodish import basics
 from horovodish.agreement import require_agreement
 from horovodish.collectives import broadcast_object, checked_root, synchronize
 from horovodish.torch.asynchronous import broadcast_async_
-from horovodish.torch.tensors import check_tensor
+from horovodish.torch.tensors import check_tensor, moves_as_bytes
 
 
 def broadcast_parameters(
@@ -40,7 +40,9 @@ def broadcast_parameters(
     """
     root = checked_root(root_rank)
     tensors = dict(_named_tensors(params))
-    require_agreement("broadcast_parameters: the names of the tensors", sorted(tensors))
+    # The engine compares shapes and dtypes, but not the dtypes of what it sees as bytes.
+    described = sorted(_described(name, tensor) for name, tensor in tensors.items())
+    require_agreement("broadcast_parameters: the names of the tensors", described)
     _broadcast_into(root, "broadcast_parameters", tensors)
 
 
@@ -79,7 +81,7 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int = 0, model: M
 
         def take_out(value: Tensor) -> _Place:
             check_tensor(value, "broadcast_optimizer_state")
-            tensors.append(value)
+            tensors.append(value.detach().contiguous())
             # Strides as the root has them, where they leave no gaps: fused optimizers want them as the parameter's.
             return _Place(
                 len(tensors) - 1, tuple(value.shape), torch.empty_like(value).stride(), value.dtype, value.device.type
@@ -155,9 +157,20 @@ def _named_tensors(params: Any) -> Iterable[tuple[str, Tensor]]:
 def _broadcast_into(root: int, prefix: str, tensors: dict[str, Tensor]) -> None:
     handles = []
     for name, tensor in tensors.items():
-        row_major = tensor.detach().contiguous()
-        handles.append((tensor, row_major, broadcast_async_(row_major, root, f"{prefix}.{name}")))
-    for tensor, row_major, handle in handles:
+        own = _not_repeated(tensor.detach())
+        row_major = own.resolve_conj().resolve_neg().contiguous()
+        sent = row_major.unsqueeze(-1).view(torch.uint8) if moves_as_bytes(own) else row_major
+        handles.append((own, row_major, broadcast_async_(sent, root, f"{prefix}.{name}")))
+    for own, row_major, handle in handles:
         synchronize(handle)
-        if row_major.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(row_major)
+        if row_major.data_ptr() != own.data_ptr():
+            own.copy_(row_major)
+
+
+def _not_repeated(tensor: Tensor) -> Tensor:
+    """Each element of memory once, because nothing can be written into what `expand` gives."""
+    return tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
+
+
+def _described(name: str, tensor: Tensor) -> str:
+    return f"{name} of {tensor.dtype}" if moves_as_bytes(tensor) else name

@@ -91,6 +91,11 @@ def target_of(tensor: TensorT, name: str) -> TensorT:
     return tensor
 
 
+def moves_as_bytes(tensor: torch.Tensor) -> bool:
+    """Whether the engine does not know the dtype, but can move the bytes, which quantized tensors do not lend."""
+    return tensor.dtype not in _CODES and not tensor.is_quantized
+
+
 def rows_of(tensor: torch.Tensor, name: str, what: str) -> torch.Tensor:
     """As `source_of`, for an operation whose unit is the row.
 

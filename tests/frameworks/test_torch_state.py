@@ -20,6 +20,8 @@ def everything_about_state() -> None:
     parameters_and_buffers()
     named_parameters()
     tensors_of_other_strides()
+    tensors_of_dtypes_that_no_collective_takes()
+    tensors_that_repeat_their_elements()
     wrong_parameters()
     different_names()
     for name, make in OPTIMIZERS.items():
@@ -69,6 +71,41 @@ def tensors_of_other_strides() -> None:
     hvd.broadcast_parameters({"image": own})
     assert torch.equal(own, torch.arange(24.0).reshape(1, 2, 3, 4))
     assert own.stride() == strides
+
+
+def tensors_of_dtypes_that_no_collective_takes() -> None:
+    rotations = torch.polar(torch.ones(2, 3), torch.arange(6.0).reshape(2, 3))
+    for expected in (rotations, rotations.t(), rotations.conj(), torch.tensor(1j), rotations[:0]):
+        own = expected if hvd.rank() == 0 else torch.zeros_like(expected).conj()
+        hvd.broadcast_parameters({"own": own})
+        assert torch.equal(own, expected)
+    for dtype in (torch.uint16, torch.float8_e4m3fn):
+        own = torch.full((3,), hvd.rank() + 1).to(dtype)
+        hvd.broadcast_parameters({"own": own}, root_rank=1)
+        assert own.float().tolist() == [2.0] * 3
+    last = hvd.rank() == hvd.size() - 1
+    with pytest.raises(MismatchError, match=r"has own of torch.uint16, only rank . has own of torch.float8_e5m2"):
+        hvd.broadcast_parameters({"own": torch.zeros(2).to(torch.float8_e5m2 if last else torch.uint16)})
+
+    parameter = nn.Parameter(torch.zeros(2, dtype=torch.cfloat))
+    optimizer = torch.optim.Adam([parameter])
+    parameter.grad = torch.full((2,), 1j * (hvd.rank() + 1))
+    optimizer.step()
+    hvd.broadcast_optimizer_state(optimizer)
+    torch.testing.assert_close(optimizer.state[parameter]["exp_avg"], torch.full((2,), 0.1j))
+
+
+def tensors_that_repeat_their_elements() -> None:
+    own = torch.full((1, 4), float(hvd.rank())).expand(3, 4)
+    hvd.broadcast_parameters({"own": own}, root_rank=1)
+    assert own.tolist() == [[1.0] * 4] * 3
+    with pytest.raises(MismatchError, match=r"'broadcast_parameters.own'.*shape"):
+        hvd.broadcast_parameters({"own": own if hvd.rank() else own.clone()})
+
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))])
+    optimizer.state["common"] = {"expanded": torch.tensor([hvd.rank() + 5]).expand(2)}
+    hvd.broadcast_optimizer_state(optimizer)
+    assert optimizer.state["common"]["expanded"].tolist() == [5, 5]
 
 
 def wrong_parameters() -> None:
