@@ -26,7 +26,9 @@ def broadcast_parameters(
     Args:
         params: `model.state_dict()`, `model.named_parameters()`, or any dict or iterable of names and tensors, with the
             same names, shapes and dtypes on every rank. Tensors of any dtype and of any strides. An
-            entry that is None is passed over.
+            entry that is None is passed over, and so is a module's extra state (`get_extra_state`) that is no tensor,
+            because nothing can be written into it: `model.load_state_dict(hvd.broadcast_object(model.state_dict()))`
+            sends it, too.
         root_rank: whose values to send, the same on every rank.
 
     Raises:
@@ -149,7 +151,8 @@ def _named_tensors(params: Any) -> Iterable[tuple[str, Tensor]]:
         if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
             raise TypeError(f"{wanted} an iterable of {type(entry).__name__}")
         name, tensor = entry
-        if tensor is not None:
+        is_extra_state = name.rpartition(".")[2] == "_extra_state" and not isinstance(tensor, Tensor)
+        if tensor is not None and not is_extra_state:
             check_tensor(tensor, f"broadcast_parameters: {name}")
             yield name, tensor
 

@@ -22,6 +22,7 @@ def everything_about_state() -> None:
     tensors_of_other_strides()
     tensors_of_dtypes_that_no_collective_takes()
     tensors_that_repeat_their_elements()
+    extra_state_is_passed_over()
     wrong_parameters()
     different_names()
     for name, make in OPTIMIZERS.items():
@@ -106,6 +107,21 @@ def tensors_that_repeat_their_elements() -> None:
     optimizer.state["common"] = {"expanded": torch.tensor([hvd.rank() + 5]).expand(2)}
     hvd.broadcast_optimizer_state(optimizer)
     assert optimizer.state["common"]["expanded"].tolist() == [5, 5]
+
+
+class WithExtraState(nn.Linear):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 3}
+
+
+def extra_state_is_passed_over() -> None:
+    own = nn.Sequential(WithExtraState(2, 2))
+    nn.init.constant_(own[0].weight, hvd.rank())
+    hvd.broadcast_parameters(own.state_dict(), root_rank=1)
+    hvd.broadcast_parameters(own[0].state_dict())
+    assert own[0].weight.tolist() == [[1.0, 1.0]] * 2
+    with pytest.raises(UnsupportedTensorError, match=r"my_extra_state: expected a torch.Tensor, got dict"):
+        hvd.broadcast_parameters({"my_extra_state": {}})
 
 
 def wrong_parameters() -> None:
