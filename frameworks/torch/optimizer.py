@@ -233,12 +233,12 @@ class _ReducesGradients(_Distributed):
         _check_passes(passes)
         self._reducer.passes_per_step = passes
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's. After a backward that raised, what it had begun to reduce is brought to its end first."""
-        self.wrapped_class.zero_grad(self, set_to_none)  # type: ignore[arg-type]
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As that of the wrapped class. After a backward that raised, what it had begun to reduce is ended first."""
+        self.wrapped_class.zero_grad(self, *args, **kwargs)  # type: ignore[arg-type]
         if self._reducer.interrupted:
             self._reducer.synchronize()
-            self.wrapped_class.zero_grad(self, set_to_none)  # type: ignore[arg-type]
+            self.wrapped_class.zero_grad(self, *args, **kwargs)  # type: ignore[arg-type]
 
 
 def keeps_own_state(optimizer: Optimizer) -> bool:

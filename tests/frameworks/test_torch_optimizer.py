@@ -45,6 +45,7 @@ def everything_about_the_optimizer() -> None:
     the_class()
     existing_state()
     zero_grad()
+    zero_grad_without_an_argument()
     hooks_on_step()
     schedulers()
     grad_scaler()
@@ -107,6 +108,19 @@ def zero_grad() -> None:
     train(model, optimizer)
     model.zero_grad()
     train(model, optimizer)
+
+
+class KeepsGradients(torch.optim.SGD):
+    def zero_grad(self) -> None:
+        super().zero_grad(set_to_none=False)
+
+
+def zero_grad_without_an_argument() -> None:
+    model = small_model()
+    optimizer = hvd.DistributedOptimizer(KeepsGradients(model.parameters(), lr=0.1))
+    train(model, optimizer)
+    optimizer.zero_grad()
+    assert not any(p.grad.any() for p in model.parameters())
 
 
 def hooks_on_step() -> None:
