@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -16,6 +16,9 @@ class Participant(Protocol):
 
     def pause(self) -> None:
         """A backward within another backward has ended; the outer one goes on."""
+
+    def resume(self) -> None:
+        """The outer one has gone on; `join` it unless a hook has done so already."""
 
     def end_backward(self) -> None:
         """The outermost backward has ended; must not wait for other ranks."""
@@ -51,6 +54,7 @@ def _end() -> None:
     if _inside_another_backward():
         for participant in participants:
             participant.pause()
+        _resume_in_outer(participants)
         return
     # All hand over before any waits: the ranks need not have met their participants in the same order.
     for participant in participants:
@@ -88,6 +92,23 @@ def _has_handed_over(participant: Participant, errors: list[Exception] | None) -
             raise
         errors.append(error)
         return True
+
+
+def _resume_in_outer(participants: Sequence[Participant]) -> None:
+    """Has the outer backward call `resume`, which no hook may do where all parameters are in checkpointed blocks."""
+    # A callback queued now would belong to the backward that ends. The nodes that follow the custom function are run by
+    # the outer one.
+    function: Any = torch._C._current_autograd_node()
+    if function is None:
+        return
+
+    def resume(_: Any) -> None:
+        for handle in handles:
+            handle.remove()
+        for participant in participants:
+            participant.resume()
+
+    handles = [node.register_prehook(resume) for node, _ in function.next_functions if node is not None]
 
 
 def _inside_another_backward() -> bool:

@@ -216,7 +216,11 @@ class Reducer:
 
         return hand_over if slot.plain else hand_over_changed
 
-    def _late_hook(self, parameter: Tensor) -> None:
+    def _late_hook(self, _: Tensor) -> None:
+        self.resume()
+
+    def resume(self) -> None:
+        """Begins, unless a hook has done so."""
         if not self._armed:
             self._begin(None)
 

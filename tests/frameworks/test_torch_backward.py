@@ -27,6 +27,7 @@ def everything_around_backward() -> None:
     closures()
     checkpointing()
     nested_backwards_are_one_pass()
+    everything_in_checkpoints()
     non_contiguous_gradients()
     backward_that_raises()
     a_converted_model()
@@ -167,6 +168,31 @@ def nested_backwards_are_one_pass() -> None:
             checkpoint(inner, outer(x), use_reentrant=True).sum().backward()
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 torch.testing.assert_close(parameter.grad, gradient if passes == 1 else 2 * hvd.allreduce(gradient))
+
+
+def everything_in_checkpoints() -> None:
+    """No parameter has its hook called by the outer backward."""
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    parameters = [*first.parameters(), *second.parameters()]
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        return second(checkpoint(first, x, use_reentrant=True))
+
+    def one_after_the_other(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(second, checkpoint(first, x, use_reentrant=True), use_reentrant=True)
+
+    for model in (one_after_the_other, lambda x: checkpoint(both, x, use_reentrant=True)):
+        for passes in (1, 2):
+            optimizer = wrapped(parameters, backward_passes_per_step=passes)
+            for window in range(3):
+                optimizer.zero_grad()
+                x = torch.full((2, 3), own(window) / 8, requires_grad=True)
+                gradients = torch.autograd.grad(second(first(x)).sum(), parameters)
+                for done in range(1, passes + 1):
+                    model(x).sum().backward()
+                    for parameter, gradient in zip(parameters, gradients, strict=True):
+                        expected = gradient if done < passes else passes * hvd.allreduce(gradient)
+                        torch.testing.assert_close(parameter.grad, expected)
 
 
 def non_contiguous_gradients() -> None:
