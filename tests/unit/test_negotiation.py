@@ -332,9 +332,7 @@ def test_joined_ranks_count_as_having_submitted(size: int, arity: int, seed: int
 
 @settings(max_examples=100)
 @given(st.integers(2, 9), st.integers(1, 3), st.integers(0, 2**32), st.data())
-def test_after_a_lost_rank_nothing_is_decided(
-    size: int, arity: int, seed: int, data: st.DataObject
-) -> None:
+def test_after_a_lost_rank_nothing_is_decided(size: int, arity: int, seed: int, data: st.DataObject) -> None:
     network = Network(size, arity, seed)
     victim = data.draw(st.integers(1, size - 1))
     witness = network.parent(victim)
