@@ -27,7 +27,7 @@ from horovodish.errors import MismatchError
 from horovodish.keras.distribution import distribute_outside
 from horovodish.keras.learning_rates import LearningRateScheduleCallback, LearningRateWarmupCallback
 from horovodish.keras.meeting import MeetingCallback
-from horovodish.keras.state import broadcast_variables, state_of
+from horovodish.keras.state import broadcast_variables, optimizers_of, state_of, weights_of
 from horovodish.process_sets import ProcessSet
 
 __all__ = [
@@ -44,45 +44,56 @@ class BroadcastGlobalVariablesCallback(MeetingCallback):
 
     Where `compile` has put a LossScaleOptimizer around the wrapped optimizer, it also has the outer one reduce.
 
-    A model that has no variables before it sees data (TensorFlow's backend, no `Input`) is broadcast after its first
-    step. Random seeds, metrics and local layers stay each rank's own.
+    What a model has only once it sees data (TensorFlow's backend, no `Input`) is broadcast after its first step. A
+    model with its own `train_step` may have several optimizers: those that are its attributes are meant, or attributes
+    of its layers. Random seeds, metrics and local layers stay each rank's own.
 
     Args:
         root_rank: whose values to send, the same on every rank; a rank of the world.
         device: taken because Horovod takes it; it changes nothing.
+
+    Raises:
+        ValueError: Keras knows of no weights of the model, after its first step or before.
     """
 
     def __init__(self, root_rank: int = 0, device: str = "") -> None:
         super().__init__()
         self.root_rank = root_rank
-        self._sent = False
+        self._complete = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras. Collective."""
         super().on_train_begin(logs)
-        distribute_outside(self.model.optimizer)
-        self._sent = False
-        self._send()
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras. Collective as long as nothing was sent."""
-        self._send()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras. Collective."""
-        super().on_epoch_end(epoch, logs)
-        self._send()
-
-    def _send(self) -> None:
-        if self._sent or not self.model.built:
-            return
         model = self.model
-        if not model.optimizer.built:
+        optimizers = optimizers_of(model)
+        for optimizer in optimizers:
+            distribute_outside(optimizer)
+        if any(optimizer is model.optimizer and not optimizer.built for optimizer in optimizers) and model.built:
             model.optimizer.build(model.trainable_variables)
+        self._complete = model.built
+        if self._complete:
+            self._send_all()
+        else:  # it may be that all its layers are built, and that it never will be
+            self._send(weights_of(model))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras. Collective after the first step, which every rank does."""
+        if not self._complete:
+            self._complete = True
+            self._send_all()
+
+    def _send_all(self) -> None:
+        if not self.model.weights:
+            raise ValueError(
+                f"BroadcastGlobalVariablesCallback: {self.model.name} has no weights that Keras knows of, so the ranks "
+                "would train models of their own; make the layers and models that it trains its attributes"
+            )
+        self._send(state_of(self.model))
+
+    def _send(self, variables: list[Any]) -> None:
         process_set = self.meeting.process_set
         if process_set.included():
-            broadcast_variables(state_of(model), self.root_rank, process_set)
-        self._sent = True
+            broadcast_variables(variables, self.root_rank, process_set)
 
 
 class MetricAverageCallback(MeetingCallback):

@@ -8,7 +8,7 @@ import keras
 
 from horovodish.collectives import allgather_object, join
 from horovodish.keras.distribution import is_distributed
-from horovodish.keras.state import broadcast_variables, state_of, weights_of
+from horovodish.keras.state import broadcast_variables, optimizers_of, state_of, weights_of
 from horovodish.process_sets import ProcessSet, global_process_set
 
 
@@ -33,9 +33,10 @@ class Meeting:
         self._met = True
         if self.process_set is global_process_set:
             join()
-            steps = allgather_object(int(self._model.optimizer.iterations), "meeting.steps")
+            own = [int(optimizer.iterations) for optimizer in optimizers_of(self._model)]
+            steps = allgather_object(own, "meeting.steps")
             if min(steps) < max(steps):
-                broadcast_variables(state_of(self._model), steps.index(max(steps)))
+                broadcast_variables(state_of(self._model), steps.index(max(steps, key=sum)))
 
     def end_epoch(self) -> None:
         """Called when all callbacks have been called at the end of the epoch. Collective."""
@@ -53,8 +54,8 @@ class Meeting:
     @property
     def process_set(self) -> ProcessSet:
         """The ranks that train together."""
-        optimizer = self._model.optimizer
-        return optimizer._distribution.reduction.process_set if is_distributed(optimizer) else global_process_set
+        wrapped = filter(is_distributed, optimizers_of(self._model))
+        return next((one._distribution.reduction.process_set for one in wrapped), global_process_set)
 
     @property
     def _alone(self) -> bool:

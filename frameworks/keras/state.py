@@ -49,7 +49,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
 
 
 def broadcast_global_variables(root_rank: int, model: Any = None) -> None:
-    """Give every rank the root's weights of a model and the state of its optimizer. Collective; blocks.
+    """Give every rank the root's weights of a model and the state of its optimizers. Collective; blocks.
 
     Args:
         root_rank: whose values to send, the same on every rank.
@@ -71,6 +71,23 @@ def broadcast_global_variables(root_rank: int, model: Any = None) -> None:
     broadcast_variables(state_of(model), root_rank)
 
 
+def optimizers_of(model: Any) -> list[Any]:
+    """The optimizers that train a model, in the same order on every rank.
+
+    A model with its own `train_step` may have several, as attributes of its own or of its layers, alone or in lists
+    and dicts. Where some of them are wrapped, these alone count: the one that `compile` makes unasked trains nothing.
+    """
+    found: dict[int, Any] = {}
+    for layer in model._flatten_layers():
+        for value in list(vars(layer).values()):
+            members = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            )
+            found.update((id(one), one) for one in members if isinstance(one, keras.optimizers.Optimizer))
+    wrapped = [one for one in found.values() if is_distributed(one) or is_distributed(_inner(one))]
+    return wrapped or list(found.values())
+
+
 def weights_of(model: Any) -> list[Any]:
     """The weights of a model that are the same on every rank: all but those of local layers."""
     local = {id(variable) for variable in _local_variables(model)}
@@ -78,17 +95,20 @@ def weights_of(model: Any) -> list[Any]:
 
 
 def state_of(model: Any) -> list[Any]:
-    """The variables of a model and its optimizer that are the same on every rank: no seeds, metrics or local layers."""
+    """The variables of a model and its optimizers that all ranks have alike: no seeds, metrics or local layers."""
     # Keras names what belongs to a variable after it.
     local = tuple(f"{variable.path.replace('/', '_')}_" for variable in _local_variables(model))
-    optimizer: Any = getattr(model, "optimizer", None)
-    variables = optimizer.variables if optimizer is not None else []
+    variables = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
     return [*weights_of(model), *(variable for variable in variables if not variable.name.startswith(local or "\0"))]
 
 
 def _local_variables(model: Any) -> list[Any]:
-    optimizer: Any = getattr(model, "optimizer", None)
-    return optimizer._distribution.reduction.local_variables if is_distributed(optimizer) else []
+    reductions = [one._distribution.reduction for one in optimizers_of(model) if is_distributed(one)]
+    return [variable for reduction in reductions for variable in reduction.local_variables]
+
+
+def _inner(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", None)
 
 
 def load_model(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,93 @@ def ranks_may_have_different_numbers_of_batches() -> None:
     assert int(model.optimizer.iterations) - before == 3 * (3 + 2 * (hvd.size() - 1))
     assert same_everywhere(model)
     assert len({tuple(values) for values in hvd.allgather_object(history.history["loss"])}) == 1
+
+
+class Adversaries(keras.Model):
+    """As many are written: two models, two optimizers, a `train_step` and no `call`, so that Keras never builds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
+        self.other = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+
+    def compile(self, *optimizers: Any) -> None:
+        super().compile()
+        self.optimizers = list(optimizers)
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        for model, optimizer, sign in zip((self.one, self.other), self.optimizers, (1.0, -1.0), strict=True):
+            loss = functools.partial(self.loss_of, x, y, sign)
+            apply_gradients(optimizer, loss, model.trainable_variables)
+        return {"loss": keras.ops.zeros(())}
+
+    def loss_of(self, x: Any, y: Any, sign: float) -> Any:
+        return sign * keras.ops.mean((self.other(self.one(x)) - y) ** 2)
+
+
+def apply_gradients(optimizer: Any, loss: Callable[[], Any], variables: Any) -> None:
+    if keras.config.backend() == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            value = loss()
+        optimizer.apply(tape.gradient(value, variables), variables)
+    else:
+        import torch
+
+        for variable in variables:
+            variable.value.grad = None
+        loss().backward()
+        with torch.no_grad():
+            optimizer.apply([variable.value.grad for variable in variables], variables)
+
+
+class Untracked(keras.Model):
+    """Whatever it trains, Keras does not know it."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        return {"loss": keras.ops.zeros(())}
+
+
+def models_with_several_optimizers() -> None:
+    if keras.config.backend() == "jax":  # whose `train_step` has no side effects
+        return
+    keras.utils.set_random_seed(hvd.rank())
+    model, untracked = Adversaries(), Untracked()
+    model.built = untracked.built = keras.config.backend() == "torch"  # where Keras asks for it
+    model.compile(*(hvd.DistributedOptimizer(sgd()) for _ in range(2)))
+    states: list[Any] = []
+
+    def keep(epoch: int, logs: Any) -> None:
+        variables = [*model.weights, *(variable for one in model.optimizers for variable in one.variables)]
+        states.append([keras.ops.convert_to_numpy(variable).tobytes() for variable in variables])
+
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        keras.callbacks.LambdaCallback(on_epoch_end=keep),  # fit ends with equal weights, whatever was before
+    ]
+    for count in (4, 4 + 4 * hvd.rank()):
+        model.fit(*examples(count), batch_size=4, verbose=0, callbacks=callbacks)
+    assert len(states) == 2
+    for epoch, (first, *others) in enumerate(zip(*hvd.allgather_object(states), strict=True)):
+        assert all(first == other for other in others), f"epoch {epoch}"
+    assert [int(one.iterations) for one in model.optimizers] == [1 + hvd.size()] * 2
+
+    untracked.compile()
+    with pytest.raises(ValueError, match="has no weights that Keras knows of"):
+        untracked.fit(*examples(4), batch_size=4, verbose=0, callbacks=callbacks[:1])
+
+
+def a_model_may_be_built_by_its_first_batch() -> None:
+    """Also where that is the last one of a rank."""
+    keras.utils.set_random_seed(hvd.rank())
+    model = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(2)])
+    model.compile(hvd.DistributedOptimizer(sgd()), loss="mse")
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    model.fit(*examples(4 + 4 * hvd.rank()), batch_size=4, verbose=0, callbacks=callbacks)
+    assert same_everywhere(model)
+    assert int(model.optimizer.iterations) == hvd.size()
 
 
 def logs_are_averaged() -> None:
