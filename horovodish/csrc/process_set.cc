@@ -90,7 +90,10 @@ std::optional<std::chrono::nanoseconds> ProcessSet::nap() const {
 }
 
 void ProcessSet::submit(std::shared_ptr<Operation> operation) {
-  if (last_) return settle_(operation, &last_->error);
+  if (last_) {
+    operation->trace.submitted(operation->request, operation->signature, operation->process_set, Clock::now());
+    return settle_(operation, &last_->error);
+  }
   if (const Error* const error = families_.failure_of(operation->request->family)) return settle_(operation, error);
   if (!families_.take_up(operation)) return;
   const Request& request = *operation->request;
