@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.autograd.function import BackwardCFunction
 
 
@@ -35,8 +36,19 @@ _NAP_SECONDS = 1e-4  # between looks at what other ranks must say first, which h
 _APPLY = BackwardCFunction.apply.__code__
 
 
+@_disable_dynamo
 def join(participant: Participant) -> None:
-    """Called by the first hook of a participant in a backward pass."""
+    """Called by the first hook of a participant in a backward pass.
+
+    Raises:
+        RuntimeError: the pass is one of compiled autograd, which does not tell when it ends.
+    """
+    compiled_autograd = sys.modules.get("torch._dynamo.compiled_autograd")
+    if compiled_autograd is not None and compiled_autograd.in_compiled_autograd_region:
+        raise RuntimeError(
+            "compiled autograd does not tell when backward() ends, so gradients cannot be reduced there; leave "
+            "torch._dynamo.config.compiled_autograd off. torch.compile works without it"
+        )
     _participants.append(participant)
     torch.autograd.Variable._execution_engine.queue_callback(_end)
 

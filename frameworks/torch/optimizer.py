@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from horovodish.collectives import Adasum, Average, ReduceOp, chosen_op
@@ -290,6 +291,7 @@ def _distributed_class(kind: type[_Distributed], wrapped: type[Optimizer]) -> ty
     return type(f"Distributed{wrapped.__name__}", (wrapped, kind), namespace | own)
 
 
+@_disable_dynamo
 def _before_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if kwargs.get("closure") is not None or any(map(callable, args[1:])):
         # The closure calls backward, and each of its calls must reduce.
@@ -298,16 +300,19 @@ def _before_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
         optimizer._reducer.synchronize()
 
 
+@_disable_dynamo
 def _after_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     optimizer._reducer.stepped()
 
 
+@_disable_dynamo
 def _before_local_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if "_step_supports_amp_scaling" not in vars(optimizer):  # a fused optimizer does this by itself
         _unscale(optimizer)
     optimizer._reducer.before_step()
 
 
+@_disable_dynamo
 def _after_local_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     optimizer._reducer.after_step()
 

@@ -240,8 +240,8 @@ class Reducer:
     def _begin(self, index: int | None) -> bool:
         """Called by hooks while gradients are not submitted as they come; says whether that changes now."""
         if not self._armed:
-            self._armed = True
             backward.join(self)
+            self._armed = True
             self._due = not self._suspended and (self.in_closure or self._passes + 1 >= self.passes_per_step)
             watched = self._watched is None and self._all_compared
             self._submitting = self._due and watched and not self._needs_another_plan()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import time
 
+import pytest
 import torch
 from torch import nn
 
@@ -193,6 +195,8 @@ def compiled_models() -> None:
     hvd.init()
     for backend in ("aot_eager", "inductor"):  # as by default, without and with the compiler of kernels
         train_compiled(backend)
+    compiled_steps()
+    compiled_autograd()
 
 
 def train_compiled(backend: str) -> None:
@@ -217,6 +221,34 @@ def train_compiled(backend: str) -> None:
         for one, other in zip(compiled.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(one, other)
         hvd.check_consistency(model, optimizer)
+
+
+def compiled_steps() -> None:
+    """What reduces is not compiled along, which would have to be done again whenever its state has changed."""
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
+    hvd.broadcast_parameters(model.state_dict())
+    optimizer = wrapped(model.named_parameters())
+    compiled = torch.compile(optimizer.step, backend="aot_eager")
+    for step in range(6):
+        optimizer.zero_grad()
+        with optimizer.no_sync() if step % 2 else contextlib.nullcontext():
+            model(torch.full((4, 3), own() / 8)).square().mean().backward()
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            compiled()
+        hvd.check_consistency(model)
+
+
+def compiled_autograd() -> None:
+    p = leaf()
+    optimizer = wrapped([p])
+    enabled = torch._dynamo.compiled_autograd._enable
+    for step in range(2):
+        with enabled(torch.compile(backend="eager")), pytest.raises(RuntimeError, match="compiled_autograd off"):
+            backward([p], own(step))
+        optimizer.zero_grad()
+        backward([p], own(step))
+        check(p, mean(step))
 
 
 def test_compiled_models() -> None:
