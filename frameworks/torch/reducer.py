@@ -190,9 +190,10 @@ class Reducer:
         current_stream = cuda.stream_getter(slot.device)
 
         def hand_over(parameter: Tensor) -> None:
-            if not self._submitting and not begin(index):
-                return
             gradient: Any = parameter.grad
+            # It is None where the user's own hook has stepped already, which has reduced it.
+            if gradient is None or (not self._submitting and not begin(index)):
+                return
             # A conversion of the model since it was wrapped must not make the engine read and write other memory.
             if (
                 gradient.dtype is dtype
@@ -210,14 +211,15 @@ class Reducer:
                 self._submit(index, gradient)
 
         def hand_over_changed(parameter: Tensor) -> None:
-            if self._submitting or begin(index):
-                gradient: Any = parameter.grad
+            gradient: Any = parameter.grad
+            if gradient is not None and (self._submitting or begin(index)):
                 self._submit(index, gradient)
 
         return hand_over if slot.plain else hand_over_changed
 
-    def _late_hook(self, _: Tensor) -> None:
-        self.resume()
+    def _late_hook(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self.resume()
 
     def resume(self) -> None:
         """Begins, unless a hook has done so."""

@@ -28,6 +28,7 @@ def everything_around_backward() -> None:
     checkpointing()
     nested_backwards_are_one_pass()
     everything_in_checkpoints()
+    a_step_for_each_gradient()
     non_contiguous_gradients()
     backward_that_raises()
     a_converted_model()
@@ -193,6 +194,26 @@ def everything_in_checkpoints() -> None:
                     for parameter, gradient in zip(parameters, gradients, strict=True):
                         expected = gradient if done < passes else passes * hvd.allreduce(gradient)
                         torch.testing.assert_close(parameter.grad, expected)
+
+
+def a_step_for_each_gradient() -> None:
+    """The user's hook has stepped and dropped the gradient before ours is called."""
+    for compression in (hvd.Compression.none, hvd.Compression.fp16):
+        optimizers: dict[torch.Tensor, Any] = {}
+
+        def step_at_once(parameter: torch.Tensor, optimizers: dict[torch.Tensor, Any] = optimizers) -> None:
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        parameters = [leaf(), leaf()]
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(step_at_once)
+            optimizers[parameter] = wrapped([parameter], op=hvd.Sum, compression=compression)
+        for step in range(3):
+            backward(parameters, own(step))
+        for parameter in parameters:
+            assert parameter.grad is None
+            torch.testing.assert_close(parameter.detach(), torch.full((3,), -sum(map(total, range(3)))))
 
 
 def non_contiguous_gradients() -> None:
