@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -38,6 +39,14 @@ def runs_eagerly() -> bool:
         tensorflow = importlib.import_module("tensorflow")
         return bool(tensorflow.executing_eagerly())
     return backend == "torch"  # JAX has a gradient for everything
+
+
+def untraced(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, which torch.compile calls and does not compile; on other backends as it is."""
+    if keras.config.backend() != "torch":
+        return method
+    disabled: Callable[..., Any] = importlib.import_module("torch").compiler.disable(method)
+    return disabled
 
 
 def dense(gradient: Any) -> Any:

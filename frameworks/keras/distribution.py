@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from horovodish.keras.backends import untraced
 from horovodish.keras.reduction import Reduction, check_members
 from horovodish.keras.window import Window
 
@@ -171,11 +172,14 @@ def distribute(optimizer: Any, distribution: Distribution) -> None:
     }
     optimizer.__dict__["_distribution"] = distribution
     optimizer.__class__ = type(own.__name__, (_Distributed, own), names)
+    # torch.compile looks for methods in the object, and then in what its `__class__` says, not in its type.
+    optimizer.__dict__["apply"] = untraced(optimizer.apply)
 
 
 def undistribute(optimizer: Any) -> Distribution:
     """Makes a wrapped optimizer what it was, and gives what it had besides."""
     distribution: Distribution = optimizer.__dict__.pop("_distribution")
+    del optimizer.__dict__["apply"]
     vars(object)["__class__"].__set__(optimizer, type(optimizer).__mro__[2])
     return distribution
 
@@ -194,6 +198,8 @@ def distribute_outside(optimizer: Any) -> None:
 
 def _check_caller(optimizer: Any, frame: FrameType) -> None:
     """Passes every caller but a LossScaleOptimizer around the optimizer, which leaves out steps for its rank alone."""
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("torch._dynamo"):
+        frame = frame.f_back
     caller = frame.f_locals.get("self")
     if isinstance(caller, keras.optimizers.LossScaleOptimizer) and caller is not optimizer:
         raise ValueError(

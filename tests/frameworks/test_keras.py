@@ -29,6 +29,7 @@ def check_everything(backend: str, folder: Path) -> None:
     keras_truth.sparse_gradients_become_dense()
     keras_truth.loss_scaling_is_agreed_upon()
     keras_truth.ranks_train_as_one_process()
+    keras_truth.a_compiled_step_reduces_on_torch()
     keras_truth.mixed_precision_in_fit()
     keras_loops.a_loop_trains_as_one_process()
     keras_callbacks.values_are_reduced()

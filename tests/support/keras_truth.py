@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import pickle
@@ -92,6 +93,31 @@ def ranks_train_as_one_process() -> None:
             np.testing.assert_allclose(weight, other, **CLOSE, err_msg=f"{case}, jit_compile={jit_compile}")
         everyones = hvd.allgather_object(weights)
         assert all(np.array_equal(*pair) for pair in zip(everyones[0], everyones[-1], strict=True)), case
+
+
+def a_compiled_step_reduces_on_torch() -> None:
+    """Without the compiler of machine code, which takes long: what could pass the reduction by is PyTorch's tracer."""
+    if keras.config.backend() != "torch":
+        return
+    import torch
+
+    gradient = torch.tensor([hvd.rank() + 1.0, 4.0 - 3 * hvd.rank()])
+    results = []
+    for traced in (lambda step: step, functools.partial(torch.compile, backend="eager")):
+        variable = keras.Variable(np.zeros(2, "float32"))
+        optimizer = hvd.DistributedOptimizer(adam(), backward_passes_per_step=2)
+        optimizer.build([variable])
+
+        @traced
+        def step(optimizer: Any = optimizer, variable: Any = variable) -> None:
+            with torch.no_grad():
+                optimizer.apply([gradient], [variable])
+
+        for _ in range(4):
+            step()
+        assert int(optimizer.iterations) == 2
+        results.append(keras.ops.convert_to_numpy(variable).tolist())
+    assert results[0] == results[1]
 
 
 def fit_gives_the_same_bits_again() -> None:
