@@ -77,6 +77,9 @@ class Reducer:
         self._compared: dict[int, bool] = {}  # whether its gradient is sparse on any rank, by the parameter's id
         self._named: list[tuple[str, Tensor]] = []
         self._hooks: dict[int, list[RemovableHandle]] = {}  # likewise
+        self._gradients: dict[int, Tensor] = {}  # submitted in this step; the engine reads and writes their memory
+        self._payloads: dict[int, tuple[Tensor, Any]] = {}  # what travels, where it is not simply the gradient
+        self._absent: dict[int, tuple[Tensor, Any]] = {}
         self._names = PlanNames(reduction.process_set)
         self.add(named)
 
@@ -95,6 +98,15 @@ class Reducer:
         self._compared.pop(id(parameter), None)
         _remove(self._hooks.pop(id(parameter), []))
 
+    def __del__(self) -> None:
+        self._keep_what_travels()
+
+    def _keep_what_travels(self) -> None:
+        """What was submitted and not waited for the engine may go on reading and writing."""
+        travels = [*self._gradients.values(), *self._payloads.values(), *self._absent.values()]
+        if travels:
+            keep_for_ever(travels)
+
     def remove_hooks(self) -> None:
         """Lets go of the parameters."""
         for handles in self._hooks.values():
@@ -105,13 +117,12 @@ class Reducer:
 
     def _build(self) -> None:
         self.remove_hooks()
+        self._keep_what_travels()
         self._outdated = False
         self._engine = basics.engine()
         self._plan: _native.BucketPlan | None = None
         self._armed = self._due = self._submitting = self._flushed = False
-        self._gradients: dict[int, Tensor] = {}  # submitted in this step; the engine reads and writes their memory
-        self._payloads: dict[int, tuple[Tensor, Any]] = {}  # what travels, where it is not simply the gradient
-        self._absent: dict[int, tuple[Tensor, Any]] = {}
+        self._gradients, self._payloads, self._absent = {}, {}, {}
         self._nodes: list[Any] = []  # autograd keeps no reference to the nodes whose hooks we need
         self._watched: Counter[int] | None = Counter()
         self._comparison: Handle[Any] | None = None
@@ -364,7 +375,7 @@ class Reducer:
         sees = bool(self._unseen) and not plan.any_joined()
         nowhere = set(plan.absent_everywhere()) if self._absent and error is None else set()
         if plan.memory_abandoned():
-            keep_for_ever((dict(self._payloads), dict(self._absent)))
+            self._keep_what_travels()
         plan.reset()
         if error is None:
             self._put_back(nowhere)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import horovodish.torch as hvd
 from horovodish.errors import MismatchError, UnsupportedTensorError
+from horovodish.torch.backward import leave
 from support.leaves import backward, check, leaf, mean, own, total, wrapped
 from support.ranks import run_ranks
 
@@ -31,6 +34,7 @@ def everything_around_backward() -> None:
     a_step_for_each_gradient()
     non_contiguous_gradients()
     backward_that_raises()
+    what_travels_outlives_the_optimizer()
     a_converted_model()
     mismatches()
     a_new_engine()
@@ -255,6 +259,22 @@ def backward_that_raises() -> None:
         check(p, mean(step))
         check(q, mean(step))
         optimizer.step()
+
+
+def what_travels_outlives_the_optimizer() -> None:
+    """A backward has raised, so nobody has waited for what it had handed over."""
+    p, q = leaf(), leaf(1.0)
+    optimizer = wrapped([p, q])
+    backward([p, q], own())
+    optimizer.zero_grad()
+    with pytest.raises(FloatingPointError):
+        (Raises.apply(p * 1.0, True) + q).sum().backward()
+    leave(optimizer._reducer)  # as the end of another backward does
+    handed_over = weakref.ref(q.grad)
+    q.grad = None
+    del optimizer
+    gc.collect()
+    assert handed_over() is not None
 
 
 def a_converted_model() -> None:

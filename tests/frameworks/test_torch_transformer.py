@@ -24,7 +24,7 @@ def test_it_learns() -> None:
 def test_a_stop_changes_nothing(tmp_path: Path) -> None:
     """An epoch of this text has 2 steps, and the stop is in the middle of the second one."""
     text, through, stopped = tmp_path / "text", tmp_path / "through.pt", tmp_path / "stopped.pt"
-    text.write_text("Four steps of two passes of 16 blocks on two ranks.\n" * 179)
+    text.write_text("Some steps of two passes of 16 blocks on two ranks.\n" * 179)
     for checkpoint, steps in ((through, 5), (stopped, 3), (stopped, 5)):
         output = output_of(SCRIPT, "--text", text, "--checkpoint", checkpoint, "--steps", steps, np=2)
     assert output.startswith("2 ranks, 131 blocks of 64 characters, 3 steps done\n")
