@@ -16,6 +16,7 @@ import horovodish as hvd
 from support.gpu import needs_gpu
 from support.model import FLOATS, difference, reduced, values
 from support.pretended_gpu import variables
+from support.processes import wait_until
 from support.ranks import run_ranks
 
 
@@ -29,12 +30,12 @@ def program(function: Callable[..., Any], *arrays: Any) -> Any:
     return jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",))
 
 
-def allocations() -> int:
+def only_the_fusion_buffer_is_left() -> bool:
     import ctypes
 
     library = ctypes.CDLL(os.environ["HOROVODISH_TEST_CUDA"])
     library.pretend_allocations.restype = ctypes.c_size_t
-    return int(library.pretend_allocations())
+    return int(library.pretend_allocations()) <= 1
 
 
 def calls_on_pretended_gpus() -> None:
@@ -54,7 +55,7 @@ def calls_on_pretended_gpus() -> None:
     what_goes_through_the_host()
     hvd.barrier()
     gpu.stream.wait()
-    assert allocations() <= 1, "all but the fusion buffer is given back"
+    wait_until(only_the_fusion_buffer_is_left)  # threads of the engine may be about to let go of what has ended
     if hvd.size() > 1:
         one_that_fails_among_others(gpu)
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 import horovodish as hvd
 from support.model import PLANES
+from support.processes import wait_until
 from support.ranks import run_ranks, run_ranks_to_their_ends
 from support.threads import thread_names
 from support.traces import Slice, is_complete, marks_of, tracks_of
@@ -23,7 +23,6 @@ from support.traces import Slice, is_complete, marks_of, tracks_of
 STEPS = 4
 LARGE = 300_000  # elements: several chunks
 CLOCKS_AGREE_WITHIN_NS = 20_000
-LIMIT_SECONDS = 60.0
 
 CALLS: dict[str, Callable[[], Any]] = {
     "small": lambda: hvd.allreduce(np.ones(10), name="small"),
@@ -135,13 +134,6 @@ def start_and_stop(folder: str) -> None:
     wait_until(no_trace_is_open)
     with pytest.raises(hvd.NotInitializedError):
         hvd.stop_timeline()
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not true():
-        assert time.monotonic() < deadline, f"{true} does not become true"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("np", [1, 2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,14 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
         return "X"
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Waits until a function of this process gives True."""
+    ends_at = time.monotonic() + _LIMIT_SECONDS
+    while not true():
+        assert time.monotonic() < ends_at, f"{true} does not become true"
+        time.sleep(_POLL_SECONDS)
 
 
 def wait_for_output(rank: int, text: str) -> str:
