@@ -321,6 +321,7 @@ void ProcessSet::abandon_executing(const Error& error) {
   for (const auto& [number, operation] : executing) settle(operation, &error);
 }
 
+// Of several losses all calls name the first.
 void ProcessSet::apply_lost(const Decision& lost) {
   if (lost.loss >= Loss::failed) do_not_finalize_mpi();
   if (!last_) last_ = {0, {kind_of(lost.loss), lost.text}};

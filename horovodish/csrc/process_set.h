@@ -44,7 +44,7 @@ class ProcessSet {
   bool turn();
   // A caller waits for something of this set.
   void flush() { negotiation_.flush(); }
-  // Whether news of neighbours matter now. One that makes room for what is unsent says so.
+  // Whether news of neighbours matters now. One that has made room for what is unsent says so.
   bool awaits_news() const { return busy() || neighbours_.has_unsent(); }
   bool busy() const { return !undecided_.empty() || families_.hold_any() || !executing_.empty() || join_; }
   // Whether something is under way that moves only while this rank looks.
