@@ -2,36 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from horovodish.errors import MismatchError
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.submission import gather_objects, generated_name
+from horovodish.submission import Checking, gather_objects, generated_name
 
-__all__ = ["require_agreement"]
+__all__ = ["Named", "agreement"]
 
 
-def require_agreement(what: str, value: list[Any], process_set: ProcessSet = global_process_set) -> None:
-    """Raise the same error on every rank when `value` is not the same on all of them. Collective; blocks.
+@contextmanager
+def agreement(function: str, what: str, process_set: ProcessSet = global_process_set) -> Iterator[list[Any]]:
+    """Wraps the checks of a collective function, at whose end the ranks compare what they have. Collective; blocks.
 
     Args:
-        what: what the value is, for the message.
-        value: items that can be pickled and compared.
+        function: that the user has called, for the messages.
+        what: is compared, in the plural, likewise.
         process_set: the ranks that compare.
 
+    Yields:
+        A list, to be filled with items that can be pickled and compared.
+
     Raises:
-        MismatchError: the values differ; the message shows what only one of two ranks has.
+        MismatchError: the lists differ; the message shows what only one of two ranks has. Or another rank has raised
+            within: then it is its text. Every rank of the process set raises it.
 
     Example:
-        >>> require_agreement("broadcast_parameters: the names of the tensors", sorted(tensors))
+        >>> with agreement("broadcast_parameters", "the names of the tensors") as names:
+        ...     root = checked_root(root_rank)
+        ...     names += sorted(tensors)
     """
     identity = checked_id(process_set)
-    values = gather_objects(value, generated_name("agreement", identity), identity)
+    name = generated_name(function, identity)
+    items: list[Any] = []
+    with Checking("allgather", name, identity):
+        yield items
+    values = gather_objects(items, name, identity)
     first = min(values)
     for place, other in values.items():
         if other != values[first]:
             difference = _difference(values[first], other, process_set.ranks[first], process_set.ranks[place])
-            raise MismatchError(f"{what} differ: {difference}; build them alike on every rank")
+            raise MismatchError(f"{function}: {what} differ: {difference}; build them alike on every rank")
+
+
+@dataclass(frozen=True)
+class Named:
+    """An item that is compared without its name, which may be another one on every rank.
+
+    Attributes:
+        kind: what is compared.
+        name: for the message.
+    """
+
+    kind: str
+    name: str = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.kind}"
 
 
 def _difference(first: list[Any], other: list[Any], first_rank: int, rank: int) -> str:

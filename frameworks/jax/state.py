@@ -10,7 +10,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from horovodish._native import DTYPES
-from horovodish.agreement import require_agreement
+from horovodish.agreement import agreement
 from horovodish.array_submission import checked_root
 from horovodish.collectives import broadcast_object
 from horovodish.jax.collective import Collective, run
@@ -62,13 +62,13 @@ def broadcast_optimizer_state(opt_state: Tree, root_rank: int = 0) -> Tree:
 
 
 def _broadcast(tree: Tree, root_rank: int, what: str) -> Tree:
-    root = checked_root(root_rank)
-    pairs, definition = jax.tree_util.tree_flatten_with_path(tree)
-    paths, leaves = [jax.tree_util.keystr(path) for path, _ in pairs], [leaf for _, leaf in pairs]
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        raise ValueError(f"{what} works outside of jit only; inside, use hvd.broadcast(tree, root_rank)")
-    described = [f"{path}: {_kind(leaf)}" for path, leaf in zip(paths, leaves, strict=True)]
-    require_agreement(f"{what}: the trees", described)
+    with agreement(what, "the trees") as described:
+        root = checked_root(root_rank)
+        pairs, definition = jax.tree_util.tree_flatten_with_path(tree)
+        paths, leaves = [jax.tree_util.keystr(path) for path, _ in pairs], [leaf for _, leaf in pairs]
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            raise ValueError(f"{what} works outside of jit only; inside, use hvd.broadcast(tree, root_rank)")
+        described += [f"{path}: {_kind(leaf)}" for path, leaf in zip(paths, leaves, strict=True)]
 
     arrays = {index: leaf for index, leaf in enumerate(leaves) if _is_array(leaf)}
     calls = [Collective("broadcast", what, False, (paths[index],), paths[index], root_rank=root) for index in arrays]

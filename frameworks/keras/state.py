@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from horovodish.collectives import allgather_object, broadcast_async, checked_root
+from horovodish.agreement import Named, agreement
+from horovodish.collectives import broadcast_async, checked_root
 from horovodish.compression import Compressor
-from horovodish.errors import MismatchError
 from horovodish.keras.compression import Compression
 from horovodish.keras.distribution import is_distributed
 from horovodish.keras.optimizer import DistributedOptimizer
@@ -33,11 +33,14 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
     Example:
         >>> hvd.broadcast_variables(model.weights, root_rank=0)
     """
-    root = checked_root(root_rank)
+    with agreement("broadcast_variables", "the variables", process_set) as described:
+        root = checked_root(root_rank, process_set)
+        variables = list(variables)
+        for number, variable in enumerate(variables):
+            kind = f"number {number} of shape {tuple(variable.shape)} and dtype {variable.dtype}"
+            described.append(Named(kind, variable.path))
     if process_set.size() == 1:
         return
-    variables = list(variables)
-    _require_agreement(variables, process_set)
     values = [np.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
     handles = [
         # Bytes travel, since Keras has dtypes that the engine cannot reduce.
@@ -144,25 +147,3 @@ def load_model(
         DistributedOptimizer(model.optimizer, compression=compression, **options)
         model.optimizer._distribution.learn(model.optimizer, model.trainable_variables)
     return model
-
-
-def _require_agreement(variables: Sequence[Any], process_set: ProcessSet) -> None:
-    kinds = [(variable.path, tuple(variable.shape), str(variable.dtype)) for variable in variables]
-    everyones = allgather_object(kinds, "broadcast_variables.kinds", process_set)
-    first, ranks = everyones[0], process_set.ranks or range(len(everyones))
-    for rank, others in zip(ranks, everyones, strict=True):
-        if len(first) != len(others):
-            raise MismatchError(
-                f"broadcast_variables: rank {ranks[0]} has {len(first)} variables, rank {rank} has {len(others)}; "
-                "build model and optimizer alike on every rank"
-            )
-        for one, other in zip(first, others, strict=True):
-            if one[1:] != other[1:]:
-                raise MismatchError(
-                    f"broadcast_variables: rank {ranks[0]} has {_described(*one)}, rank {rank} has "
-                    f"{_described(*other)}; build model and optimizer alike on every rank"
-                )
-
-
-def _described(path: str, shape: tuple[int, ...], dtype: str) -> str:
-    return f"{path} of shape {shape} and dtype {dtype}"

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovodish import collectives
-from horovodish.agreement import require_agreement
+from horovodish.agreement import Named, agreement
 from horovodish.array_submission import checked_root
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.submission import generated_name
@@ -101,12 +101,13 @@ def _check_no_session(session: object) -> None:
 def _checked_alike(variables: list[Any], root_rank: int, process_set: ProcessSet) -> str:
     """A name for the broadcast of the variables, once it is clear that all ranks have the same ones."""
     identity = checked_id(process_set)
-    checked_root(root_rank, process_set)
     if not tf.executing_eagerly():
+        checked_root(root_rank, process_set)
         return operation_name("broadcast_variables", None, identity)
-    described = [
-        f"number {number} of shape {tuple(variable.shape)} and dtype {tf.as_dtype(variable.dtype).name}"
-        for number, variable in enumerate(variables)
-    ]
-    require_agreement("broadcast_variables: the variables", described, process_set)
+    with agreement("broadcast_variables", "the variables", process_set) as described:
+        checked_root(root_rank, process_set)
+        for number, variable in enumerate(variables):
+            dtype = tf.as_dtype(variable.dtype).name
+            kind = f"number {number} of shape {tuple(variable.shape)} and dtype {dtype}"
+            described.append(Named(kind, getattr(variable, "path", variable.name)))
     return generated_name("broadcast_variables", identity)

@@ -12,7 +12,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from horovodish import basics
-from horovodish.agreement import require_agreement
+from horovodish.agreement import agreement
 from horovodish.collectives import broadcast_object, checked_root, synchronize
 from horovodish.torch.asynchronous import broadcast_async_
 from horovodish.torch.tensors import check_tensor, moves_as_bytes
@@ -40,11 +40,11 @@ def broadcast_parameters(
     Example:
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
-    root = checked_root(root_rank)
-    tensors = dict(_named_tensors(params))
-    # The engine compares shapes and dtypes, but not the dtypes of what it sees as bytes.
-    described = sorted(_described(name, tensor) for name, tensor in tensors.items())
-    require_agreement("broadcast_parameters: the names of the tensors", described)
+    with agreement("broadcast_parameters", "the names of the tensors") as described:
+        root = checked_root(root_rank)
+        tensors = dict(_named_tensors(params))
+        # The engine compares shapes and dtypes, but not the dtypes of what it sees as bytes.
+        described += sorted(_described(name, tensor) for name, tensor in tensors.items())
     _broadcast_into(root, "broadcast_parameters", tensors)
 
 
@@ -70,44 +70,53 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int = 0, model: M
         ...     optimizer.load_state_dict(torch.load("checkpoint.pt"))
         >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     """
-    root = checked_root(root_rank)
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"broadcast_optimizer_state takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    structure = [len(group["params"]) for group in optimizer.param_groups]
-    require_agreement("broadcast_optimizer_state: optimizer and parameter groups", [_kind(optimizer), structure])
-
-    if basics.rank() == root:
-        numbers = {parameter: number for number, parameter in enumerate(parameters)}
-        tensors: list[Tensor] = []
-
-        def take_out(value: Tensor) -> _Place:
-            check_tensor(value, "broadcast_optimizer_state")
-            tensors.append(value.detach().contiguous())
-            # Strides as the root has them, where they leave no gaps: fused optimizers want them as the parameter's.
-            return _Place(
-                len(tensors) - 1, tuple(value.shape), torch.empty_like(value).stride(), value.dtype, value.device.type
-            )
-
-        state = [(numbers.get(key, key), _replaced(value, Tensor, take_out)) for key, value in optimizer.state.items()]
-        options = [_replaced(_options(group), Tensor, take_out) for group in optimizer.param_groups]
-        broadcast_object((state, options), root, "broadcast_optimizer_state.structure")
-    else:
-        state, options = broadcast_object(None, root, "broadcast_optimizer_state.structure")
-        tensors = []
-
-        def put_in(place: _Place) -> Tensor:
-            # Places are met in the order in which the root made them.
-            tensors.append(torch.empty_strided(place.shape, place.stride, dtype=place.dtype, device=place.device_type))
-            return tensors[place.number]
-
-        received = [(key, _replaced(value, _Place, put_in)) for key, value in state]
-        for group, sent in zip(optimizer.param_groups, options, strict=True):
-            group.update(_replaced(sent, _Place, put_in))
-        optimizer.state.clear()
-        optimizer.state.update((parameters[key] if isinstance(key, int) else key, value) for key, value in received)
+    tensors: list[Tensor] = []
+    structure = None
+    with agreement("broadcast_optimizer_state", "optimizer and parameter groups") as described:
+        root = checked_root(root_rank)
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"broadcast_optimizer_state takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        described += [_kind(optimizer), [len(group["params"]) for group in optimizer.param_groups]]
+        if basics.rank() == root:
+            structure = _structure(optimizer, tensors)
+    structure = broadcast_object(structure, root, "broadcast_optimizer_state.structure")
+    if basics.rank() != root:
+        _rebuild(optimizer, structure, tensors)
     named = {f"tensor {number}": tensor for number, tensor in enumerate(tensors)}
     _broadcast_into(root, "broadcast_optimizer_state", named)
+
+
+def _structure(optimizer: Optimizer, tensors: list[Tensor]) -> tuple[list[tuple[Any, Any]], list[dict[str, Any]]]:
+    """An optimizer's state and options for the other ranks, with places in place of tensors, which go to the list."""
+    numbers = {parameter: number for number, parameter in enumerate(_parameters(optimizer))}
+
+    def take_out(value: Tensor) -> _Place:
+        check_tensor(value, "broadcast_optimizer_state")
+        tensors.append(value.detach().contiguous())
+        # Strides as the root has them, where they leave no gaps: fused optimizers want them as the parameter's.
+        return _Place(
+            len(tensors) - 1, tuple(value.shape), torch.empty_like(value).stride(), value.dtype, value.device.type
+        )
+
+    state = [(numbers.get(key, key), _replaced(value, Tensor, take_out)) for key, value in optimizer.state.items()]
+    return state, [_replaced(_options(group), Tensor, take_out) for group in optimizer.param_groups]
+
+
+def _rebuild(optimizer: Optimizer, structure: Any, tensors: list[Tensor]) -> None:
+    """Gives an optimizer state and options of that structure; the tensors in them, without values, go to the list."""
+    state, options = structure
+    parameters = _parameters(optimizer)
+
+    def put_in(place: _Place) -> Tensor:
+        # Places are met in the order in which the root made them.
+        tensors.append(torch.empty_strided(place.shape, place.stride, dtype=place.dtype, device=place.device_type))
+        return tensors[place.number]
+
+    received = [(key, _replaced(value, _Place, put_in)) for key, value in state]
+    for group, sent in zip(optimizer.param_groups, options, strict=True):
+        group.update(_replaced(sent, _Place, put_in))
+    optimizer.state.clear()
+    optimizer.state.update((parameters[key] if isinstance(key, int) else key, value) for key, value in received)
 
 
 @dataclass(frozen=True)
@@ -130,6 +139,10 @@ def _replaced(value: Any, kind: type, replace: Callable[[Any], Any]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_replaced(item, kind, replace) for item in value)
     return value
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

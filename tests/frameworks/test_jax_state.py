@@ -11,7 +11,7 @@ import pytest
 from jax import numpy as jnp
 
 import horovodish.jax as hvd
-from support.expect import mismatch
+from support.expect import mismatch, one_rank_is_wrong
 from support.ranks import run_ranks
 
 ROOT = 1
@@ -126,6 +126,12 @@ def what_is_wrong() -> None:
         hvd.broadcast_parameters({"w": jnp.zeros(2)}, 7)
     with pytest.raises(ValueError, match="broadcast_parameters works outside of jit only"):
         jax.jit(hvd.broadcast_parameters)({"w": jnp.zeros(2)})
+    one_rank_is_wrong(
+        ValueError,
+        "root_rank=7 does not exist",
+        lambda: hvd.broadcast_optimizer_state({"w": jnp.zeros(2)}, 0),
+        lambda: hvd.broadcast_optimizer_state({"w": jnp.zeros(2)}, 7),
+    )
 
 
 def objects() -> None:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import horovodish.tensorflow as hvd
 from horovodish.errors import MismatchError
+from support.expect import one_rank_is_wrong
 from support.ranks import run_ranks
 from support.tensorflow_tensors import EAGER, GRAPH, XLA, called, few_threads
 
@@ -241,8 +242,14 @@ def variables() -> None:
         hvd.broadcast_variables([kept], root_rank=99)
     if hvd.size() > 1:
         differing = [kept] if hvd.rank() == 0 else [kept, number]
-        with pytest.raises(MismatchError, match=r"only rank 1 has number 1 of shape \(\) and dtype int64"):
+        with pytest.raises(MismatchError, match=r"only rank 1 has Variable:0, number 1 of shape \(\) and dtype int64"):
             hvd.broadcast_variables(differing, root_rank=0)
+        one_rank_is_wrong(
+            ValueError,
+            "root_rank=99 does not exist",
+            lambda: hvd.broadcast_variables([kept], root_rank=0),
+            lambda: hvd.broadcast_variables([kept], root_rank=99),
+        )
 
 
 def objects() -> None:

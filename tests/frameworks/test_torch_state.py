@@ -12,6 +12,7 @@ from torch import nn
 
 import horovodish.torch as hvd
 from horovodish.errors import MismatchError, UnsupportedTensorError
+from support.expect import one_rank_is_wrong
 from support.ranks import run_ranks
 
 
@@ -24,6 +25,7 @@ def everything_about_state() -> None:
     tensors_that_repeat_their_elements()
     extra_state_is_passed_over()
     wrong_parameters()
+    wrong_on_one_rank()
     different_names()
     for name, make in OPTIMIZERS.items():
         for root, wraps in [(0, False), (hvd.size() - 1, True)]:
@@ -137,6 +139,39 @@ def wrong_parameters() -> None:
         hvd.broadcast_parameters({"extra": 3})
     with pytest.raises(ValueError, match="root_rank=7 does not exist"):
         hvd.broadcast_parameters({}, root_rank=7)
+
+
+def wrong_on_one_rank() -> None:
+    tensors = model().state_dict()
+    one_rank_is_wrong(
+        ValueError,
+        "root_rank=7 does not exist",
+        lambda: hvd.broadcast_parameters(tensors, 0),
+        lambda: hvd.broadcast_parameters(tensors, 7),
+    )
+    one_rank_is_wrong(
+        TypeError,
+        "takes names and tensors",
+        lambda: hvd.broadcast_parameters(tensors),
+        lambda: hvd.broadcast_parameters(list(tensors.values())),  # type: ignore[arg-type]
+    )
+    optimizer = torch.optim.SGD(model().parameters(), lr=0.1)
+    one_rank_is_wrong(
+        ValueError,
+        "root_rank=-1 does not exist",
+        lambda: hvd.broadcast_optimizer_state(optimizer, 0),
+        lambda: hvd.broadcast_optimizer_state(optimizer, -1),
+    )
+    root = hvd.size() - 1
+    strange = torch.optim.SGD(model().parameters(), lr=0.1)
+    if hvd.rank() == root:
+        strange.param_groups[0]["mask"] = torch.eye(2).to_sparse()
+    one_rank_is_wrong(
+        UnsupportedTensorError,
+        "broadcast_optimizer_state",
+        lambda: hvd.broadcast_optimizer_state(strange, root),
+        lambda: hvd.broadcast_optimizer_state(strange, root),
+    )
 
 
 def different_names() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish.agreement import require_agreement
+from horovodish.agreement import agreement
 from support.expect import mismatch, the_engine_goes_on
 from support.model import OPS, PLANES, difference, reduced, values
 from support.ranks import run_ranks
@@ -157,8 +157,9 @@ def rank_0_is_not_the_first_that_answers() -> None:
             hvd.add_process_set([1])
         with mismatch("remove_process_set: rank 0 has joined and cannot take part"):
             hvd.remove_process_set(alone)
-        with mismatch("the names differ: only rank 1 has of 1", f"only rank {last} has of {last}"):
-            require_agreement("the names", ["of 1" if hvd.rank() < last else f"of {last}"])
+        differ = mismatch("f: the names differ: only rank 1 has of 1", f"only rank {last} has of {last}")
+        with differ, agreement("f", "the names") as names:
+            names.append("of 1" if hvd.rank() < last else f"of {last}")
         hvd.join()
     both = hvd.add_process_set([0, last])
     assert len(set(hvd.allgather_object(both.process_set_id))) == 1

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 
 import horovodish as hvd
-from support.expect import the_engine_goes_on
+from support.expect import one_rank_is_wrong, the_engine_goes_on
 from support.model import PLANES
 from support.ranks import run_ranks
 
 FOUR = np.zeros(4)
-
-
-def one_rank_is_wrong(
-    error: type[Exception], text: str, right: Callable[[], Any], wrong: Callable[[], Any], name: str | None = "x"
-) -> None:
-    """The last rank makes the wrong call, twice in a row; the others wait for it, twice."""
-    last = hvd.size() - 1
-    for _ in range(2):
-        if hvd.rank() == last:
-            with pytest.raises(error, match=re.escape(text)):
-                wrong()
-        else:
-            with pytest.raises(hvd.MismatchError, match=rf"rank {last} cannot take part: .*{re.escape(text)}"):
-                right()
-    the_engine_goes_on(name)
 
 
 def refuse() -> None:

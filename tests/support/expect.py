@@ -52,6 +52,21 @@ def every_rank_raises(name: str, what: str, usual: str, of_last_rank: str, call:
     the_engine_goes_on(name)
 
 
+def one_rank_is_wrong(
+    error: type[Exception], text: str, right: Callable[[], Any], wrong: Callable[[], Any], name: str | None = "x"
+) -> None:
+    """The last rank makes the wrong call, twice in a row; the others wait for it, twice."""
+    last = hvd.size() - 1
+    for _ in range(2):
+        if hvd.rank() == last:
+            with pytest.raises(error, match=re.escape(text)):
+                wrong()
+        else:
+            with pytest.raises(hvd.MismatchError, match=rf"rank {last} cannot take part: .*{re.escape(text)}"):
+                right()
+    the_engine_goes_on(name)
+
+
 def the_engine_goes_on(name: str | None = None) -> None:
     """A collective, of the name that has just failed for example, gives what it should."""
     total = hvd.allreduce(np.full(3, hvd.rank()), op=hvd.Sum, name=name)
