@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -115,10 +116,16 @@ def _accumulating(tx: optax.GradientTransformationExtraArgs, passes: int) -> opt
     def update(
         updates: Any, state: AccumulationState, params: Any = None, **extra: Any
     ) -> tuple[Any, AccumulationState]:
-        accumulated = jax.tree.map(lambda total, new: total + jnp.asarray(new, total.dtype), state.accumulated, updates)
+        accumulated = _with_gradients(
+            lambda new, total: total if new is None else total + jnp.asarray(new, total.dtype),
+            updates,
+            state.accumulated,
+        )
 
         def step() -> tuple[Any, AccumulationState]:
-            total = jax.tree.map(lambda total, new: total.astype(jnp.result_type(new)), accumulated, updates)
+            total = _with_gradients(
+                lambda new, total: None if new is None else total.astype(jnp.result_type(new)), updates, accumulated
+            )
             changes, inner = tx.update(total, state.inner, params, **extra)
             return changes, AccumulationState(
                 inner, jax.tree.map(jnp.zeros_like, accumulated), jnp.zeros_like(state.passes)
@@ -132,6 +139,11 @@ def _accumulating(tx: optax.GradientTransformationExtraArgs, passes: int) -> opt
         return outcome
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _with_gradients(function: Callable[[Any, Any], Any], gradients: Any, others: Any) -> Any:
+    """`jax.tree.map` over gradients, of which any may be None, and what belongs to each of them."""
+    return jax.tree.map(function, gradients, others, is_leaf=lambda leaf: leaf is None)
 
 
 def _nothing_yet(value: Any) -> jax.Array:

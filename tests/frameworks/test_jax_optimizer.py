@@ -181,6 +181,14 @@ def accumulation() -> None:
         _, updates = jax.jit(lambda rows: jax.lax.scan(lambda s, row: tx.update(row, s)[::-1], state, rows))(gradients)
         assert updates.dtype == dtype
         np.testing.assert_array_equal(np.asarray(updates, np.float32)[:, 0], [0, 0, -258])
+    # As Equinox gives it, there may be no gradient where there is a parameter.
+    tx = wrap(optax.sgd(1.0), backward_passes_per_step=2)
+    state = tx.init({"trained": jnp.zeros(2), "fixed": jnp.zeros(3)})
+    for passes in range(2):
+        gradients = {"trained": jnp.full(2, 1.0 + hvd.rank()), "fixed": None}
+        updates, state = jax.jit(tx.update)(gradients, state)
+        assert updates["fixed"] is None
+        np.testing.assert_allclose(updates["trained"], -2 * mean * passes)
 
 
 def adasum_of_the_steps() -> None:
