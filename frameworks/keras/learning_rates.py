@@ -7,6 +7,7 @@ from typing import Any
 
 from horovodish import basics
 from horovodish.keras.meeting import MeetingCallback
+from horovodish.keras.state import optimizers_of
 
 
 class LearningRateScheduleCallback(MeetingCallback):
@@ -23,7 +24,8 @@ class LearningRateScheduleCallback(MeetingCallback):
         steps_per_epoch: batches of an epoch, where Keras does not know them and `staircase` is False.
 
     Raises:
-        ValueError: in `fit`, if the optimizer's learning rate is a schedule, or the steps of an epoch are unknown.
+        ValueError: in `fit`, if the optimizer's learning rate is a schedule, the steps of an epoch are unknown, or the
+            model has several optimizers and `compile` got none of them.
 
     Example:
         >>> decay = hvd.callbacks.LearningRateScheduleCallback(0.1, multiplier=lambda epoch: 0.1 ** (epoch // 30))
@@ -48,6 +50,21 @@ class LearningRateScheduleCallback(MeetingCallback):
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
         self._epoch = 0
+        self._other_optimizer: Any = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Called by Keras."""
+        super().on_train_begin(logs)
+        optimizers = optimizers_of(self.model)
+        if any(optimizer is self.model.optimizer for optimizer in optimizers):
+            self._other_optimizer = None
+        elif len(optimizers) == 1:
+            self._other_optimizer = optimizers[0]
+        else:
+            raise ValueError(
+                f"{type(self).__name__} sets one learning rate, but {self.model.name} is trained by {len(optimizers)} "
+                "optimizers, none of which compile() was given; set theirs in a callback of your own"
+            )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras."""
@@ -64,7 +81,12 @@ class LearningRateScheduleCallback(MeetingCallback):
         """Called by Keras. Collective."""
         super().on_epoch_end(epoch, logs)
         if logs is not None:
-            logs["learning_rate"] = float(self.model.optimizer.learning_rate)
+            logs["learning_rate"] = float(self._optimizer.learning_rate)
+
+    @property
+    def _optimizer(self) -> Any:
+        model = self.model  # on JAX, Keras brings the variables up to date when it is asked for the model
+        return model.optimizer if self._other_optimizer is None else self._other_optimizer
 
     @property
     def _in_force(self) -> bool:
@@ -79,7 +101,7 @@ class LearningRateScheduleCallback(MeetingCallback):
         return int(steps)
 
     def _set(self, epoch: float) -> None:
-        optimizer = self.model.optimizer
+        optimizer = self._optimizer
         factor = self.multiplier(epoch) if callable(self.multiplier) else self.multiplier
         before, after = float(optimizer.learning_rate), self.initial_lr * factor
         try:
@@ -135,4 +157,4 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """Called by Keras. Collective."""
         super().on_epoch_end(epoch, logs)
         if self.verbose > 0 and basics.rank() == 0 and self.end_epoch is not None and epoch == self.end_epoch - 1:
-            print(f"Epoch {epoch + 1}: warmed up to learning rate {float(self.model.optimizer.learning_rate):g}")
+            print(f"Epoch {epoch + 1}: warmed up to learning rate {float(self._optimizer.learning_rate):g}")

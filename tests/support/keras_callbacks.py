@@ -15,6 +15,7 @@ import pytest
 
 import horovodish.keras as hvd
 from horovodish.errors import MismatchError
+from support.expect import one_rank_is_wrong
 from support.keras_truth import mlp, sgd
 
 
@@ -136,7 +137,7 @@ class Adversaries(keras.Model):
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         x, y = batch
-        for model, optimizer, sign in zip((self.one, self.other), self.optimizers, (1.0, -1.0), strict=True):
+        for model, optimizer, sign in zip((self.one, self.other), self.optimizers, (1.0, -1.0), strict=False):
             loss = functools.partial(self.loss_of, x, y, sign)
             apply_gradients(optimizer, loss, model.trainable_variables)
         return {"loss": keras.ops.zeros(())}
@@ -193,6 +194,12 @@ def models_with_several_optimizers() -> None:
         assert all(first == other for other in others), f"epoch {epoch}"
     assert [int(one.iterations) for one in model.optimizers] == [1 + hvd.size()] * 2
 
+    with pytest.raises(ValueError, match="is trained by 2 optimizers, none of which compile"):
+        model.fit(*examples(4), verbose=0, callbacks=[hvd.callbacks.LearningRateWarmupCallback(1.0)])
+    only = hvd.DistributedOptimizer(sgd())
+    model.compile(only)
+    model.fit(*examples(4), verbose=0, callbacks=[hvd.callbacks.LearningRateScheduleCallback(1.0, 0.25)])
+    assert float(only.learning_rate) == 0.25
     untracked.compile()
     with pytest.raises(ValueError, match="has no weights that Keras knows of"):
         untracked.fit(*examples(4), batch_size=4, verbose=0, callbacks=callbacks[:1])
@@ -324,3 +331,9 @@ def values_are_reduced() -> None:
             call(0)
     with pytest.raises(MismatchError, match=r"of shape \(3,\)"):
         hvd.broadcast_variables([keras.Variable(np.zeros(2 + rank))], 0)
+    one_rank_is_wrong(
+        ValueError,
+        "root_rank=7 does not exist",
+        lambda: hvd.broadcast_variables(model.weights, 0),
+        lambda: hvd.broadcast_variables(model.weights, 7),
+    )
