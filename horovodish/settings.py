@@ -20,9 +20,11 @@ __all__ = [
     "PREFIX",
     "RANK_PROCESS_VARIABLE",
     "RUN_DIR_VARIABLE",
+    "WITHOUT_EFFECT",
     "Setting",
     "Settings",
     "Value",
+    "WithoutEffect",
     "load",
     "table",
 ]
@@ -304,6 +306,78 @@ class Settings:
     )
 
 
+@dataclass(frozen=True)
+class WithoutEffect:
+    """A knob of Horovod's that changes nothing here.
+
+    Attributes:
+        name: its name, of which Horovod makes a flag as we do.
+        reason: why there is nothing to do for it.
+        is_switch: whether it is on or off.
+        variable: Horovod's variable for it; empty if there is none.
+    """
+
+    name: str
+    reason: str
+    is_switch: bool = False
+    variable: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The flag of Horovod's launcher, which ours accepts."""
+        return "--" + self.name.replace("_", "-")
+
+
+_OVER_MPI = "ranks always find each other over MPI"
+_NO_TIMES = "the log has no timestamps"
+
+WITHOUT_EFFECT = (
+    WithoutEffect(
+        "hierarchical_allreduce",
+        "the ranks of a host always share memory, with one ring for each of them between hosts",
+        is_switch=True,
+        variable="HOROVOD_HIERARCHICAL_ALLREDUCE",
+    ),
+    WithoutEffect(
+        "hierarchical_allgather",
+        "it goes straight from rank to rank, where a detour gains nothing",
+        is_switch=True,
+        variable="HOROVOD_HIERARCHICAL_ALLGATHER",
+    ),
+    WithoutEffect("mpi", _OVER_MPI, is_switch=True),
+    WithoutEffect("gloo", _OVER_MPI, is_switch=True),
+    WithoutEffect(
+        "mpi_threads_disable",
+        "the engine's thread calls MPI",
+        is_switch=True,
+        variable="HOROVOD_MPI_THREADS_DISABLE",
+    ),
+    WithoutEffect("log_with_timestamp", _NO_TIMES, is_switch=True),
+    WithoutEffect("log_without_timestamp", _NO_TIMES, is_switch=True),
+    WithoutEffect(
+        "cycle_time_ms",
+        "there are no cycles; the engine acts as soon as there is work",
+        variable="HOROVOD_CYCLE_TIME",
+    ),
+    WithoutEffect(
+        "num_nccl_streams",
+        "each GPU has one stream, on which all ranks launch in one order",
+        variable="HOROVOD_NUM_NCCL_STREAMS",
+    ),
+    WithoutEffect("gloo_timeout_seconds", _OVER_MPI, variable="HOROVOD_GLOO_TIMEOUT_SECONDS"),
+    WithoutEffect(
+        "autotune_bayes_opt_max_samples",
+        "autotune climbs, and ends by itself",
+        variable="HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+    ),
+    WithoutEffect(
+        "autotune_gaussian_process_noise",
+        "autotune climbs; it fits no Gaussian process",
+        variable="HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+    ),
+)
+
+
 def table() -> tuple[Setting, ...]:
     """The rows of the table, in order.
 
@@ -323,7 +397,8 @@ def load(environ: Mapping[str, str] | None = None, warn: Callable[[str], None] =
     """The settings that the environment asks for. Any process can call it; it does not block.
 
     A HOROVOD_* variable of the same meaning counts where ours is not set, and `warn` gets one notice for each. A
-    HOROVODISH_* variable that does not exist is reported to `warn` with the nearest name that does.
+    HOROVODISH_* variable that does not exist is reported to `warn` with the nearest name that does. So is a HOROVOD_*
+    variable of `WITHOUT_EFFECT`, except to the ranks of our launcher, which has reported it.
 
     Args:
         environ: the variables; None takes those of this process.
@@ -346,6 +421,9 @@ def load(environ: Mapping[str, str] | None = None, warn: Callable[[str], None] =
         if variable.startswith(PREFIX) and variable not in known:
             nearest = difflib.get_close_matches(variable, known, n=1, cutoff=0)
             warn(f"{variable} is set, but there is no such setting. Did you mean {nearest[0]}?")
+    for knob in WITHOUT_EFFECT if NP_VARIABLE not in environ else ():
+        if knob.variable in environ:
+            warn(f"{knob.variable} is set, but has no effect: {knob.reason}")
     # The types agree because every value was parsed as the type of its row's default.
     return Settings(**{row.name: _value(row, environ, warn) for row in rows})  # type: ignore[arg-type]
 

@@ -85,8 +85,16 @@ def test_a_switch_that_horovod_has_the_other_way_round_is_refused_by_its_name() 
         load({"HOROVOD_STALL_CHECK_DISABLE": "maybe"})
 
 
-def test_other_variables_of_horovod_mean_nothing() -> None:
-    assert loaded(HOROVOD_CYCLE_TIME="5", HOROVOD_SOMETHING="x") == (Settings(), [])
+def test_variables_of_horovod_without_effect_get_a_notice() -> None:
+    given = {"HOROVOD_CYCLE_TIME": "5", "HOROVOD_HIERARCHICAL_ALLREDUCE": "1", "HOROVOD_GPU_OPERATIONS": "NCCL"}
+    found, notices = loaded(**given)
+    assert found == Settings()
+    assert len(notices) == 2
+    assert (
+        "HOROVOD_CYCLE_TIME is set, but has no effect: there are no cycles; the engine acts as soon as there is work"
+        in notices
+    )
+    assert loaded(**given, HOROVODISH_NP="2") == (Settings(), [])  # the launcher has given them
 
 
 @pytest.mark.parametrize(
