@@ -99,7 +99,11 @@ def _accept(
     if user != os.getuid():
         peer.close()
         return
-    peers[_HELLO.unpack(peer.recv(_HELLO.size, socket.MSG_PEEK))[0]] = peer
+    hello = peer.recv(_HELLO.size, socket.MSG_PEEK)
+    if len(hello) < _HELLO.size:
+        peer.close()
+        raise OSError("a rank left before it had said which it is")
+    peers[_HELLO.unpack(hello)[0]] = peer
     socket.send_fds(peer, [_HELLO.pack(own)], [memory])
 
 
