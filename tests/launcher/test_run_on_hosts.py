@@ -115,6 +115,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_digits_are_learned(run: Callable[..., Any], leaves_nothing: None) -> None:
+    pytest.importorskip("torch")
     job = run([sys.executable, str(DIGITS)], env={"OMP_NUM_THREADS": "1"})
     assert job.finish() == 0, job.stderr.lines
     said = "\n".join(job.stdout.lines)
