@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <exception>
 #include <limits>
+#include <new>
 
 #include "mpi_exit.h"
 #include "planes/make_plane.h"
@@ -290,7 +291,9 @@ bool ProcessSet::advance_plane() {
     news_ += moved;
     return moved;
   } catch (const std::exception& error) {
-    broken_ = {Clock::now(), "rank " + std::to_string(world_rank()) + ": " + error.what()};
+    const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+    const std::string why = no_memory ? "out of memory" : error.what();
+    broken_ = {Clock::now(), "rank " + std::to_string(world_rank()) + ": " + why};
     return false;
   }
 }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,6 +105,26 @@ def check(outcomes: list[Outcome], victim: int, act: str) -> None:
 def test_survivors_are_told(victim: int, act: str, phase: str, plane: str) -> None:
     env = {"HOROVODISH_PLANE": plane}
     check(run_ranks_to_their_ends(lose_a_rank, 3, args=(victim, phase, act), env=env), victim, act)
+
+
+def run_out_of_memory() -> str:
+    """What every rank is told when the last one cannot hold what it should gather."""
+    hvd.init()
+    part = np.ones(100 << 20, np.uint8)
+    if hvd.rank() == hvd.size() - 1:
+        in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + part.nbytes,) * 2)
+    with pytest.raises(hvd.RankLostError) as raised:
+        hvd.allgather(part, name="large")
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_a_rank_without_memory_says_so(plane: str) -> None:
+    for outcome in run_ranks_to_their_ends(run_out_of_memory, 2, env={"HOROVODISH_PLANE": plane}):
+        assert outcome.ended == "returned", outcome.output
+        assert "allgather 'large' failed" in outcome.result
+        assert "rank 1: out of memory" in outcome.result
 
 
 def lose_a_rank_of_a_set() -> str:
