@@ -27,8 +27,6 @@ SETTLE_SECONDS = 0.3
 """How long to wait for the cause: what is seen first may be a consequence of what happens on another host."""
 MPIRUN_SECONDS = 3.0
 """How long mpirun may take to end when all ranks have."""
-STOPPED_MPIRUN_SECONDS = 1.0
-"""The same for a user who has ended the job and waits."""
 STDIN_BYTES = 1 << 15
 
 Schedule = tuple[tuple[float, int | None], ...]
@@ -347,7 +345,7 @@ class Job:
         self._reception.close()
         self._selector.close()
         is_stuck = len(self._arrivals) < self._np or (self._given_up and self._has_begun)
-        patience = 0.0 if is_stuck else STOPPED_MPIRUN_SECONDS if self.stopped_by else MPIRUN_SECONDS
+        patience = 0.0 if is_stuck else MPIRUN_SECONDS
         for number, seconds in ((None, patience), (signal.SIGTERM, 1.0), (signal.SIGKILL, None)):
             if number is not None:
                 os.killpg(mpirun.pid, number)
