@@ -249,7 +249,8 @@ void ProcessSet::execute(const Decision& decision) {
 
 // The part of a rank that has joined.
 std::shared_ptr<Operation> ProcessSet::neutral(const std::string& signature) const {
-  auto operation = std::make_shared<Operation>(*join_);
+  auto operation = std::make_shared<Operation>();
+  operation->process_set = join_->process_set;
   const auto request = std::make_shared<Request>(Request::decode(signature));
   if (!request->on_host() && !join_->request->on_host()) request->device = join_->request->device;
   operation->request = request;

@@ -192,8 +192,8 @@ def data_that_ends_unevenly(way: str) -> None:
     function = called(step, way)
     for _ in range(2 + (hvd.rank() == 0)):
         rows, of_bias = function()
-    last = hvd.join()
-    assert last == 0
+    join = tf.function(hvd.join) if way == GRAPH else hvd.join  # which XLA cannot compile
+    assert join() == 0
     assert tf.convert_to_tensor(rows).numpy().tolist() == [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
     assert float(of_bias) == (1.0 if hvd.rank() == 0 else (hvd.size() + 1) / 2)
 
