@@ -5,6 +5,7 @@ DTYPES: dict[str, int]
 REDUCE_OPS: dict[str, int]
 KINDS: dict[str, int]
 REGIONS: int
+GENERATIONS: int
 
 def arena_bytes(local_ranks: int, chunk_bytes: int) -> int: ...
 def c_interface() -> int: ...

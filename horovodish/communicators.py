@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from horovodish import mpi
+from horovodish import _native, mpi
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -24,6 +24,11 @@ class Communicator:
     engine: "Intracomm"
     control: "Intracomm"
     generation: int = -1
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the next start would take what is left over from the first one for news: there are no more tags."""
+        return self.generation + 1 == _native.GENERATIONS
 
 
 _by_ranks: dict[tuple[int, ...], Communicator] = {}
@@ -60,7 +65,7 @@ def last() -> Communicator | None:
 
 
 def _of_ranks(world: "Intracomm", ranks: tuple[int, ...]) -> Communicator:
-    if ranks not in _by_ranks:
+    if ranks not in _by_ranks or _by_ranks[ranks].is_used_up:
         comm = world.Create_group(world.Get_group().Incl(ranks))
         _by_ranks[ranks] = Communicator(mpi.private(comm), mpi.private(comm))
     return _by_ranks[ranks]
@@ -71,7 +76,8 @@ def _of_communicator(library: Any, comm: "Intracomm") -> Communicator:
     global _attribute
     if _attribute is None:
         _attribute = library.Comm.Create_keyval()
-    if comm.Get_attr(_attribute) is None:
+    kept = cast("Communicator | None", comm.Get_attr(_attribute))
+    if kept is None or kept.is_used_up:
         comm.Set_attr(_attribute, Communicator(mpi.private(comm), mpi.private(comm)))
     return cast(Communicator, comm.Get_attr(_attribute))
 

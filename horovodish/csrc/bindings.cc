@@ -13,6 +13,7 @@
 #include "engine.h"
 #include "frontend.h"
 #include "mpi_exit.h"
+#include "mpi_requests.h"
 #include "planes/nccl_launch.h"
 #include "planes/schedule.h"
 #include "planes/shards.h"
@@ -372,6 +373,7 @@ PYBIND11_MODULE(_native, module) {
   module.attr("REDUCE_OPS") = numbered(kReduceOpNames);
   module.attr("KINDS") = numbered(kKindNames);
   module.attr("REGIONS") = EngineConfig::kRegions;
+  module.attr("GENERATIONS") = MpiTags::kGenerations;
   module.def("arena_bytes", [](size_t local_ranks, size_t chunk_bytes) {
     return EngineConfig::arena_layout(local_ranks, chunk_bytes).bytes();
   });

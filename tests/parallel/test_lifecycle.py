@@ -85,6 +85,19 @@ def test_start_and_stop(np: int, plane: str) -> None:
     run_ranks(start_and_stop, np, env={"HOROVODISH_PLANE": plane}, fresh=True)
 
 
+def start_often() -> None:
+    from horovodish import _native
+
+    for _ in range(_native.GENERATIONS + 2):
+        hvd.init()
+        total_works()
+        hvd.shutdown()
+
+
+def test_start_more_often_than_there_are_tags() -> None:
+    run_ranks(start_often, 2, env={"HOROVODISH_PLANE": "mpi_ring"}, fresh=True)
+
+
 def start_on_communicators_that_are_freed() -> None:
     """MPI gives the handle of a communicator that was freed to another one."""
     from mpi4py import MPI
