@@ -201,14 +201,16 @@ void ProcessSet::apply_decisions() {
       case Decision::Type::lost:
         apply_lost(decision);
         break;
-      case Decision::Type::asked:
-        if (!neighbours_.at_root()) ++news_;
+      case Decision::Type::asked: {
+        const bool again = std::exchange(news_when_asked_, news_) == news_;
+        if (!neighbours_.at_root()) news_when_asked_ = ++news_;
         neighbours_.nudge_children();
-        if (options_.stack_signal != 0 && undecided_.empty() && executing_.empty()) {
+        if (options_.stack_signal != 0 && !again && undecided_.empty() && executing_.empty()) {
           kill(getpid(), options_.stack_signal);
         }
         negotiation_.tell(world_rank(), status());
         break;
+      }
       case Decision::Type::told:
         if (stall_) stall_->told(decision.rank, decision.text);
         break;

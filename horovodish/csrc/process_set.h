@@ -133,6 +133,7 @@ class ProcessSet {
   std::optional<StallInspector> stall_;  // unless nobody wants to know
   Clock::time_point next_inspection_{};
   uint64_t news_ = 0;  // counts what shows that this rank is not stuck, or that the root is not
+  std::optional<uint64_t> news_when_asked_;
   Clock::time_point last_news_{};  // the last submission or decision
   Clock::time_point last_progress_{};
   std::string last_submitted_;

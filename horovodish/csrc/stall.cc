@@ -34,6 +34,11 @@ StallInspector::Action StallInspector::look(Clock::time_point now, std::optional
     asked_ = now;
     return Action::ask;
   }
+  // Who waits hears again that the root is well.
+  if (reported_ && options_.warning > Seconds(0) && now - *asked_ > options_.warning) {
+    asked_ = now;
+    return Action::ask;
+  }
   if (asked_ && !reported_ && (answers_.size() == static_cast<size_t>(ranks_.count()) || now - *asked_ > kAnswerTime)) {
     reported_ = true;
     return Action::report;

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -68,6 +69,22 @@ def test_one_report_says_who_lags_and_where(laggard: int, plane: str) -> None:
     for rank, output in enumerate(outputs):
         assert ("in count_sheep" in output) == (rank == laggard), "the laggard alone shows its stacks"
         assert REPORT not in output or rank == 0
+
+
+def work_for_long(seconds: float) -> str:
+    hvd.init()
+    if hvd.rank() == 0:
+        time.sleep(seconds)
+    hvd.allreduce(np.zeros(3), name="x")
+    hvd.barrier()
+    return wait_for_output(hvd.rank(), "")
+
+
+def test_a_rank_that_only_works_for_long_is_not_called_stopped() -> None:
+    """The others would say so 1.5 warning times and 3 seconds after they have last heard of rank 0."""
+    outputs = run_ranks(work_for_long, 3, args=(6.0,), env=knobs("auto", stacks=1))
+    assert [output.count("horovodish: warning") for output in outputs] == [1, 0, 0]
+    assert [output.count("in work_for_long") for output in outputs] == [1, 0, 0]
 
 
 def join_late(laggard: int) -> str:
