@@ -253,6 +253,8 @@ def submit_reducescatter(
 
 
 def _check_group(tensors: Sequence[object], kind: str) -> None:
+    if hasattr(tensors, "__dlpack__"):
+        raise TypeError(f"grouped_{kind}: expected a list of arrays, got {type(tensors).__name__}; pass [array]")
     if not tensors:
         raise ValueError(f"grouped_{kind}: the group is empty; pass at least one array")
 

@@ -6,7 +6,7 @@ import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, SupportsFloat, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -302,6 +302,7 @@ class Checking:
             return
         text = str(problem)
         why = text if text.startswith(f"{self._name}:") else f"{self._name}: {text}"
+        why = why.encode(errors="backslashreplace").decode()  # it may quote a file's name that is no UTF-8
         basics.engine().refuse(_native.KINDS[self._kind], self._name, self._process_set_id, why)
 
 
@@ -369,29 +370,50 @@ def submit(
         DuplicateNameError: an operation of that name is under way.
         NotInitializedError: before `init()` or after `shutdown()`.
         ForkedProcessError: in a forked child.
-        ValueError: a CUDA graph is being captured.
+        ValueError: a CUDA graph is being captured, or a factor is no number, or the name no text.
     """
     session = _running_session()
     with session.lock:
         session.release_settled()
-        native = session.engine.enqueue(
-            _native.KINDS[kind],
-            name,
-            op,
-            prescale_factor,
-            postscale_factor,
-            root_rank,
-            tensors,
-            device,
-            waits,
-            process_set_id,
-            splits,
-            member_names,
-            None if current_stream is None else current_stream(),
-            family,
-        )
+        try:
+            native = session.engine.enqueue(
+                _native.KINDS[kind],
+                name,
+                op,
+                prescale_factor,
+                postscale_factor,
+                root_rank,
+                tensors,
+                device,
+                waits,
+                process_set_id,
+                splits,
+                member_names,
+                None if current_stream is None else current_stream(),
+                family,
+            )
+        except TypeError:
+            _check_name(name)
+            with Checking(kind, name, process_set_id):
+                _check_factor(prescale_factor, "prescale_factor")
+                _check_factor(postscale_factor, "postscale_factor")
+            raise
         session.kept[native.id] = keep_alive
     return Handle(name, native, result, session.kept, current_stream)
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise ValueError(f"name={name!r} must be text, the same on every rank")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"name={name!r} cannot be sent to other ranks; leave out what is no UTF-8") from None
+
+
+def _check_factor(value: object, what: str) -> None:
+    if not isinstance(value, SupportsFloat):
+        raise ValueError(f"{what}={value!r} is no number")
 
 
 basics.follow(lambda _: None, _begin_session, _end_session)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -58,6 +60,22 @@ def refuse() -> None:
         lambda: hvd.grouped_allreduce([FOUR, FOUR], name="x"),
         lambda: hvd.grouped_allreduce([], name="x"),
     )
+    one_rank_is_wrong(
+        TypeError,
+        "grouped_allreduce: expected a list of arrays, got ndarray",
+        lambda: hvd.grouped_allreduce([FOUR], name="x"),
+        lambda: hvd.grouped_allreduce(FOUR, name="x"),  # type: ignore[arg-type]
+    )
+    for factor in (None, "2"):
+        one_rank_is_wrong(
+            ValueError,
+            f"prescale_factor={factor!r} is no number",
+            lambda: hvd.allreduce(FOUR, name="x"),
+            lambda factor=factor: hvd.allreduce(FOUR, name="x", prescale_factor=factor),
+        )
+    for name in (5, "caf\udce9"):
+        with pytest.raises(ValueError, match="name="):
+            hvd.allreduce(FOUR, name=name)  # type: ignore[arg-type]
     twice = np.zeros(4)
     one_rank_is_wrong(
         ValueError,
@@ -100,6 +118,21 @@ def what_cannot_be_pickled() -> None:
     one_rank_is_wrong(
         Exception, "pickle", lambda: hvd.allgather_object(1), lambda: hvd.allgather_object(lambda: 0), name=None
     )
+
+    one_rank_is_wrong(
+        ValueError,
+        "no such file: caf",
+        lambda: hvd.allgather_object(1),
+        lambda: hvd.allgather_object(OfAFileThatIsNotThere()),
+        name=None,
+    )
+
+
+class OfAFileThatIsNotThere:
+    """Its name is no UTF-8."""
+
+    def __reduce__(self) -> Any:
+        raise ValueError("no such file: caf\udce9")
 
 
 def a_process_set_that_cannot_be() -> None:
