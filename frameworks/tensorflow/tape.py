@@ -57,7 +57,7 @@ def DistributedGradientTape(  # noqa: N802, Horovod's name
 
     Returns:
         `gradtape`, with one more method: after `register_local_source(variable)` the gradient of that variable stays
-        this rank's.
+        this rank's. `jacobian()` and `batch_jacobian()` are refused.
 
     Raises:
         ValueError: arguments that do not go together, or a tape that is wrapped already.
@@ -150,3 +150,13 @@ class _Distributed(tf.GradientTape):
         gradients = super().gradient(target, sources, *arguments, **options)
         reduced = reduced_gradients(tf.nest.flatten(gradients), tf.nest.flatten(sources), self._how)
         return tf.nest.pack_sequence_as(sources, reduced)
+
+    @as_written
+    def jacobian(self, *arguments: Any, **options: Any) -> Any:
+        """Refused: it asks for many gradients at once, and each would be reduced."""
+        raise NotImplementedError(
+            "a wrapped tape has no jacobian() and no batch_jacobian(): ask a tape that is not wrapped, which gives "
+            "those of this rank's values, and reduce what you make of them with hvd.allreduce"
+        )
+
+    batch_jacobian = jacobian

@@ -275,6 +275,9 @@ def wrapped_tapes() -> None:
         with pytest.raises(kind, match=text):
             call()
     wrapped = tape()
+    for refused in (wrapped.jacobian, wrapped.batch_jacobian):
+        with pytest.raises(NotImplementedError, match="ask a tape that is not wrapped"):
+            refused(tf.ones(2), tf.ones(2))
     assert isinstance(wrapped, tf.GradientTape) and type(wrapped).__name__ == "GradientTape"
 
 
