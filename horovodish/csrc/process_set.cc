@@ -256,7 +256,6 @@ std::shared_ptr<Operation> ProcessSet::neutral(const std::string& signature) con
   const auto request = std::make_shared<Request>(Request::decode(signature));
   if (!request->on_host() && !join_->request->on_host()) request->device = join_->request->device;
   operation->request = request;
-  operation->reported = false;
   operation->handle = std::make_shared<Handle>(0);
   operation->buffers.assign(request->members.size(), {});
   if (request->kind == Kind::alltoall) {
