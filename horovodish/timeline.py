@@ -3,11 +3,13 @@
 import os
 import socket
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from horovodish import basics, settings
 from horovodish.errors import SettingError
+from horovodish.submission import gather_objects, generated_name
 
 __all__ = ["start_timeline", "stop_timeline"]
 
@@ -15,6 +17,7 @@ _CLOCK_READINGS = 9
 
 _origin_ns = 0  # on this host's monotonic clock: when rank 0 had called init()
 _path: Path | None = None  # of what is being recorded
+_starts: Counter[str] = Counter()  # how often this process has begun what HOROVODISH_TIMELINE_FILENAME says
 
 
 def start_timeline(path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
@@ -90,13 +93,23 @@ def _start(_: Any) -> None:
     # Each rank finds the same moment on its own monotonic clock.
     _origin_ns = running.begun_ns - _time_of_day_minus_monotonic_ns()
     knobs = settings.load(warn=lambda _: None)
-    if knobs.timeline_filename:
+    filename = knobs.timeline_filename
+    if filename:
+        # A rank of this world may have been outside an earlier one.
+        start = max(gather_objects(_starts[filename] + 1, generated_name("timeline"), 0).values())
         try:
-            start_timeline(knobs.timeline_filename, knobs.timeline_mark_cycles)
+            start_timeline(_numbered(filename, start), knobs.timeline_mark_cycles)
         except OSError as problem:
             raise SettingError(
-                f"HOROVODISH_TIMELINE_FILENAME={knobs.timeline_filename!r} on rank {running.place.rank}: {problem}"
+                f"HOROVODISH_TIMELINE_FILENAME={filename!r} on rank {running.place.rank}: {problem}"
             ) from problem
+        _starts[filename] = start
+
+
+def _numbered(filename: str, start: int) -> str:
+    """Ranks may be numbered anew, so that a survivor would replace the trace of a rank that died."""
+    root, suffix = os.path.splitext(filename)
+    return filename if start == 1 else f"{root}.{start}{suffix}"
 
 
 def _time_of_day_minus_monotonic_ns() -> int:

@@ -225,6 +225,53 @@ def test_the_setting_records_from_the_start(tmp_path: Path) -> None:
         assert marks_of(path)
 
 
+def start_again() -> None:
+    """Rank 1 is outside the first world, so that it has started less often."""
+    from mpi4py import MPI
+
+    own = MPI.COMM_WORLD.Get_rank()
+    for world, name in (([0, 2], "first"), ([0, 1, 2], "second"), ([0, 1, 2], "third")):
+        if own in world:
+            hvd.init(world)
+            hvd.allreduce(np.ones(3), name=name)
+            hvd.shutdown()
+
+
+def test_every_start_has_traces_of_its_own_with_one_number_on_all_ranks(tmp_path: Path) -> None:
+    run_ranks(start_again, 3, env={"HOROVODISH_TIMELINE_FILENAME": str(tmp_path / "trace.json")})
+    shown = {path.name: set(tracks_of(path, int(path.stem[-1]))) for path in tmp_path.iterdir()}
+    assert shown == {
+        **{f"trace.rank-{rank}.json": {"first"} for rank in range(2)},
+        **{f"trace.2.rank-{rank}.json": {"second"} for rank in range(3)},
+        **{f"trace.3.rank-{rank}.json": {"third"} for rank in range(3)},
+    }
+
+
+def lose_a_rank_and_go_on(path: str) -> None:
+    hvd.init()
+    own = Path(path).with_name(f"trace.rank-{hvd.rank()}.json")
+    hvd.allreduce(np.ones(3), name="before")
+    if hvd.rank() == 1:
+        wait_until(lambda: '"ph":"E"' in own.read_text())
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(hvd.RankLostError):
+        reduce_for_ever()
+    hvd.shutdown()
+    hvd.init(hvd.surviving_communicator())
+    hvd.allreduce(np.ones(3), name="recovered")
+
+
+def test_survivors_keep_the_trace_of_the_rank_that_died(tmp_path: Path) -> None:
+    path = str(tmp_path / "trace.json")
+    env = {"HOROVODISH_TIMELINE_FILENAME": path}
+    outcomes = run_ranks_to_their_ends(lose_a_rank_and_go_on, 3, args=(path,), env=env)
+    assert [outcome.ended for outcome in outcomes] == ["returned", "died", "returned"], outcomes
+    for rank in range(3):
+        assert "before" in tracks_of(tmp_path / f"trace.rank-{rank}.json", rank)
+    for rank in range(2):
+        assert set(tracks_of(tmp_path / f"trace.2.rank-{rank}.json", rank)) == {"recovered"}
+
+
 ALONE = "import numpy, horovodish as hvd; hvd.init(); hvd.allreduce(numpy.ones(3), name='x'); {end}"
 
 
