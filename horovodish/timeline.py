@@ -39,7 +39,7 @@ def start_timeline(path: str | os.PathLike[str], mark_cycles: bool = False) -> N
 
     Raises:
         ValueError: a timeline is being recorded already.
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or `path` is a folder.
         NotInitializedError: before `init()`.
         ForkedProcessError: in a forked child.
 
@@ -82,8 +82,11 @@ def stop_timeline() -> None:
 
 def _path_of(path: str | os.PathLike[str], rank: int) -> Path:
     given = Path(path)
-    if not given.name:
-        raise IsADirectoryError(f"start_timeline({os.fspath(path)!r}): that is no file")
+    if given.is_dir() or not os.path.basename(path):
+        raise IsADirectoryError(
+            f"start_timeline({os.fspath(path)!r}) on rank {rank}: that is a folder; name a file in it, such as "
+            f"{os.path.join(path, 'trace.json')!r}"
+        )
     return given.with_name(f"{given.stem}.rank-{rank}{given.suffix}")
 
 

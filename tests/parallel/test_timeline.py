@@ -122,8 +122,9 @@ def start_and_stop(folder: str) -> None:
         hvd.allreduce(np.ones(3), name="between")
     with pytest.raises(FileNotFoundError, match="no such folder"):
         hvd.start_timeline(Path(folder, "no such folder", "trace"))
-    with pytest.raises(IsADirectoryError):
-        hvd.start_timeline("")
+    for names_a_folder in (folder, Path(folder), f"{folder}/", f"{folder}/missing/", f"{folder}/..", "", ".", "/"):
+        with pytest.raises(IsADirectoryError, match=f"rank {hvd.rank()}: that is a folder; name a file in it, such as"):
+            hvd.start_timeline(names_a_folder)
     hvd.start_timeline(Path(folder, "third"))
     if hvd.rank() == 1:
         wait_until(Path(folder, "rank 0 is done").exists)
@@ -283,12 +284,15 @@ def test_the_end_of_the_script_ends_it(end: str, tmp_path: Path) -> None:
     assert set(tracks_of(tmp_path / "trace.rank-0.json", 0)) == {"x"}
 
 
-def test_a_setting_that_cannot_be_followed_says_so(tmp_path: Path) -> None:
-    env = {**os.environ, "HOROVODISH_TIMELINE_FILENAME": str(tmp_path / "missing" / "trace.json")}
+@pytest.mark.parametrize(
+    ("filename", "problem"), [("missing/trace.json", "No such file or directory"), ("", "that is a folder")]
+)
+def test_a_setting_that_cannot_be_followed_says_so(filename: str, problem: str, tmp_path: Path) -> None:
+    env = {**os.environ, "HOROVODISH_TIMELINE_FILENAME": str(tmp_path / filename)}
     done = subprocess.run([sys.executable, "-c", ALONE.format(end="pass")], env=env, capture_output=True, timeout=300)
     said = done.stderr.decode().splitlines()[-1]
     assert said.startswith("horovodish.errors.SettingError: HOROVODISH_TIMELINE_FILENAME=")
-    assert "on rank 0" in said and "No such file or directory" in said
+    assert "on rank 0" in said and problem in said
 
 
 def test_a_full_disk_ends_the_timeline_with_one_warning_and_not_the_job(tmp_path: Path) -> None:
