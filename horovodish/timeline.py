@@ -54,6 +54,7 @@ def start_timeline(path: str | os.PathLike[str], mark_cycles: bool = False) -> N
         raise ValueError(f"start_timeline({str(path)!r}): {_path} is being recorded; call stop_timeline() first")
     chosen = _path_of(path, running.place.rank)
     name = f"rank {running.place.rank} on {socket.gethostname()}"
+    mark_cycles = bool(mark_cycles)  # the engine closes the descriptor, unless it refuses the type of an argument
     descriptor = os.open(chosen, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     running.engine.start_timeline(descriptor, name=name, origin=_origin_ns, mark_cycles=mark_cycles)
     _path = chosen

@@ -151,6 +151,17 @@ def test_it_starts_and_stops_while_the_job_runs(np: int, tmp_path: Path) -> None
     assert len(list(tmp_path.iterdir())) == 3 * np + 1
 
 
+def start_with_a_mistake(path: str) -> None:
+    hvd.init()
+    with pytest.raises((TypeError, ValueError)):
+        hvd.start_timeline(path, mark_cycles=np.ones(2))
+    assert no_trace_is_open()
+
+
+def test_a_start_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
+    run_ranks(start_with_a_mistake, 1, args=(str(tmp_path / "trace.json"),))
+
+
 def join_unevenly(path: str) -> None:
     hvd.init()
     hvd.start_timeline(path)
