@@ -33,6 +33,7 @@ WORTH = 0.02
 _FINAL_SAMPLES = 3
 # The first step with new buckets negotiates them in full, and the one after it watches in which order they fill.
 _UNUSUAL_STEPS = 3
+_begun_logs: set[Path] = set()
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Tuner:
     Args:
         name: of the gradients, the same on every rank.
         knobs: where the search starts, how many steps a sample has, and where rank 0 writes the log: a CSV file with
-            a line for every sample.
+            a line for every sample. The first search of a process replaces it, the others append to it.
         process_set: the ranks that reduce these gradients.
 
     Attributes:
@@ -186,12 +187,13 @@ def _choices_here() -> dict[str, Sequence[float]]:
 def _log(path: str) -> Path | None:
     if not path:
         return None
-    log = Path(path)
+    log = Path(path).absolute()
     try:
-        log.write_text("")
+        log.open("a" if log in _begun_logs else "w").close()
     except OSError as error:
         raise SettingError(
             f"HOROVODISH_AUTOTUNE_LOG={path!r}: the log cannot be written ({error}); name a file in a folder that"
             " exists"
         ) from error
+    _begun_logs.add(log)
     return log

@@ -57,6 +57,27 @@ def test_the_search_ends_and_is_logged(tmp_path: Path, plane: str) -> None:
         assert float(row["bytes_per_second"]) * float(row["seconds_per_step"]) == pytest.approx(99_840, rel=1e-4)
 
 
+def train_twice() -> None:
+    for _ in range(2):
+        train(12)
+
+
+def test_the_searches_of_a_process_share_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "autotune.csv"
+    log.write_text("of another job")
+    env = {
+        "HOROVODISH_AUTOTUNE": "1",
+        "HOROVODISH_AUTOTUNE_LOG": str(log),
+        "HOROVODISH_AUTOTUNE_STEPS_PER_SAMPLE": "2",
+    }
+    run_ranks(train_twice, 2, env=env)
+    with log.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    first, second = rows[0]["gradients"], rows[-1]["gradients"]
+    assert first != second
+    assert [row["gradients"] for row in rows] == [first] * 2 + [second] * 2
+
+
 def refuse_the_log() -> None:
     hvd.init()
     model = torch.nn.Linear(2, 2)
