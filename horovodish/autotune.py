@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv
 import statistics
 import time
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from horovodish import basics
+from horovodish import basics, settings
 from horovodish.errors import SettingError
 from horovodish.process_sets import ProcessSet, checked_id
 from horovodish.settings import Settings
@@ -197,3 +198,16 @@ def _log(path: str) -> Path | None:
         ) from error
     _begun_logs.add(log)
     return log
+
+
+def _notice_log_without_autotune(_: object) -> None:
+    knobs = settings.load(warn=lambda _: None)
+    if knobs.autotune_log and not knobs.autotune and basics.rank() == 0:
+        warnings.warn(
+            "HOROVODISH_AUTOTUNE_LOG is set, but has no effect without HOROVODISH_AUTOTUNE=1 (--autotune)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+basics.follow(lambda _: None, _notice_log_without_autotune, lambda: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,18 @@ def refuse_the_log() -> None:
 
 def test_a_log_that_cannot_be_written() -> None:
     run_ranks(refuse_the_log, 2, env={"HOROVODISH_AUTOTUNE": "1", "HOROVODISH_AUTOTUNE_LOG": "/nowhere/log.csv"})
+
+
+def start_with_warnings() -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hvd.init()
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("autotune", ["0", "1"])
+def test_a_log_without_autotune_is_noticed_once(autotune: str) -> None:
+    env = {"HOROVODISH_AUTOTUNE": autotune, "HOROVODISH_AUTOTUNE_LOG": "autotune.csv"}
+    of_rank_0, *of_others = run_ranks(start_with_warnings, 2, env=env)
+    assert of_others == [[]]
+    assert ["no effect without HOROVODISH_AUTOTUNE=1" in notice for notice in of_rank_0] == [True] * (autotune == "0")
