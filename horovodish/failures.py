@@ -15,8 +15,10 @@ from horovodish.errors import RankLostError
 from horovodish.mpi import launcher_environment
 from horovodish.settings import RUN_DIR_VARIABLE
 
+REPORT_BYTES = 65_000
+"""How long a report to the launcher can be: a message to it has 64 KiB."""
 LONGEST = 10_000
-"""How many characters of an error and of its traceback the launcher is told: a message to it has 64 KiB."""
+"""How many characters of an error and of its traceback a report has at most."""
 
 reason: str | None = None
 """Why this process ends early, once it does: "raised ValueError: ..."."""
@@ -60,12 +62,28 @@ def _report(kind: type[BaseException], value: BaseException, traceback: Tracebac
     if folder is None or launched is None:
         return False
     text = "".join(format_exception(kind, value, traceback)) if traceback else ""
-    report = {"time": time.time(), "error": f"{kind.__name__}: {value}"[:LONGEST], "traceback": text[-LONGEST:]}
     path = Path(folder, f"rank-{launched.rank}.failure")
     try:
         unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(report, ensure_ascii=False), encoding="utf-8", errors="replace")
+        unfinished.write_bytes(_encoded(time.time(), f"{kind.__name__}: {value}", text))
         unfinished.rename(path)
     except OSError:
         return False  # the launcher is gone
     return True
+
+
+def _encoded(seconds: float, error: str, traceback: str) -> bytes:
+    """A report that fits into a message: a character takes up to six bytes."""
+    longest = LONGEST
+    while True:
+        report = {"time": seconds, "error": error[:longest], "traceback": _shortened(traceback, longest)}
+        encoded = json.dumps(report, ensure_ascii=False).encode(errors="replace")
+        if len(encoded) <= REPORT_BYTES:
+            return encoded
+        longest //= 2
+
+
+def _shortened(traceback: str, longest: int) -> str:
+    """Its begin and its end: where the exception was raised, even if its message is long, and what it is."""
+    half = longest // 2
+    return traceback if len(traceback) <= longest else f"{traceback[:half]}\n...\n{traceback[-half:]}"

@@ -208,10 +208,8 @@ class Job:
                 self.abandoned.append(link.arrival.host)
                 self._end(TERMINATE, after=SETTLE_SECONDS)
             case "failure" if link.arrival:
-                failure = Failure.of(link.arrival.rank, rest)
-                if failure:
-                    self.failures[failure.rank] = failure
-                    self._end(TERMINATE, after=EXIT_SECONDS)
+                self.failures[link.arrival.rank] = Failure.of(link.arrival.rank, rest)
+                self._end(TERMINATE, after=EXIT_SECONDS)
             case "ended" if link.arrival:
                 rank, status = link.arrival.rank, int(rest)
                 self._endings.append(Ending(rank, time.time(), status, link.asked))

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ CONSEQUENCES = ("RankLostError",)
 """Errors that a rank raises because another rank has failed."""
 UNCAUGHT_EXCEPTION = 1  # Python's exit status
 LONGEST_ERROR = 300
+UNREADABLE = "an exception whose report cannot be read"
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,13 @@ class Failure:
     traceback: str = ""
 
     @staticmethod
-    def of(rank: int, report: str) -> "Failure | None":
-        """Reads the report of a rank; None if it makes no sense."""
+    def of(rank: int, report: str) -> "Failure":
+        """Reads the report of a rank. One that makes no sense says at least that the rank has raised."""
         try:
             content = json.loads(report)
             return Failure(rank, float(content["time"]), str(content["error"]), str(content["traceback"]))
         except (ValueError, KeyError, TypeError):
-            return None
+            return Failure(rank, time.time(), UNREADABLE)
 
     @property
     def is_consequence(self) -> bool:

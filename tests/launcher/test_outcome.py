@@ -72,7 +72,8 @@ def test_the_report_of_a_rank() -> None:
     report = {"time": 2.5, "error": "ValueError: no", "traceback": "Traceback ..."}
     assert Failure.of(1, json.dumps(report)) == Failure(1, 2.5, "ValueError: no", "Traceback ...")
     for nonsense in (json.dumps(report)[:20], "", "{}", "[]", "3", json.dumps({**report, "time": None})):
-        assert Failure.of(1, nonsense) is None
+        failure = Failure.of(1, nonsense)
+        assert (failure.rank, failure.error, failure.traceback) == (1, "an exception whose report cannot be read", "")
 
 
 def test_a_command_that_cannot_be_run_everywhere() -> None:

@@ -111,3 +111,15 @@ def test_one_rank_ends_while_the_others_wait(
     job.stdout.wait_for("ready", 3)
     assert job.finish(within=ENDS_WITHIN_SECONDS) == status
     assert re.search(last_words, job.stderr.lines[-1]), job.stderr.lines
+
+
+@pytest.mark.parametrize("message", ["chr(0x1F525) * 9_000", "chr(0) * 12_000", "'x' * 100_000"])
+def test_an_exception_is_shown_with_its_place_however_long_its_message(
+    launch_ranks: Callable[..., Any], message: str
+) -> None:
+    code = f"if rank == 1: raise ValueError({message})\nhvd.barrier()"
+    job = launch_ranks(2, PRELUDE + code, mpi=False)
+    assert job.finish(within=ENDS_WITHIN_SECONDS) == 1
+    assert "Traceback (most recent call last):" in job.stderr.lines
+    assert any("in <module>" in line for line in job.stderr.lines)
+    assert re.match("horovodish: rank 1 on .* failed with exit status 1: ValueError: ", job.stderr.lines[-1])
