@@ -34,7 +34,7 @@ def watch(rank: Callable[[], int | None]) -> None:
 
     def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
         global reason
-        reason = f"raised {kind.__name__}: {value}"
+        reason = _encodable(f"raised {kind.__name__}: {value}")
         own = rank() if os.getpid() == process else None  # a forked child is no rank
         is_usual = previous is sys.__excepthook__
         is_told = own is not None and _report(kind, value, traceback if is_usual else None)
@@ -65,11 +65,16 @@ def _report(kind: type[BaseException], value: BaseException, traceback: Tracebac
     path = Path(folder, f"rank-{launched.rank}.failure")
     try:
         unfinished = path.with_suffix(".unfinished")
-        unfinished.write_bytes(_encoded(time.time(), f"{kind.__name__}: {value}", text))
+        unfinished.write_bytes(_encoded(time.time(), _encodable(f"{kind.__name__}: {value}"), _encodable(text)))
         unfinished.rename(path)
     except OSError:
         return False  # the launcher is gone
     return True
+
+
+def _encodable(text: str) -> str:
+    """The text as UTF-8 can express it: Python keeps the bytes of a file name in another encoding as surrogates."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _encoded(seconds: float, error: str, traceback: str) -> bytes:
@@ -77,7 +82,7 @@ def _encoded(seconds: float, error: str, traceback: str) -> bytes:
     longest = LONGEST
     while True:
         report = {"time": seconds, "error": error[:longest], "traceback": _shortened(traceback, longest)}
-        encoded = json.dumps(report, ensure_ascii=False).encode(errors="replace")
+        encoded = json.dumps(report, ensure_ascii=False).encode()
         if len(encoded) <= REPORT_BYTES:
             return encoded
         longest //= 2

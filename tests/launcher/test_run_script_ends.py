@@ -123,3 +123,14 @@ def test_an_exception_is_shown_with_its_place_however_long_its_message(
     assert "Traceback (most recent call last):" in job.stderr.lines
     assert any("in <module>" in line for line in job.stderr.lines)
     assert re.match("horovodish: rank 1 on .* failed with exit status 1: ValueError: ", job.stderr.lines[-1])
+
+
+def test_an_exception_about_a_file_name_that_is_not_utf_8_is_told_to_all(launch_ranks: Callable[..., Any]) -> None:
+    code = "if rank == 1: raise ValueError(os.fsdecode(b'/data/caf\\xe9.jpg'))\nhvd.barrier()"
+    job = launch_ranks(2, PRELUDE + code, mpi=False)
+    assert job.finish(within=ENDS_WITHIN_SECONDS) == 1
+    told = "ValueError: /data/caf\\udce9.jpg"
+    assert any(line.endswith(f"rank 1 raised {told}") for line in job.stderr.lines), "to rank 0"
+    assert told in job.stderr.lines, "in the traceback"
+    assert job.stderr.lines[-1].endswith(told)
+    assert not any("TypeError" in line for line in job.stderr.lines)
