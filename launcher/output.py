@@ -150,7 +150,7 @@ class Output:
         """Begins to pass on. Comes after the launcher's last fork, because it starts a thread.
 
         Args:
-            when_closed: called, from the thread, when the launcher's stdout or stderr is read no more.
+            when_closed: called, from the thread, when the launcher's stdout or stderr is a pipe that is read no more.
         """
         self._when_closed = when_closed
         self._thread = threading.Thread(target=self._pass_on, name="horovodish-output", daemon=True)
@@ -236,7 +236,10 @@ class Output:
                 data = data[os.write(line.kept, data) :]
         except OSError as problem:
             line.kept = None
-            self._write(STDERR, f"horovodish: --output-filename: {problem.strerror}; the rest is lost\n".encode())
+            self._say(f"--output-filename: {problem.strerror}; the rest is lost")
+
+    def _say(self, what: str) -> None:
+        self._write(STDERR, f"horovodish: {what}\n".encode())
 
     def _write(self, target: int, data: bytes) -> None:
         while data and target not in self._closed:
@@ -244,6 +247,10 @@ class Output:
                 data = data[os.write(target, data) :]
             except BlockingIOError:
                 select.select([], [target], [])
-            except OSError:
+            except OSError as problem:
                 self._closed.add(target)  # what ranks write there from now on is read and dropped: they must not hang
-                self._when_closed()
+                if isinstance(problem, BrokenPipeError):
+                    self._when_closed()
+                else:
+                    rest = f"in {self._style.folder} alone" if self._style.folder else "lost"
+                    self._say(f"{NAMES[target]} cannot be written: {problem.strerror}; the rest is {rest}")

@@ -8,7 +8,10 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 LINES = 20_000
 
@@ -59,6 +62,26 @@ def test_the_job_ends_when_nobody_reads_on(launch: Callable[..., Any]) -> None:
     )
     assert done.stdout == "y\ny\ny\n"
     assert done.returncode == 141
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_job_goes_on_when_stdout_cannot_be_written(keep: bool, tmp_path: Path) -> None:
+    flags = ["--output-filename", str(tmp_path)] if keep else []
+    ranks = ["sh", "-c", "seq 100000; echo done >&2"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "horovodish.launcher", "run", "-np", "1", *flags, *ranks],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=300,
+        )
+    rest = f"in {tmp_path} alone" if keep else "lost"
+    assert done.returncode == 0
+    assert sorted(done.stderr.splitlines()) == [
+        "done",
+        f"horovodish: stdout cannot be written: No space left on device; the rest is {rest}",
+    ]
 
 
 def test_ranks_see_the_terminal(launch: Callable[..., Any]) -> None:
