@@ -27,6 +27,8 @@ SETTLE_SECONDS = 0.3
 """How long to wait for the cause: what is seen first may be a consequence of what happens on another host."""
 MPIRUN_SECONDS = 3.0
 """How long mpirun may take to end when all ranks have."""
+LAST_WORDS_SECONDS = 3.0
+"""How long, once a signal has ended the job, reading what the ranks have written may take: the reader may be stuck."""
 STDIN_BYTES = 1 << 15
 
 Schedule = tuple[tuple[float, int | None], ...]
@@ -154,7 +156,7 @@ class Job:
                 self._serve(mpirun)
             finally:
                 self._dismiss(mpirun)
-                self._output.finish()
+                self._finish_output()
                 os.close(self._waker)
                 os.close(self._wakeup)
         self.fault = first_fault(self._endings, self.failures.values())
@@ -351,3 +353,13 @@ class Job:
                 self.mpirun_status = mpirun.wait(seconds)
                 self.mpirun_was_killed = number is None and self.mpirun_status < 0
                 break
+
+    def _finish_output(self) -> None:
+        """Waits for what there is to be read on stdout and stderr; for long only as long as no signal ends that."""
+        self._output.finish()
+        while not self._output.is_done(within=LAST_WORDS_SECONDS if self.stopped_by else POLL_SECONDS):
+            if self.stopped_by:
+                self._tell("nobody reads what the ranks wrote last; it is lost")
+                break
+            with contextlib.suppress(BlockingIOError):
+                self.stopped_by = next((each for each in os.read(self._wakeup, 64) if each in ENDING), None)

@@ -157,14 +157,20 @@ class Output:
         self._thread.start()
 
     def finish(self) -> None:
-        """Passes on what there still is, and ends. Call it when the ranks have ended."""
+        """Begins to end: only what there still is will be passed on. Call it when the ranks have ended."""
         for rank in list(self._own):
             self.given(rank)
         os.close(self._stopper)
+
+    def is_done(self, within: float) -> bool:
+        """Whether all has been passed on before so many seconds have passed. It never is if a reader is stuck."""
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(within)
+            if self._thread.is_alive():
+                return False
         for file in filter(None, self._kept.values()):
             os.close(file)
+        return True
 
     def _open(self, rank: int, np: int, target: int) -> int | None:
         if self._style.folder is None:

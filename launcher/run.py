@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from horovodish.launcher.hosts import Allocation, is_here, place
 from horovodish.launcher.installation import candidates, find_library, inspect, matching
 from horovodish.launcher.job import Job
 from horovodish.launcher.mpirun import Start, Wishes, arguments, rank_variable, segments_variable, variables
-from horovodish.launcher.output import Output, style
+from horovodish.launcher.output import STDERR, Output, style
 from horovodish.launcher.program import EXPORTED, TEXT_VARIABLE, supervisor_command, supervisor_text
 from horovodish.launcher.reception import addresses
 from horovodish.launcher.supervisor import problem_of
@@ -61,6 +62,13 @@ def say(message: str, prefix: str = "horovodish: ") -> None:
     with contextlib.suppress(OSError):
         for line in message.splitlines():
             print(f"{prefix}{line}", file=sys.stderr, flush=True)
+
+
+def _say_at_once(message: str) -> None:
+    """Says it unless stderr is not read at the moment: what goes on must not wait for its reader."""
+    _, is_read, _ = select.select([], [STDERR], [], 0)
+    if is_read:
+        say(message)
 
 
 def run(request: Request, environ: Mapping[str, str]) -> int:
@@ -126,7 +134,7 @@ def run(request: Request, environ: Mapping[str, str]) -> int:
                 gpus_per_rank=request.gpus_per_rank,
                 start_timeout=settings.start_timeout_seconds,
                 is_hopeless=lambda came, said: any(absent(shares, came, said).values()),
-                tell=say,
+                tell=_say_at_once,
             )
             if request.verbose:
                 say(f"{library.library} from {library.path}, started by {mpirun}")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 ENDS_WITHIN_SECONDS = 30
@@ -102,6 +105,24 @@ def test_ctrl_z_stops_the_ranks_until_the_launcher_goes_on(launch_ranks: Callabl
     job.process.send_signal(signal.SIGCONT)
     assert job.finish() == 0
     assert job.stdout.lines.count("signal.SIGCONT") == 2
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_stuck_reader_does_not_keep_a_launcher_that_is_told_to_end(has_ended: bool) -> None:
+    afterwards = "pass" if has_ended else "signal.pause()"
+    code = f"import signal; print('x' * 200_000, flush=True); {afterwards}"  # more than the pipe takes
+    command = [sys.executable, "-m", "horovodish.launcher", "run", "-np", "1", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as launcher:
+        try:
+            assert launcher.stdout is not None
+            assert os.read(launcher.stdout.fileno(), 1) == b"x"
+            if has_ended:
+                _, running = psutil.wait_procs(psutil.Process(launcher.pid).children(), ENDS_WITHIN_SECONDS)
+                assert not running
+            launcher.send_signal(signal.SIGTERM)
+            assert launcher.wait(ENDS_WITHIN_SECONDS) == 128 + signal.SIGTERM
+        finally:
+            launcher.kill()
 
 
 def children(pid: int) -> list[int]:
