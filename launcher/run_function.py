@@ -185,6 +185,7 @@ class Relay:
     def __init__(self, launcher: subprocess.Popen[bytes]) -> None:
         self.words: list[str] = []
         self._line = ""
+        self._stderr = launcher.stderr
         self._selector = selectors.DefaultSelector()
         for source, target in ((launcher.stdout, sys.stdout), (launcher.stderr, sys.stderr)):
             assert source is not None
@@ -204,14 +205,25 @@ class Relay:
             text = decoder.decode(data, final=not data)
             if not data:
                 self._selector.unregister(key.fileobj)
-            if target is sys.stderr:
+            if key.fileobj is self._stderr:
                 self._listen(text)
-            target.write(text)
-            target.flush()
+            _show(text, target)
 
     def _listen(self, text: str) -> None:
         *lines, self._line = (self._line + text).split("\n")
         self.words += [line.removeprefix(LAUNCHERS_LINE) for line in lines if line.startswith(LAUNCHERS_LINE)]
+
+
+def _show(text: str, target: Any) -> None:
+    """Writes to what stands for stdout or stderr here: None, anything with `write()`, or a file of few characters."""
+    if target is None:
+        return
+    try:
+        target.write(text)
+    except UnicodeEncodeError:
+        target.write(text.encode(target.encoding, errors="replace").decode(target.encoding))
+    if hasattr(target, "flush"):
+        target.flush()
 
 
 def _results(folder: Path, np: int, status: int, words: list[str]) -> list[Any]:

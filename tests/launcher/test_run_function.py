@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import stat
@@ -81,6 +82,25 @@ def test_results_come_by_rank_and_output_appears_here(capsys: pytest.CaptureFixt
     assert sorted(told.out.splitlines()) == [f"rank {rank} prints é" for rank in range(3)]
     assert told.err.splitlines().count("and complains") == 3
     assert "started by" in told.err
+
+
+class Collected:
+    """Stands for stdout in some programs, though it has no `flush()`."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+
+def test_stdout_can_be_whatever_python_programs_make_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ascii_file, collected = io.TextIOWrapper(io.BytesIO(), encoding="ascii"), Collected()
+    for stdout in (None, ascii_file, collected):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert hvd.run(lambda: print("é")) == [None]
+    assert ascii_file.buffer.getvalue() == b"?\n"
+    assert collected.text == "é\n"
 
 
 def test_an_exception_is_raised_again_with_its_traceback_and_rank() -> None:
