@@ -102,12 +102,16 @@ def test_the_ring_is_full_at_its_capacity_and_goes_on_when_it_was_emptied() -> N
         assert [ring.take() for _ in range(5)] == [begin, begin + 1, begin + 2, begin + 3, None]
 
 
+def merge(*paths: Path | str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "horovodish.merge_traces", *map(str, paths)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
 def test_several_traces_become_one_also_where_one_was_cut_off(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole.json", operation(2, 0, "x"))
     cut = tmp_path / "cut.json"
     cut.write_text(write(tmp_path / "other.json", operation(2, 0, "y")).read_text()[:-20])
-    command = [sys.executable, "-m", "horovodish.merge_traces", str(whole), str(cut)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = merge(whole, cut)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)[: len(events_of(whole))] == events_of(whole)
     assert {event["args"]["name"] for event in json.loads(done.stdout) if event.get("name") == "thread_name"} == {
@@ -117,10 +121,35 @@ def test_several_traces_become_one_also_where_one_was_cut_off(tmp_path: Path) ->
     assert list(merged([])) == ["[\n", "]\n"]
 
 
+def test_a_trace_may_be_cut_off_anywhere(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole.json", operation(2, 0, "x"))
+    content, events = whole.read_text(), events_of(whole)
+    for length in range(len(content)):
+        lines = content[:length].splitlines(keepends=True)
+        assert json.loads("".join(merged([lines]))) == events[: max(0, content.count("\n", 0, length) - 1)]
+
+
+@pytest.mark.parametrize("nuls", ["", "\0" * 300])
+@pytest.mark.parametrize("length", [0, 2, 5, 1000])
+def test_what_a_rank_has_left_that_was_killed_is_a_trace(length: int, nuls: str, tmp_path: Path) -> None:
+    """Also one that had written nothing yet, or whose host has lost what it had written."""
+    left = tmp_path / "left.json"
+    left.write_text(write(tmp_path / "whole.json", operation(2, 0, "x")).read_text()[:length] + nuls)
+    done = merge(left)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (len(json.loads(done.stdout)) > 0) == (length == 1000)
+
+
+@pytest.mark.parametrize("path", ["/bin/ls", __file__], ids=["program", "script"])
+def test_what_is_no_trace_is_refused_before_anything_is_written(path: str, tmp_path: Path) -> None:
+    done = merge(write(tmp_path / "whole.json", operation(2, 0, "x")), path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"merge_traces: {path} is not a trace that the timeline wrote; leave it out\n"
+
+
 @pytest.mark.parametrize(("arguments", "status"), [([], 2), (["no-such-file"], 1)])
 def test_merging_nothing_says_so(arguments: list[str], status: int) -> None:
-    command = [sys.executable, "-m", "horovodish.merge_traces", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = merge(*arguments)
     assert done.returncode == status
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
