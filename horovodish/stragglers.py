@@ -75,7 +75,8 @@ def straggler_report(process_set: ProcessSet = global_process_set) -> StragglerR
 
     A collective starts when its last rank has submitted it. Rank by rank, the report counts how often that was this
     rank, and how long the first rank had waited by then. A rank that is slow in most steps, or as slow as all but far
-    behind now and then, stands out in the total. All collectives count, barriers and those of this function in
+    behind now and then, stands out in the total. The count alone says little: the rank that comes out of one collective
+    last enters the next one last, by microseconds. All collectives count, barriers and those of this function in
     earlier reports among them. The times travel with the messages by which ranks agree on the next collective, so that
     no more messages are sent while a job trains; only this call is a collective.
 
