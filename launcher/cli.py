@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: with status 0, for --help and --version.
     """
+    _open_standard_files()
     try:
         match list(sys.argv[1:] if arguments is None else arguments):
             case ["run", *rest]:
@@ -78,6 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _open_standard_files() -> None:
+    """Opens /dev/null as each of stdin, stdout and stderr that is closed: any file could get its number otherwise."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            os.set_inheritable(null, True)
+            setattr(sys, name, os.fdopen(null, mode))
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -84,6 +84,21 @@ def test_the_job_goes_on_when_stdout_cannot_be_written(keep: bool, tmp_path: Pat
     ]
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_standard_files_can_be_closed(closed: str, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    rank = f"readlink /proc/self/fd/0 >> {seen}; cat >> {seen}; echo on; echo on >&2"
+    command = f"{sys.executable} -m horovodish.launcher run -np 1 sh -c '{rank}' {closed}"
+    done = subprocess.run(["sh", "-c", command], input="read", capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0
+    assert done.stdout == ("" if ">&-" in closed.split() else "on\n")
+    assert done.stderr == ("" if "2>&-" in closed.split() else "on\n")
+    if "<&-" in closed.split():
+        assert seen.read_text() == "/dev/null\n"
+    else:
+        assert seen.read_text().endswith("read")
+
+
 def test_ranks_see_the_terminal(launch: Callable[..., Any]) -> None:
     ours, theirs = pty.openpty()
     code = "import sys; print([file.isatty() for file in (sys.stdin, sys.stdout, sys.stderr)])"
