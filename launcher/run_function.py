@@ -62,7 +62,8 @@ def run(
         env: variables to set for the ranks, besides those of this process.
         shared_folder: a folder that all hosts have in common, in which function and results are exchanged; needed when
             ranks run on other hosts. None: a folder of the run in the place for temporary files.
-        flags: any flag of `horovodish run` by its name, such as `fusion_threshold_mb=32`, `verbose=True`.
+        flags: any flag of `horovodish run` by its name, such as `fusion_threshold_mb=32`, `verbose=True`; except
+            `config_file`, whose keys are such names.
 
     Returns:
         What the function returned, by rank.
@@ -106,6 +107,8 @@ def _arguments(given: Mapping[str, Any]) -> list[str]:
         if value is None or (name != given_name and not value):
             continue
         if name not in known:
+            if name == "config_file":
+                raise TypeError("horovodish.run() takes no config_file; pass what it sets as arguments")
             if "--" + name.replace("_", "-") in OF_ELASTIC_TRAINING:
                 raise TypeError(f"horovodish.run(): {name} is for elastic training, which is not there yet")
             raise TypeError(f"horovodish.run() has no argument {name}{did_you_mean(name, known)}")

@@ -206,6 +206,7 @@ def test_from_a_thread_that_is_not_the_first() -> None:
         ({"use_mpi": "yes"}, TypeError, "use_mpi is True or False, not 'yes'"),
         ({"min_np": 1}, TypeError, "min_np is for elastic training, which is not there yet"),
         ({"check": True}, TypeError, "has no argument check"),
+        ({"config_file": "x.yaml"}, TypeError, "takes no config_file; pass what it sets as arguments"),
         ({"env": {"A": 3}}, TypeError, "env has 'A': 3, but variables are text"),
     ],
 )
