@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from horovodish.errors import LaunchError, RankLostError
+from horovodish.errors import LaunchError, RankLostError, SettingError
 from horovodish.launcher.cli import request
 from horovodish.launcher.flags import did_you_mean, run_parser
 from horovodish.launcher.function_files import PROBLEM, UNSEEN, Call, Report, name_of, pickled, read, write
@@ -72,7 +72,7 @@ def run(
         Exception: what the function raised on the rank that failed first, with the traceback it has there as its cause.
         RankLostError: a rank was lost before the function returned.
         LaunchError: the ranks could not be started, or a package is missing.
-        SettingError: an argument has a value that is not accepted.
+        SettingError: an argument has a value that is not accepted, or `shared_folder` cannot be used.
         TypeError: there is no such argument, or the function, its arguments or its result cannot be pickled.
 
     Example:
@@ -90,7 +90,7 @@ def run(
     command = [sys.executable, "-m", "horovodish.launcher.function_rank"]
     np = request(run_parser().parse([*arguments, "--", *command]), environ).np
     call = Call.of_this_process(_pickled_call(func, tuple(args), dict(kwargs or {})))
-    with tempfile.TemporaryDirectory(prefix="horovodish-call-", dir=shared_folder, ignore_cleanup_errors=True) as place:
+    with _exchange(shared_folder) as place:
         folder = Path(place)
         write(folder, call)
         launcher = [sys.executable, "-m", "horovodish.launcher.function_launcher", str(os.getpid()), place]
@@ -123,6 +123,17 @@ def _arguments(given: Mapping[str, Any]) -> list[str]:
         elif isinstance(action, argparse.BooleanOptionalAction):
             words.append(f"--no-{flag.removeprefix('--')}")
     return words
+
+
+def _exchange(parent: str | os.PathLike[str] | None) -> tempfile.TemporaryDirectory[str]:
+    """A new folder for function and results."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="horovodish-call-", dir=parent, ignore_cleanup_errors=True)
+    except OSError as problem:
+        raise SettingError(
+            f"shared_folder: no folder can be made in {parent or 'the place for temporary files'}: {problem.strerror}. "
+            "Pass one that exists and in which you may write"
+        ) from problem
 
 
 def _pickled_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

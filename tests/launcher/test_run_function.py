@@ -207,6 +207,11 @@ def test_from_a_thread_that_is_not_the_first() -> None:
         ({"min_np": 1}, TypeError, "min_np is for elastic training, which is not there yet"),
         ({"check": True}, TypeError, "has no argument check"),
         ({"config_file": "x.yaml"}, TypeError, "takes no config_file; pass what it sets as arguments"),
+        (
+            {"shared_folder": "/no/such"},
+            hvd.SettingError,
+            "shared_folder: no folder can be made in /no/such: No such file or directory. Pass one that exists",
+        ),
         ({"env": {"A": 3}}, TypeError, "env has 'A': 3, but variables are text"),
     ],
 )
