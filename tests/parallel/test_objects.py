@@ -89,7 +89,7 @@ def in_process_sets() -> None:
 def wrong_arguments() -> None:
     with pytest.raises(ValueError, match=f"root_rank={hvd.size()} does not exist"):
         hvd.broadcast_object(1, root_rank=hvd.size())
-    with pytest.raises((AttributeError, TypeError), match="pickle|local object"):
+    with pytest.raises((AttributeError, TypeError), match=r"pickle|local object"):
         hvd.allgather_object(lambda: None)
 
 
