@@ -35,10 +35,24 @@ def runs_eagerly() -> bool:
     In a compiled step that is decided when it is traced, alike on every rank.
     """
     backend = keras.config.backend()
-    if backend == "tensorflow":
-        tensorflow = importlib.import_module("tensorflow")
-        return bool(tensorflow.executing_eagerly())
-    return backend == "torch"  # JAX has a gradient for everything
+    return backend == "torch" or (backend == "tensorflow" and not traces())  # JAX has a gradient for everything
+
+
+def traces() -> bool:
+    """Whether a function of TensorFlow's is traced."""
+    return keras.config.backend() == "tensorflow" and not importlib.import_module("tensorflow").executing_eagerly()
+
+
+def name_in_step(name: str) -> str:
+    """The name of what is reduced now, the same in every step.
+
+    TensorFlow runs the operations of a function in any order, so that they are counted within it. JAX's shim counts
+    those of a program by itself, and where nothing is compiled one call waits for the other.
+    """
+    if not traces():
+        return name
+    counted: str = importlib.import_module("horovodish.tensorflow.names").stable_name(name, "")
+    return counted
 
 
 def untraced(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from horovodish.collectives import allreduce_async
 from horovodish.compression import Compressor
-from horovodish.keras.backends import collectives, dense, runs_eagerly
+from horovodish.keras.backends import collectives, dense, name_in_step, runs_eagerly
 from horovodish.process_sets import ProcessSet
 from horovodish.reduce_ops import Max, ReduceOp
 
@@ -70,8 +70,9 @@ class Reduction:
         presence = self._presence(shared, given) if eager else None
         if eager:
             given = {i: given[i] if i in given else keras.ops.zeros_like(_at(variables, i)) for i in shared}
+        name = name_in_step(self.name)
         for number, members in enumerate(self._grouped(list(given), variables)):
-            reduced = self._reduced_group(f"{self.name}.group{number}", [given[i] for i in members])
+            reduced = self._reduced_group(f"{name}.group{number}", [given[i] for i in members])
             for i, gradient in zip(members, reduced, strict=True):
                 result[i] = gradient
         if presence is not None:

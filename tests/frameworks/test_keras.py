@@ -32,6 +32,7 @@ def check_everything(backend: str, folder: Path) -> None:
     keras_truth.a_compiled_step_reduces_on_torch()
     keras_truth.mixed_precision_in_fit()
     keras_loops.a_loop_trains_as_one_process()
+    keras_loops.an_optimizer_may_be_applied_twice_in_a_step()
     keras_callbacks.values_are_reduced()
     keras_callbacks.ranks_stop_together()
     keras_callbacks.nan_stops_all_ranks()

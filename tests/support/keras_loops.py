@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -82,3 +83,37 @@ def step_of_jax(model: Any, optimizer: Any) -> Step:
                 variable.assign(value)
 
     return step
+
+
+def an_optimizer_may_be_applied_twice_in_a_step() -> None:
+    """To gradients that on the first rank are ready in the opposite order; TensorFlow heeds no other."""
+    if keras.config.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    rank, second_is_applied = hvd.rank(), threading.Event()
+    first, second = (keras.Variable(np.zeros(2, "float32"), name=name) for name in ("first", "second"))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([first, second])
+
+    def late(gradient: Any) -> Any:
+        second_is_applied.wait(timeout=10)
+        return gradient
+
+    def tell(value: Any) -> Any:
+        second_is_applied.set()
+        return value
+
+    @tf.function
+    def step(gradient: Any) -> Any:
+        # What has a state would run in the order of the program.
+        waits = tf.numpy_function(late, [gradient], tf.float32, stateful=False) if rank == 0 else gradient
+        optimizer.apply([tf.ensure_shape(waits, [2])], [first])
+        optimizer.apply([10 * gradient], [second])
+        return tf.numpy_function(tell, [second.value], tf.float32, stateful=False)
+
+    for number in range(1, 3):
+        second_is_applied.clear()
+        step(tf.fill([2], rank + 1.0))
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(first), np.full(2, -1.5 * number))
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(second), np.full(2, -15.0 * number))
