@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
 from typing import Any
 
 import keras
@@ -12,18 +14,23 @@ from horovodish.keras.state import broadcast_variables, optimizers_of, state_of,
 from horovodish.process_sets import ProcessSet, global_process_set
 
 
-class Meeting:
+class Meeting(keras.callbacks.Callback):
     """What the ranks agree on in one `fit` of a model.
 
     A rank whose epoch has ended joins: the others go on and reduce among themselves, until all have ended theirs. If
     they have not done equally many steps, they all get the variables of the one that has done most. (Not in a process
     set, for which there is no join.)
 
-    When all callbacks have had their turn, `stop_training` is set on every rank if it is set on any.
+    As the last callback, when all others have decided, it sets `stop_training` on every rank if it is set on any.
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        super().__init__()
+        self.set_model(model)
+        self._met = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Called by Keras, also with a list of callbacks of which an epoch has failed before."""
         self._met = False
 
     def meet(self) -> None:
@@ -33,28 +40,28 @@ class Meeting:
         self._met = True
         if self.process_set is global_process_set:
             join()
-            own = [int(optimizer.iterations) for optimizer in optimizers_of(self._model)]
+            own = [int(optimizer.iterations) for optimizer in optimizers_of(self.model)]
             steps = allgather_object(own, "meeting.steps")
             if min(steps) < max(steps):
-                broadcast_variables(state_of(self._model), steps.index(max(steps, key=sum)))
+                broadcast_variables(state_of(self.model), steps.index(max(steps, key=sum)))
 
-    def end_epoch(self) -> None:
-        """Called when all callbacks have been called at the end of the epoch. Collective."""
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras. Collective."""
         self.meet()
         self._met = False
         if not self._alone:
-            stops = allgather_object(bool(self._model.stop_training), "meeting.stop", self.process_set)
-            self._model.stop_training = any(stops)
+            stops = allgather_object(bool(self.model.stop_training), "meeting.stop", self.process_set)
+            self.model.stop_training = any(stops)
 
-    def end_training(self) -> None:
-        """Called at the end of `fit`: callbacks may have put back the best weights by the figures of one rank."""
+    def on_train_end(self, logs: Any = None) -> None:
+        """Called by Keras, when callbacks may have put back the best weights by the figures of one rank. Collective."""
         if not self._alone:
-            broadcast_variables(weights_of(self._model), self.process_set.ranks[0], self.process_set)
+            broadcast_variables(weights_of(self.model), self.process_set.ranks[0], self.process_set)
 
     @property
     def process_set(self) -> ProcessSet:
         """The ranks that train together."""
-        wrapped = filter(is_distributed, optimizers_of(self._model))
+        wrapped = filter(is_distributed, optimizers_of(self.model))
         return next((one._distribution.reduction.process_set for one in wrapped), global_process_set)
 
     @property
@@ -63,31 +70,28 @@ class Meeting:
 
 
 def attended(model: Any) -> Meeting:
-    """The meeting of the `fit` that begins: one for all callbacks.
+    """The meeting of the `fit` that begins: one for all callbacks, behind all of them.
 
     Raises:
-        ValueError: `fit` keeps no history.
+        ValueError: the callback that asks for it is in no list of Keras's.
     """
-    history = getattr(model, "history", None)
-    if not isinstance(history, keras.callbacks.History):
-        raise ValueError("horovodish's callbacks need fit() to keep a history; pass it a list of callbacks")
-    if "meeting" not in vars(history):
-        meeting = history.meeting = Meeting(model)
-        end_epoch, end_training = history.on_epoch_end, history.on_train_end
+    callbacks = _callbacks_that_begin()
+    if not isinstance(callbacks[-1], Meeting):
+        callbacks.append(Meeting(model))
+    meeting: Meeting = callbacks[-1]
+    return meeting
 
-        # Keras puts the history behind the callbacks of the user: it is called when they have decided.
-        def on_epoch_end(epoch: int, logs: Any = None) -> None:
-            end_epoch(epoch, logs)
-            meeting.end_epoch()
 
-        def on_train_end(logs: Any = None) -> None:
-            end_training(logs)
-            meeting.end_training()
-            for name in ("meeting", "on_epoch_end", "on_train_end"):
-                delattr(history, name)
-
-        history.on_epoch_end, history.on_train_end = on_epoch_end, on_train_end
-    return history.meeting
+def _callbacks_that_begin() -> list[Any]:
+    """Those that `fit` calls. Keras tells a callback its model, but not the others."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.callbacks.CallbackList):
+            callbacks: list[Any] = caller.callbacks
+            return callbacks
+        frame = frame.f_back
+    raise ValueError("horovodish's callbacks must be called by fit() or in a keras.callbacks.CallbackList")
 
 
 class MeetingCallback(keras.callbacks.Callback):

@@ -77,6 +77,7 @@ def ranks_stop_together() -> None:
     for callbacks in (
         [broadcast, StopsAlone(1)],
         [StopsAlone(1), broadcast],
+        [keras.callbacks.History(), broadcast, StopsAlone(1)],
         [broadcast, hvd.callbacks.MetricAverageCallback(), StopsAlone(1, batch=2)],
     ):
         model = compiled(seed=hvd.rank())
