@@ -21,7 +21,8 @@ class LearningRateScheduleCallback(MeetingCallback):
         staircase: at the beginning of each epoch only, instead of before every batch. Implied by a number.
         momentum_correction: when the learning rate changes, scale the momenta of `keras.optimizers.SGD` by as much,
             since they contain it (Goyal et al., 2017, arXiv:1706.02677, section 3).
-        steps_per_epoch: batches of an epoch, where Keras does not know them and `staircase` is False.
+        steps_per_epoch: batches of an epoch, where Keras does not know them and `staircase` is False. Where ranks have
+            different numbers of batches, the largest counts, so that a batch has the same fraction on all of them.
 
     Raises:
         ValueError: in `fit`, if the optimizer's learning rate is a schedule, the steps of an epoch are unknown, or the
@@ -50,11 +51,15 @@ class LearningRateScheduleCallback(MeetingCallback):
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
         self._epoch = 0
+        self._most_steps: int | None = None
         self._other_optimizer: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Called by Keras. Collective."""
         super().on_train_begin(logs)
+        steps = self.steps_per_epoch or (self.params or {}).get("steps")
+        known = filter(None, self.meeting.gathered(steps, "steps of an epoch"))
+        self._most_steps = max(known, default=None)
         optimizers = optimizers_of(self.model)
         if any(optimizer is self.model.optimizer for optimizer in optimizers):
             self._other_optimizer = None
@@ -93,12 +98,11 @@ class LearningRateScheduleCallback(MeetingCallback):
         return self.start_epoch <= self._epoch and (self.end_epoch is None or self._epoch < self.end_epoch)
 
     def _steps(self) -> int:
-        steps = self.steps_per_epoch or (self.params or {}).get("steps")
-        if not steps:
+        if self._most_steps is None:
             raise ValueError(
                 f"{type(self).__name__} needs steps_per_epoch: Keras does not know how many batches this data has"
             )
-        return int(steps)
+        return self._most_steps
 
     def _set(self, epoch: float) -> None:
         optimizer = self._optimizer

@@ -49,14 +49,16 @@ class Meeting(keras.callbacks.Callback):
         """Called by Keras. Collective."""
         self.meet()
         self._met = False
-        if not self._alone:
-            stops = allgather_object(bool(self.model.stop_training), "meeting.stop", self.process_set)
-            self.model.stop_training = any(stops)
+        self.model.stop_training = any(self.gathered(bool(self.model.stop_training), "stop"))
 
     def on_train_end(self, logs: Any = None) -> None:
         """Called by Keras, when callbacks may have put back the best weights by the figures of one rank. Collective."""
         if not self._alone:
             broadcast_variables(weights_of(self.model), self.process_set.ranks[0], self.process_set)
+
+    def gathered(self, value: Any, what: str) -> list[Any]:
+        """What each rank that trains with this one passes, of any picklable type. Collective."""
+        return [value] if self._alone else allgather_object(value, f"meeting.{what}", self.process_set)
 
     @property
     def process_set(self) -> ProcessSet:

@@ -232,22 +232,27 @@ def logs_are_averaged() -> None:
         compiled().fit(x, y, epochs=1, batch_size=4, verbose=0, callbacks=[average], validation_data=validation)
 
 
+class Watch(keras.callbacks.Callback):
+    """Keeps the learning rate of every batch, or of every call of a compiled step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.rates.append(float(self.model.optimizer.learning_rate))
+
+
 def learning_rates_follow_the_ranks() -> None:
-    rates: list[float] = []
     x, y = examples(8)
-    model = compiled()
-
-    class Watch(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            rates.append(float(self.model.optimizer.learning_rate))
-
+    model, watch = compiled(), Watch()
     warmup = hvd.callbacks.LearningRateWarmupCallback(0.1 * hvd.size(), warmup_epochs=2)
     decay = hvd.callbacks.LearningRateScheduleCallback(0.1 * hvd.size(), multiplier=0.5, start_epoch=2)
-    history = model.fit(x, y, epochs=3, batch_size=4, verbose=0, callbacks=[warmup, decay, Watch()])
+    history = model.fit(x, y, epochs=3, batch_size=4, verbose=0, callbacks=[warmup, decay, watch])
     steps = np.minimum(np.arange(1, 7) / 4, 1.0)
     expected = 0.1 * (1 + steps * (hvd.size() - 1))
     expected[4:] /= 2
-    np.testing.assert_allclose(rates, expected, rtol=1e-6)
+    np.testing.assert_allclose(watch.rates, expected, rtol=1e-6)
     np.testing.assert_allclose(history.history["learning_rate"], expected[1::2], rtol=1e-6)
 
     scheduled = mlp()
@@ -255,6 +260,21 @@ def learning_rates_follow_the_ranks() -> None:
     scheduled.compile(hvd.DistributedOptimizer(sgd(learning_rate=schedule)), loss="mse")
     with pytest.raises(ValueError, match="make it with a number"):
         scheduled.fit(x, y, verbose=0, callbacks=[decay, warmup])
+
+
+def learning_rates_are_equal_whatever_the_number_of_batches() -> None:
+    """Those of the rank with the most batches count, also for one that does not know its own."""
+    batches = 2 + hvd.rank()
+    inputs, targets = examples(4 * batches)
+    known = {"x": inputs, "y": targets, "batch_size": 4}
+    unknown = {"x": ((inputs[i : i + 4], targets[i : i + 4]) for i in range(0, len(inputs), 4))}
+    for data in (known, unknown if hvd.rank() == 0 else known):
+        watch = Watch()
+        schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 1 - epoch, staircase=False)
+        compiled().fit(**data, epochs=1, verbose=0, shuffle=False, callbacks=[schedule, watch])
+        expected = 0.1 * (1 - np.arange(batches) / (1 + hvd.size()))
+        # A generator's end is found in a batch that is none.
+        np.testing.assert_allclose(watch.rates[:batches], expected, rtol=1e-6)
 
 
 def momentum_contains_the_learning_rate() -> None:
