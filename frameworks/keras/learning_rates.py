@@ -144,7 +144,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     ) -> None:
         def multiplier(epoch: float) -> float:
             ranks = basics.size()
-            warm = min((epoch + 1 / self._steps()) / warmup_epochs, 1.0)  # the last batch gets all of it
+            warm = min((epoch + 1 / self._steps()) / warmup_epochs, 1.0)  # the last batch has all of it
             return (1 + warm * (ranks - 1)) / ranks
 
         super().__init__(
@@ -159,6 +159,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras. Collective."""
+        is_last = self.end_epoch is not None and epoch + 1 == self.end_epoch
+        if is_last:  # the last batch has not got all of it where a compiled step takes several batches
+            self._set(epoch + 1)
         super().on_epoch_end(epoch, logs)
-        if self.verbose > 0 and basics.rank() == 0 and self.end_epoch is not None and epoch == self.end_epoch - 1:
+        if is_last and self.verbose > 0 and basics.rank() == 0:
             print(f"Epoch {epoch + 1}: warmed up to learning rate {float(self._optimizer.learning_rate):g}")

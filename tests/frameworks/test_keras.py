@@ -42,6 +42,7 @@ def check_everything(backend: str, folder: Path) -> None:
     keras_callbacks.logs_are_averaged()
     keras_callbacks.learning_rates_follow_the_ranks()
     keras_callbacks.learning_rates_are_equal_whatever_the_number_of_batches()
+    keras_callbacks.a_warmup_reaches_its_end_in_steps_of_several_batches()
     keras_callbacks.momentum_contains_the_learning_rate()
     keras_callbacks.files_are_those_of_keras(folder)
     keras_surface.the_guide_runs(folder)

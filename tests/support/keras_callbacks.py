@@ -277,6 +277,18 @@ def learning_rates_are_equal_whatever_the_number_of_batches() -> None:
         np.testing.assert_allclose(watch.rates[:batches], expected, rtol=1e-6)
 
 
+def a_warmup_reaches_its_end_in_steps_of_several_batches() -> None:
+    if keras.config.backend() == "torch":  # which has no such steps
+        return
+    model, watch = mlp(), Watch()
+    model.compile(hvd.DistributedOptimizer(sgd()), loss="mse", steps_per_execution=2)
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.1 * hvd.size(), warmup_epochs=1)
+    history = model.fit(*examples(16), epochs=2, batch_size=4, verbose=0, callbacks=[warmup, watch])
+    expected = 0.1 * (1 + np.array([0.25, 0.75, 1.0, 1.0]) * (hvd.size() - 1))
+    np.testing.assert_allclose(watch.rates, expected, rtol=1e-6)
+    np.testing.assert_allclose(history.history["learning_rate"], [0.1 * hvd.size()] * 2, rtol=1e-6)
+
+
 def momentum_contains_the_learning_rate() -> None:
     """Plain SGD in which the step of momentum is divided by the learning rate gives what the correction gives."""
     rates, weight, velocity = [0.1, 0.3, 0.3], 0.0, 0.0
