@@ -160,6 +160,15 @@ def is_distributed(optimizer: Any) -> bool:
     return issubclass(type(optimizer), _Distributed)
 
 
+def distribution_of(optimizer: Any) -> Distribution | None:
+    """What a wrapped optimizer has, or the one in a LossScaleOptimizer; None for others."""
+    for one in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
+        if is_distributed(one):
+            distribution: Distribution = one._distribution
+            return distribution
+    return None
+
+
 def distribute(optimizer: Any, distribution: Distribution) -> None:
     """Gives the optimizer the class and the state of a wrapped one."""
     own = type(optimizer)

@@ -9,8 +9,7 @@ from typing import Any
 import keras
 
 from horovodish.collectives import allgather_object, join
-from horovodish.keras.distribution import is_distributed
-from horovodish.keras.state import broadcast_variables, optimizers_of, state_of, weights_of
+from horovodish.keras.state import broadcast_variables, distributions_of, optimizers_of, state_of, weights_of
 from horovodish.process_sets import ProcessSet, global_process_set
 
 
@@ -63,8 +62,8 @@ class Meeting(keras.callbacks.Callback):
     @property
     def process_set(self) -> ProcessSet:
         """The ranks that train together."""
-        wrapped = filter(is_distributed, optimizers_of(self.model))
-        return next((one._distribution.reduction.process_set for one in wrapped), global_process_set)
+        distributions = distributions_of(self.model)
+        return distributions[0].reduction.process_set if distributions else global_process_set
 
     @property
     def _alone(self) -> bool:

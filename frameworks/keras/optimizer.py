@@ -9,7 +9,7 @@ import keras
 
 from horovodish.compression import Compressor, check_compression
 from horovodish.keras.compression import Compression
-from horovodish.keras.distribution import Distribution, distribute, is_distributed
+from horovodish.keras.distribution import Distribution, distribute, distribution_of
 from horovodish.keras.reduction import Reduction, checked_groups
 from horovodish.keras.window import Window
 from horovodish.process_sets import ProcessSet, check_kind, checked_id, global_process_set
@@ -91,8 +91,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"DistributedOptimizer wraps a keras.optimizers.Optimizer, not {type(optimizer).__name__}")
-    inner = getattr(optimizer, "inner_optimizer", None)
-    if is_distributed(optimizer) or is_distributed(inner):
+    if distribution_of(optimizer):
         raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
     op = chosen_op(None, op)
     if gradient_predivide_factor != 1.0 and op is not Average:

@@ -12,7 +12,7 @@ from horovodish.agreement import Named, agreement
 from horovodish.collectives import broadcast_async, checked_root
 from horovodish.compression import Compressor
 from horovodish.keras.compression import Compression
-from horovodish.keras.distribution import is_distributed
+from horovodish.keras.distribution import Distribution, distribution_of
 from horovodish.keras.optimizer import DistributedOptimizer
 from horovodish.process_sets import ProcessSet, global_process_set
 
@@ -87,8 +87,13 @@ def optimizers_of(model: Any) -> list[Any]:
                 value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
             )
             found.update((id(one), one) for one in members if isinstance(one, keras.optimizers.Optimizer))
-    wrapped = [one for one in found.values() if is_distributed(one) or is_distributed(_inner(one))]
+    wrapped = [one for one in found.values() if distribution_of(one)]
     return wrapped or list(found.values())
+
+
+def distributions_of(model: Any) -> list[Distribution]:
+    """What the wrapped ones among the optimizers that train a model have."""
+    return [found for one in optimizers_of(model) if (found := distribution_of(one))]
 
 
 def weights_of(model: Any) -> list[Any]:
@@ -106,12 +111,7 @@ def state_of(model: Any) -> list[Any]:
 
 
 def _local_variables(model: Any) -> list[Any]:
-    reductions = [one._distribution.reduction for one in optimizers_of(model) if is_distributed(one)]
-    return [variable for reduction in reductions for variable in reduction.local_variables]
-
-
-def _inner(optimizer: Any) -> Any:
-    return getattr(optimizer, "inner_optimizer", None)
+    return [variable for each in distributions_of(model) for variable in each.reduction.local_variables]
 
 
 def load_model(

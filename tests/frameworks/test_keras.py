@@ -25,6 +25,7 @@ def check_everything(backend: str, folder: Path) -> None:
     keras_truth.a_wrapped_optimizer_is_what_it_was()
     keras_truth.every_argument_is_honoured()
     keras_truth.local_layers_are_each_ranks_own()
+    keras_truth.local_layers_stay_so_in_mixed_precision()
     keras_truth.absent_gradients()
     keras_truth.sparse_gradients_become_dense()
     keras_truth.loss_scaling_is_agreed_upon()

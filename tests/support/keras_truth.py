@@ -224,6 +224,22 @@ def local_layers_are_each_ranks_own() -> None:
             np.testing.assert_allclose(one, other, **CLOSE)
 
 
+def local_layers_stay_so_in_mixed_precision() -> None:
+    """Also before a callback has moved the reduction to the LossScaleOptimizer that compile() makes."""
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        keras.utils.set_random_seed(hvd.rank())
+        model = mlp()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model.compile(hvd.PartialDistributedOptimizer(adam(), local_layers=model.layers[1]), loss="mse")
+    before = model.get_weights()
+    hvd.broadcast_global_variables(0, model)
+    everyones = hvd.allgather_object(model.get_weights())
+    assert all(np.array_equal(*pair) for pair in zip(before[:2], model.get_weights()[:2], strict=True))
+    assert all(np.array_equal(*pair) for pair in zip(everyones[0][2:], everyones[-1][2:], strict=True))
+
+
 def absent_gradients() -> None:
     """Weight decay moves every variable that has a gradient, and no other."""
     if keras.config.backend() == "jax":
