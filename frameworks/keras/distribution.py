@@ -21,6 +21,7 @@ class Distribution:
     Attributes:
         variables: those of the optimizer, as far as they are known: Keras tells them when it builds the optimizer.
         within: whether a method of the optimizer itself is running, to which gradients are passed as they are.
+        in_fit: whether one of our callbacks has seen it in a `fit`.
     """
 
     def __init__(self, reduction: Reduction, window: Window | None) -> None:
@@ -28,6 +29,7 @@ class Distribution:
         self.window = window
         self.variables: list[Any] | None = None
         self.within = False
+        self.in_fit = False
         self._without_window = False
 
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> list[Any]:

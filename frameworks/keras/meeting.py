@@ -79,8 +79,19 @@ def attended(model: Any) -> Meeting:
     callbacks = _callbacks_that_begin()
     if not isinstance(callbacks[-1], Meeting):
         callbacks.append(Meeting(model))
+    _train_as_wrapped(model)
     meeting: Meeting = callbacks[-1]
     return meeting
+
+
+def _train_as_wrapped(model: Any) -> None:
+    """Has Keras make the step again that it may have compiled before an optimizer was wrapped."""
+    distributions = distributions_of(model)
+    if not all(each.in_fit for each in distributions) and getattr(model, "train_function", None) is not None:
+        model.train_function = None
+        model.make_train_function()
+    for each in distributions:
+        each.in_fit = True
 
 
 def _callbacks_that_begin() -> list[Any]:

@@ -50,6 +50,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     - With `backward_passes_per_step=n`, n-1 calls add up gradients on the rank, and the n-th reduces their sum and
       updates the variables. A window that is not complete when `fit` ends goes on in the next one; it is not saved.
     - Keras's own `gradient_accumulation_steps` works as well, and reduces in every call.
+    - Wrap before the first `fit`, or compile again: TensorFlow and JAX keep the step that they compiled, which reduces
+      nothing. With any of `hvd.callbacks`, `fit` makes it again.
     - Every rank must apply equally often. `hvd.callbacks` let `fit` have different numbers of batches.
     - For mixed precision wrap the scaling optimizer, `DistributedOptimizer(LossScaleOptimizer(optimizer))`. Where
       `compile` adds a LossScaleOptimizer by itself, `BroadcastGlobalVariablesCallback` does that.

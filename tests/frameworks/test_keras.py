@@ -39,6 +39,7 @@ def check_everything(backend: str, folder: Path) -> None:
     keras_callbacks.nan_stops_all_ranks()
     keras_callbacks.ranks_may_have_different_numbers_of_batches()
     keras_callbacks.models_with_several_optimizers()
+    keras_callbacks.a_model_may_have_been_fitted_before_it_is_wrapped()
     keras_callbacks.a_model_may_be_built_by_its_first_batch()
     keras_callbacks.logs_are_averaged()
     keras_callbacks.learning_rates_follow_the_ranks()

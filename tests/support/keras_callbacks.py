@@ -206,6 +206,23 @@ def models_with_several_optimizers() -> None:
         untracked.fit(*examples(4), batch_size=4, verbose=0, callbacks=callbacks[:1])
 
 
+def a_model_may_have_been_fitted_before_it_is_wrapped() -> None:
+    model, states = mlp(), []
+    model.compile(sgd(), loss="mse")
+    model.fit(*examples(4), batch_size=4, verbose=0)
+    hvd.DistributedOptimizer(model.optimizer)
+
+    class Keep(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # before fit makes the ranks equal
+            states.append(self.model.get_weights())
+
+    model.fit(
+        *examples(4), batch_size=4, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), Keep()]
+    )
+    everyones = hvd.allgather_object(states[0])
+    assert all(np.array_equal(*pair) for pair in zip(everyones[0], everyones[-1], strict=True))
+
+
 def a_model_may_be_built_by_its_first_batch() -> None:
     """Also where that is the last one of a rank."""
     keras.utils.set_random_seed(hvd.rank())
