@@ -68,3 +68,23 @@ def dense(gradient: Any) -> Any:
     if keras.config.backend() != "tensorflow":
         return gradient
     return importlib.import_module("tensorflow").convert_to_tensor(gradient)
+
+
+def knows_slices() -> bool:
+    """Whether gradients may be sparse: TensorFlow's IndexedSlices."""
+    return keras.config.backend() == "tensorflow"
+
+
+def is_sparse(gradient: Any) -> bool:
+    """Whether a gradient is IndexedSlices."""
+    return knows_slices() and isinstance(gradient, importlib.import_module("tensorflow").IndexedSlices)
+
+
+def as_slices(gradient: Any, variable: Any) -> Any:
+    """A gradient as IndexedSlices: a dense one has all rows, and none, None, has no row."""
+    if is_sparse(gradient):
+        return gradient
+    tensorflow = importlib.import_module("tensorflow")
+    if gradient is None:
+        gradient = tensorflow.zeros([0, *variable.shape[1:]], variable.dtype)
+    return tensorflow.IndexedSlices(gradient, tensorflow.range(gradient.shape[0]), tensorflow.constant(variable.shape))

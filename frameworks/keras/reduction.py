@@ -12,9 +12,12 @@ import numpy as np
 
 from horovodish.collectives import allreduce_async
 from horovodish.compression import Compressor
-from horovodish.keras.backends import collectives, dense, name_in_step, runs_eagerly
+from horovodish.keras.backends import as_slices, collectives, dense, is_sparse, knows_slices, name_in_step, runs_eagerly
 from horovodish.process_sets import ProcessSet
 from horovodish.reduce_ops import Max, ReduceOp
+
+_ABSENT, _DENSE, _SPARSE = 0, 1, 2
+"""What a rank has for a variable. The largest over the ranks says how it is reduced."""
 
 Groups = int | Sequence[Sequence[Any]] | None
 
@@ -67,17 +70,22 @@ class Reduction:
         result = [g if i in shared else self._local(g) for i, g in enumerate(gradients)] if local else list(gradients)
         given = {i: gradients[i] for i in shared if gradients[i] is not None}
         eager = runs_eagerly() and variables is not None
-        presence = self._presence(shared, given) if eager else None
-        if eager:
-            given = {i: given[i] if i in given else keras.ops.zeros_like(_at(variables, i)) for i in shared}
+        kinds = self._kinds(shared, given) if eager else None
+        if kinds is not None:
+            # Slices travel in another way, so what another rank has must be known before.
+            sparse = np.equal(kinds.wait(), _SPARSE) if knows_slices() else np.zeros(len(shared))
+            given = {
+                i: _filled(given.get(i), _at(variables, i), among_slices)
+                for i, among_slices in zip(shared, sparse, strict=True)
+            }
         name = name_in_step(self.name)
         for number, members in enumerate(self._grouped(list(given), variables)):
             reduced = self._reduced_group(f"{name}.group{number}", [given[i] for i in members])
             for i, gradient in zip(members, reduced, strict=True):
                 result[i] = gradient
-        if presence is not None:
-            for i, there in zip(shared, presence.wait(), strict=True):
-                if not there:
+        if kinds is not None:
+            for i, kind in zip(shared, kinds.wait(), strict=True):
+                if kind == _ABSENT:
                     result[i] = None
         return result
 
@@ -85,10 +93,13 @@ class Reduction:
         scales = self.scale_local_gradients and gradient is not None
         return keras.ops.divide(gradient, self.process_set.size()) if scales else gradient
 
-    def _presence(self, shared: Sequence[int], given: dict[int, Any]) -> Any:
-        """On which places any rank has a gradient: a handle, because the answer is needed only after the reduction."""
-        there = np.fromiter((i in given for i in shared), np.uint8, len(shared))
-        return allreduce_async(there, name=f"{self.name}.presence", op=Max, process_set=self.process_set)
+    def _kinds(self, shared: Sequence[int], given: dict[int, Any]) -> Any:
+        """What any rank has for each of the places: a handle, because the answer may be needed only afterwards."""
+        own = [
+            _ABSENT if i not in given else _SPARSE if is_sparse(given[i]) and not self.sparse_as_dense else _DENSE
+            for i in shared
+        ]
+        return allreduce_async(np.array(own, np.uint8), name=f"{self.name}.kinds", op=Max, process_set=self.process_set)
 
     def _reduced_group(self, name: str, gradients: list[Any]) -> list[Any]:
         if self.sparse_as_dense:
@@ -163,6 +174,12 @@ def check_members(what: str, chosen: Iterable[Any], variables: Sequence[Any]) ->
                 f"{what}: {_name(variable)} is none of the optimizer's variables; pass some of "
                 "model.trainable_variables"
             )
+
+
+def _filled(gradient: Any, variable: Any, among_slices: bool) -> Any:
+    if among_slices:
+        return as_slices(gradient, variable)
+    return keras.ops.zeros_like(variable) if gradient is None else gradient
 
 
 def _at(variables: Sequence[Any] | None, place: int) -> Any:

@@ -280,6 +280,24 @@ def sparse_gradients_become_dense() -> None:
     assert float(keras.ops.sum(table)) == -4.0 - 1.0
 
 
+def sparse_gradients_of_some_ranks() -> None:
+    """On 2 ranks: the first has slices, the last one nothing or a dense gradient."""
+    if keras.config.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    slices = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([1]), tf.constant([3, 2]))
+    for other, of_other in ((None, 0.0), (tf.ones((3, 2)), 1.0)):
+        for sparse_as_dense in (False, True):
+            table, weight = keras.Variable(np.zeros((3, 2), "float32")), keras.Variable(np.zeros(2, "float32"))
+            optimizer = hvd.DistributedOptimizer(plain(), sparse_as_dense=sparse_as_dense)
+            optimizer.apply([slices if hvd.rank() == 0 else other, tf.ones(2)], [table, weight])
+            expected = -np.full((3, 2), of_other / 2)
+            expected[1] -= 0.5
+            np.testing.assert_array_equal(keras.ops.convert_to_numpy(table), expected)
+            np.testing.assert_array_equal(keras.ops.convert_to_numpy(weight), [-1, -1])
+
+
 def loss_scaling_is_agreed_upon() -> None:
     """A gradient that overflows on one rank makes all ranks skip the step and halve the scale; without, all get it."""
     for wrong in (np.inf, np.nan):
