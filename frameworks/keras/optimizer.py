@@ -49,6 +49,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     - A gradient that is None on every rank stays None. Where only some ranks have one, the others contribute zeros.
     - With `backward_passes_per_step=n`, n-1 calls add up gradients on the rank, and the n-th reduces their sum and
       updates the variables. A window that is not complete when `fit` ends goes on in the next one; it is not saved.
+      Pass the same variables every time; in a `tf.function` the same ones must have gradients.
     - Keras's own `gradient_accumulation_steps` works as well, and reduces in every call.
     - Wrap before the first `fit`, or compile again: TensorFlow and JAX keep the step that they compiled, which reduces
       nothing. With any of `hvd.callbacks`, `fit` makes it again.

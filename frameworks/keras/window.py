@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from horovodish.keras.backends import dense
+from horovodish.keras.backends import dense, traces
 
 
 class Window:
@@ -23,11 +23,14 @@ class Window:
         self._averages = averages
         self._sums: list[Any] = []
         self._count: Any = None
+        self._variables: list[Any] = []
         self._places: dict[int, int] = {}
         self._seen: set[int] = set()  # places that had a gradient in this window
+        self._traced: set[int] | None = None  # the same for all windows of TensorFlow's functions
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Adds the variables to the optimizer's."""
+        self._variables = list(variables)
         self._places = {id(variable): place for place, variable in enumerate(variables)}
         self._sums = [optimizer.add_variable_from_reference(variable, name="window") for variable in variables]
         self._count = optimizer.add_variable(shape=(), dtype="int32", name="passes_of_window")
@@ -43,17 +46,21 @@ class Window:
         variables: Sequence[Any] | None,
         update: Callable[[Sequence[Any]], None],
     ) -> None:
-        """Adds gradients and, if the window is complete, calls `update` with the sums and begins a new one."""
+        """Adds gradients and, if the window is complete, calls `update` with the sums and begins a new one.
+
+        Raises:
+            ValueError: other passes have a gradient for other variables, which would be lost.
+        """
         self._check_built()
         places = [self._places[id(v)] for v in variables] if variables is not None else list(range(len(self._sums)))
-        self._seen.update(place for place, gradient in zip(places, gradients, strict=True) if gradient is not None)
+        seen = self._seen_with(places, gradients)
         for place, gradient in zip(places, gradients, strict=True):
             if gradient is not None:
                 self._sums[place].assign_add(dense(gradient))
         self._count.assign_add(1)
 
         def complete() -> None:
-            sums = [self._sums[place].value if place in self._seen else None for place in places]
+            sums = [self._sums[place].value if place in seen else None for place in places]
             update([self._scaled(total) for total in sums])
             for total in self._sums:
                 total.assign(keras.ops.zeros_like(total.value))
@@ -97,6 +104,23 @@ class Window:
             return list(trainable_variables), with_window(values, [*sums, count])
 
         return keras.ops.cond(keras.ops.equal(count, self.passes), complete, incomplete)
+
+    def _seen_with(self, places: Sequence[int], gradients: Sequence[Any]) -> set[int]:
+        """The places that have a gradient in this window, with those of this pass."""
+        present = {place for place, gradient in zip(places, gradients, strict=True) if gradient is not None}
+        if traces():
+            # A function that was traced before leaves out what is new when it ends a window.
+            self._traced = seen = present if self._traced is None else self._traced
+        else:
+            self._seen |= present
+            seen = self._seen
+        for place in (present - seen) | (seen - set(places)):
+            raise ValueError(
+                f"{self._variables[place].path}: some passes have a gradient for it and others none; with "
+                "backward_passes_per_step pass the same variables to the optimizer every time, and in a tf.function "
+                "compute the loss of every pass from the same ones. Where they change, make a new optimizer"
+            )
+        return seen
 
     def _own(self) -> list[Any]:
         return [*self._sums, self._count] if self._sums else []

@@ -29,6 +29,7 @@ def check_everything(backend: str, folder: Path) -> None:
     keras_truth.absent_gradients()
     keras_truth.sparse_gradients_become_dense()
     keras_truth.sparse_gradients_of_some_ranks()
+    keras_truth.windows_lose_no_gradient()
     keras_truth.loss_scaling_is_agreed_upon()
     keras_truth.ranks_train_as_one_process()
     keras_truth.a_compiled_step_reduces_on_torch()

@@ -298,6 +298,32 @@ def sparse_gradients_of_some_ranks() -> None:
             np.testing.assert_array_equal(keras.ops.convert_to_numpy(weight), [-1, -1])
 
 
+def windows_lose_no_gradient() -> None:
+    """Passes with gradients of other variables are added up when they run one by one, and refused where one is lost."""
+    one = keras.ops.ones(2)
+
+    def passes(*calls: Any, traced: bool) -> list[list[float]]:
+        """Each call with the gradients of two variables."""
+        variables = [keras.Variable(np.zeros(2, "float32"), name=name) for name in ("first", "second")]
+        optimizer = hvd.DistributedOptimizer(plain(), backward_passes_per_step=2)
+        optimizer.build(variables)
+        for gradients in calls:
+            step = functools.partial(optimizer.apply, gradients, variables[: len(gradients)])
+            if traced:
+                importlib.import_module("tensorflow").function(step, autograph=False)()
+            else:
+                step()
+        return [keras.ops.convert_to_numpy(variable).tolist() for variable in variables]
+
+    assert passes([one, None], [None, one], traced=False) == [[-1, -1], [-1, -1]]
+    with pytest.raises(ValueError, match="second: some passes have a gradient for it"):
+        passes([one, one], [one], traced=False)
+    if keras.config.backend() == "tensorflow":
+        assert passes([one, one], [one, None], traced=True) == [[-2, -2], [-1, -1]]
+        with pytest.raises(ValueError, match="second: some passes have a gradient for it"):
+            passes([one, None], [None, one], traced=True)
+
+
 def loss_scaling_is_agreed_upon() -> None:
     """A gradient that overflows on one rank makes all ranks skip the step and halve the scale; without, all get it."""
     for wrong in (np.inf, np.nan):
