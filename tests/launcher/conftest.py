@@ -169,6 +169,12 @@ def start() -> Iterator[Launcher]:
 
 
 @pytest.fixture
+def threads_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For commands that a test starts by itself: the launcher has no number of threads to tell of."""
+    monkeypatch.setenv(THREADS_VARIABLE, "1")
+
+
+@pytest.fixture
 def launch(start: Launcher) -> Launcher:
     """A function that starts `horovodish ARGUMENTS`."""
 

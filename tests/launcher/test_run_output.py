@@ -64,6 +64,7 @@ def test_the_job_ends_when_nobody_reads_on(launch: Callable[..., Any]) -> None:
     assert done.returncode == 141
 
 
+@pytest.mark.usefixtures("threads_are_chosen")
 @pytest.mark.parametrize("keep", [False, True])
 def test_the_job_goes_on_when_stdout_cannot_be_written(keep: bool, tmp_path: Path) -> None:
     flags = ["--output-filename", str(tmp_path)] if keep else []
@@ -84,6 +85,7 @@ def test_the_job_goes_on_when_stdout_cannot_be_written(keep: bool, tmp_path: Pat
     ]
 
 
+@pytest.mark.usefixtures("threads_are_chosen")
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
 def test_standard_files_can_be_closed(closed: str, tmp_path: Path) -> None:
     seen = tmp_path / "seen"

@@ -107,6 +107,7 @@ def test_ctrl_z_stops_the_ranks_until_the_launcher_goes_on(launch_ranks: Callabl
     assert job.stdout.lines.count("signal.SIGCONT") == 2
 
 
+@pytest.mark.usefixtures("threads_are_chosen")
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_a_stuck_reader_does_not_keep_a_launcher_that_is_told_to_end(has_ended: bool) -> None:
     afterwards = "pass" if has_ended else "signal.pause()"
