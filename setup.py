@@ -1,10 +1,13 @@
 """Builds horovodish: maps the folders to packages and compiles the native parts. Metadata stands in pyproject.toml."""
 
+import re
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
+import pybind11
+from pybind11.setup_helpers import ParallelCompile
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
@@ -19,8 +22,7 @@ PACKAGE_DIR = {
 }
 ROOT = Path(__file__).parent.resolve()
 CSRC = Path("horovodish/csrc")
-TENSORFLOW = CSRC / "tensorflow"
-WARNINGS = ["-Wall", "-Wextra"]
+REPOSITORY = "https://github.com/horovodish/horovodish"
 
 
 def packages() -> list[str]:
@@ -33,6 +35,16 @@ def packages() -> list[str]:
             if not any(ancestor.is_symlink() for ancestor in ancestors):
                 found.append(".".join([package, *inside.parts]))
     return found
+
+
+def readme() -> str:
+    """README.md for PyPI, where links relative to the repository lead nowhere."""
+
+    def link(match: re.Match[str]) -> str:
+        kind = "raw" if match[1].endswith(".png") else "blob"
+        return f"]({REPOSITORY}/{kind}/main/{match[1]})"
+
+    return re.sub(r"\]\((?!https?:)([^)]+)\)", link, (ROOT / "README.md").read_text())
 
 
 def files(folder: Path, suffix: str) -> list[str]:
@@ -49,36 +61,42 @@ def needs_recompile(object_file: str, source: str) -> bool:
     return any(not Path(path).exists() or Path(path).stat().st_mtime > changed for path in [source, *read])
 
 
-class BuildExt(build_ext):
-    """Keeps the object files of each interpreter under build/, also for editable installs, which else start anew."""
+OBJECTS = f"build/objects-{sysconfig.get_platform()}"
+BINDINGS = [str(CSRC / "bindings.cc")]
+OPERATIONS = files(CSRC / "tensorflow", ".cc")
+ENGINE = [path for path in files(CSRC, ".cc") if path not in BINDINGS + OPERATIONS]
+OPTIONS = ["-std=c++20", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden", "-ffp-contract=off", "-MMD"]
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.build_temp = f"build/objects-{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
-
-
-native = Pybind11Extension(
-    "horovodish._native",
-    [path for path in files(CSRC, ".cc") if TENSORFLOW not in Path(path).parents],
-    include_dirs=[str(CSRC)],
-    depends=files(CSRC, ".h"),  # this alone brings the headers into the sdist
-    cxx_std=20,
-    extra_compile_args=["-O3", *WARNINGS, "-ffp-contract=off", "-MMD"],
-    libraries=["pthread", "dl"],
-)
+# `depends` brings the files into the sdist.
+native = Extension("horovodish._native", [], depends=BINDINGS + ENGINE + files(CSRC, ".h"), language="c++")
+native.libraries = ["pthread", "dl"]
 # No module of Python's: TensorFlow opens it. What it needs of TensorFlow is there by then.
-tensorflow_ops = Extension(
-    "horovodish._tensorflow_ops",
-    files(TENSORFLOW, ".cc"),
-    include_dirs=[str(CSRC)],
-    depends=files(CSRC, ".h"),
-    language="c++",
-    extra_compile_args=["-std=c++20", "-O2", *WARNINGS, "-fvisibility=hidden", "-MMD"],
-)
+tensorflow_ops = Extension("horovodish._tensorflow_ops", [], depends=OPERATIONS + files(CSRC, ".h"), language="c++")
+
+
+class BuildExt(build_ext):
+    """Keeps the object files. Only those of the bindings differ by interpreter, all others are compiled once."""
+
+    def build_extensions(self) -> None:
+        def compiled(sources: list[str], folder: str, level: str) -> list[str]:
+            includes = [str(CSRC), pybind11.get_include()]
+            options = [level, *OPTIONS]
+            return self.compiler.compile(sources, output_dir=folder, include_dirs=includes, extra_postargs=options)
+
+        with ThreadPoolExecutor() as pool:  # bindings.cc takes longest, so it must not come last
+            bindings = pool.submit(compiled, BINDINGS, f"{OBJECTS}/{sys.implementation.cache_tag}", "-O2")
+            engine = pool.submit(compiled, ENGINE, OBJECTS, "-O3")
+            operations = pool.submit(compiled, OPERATIONS, OBJECTS, "-O2")
+        native.extra_objects = bindings.result() + engine.result()
+        tensorflow_ops.extra_objects = operations.result()
+        super().build_extensions()
+
 
 ParallelCompile(default=0, needs_recompile=needs_recompile).install()
 
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     package_dir=PACKAGE_DIR,
     packages=packages(),
     ext_modules=[native, tensorflow_ops],

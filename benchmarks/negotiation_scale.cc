@@ -101,8 +101,8 @@ class World {
       }
     }
     const std::string up = node.negotiation->take_for_parent(), down = node.negotiation->take_for_children();
-    for (const Decision& decision : node.negotiation->take_decisions()) {
-      if (decision.type == Decision::Type::execute) ++decided_[rank];
+    while (const auto decision = node.negotiation->take_decision()) {
+      if (decision->type == Decision::Type::execute) ++decided_[rank];
     }
     if (rank == 0) count(inbox, down, cpu_us() - started);
     if (!up.empty()) post_up(rank, up);

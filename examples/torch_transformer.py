@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.lr_scheduler import LinearLR
 from torch.utils.data import DataLoader
 
 import horovodish.torch as hvd
@@ -27,7 +28,7 @@ CONTEXT = 64  # characters that the model sees
 WIDTH, HEADS, LAYERS = 64, 4, 2
 BATCH = 16  # blocks of text in a pass, on each rank
 PASSES = 2  # in a step, on each rank
-LEARNING_RATE = 3e-3  # that suits one rank
+LEARNING_RATE = 3e-3  # of one rank; N ranks, whose batch is N times as large, take N times as much after the warm-up
 WARMUP_STEPS = 40
 REPORT_STEPS = 20
 CHECKPOINT_STEPS = 100
@@ -148,9 +149,9 @@ def main() -> None:
     loader = DataLoader(train_blocks, BATCH, sampler=sampler, drop_last=True)
 
     model = Transformer(len(characters))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE * hvd.size())
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), backward_passes_per_step=PASSES)
-    scheduler = hvd.LinearScalingWarmup(optimizer, WARMUP_STEPS)
+    scheduler = LinearLR(optimizer, start_factor=1 / hvd.size(), total_iters=WARMUP_STEPS)
     # Small gradients vanish in float16 unless the loss is scaled; the other dtypes have a range that needs no scale.
     scaler = torch.amp.GradScaler(DEVICE, enabled=precision is torch.float16)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

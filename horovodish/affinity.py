@@ -35,9 +35,12 @@ def core_of(place: Place, thread_affinity: str) -> int | None:
 
 @contextlib.contextmanager
 def new_threads_on(core: int | None) -> Iterator[None]:
-    """Threads that the calling thread starts meanwhile run on that core, because they inherit it."""
+    """Threads that the calling thread starts meanwhile run on that core, because they inherit it. None: as they are."""
+    if core is None:
+        yield
+        return
     usable = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, usable if core is None else {core})
+    os.sched_setaffinity(0, {core})
     try:
         yield
     finally:

@@ -24,11 +24,13 @@ class SupportsDLPack(Protocol):
 
 
 _DLPACK_CPU = 1
-_BOOL = DTYPES["bool"]
 FLOATING = frozenset(DTYPES[name] for name in ("float16", "bfloat16", "float32", "float64"))
 """The engine's numbers of the dtypes that Adasum takes."""
 ITEM_BYTES = {code: 2 if name == "bfloat16" else np.dtype(name).itemsize for name, code in DTYPES.items()}
 """How many bytes a number of each of the engine's dtypes takes."""
+REDUCED_AS = {"bool": "uint8", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
+"""The dtypes that are moved and never reduced, and for each the one to convert to before a reduction."""
+_REDUCED_AS = {DTYPES[name]: instead for name, instead in REDUCED_AS.items()}
 _codes: dict[Any, int] = {}
 
 
@@ -43,9 +45,14 @@ def host_array(tensor: Array | SupportsDLPack, name: str) -> Array:
         The array itself, or one that shares its memory.
 
     Raises:
-        UnsupportedTensorError: no array, not in host memory, masked, or not C-contiguous.
+        UnsupportedTensorError: no array, not in host memory, masked, not aligned, or not C-contiguous.
     """
     array = tensor if type(tensor) is np.ndarray else _converted(tensor, name)
+    if not array.flags.aligned:
+        raise UnsupportedTensorError(
+            f"{name}: the array's memory is not aligned for {array.dtype}; pass array.copy(), and for an operation in "
+            "place copy the result back"
+        )
     if not array.flags.c_contiguous:
         raise UnsupportedTensorError(
             f"{name}: the array of shape {array.shape} with strides {array.strides} is not C-contiguous; "
@@ -88,17 +95,13 @@ def dtype_code(array: Array, name: str, *, op: ReduceOp | None = None) -> int:
     code = _codes.get(array.dtype)
     if code is None:
         code = _codes[array.dtype] = _looked_up(array.dtype, name)
-    if op is not None and code == _BOOL:
-        raise UnsupportedTensorError(f"{name}: bool arrays cannot be reduced; pass array.astype(numpy.uint8)")
+    if op is not None and code in _REDUCED_AS:
+        raise UnsupportedTensorError(
+            f"{name}: {array.dtype} arrays cannot be reduced; pass array.astype(numpy.{_REDUCED_AS[code]})"
+        )
     if op is Adasum and code not in FLOATING:
         raise UnsupportedTensorError(f"{name}: op=Adasum needs floating-point numbers, not {array.dtype}; use op=Sum")
     return code
-
-
-def address(array: Array) -> int:
-    """Where the array's memory begins."""
-    start: int = array.__array_interface__["data"][0]
-    return start
 
 
 def _converted(tensor: Any, name: str) -> Array:

@@ -6,12 +6,25 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from horovodish import _native, affinity, communicators, failures, local_peers, mpi, nccl_library, settings
+from horovodish import (
+    _native,
+    affinity,
+    communicators,
+    failures,
+    late_ranks,
+    local_peers,
+    mpi,
+    nccl_library,
+    run_folder,
+    settings,
+)
 from horovodish.errors import ForkedProcessError, NotInitializedError, SettingError
+from horovodish.launched import check_no_other_launcher, launcher_environment
 from horovodish.place import Place
 from horovodish.version import __version__
 
@@ -24,7 +37,6 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
-    "engine",
     "gloo_built",
     "gloo_enabled",
     "init",
@@ -51,7 +63,9 @@ class Running:
         place: as the user sees it.
         engine_place: as the engine sees it, which may be told that every rank is a host of its own.
         communicator: of all ranks, not used by the engine; None in a world of one rank without a launcher.
+        settings: those of `init()`: all ranks have the same ones, except for those that may differ by rank.
         begun_ns: rank 0's time of day when it had called `init()`, the same number on every rank.
+        some_timeline: whether the settings of any rank name a file for a timeline.
     """
 
     place: Place
@@ -59,7 +73,9 @@ class Running:
     engine: _native.Engine
     communicator: "Intracomm | None"
     peers: local_peers.LocalPeers | None
+    settings: settings.Settings
     begun_ns: int
+    some_timeline: bool
 
     def add_process_set(
         self, id: int, ranks: list[int], region: int, comm: "Intracomm | None", generation: int
@@ -90,24 +106,27 @@ class Running:
 _followers: list[tuple[Callable[[Any], None], Callable[[Any], None], Callable[[], None]]] = []
 _running: Running | None = None
 _forked: Running | None = None  # a parent's engine, in a forked child: unusable and never destroyed
+_last_loss = ""  # what the last engine has said of a lost rank, if one was lost
 
 
-def init(comm: "Intracomm | list[int] | None" = None, process_sets: Any = None) -> None:
+def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = None) -> None:
     """Start the engine. Every rank of the world must call it; it blocks until all have. A second call does nothing.
 
     Without a launcher the world is one rank, and no MPI is needed.
 
     Args:
-        comm: who takes part: None for all ranks, a list of ranks of MPI's world, or an `mpi4py` communicator.
-        process_sets: a list of `ProcessSet`s to add at once. More can be added later; Horovod's "dynamic" is accepted
-            and changes nothing.
+        comm: who takes part: None for all ranks, ranks of MPI's world in the order of their new numbers, such as [0, 1]
+            or range(4), or an `mpi4py` communicator.
+        process_sets: a list of `ProcessSet` objects to add at once. More can be added later; Horovod's "dynamic" is
+            accepted and changes nothing.
 
     Raises:
         LaunchError: no MPI, or a launcher of another MPI than mpi4py's, or torchrun, or the ranks of a host cannot
             share memory.
         SettingError: a HOROVODISH_* variable has a bad value, or not the same one on every rank.
         ForkedProcessError: in a child of a process that had called `init()`, however it was started.
-        ValueError: `comm` is a list that is empty, repeats a rank, or does not contain the calling rank.
+        ValueError: the ranks of `comm` are none, repeat a rank, or lack the calling rank.
+        TypeError: `comm` is something else.
 
     Example:
         >>> import horovodish as hvd
@@ -115,26 +134,37 @@ def init(comm: "Intracomm | list[int] | None" = None, process_sets: Any = None) 
         >>> hvd.rank(), hvd.size()
         (0, 1)
     """
-    global _running
+    global _running, _last_loss
     if _running is not None:
         return
     if _forked is not None:
         raise _forked_error()
+    _last_loss = ""
     for check, *_ in _followers:
         check(process_sets)
     _install_hooks()
-    if comm is None and mpi.launcher_environment() is None:
-        mpi.check_no_other_launcher()
-        _running = _start(Place(0, ((0,),)), settings.load())
+    notices: list[str] = []
+    if comm is None and launcher_environment() is None:
+        check_no_other_launcher()
+        knobs = settings.load(warn=notices.append)
+        _running = _start(Place(0, ((0,),)), knobs, bool(knobs.timeline_filename))
     else:
         _check_not_started_by_a_rank()
-        _running = _start_on(communicators.of(comm))
+        run_folder.reached("init")
+        try:
+            _running = _start_on(communicators.of(comm), notices)
+        except BaseException:  # the script may catch it and go on alone
+            run_folder.reached("stopped")
+            raise
     try:
+        for notice in notices if rank() == 0 else ():
+            warnings.warn(notice, RuntimeWarning, stacklevel=2)
         for _, started, _ in _followers:
             started(process_sets)
     except BaseException as problem:  # of this rank alone, perhaps: the others are told, instead of waiting for it
         _stop(f"could not finish init(): {problem}")
         raise
+    run_folder.reached("running")
 
 
 def shutdown() -> None:
@@ -296,7 +326,7 @@ def _forked_error() -> ForkedProcessError:
 def _check_not_started_by_a_rank() -> None:
     # A worker that is spawned runs the script up to its main part. To MPI it would be the rank that started it.
     process, _, job = os.environ.get(settings.RANK_PROCESS_VARIABLE, "").partition(" ")
-    if process not in ("", str(os.getpid())) and job == _job():
+    if process not in ("", str(os.getpid())) and _job() in ("", job):
         raise ForkedProcessError(
             f"process {os.getpid()} was started by process {process}, which is a rank, and is none itself. Keep what "
             "only ranks do, init() among it, behind: if __name__ == '__main__':"
@@ -304,15 +334,32 @@ def _check_not_started_by_a_rank() -> None:
 
 
 def _job() -> str:
-    """What tells Open MPI's jobs apart: a rank may start another one."""
-    return os.environ.get("PMIX_NAMESPACE", "")
+    """The MPI job that started this process; empty if unknown. A rank may start another job.
+
+    Open MPI has a name for it. MPICH's launcher shares a socket with each rank, which a rank's workers do not inherit.
+    """
+    if "PMIX_NAMESPACE" in os.environ:
+        return os.environ["PMIX_NAMESPACE"]
+    try:
+        end = os.readlink(f"/proc/self/fd/{os.environ['PMI_FD']}")
+    except (KeyError, OSError):
+        return ""
+    return end if end.startswith("socket:") else ""
 
 
-def _start_on(communicator: communicators.Communicator) -> Running:
+def _start_on(communicator: communicators.Communicator, notices: list[str]) -> Running:
+    comm = communicator.control
+    late_ranks.roll_call(comm)
+    with late_ranks.reported("an answer: every rank has called init(), but one has failed since or is stopped"):
+        return _start_together(communicator, notices)
+
+
+def _start_together(communicator: communicators.Communicator, notices: list[str]) -> Running:
     comm = communicator.control
     local_comm = comm.Split_type(mpi.load().COMM_TYPE_SHARED)
     own = comm.Get_rank()
-    knobs = settings.load() if own == 0 else settings.load(warn=lambda _: None)
+    knobs = settings.load(warn=notices.append)
+    communicator.start_timeout_seconds = knobs.start_timeout_seconds
     leader = local_comm.bcast(own, root=0)
     seen: list[tuple[int, settings.Settings, str]] = comm.allgather((leader, knobs, __version__))
     mpi.unname_shared_memory(comm)
@@ -324,9 +371,10 @@ def _start_on(communicator: communicators.Communicator) -> Running:
         memory_bytes = _native.arena_bytes(len(place.local_ranks), knobs.chunk_kb * 1024)
         peers = local_peers.connect(local_comm, memory_bytes, knobs.start_timeout_seconds)
     local_comm.Free()
-    started = _start(place, knobs, communicator, peers)
+    some_timeline = any(entry[1].timeline_filename for entry in seen)
+    started = _start(place, knobs, some_timeline, communicator, peers)
     comm.Barrier()
-    if mpi.launcher_environment() is not None:
+    if launcher_environment() is not None:
         os.environ[settings.RANK_PROCESS_VARIABLE] = f"{os.getpid()} {_job()}"
     return started
 
@@ -339,7 +387,7 @@ def _check_agreement(seen: list[tuple[int, settings.Settings, str]]) -> None:
             )
         for row in settings.table():
             ours, theirs = getattr(seen[0][1], row.name), getattr(knobs, row.name)
-            if ours != theirs and row.name != "log_level":
+            if ours != theirs and not row.by_rank:
                 flag = row.flag if row.is_switch else f"{row.flag} VALUE"
                 raise SettingError(
                     f"{row.variable} is {ours!r} on rank 0 but {theirs!r} on rank {index}: set it alike on every rank, "
@@ -350,6 +398,7 @@ def _check_agreement(seen: list[tuple[int, settings.Settings, str]]) -> None:
 def _start(
     place: Place,
     knobs: settings.Settings,
+    some_timeline: bool,
     communicator: communicators.Communicator | None = None,
     peers: local_peers.LocalPeers | None = None,
 ) -> Running:
@@ -371,7 +420,8 @@ def _start(
             stall_shutdown_seconds=knobs.stall_check_shutdown_time_seconds if knobs.stall_check else 0.0,
             stack_signal=_stack_signal(knobs),
             nccl_alone=knobs.plane == "nccl",
-            shared_gpu="HOROVODISH_TEST_SHARED_GPU" in os.environ,
+            shared_gpu=nccl_library.ranks_share_gpus(),
+            horovods_gradients=knobs.collective_gradients == "horovod",
         )
     if peers:
         peers.close_memory()
@@ -379,7 +429,7 @@ def _start(
     engine_place = Place(place.rank, every_rank_alone) if knobs.plane == "mpi_ring" else place
     control = communicator.control if communicator else None
     begun_ns = control.bcast(time.time_ns()) if control else time.time_ns()
-    started = Running(place, engine_place, native, control, peers, begun_ns)
+    started = Running(place, engine_place, native, control, peers, knobs, begun_ns, some_timeline)
     generation = communicator.generation if communicator else 0
     comm = communicator.engine if communicator else None
     started.add_process_set(0, list(range(place.size)), 0, comm, generation)
@@ -395,13 +445,16 @@ def _stack_signal(knobs: settings.Settings) -> int:
 
 
 def _stop(reason: str) -> None:
-    global _running
+    global _running, _last_loss
     if _running is None:
         return
     stopped, _running = _running, None
     os.environ.pop(settings.RANK_PROCESS_VARIABLE, None)
     why = failures.reason or reason
+    run_folder.reached("shutdown")
     stopped.engine.stop(failures.reason is not None, f"rank {stopped.place.rank} {why}")
+    run_folder.reached("stopped")
+    _last_loss = stopped.engine.loss()
     for *_, forget in _followers:
         forget()
 
@@ -410,6 +463,7 @@ def _at_exit() -> None:
     if _running is not None:
         _running.engine.hold_other_threads()
     _stop("has ended its script")
+    run_folder.reached("exit")
 
 
 def _after_fork_in_child() -> None:
@@ -424,13 +478,22 @@ def _own_rank() -> int | None:
     """The rank of this process, also while `init()` has not succeeded."""
     if _running is not None:
         return _running.place.rank
-    launched = mpi.launcher_environment()
+    launched = launcher_environment()
     is_child_of_a_rank = settings.RANK_PROCESS_VARIABLE in os.environ
     return launched.rank if launched and not is_child_of_a_rank else None
 
 
+def _loss() -> str:
+    """Return the message of this or the last engine about a lost rank; empty if none was lost."""
+    return _running.engine.loss() if _running is not None else _last_loss
+
+
 @functools.cache
 def _install_hooks() -> None:
-    failures.watch(_own_rank)
+    failures.watch(_own_rank, _loss)
     atexit.register(_at_exit)
     os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+if os.environ.get(settings.SUPERVISOR_PROCESS_VARIABLE) == str(os.getppid()):
+    failures.watch(_own_rank, _loss)  # a rank that fails before init() has a reason, too

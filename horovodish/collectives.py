@@ -1,8 +1,8 @@
 """The collective operations on NumPy arrays, and the place where each operation is documented in full.
 
-Every operation takes a NumPy array or any CPU array with `__dlpack__`, C-contiguous, of dtype uint8, int8, int16,
-int32, int64, float16, bfloat16 (from ml_dtypes), float32 or float64; bool where nothing is reduced. Arrays of zero
-elements and of zero dimensions are fine.
+Every operation takes a NumPy array or any CPU array with `__dlpack__`, C-contiguous and aligned, of dtype uint8, int8,
+int16, int32, int64, float16, bfloat16 (from ml_dtypes), float32 or float64; and of bool, uint16, uint32 or uint64 where
+nothing is reduced. Arrays of zero elements and of zero dimensions are fine.
 
 An operation is collective: every rank must call it, with the same name, dtype, shape and arguments; where they differ,
 every rank raises `MismatchError`, which names the ranks and both values, and the engine stays usable. What one rank
@@ -19,62 +19,36 @@ a sum (an Average then divides by the ranks that have not joined), no rows to a 
 broadcast.
 
 What every operation can raise:
-    MismatchError: the ranks disagree about the operation.
-    RankLostError: a rank died, raised or left while it was needed.
-    EngineStoppedError: `shutdown()` was called while the operation was pending.
-    UnsupportedTensorError: dtype, device or layout are not as said above, or an output in place is read-only.
-    DuplicateNameError: an operation of this name is under way.
-    NotInitializedError: before `init()` or after `shutdown()`.
-    ForkedProcessError: in a forked child, such as a data-loader worker.
-    ValueError: `process_set` is not in use, or this rank is outside it.
+
+- MismatchError: the ranks disagree about the operation.
+- RankLostError: a rank died, raised or left while it was needed.
+- EngineStoppedError: `shutdown()` was called while the operation was pending.
+- UnsupportedTensorError: dtype, device or layout are not as said above, or an output in place is read-only.
+- DuplicateNameError: an operation of this name is under way.
+- NotInitializedError: before `init()` or after `shutdown()`.
+- ForkedProcessError: in a forked child, such as a data-loader worker.
+- ValueError: `process_set` is not in use, or this rank is outside it.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from horovodish import basics
-from horovodish.array_submission import (
-    Tensor,
-    checked_root,
-    only,
-    submit_allgather,
-    submit_allreduce,
-    submit_alltoall,
-    submit_broadcast,
-    submit_reducescatter,
-)
+from horovodish.array_adapter import ARRAYS, Tensor
 from horovodish.arrays import Array
-from horovodish.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.reduce_ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum, chosen_op
-from horovodish.submission import (
-    Checking,
-    Handle,
-    agree_on_counters,
-    gather_objects,
-    generated_name,
-    pickled,
-    poll,
-    submit,
-    synchronize,
-)
+from horovodish.devices import ON_HOST
+from horovodish.operation import Operation
+from horovodish.process_sets import ProcessSet, global_process_set
+from horovodish.reduce_ops import Average, ReduceOp
+from horovodish.submission import Handle, Request, agree_on_counters, poll, submit, synchronize
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Handle",
-    "Max",
-    "Min",
-    "Product",
-    "ReduceOp",
-    "Sum",
     "allgather",
     "allgather_async",
-    "allgather_object",
     "allreduce",
     "allreduce_",
     "allreduce_async",
@@ -86,10 +60,6 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "broadcast_object",
-    "checked_root",
-    "chosen_op",
-    "generated_name",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -102,7 +72,6 @@ __all__ = [
     "poll",
     "reducescatter",
     "reducescatter_async",
-    "submit",
     "synchronize",
 ]
 
@@ -145,9 +114,8 @@ def allreduce(
         >>> hvd.allreduce(numpy.full(2, hvd.rank(), numpy.float32), op=hvd.Sum)  # on 4 ranks
         array([6., 6.], dtype=float32)
     """
-    return submit_allreduce(
-        [tensor], only, False, average, name, op, prescale_factor, postscale_factor, process_set, True
-    ).wait()
+    operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor)
+    return ARRAYS.one(operation, tensor, waits=True).wait()
 
 
 def allreduce_async(
@@ -165,9 +133,7 @@ def allreduce_async(
         >>> handles = [hvd.allreduce_async(values[key], name=key) for key in values]
         >>> averages = [hvd.synchronize(handle) for handle in handles]
     """
-    return submit_allreduce(
-        [tensor], only, False, average, name, op, prescale_factor, postscale_factor, process_set, False
-    )
+    return ARRAYS.one(Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor), tensor)
 
 
 def allreduce_(
@@ -183,9 +149,8 @@ def allreduce_(
 
     After an error the contents of `tensor` are undefined.
     """
-    submit_allreduce(
-        [tensor], only, True, average, name, op, prescale_factor, postscale_factor, process_set, True
-    ).wait()
+    operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor, in_place=True)
+    ARRAYS.one(operation, tensor, waits=True).wait()
     return tensor
 
 
@@ -199,9 +164,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Array]:
     """As `allreduce_`, but gives a handle; `tensor` holds the result after `synchronize(handle)`. Collective."""
-    return submit_allreduce(
-        [tensor], only, True, average, name, op, prescale_factor, postscale_factor, process_set, False
-    )
+    operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor, in_place=True)
+    return ARRAYS.one(operation, tensor)
 
 
 def grouped_allreduce(
@@ -231,9 +195,8 @@ def grouped_allreduce(
     Example:
         >>> loss, correct = hvd.grouped_allreduce([loss, correct], name="metrics")
     """
-    return submit_allreduce(
-        tensors, list, False, average, name, op, prescale_factor, postscale_factor, process_set, True
-    ).wait()
+    operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor)
+    return ARRAYS.group(operation, tensors, waits=True).wait()
 
 
 def grouped_allreduce_async(
@@ -246,9 +209,8 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[Array]]:
     """As `grouped_allreduce`, but gives a handle for the whole group. Collective; does not block."""
-    return submit_allreduce(
-        tensors, list, False, average, name, op, prescale_factor, postscale_factor, process_set, False
-    )
+    operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor)
+    return ARRAYS.group(operation, tensors)
 
 
 def grouped_allreduce_(
@@ -261,9 +223,8 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[TensorT]:
     """As `grouped_allreduce`, but writes the results into `tensors` and returns them. Collective; blocks."""
-    submit_allreduce(
-        tensors, list, True, average, name, op, prescale_factor, postscale_factor, process_set, True
-    ).wait()
+    operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor, in_place=True)
+    ARRAYS.group(operation, tensors, waits=True).wait()
     return list(tensors)
 
 
@@ -277,9 +238,8 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[Array]]:
     """As `grouped_allreduce_`, but gives a handle for the whole group. Collective; does not block."""
-    return submit_allreduce(
-        tensors, list, True, average, name, op, prescale_factor, postscale_factor, process_set, False
-    )
+    operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor, in_place=True)
+    return ARRAYS.group(operation, tensors)
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
@@ -301,14 +261,14 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
         >>> hvd.allgather(numpy.full(hvd.rank() + 1, hvd.rank()))  # on 3 ranks
         array([0, 1, 1, 2, 2, 2])
     """
-    return submit_allgather([tensor], only, name, process_set, True).wait()
+    return ARRAYS.one(Operation("allgather", name, process_set), tensor, waits=True).wait()
 
 
 def allgather_async(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Array]:
     """As `allgather`, but gives a handle; `synchronize(handle)` gives the result. Collective; does not block."""
-    return submit_allgather([tensor], only, name, process_set, False)
+    return ARRAYS.one(Operation("allgather", name, process_set), tensor)
 
 
 def grouped_allgather(
@@ -330,14 +290,14 @@ def grouped_allgather(
     Example:
         >>> inputs, labels = hvd.grouped_allgather([inputs, labels])
     """
-    return submit_allgather(tensors, list, name, process_set, True).wait()
+    return ARRAYS.group(Operation("allgather", name, process_set), tensors, waits=True).wait()
 
 
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[list[Array]]:
     """As `grouped_allgather`, but gives a handle for the whole group. Collective; does not block."""
-    return submit_allgather(tensors, list, name, process_set, False)
+    return ARRAYS.group(Operation("allgather", name, process_set), tensors)
 
 
 def broadcast(
@@ -363,14 +323,14 @@ def broadcast(
         >>> hvd.broadcast(numpy.full(2, hvd.rank()), root_rank=1)  # on any rank
         array([1, 1])
     """
-    return submit_broadcast(tensor, False, root_rank, name, process_set, True).wait()
+    return ARRAYS.one(Operation("broadcast", name, process_set, root_rank=root_rank), tensor, waits=True).wait()
 
 
 def broadcast_async(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Array]:
     """As `broadcast`, but gives a handle; `synchronize(handle)` gives the result. Collective; does not block."""
-    return submit_broadcast(tensor, False, root_rank, name, process_set, False)
+    return ARRAYS.one(Operation("broadcast", name, process_set, root_rank=root_rank), tensor)
 
 
 def broadcast_(
@@ -380,7 +340,7 @@ def broadcast_(
 
     After an error the contents of `tensor` are undefined on the ranks that are not the root.
     """
-    submit_broadcast(tensor, True, root_rank, name, process_set, True).wait()
+    ARRAYS.one(Operation("broadcast", name, process_set, root_rank=root_rank, in_place=True), tensor, waits=True).wait()
     return tensor
 
 
@@ -388,7 +348,7 @@ def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Array]:
     """As `broadcast_`, but gives a handle; `tensor` holds the values after `synchronize(handle)`. Collective."""
-    return submit_broadcast(tensor, True, root_rank, name, process_set, False)
+    return ARRAYS.one(Operation("broadcast", name, process_set, root_rank=root_rank, in_place=True), tensor)
 
 
 def alltoall(
@@ -420,7 +380,7 @@ def alltoall(
         >>> rows, counts = hvd.alltoall(numpy.arange(3), splits=[1, 2])  # on 2 ranks; on rank 1
         (array([1, 2, 1, 2]), array([2, 2]))
     """
-    return submit_alltoall(tensor, splits, name, process_set, True).wait()
+    return _exchange(tensor, splits, name, process_set, waits=True).wait()
 
 
 def alltoall_async(
@@ -430,7 +390,7 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Array | tuple[Array, Array]]:
     """As `alltoall`, but gives a handle; `synchronize(handle)` gives the result. Collective; does not block."""
-    return submit_alltoall(tensor, splits, name, process_set, False)
+    return _exchange(tensor, splits, name, process_set)
 
 
 def reducescatter(
@@ -462,7 +422,8 @@ def reducescatter(
         >>> hvd.reducescatter(numpy.arange(3), op=hvd.Sum)  # on 2 ranks; on rank 0
         array([0, 2])
     """
-    return submit_reducescatter([tensor], only, name, op, process_set, prescale_factor, postscale_factor, True).wait()
+    operation = Operation("reducescatter", name, process_set, op, None, prescale_factor, postscale_factor)
+    return ARRAYS.one(operation, tensor, waits=True).wait()
 
 
 def reducescatter_async(
@@ -474,7 +435,8 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle[Array]:
     """As `reducescatter`, but gives a handle; `synchronize(handle)` gives the result. Collective; does not block."""
-    return submit_reducescatter([tensor], only, name, op, process_set, prescale_factor, postscale_factor, False)
+    operation = Operation("reducescatter", name, process_set, op, None, prescale_factor, postscale_factor)
+    return ARRAYS.one(operation, tensor)
 
 
 def grouped_reducescatter(
@@ -502,7 +464,8 @@ def grouped_reducescatter(
     Example:
         >>> weights, biases = hvd.grouped_reducescatter([weight_gradients, bias_gradients])
     """
-    return submit_reducescatter(tensors, list, name, op, process_set, prescale_factor, postscale_factor, True).wait()
+    operation = Operation("reducescatter", name, process_set, op, None, prescale_factor, postscale_factor)
+    return ARRAYS.group(operation, tensors, waits=True).wait()
 
 
 def grouped_reducescatter_async(
@@ -514,7 +477,8 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle[list[Array]]:
     """As `grouped_reducescatter`, but gives a handle for the whole group. Collective; does not block."""
-    return submit_reducescatter(tensors, list, name, op, process_set, prescale_factor, postscale_factor, False)
+    operation = Operation("reducescatter", name, process_set, op, None, prescale_factor, postscale_factor)
+    return ARRAYS.group(operation, tensors)
 
 
 def join(device: int = -1) -> int:
@@ -540,8 +504,14 @@ def join(device: int = -1) -> int:
         >>> hvd.broadcast_(weights, root_rank=last)
     """
     name = "horovodish.join"  # no user's
+    on_device = ON_HOST._replace(device=device)
     last = submit(
-        "join", name, [], keep_alive=None, result=lambda native: native.last_joined(), device=device, waits=True
+        Request("join", name),
+        [],
+        keep_alive=None,
+        result=lambda native: native.last_joined(),
+        placement=on_device,
+        waits=True,
     ).wait()
     agree_on_counters()
     return last
@@ -563,63 +533,18 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
         ...     download_the_data()
         >>> hvd.barrier()
     """
-    identity = checked_id(process_set)
-    name = generated_name("barrier", identity)
-    submit("barrier", name, [], keep_alive=None, result=lambda _: None, waits=True, process_set_id=identity).wait()
+    ARRAYS.group(Operation("barrier", None, process_set), [], waits=True).wait()
 
 
-def broadcast_object(
-    obj: object, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """Give every rank an object that one rank holds. Collective; blocks.
+def _exchange(
+    tensor: Tensor,
+    splits: Sequence[int] | Array | None,
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    waits: bool = False,
+) -> Handle[Array | tuple[Array, Array]]:
+    def result(received: list[Array], counts: list[list[int]]) -> Array | tuple[Array, Array]:
+        return received[0] if splits is None else (received[0], np.array(counts[0], np.int64))
 
-    Args:
-        obj: on the root anything that can be pickled; ignored on the others.
-        root_rank: whose object to send, the same on every rank.
-        name: the operation's name, the same on every rank; counted when not given.
-        process_set: the ranks that take part.
-
-    Returns:
-        On the root `obj` itself, on the others a copy of it.
-
-    Raises:
-        ValueError: there is no rank `root_rank` in the process set.
-        See the module for what every operation can raise.
-
-    Example:
-        >>> start_epoch = hvd.broadcast_object(start_epoch if hvd.rank() == 0 else None)
-    """
-    identity = checked_id(process_set)
-    name = generated_name("broadcast_object", identity) if name is None else name
-    with Checking("broadcast", f"{name}.length", identity):
-        root = checked_root(root_rank, process_set)
-    if basics.rank() == root:
-        data = pickled(obj, "broadcast", f"{name}.length", identity)
-        broadcast(np.array(data.size), root, f"{name}.length", process_set)
-        broadcast(data, root, f"{name}.data", process_set)
-        return obj
-    length = broadcast(np.array(0), root, f"{name}.length", process_set)
-    return pickle.loads(broadcast(np.empty(length, np.uint8), root, f"{name}.data", process_set).data)
-
-
-def allgather_object(obj: object, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Give every rank the objects of all ranks. Collective; blocks.
-
-    Args:
-        obj: anything that can be pickled.
-        name: the operation's name, the same on every rank; counted when not given.
-        process_set: the ranks that take part.
-
-    Returns:
-        The objects in the order of the ranks, without those that have joined; copies, this rank's own included.
-
-    Raises:
-        See the module for what every operation can raise.
-
-    Example:
-        >>> hvd.allgather_object({"rank": hvd.rank()})  # on 2 ranks
-        [{'rank': 0}, {'rank': 1}]
-    """
-    identity = checked_id(process_set)
-    name = generated_name("allgather_object", identity) if name is None else name
-    return list(gather_objects(obj, name, identity).values())
+    return ARRAYS.start(Operation("alltoall", name, process_set, splits=splits), [tensor], result, waits=waits)

@@ -1,9 +1,12 @@
 """The duplicates of communicators that horovodish works on, kept from one `init()` to the next."""
 
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from horovodish import _native, mpi
+from horovodish import _native, late_ranks, mpi
+from horovodish.settings import Settings
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -19,11 +22,13 @@ class Communicator:
         engine: the engine's alone: it has receives posted there at any time.
         control: for what Python does at start-up and with process sets.
         generation: how often an engine was started on it before.
+        start_timeout_seconds: the setting of the last engine on it.
     """
 
     engine: "Intracomm"
     control: "Intracomm"
     generation: int = -1
+    start_timeout_seconds: int = Settings.start_timeout_seconds
 
     @property
     def is_used_up(self) -> bool:
@@ -36,32 +41,48 @@ _attribute: int | None = None  # under which any other communicator holds its Co
 _last: Communicator | None = None
 
 
-def of(comm: "Intracomm | list[int] | None") -> Communicator:
+def of(comm: "Intracomm | Iterable[int] | None") -> Communicator:
     """The duplicates of `comm`, to be used for one more `init()`. Every rank of it must call this; blocks.
 
     Args:
-        comm: None for all ranks, a list of ranks of MPI's world, or a communicator.
+        comm: None for all ranks, ranks of MPI's world, or a communicator.
 
     Raises:
         LaunchError: no MPI, or a launcher of another MPI than mpi4py's.
-        ValueError: a list that is empty, repeats a rank, or does not contain the calling rank.
+        ValueError: the ranks are none, repeat a rank, or lack the calling rank.
+        TypeError: `comm` is something else.
     """
+    ranks = None if comm is None or hasattr(comm, "Get_attr") else _ranks(comm)
     library = mpi.load()
     mpi.check_pairing(library)
+    with late_ranks.reported("another rank, which has not called init() yet, has failed, or is stopped"):
+        return _used_once_more(_kept(library, comm, ranks))
+
+
+def _kept(library: Any, comm: "Intracomm | Iterable[int] | None", ranks: tuple[int, ...] | None) -> Communicator:
     world = library.COMM_WORLD
-    if isinstance(comm, list):
+    if ranks is not None:
         own = world.Get_rank()
-        if own not in comm or len(set(comm)) < len(comm):
+        if own not in ranks or len(set(ranks)) < len(ranks):
             raise ValueError(
                 f"init(comm={comm}) on rank {own}: the list must name every rank once, and only these ranks may call it"
             )
-        return _used_once_more(_of_ranks(world, tuple(comm)))
-    return _used_once_more(_of_communicator(library, world if comm is None else comm))
+        return _of_ranks(world, ranks)
+    return _of_communicator(library, world if comm is None else cast("Intracomm", comm))
 
 
 def last() -> Communicator | None:
     """What the last `init()` under MPI used."""
     return _last
+
+
+def _ranks(comm: Any) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, comm))
+    except TypeError:
+        raise TypeError(
+            f"init(comm={comm!r}): comm is None for all ranks, ranks such as [0, 1], or an mpi4py communicator"
+        ) from None
 
 
 def _of_ranks(world: "Intracomm", ranks: tuple[int, ...]) -> Communicator:

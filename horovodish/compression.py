@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
 
 __all__ = ["CastCompressor", "Compressor", "NoneCompressor", "check_compression"]
 
@@ -22,7 +23,7 @@ class Compressor(Protocol):
 
 
 def check_compression(compression: object) -> None:
-    """Passes what can be used as a compression.
+    """Raise unless this can be used as a compression.
 
     Raises:
         ValueError: it has no `compress` or no `decompress`.
@@ -49,13 +50,17 @@ class NoneCompressor:
 
 
 class CastCompressor:
-    """Tensors of wider floating dtypes travel in a smaller one.
+    """Tensors of wider floating dtypes travel in one of two bytes. Subclasses of a framework say how.
 
     Attributes:
         dtype: the smaller one, as the framework knows it.
+        is_wider: whether a tensor is of a floating dtype of more than two bytes.
+        cast: gives a tensor in a dtype.
     """
 
-    dtype: Any
+    dtype: ClassVar[Any]
+    is_wider: ClassVar[Callable[[Any], bool]]
+    cast: ClassVar[Callable[[Any, Any], Any]]
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
@@ -66,13 +71,3 @@ class CastCompressor:
     def decompress(cls, tensor: Any, context: Any) -> Any:
         """`tensor` in the dtype that it had."""
         return cls.cast(tensor, context)
-
-    @classmethod
-    def is_wider(cls, tensor: Any) -> bool:
-        """Whether `tensor` is of a floating dtype of more bytes than `dtype`."""
-        raise NotImplementedError
-
-    @staticmethod
-    def cast(tensor: Any, dtype: Any) -> Any:
-        """`tensor` in `dtype`; itself if that is its own."""
-        raise NotImplementedError

@@ -5,18 +5,38 @@ from __future__ import annotations
 import functools
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from horovodish import _native, basics, nccl_library
 from horovodish.errors import UnsupportedTensorError
 
-__all__ = ["HOST", "SHARED_GPU_VARIABLE", "choose", "problem", "use"]
+if TYPE_CHECKING:
+    from horovodish.submission import Request
+
+__all__ = ["HOST", "ON_HOST", "Placement", "choose", "problem", "use"]
 
 HOST = -1
 """What the engine calls host memory where it asks for a device."""
 
-SHARED_GPU_VARIABLE = "HOROVODISH_TEST_SHARED_GPU"
-"""For tests on a machine with one GPU: several ranks use it."""
+
+class Placement(NamedTuple):
+    """Where the engine finds the memory of an operation.
+
+    Attributes:
+        device: the CUDA device, or `HOST`.
+        current_stream: gives the stream that is current in the calling thread. Called when the operation is submitted,
+            for the stream on which the inputs are ready, and in a wait, for the stream that is to wait for the result.
+            None for host memory.
+        is_staged: the tensors are on a device, but NCCL cannot do this, so copies in host memory travel.
+    """
+
+    device: int
+    current_stream: Callable[[], int] | None
+    is_staged: bool
+
+
+ON_HOST = Placement(HOST, None, is_staged=False)
 
 _FIRST_WITH_SHARED_GPU = (2, 30, 0)
 _REMEDY = "pip install nvidia-nccl-cu13 (or nvidia-nccl-cu12, as torch.version.cuda says)"
@@ -24,23 +44,13 @@ _REMEDY = "pip install nvidia-nccl-cu13 (or nvidia-nccl-cu12, as torch.version.c
 _used: int | None = None
 
 
-def choose(
-    kind: str,
-    ordinal: int,
-    op: int,
-    dtypes: Sequence[int],
-    prescale_factor: float,
-    postscale_factor: float,
-    name: str,
-) -> int:
+def choose(request: Request, ordinal: int, dtypes: Sequence[int]) -> int:
     """Where an operation on tensors of a device takes place, the same on all ranks that ask alike. Not collective.
 
     Args:
-        kind: a key of `_native.KINDS`.
+        request: what to do.
         ordinal: of the CUDA device, `HOST` for host memory.
-        op, prescale_factor, postscale_factor: as `submission.submit`.
-        dtypes: values of `_native.DTYPES`.
-        name: what to call the tensor in an error.
+        dtypes: of the tensors, values of `_native.DTYPES`.
 
     Returns:
         `ordinal`, or `HOST` where NCCL cannot do it, so that the shim has to copy the tensors to the host and back.
@@ -48,11 +58,10 @@ def choose(
     Raises:
         UnsupportedTensorError: as `use`.
     """
-    if ordinal == HOST or _native.problem_for_nccl(
-        _native.KINDS[kind], op, list(dtypes), prescale_factor, postscale_factor
-    ):
+    kind, op, factors = _native.KINDS[request.kind], request.op, (request.prescale_factor, request.postscale_factor)
+    if ordinal == HOST or _native.problem_for_nccl(kind, op, list(dtypes), *factors):
         return HOST
-    use(ordinal, name)
+    use(ordinal, request.name)
     return ordinal
 
 
@@ -102,7 +111,7 @@ def _load() -> None:
             f"NCCL {nccl_library.number(found.version)} of {found.path} ({found.origin}) is too old, {oldest} or later "
             f"is needed. Remedy: {_REMEDY}"
         )
-    if SHARED_GPU_VARIABLE in os.environ and found is not None and found.version is not None:
+    if nccl_library.ranks_share_gpus() and found is not None and found.version is not None:
         _let_ranks_share(found.version)
     _native.load_device_libraries(nccl_library.cuda_library(), found.path if found else "")
 

@@ -32,7 +32,6 @@ __all__ = [
     "SettingError",
     "StallError",
     "UnsupportedTensorError",
-    "from_native",
 ]
 
 

@@ -7,13 +7,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from traceback import format_exception
 from types import TracebackType
 
+from horovodish import run_folder
 from horovodish.errors import RankLostError
-from horovodish.mpi import launcher_environment
-from horovodish.settings import RUN_DIR_VARIABLE
 
 REPORT_BYTES = 65_000
 """How long a report to the launcher can be: a message to it has 64 KiB."""
@@ -23,53 +21,65 @@ LONGEST = 10_000
 reason: str | None = None
 """Why this process ends early, once it does: "raised ValueError: ..."."""
 
+_hook: Callable[[type[BaseException], BaseException, TracebackType | None], object] | None = None
 
-def watch(rank: Callable[[], int | None]) -> None:
+
+def watch(rank: Callable[[], int | None], loss: Callable[[], str]) -> None:
     """From now on, note such an exception, besides what `sys.excepthook` does.
+
+    Calling it again does nothing, unless the script has set `sys.excepthook` since.
 
     Args:
         rank: gives the rank of this process, or None when it is none.
+        loss: gives what the engine says of the rank that was lost, or nothing.
     """
+    global _hook
     previous, process = sys.excepthook, os.getpid()
+    if previous is _hook:
+        return
 
     def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
         global reason
+        if reason is not None and os.getpid() == process:  # a hook between two of ours calls the earlier one
+            previous(kind, value, traceback)
+            return
         reason = _encodable(f"raised {kind.__name__}: {value}")
         own = rank() if os.getpid() == process else None  # a forked child is no rank
         is_usual = previous is sys.__excepthook__
-        is_told = own is not None and _report(kind, value, traceback if is_usual else None)
-        if own is not None and isinstance(value, RankLostError):
-            # A consequence: the traceback that matters is the one of the rank that was lost.
-            print(f"horovodish: rank {own} ends: {value}", file=sys.stderr, flush=True)
-        elif not (is_usual and is_told):
+        lost = loss()
+        is_consequence = any(_says_so(each, lost) for each in _chain(value))
+        is_left_to_launcher = is_usual and not is_consequence
+        error = _encodable(f"{kind.__name__}: {value}")
+        text = _encodable("".join(format_exception(kind, value, traceback))) if is_left_to_launcher else ""
+        is_told = own is not None and run_folder.report(_encoded(time.time(), error, text, is_consequence))
+        if own is not None and _says_so(value, lost):
+            # The traceback that matters is the one of the rank that was lost. The launcher knows which it was.
+            if not is_told:
+                print(f"horovodish: rank {own} ends: {value}", file=sys.stderr, flush=True)
+        elif not (is_left_to_launcher and is_told):
             previous(kind, value, traceback)
 
-    sys.excepthook = hook
+    sys.excepthook = _hook = hook
 
 
-def _report(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> bool:
-    """Tells the launcher, if there is one, which knows the cause from its consequences on other ranks.
+def _says_so(value: BaseException, loss: str) -> bool:
+    """Whether an exception says that another rank was lost, for which JAX and TensorFlow have classes of their own.
 
     Args:
-        kind: of the exception.
         value: the exception.
-        traceback: its, if the launcher shall show it, after everything else and once; None if it is shown here.
-
-    Returns:
-        Whether the launcher is told.
+        loss: the engine's words, which every exception quotes that comes of its error; empty if no rank was lost.
     """
-    folder, launched = os.environ.get(RUN_DIR_VARIABLE), launcher_environment()
-    if folder is None or launched is None:
-        return False
-    text = "".join(format_exception(kind, value, traceback)) if traceback else ""
-    path = Path(folder, f"rank-{launched.rank}.failure")
-    try:
-        unfinished = path.with_suffix(".unfinished")
-        unfinished.write_bytes(_encoded(time.time(), _encodable(f"{kind.__name__}: {value}"), _encodable(text)))
-        unfinished.rename(path)
-    except OSError:
-        return False  # the launcher is gone
-    return True
+    return isinstance(value, RankLostError) or bool(loss and loss in str(value))
+
+
+def _chain(value: BaseException) -> list[BaseException]:
+    """An exception and those that it came of."""
+    chain: list[BaseException] = []
+    at: BaseException | None = value
+    while at is not None and at not in chain:
+        chain.append(at)
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+    return chain
 
 
 def _encodable(text: str) -> str:
@@ -77,11 +87,16 @@ def _encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _encoded(seconds: float, error: str, traceback: str) -> bytes:
+def _encoded(seconds: float, error: str, traceback: str, is_consequence: bool) -> bytes:
     """A report that fits into a message: a character takes up to six bytes."""
     longest = LONGEST
     while True:
-        report = {"time": seconds, "error": error[:longest], "traceback": _shortened(traceback, longest)}
+        report = {
+            "time": seconds,
+            "error": error[:longest],
+            "traceback": _shortened(traceback, longest),
+            "is_consequence": is_consequence,
+        }
         encoded = json.dumps(report, ensure_ascii=False).encode()
         if len(encoded) <= REPORT_BYTES:
             return encoded

@@ -1,27 +1,34 @@
-"""Names that Horovod has and horovodish has not: what takes their place, for the error that says so."""
+"""Names of Horovod's that a package lacks: modules that are imported on request, and hints for the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import importlib.util
+import sys
 
-__all__ = ["error"]
+__all__ = ["INSTEAD", "look_up"]
 
-_INSTEAD = {
+_HOROVODS_MODULES = ("functions", "mpi_ops")
+
+INSTEAD = {
     "elastic": "elastic training is not there yet; after the loss of a rank, "
     "horovodish.surviving_communicator() lets the others go on",
-    "mpi_ops": "its functions are those of this module",
     "check_extension": "nothing is compiled for a framework, so there is nothing to check",
 }
 
 
-def error(module: str, name: str, instead: Mapping[str, str] | None = None) -> AttributeError:
-    """What a module raises that lacks a name.
+def look_up(package: str, name: str) -> object:
+    """What the `__getattr__` of a package does: return one of Horovod's modules, or raise AttributeError with a remedy.
+
+    Where a package has no `mpi_ops`, it is the package itself: `hvd.mpi_ops.Sum` is `hvd.Sum`.
 
     Args:
-        module: its name.
+        package: its name.
         name: what was asked for.
-        instead: what takes the place of names that Horovod has in this module alone.
     """
-    remedy = {**_INSTEAD, **(instead or {})}.get(name)
+    if name in _HOROVODS_MODULES:
+        is_there = importlib.util.find_spec(f"{package}.{name}")
+        return importlib.import_module(f"{package}.{name}") if is_there else sys.modules[package]
+    remedy = INSTEAD.get(name)
     # Python itself adds the name, and then asks whether another one was meant.
-    return AttributeError(f"module {module!r} has no attribute {name!r}" + (f": {remedy}" if remedy else ""))
+    raise AttributeError(f"module {package!r} has no attribute {name!r}" + (f": {remedy}" if remedy else ""))

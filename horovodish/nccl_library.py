@@ -6,7 +6,17 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["CUDA_VARIABLE", "NCCL_VARIABLE", "OLDEST", "Found", "candidates", "cuda_library", "find", "number"]
+__all__ = [
+    "CUDA_VARIABLE",
+    "NCCL_VARIABLE",
+    "OLDEST",
+    "Found",
+    "candidates",
+    "cuda_library",
+    "find",
+    "number",
+    "ranks_share_gpus",
+]
 
 OLDEST = (2, 18)
 """The first NCCL whose communicators do all that is asked of them."""
@@ -14,6 +24,9 @@ OLDEST = (2, 18)
 CUDA_VARIABLE = "HOROVODISH_TEST_CUDA"
 NCCL_VARIABLE = "HOROVODISH_TEST_NCCL"
 """For tests: the files of the libraries to take for CUDA's driver and NCCL."""
+
+SHARED_GPU_VARIABLE = "HOROVODISH_TEST_SHARED_GPU"
+"""For tests on a machine with one GPU: several ranks use it."""
 
 _WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 _NAME = "libnccl.so"
@@ -50,6 +63,11 @@ def number(version: tuple[int, int, int]) -> str:
 def cuda_library(environ: Mapping[str, str] = os.environ) -> str:
     """The name of CUDA's driver library, which comes with the driver."""
     return environ.get(CUDA_VARIABLE, "libcuda.so.1")
+
+
+def ranks_share_gpus(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether several ranks may use one GPU."""
+    return SHARED_GPU_VARIABLE in environ
 
 
 def candidates(environ: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -47,10 +48,12 @@ class ProcessSet:
         process_set_id: its number, the same on every rank; 0 is all ranks, None means that it is not added.
         ranks: of the world, in ascending order. Those of a communicator are numbered as `init()` has numbered them, and
             there are none before it.
+        listed_ranks: these ranks as a text such as "0,2", made when the set is added, because operations need it often.
         mpi_comm: an `mpi4py` communicator of its own, on its ranks and under MPI only; otherwise None.
 
     Raises:
-        ValueError: no rank, or a rank more than once, or a communicator with a rank that `init()` does not know.
+        ValueError: no rank, or a rank more than once, or a communicator with a rank that `init()` does not know, or
+            something that is neither ranks nor a communicator.
 
     Example:
         >>> even = hvd.add_process_set(range(0, hvd.size(), 2))
@@ -61,12 +64,16 @@ class ProcessSet:
     def __init__(self, ranks_or_comm: Sequence[int] | Intracomm):
         self._group: Group | None = None
         self.ranks: list[int] = []
+        self.listed_ranks = ""
         if hasattr(ranks_or_comm, "Get_group"):
             self._group = ranks_or_comm.Get_group()
             if basics.is_initialized():
                 self._number()
         else:
-            given = [int(rank) for rank in ranks_or_comm]
+            try:
+                given = [operator.index(rank) for rank in ranks_or_comm]
+            except TypeError:
+                raise ValueError(f"a process set needs ranks such as [0, 1], not {ranks_or_comm!r}") from None
             if not given or len(set(given)) < len(given):
                 raise ValueError(f"a process set needs at least one rank and each at most once, not {given}")
             self.ranks = sorted(given)
@@ -179,6 +186,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if basics.rank() in added.ranks:
         running.add_process_set(_next_id, added.ranks, region, added._engine_comm, 0)
     gather_objects(None, generated_name("add_process_set.added"), _GLOBAL_ID)
+    added.listed_ranks = ",".join(map(str, added.ranks))
     added.process_set_id = _next_id
     _added[_next_id] = added
     _regions[_next_id] = region
@@ -197,10 +205,14 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
     Raises:
         MismatchError: the ranks name different sets, or a rank has joined; every rank that has not raises it.
+        TypeError: it is no `ProcessSet`; the other ranks raise MismatchError.
         ValueError: operations are under way in the set on some rank; every rank raises it, and the set stays.
     """
+    agreement = generated_name("remove_process_set")
+    with Checking("allgather", agreement, _GLOBAL_ID):
+        check_kind(process_set)
     identity = process_set.process_set_id
-    _check_agreement("remove_process_set", identity, generated_name("remove_process_set"))
+    _check_agreement("remove_process_set", identity, agreement)
     if identity == _GLOBAL_ID or _added.get(identity) is not process_set or identity is None:
         return False
     busy = gather_objects(

@@ -8,6 +8,7 @@ After an `mpirun --with-ft ulfm` the death of a rank ends neither the job nor th
     except hvd.RankLostError:
         hvd.shutdown()
         hvd.init(hvd.surviving_communicator())
+        ...  # send the state of the rank that is furthest to the others: docs/failures.md
         train()
 
 Without it, and with every other MPI, a lost rank ends the job.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, cast
 
-from horovodish import _native, basics, communicators, mpi, settings
+from horovodish import _native, basics, communicators, mpi
 from horovodish.errors import LaunchError, NotInitializedError
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ def surviving_communicator() -> Intracomm:
         raise LaunchError(
             "MPI cannot go on without a lost rank here. Start the ranks with Open MPI's `mpirun --with-ft ulfm`"
         )
-    timeout_seconds = settings.load(warn=lambda _: None).start_timeout_seconds
     ends: list[Intracomm | Exception] = []
     # MPI's Shrink waits for a stopped rank for ever, and Open MPI 5.0's Ishrink fails on a revoked communicator.
     thread = threading.Thread(target=_shrink, args=(last.control, ends), name="shrink", daemon=True)
@@ -66,12 +66,12 @@ def surviving_communicator() -> Intracomm:
     if not ends:
         last.engine.Revoke()
         last.control.Revoke()
-        thread.join(timeout_seconds - _REVOKE_AFTER_SECONDS)
+        thread.join(last.start_timeout_seconds - _REVOKE_AFTER_SECONDS)
     if not ends:
         _native.do_not_finalize_mpi()  # the thread stays in it
         raise LaunchError(
-            f"not every rank that is left called surviving_communicator() within {timeout_seconds} seconds: one is "
-            "stopped, or busy with something else. HOROVODISH_START_TIMEOUT_SECONDS gives them more time"
+            f"not every rank that is left called surviving_communicator() within {last.start_timeout_seconds} seconds: "
+            "one is stopped, or busy with something else. HOROVODISH_START_TIMEOUT_SECONDS gives them more time"
         )
     if isinstance(ends[0], Exception):
         raise LaunchError(f"MPI could not leave out the lost ranks: {ends[0]}") from ends[0]

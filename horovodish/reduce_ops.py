@@ -6,23 +6,27 @@ import enum
 
 from horovodish._native import REDUCE_OPS
 
+__all__ = ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum"]
+
 
 class ReduceOp(enum.IntEnum):
     """How the values of the ranks become one value.
 
-    AVERAGE: the sum divided by the number of ranks. Integers are floored, towards minus infinity: -3 over 2 gives -2;
-        their sum wraps around on overflow before that.
-    SUM: the sum. Integers wrap around on overflow.
-    MIN, MAX: the smallest or largest value. NaN on any rank gives NaN.
-    PRODUCT: the product. Integers wrap around on overflow.
-    ADASUM: a sum in which what the ranks' values have in common counts once, for gradients of large batches:
-        (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b for two ranks, and so on for neighbours up a binary tree, for each
-        array by itself. Any number of ranks; floating-point numbers and allreduce only. Maleki et al., "Scaling
-        Distributed Training with Adaptive Summation", 2020, arXiv:2006.02924.
-
     float16 and bfloat16 are accumulated in float32 and rounded once for each step of the algorithm. Between hosts the
     steps of an average are sums, which may be too large for float16 though their average is not: give
     `prescale_factor=1 / size()` and `op=Sum`, or `gradient_predivide_factor=size()` to an optimizer.
+
+    Attributes:
+        AVERAGE: the sum divided by the number of ranks. Integers round towards zero: -3 over 2 gives -1; their sum
+            wraps around on overflow before that.
+        SUM: the sum. Integers wrap around on overflow.
+        MIN: the smallest value. NaN on any rank gives NaN.
+        MAX: the largest value. NaN on any rank gives NaN.
+        PRODUCT: the product. Integers wrap around on overflow.
+        ADASUM: a sum in which what the ranks' values have in common counts once, for gradients of large batches:
+            (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b for two ranks, and so on for neighbours up a binary tree, for
+            each array by itself. Any number of ranks; floating-point numbers and allreduce only. Maleki et al.,
+            "Scaling Distributed Training with Adaptive Summation", 2020, arXiv:2006.02924.
     """
 
     AVERAGE = REDUCE_OPS["average"]

@@ -8,7 +8,6 @@ documentation and the engine's options are derived from this table, and nothing 
 import difflib
 import math
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ __all__ = [
     "PREFIX",
     "RANK_PROCESS_VARIABLE",
     "RUN_DIR_VARIABLE",
+    "SUPERVISOR_PROCESS_VARIABLE",
     "WITHOUT_EFFECT",
     "Setting",
     "Settings",
@@ -34,17 +34,23 @@ NP_VARIABLE = "HOROVODISH_NP"
 """Set by the launcher for the ranks: how many ranks it started."""
 RUN_DIR_VARIABLE = "HOROVODISH_RUN_DIR"
 """Set by the launcher for the ranks: the private folder of this run, where a failing rank leaves its reason."""
+SUPERVISOR_PROCESS_VARIABLE = "HOROVODISH_SUPERVISOR_PROCESS"
+"""Set by the supervisor of a rank: its own process, whose child the rank is."""
 RANK_PROCESS_VARIABLE = "HOROVODISH_RANK_PROCESS"
-"""Set by a rank for the processes that it starts: its own process, and the job that it belongs to."""
+"""Set by a rank for the processes that it starts: the rank's process and its job."""
 
 _FOR_TESTS = ("HOSTS", "GPU", "CUDA", "NCCL", "SHARED_GPU")
-_NOT_KNOBS = (NP_VARIABLE, RUN_DIR_VARIABLE, RANK_PROCESS_VARIABLE, *(f"HOROVODISH_TEST_{name}" for name in _FOR_TESTS))
+_NOT_KNOBS = (
+    *(NP_VARIABLE, RUN_DIR_VARIABLE, SUPERVISOR_PROCESS_VARIABLE, RANK_PROCESS_VARIABLE),
+    *(f"HOROVODISH_TEST_{name}" for name in _FOR_TESTS),
+)
 
 Value = int | float | str
 T = TypeVar("T", bool, int, float, str)
 
 # The groups of the table's rows.
 TUNING, AUTOTUNE, STALLS, TIMELINE, START, OUTPUT = "tuning", "autotune", "stalls", "timeline", "start", "output"
+COMPATIBILITY = "compatibility"
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -65,6 +71,7 @@ class Setting:
         horovodrun_flag: the flag of Horovod's launcher with the same meaning, where its name is another one.
         horovod_variable: the variable of Horovod with the same meaning; empty if there is none.
         from_horovod: turns the text of that variable into the text of ours.
+        by_rank: True if ranks may have different values; `init()` refuses that otherwise.
     """
 
     name: str
@@ -78,6 +85,7 @@ class Setting:
     horovodrun_flag: str = ""
     horovod_variable: str = ""
     from_horovod: Callable[[str], str] = str
+    by_rank: bool = False
 
     @property
     def variable(self) -> str:
@@ -249,7 +257,8 @@ class Settings:
         TIMELINE,
         "",
         "Every rank records a timeline from the start and writes it beside this file, rank 3 of trace.json to "
-        "trace.rank-3.json.",
+        "trace.rank-3.json; ranks may have different names, or none.",
+        by_rank=True,
         horovod_variable="HOROVOD_TIMELINE",
         from_horovod=_timeline,
     )
@@ -296,12 +305,20 @@ class Settings:
         horovodrun_flag="--start-timeout",
         horovod_variable="HOROVOD_START_TIMEOUT",
     )
+    collective_gradients: str = _knob(
+        COMPATIBILITY,
+        "exact",
+        "The gradients of allgather, broadcast and reducescatter: exact for the sum of the losses of all N ranks; "
+        "horovod, 1/N of that for the first two and N times that for the third.",
+        choices=("exact", "horovod"),
+    )
     log_level: str = _knob(
         OUTPUT,
         "warning",
         "The least severe messages that are logged to stderr.",
         choices=("debug", "info", "warning", "error"),
         horovods_words={"trace": "debug", "fatal": "error"},
+        by_rank=True,
         horovod_variable="HOROVOD_LOG_LEVEL",
     )
 
@@ -344,8 +361,15 @@ WITHOUT_EFFECT = (
         is_switch=True,
         variable="HOROVOD_HIERARCHICAL_ALLGATHER",
     ),
+    WithoutEffect(
+        "torus_allreduce",
+        "the ranks of a host always share memory, with one ring for each of them between hosts",
+        is_switch=True,
+        variable="HOROVOD_TORUS_ALLREDUCE",
+    ),
     WithoutEffect("mpi", _OVER_MPI, is_switch=True),
-    WithoutEffect("gloo", _OVER_MPI, is_switch=True),
+    WithoutEffect("gloo", _OVER_MPI, is_switch=True, variable="HOROVOD_CONTROLLER"),
+    WithoutEffect("jsrun", "mpirun starts the ranks", is_switch=True),
     WithoutEffect(
         "mpi_threads_disable",
         "the engine's thread calls MPI",
@@ -354,6 +378,7 @@ WITHOUT_EFFECT = (
     ),
     WithoutEffect("log_with_timestamp", _NO_TIMES, is_switch=True),
     WithoutEffect("log_without_timestamp", _NO_TIMES, is_switch=True),
+    WithoutEffect("log_hide_timestamp", _NO_TIMES, is_switch=True, variable="HOROVOD_LOG_HIDE_TIME"),
     WithoutEffect(
         "cycle_time_ms",
         "there are no cycles; the engine acts as soon as there is work",
@@ -389,12 +414,11 @@ def table() -> tuple[Setting, ...]:
     return tuple(Setting(row.name, getattr(defaults, row.name), **row.metadata) for row in fields(Settings))
 
 
-def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
-
-
-def load(environ: Mapping[str, str] | None = None, warn: Callable[[str], None] = _warn) -> Settings:
+def load(environ: Mapping[str, str] | None = None, warn: Callable[[str], object] = lambda notice: None) -> Settings:
     """The settings that the environment asks for. Any process can call it; it does not block.
+
+    Only `init()` and the launcher call it. Everything else takes the settings of the running engine, which are the same
+    on every rank: `basics.running().settings`.
 
     A HOROVOD_* variable of the same meaning counts where ours is not set, and `warn` gets one notice for each. A
     HOROVODISH_* variable that does not exist is reported to `warn` with the nearest name that does. So is a HOROVOD_*
@@ -428,7 +452,7 @@ def load(environ: Mapping[str, str] | None = None, warn: Callable[[str], None] =
     return Settings(**{row.name: _value(row, environ, warn) for row in rows})  # type: ignore[arg-type]
 
 
-def _value(row: Setting, environ: Mapping[str, str], warn: Callable[[str], None]) -> Value:
+def _value(row: Setting, environ: Mapping[str, str], warn: Callable[[str], object]) -> Value:
     if row.variable in environ:
         return row.parse(environ[row.variable], row.variable)
     if row.horovod_variable not in environ:

@@ -11,7 +11,8 @@ from typing import Any, Generic, NamedTuple, SupportsFloat, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from horovodish import _native, basics
+from horovodish import _native, basics, pickling
+from horovodish.devices import ON_HOST, Placement
 from horovodish.errors import NotInitializedError, from_native
 from horovodish.reduce_ops import ReduceOp, Sum
 
@@ -240,6 +241,13 @@ def gather_objects(value: object, name: str, process_set_id: int) -> dict[int, A
     Returns:
         The object of each of these ranks by its place in the set, in ascending order.
     """
+    return gather_objects_async(value, name, process_set_id, waits=True).wait()
+
+
+def gather_objects_async(
+    value: object, name: str, process_set_id: int, *, waits: bool = False
+) -> Handle[dict[int, Any]]:
+    """As `gather_objects`, but gives a handle. Collective; does not block. `waits`: as for `submit`."""
     source = pickled(value, "allgather", name, process_set_id)
 
     def by_rank(native: _native.Handle) -> dict[int, Any]:
@@ -251,14 +259,12 @@ def gather_objects(value: object, name: str, process_set_id: int) -> dict[int, A
         return values
 
     return submit(
-        "allgather",
-        name,
-        [(source.__array_interface__["data"][0], 0, _native.DTYPES["uint8"], source.shape)],
+        Request("allgather", name, process_set_id),
+        [(_native.address(source), 0, _native.DTYPES["uint8"], source.shape)],
         keep_alive=source,
         result=by_rank,
-        waits=True,
-        process_set_id=process_set_id,
-    ).wait()
+        waits=waits,
+    )
 
 
 def pickled(value: object, kind: str, name: str, process_set_id: int) -> npt.NDArray[np.uint8]:
@@ -268,7 +274,7 @@ def pickled(value: object, kind: str, name: str, process_set_id: int) -> npt.NDA
         Exception: the object cannot be pickled.
     """
     with Checking(kind, name, process_set_id):
-        return np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
+        return np.frombuffer(pickling.dumps(value), np.uint8)
 
 
 class Checking:
@@ -306,6 +312,11 @@ class Checking:
         basics.engine().refuse(_native.KINDS[self._kind], self._name, self._process_set_id, why)
 
 
+Member = tuple[int, int, int, tuple[int, ...]]
+"""A tensor as the engine takes it: the address of its input, the address of its output (the same in place, 0 where the
+engine allocates it), its dtype (a value of `_native.DTYPES`) and its shape."""
+
+
 class Family(NamedTuple):
     """What operations belong to together, as the buckets of a tree do: where the ranks disagree about one, all fail.
 
@@ -322,46 +333,51 @@ class Family(NamedTuple):
     run: int
 
 
+class Request(NamedTuple):
+    """An operation as the engine takes it. Apart from `splits` and the run of the family it is the same on every rank.
+
+    Attributes:
+        kind: a key of `_native.KINDS`.
+        name: the operation's name.
+        process_set_id: of the process set, which contains this rank.
+        op: how to reduce.
+        prescale_factor: multiplies each input of a reduction.
+        postscale_factor: multiplies its result.
+        root_rank: whose value a broadcast sends.
+        splits: of an alltoall, how many rows go to each rank.
+        member_names: what messages call each tensor; `name` and a number when not given.
+        family: what the operation is a part of; None where it stands alone.
+    """
+
+    kind: str
+    name: str
+    process_set_id: int = 0
+    op: ReduceOp = Sum
+    prescale_factor: float = 1.0
+    postscale_factor: float = 1.0
+    root_rank: int = 0
+    splits: Sequence[int] = ()
+    member_names: Sequence[str] = ()
+    family: Family | None = None
+
+
 def submit(
-    kind: str,
-    name: str,
-    tensors: list[tuple[int, int, int, tuple[int, ...]]],
-    *,
+    request: Request,
+    members: list[Member],
     keep_alive: object,
     result: Callable[[_native.Handle], T],
-    op: ReduceOp = Sum,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    root_rank: int = 0,
-    device: int = -1,
+    placement: Placement = ON_HOST,
     waits: bool = False,
-    process_set_id: int = 0,
-    splits: Sequence[int] = (),
-    member_names: Sequence[str] = (),
-    current_stream: Callable[[], int] | None = None,
-    family: Family | None = None,
 ) -> Handle[T]:
     """Hand one operation to the engine. Does not block; every rank must submit the same one.
 
     Args:
-        kind: a key of `_native.KINDS`.
-        name: the operation's name, the same on every rank.
-        tensors: for each tensor the address of its input, the address of its output (the same for in place, 0 where the
-            engine allocates it), its dtype (a value of `_native.DTYPES`) and its shape.
-        keep_alive: whatever owns that memory; referenced until the engine no longer needs it.
+        request: what to do.
+        members: the tensors.
+        keep_alive: whatever owns their memory; referenced until the engine no longer needs it.
         result: makes the caller's result from the settled native handle; called once, in the thread that waits.
-        op: how to reduce, for allreduce.
-        prescale_factor: multiplies each input.
-        postscale_factor: multiplies the result.
-        root_rank: whose value is sent, for broadcast.
-        device: the CUDA device of the memory, -1 for host memory.
+        placement: where the memory is.
         waits: the caller is about to wait, so that the engine's thread need not be woken.
-        process_set_id: of the process set, which contains this rank.
-        splits: for alltoall, how many rows go to each rank.
-        current_stream: of a CUDA device, gives the stream that is current in the calling thread. Called here, for the
-            stream on which the inputs are ready, and in a wait, for the stream that is to wait for the result.
-        member_names: what messages call each tensor, the same on every rank; `name` and a number when not given.
-        family: what the operation is a part of; None where it stands alone.
 
     Returns:
         The operation's handle.
@@ -372,6 +388,8 @@ def submit(
         ForkedProcessError: in a forked child.
         ValueError: a CUDA graph is being captured, or a factor is no number, or the name no text.
     """
+    kind, name, process_set_id, op, prescale_factor, postscale_factor, root_rank, splits, member_names, family = request
+    device, current_stream, _ = placement
     session = _running_session()
     with session.lock:
         session.release_settled()
@@ -383,7 +401,7 @@ def submit(
                 prescale_factor,
                 postscale_factor,
                 root_rank,
-                tensors,
+                members,
                 device,
                 waits,
                 process_set_id,
@@ -391,6 +409,8 @@ def submit(
                 member_names,
                 None if current_stream is None else current_stream(),
                 family,
+                session.kept,
+                keep_alive,
             )
         except TypeError:
             _check_name(name)
@@ -398,7 +418,6 @@ def submit(
                 _check_factor(prescale_factor, "prescale_factor")
                 _check_factor(postscale_factor, "postscale_factor")
             raise
-        session.kept[native.id] = keep_alive
     return Handle(name, native, result, session.kept, current_stream)
 
 

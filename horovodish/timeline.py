@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from horovodish import basics, settings
+from horovodish import basics
 from horovodish.errors import SettingError
 from horovodish.submission import gather_objects, generated_name
 
@@ -20,7 +20,7 @@ _path: Path | None = None  # of what is being recorded
 _starts: Counter[str] = Counter()  # how often this process has begun what HOROVODISH_TIMELINE_FILENAME says
 
 
-def start_timeline(path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Begin to record what this rank does for each tensor, until `stop_timeline()` or `shutdown()`.
 
     Each rank that calls it records itself; it is not collective and does not block. Rank 3 writes `trace.json` to
@@ -34,12 +34,12 @@ def start_timeline(path: str | os.PathLike[str], mark_cycles: bool = False) -> N
     The file can be read at any time, also when the process was killed; it is behind by a few hundredths of a second.
 
     Args:
-        path: of the trace; its folder must exist. Each rank writes to a file of its own beside it.
+        file_path: of the trace; its folder must exist. Each rank writes to a file of its own beside it.
         mark_cycles: add a mark wherever the engine learned that operations can start.
 
     Raises:
         ValueError: a timeline is being recorded already.
-        OSError: the file cannot be written, or `path` is a folder.
+        OSError: the file cannot be written, or `file_path` is a folder.
         NotInitializedError: before `init()`.
         ForkedProcessError: in a forked child.
 
@@ -51,8 +51,8 @@ def start_timeline(path: str | os.PathLike[str], mark_cycles: bool = False) -> N
     global _path
     running = basics.running()
     if _path is not None:
-        raise ValueError(f"start_timeline({str(path)!r}): {_path} is being recorded; call stop_timeline() first")
-    chosen = _path_of(path, running.place.rank)
+        raise ValueError(f"start_timeline({str(file_path)!r}): {_path} is being recorded; call stop_timeline() first")
+    chosen = _path_of(file_path, running.place.rank)
     name = f"rank {running.place.rank} on {socket.gethostname()}"
     mark_cycles = bool(mark_cycles)  # the engine closes the descriptor, unless it refuses the type of an argument
     descriptor = os.open(chosen, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
@@ -96,18 +96,19 @@ def _start(_: Any) -> None:
     running = basics.running()
     # Each rank finds the same moment on its own monotonic clock.
     _origin_ns = running.begun_ns - _time_of_day_minus_monotonic_ns()
-    knobs = settings.load(warn=lambda _: None)
-    filename = knobs.timeline_filename
+    filename = running.settings.timeline_filename
+    if not running.some_timeline:
+        return
+    # A rank of this world may have been outside an earlier one. Ranks may have files of other names, or none.
+    start = max(gather_objects(_starts[filename] + 1, generated_name("timeline"), 0).values())
     if filename:
-        # A rank of this world may have been outside an earlier one.
-        start = max(gather_objects(_starts[filename] + 1, generated_name("timeline"), 0).values())
         try:
-            start_timeline(_numbered(filename, start), knobs.timeline_mark_cycles)
+            start_timeline(_numbered(filename, start), running.settings.timeline_mark_cycles)
         except OSError as problem:
             raise SettingError(
                 f"HOROVODISH_TIMELINE_FILENAME={filename!r} on rank {running.place.rank}: {problem}"
             ) from problem
-        _starts[filename] = start
+    _starts[filename] = start
 
 
 def _numbered(filename: str, start: int) -> str:

@@ -1,35 +1,43 @@
 """Starts the ranks of a job and looks after them: `horovodish run`, `horovodish check`.
 
-It needs the standard library, `horovodish.settings`, `horovodish.errors` and `horovodish.version`, nothing else.
+It needs the standard library and, of horovodish, `settings`, `errors`, `version` and `nccl_library`.
 
     cli             the command `horovodish`: from its arguments to its exit status
-    flags           what the user can ask for, most of it derived from the table of settings
+    flags           its parsers
+    options         the table of the flags that are no settings
     config_file     flags in a file
-    without_effect  flags of Horovod's that are accepted and change nothing
-    installation    what is installed: mpi4py and its MPI, the mpirun that belongs to it; what to do otherwise
-    hosts           which hosts a job may use, and which ranks run where
-    schedulers      the hosts that Slurm, PBS, LSF or Kubernetes have chosen
-    host_flags      the flags that say where ranks run and how they are connected
-    mpirun          the families of mpirun: their argument lists, and which of their messages only repeat ours
-    environment     the variables that the ranks get
-    folder          the private folder of a run
-    run             `horovodish run`: from what is wanted to the exit status
-    job             the processes of one run, and when they are ended
-    program         the command that mpirun runs in place of every rank
-    reception       where supervisors report, and how those of other hosts prove that they belong to the run
-    link            the launcher's end of the link to one supervisor
-    outcome         how ranks ended, and which of them failed first
-    output          what the ranks write, merged into the launcher's output whole lines at a time, and kept
-    absence         why nothing comes from a host
-    conclusion      the last words of a run
-    supervisor      a small program beside every rank: starts it, passes signals on, reports how it ended
-    far_link        its link to a launcher on another host
-    run_function    `horovodish.run()`: a Python function on ranks
-    function_launcher, function_rank, function_files
-                    its launcher, what its ranks execute, and the files between them
-    check           the report of `horovodish check`
-    libraries       what is installed besides MPI
-    round_trip      two ranks that show that ranks can be started
+    run             `horovodish run`: from the options to the exit status
+    own_python      commands that run this Python without the modules of the current folder
+    hosts/          which hosts a job may use, and which ranks run where
+        allocation    hosts and slots, from --hosts or a hostfile
+        schedulers    the hosts that Slurm, PBS, LSF or Kubernetes have chosen
+        addresses     the network addresses of this host
+    mpirun/         mpirun, of whichever MPI
+        installation  mpi4py and its MPI, the mpirun that belongs to it; what to do otherwise
+        command       what each family of mpirun is told: its arguments and variables
+        messages      what it says: why a host did not come up, and what the user should read
+    supervisor/     what mpirun starts in place of each rank, on whichever host
+        start         the command for that, and the folder of a run
+        supervisor    a small program beside every rank: starts it, passes signals on, reports how it ended
+        tcp_end       its end of a link to a launcher on another host
+    job/            one run
+        job           its processes, and when they are ended
+        environment   the variables that the ranks get
+        listener      where supervisors connect, and the handshake with those of other hosts
+        launcher_end  the launcher's end of the link to one supervisor
+        output        what the ranks write, merged into the launcher's output whole lines at a time, and kept
+        waiting       ranks that make others wait outside of collectives
+        outcome       how ranks ended, and which of them failed first
+        conclusion    the last words of a run
+    function/       `horovodish.run()`: a Python function on ranks
+        run_function  from the call to its results
+        launcher      the process that starts the ranks
+        rank          what each rank executes
+        files         the files between them
+    report/         what is installed
+        check         the report of `horovodish check`
+        libraries     frameworks, CUDA and Horovod's names; the versions of all
+        round_trip    two ranks that show that ranks can be started
 
 mpirun starts one supervisor per rank, on whichever host, and gives the ranks what MPI needs for finding each other.
 Everything else goes over a link between the launcher and each supervisor: the rank's stdin, stdout and stderr, signals,

@@ -1,59 +1,20 @@
 """The command `horovodish`: from its arguments to its exit status."""
 
-import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from horovodish.errors import LaunchError, SettingError
-from horovodish.launcher import config_file, host_flags, without_effect
-from horovodish.launcher.check import check
-from horovodish.launcher.flags import check_parser, parser, run_parser
-from horovodish.launcher.run import Request, run, say
-from horovodish.settings import table
-
-__all__ = ["main", "request"]
+from horovodish.launcher import config_file
+from horovodish.launcher.flags import check_parser, notices_without_effect, parser, run_parser
+from horovodish.launcher.job.output import say
+from horovodish.launcher.options import EXAMPLE, launch_options
+from horovodish.launcher.report.check import check
+from horovodish.launcher.report.libraries import conflict
+from horovodish.launcher.run import run
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
-EXAMPLE = "horovodish run -np 2 python train.py"
-
-
-def request(options: argparse.Namespace, environ: Mapping[str, str]) -> Request:
-    """What `run` shall do.
-
-    Args:
-        options: the flags.
-        environ: in which a scheduler may have named hosts.
-
-    Raises:
-        SettingError: a flag has a value that is not accepted, or nothing says how many ranks to start.
-    """
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    settings = {}
-    for row in table():
-        given = getattr(options, row.name)
-        if given is not None:
-            text = str(int(given)) if row.is_switch else given
-            row.parse(text, row.flag)
-            settings[row.name] = text
-    hosts = host_flags.hosts(options, environ)
-    np = options.np if hosts is None or options.np is not None else hosts.slots
-    if np is None:
-        raise SettingError(f"-np is missing, the number of ranks, such as: {EXAMPLE}")
-    return Request(
-        np,
-        command,
-        settings,
-        hosts=hosts,
-        oversubscribe=options.oversubscribe,
-        wishes=host_flags.wishes(options),
-        gpus_per_rank=options.gpus_per_rank,
-        prefix_output=options.prefix_output,
-        prefix_timestamp=options.prefix_output_with_timestamp,
-        output_folder=options.output_filename,
-        verbose=options.verbose,
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,6 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+def horovodrun() -> int:
+    """The command `horovodrun`, which horovod-names installs: `horovodish run --as-horovod`, with the same flags."""
+    if problem := conflict():
+        say(problem)
+        return 1
+    return main(["run", "--as-horovod", *sys.argv[1:]])
+
+
 def _open_standard_files() -> None:
     """Opens /dev/null as each of stdin, stdout and stderr that is closed: any file could get its number otherwise."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
@@ -94,18 +63,18 @@ def _open_standard_files() -> None:
 
 def _run(arguments: Sequence[str]) -> int:
     runs = run_parser()
-    options = runs.parse(arguments)
-    if options.check:
+    parsed = runs.parse(arguments)
+    if parsed.check:
         return check(os.environ)
-    if options.config_file:
-        runs.set_defaults(**config_file.read(options.config_file, runs))
-        options = runs.parse(arguments)
-    wanted = request(options, os.environ)
-    if not wanted.command:
+    if parsed.config_file:
+        runs.set_defaults(**config_file.read(parsed.config_file, runs))
+        parsed = runs.parse(arguments)
+    options = launch_options(parsed, os.environ)
+    if not options.command:
         runs.error("COMMAND is missing, such as: " + EXAMPLE)
-    for notice in without_effect.notices(options):
+    for notice in notices_without_effect(parsed):
         say(notice)
-    return run(wanted, os.environ)
+    return run(options, os.environ)
 
 
 def _without_subcommand(arguments: Sequence[str]) -> int:

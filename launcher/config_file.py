@@ -13,11 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from horovodish.errors import LaunchError, SettingError
-from horovodish.launcher.flags import Parser, did_you_mean
-from horovodish.launcher.without_effect import OF_ELASTIC_TRAINING
+from horovodish.launcher.flags import OF_ELASTIC_TRAINING, Parser, did_you_mean
 from horovodish.settings import table
-
-__all__ = ["read"]
 
 # How the flags of a section begin; its keys leave that out.
 SECTIONS = {

@@ -1,23 +1,34 @@
-"""The flags of `horovodish`, grouped for people; those that are settings come from the table of settings."""
+"""The parsers of `horovodish`. The flags come from the tables of settings and of launch options, grouped for people."""
 
 import argparse
 import difflib
+import os
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from horovodish.errors import SettingError
-from horovodish.launcher import host_flags, without_effect
-from horovodish.settings import AUTOTUNE, OUTPUT, STALLS, START, TIMELINE, TUNING, Setting, table
-from horovodish.version import __version__
-
-__all__ = ["Parser", "check_parser", "did_you_mean", "parser", "run_parser"]
+from horovodish.launcher.options import WHAT, WHERE, add_flags
+from horovodish.launcher.report.libraries import versions
+from horovodish.settings import AUTOTUNE, COMPATIBILITY, OUTPUT, STALLS, START, TIMELINE, TUNING, WITHOUT_EFFECT, table
 
 ON_THE_COMMAND_LINE_ALONE = ("check", "config_file", "help", "version")
+OF_TORCHRUN = {"--nproc-per-node": "-np, the number of all ranks", "--nnodes": "--hosts"}
+"""Flags of torchrun that look like other flags of ours, and what to use here."""
+OF_ELASTIC_TRAINING = (
+    *("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots", "--slots-per-host"),
+    *("--elastic-timeout", "--reset-limit", "--host-discovery-script"),
+    *("--blacklist-cooldown-range", "--cooldown-range"),
+)
+"""Flags of Horovod that are refused, because a job could not do what they ask for."""
 OVERRIDES = "Each can also be set as a variable. The file of --config-file counts more than it, and a flag most."
 
 
+TITLES = {COMPATIBILITY: "compatibility with Horovod"}
+"""Where the help has another title than the table."""
+
+
 class Parser(argparse.ArgumentParser):
-    """Tells a user's mistake in one line, with what was probably meant, as a `SettingError`."""
+    """Raises a `SettingError` for a user's mistake: one line, with what the user probably meant."""
 
     @property
     def flags(self) -> list[str]:
@@ -39,9 +50,11 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(arguments)
         if unknown and unknown[0].startswith("-"):
             flag = unknown[0].split("=")[0]
-            if flag in without_effect.OF_ELASTIC_TRAINING:
+            if flag in OF_ELASTIC_TRAINING:
                 self.error(f"{flag} is for elastic training, which is not there yet")
-            self.error(f"there is no flag {flag}{did_you_mean(flag, self.flags)}")
+            named = OF_TORCHRUN.get(flag.replace("_", "-"))
+            meant = f"; did you mean {named}?" if named else did_you_mean(flag, self.flags)
+            self.error(f"there is no flag {flag}{meant}")
         if unknown:
             self.error(f"{unknown[0]} is one argument too many")
         return options
@@ -84,7 +97,7 @@ def check_parser() -> Parser:
 
 
 def run_parser() -> Parser:
-    """The parser of `horovodish run`. The flags that are settings come from the table of settings."""
+    """The parser of `horovodish run`."""
     runs = Parser(
         prog="horovodish run",
         usage="horovodish run -np N [flags] COMMAND ...",
@@ -92,80 +105,58 @@ def run_parser() -> Parser:
         allow_abbrev=False,
         add_help=False,
     )
-    what = runs.add_argument_group("what runs")
+    what = runs.add_argument_group(WHAT)
     what.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what each rank runs")
-    what.add_argument(
-        "-np", "--num-proc", dest="np", type=_ranks, metavar="N", help="number of ranks; all slots if hosts are named"
-    )
-    what.add_argument(
-        "--config-file", metavar="FILE", help="flags by their names, in YAML; the command line overrides it"
-    )
-
-    where = runs.add_argument_group("where it runs")
-    host_flags.add_to(where)
+    add_flags(what, WHAT)
+    in_yaml = "flags by their names, in YAML; the command line overrides it"
+    what.add_argument("--config-file", metavar="FILE", help=in_yaml)
+    where = runs.add_argument_group(WHERE)
+    add_flags(where, WHERE)
     _add_settings(where, START)
-
-    output = runs.add_argument_group("output")
-    output.add_argument(
-        "--prefix-output",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="begin each line that a rank writes with its rank",
-    )
-    output.add_argument("--prefix-output-with-timestamp", action="store_true", help="and with the time")
-    output.add_argument(
-        "--output-filename",
-        metavar="DIR",
-        help="keep what each rank writes in DIR/rank.N/stdout and DIR/rank.N/stderr, too",
-    )
-    output.add_argument("--verbose", action="store_true", help="say what is done, and all that mpirun says")
-    _add_settings(output, OUTPUT)
-
-    tuning = runs.add_argument_group("tuning", OVERRIDES)
-    _add_settings(tuning, TUNING)
-    tuning.add_argument(
-        "--disable-cache",
-        dest="cache_capacity",
-        action="store_const",
-        const="0",
-        help="the same as --cache-capacity 0",
-    )
-    _add_settings(runs.add_argument_group("autotune"), AUTOTUNE)
-    _add_settings(runs.add_argument_group("timeline"), TIMELINE)
-    _add_settings(runs.add_argument_group("stalls"), STALLS)
-
-    without_effect.add_to(runs.add_argument_group("accepted from Horovod's command lines, without effect"))
+    for title in (OUTPUT, TUNING, AUTOTUNE, TIMELINE, STALLS, COMPATIBILITY):
+        group = runs.add_argument_group(TITLES.get(title, title), OVERRIDES if title == TUNING else None)
+        add_flags(group, title)
+        _add_settings(group, title)
+        if title == TUNING:
+            same = "the same as --cache-capacity 0"
+            group.add_argument("--disable-cache", dest="cache_capacity", action="store_const", const="0", help=same)
+    ignored = runs.add_argument_group("accepted from Horovod's command lines, without effect")
+    for knob in WITHOUT_EFFECT:
+        ignored.add_argument(knob.flag, help=knob.reason, **_switch_or_value(knob.is_switch, "VALUE"))
     reports = runs.add_argument_group("instead of a run")
     reports.add_argument("-h", "--help", action="help", help="print this")
     _add_reports(reports)
     return runs
 
 
+def notices_without_effect(parsed: argparse.Namespace) -> list[str]:
+    """One line for each flag of Horovod's that was given and changes nothing here."""
+    given = [knob for knob in WITHOUT_EFFECT if getattr(parsed, knob.name) is not None]
+    return [f"{knob.flag} is accepted, but has no effect: {knob.reason}" for knob in given]
+
+
 def _add_reports(group: argparse._ActionsContainer) -> None:
     group.add_argument("-cb", "--check-build", action="store_true", dest="check", help="the same as horovodish check")
-    group.add_argument(
-        "-v", "--version", action="version", version=f"horovodish {__version__}", help="print the version"
-    )
+    help_text = "print the versions of all that is installed"
+    group.add_argument("-v", "--version", action=_PrintVersions, nargs=0, help=help_text)
+
+
+class _PrintVersions(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        print("\n".join(versions(os.environ)))
+        parser.exit()
 
 
 def _add_settings(group: argparse._ArgumentGroup, title: str) -> None:
     for row in table():
         if row.group == title:
-            _add_setting(group, row)
+            flags = filter(None, (row.flag, row.horovodrun_flag))
+            sentence = f"{row.sentence} Default: {row.usual}. Variable: {row.variable}".replace("%", "%%")
+            metavar = "|".join(row.choices) or ("TEXT" if isinstance(row.default, str) else "NUMBER")
+            kind = _switch_or_value(row.is_switch, metavar)
+            group.add_argument(*flags, dest=row.name, help=sentence, **kind)
 
 
-def _add_setting(group: argparse._ArgumentGroup, row: Setting) -> None:
-    """A switch has the flags --name and --no-name, any other setting a flag with a value."""
-    flags = list(filter(None, (row.flag, row.horovodrun_flag)))
-    sentence = f"{row.sentence} Default: {row.usual}. Variable: {row.variable}".replace("%", "%%")
-    if row.is_switch:
-        group.add_argument(*flags, dest=row.name, help=sentence, action=argparse.BooleanOptionalAction)
-    else:
-        metavar = "|".join(row.choices) or ("TEXT" if isinstance(row.default, str) else "NUMBER")
-        group.add_argument(*flags, dest=row.name, help=sentence, metavar=metavar)
-
-
-def _ranks(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks")
-    return int(text)
+def _switch_or_value(is_switch: bool, metavar: str) -> dict[str, Any]:
+    """A switch has the flags --name and --no-name, anything else a flag with a value."""
+    return {"action": argparse.BooleanOptionalAction} if is_switch else {"metavar": metavar}

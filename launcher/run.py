@@ -1,81 +1,31 @@
-"""`horovodish run`: from the command to the exit status."""
+"""`horovodish run`: from the options to the exit status."""
 
-import contextlib
 import os
-import select
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict
 
 from horovodish.errors import LaunchError
-from horovodish.launcher.absence import absent
-from horovodish.launcher.conclusion import conclude
-from horovodish.launcher.environment import THREADS_VARIABLE, exported, rank_environment, with_settings
-from horovodish.launcher.folder import run_folder
-from horovodish.launcher.hosts import Allocation, is_here, place
-from horovodish.launcher.installation import candidates, find_library, inspect, matching
-from horovodish.launcher.job import Job
-from horovodish.launcher.mpirun import Start, Wishes, arguments, rank_variable, segments_variable, variables
-from horovodish.launcher.output import STDERR, Output, style
-from horovodish.launcher.program import EXPORTED, TEXT_VARIABLE, supervisor_command, supervisor_text
-from horovodish.launcher.reception import addresses
-from horovodish.launcher.supervisor import problem_of
+from horovodish.launcher.hosts.allocation import is_here
+from horovodish.launcher.job import environment
+from horovodish.launcher.job.conclusion import conclude
+from horovodish.launcher.job.job import Job
+from horovodish.launcher.job.output import Output, say
+from horovodish.launcher.mpirun.command import arguments, variables
+from horovodish.launcher.mpirun.installation import candidates, find_library, inspect, matching
+from horovodish.launcher.options import LaunchOptions
+from horovodish.launcher.report.libraries import conflict
+from horovodish.launcher.supervisor import start
+from horovodish.launcher.supervisor.supervisor import problem_of
 from horovodish.settings import load
 
-__all__ = ["Request", "run", "say"]
 
-
-@dataclass(frozen=True)
-class Request:
-    """What the user wants to be run.
-
-    Attributes:
-        np: number of ranks.
-        command: what each rank runs.
-        settings: text by the name of the setting, for those that were given as flags.
-        hosts: which hosts the ranks may use; None: this one.
-        oversubscribe: whether hosts may get more ranks than they have slots.
-        wishes: what mpirun is to be told.
-        gpus_per_rank: how many GPUs each rank sees; None: all of its host.
-        prefix_output: begin each line that a rank writes with `[rank] `.
-        prefix_timestamp: begin it with the time, too.
-        output_folder: where what the ranks write is kept in addition, or None.
-        verbose: say what is done, and pass on all that mpirun says.
-    """
-
-    np: int
-    command: Sequence[str]
-    settings: Mapping[str, str]
-    hosts: Allocation | None = None
-    oversubscribe: bool = False
-    wishes: Wishes = field(default_factory=Wishes)
-    gpus_per_rank: int | None = None
-    prefix_output: bool = False
-    prefix_timestamp: bool = False
-    output_folder: str | None = None
-    verbose: bool = False
-
-
-def say(message: str, prefix: str = "horovodish: ") -> None:
-    """Writes the lines of a message to stderr, if somebody reads it."""
-    with contextlib.suppress(OSError):
-        for line in message.splitlines():
-            print(f"{prefix}{line}", file=sys.stderr, flush=True)
-
-
-def _say_at_once(message: str) -> None:
-    """Says it unless stderr is not read at the moment: what goes on must not wait for its reader."""
-    _, is_read, _ = select.select([], [STDERR], [], 0)
-    if is_read:
-        say(message)
-
-
-def run(request: Request, environ: Mapping[str, str]) -> int:
+def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
     """Runs the ranks and waits for them. Must be called in the main thread.
 
     Args:
-        request: what to run.
+        options: what to run.
         environ: the user's environment.
 
     Returns:
@@ -84,62 +34,40 @@ def run(request: Request, environ: Mapping[str, str]) -> int:
 
     Raises:
         SettingError: a setting has a value that is not accepted, or the ranks do not fit on the hosts.
-        LaunchError: MPI is missing, mpirun belongs to another MPI, or the ranks cannot be started.
+        LaunchError: MPI is missing, mpirun belongs to another MPI, the ranks cannot be started, or horovod-names is
+            installed beside Horovod.
     """
-    environ = with_settings(environ, request.settings)
+    if not options.as_horovod and (problem := conflict()):
+        raise LaunchError(problem)
+    environ = environment.with_settings(environ, options.settings)
     settings = load(environ, warn=say)
-    shares = place(request.np, request.hosts, oversubscribe=request.oversubscribe)
-    is_far = not all(is_here(share.host) for share in shares)
-    at = addresses(request.wishes.network_interfaces) if is_far else None
+    hosts = [each.host for each in options.host_ranks]
     library = find_library(environ)
     mpirun = matching(library, (inspect(path, environ) for path in candidates(environ)))
-    with_threads = THREADS_VARIABLE not in environ
-    environ = rank_environment(environ, request.np, asdict(settings), unbuffered=not sys.stdout.isatty())
-    problem = problem_of(request.command[0], environ["PATH"]) if any(is_here(share.host) for share in shares) else ""
-    if problem:
+    unbuffered = not sys.stdout.isatty()
+    environ = environment.rank_environment(environ, options.np, asdict(settings), unbuffered=unbuffered)
+    if options.as_horovod:
+        environ = environment.with_horovods_names(environ)
+    if any(map(is_here, hosts)) and (problem := problem_of(options.command[0], environ["PATH"])):
         status, reason = problem.split(" ", 1)
         say(reason)
         return int(status)
-    with run_folder() as folder:
-        program = supervisor_command(
-            folder, rank_variable(mpirun), segments_variable(mpirun), request.command, is_far=is_far
+    with start.run_folder() as folder:
+        environ.update(variables(mpirun, options, environ, folder))
+        if options.is_far:
+            environ[start.TEXT_VARIABLE] = start.supervisor_text()
+        exported = sorted({*environment.exported(environ), *start.EXPORTED})
+        supervisor = start.supervisor_command(
+            folder, mpirun.rank_variable, mpirun.segments_variable, options.command, is_far=options.is_far
         )
-        start = Start(
-            program,
-            shares,
-            is_far=is_far,
-            by_scheduler=request.hosts is not None and request.hosts.by_scheduler,
-            as_root=os.geteuid() == 0,
-            wishes=request.wishes if is_far else replace(request.wishes, network_interfaces=()),
-        )
-        environ.update(variables(mpirun, start, environ, folder))
-        if is_far:
-            environ[TEXT_VARIABLE] = supervisor_text()
-            start = replace(start, exported=sorted({*exported(environ), *EXPORTED}))
-        output = Output(
-            request.np,
-            style(
-                environ, prefix=request.prefix_output, timestamp=request.prefix_timestamp, folder=request.output_folder
-            ),
-        )
+        command = arguments(mpirun, options, supervisor, environ, exported=exported, as_root=os.geteuid() == 0)
+        output = Output(options, environ)
         try:
-            job = Job(
-                arguments(mpirun, start, environ),
-                request.np,
-                environ,
-                folder,
-                output,
-                at=at,
-                with_threads=with_threads,
-                gpus_per_rank=request.gpus_per_rank,
-                start_timeout=settings.start_timeout_seconds,
-                is_hopeless=lambda came, said: any(absent(shares, came, said).values()),
-                tell=_say_at_once,
-            )
-            if request.verbose:
+            job = Job(command, environ, options, settings, folder, output)
+            if options.verbose:
                 say(f"{library.library} from {library.path}, started by {mpirun}")
-                say(shlex.join(job.arguments))
+                say(shlex.join(command))
             job.run()
         except OSError as failure:
             raise LaunchError(f"the ranks cannot be started: {failure}") from failure
-        return conclude(job, request.np, shares, say, verbose=request.verbose)
+        return conclude(job)

@@ -15,49 +15,15 @@ import typing as _typing
 if __name__ != "horovodish.jax":
     raise ImportError("import this package as horovodish.jax")
 
+from horovodish import tested_versions as _tested_versions
+
+_tested_versions.warn_unless_tested("jax")  # before the imports that a release may break
+# isort: split
+
 from horovodish import missing_names as _missing_names
-from horovodish.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-)
-from horovodish.collectives import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    ReduceOp,
-    Sum,
-    allgather_object,
-    broadcast_object,
-)
-from horovodish.errors import (
-    HorovodInternalError,
-    HostsUpdatedInterrupt,
-    MismatchError,
-    RankLostError,
-    StallError,
-    UnsupportedTensorError,
-)
-from horovodish.jax import eager, lowering, transformations  # noqa: F401, they tell JAX what to do
+from horovodish import process_api as _process_api
+from horovodish.jax import autograd, eager, lowering  # noqa: F401, they tell JAX what to do
+from horovodish.jax.broadcast_state import broadcast_optimizer_state, broadcast_parameters
 from horovodish.jax.collectives import (
     allgather,
     allreduce,
@@ -65,35 +31,18 @@ from horovodish.jax.collectives import (
     barrier,
     broadcast,
     grouped_allreduce,
+    join,
     reducescatter,
 )
 from horovodish.jax.compression import Compression
 from horovodish.jax.gradients import grad, value_and_grad
 from horovodish.jax.optimizer import DistributedOptimizer
-from horovodish.jax.state import broadcast_optimizer_state, broadcast_parameters
-from horovodish.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from horovodish.recovery import surviving_communicator
-from horovodish.stragglers import straggler_report
-from horovodish.timeline import start_timeline, stop_timeline
+from horovodish.objects import allgather_object, broadcast_object
+from horovodish.process_api import *  # noqa: F403
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Compression",
     "DistributedOptimizer",
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "Max",
-    "Min",
-    "MismatchError",
-    "ProcessSet",
-    "Product",
-    "RankLostError",
-    "ReduceOp",
-    "StallError",
-    "Sum",
-    "UnsupportedTensorError",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -103,39 +52,15 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grad",
     "grouped_allreduce",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
+    "join",
     "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-    "straggler_report",
-    "surviving_communicator",
     "value_and_grad",
 ]
+__all__ += _process_api.__all__
 
 if not _typing.TYPE_CHECKING:  # for a type checker, any name would exist
 
     def __getattr__(name: str) -> object:
-        raise _missing_names.error(__name__, name)
+        return _missing_names.look_up(__name__, name)

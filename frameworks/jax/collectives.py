@@ -4,7 +4,8 @@
 holds here, too, and this besides:
 
 - An array is one of JAX or NumPy or a number, of dtype uint8, int8, int16, int32, int64, float16, bfloat16, float32 or
-  float64; bool where nothing is reduced. A tree is any pytree of them, the same on every rank.
+  float64; and of bool, uint16, uint32 or uint64 where nothing is reduced. A tree is any pytree of them, the same on
+  every rank.
 - A tree is one operation for the user. Its leaves travel in buckets, and no rank waits for one of them before it
   has begun all, so the ranks may come to them in any order.
 - Inside jit a call is part of the program: it begins when its array is computed, and what does not need the result
@@ -18,11 +19,13 @@ holds here, too, and this besides:
 - Errors outside of jit are those of `horovodish.errors`. A compiled program that fails raises
   jax.errors.JaxRuntimeError with the same text when its result is waited for, or ValueError where it fails at once.
 - `grad` and `jvp` take sums and averages and what moves values, `vmap` makes one call of a batch. A gradient is that of
-  the sum of the losses of all ranks. pmap, shard_map and arrays over several devices of a process are refused.
+  the sum of the losses of all ranks, unless the setting collective_gradients says otherwise. pmap, shard_map and
+  arrays over several devices of a process are refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -30,13 +33,13 @@ from typing import Any, TypeVar
 import jax
 from jax import numpy as jnp
 
-from horovodish.array_submission import checked_root
+from horovodish import collectives
 from horovodish.compression import Compressor
-from horovodish.jax.collective import Collective, run
 from horovodish.jax.compression import Compression
 from horovodish.jax.eager import exchange
-from horovodish.jax.reduction import reduce_tree
+from horovodish.jax.primitive import Collective, run
 from horovodish.jax.trees import Leaves, checked_array, decompressed, named, run_fused
+from horovodish.operation import checked_root
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Adasum, Average, ReduceOp, chosen_op
 
@@ -64,8 +67,8 @@ def allreduce(
         average: Horovod's older way to say op=Average (True) or op=Sum (False).
         name: the operation's name, the same on every rank. The module says what a call without one is called.
         compression: what travels; see `Compression`.
-        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`. Average of integers floors. Adasum
-            takes floating-point numbers.
+        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`. Average of integers rounds
+            towards zero. Adasum takes floating-point numbers.
         prescale_factor: multiplies every input. For integers the product is computed in float64 and truncated.
         postscale_factor: multiplies the result, in the same way.
         process_set: the ranks that take part.
@@ -84,7 +87,8 @@ def allreduce(
         Array([6, 6], dtype=int32)
     """
     template = _reduction("allreduce", name, chosen_op(average, op), prescale_factor, postscale_factor, process_set)
-    result: Tree = reduce_tree(tree, template, compression)
+    leaves, contexts = Leaves.of(tree, template.name, template.op).compressed(compression)
+    result: Tree = _rebuilt(leaves, decompressed(run_fused(leaves, template), contexts, compression))
     return result
 
 
@@ -121,7 +125,7 @@ def grouped_allreduce(
     if not arrays:
         raise ValueError("grouped_allreduce: the group is empty; pass at least one array")
     template = _reduction("allreduce", name, chosen_op(average, op), prescale_factor, postscale_factor, process_set)
-    leaves, contexts = Leaves.of(list(arrays), template, template.op).compressed(compression)
+    leaves, contexts = Leaves.of(list(arrays), template.name, template.op).compressed(compression)
     members = tuple(leaves.suffixes) if len(arrays) > 1 else ("",)
     if len(leaves.arrays) != len(arrays):
         raise TypeError("grouped_allreduce: expected arrays, not trees of them; use allreduce")
@@ -152,7 +156,7 @@ def allgather(tree: Tree, name: str | None = None, process_set: ProcessSet = glo
         Array([0, 1, 1, 2, 2, 2], dtype=int32)
     """
     template = Collective(**named("allgather", name), process_set=process_set)
-    leaves = Leaves.of(tree, template, None)
+    leaves = Leaves.of(tree, template.name, None)
     leaves = leaves.replaced([array.reshape(1) if array.ndim == 0 else array for array in leaves.arrays])
     result: Tree = _rebuilt(leaves, run_fused(leaves, template))
     return result
@@ -186,7 +190,7 @@ def broadcast(
     checked_id(process_set)
     root = checked_root(root_rank, process_set)
     template = Collective(**named("broadcast", name), root_rank=root, process_set=process_set)
-    leaves = Leaves.of(tree, template, None)
+    leaves = Leaves.of(tree, template.name, None)
     result: Tree = _rebuilt(leaves, run_fused(leaves, template))
     return result
 
@@ -271,7 +275,7 @@ def reducescatter(
     template = _reduction("reducescatter", name, chosen_op(None, op), prescale_factor, postscale_factor, process_set)
     if template.op is Adasum:
         raise ValueError(f"{template.name}: op=Adasum is for allreduce; use op=Average or op=Sum")
-    leaves, contexts = Leaves.of(tree, template, template.op).compressed(compression)
+    leaves, contexts = Leaves.of(tree, template.name, template.op).compressed(compression)
     for array in leaves.arrays:
         _with_rows(array, template, "deal out")
     result: Tree = _rebuilt(leaves, decompressed(run_fused(leaves, template), contexts, compression))
@@ -300,7 +304,7 @@ def barrier(tree: Any = None, name: str | None = None, process_set: ProcessSet =
         >>> gradients = hvd.barrier(gradients)
     """
     template = Collective(**named("barrier", name), process_set=process_set)
-    leaves = Leaves.of(tree, template, None)
+    leaves = Leaves.of(tree, template.name, None)
     if leaves.arrays:
         return _rebuilt(leaves, run([replace(template, members=tuple(leaves.suffixes))], leaves.arrays))
     nothing = jnp.zeros(())
@@ -308,6 +312,33 @@ def barrier(tree: Any = None, name: str | None = None, process_set: ProcessSet =
         raise ValueError("inside of jit a barrier needs values to pass: tree = hvd.barrier(tree)")
     run([template], [nothing])
     return tree
+
+
+def join(device: int = -1) -> int:
+    """Say that this rank is out of data; see `horovodish.collectives.join`. Collective; blocks. Call it outside of jit.
+
+    It waits first until all arrays of this process are computed, so the collectives of compiled programs that still run
+    come before it. Keep a reference to a program's result until then.
+
+    Args:
+        device: as for `horovodish.collectives.join`.
+
+    Returns:
+        The rank that joined last: the one that has seen all data.
+
+    Raises:
+        As `horovodish.collectives.join`. What a program has raised comes where its result is used.
+
+    Example:
+        >>> for batch in batches_of_this_rank:  # as many as there are, not equally many on every rank
+        ...     parameters, state = train_step(parameters, state, batch)
+        >>> last = hvd.join()
+        >>> parameters = hvd.broadcast_parameters(parameters, root_rank=last)
+    """
+    for array in jax.live_arrays():
+        with contextlib.suppress(Exception):  # an error belongs to whoever uses the array
+            array.block_until_ready()
+    return collectives.join(device)
 
 
 def _reduction(

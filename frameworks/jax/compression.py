@@ -9,30 +9,27 @@ from jax import numpy as jnp
 from horovodish.compression import CastCompressor, NoneCompressor
 
 
-class _Cast(CastCompressor):
-    @classmethod
-    def is_wider(cls, tensor: Any) -> bool:
-        return jnp.issubdtype(tensor.dtype, jnp.floating) and tensor.dtype.itemsize > jnp.dtype(cls.dtype).itemsize
-
-    @staticmethod
-    def cast(tensor: Any, dtype: Any) -> Any:
-        return tensor.astype(dtype)
+def _is_wider(tensor: Any) -> bool:
+    return jnp.issubdtype(tensor.dtype, jnp.floating) and tensor.dtype.itemsize > 2
 
 
-class FP16Compressor(_Cast):
-    """float32 and float64 travel as float16: half the bytes, 11 bits of precision, values up to 65504."""
+class FP16Compressor(CastCompressor):
+    """float32 and float64 travel as float16: 11 bits of precision, values up to 65504."""
 
-    dtype = jnp.float16
+    dtype, is_wider, cast = jnp.float16, _is_wider, jnp.astype
 
 
-class BF16Compressor(_Cast):
-    """float32 and float64 travel as bfloat16: half the bytes, 8 bits of precision, the range of float32."""
+class BF16Compressor(CastCompressor):
+    """float32 and float64 travel as bfloat16: 8 bits of precision, the range of float32."""
 
-    dtype = jnp.bfloat16
+    dtype, is_wider, cast = jnp.bfloat16, _is_wider, jnp.astype
 
 
 class Compression:
     """The compressions to choose from. Any class with `compress` and `decompress` will do as well; see `Compressor`.
+
+    `none` sends tensors as they are; `fp16` and `bf16` send float32 and float64 in half the bytes or fewer, as float16
+    or bfloat16.
 
     Example:
         >>> optimizer = hvd.DistributedOptimizer(optax.sgd(0.1), compression=hvd.Compression.bf16)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovodish import _native, devices
-from horovodish.jax.collective import Collective, by_collective
+from horovodish.jax.primitive import Collective, by_collective
 
 
 def problem(collectives: Sequence[Collective], arrays: Sequence[Any]) -> str:

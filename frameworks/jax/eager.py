@@ -12,12 +12,12 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from horovodish import _native
-from horovodish.array_submission import checked_splits, scattered_rows
-from horovodish.arrays import Array, address, dtype_code
-from horovodish.jax.collective import Collective, by_collective, primitive, trees
+from horovodish.array_adapter import ARRAYS
+from horovodish.arrays import Array
+from horovodish.jax.primitive import Collective, by_collective, primitive, trees
+from horovodish.operation import Operation
 from horovodish.process_sets import checked_id
-from horovodish.submission import Checking, Family, Handle, generated_name, submit
+from horovodish.submission import Family, Handle, generated_name
 
 _warned: set[str] = set()
 _runs = itertools.count(2**40)  # beyond the numbers of XLA's runs
@@ -57,43 +57,27 @@ def _submit(
     family: Family | None = None,
 ) -> Handle[tuple[list[jax.Array], list[list[int]]]]:
     """Gives a handle of the results and, where the engine allocates them, of how many rows came from each rank."""
-    identity = checked_id(collective.process_set)
-    name = collective.name
-    sources = [host_memory(array) for array in arrays]
-    counts: Sequence[int] = ()
-    if collective.kind == "alltoall":
-        with Checking(collective.kind, name, identity):
-            counts = checked_splits(splits, sources[0].shape[0], collective.process_set.size(), name)
-    targets = [_target(collective, source) for source in sources]
-    described = [
-        (address(source), 0 if target is None else address(target), dtype_code(source, name), source.shape)
-        for source, target in zip(sources, targets, strict=True)
-    ]
-
-    def results(native: _native.Handle) -> tuple[list[jax.Array], list[list[int]]]:
-        values = [
-            _received(native, index, source) if target is None else target
-            for index, (source, target) in enumerate(zip(sources, targets, strict=True))
-        ]
-        placed = jax.device_put(values, [array.sharding for array in arrays])
-        return placed, [native.rows(index) for index, target in enumerate(targets) if target is None]
-
-    return submit(
+    operation = Operation(
         collective.kind,
-        name + collective.part,
-        [] if collective.kind == "barrier" else described,
-        keep_alive=(sources, targets),
-        result=results,
-        op=collective.op,
+        collective.name + collective.part,
+        collective.process_set,
+        collective.op,
         prescale_factor=collective.prescale_factor,
         postscale_factor=collective.postscale_factor,
         root_rank=collective.root_rank,
-        waits=len(arrays) == 1,
-        process_set_id=identity,
-        splits=counts,
-        member_names=[name + member for member in collective.members],
+        splits=splits,
+        member_names=[collective.name + member for member in collective.members],
         family=family,
     )
+    sources = [host_memory(array) for array in arrays]
+
+    def placed(values: list[Array], counts: list[list[int]]) -> tuple[list[jax.Array], list[list[int]]]:
+        # A barrier has no results. Of the user's NumPy array, JAX 0.7 makes one that shares its memory.
+        results = values or [np.array(source) for source in sources]
+        return jax.device_put(results, [array.sharding for array in arrays]), counts
+
+    members = [] if collective.kind == "barrier" else sources
+    return ARRAYS.start(operation, members, placed, waits=len(arrays) == 1)
 
 
 def host_memory(array: jax.Array) -> Array:
@@ -112,18 +96,3 @@ def warn_of_staging(platform: str, why: str) -> None:
             f"arrays on {platform} devices are copied to the host, reduced there and copied back: {why}",
             stacklevel=2,
         )
-
-
-def _target(collective: Collective, source: Array) -> Array | None:
-    if collective.kind in ("allgather", "alltoall"):
-        return None  # the engine allocates it
-    if collective.kind == "barrier":
-        return source
-    if collective.kind == "reducescatter":
-        return np.empty((scattered_rows(source.shape[0], collective.process_set), *source.shape[1:]), source.dtype)
-    return np.empty(source.shape, source.dtype)
-
-
-def _received(native: _native.Handle, index: int, source: Array) -> Array:
-    gathered = np.frombuffer(native.output(index), np.uint8).view(source.dtype)
-    return gathered.reshape(sum(native.rows(index)), *source.shape[1:])

@@ -1,4 +1,4 @@
-"""`grad` and `value_and_grad` that give the gradients of all ranks, for training loops without an optax optimizer."""
+"""Gradients of all ranks: what a gradient plan must know of JAX's, and `grad` and `value_and_grad` that give them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,69 @@ from typing import Any
 import jax
 
 from horovodish.compression import Compressor
+from horovodish.gradient_options import GradientOptions
+from horovodish.gradient_plan import Bucket, GradientAdapter, GradientPlan, Payload
 from horovodish.jax.compression import Compression
-from horovodish.jax.reduction import Reduction
+from horovodish.jax.primitive import Collective
+from horovodish.jax.trees import Leaves, named, run_parts
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp
+
+
+class _Gradients(GradientAdapter):
+    """Of any sources. JAX has a gradient for everything, so ranks never differ in that."""
+
+    may_differ = False
+
+    def __init__(self, unnamed: bool = False):
+        self._unnamed = unnamed
+
+    def is_traced(self, gradients: Sequence[Any]) -> bool:
+        return any(isinstance(gradient, jax.core.Tracer) for gradient in gradients)
+
+    def payload(self, tensor: Any, source: Any) -> Payload:
+        return Payload(tensor.nbytes, tensor.dtype)
+
+    def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> list[list[Any]]:
+        call = Collective(
+            "allreduce",
+            name,
+            self._unnamed,
+            op=options.op,
+            prescale_factor=options.prescale_factor,
+            postscale_factor=options.postscale_factor,
+            process_set=options.process_set,
+        )
+        return run_parts(call, [(bucket.labels, bucket.tensors) for bucket in buckets])
+
+
+GRADIENTS = _Gradients()
+
+
+class TreePlan:
+    """Reduces trees of gradients.
+
+    Args:
+        what: reduces them, for the name if the user gives none.
+        name: what the user calls them.
+        options: how they are reduced.
+    """
+
+    def __init__(self, what: str, name: str | None, options: GradientOptions):
+        fields = named(what, name)
+        self.options = options
+        self._name = fields["name"]
+        self._plan = GradientPlan(options, _Gradients(fields["unnamed"]), lambda _, suffix: str(suffix))
+
+    def __call__(self, tree: Any) -> Any:
+        """The gradients of all ranks, in a tree of the same structure. Collective."""
+        if self.options.alone:
+            return tree
+        leaves = Leaves.of(tree, self._name, self.options.op)
+        order = leaves.in_order_of_layers()
+        arrays, suffixes = [leaves.arrays[index] for index in order], [leaves.suffixes[index] for index in order]
+        results = dict(zip(order, self._plan.reduce(self._name, arrays, suffixes), strict=True))
+        return leaves.definition.unflatten(results[index] for index in range(len(order)))
 
 
 def value_and_grad(
@@ -46,7 +105,13 @@ def value_and_grad(
         >>> loss, gradients = hvd.value_and_grad(loss_of)(parameters, batch)
         >>> parameters = jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradients)
     """
-    reduce = Reduction.named("gradients", name, op, compression, gradient_predivide_factor, process_set)
+    options = GradientOptions.checked(
+        op=op,
+        compression=compression,
+        gradient_predivide_factor=gradient_predivide_factor,
+        process_set=process_set,
+    )
+    reduce = TreePlan("gradients", name, options)
     local = jax.value_and_grad(fun, argnums, has_aux)
 
     @functools.wraps(fun)

@@ -21,8 +21,8 @@ from jax.interpreters import mlir, partial_eval
 
 from horovodish import _native, basics
 from horovodish.jax import cuda
-from horovodish.jax.collective import Collective, Tree, by_collective, primitive, trees
 from horovodish.jax.eager import warn_of_staging
+from horovodish.jax.primitive import Collective, Tree, by_collective, primitive, trees
 from horovodish.process_sets import checked_id
 
 START, DONE, REST = "horovodish_start", "horovodish_done", "horovodish_rest"
@@ -105,6 +105,7 @@ def _start(
         "root": collective.root_rank,
         "process_set": checked_id(process_set),
         "rank": basics.rank(),
+        "gradients": -1 if collective.horovods_gradients is None else collective.horovods_gradients,
         "leaves": tree.leaves,
         "structure": tree.structure,
         "index": index,

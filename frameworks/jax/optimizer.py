@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import optax
-from jax import numpy as jnp
 
 from horovodish.compression import Compressor
+from horovodish.gradient_options import GradientOptions
+from horovodish.jax.accumulation import accumulating
 from horovodish.jax.compression import Compression
-from horovodish.jax.reduction import Reduction
+from horovodish.jax.gradients import TreePlan
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.reduce_ops import Adasum, Average, ReduceOp
 
@@ -76,77 +75,23 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     if not isinstance(tx, optax.GradientTransformation):
         remedy = "; pass its gradient_transformation()" if isinstance(tx, optax.MultiSteps) else ""
         raise TypeError(f"DistributedOptimizer wraps an optax.GradientTransformation, not {type(tx).__name__}{remedy}")
-    passes = backward_passes_per_step
-    if not isinstance(passes, int) or passes < 1:
-        raise ValueError(f"backward_passes_per_step={passes!r} must be a whole number of at least 1")
-    reduce = Reduction.named("optimizer", name, op, compression, gradient_predivide_factor, process_set)
-    distributed = _reducing(optax.with_extra_args_support(tx), reduce)
-    return distributed if passes == 1 else _accumulating(distributed, passes)
+    options = GradientOptions.checked(
+        op=op,
+        compression=compression,
+        backward_passes_per_step=backward_passes_per_step,
+        gradient_predivide_factor=gradient_predivide_factor,
+        process_set=process_set,
+    )
+    distributed = _reducing(optax.with_extra_args_support(tx), TreePlan("optimizer", name, options))
+    return distributed if options.passes == 1 else accumulating(distributed, options.passes)
 
 
-def _reducing(tx: optax.GradientTransformationExtraArgs, reduce: Reduction) -> optax.GradientTransformationExtraArgs:
+def _reducing(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> optax.GradientTransformationExtraArgs:
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        if reduce.call.op is Adasum:
+        if reduce.options.op is Adasum:
             changes, state = tx.update(updates, state, params, **extra)
             return reduce(changes), state
         changes, state = tx.update(reduce(updates), state, params, **extra)
         return changes, state
 
     return optax.GradientTransformationExtraArgs(tx.init, update)
-
-
-class AccumulationState(NamedTuple):
-    """The state of an optimizer that adds gradients up.
-
-    Attributes:
-        inner: the state of the optimizer that takes their sum.
-        accumulated: the sum so far.
-        passes: how many gradients it has.
-    """
-
-    inner: Any
-    accumulated: Any
-    passes: jax.Array
-
-
-def _accumulating(tx: optax.GradientTransformationExtraArgs, passes: int) -> optax.GradientTransformationExtraArgs:
-    def init(params: Any) -> AccumulationState:
-        return AccumulationState(tx.init(params), jax.tree.map(_nothing_yet, params), jnp.zeros((), jnp.int32))
-
-    def update(
-        updates: Any, state: AccumulationState, params: Any = None, **extra: Any
-    ) -> tuple[Any, AccumulationState]:
-        accumulated = _with_gradients(
-            lambda new, total: total if new is None else total + jnp.asarray(new, total.dtype),
-            updates,
-            state.accumulated,
-        )
-
-        def step() -> tuple[Any, AccumulationState]:
-            total = _with_gradients(
-                lambda new, total: None if new is None else total.astype(jnp.result_type(new)), updates, accumulated
-            )
-            changes, inner = tx.update(total, state.inner, params, **extra)
-            return changes, AccumulationState(
-                inner, jax.tree.map(jnp.zeros_like, accumulated), jnp.zeros_like(state.passes)
-            )
-
-        def wait() -> tuple[Any, AccumulationState]:
-            changes = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(step)[0])
-            return changes, AccumulationState(state.inner, accumulated, state.passes + 1)
-
-        outcome: tuple[Any, AccumulationState] = jax.lax.cond(state.passes + 1 >= passes, step, wait)
-        return outcome
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _with_gradients(function: Callable[[Any, Any], Any], gradients: Any, others: Any) -> Any:
-    """`jax.tree.map` over gradients, of which any may be None, and what belongs to each of them."""
-    return jax.tree.map(function, gradients, others, is_leaf=lambda leaf: leaf is None)
-
-
-def _nothing_yet(value: Any) -> jax.Array:
-    dtype = jnp.result_type(value)
-    # A sum in few bits loses what each gradient adds to it.
-    return jnp.zeros(jnp.shape(value), jnp.float32 if dtype in (jnp.float16, jnp.bfloat16) else dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import re
 import sys
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
-from horovodish import settings
+from horovodish import basics
 from horovodish.arrays import dtype_code
 from horovodish.compression import Compressor, check_compression
 from horovodish.errors import UnsupportedTensorError
-from horovodish.fusion import plan_buckets
-from horovodish.jax.collective import Collective, run
+from horovodish.gradient_plan import Payload, backward_buckets
+from horovodish.jax.primitive import Collective, run
 from horovodish.reduce_ops import ReduceOp
 
 _OWN_MODULE = __name__.rpartition(".")[0]
@@ -84,14 +84,16 @@ class Leaves:
     definition: Any
 
     @staticmethod
-    def of(tree: Any, template: Collective, op: ReduceOp | None) -> Leaves:
+    def of(tree: Any, name: str, op: ReduceOp | None) -> Leaves:
         """Takes a tree apart; what `checked_array` refuses is refused here."""
         pairs, definition = jax.tree_util.tree_flatten_with_path(tree)
         suffixes = [jax.tree_util.keystr(path) for path, _ in pairs]
-        arrays = [
-            checked_array(leaf, template.name + suffix, op) for suffix, (_, leaf) in zip(suffixes, pairs, strict=True)
-        ]
+        arrays = [checked_array(leaf, name + suffix, op) for suffix, (_, leaf) in zip(suffixes, pairs, strict=True)]
         return Leaves(arrays, suffixes, definition)
+
+    def in_order_of_layers(self) -> list[int]:
+        """The indices of the leaves as a model has its layers, which are numbered."""
+        return sorted(range(len(self.arrays)), key=lambda index: _natural(self.suffixes[index]))
 
     def replaced(self, arrays: Sequence[jax.Array]) -> Leaves:
         """The same places with other arrays."""
@@ -115,38 +117,32 @@ def decompressed(results: Sequence[jax.Array], contexts: Sequence[Any], compress
 
 def run_fused(leaves: Leaves, template: Collective) -> list[jax.Array]:
     """The operation on buckets of leaves."""
-    if leaves.suffixes == [""]:
-        return run([template], leaves.arrays)
-    buckets = _buckets(leaves, template.kind)
-    collectives = [
-        replace(template, part=f".bucket{number}", members=tuple(leaves.suffixes[index] for index in bucket))
-        for number, bucket in enumerate(buckets)
-    ]
-    order = [index for bucket in buckets for index in bucket]
-    results = dict(zip(order, run(collectives, [leaves.arrays[index] for index in order]), strict=True))
-    return [results[index] for index in range(len(leaves.arrays))]
-
-
-def _buckets(leaves: Leaves, kind: str) -> list[list[int]]:
-    """Which leaves travel together, by their indices; the bucket that backward finishes first comes first."""
-    # Backward finishes gradients roughly in the opposite order of the layers, and layers are numbered.
-    order = sorted(range(len(leaves.arrays)), key=lambda index: _natural(leaves.suffixes[index]), reverse=True)
     # Ranks must cut a tree in the same places, though what they gather may have more rows on one than on another.
-    sizes = [0 if kind == "allgather" else array.nbytes for array in leaves.arrays]
-    numbers = plan_buckets(
-        [sizes[index] for index in order],
-        [leaves.arrays[index].dtype for index in order],
-        threshold_bytes=_threshold_bytes(),
-    )
-    buckets: list[list[int]] = [[] for _ in range(max(numbers, default=-1) + 1)]
-    for index, number in zip(order, numbers, strict=True):
-        buckets[number].append(index)
-    return buckets
+    sizes = [0 if template.kind == "allgather" else array.nbytes for array in leaves.arrays]
+    payloads = {index: Payload(sizes[index], leaves.arrays[index].dtype) for index in leaves.in_order_of_layers()}
+    buckets = backward_buckets(payloads, basics.running().settings.fusion_threshold_mb)
+    parts = [
+        ([leaves.suffixes[index] for index in bucket], [leaves.arrays[index] for index in bucket]) for bucket in buckets
+    ]
+    found = {
+        index: array
+        for bucket, results in zip(buckets, run_parts(template, parts), strict=True)
+        for index, array in zip(bucket, results, strict=True)
+    }
+    return [found[index] for index in range(len(leaves.arrays))]
 
 
-@functools.cache
-def _threshold_bytes() -> int:
-    return int(settings.load().fusion_threshold_mb * 2**20)
+def run_parts(
+    template: Collective, parts: Sequence[tuple[Sequence[str], Sequence[jax.Array]]]
+) -> list[list[jax.Array]]:
+    """An operation for each part of a tree: suffixes and arrays. All of them are under way at once."""
+    collectives = [
+        # A tree that is one array is the operation itself.
+        template if suffixes == [""] else replace(template, part=f".bucket{number}", members=tuple(suffixes))
+        for number, (suffixes, _) in enumerate(parts)
+    ]
+    results = iter(run(collectives, [array for _, arrays in parts for array in arrays]))
+    return [list(itertools.islice(results, len(arrays))) for _, arrays in parts]
 
 
 def _natural(path: str) -> list[tuple[int, str]]:

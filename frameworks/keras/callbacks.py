@@ -22,12 +22,12 @@ import keras
 import numpy as np
 
 from horovodish import basics
-from horovodish.collectives import allgather_object
 from horovodish.errors import MismatchError
+from horovodish.keras.broadcast_state import broadcast_variables, optimizers_of, state_of, weights_of
 from horovodish.keras.distribution import distribute_outside
 from horovodish.keras.learning_rates import LearningRateScheduleCallback, LearningRateWarmupCallback
 from horovodish.keras.meeting import MeetingCallback
-from horovodish.keras.state import broadcast_variables, optimizers_of, state_of, weights_of
+from horovodish.objects import allgather_object
 from horovodish.process_sets import ProcessSet
 
 __all__ = [

@@ -121,3 +121,26 @@ def _as_given(result: Any, value: Any) -> Any:
     if keras.ops.is_tensor(result) and not isinstance(value, keras.Variable) and not keras.ops.is_tensor(value):
         result = keras.ops.convert_to_numpy(result)
     return result[()] if isinstance(result, np.ndarray) else result
+
+
+def join(device: int = -1) -> int:
+    """Say that this rank is out of data, by the `join` of the backend's module. Collective; blocks.
+
+    Args:
+        device: the CUDA device with which this rank takes part in collectives of CUDA tensors, if it has used none
+            before; on PyTorch the current one when not given.
+
+    Returns:
+        The rank that joined last: the one that has seen all data.
+
+    Raises:
+        As `horovodish.collectives.join`.
+
+    Example:
+        >>> for batch in batches_of_this_rank:  # as many as there are, not equally many on every rank
+        ...     train(batch)
+        >>> last = hvd.join()
+        >>> hvd.broadcast_global_variables(last, model)
+    """
+    last: int = collectives().join(device)
+    return last

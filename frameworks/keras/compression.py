@@ -9,30 +9,27 @@ import keras
 from horovodish.compression import CastCompressor, NoneCompressor
 
 
-class _Cast(CastCompressor):
-    @classmethod
-    def is_wider(cls, tensor: Any) -> bool:
-        return keras.backend.standardize_dtype(tensor.dtype) in ("float32", "float64")
-
-    @staticmethod
-    def cast(tensor: Any, dtype: Any) -> Any:
-        return keras.ops.cast(tensor, dtype)
+def _is_wider(tensor: Any) -> bool:
+    return keras.backend.standardize_dtype(tensor.dtype) in ("float32", "float64")
 
 
-class FP16Compressor(_Cast):
-    """float32 and float64 travel as float16: half the bytes, 11 bits of precision, values up to 65504."""
+class FP16Compressor(CastCompressor):
+    """float32 and float64 travel as float16: 11 bits of precision, values up to 65504."""
 
-    dtype = "float16"
+    dtype, is_wider, cast = "float16", _is_wider, keras.ops.cast
 
 
-class BF16Compressor(_Cast):
-    """float32 and float64 travel as bfloat16: half the bytes, 8 bits of precision, the range of float32."""
+class BF16Compressor(CastCompressor):
+    """float32 and float64 travel as bfloat16: 8 bits of precision, the range of float32."""
 
-    dtype = "bfloat16"
+    dtype, is_wider, cast = "bfloat16", _is_wider, keras.ops.cast
 
 
 class Compression:
     """The compressions to choose from. Any class with `compress` and `decompress` will do as well; see `Compressor`.
+
+    `none` sends tensors as they are; `fp16` and `bf16` send float32 and float64 in half the bytes or fewer, as float16
+    or bfloat16.
 
     Example:
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.bf16)

@@ -10,22 +10,27 @@ from typing import Any
 
 import keras
 
+from horovodish.gradient_options import check_trained
+from horovodish.gradient_plan import GradientPlan
+from horovodish.keras.accumulation import Window
 from horovodish.keras.backends import untraced
-from horovodish.keras.reduction import Reduction, check_members
-from horovodish.keras.window import Window
 
 
 class Distribution:
     """What a wrapped optimizer has besides what it had.
 
     Attributes:
+        name: of the reductions, unique among the optimizers of the process set.
+        plan: how the gradients are reduced.
+        window: what accumulates them before, if anything does.
         variables: those of the optimizer, as far as they are known: Keras tells them when it builds the optimizer.
         within: whether a method of the optimizer itself is running, to which gradients are passed as they are.
         in_fit: whether one of our callbacks has seen it in a `fit`.
     """
 
-    def __init__(self, reduction: Reduction, window: Window | None) -> None:
-        self.reduction = reduction
+    def __init__(self, name: str, plan: GradientPlan, window: Window | None) -> None:
+        self.name = name
+        self.plan = plan
         self.window = window
         self.variables: list[Any] | None = None
         self.within = False
@@ -33,14 +38,14 @@ class Distribution:
         self._without_window = False
 
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> list[Any]:
-        """As `Reduction.reduced`, with the variables that are known."""
+        """As `GradientPlan.reduce`, with the variables that are known."""
         variables = self.variables if variables is None else variables
-        if variables is None and self.reduction.names_variables:
+        if variables is None and (self.plan.local or self.plan.options.names_members):
             raise ValueError(
                 "groups and local variables need the optimizer's variables, which it was built with before it was "
                 "wrapped; wrap it before compile() or build()"
             )
-        return self.reduction.reduced(gradients, variables)
+        return self.plan.reduce(self.name, gradients, variables)
 
     def learn(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Takes note of the variables that the optimizer is built with, and makes what depends on them.
@@ -49,9 +54,8 @@ class Distribution:
             ValueError: the user has named variables that are not among them.
         """
         self.variables = list(variables)
-        check_members("local variables", self.reduction.local_variables, self.variables)
-        if isinstance(self.reduction.groups, list):
-            check_members("groups", [v for group in self.reduction.groups for v in group], self.variables)
+        check_trained("local variables", self.plan.local, self.variables)
+        self.plan.options.check_groups(self.variables)
         if self.window is not None:
             self.window.build(optimizer, variables)
 
@@ -136,8 +140,8 @@ class _Distributed(_Optimizer):
         """Take the gradients of a trainable variable out of the reduction. Every rank must call it, before training."""
         distribution = self._distribution
         if distribution.variables is not None:
-            check_members("register_local_var", [variable], distribution.variables)
-        distribution.reduction.local_variables.append(variable)
+            check_trained("register_local_var", [variable], distribution.variables)
+        distribution.plan.local.append(variable)
 
     @property
     def variables(self: Any) -> list[Any]:

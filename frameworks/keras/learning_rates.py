@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from horovodish import basics
+from horovodish.keras.broadcast_state import optimizers_of
 from horovodish.keras.meeting import MeetingCallback
-from horovodish.keras.state import optimizers_of
 
 
 class LearningRateScheduleCallback(MeetingCallback):

@@ -8,8 +8,9 @@ from typing import Any
 
 import keras
 
-from horovodish.collectives import allgather_object, join
-from horovodish.keras.state import broadcast_variables, distributions_of, optimizers_of, state_of, weights_of
+from horovodish.collectives import join
+from horovodish.keras.broadcast_state import broadcast_variables, distributions_of, optimizers_of, state_of, weights_of
+from horovodish.objects import allgather_object
 from horovodish.process_sets import ProcessSet, global_process_set
 
 
@@ -63,7 +64,7 @@ class Meeting(keras.callbacks.Callback):
     def process_set(self) -> ProcessSet:
         """The ranks that train together."""
         distributions = distributions_of(self.model)
-        return distributions[0].reduction.process_set if distributions else global_process_set
+        return distributions[0].plan.options.process_set if distributions else global_process_set
 
     @property
     def _alone(self) -> bool:

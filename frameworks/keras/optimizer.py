@@ -7,13 +7,15 @@ from typing import Any
 
 import keras
 
-from horovodish.compression import Compressor, check_compression
+from horovodish.compression import Compressor
+from horovodish.gradient_options import GradientOptions, Groups
+from horovodish.gradient_plan import GradientPlan
+from horovodish.keras.accumulation import Window
+from horovodish.keras.backends import gradients
 from horovodish.keras.compression import Compression
 from horovodish.keras.distribution import Distribution, distribute, distribution_of
-from horovodish.keras.reduction import Reduction, checked_groups
-from horovodish.keras.window import Window
-from horovodish.process_sets import ProcessSet, check_kind, checked_id, global_process_set
-from horovodish.reduce_ops import Average, ReduceOp, chosen_op
+from horovodish.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.reduce_ops import Average, ReduceOp
 from horovodish.submission import generated_name
 
 
@@ -29,7 +31,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: int | Sequence[Sequence[Any]] | None = None,
+    groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
@@ -69,8 +71,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         backward_passes_per_step: calls that accumulate before the gradients are reduced.
         average_aggregated_gradients: divide the sum of a window by `backward_passes_per_step`.
         num_groups: Horovod's older way to say `groups` with a number.
-        groups: which gradients to negotiate and reduce as a unit: lists of trainable variables, or the number of groups
-            to make of all. Variables in no list form one more group; by default there is one for all.
+        groups: which gradients to negotiate and reduce as a unit, whatever the fusion threshold: lists of trainable
+            variables, or the number of groups to make of all. Variables in no list are fused as without groups.
         process_set: the ranks that reduce among themselves; on another rank the optimizer works as before.
         scale_local_gradients: divide the gradients of local variables by the number of ranks, as those of the others
             are by the average.
@@ -96,32 +98,21 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         raise TypeError(f"DistributedOptimizer wraps a keras.optimizers.Optimizer, not {type(optimizer).__name__}")
     if distribution_of(optimizer):
         raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
-    op = chosen_op(None, op)
-    if gradient_predivide_factor != 1.0 and op is not Average:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} needs op=Average")
-    if gradient_predivide_factor <= 0:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} is not positive")
-    passes = backward_passes_per_step
-    if not isinstance(passes, int) or isinstance(passes, bool) or passes < 1:
-        raise ValueError(f"backward_passes_per_step={passes!r} must be a whole number, 1 or more")
-    check_compression(compression)
-    check_kind(process_set)
-    if name is None:  # a rank outside the set never reduces, and counts for no other set
-        name = generated_name("optimizer", checked_id(process_set)) if process_set.included() else "optimizer"
-    reduction = Reduction(
-        name=name,
+    options = GradientOptions.checked(
         op=op,
         compression=compression,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        backward_passes_per_step=backward_passes_per_step,
         sparse_as_dense=sparse_as_dense,
-        prescale_factor=1.0 / gradient_predivide_factor,
-        postscale_factor=gradient_predivide_factor,
-        groups=checked_groups(num_groups, groups),
         process_set=process_set,
-        local_variables=[],
         scale_local_gradients=scale_local_gradients,
     )
-    window = Window(passes, average_aggregated_gradients) if passes > 1 else None
-    distribute(optimizer, Distribution(reduction, window))
+    if name is None:  # a rank outside the set never reduces, and counts for no other set
+        name = generated_name("optimizer", checked_id(process_set)) if process_set.included() else "optimizer"
+    window = Window(options.passes, average_aggregated_gradients) if options.passes > 1 else None
+    distribute(optimizer, Distribution(name, GradientPlan(options, gradients()), window))
     return optimizer
 
 

@@ -16,57 +16,41 @@ Example:
     $ horovodish run -np 4 python train.py
 """
 
+import typing as _typing
+
 if __name__ != "horovodish.tensorflow":
     raise ImportError("import this package as horovodish.tensorflow")
 
+from horovodish import tested_versions as _tested_versions
+
+_tested_versions.warn_unless_tested("tensorflow")  # before the imports that a release may break
+# isort: split
+from tensorflow import executing_eagerly as _executing_eagerly  # noqa: F401, some scripts call it as Horovod's
+
 from horovodish import missing_names as _missing_names
-from horovodish.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
+from horovodish import process_api as _process_api
+from horovodish.process_api import *  # noqa: F403
+from horovodish.tensorflow import autograd  # noqa: F401, importing it registers the gradients
+from horovodish.tensorflow.broadcast_state import (
+    allgather_object,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
 )
-from horovodish.collectives import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    ReduceOp,
-    Sum,
+from horovodish.tensorflow.collectives import (
+    allgather,
+    allreduce,
+    alltoall,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    reducescatter,
 )
-from horovodish.errors import (
-    HorovodInternalError,
-    HostsUpdatedInterrupt,
-    MismatchError,
-    RankLostError,
-    StallError,
-    UnsupportedTensorError,
-)
-from horovodish.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from horovodish.recovery import surviving_communicator
-from horovodish.stragglers import straggler_report
-from horovodish.tensorflow import gradients  # noqa: F401, importing it registers them
 from horovodish.tensorflow.compression import Compression
-from horovodish.tensorflow.movements import allgather, alltoall, broadcast, broadcast_, grouped_allgather
 from horovodish.tensorflow.optimizer import DistributedOptimizer
-from horovodish.tensorflow.places import (
+from horovodish.tensorflow.process_ops import (
     barrier,
     join,
     local_rank_op,
@@ -75,32 +59,19 @@ from horovodish.tensorflow.places import (
     rank_op,
     size_op,
 )
-from horovodish.tensorflow.reductions import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
+from horovodish.tensorflow.sessions import BroadcastGlobalVariablesHook, broadcast_global_variables
 from horovodish.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
-from horovodish.tensorflow.variables import allgather_object, broadcast_object, broadcast_object_fn, broadcast_variables
-from horovodish.timeline import start_timeline, stop_timeline
+
+if _typing.TYPE_CHECKING:
+    from horovodish.tensorflow.sync_batch_norm import SyncBatchNormalization
 
 __all__ = [
-    "Adasum",
-    "Average",
+    "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "Max",
-    "Min",
-    "MismatchError",
     "PartialDistributedGradientTape",
-    "ProcessSet",
-    "Product",
-    "RankLostError",
-    "ReduceOp",
-    "StallError",
-    "Sum",
     "SyncBatchNormalization",
-    "UnsupportedTensorError",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -108,54 +79,28 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_",
+    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
     "local_rank_op",
-    "local_size",
     "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "process_set_included_op",
-    "rank",
     "rank_op",
     "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
     "size_op",
-    "start_timeline",
-    "stop_timeline",
-    "straggler_report",
-    "surviving_communicator",
 ]
+__all__ += _process_api.__all__
 
-_FOR_SESSIONS = "it is for sessions; use broadcast_variables(variables, root_rank)"
-_OF_TENSORFLOW_1 = dict.fromkeys(("BroadcastGlobalVariablesHook", "broadcast_global_variables"), _FOR_SESSIONS)
+if not _typing.TYPE_CHECKING:  # for a type checker, any name would exist
 
+    def __getattr__(name: str) -> object:
+        if name == "SyncBatchNormalization":
+            from horovodish.tensorflow.sync_batch_norm import SyncBatchNormalization  # Keras takes a second to import
 
-def __getattr__(name: str) -> object:
-    if name == "SyncBatchNormalization":
-        from horovodish.tensorflow.sync_batch_norm import SyncBatchNormalization  # Keras takes a second to import
-
-        return SyncBatchNormalization
-    raise _missing_names.error(__name__, name, _OF_TENSORFLOW_1)
+            return SyncBatchNormalization
+        return _missing_names.look_up(__name__, name)

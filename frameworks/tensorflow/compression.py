@@ -7,32 +7,30 @@ from typing import Any
 import tensorflow as tf
 
 from horovodish.compression import CastCompressor, NoneCompressor
+from horovodish.compression import Compressor as Compressor  # Horovod's users import it from here
 
 
-class _Cast(CastCompressor):
-    @classmethod
-    def is_wider(cls, tensor: Any) -> bool:
-        return tensor.dtype.is_floating and tensor.dtype.size > cls.dtype.size
-
-    @staticmethod
-    def cast(tensor: Any, dtype: Any) -> Any:
-        return tf.cast(tensor, dtype)
+def _is_wider(tensor: Any) -> bool:
+    return tensor.dtype.is_floating and tensor.dtype.size > 2
 
 
-class FP16Compressor(_Cast):
-    """float32 and float64 travel as float16: half the bytes, 11 bits of precision, values up to 65504."""
+class FP16Compressor(CastCompressor):
+    """float32 and float64 travel as float16: 11 bits of precision, values up to 65504."""
 
-    dtype = tf.float16
+    dtype, is_wider, cast = tf.float16, _is_wider, tf.cast
 
 
-class BF16Compressor(_Cast):
-    """float32 and float64 travel as bfloat16: half the bytes, 8 bits of precision, the range of float32."""
+class BF16Compressor(CastCompressor):
+    """float32 and float64 travel as bfloat16: 8 bits of precision, the range of float32."""
 
-    dtype = tf.bfloat16
+    dtype, is_wider, cast = tf.bfloat16, _is_wider, tf.cast
 
 
 class Compression:
     """The compressions to choose from. Any class with `compress` and `decompress` will do as well; see `Compressor`.
+
+    `none` sends tensors as they are; `fp16` and `bf16` send float32 and float64 in half the bytes or fewer, as float16
+    or bfloat16.
 
     Example:
         >>> tape = hvd.DistributedGradientTape(tape, compression=hvd.Compression.bf16)

@@ -1,183 +1,83 @@
-"""The gradients of the collectives.
+"""What a gradient plan must know of TensorFlow's gradients, eagerly and in functions.
 
-A gradient is that of the sum of the losses of all ranks that take part, so where an operation sends values to other
-ranks, its gradient brings their gradients back. It is made of the same operations, so that it has gradients, too.
-
-It is named after the operation: ranks need not run them in one order. A group stays a group. Ranks that have joined had
-no part in the operation and are left out of its gradient.
+In a function a bucket leaves as soon as it is complete: nothing there waits for another bucket.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from types import SimpleNamespace
+import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from horovodish.process_sets import added
-from horovodish.reduce_ops import Average, ReduceOp, Sum
-from horovodish.tensorflow import xla
-from horovodish.tensorflow.failures import own_errors
-from horovodish.tensorflow.library import call, native
-from horovodish.tensorflow.names import gradient_name
-from horovodish.tensorflow.tracing import compiled_by_xla
-
-_UNSCALED = "1.0 1.0"
+from horovodish.gradient_options import GradientOptions
+from horovodish.gradient_plan import Bucket, GradientAdapter, GradientPlan, Layout, Payload
+from horovodish.tensorflow.names import name_in_step
+from horovodish.tensorflow.operations import Reduction, reduced_groups
+from horovodish.tensorflow.sparse import reduced_slices
 
 
-def _registered(collective: str) -> Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]:
-    """Registers the gradient of a collective, which gives one for each of its tensors."""
+class _Gradients(GradientAdapter):
+    """Of variables of TensorFlow or Keras, and of tensors."""
 
-    def register(gradient: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        def of_tensors(operation: Any, *gradients: Any) -> list[Any]:
-            with own_errors():
-                return gradient(operation, _name(operation), *gradients)
+    def is_traced(self, gradients: Sequence[Any]) -> bool:
+        return not tf.executing_eagerly()
 
-        def of_operation(operation: Any, *gradients: Any) -> list[Any]:
-            found = of_tensors(operation, *gradients)
-            return [None, *found, *[None] * (len(operation.inputs) - 1 - len(found))]
+    def name_in_step(self, name: str) -> str:
+        return name_in_step(name)
 
-        xla.derivatives[collective] = of_tensors
-        for part in ("", "Take"):
-            tf.RegisterGradient(f"Horovodish{collective}{part}")(of_operation)
-        return gradient
+    def is_sparse(self, gradient: Any) -> bool:
+        return isinstance(gradient, tf.IndexedSlices)
 
-    return register
+    def dense(self, gradient: Any) -> Any:
+        return tf.convert_to_tensor(gradient)
 
+    def divided(self, gradient: Any, divisor: int) -> Any:
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(gradient.values / divisor, gradient.indices, gradient.dense_shape)
+        return gradient / divisor
 
-for _operation in ("Join", "JoinTake", "Barrier", "BarrierTake", "Look", "Probe", "Place"):
-    tf.no_gradient(f"Horovodish{_operation}")
+    def payload(self, tensor: Any, source: Any) -> Payload:
+        # A gradient's shape may be unknown to the function, on some ranks only. That of its variable never is.
+        elements = tf.TensorShape(source.shape).num_elements() or 0
+        return Payload(elements * tensor.dtype.size, tensor.dtype)
 
+    def filled(self, gradient: Any, source: Any, layout: Layout) -> Any:
+        if layout is Layout.DENSE:
+            return tf.zeros(source.shape, source.dtype)
+        rows = 0 if gradient is None else source.shape[0]
+        values = tf.zeros([0, *source.shape[1:]], source.dtype) if gradient is None else gradient
+        return tf.IndexedSlices(values, tf.range(rows, dtype=tf.int64), tf.constant(source.shape, tf.int64))
 
-@_registered("Allreduce")
-def _of_allreduce(operation: Any, name: Any, *gradients: Any) -> list[Any]:
-    has = _floating(_tensors(operation))
-    attributes = _linear(operation, "allreduce")
-    return _spread(call("Allreduce", name, _chosen(gradients, has), **attributes), has)
+    def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> list[list[Any]]:
+        return reduced_groups([(bucket.tensors, bucket.name) for bucket in buckets], _reduction(options))
 
-
-@_registered("Allgather")
-def _of_allgather(operation: Any, name: Any, *gradients: Any) -> list[Any]:
-    tensors = _tensors(operation)
-    has = _floating(tensors)
-    counts = _chosen(operation.outputs[len(tensors) :], has)
-    identity = operation.get_attr("process_set")
-    summed = _summed(name, _chosen(gradients[: len(tensors)], has), identity)
-    rank = _place(identity).rank
-    own = [
-        tf.reshape(gradient[tf.reduce_sum(rows[:rank]) :][: rows[rank]], tf.shape(tensor))
-        for gradient, rows, tensor in zip(summed, counts, _chosen(tensors, has), strict=True)
-    ]
-    return _spread(own, has)
+    def reduce_sparse(self, gradient: Any, name: str, options: GradientOptions) -> Any:
+        return reduced_slices(gradient, name, _reduction(options), options.compression)
 
 
-@_registered("Broadcast")
-def _of_broadcast(operation: Any, name: Any, gradient: Any) -> list[Any]:
-    (summed,) = _summed(name, [gradient], operation.get_attr("process_set"))
-    is_root = tf.equal(_place(0).rank, operation.get_attr("root_rank"))
-    return [tf.where(is_root, summed, tf.zeros_like(summed))]
+GRADIENTS = _Gradients()
 
 
-@_registered("Alltoall")
-def _of_alltoall(operation: Any, name: Any, gradient: Any, *_: Any) -> list[Any]:
-    identity = operation.get_attr("process_set")
-    returned = call("Alltoall", name, gradient, operation.outputs[1], process_set=identity)
-    sent = _even_where_empty(operation.inputs[2], tf.shape(operation.inputs[1], tf.int64)[0], identity)
-    return [_with_absent_rows(returned.received, returned.received_splits, sent)]
+def plan_of(options: GradientOptions) -> GradientPlan:
+    """A plan that calls gradients by the names of their variables, which must be the same on every rank."""
+    return GradientPlan(options, GRADIENTS, _label)
 
 
-@_registered("Reducescatter")
-def _of_reducescatter(operation: Any, name: Any, *gradients: Any) -> list[Any]:
-    tensors = _tensors(operation)
-    has = _floating(tensors)
-    attributes = _linear(operation, "reducescatter")
-    identity = attributes["process_set"]
-    mark = tf.ones([1])  # so that also a rank without rows can be told from one that has joined
-    own = [*_chosen(gradients, has), mark]
-    outputs = call("Allgather", name, own, N=len(own), process_set=identity)
-    pre, post = map(float, attributes["factors"].split())
-    ranks = tf.cast(tf.reduce_sum(outputs.rows[-1]), tf.float64)
-    factor = pre * post / (ranks if attributes["op"] == Average else 1.0)
-    whole = [
-        _with_absent_rows(rows, came, _dealt(tf.shape(tensor, tf.int64)[0], identity)) * tf.cast(factor, rows.dtype)
-        for rows, came, tensor in zip(outputs.gathered[:-1], outputs.rows[:-1], _chosen(tensors, has), strict=True)
-    ]
-    return _spread(whole, has)
+def reduced_gradients(gradients: Sequence[Any], sources: Sequence[Any], plan: GradientPlan) -> list[Any]:
+    """The gradients of all ranks. Collective; as `GradientPlan.reduce`."""
+    local = set(map(id, plan.local))
+    described = [(str(source.shape), tf.as_dtype(source.dtype).name) for source in sources if id(source) not in local]
+    # A tape is made anew in every step, so that only what it is asked for tells its gradients from those of others.
+    digest = hashlib.sha256(repr(described).encode()).hexdigest()[:8]
+    return plan.reduce(f"gradients({digest})", gradients, sources)
 
 
-def _place(process_set_id: int) -> Any:
-    """This rank's number in a process set and the set's size, at the time when the gradient is computed."""
-    if not compiled_by_xla():
-        return native.horovodish_place(process_set=process_set_id)
-    process_set = added(process_set_id)
-    return SimpleNamespace(rank=process_set.rank(), size=process_set.size())
+def _label(index: int, source: Any) -> str:
+    name = getattr(source, "path", None) or (source.name if hasattr(source, "assign") else "")
+    return f".{index}:{name}"
 
 
-def _name(operation: Any) -> Any:
-    result = operation.outputs[0]
-    return gradient_name(operation.inputs[0], result.name if tf.is_symbolic_tensor(result) else "")
-
-
-def _tensors(operation: Any) -> list[Any]:
-    """Those of a group."""
-    return list(operation.inputs)[1 : 1 + len(operation.get_attr("T"))]
-
-
-def _linear(operation: Any, kind: str) -> dict[str, Any]:
-    op = ReduceOp(operation.get_attr("op"))
-    if op not in (Average, Sum):
-        raise NotImplementedError(
-            f"{kind} has a gradient for op=Average and op=Sum only, not for op={op.name.capitalize()}; pass "
-            "tf.stop_gradient(tensor) where none is wanted"
-        )
-    factors = operation.get_attr("factors")
-    factors = factors.decode() if isinstance(factors, bytes) else factors
-    return {"op": int(op), "factors": factors, "process_set": operation.get_attr("process_set")}
-
-
-def _summed(name: Any, tensors: Sequence[Any], process_set_id: int) -> list[Any]:
-    if not tensors:
-        return []
-    return list(call("Allreduce", name, list(tensors), op=int(Sum), factors=_UNSCALED, process_set=process_set_id))
-
-
-def _floating(tensors: Iterable[Any]) -> list[bool]:
-    return [tensor.dtype.is_floating for tensor in tensors]
-
-
-def _chosen(values: Iterable[Any], has: Sequence[bool]) -> list[Any]:
-    """Those of the floating-point members: the others have no gradient."""
-    return [value for value, chosen in zip(values, has, strict=False) if chosen]
-
-
-def _spread(gradients: Iterable[Any], has: Sequence[bool]) -> list[Any]:
-    """The opposite of `_chosen`: None where there is no gradient."""
-    following = iter(gradients)
-    return [next(following) if chosen else None for chosen in has]
-
-
-def _dealt(rows: Any, process_set_id: int) -> Any:
-    """How rows are dealt out as evenly as possible, by rank."""
-    ranks = tf.cast(_place(process_set_id).size, tf.int64)
-    return rows // ranks + tf.cast(tf.range(ranks) < rows % ranks, tf.int64)
-
-
-def _even_where_empty(splits: Any, rows: Any, process_set_id: int) -> Any:
-    return tf.cond(tf.equal(tf.size(splits), 0), lambda: _dealt(rows, process_set_id), lambda: splits)
-
-
-def _with_absent_rows(rows: Any, came: Any, expected: Any) -> Any:
-    """`rows`, with zeros in the place of those of ranks that have joined and gave none."""
-    positions = tf.range(tf.reduce_sum(expected))
-    ends = tf.cumsum(expected)
-    rank = tf.searchsorted(ends, positions, side="right")
-    within = positions - tf.gather(ends - expected, rank)
-    begins = tf.gather(tf.cumsum(came) - came, rank)
-    there = tf.gather(came, rank) > 0
-
-    def spread() -> Any:
-        blank = tf.zeros(tf.concat([[1], tf.shape(rows)[1:]], 0), rows.dtype)
-        return tf.gather(tf.concat([rows, blank], 0), tf.where(there, begins + within, tf.shape(rows, tf.int64)[0]))
-
-    return tf.cond(tf.reduce_all(tf.equal(came, expected)), lambda: rows, spread)
+def _reduction(options: GradientOptions) -> Reduction:
+    return Reduction(options.op, options.prescale_factor, options.postscale_factor, options.process_set)

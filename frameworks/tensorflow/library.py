@@ -20,7 +20,7 @@ from tensorflow.python.framework import auto_control_deps
 from horovodish import _native
 from horovodish.errors import LaunchError
 from horovodish.tensorflow import xla
-from horovodish.tensorflow.tracing import compiled_by_xla
+from horovodish.tensorflow.tracing import compiled_by_xla, in_graph_for_sessions
 
 COLLECTIVES = ("Allreduce", "Allgather", "Broadcast", "Alltoall", "Reducescatter", "Join", "Barrier")
 
@@ -69,8 +69,20 @@ def keeps_callbacks() -> bool:
 
     Not found out when this module is imported, because the first operation settles how TensorFlow is configured.
     """
-    with tf.init_scope(), tf.device("CPU:0"):
+    with tf.device("CPU:0"):
         return bool(native.horovodish_probe())
+
+
+def _is_one_operation() -> bool:
+    """True if a collective is one operation and not three. In graphs for sessions it always is.
+
+    A session graph cannot be probed: running any operation fixes the configuration of later sessions. The kernel
+    refuses a callback that it cannot keep.
+    """
+    if tf.executing_eagerly():
+        return keeps_callbacks()
+    with tf.init_scope():
+        return in_graph_for_sessions() or keeps_callbacks()
 
 
 def call(collective: str, *inputs: Any, **attributes: Any) -> Any:
@@ -87,7 +99,7 @@ def call(collective: str, *inputs: Any, **attributes: Any) -> Any:
     if compiled_by_xla():
         return xla.call(collective, *inputs, **attributes)
     operation = f"horovodish_{collective.lower()}"
-    if keeps_callbacks():
+    if _is_one_operation():
         return getattr(native, operation)(*inputs, **attributes)
     ticket = getattr(native, f"{operation}_submit")(*inputs, **attributes)
     settled = tf.while_loop(

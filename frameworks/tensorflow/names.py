@@ -1,12 +1,14 @@
 """The names of operations: unique among those under way, and the same on every rank.
 
 A function is traced again for inputs of another shape or dtype, on some ranks and not on others. So names count the
-operations of one function from its beginning, every time that it is traced, and never across traces. A name is an input
-of the operation, not an attribute: when executing eagerly, TensorFlow keeps a kernel for every set of attributes.
+operations of one function from its beginning, every time that it is traced, and never across traces. Session graphs
+have no names. Each one with a collective gets a number, which starts the names of its operations. A name is an input of
+the operation, not an attribute: when executing eagerly, TensorFlow keeps a kernel for every set of attributes.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import Counter
 from typing import Any
@@ -15,9 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 from horovodish.submission import generated_name
-from horovodish.tensorflow.tracing import compiled_by_xla
+from horovodish.tensorflow.tracing import compiled_by_xla, in_graph_for_sessions
 
 _counters: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+_graph_names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_graph_numbers = itertools.count(1)
 
 
 def operation_name(kind: str, given: str | None, process_set_id: int) -> str:
@@ -32,16 +36,16 @@ def operation_name(kind: str, given: str | None, process_set_id: int) -> str:
         return given
     if tf.executing_eagerly():
         return generated_name(kind, process_set_id)
-    return _counted(f"{_function().name}/{kind}")
+    return _counted(f"{_function_name()}/{kind}")
 
 
-def stable_name(kind: str, described: str) -> str:
+def name_in_step(name: str) -> str:
     """A name for what is called once in every step, the same in every step.
 
     When executing eagerly, calls wait for their results, so a name is free again when the next step begins; a name of
-    its own for each step would be negotiated anew. `described` tells calls of one kind apart.
+    its own for each step would be negotiated anew.
     """
-    return f"{kind}({described})" if tf.executing_eagerly() else _counted(f"{_function().name}/{kind}")
+    return name if tf.executing_eagerly() else _counted(f"{_function_name()}/{name}")
 
 
 def as_input(name: str) -> Any:
@@ -49,7 +53,7 @@ def as_input(name: str) -> Any:
 
     Where the ranks disagree about an operation of a function, its others fail with it. It is a tensor, or text for XLA.
     """
-    function = "" if tf.executing_eagerly() else getattr(_function(), "name", "")
+    function = "" if tf.executing_eagerly() else _function_name()
     text = f"{function}\n{name}"
     return text if compiled_by_xla() else _as_bytes(text)
 
@@ -82,8 +86,24 @@ def _count(key: str) -> int:
     return counter[key]
 
 
+def _function_name() -> str:
+    function = _function()
+    if not hasattr(function, "name"):
+        return _graph_name(function)
+    with tf.init_scope():
+        if not in_graph_for_sessions():
+            return str(function.name)
+        return f"{_graph_name(tf.compat.v1.get_default_graph())}/{function.name}"
+
+
+def _graph_name(graph: Any) -> str:
+    if graph not in _graph_names:
+        _graph_names[graph] = f"graph{next(_graph_numbers)}"
+    return _graph_names[graph]
+
+
 def _function() -> Any:
-    """The graph of the function that is traced; the bodies of its loops and branches belong to it."""
+    """The graph of the function that is traced, or for sessions; the bodies of its loops and branches belong to it."""
     graph = tf.compat.v1.get_default_graph()
     while type(graph).__name__ not in ("FuncGraph", "Graph") and getattr(graph, "outer_graph", None) is not None:
         graph = graph.outer_graph

@@ -1,6 +1,6 @@
 """The collectives on dense tensors, once it is clear what they are called: arguments are checked here.
 
-They run in graphs and eagerly, and have the gradients of `gradients.py`. Errors of the engine are raised as ours when
+They run in graphs and eagerly, and have the gradients of `autograd.py`. Errors of the engine are raised as ours when
 executing eagerly; in a function TensorFlow raises one of `tf.errors` with the same text.
 """
 
@@ -14,8 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from horovodish._native import DTYPES
-from horovodish.array_submission import checked_splits
+from horovodish.arrays import REDUCED_AS
 from horovodish.errors import UnsupportedTensorError
+from horovodish.operation import checked_splits
 from horovodish.process_sets import ProcessSet, checked_id
 from horovodish.reduce_ops import Adasum, ReduceOp
 from horovodish.submission import Checking
@@ -23,6 +24,7 @@ from horovodish.tensorflow import xla
 from horovodish.tensorflow.failures import own_errors
 from horovodish.tensorflow.library import call
 from horovodish.tensorflow.names import as_input
+from horovodish.tensorflow.sets import attribute_of
 from horovodish.tensorflow.tracing import compiled_by_xla, refuse_xla
 
 
@@ -40,7 +42,7 @@ class Reduction:
         """As the operations take it."""
         # An attribute of TensorFlow's is float32 at most.
         factors = f"{float(self.prescale_factor)!r} {float(self.postscale_factor)!r}"
-        return {"op": int(self.op), "factors": factors, "process_set": checked_id(self.process_set)}
+        return {"op": int(self.op), "factors": factors, "process_set": attribute_of(self.process_set)}
 
 
 @contextmanager
@@ -74,8 +76,8 @@ def reduced_groups(groups: Sequence[tuple[Sequence[tf.Tensor], str]], reduction:
     """The allreduces of several groups, each with its name."""
     attributes = reduction.attributes
     for tensors, name in groups:
-        with checking("allreduce", name, attributes["process_set"]):
-            _check(tensors, name, reduction.op)
+        with checking("allreduce", name, checked_id(reduction.process_set)):
+            check_dtypes(tensors, name, reduction.op)
     if groups and compiled_by_xla():
         return xla.run([xla.Call("Allreduce", as_input(name), tensors, attributes) for tensors, name in groups])
     with own_errors():
@@ -85,10 +87,10 @@ def reduced_groups(groups: Sequence[tuple[Sequence[tf.Tensor], str]], reduction:
 def scattered(tensors: Sequence[tf.Tensor], name: str, reduction: Reduction) -> list[tf.Tensor]:
     """The reducescatter of a group."""
     attributes = reduction.attributes
-    with checking("reducescatter", name, attributes["process_set"]):
+    with checking("reducescatter", name, checked_id(reduction.process_set)):
         if reduction.op is Adasum:
             raise ValueError(f"{name}: op=Adasum is for allreduce; use op=Average or op=Sum")
-        _check(tensors, name, reduction.op)
+        check_dtypes(tensors, name, reduction.op)
         for tensor in tensors:
             _check_rows(tensor, name, "deal out")
     with own_errors():
@@ -101,10 +103,10 @@ def gathered(
     """The allgather of a group, and for each tensor how many rows each rank gave."""
     identity = checked_id(process_set)
     with checking("allgather", name, identity):
-        _check(tensors, name, None)
+        check_dtypes(tensors, name, None)
         tensors = [tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor for tensor in tensors]
     with own_errors():
-        outputs = call("Allgather", as_input(name), tensors, N=len(tensors), process_set=identity)
+        outputs = call("Allgather", as_input(name), tensors, N=len(tensors), process_set=attribute_of(process_set))
     return list(outputs.gathered), list(outputs.rows)
 
 
@@ -112,16 +114,16 @@ def broadcasted(tensor: tf.Tensor, root_rank: int, name: str, process_set: Proce
     """The broadcast from a rank that is in the process set."""
     identity = checked_id(process_set)
     with checking("broadcast", name, identity):
-        _check([tensor], name, None)
+        check_dtypes([tensor], name, None)
     with own_errors():
-        return call("Broadcast", as_input(name), tensor, root_rank=root_rank, process_set=identity)
+        return call("Broadcast", as_input(name), tensor, root_rank=root_rank, process_set=attribute_of(process_set))
 
 
 def exchanged(tensor: tf.Tensor, splits: Any, name: str, process_set: ProcessSet) -> tuple[tf.Tensor, tf.Tensor]:
     """The alltoall, and how many rows each rank sent. `splits` is None for even ones."""
     identity = checked_id(process_set)
     with checking("alltoall", name, identity):
-        _check([tensor], name, None)
+        check_dtypes([tensor], name, None)
         _check_rows(tensor, name, "send")
         if splits is not None:
             refuse_xla("alltoall with splits")
@@ -130,7 +132,7 @@ def exchanged(tensor: tf.Tensor, splits: Any, name: str, process_set: ProcessSet
             splits = checked_splits(given, int(tensor.shape[0]), process_set.size(), name)
         counts = tf.cast([] if splits is None else splits, tf.int64)
     with own_errors():
-        outputs = call("Alltoall", as_input(name), tensor, counts, process_set=identity)
+        outputs = call("Alltoall", as_input(name), tensor, counts, process_set=attribute_of(process_set))
     return outputs.received, outputs.received_splits
 
 
@@ -147,13 +149,20 @@ def check_group(tensors: object, kind: str) -> None:
         raise ValueError(f"grouped_{kind}: the group is empty; pass at least one tensor")
 
 
-def _check(tensors: Sequence[tf.Tensor], name: str, op: ReduceOp | None) -> None:
+def check_dtypes(tensors: Sequence[tf.Tensor], name: str, op: ReduceOp | None) -> None:
+    """Raise unless the engine can move these tensors, and reduce them by `op` if one is given.
+
+    Raises:
+        UnsupportedTensorError: a dtype is not for it.
+    """
     for tensor in tensors:
         kind = tensor.dtype.name
         if kind not in DTYPES:
             raise UnsupportedTensorError(f"{name}: dtype {kind} is not supported; supported are {', '.join(DTYPES)}")
-        if op is not None and kind == "bool":
-            raise UnsupportedTensorError(f"{name}: bool tensors cannot be reduced; pass tf.cast(tensor, tf.uint8)")
+        if op is not None and kind in REDUCED_AS:
+            raise UnsupportedTensorError(
+                f"{name}: {kind} tensors cannot be reduced; pass tf.cast(tensor, tf.{REDUCED_AS[kind]})"
+            )
         if op is Adasum and not tensor.dtype.is_floating:
             raise UnsupportedTensorError(f"{name}: op=Adasum needs floating-point numbers, not {kind}; use op=Sum")
 

@@ -8,12 +8,14 @@ from typing import Any
 import tensorflow as tf
 
 from horovodish.compression import Compressor
+from horovodish.gradient_options import GradientOptions, Groups
+from horovodish.gradient_plan import GradientPlan
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp
-from horovodish.tensorflow.aggregation import LocalAggregation
+from horovodish.tensorflow.accumulation import LocalAggregation
 from horovodish.tensorflow.compression import Compression
-from horovodish.tensorflow.gradient_reduction import GradientReduction, Groups, checked_reduction, reduced_gradients
-from horovodish.tensorflow.tracing import as_written
+from horovodish.tensorflow.gradients import plan_of, reduced_gradients
+from horovodish.tensorflow.tracing import as_written, in_graph_for_sessions
 
 Optimizer: Any = tf.compat.v1.train.Optimizer
 
@@ -44,8 +46,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     Args:
         optimizer: a `keras.Optimizer` or a `tf.compat.v1.train.Optimizer`.
         name, use_locking, device_dense, device_sparse: Horovod's; they have no meaning here.
-        compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups, process_set,
-            scale_local_gradients: as for `DistributedGradientTape`.
+        compression, sparse_as_dense, op, gradient_predivide_factor: as for `DistributedGradientTape`.
+        num_groups, groups, process_set, scale_local_gradients: as for `DistributedGradientTape`.
         backward_passes_per_step: calls whose gradients are added up on the rank. The last of them reduces their sum and
             updates the variables; the others change nothing. A window that is not complete at the end of an epoch goes
             on in the next one; what is left at the end of the training is not applied. In a function every pass must
@@ -73,14 +75,12 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         "groups": groups,
         "process_set": process_set,
         "scale_local_gradients": scale_local_gradients,
+        "backward_passes_per_step": backward_passes_per_step,
     }
     if isinstance(optimizer, tf.keras.optimizers.Optimizer):
         keras = importlib.import_module("horovodish.keras")
         return keras.DistributedOptimizer(
-            optimizer,
-            backward_passes_per_step=backward_passes_per_step,
-            average_aggregated_gradients=average_aggregated_gradients,
-            **shared,
+            optimizer, average_aggregated_gradients=average_aggregated_gradients, **shared
         )
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
@@ -90,19 +90,20 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     if isinstance(optimizer, _Distributed):
         raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
     distributed: Any = optimizer
-    distributed._how = checked_reduction(**shared)
-    distributed._window = LocalAggregation(backward_passes_per_step, average_aggregated_gradients)
+    options = GradientOptions.checked(**shared)
+    distributed._plan = plan_of(options)
+    distributed._window = LocalAggregation(options.passes, average_aggregated_gradients)
     distributed.__class__ = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
     return optimizer
 
 
 class _Distributed(Optimizer):
-    _how: GradientReduction
+    _plan: GradientPlan
     _window: LocalAggregation
 
     def register_local_var(self, variable: Any) -> None:
         """The gradient of `variable` stays this rank's."""
-        self._how.local.add(id(variable))
+        self._plan.local.append(variable)
 
     @as_written
     def compute_gradients(self, *arguments: Any, **options: Any) -> list[tuple[Any, Any]]:
@@ -110,16 +111,26 @@ class _Distributed(Optimizer):
         pairs = super().compute_gradients(*arguments, **options)
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
         if self._window.passes == 1:
-            return list(zip(reduced_gradients(gradients, variables, self._how), variables, strict=True))
+            return list(zip(reduced_gradients(gradients, variables, self._plan), variables, strict=True))
 
         def reduce(summed: list[Any]) -> list[Any]:
-            return reduced_gradients(summed, variables, self._how)
+            return reduced_gradients(summed, variables, self._plan)
 
-        return list(zip(self._window.add(gradients, variables, reduce), variables, strict=True))
+        def add(gradients: list[Any]) -> list[Any]:
+            return self._window.add(gradients, variables, reduce)
+
+        if not in_graph_for_sessions():
+            return list(zip(add(gradients), variables, strict=True))
+        self._window.prepare(variables)
+        # A function keeps the order of the program, which a graph for sessions does not.
+        return list(zip(tf.function(add, autograph=False)(gradients), variables, strict=True))
 
     @as_written
     def apply_gradients(self, grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
         """As the wrapped optimizer's; within a window it does nothing."""
         pairs = list(grads_and_vars)
         apply = super().apply_gradients
-        return self._window.when_complete(lambda: apply(pairs, *arguments, **options))
+        if not in_graph_for_sessions():
+            return self._window.when_complete(lambda: apply(pairs, *arguments, **options))
+        with tf.control_dependencies([gradient for gradient, _ in pairs if gradient is not None]):
+            return self._window.when_complete(lambda: apply(pairs, *arguments, **options))

@@ -8,7 +8,7 @@ from horovodish.compression import Compressor
 from horovodish.errors import UnsupportedTensorError
 from horovodish.process_sets import checked_id
 from horovodish.reduce_ops import Average, Sum
-from horovodish.tensorflow.operations import Reduction, checking, gathered
+from horovodish.tensorflow.operations import Reduction, check_dtypes, checking, gathered
 from horovodish.tensorflow.tracing import compiled_by_xla
 
 
@@ -22,7 +22,7 @@ def reduced_slices(
     as they are, and every rank must have as many.
 
     Raises:
-        UnsupportedTensorError: the op is neither `Sum` nor `Average`.
+        UnsupportedTensorError: the op is neither `Sum` nor `Average`, or the dtype cannot be reduced.
     """
     with checking("allgather", name, checked_id(reduction.process_set)):
         if reduction.op not in (Average, Sum):
@@ -30,6 +30,7 @@ def reduced_slices(
                 f"{name}: it is sparse, and op={reduction.op.name.capitalize()} is not for IndexedSlices; use "
                 "op=Average or op=Sum, or pass tf.convert_to_tensor(slices)"
             )
+        check_dtypes([slices.values], name, reduction.op)
     values, indices = slices.values, tf.cast(slices.indices, tf.int64)  # int32 on one rank, int64 on another
     if not compiled_by_xla():  # which knows no shape that depends on values
         indices, positions = tf.unique(indices)
@@ -38,11 +39,13 @@ def reduced_slices(
     mark = tf.ones([1], tf.uint8)  # of every rank that takes part
     (payload, indices, marks), _ = gathered([payload, indices, mark], name, reduction.process_set)
     values = compression.decompress(payload, context)
-    factor = tf.cast(reduction.prescale_factor * reduction.postscale_factor, tf.float64)
-    if reduction.op is Average:
-        factor /= tf.cast(tf.size(marks), tf.float64)
+    factor = reduction.prescale_factor * reduction.postscale_factor
+    ranks = tf.size(marks) if reduction.op is Average else tf.constant(1)
     if values.dtype.is_floating:
-        values *= tf.cast(factor, values.dtype)
-    elif reduction.op is Average or reduction.prescale_factor * reduction.postscale_factor != 1.0:
-        values = tf.cast(tf.floor(tf.cast(values, tf.float64) * factor), values.dtype)
+        values *= tf.cast(tf.cast(factor, tf.float64) / tf.cast(ranks, tf.float64), values.dtype)
+    else:
+        if factor != 1.0:
+            values = tf.cast(tf.cast(values, tf.float64) * factor, values.dtype)
+        # An int8 holds no more than 127 ranks.
+        values = tf.cast(tf.truncatediv(tf.cast(values, tf.int64), tf.cast(ranks, tf.int64)), values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)

@@ -11,8 +11,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from horovodish import _native
-from horovodish.array_submission import scattered_rows
+from horovodish import _native, collective_gradients
+from horovodish.operation import scattered_rows
 from horovodish.process_sets import ProcessSet, checked_id
 from horovodish.reduce_ops import ReduceOp, Sum
 
@@ -30,6 +30,9 @@ _ELEMENTS = {
     "int16": "i16",
     "int32": "i32",
     "int64": "i64",
+    "uint16": "ui16",
+    "uint32": "ui32",
+    "uint64": "ui64",
     "float16": "f16",
     "bfloat16": "bf16",
     "float32": "f32",
@@ -158,6 +161,7 @@ class _Body:
             "root": _integer(operation.root_rank),
             "process_set": _integer(checked_id(operation.process_set)),
             "rank": _integer(rank),
+            "gradients": _integer(collective_gradients.are_horovods()),
             "ranks": _text(",".join(map(str, operation.process_set.ranks))),
             "prescale": _real(operation.prescale_factor),
             "postscale": _real(operation.postscale_factor),

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Sum
+from horovodish.tensorflow.collectives import allreduce
 from horovodish.tensorflow.names import operation_name
-from horovodish.tensorflow.reductions import allreduce
 
 
 @tf.keras.utils.register_keras_serializable(package="horovodish")

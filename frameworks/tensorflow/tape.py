@@ -7,10 +7,12 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from horovodish.compression import Compressor
+from horovodish.gradient_options import GradientOptions, Groups
+from horovodish.gradient_plan import GradientPlan
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp
 from horovodish.tensorflow.compression import Compression
-from horovodish.tensorflow.gradient_reduction import GradientReduction, Groups, checked_reduction, reduced_gradients
+from horovodish.tensorflow.gradients import plan_of, reduced_gradients
 from horovodish.tensorflow.tracing import as_written
 
 Tape = TypeVar("Tape", bound=tf.GradientTape)
@@ -71,22 +73,22 @@ def DistributedGradientTape(  # noqa: N802, Horovod's name
         >>> tape = hvd.DistributedGradientTape(tape)
         >>> gradients = tape.gradient(loss, model.trainable_variables)
     """
-    how = checked_reduction(
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
+    options = GradientOptions.checked(
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
     )
     if not isinstance(gradtape, tf.GradientTape):
         raise TypeError(f"DistributedGradientTape wraps a tf.GradientTape, not {type(gradtape).__name__}")
     if isinstance(gradtape, _Distributed):
         raise ValueError("this tape is wrapped already; wrap a tape once")
     distributed: Any = gradtape
-    distributed._how = how
+    distributed._plan = plan_of(options)
     distributed.__class__ = type(type(gradtape).__name__, (_Distributed, type(gradtape)), {})
     return gradtape
 
@@ -138,17 +140,17 @@ def PartialDistributedGradientTape(  # noqa: N802, Horovod's name
 
 
 class _Distributed(tf.GradientTape):
-    _how: GradientReduction
+    _plan: GradientPlan
 
     def register_local_source(self, source: Any) -> None:
         """The gradient of `source` stays this rank's."""
-        self._how.local.add(id(source))
+        self._plan.local.append(source)
 
     @as_written
     def gradient(self, target: Any, sources: Any, *arguments: Any, **options: Any) -> Any:
         """As `tf.GradientTape.gradient`, of all ranks. Collective; blocks when executing eagerly."""
         gradients = super().gradient(target, sources, *arguments, **options)
-        reduced = reduced_gradients(tf.nest.flatten(gradients), tf.nest.flatten(sources), self._how)
+        reduced = reduced_gradients(tf.nest.flatten(gradients), tf.nest.flatten(sources), self._plan)
         return tf.nest.pack_sequence_as(sources, reduced)
 
     @as_written

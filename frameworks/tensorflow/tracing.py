@@ -21,6 +21,11 @@ def as_written(function: Function) -> Function:
     return decorated
 
 
+def in_graph_for_sessions() -> bool:
+    """True inside a TensorFlow 1 graph, where an operation runs only if a session fetches it."""
+    return not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
+
+
 def compiled_by_xla() -> bool:
     """Whether a function is traced that XLA will compile."""
     if tf.executing_eagerly():

@@ -22,9 +22,10 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
 from horovodish import _native, basics, devices
-from horovodish.array_submission import checked_splits
-from horovodish.process_sets import ProcessSet, added
+from horovodish.operation import checked_splits
+from horovodish.process_sets import ProcessSet
 from horovodish.reduce_ops import ReduceOp, Sum
+from horovodish.tensorflow.sets import set_of
 from horovodish.tensorflow.stablehlo import PLATFORMS, Member, Operation, module
 from horovodish.tensorflow.tracing import belonging_to_xla, refuse_xla
 
@@ -33,7 +34,7 @@ _MODULE_VERSION = 9
 """Of `XlaCallModule`; TensorFlow has known it since 2.18."""
 
 derivatives: dict[str, Callable[..., Sequence[Any]]] = {}
-"""By collective, what computes the gradients of its tensors from those of its results; `gradients.py` fills it."""
+"""By collective, what computes the gradients of its tensors from those of its results; `autograd.py` fills it."""
 
 
 @dataclass
@@ -99,7 +100,7 @@ class Call:
 
     @property
     def _process_set(self) -> ProcessSet:
-        return added(self.attributes["process_set"])
+        return set_of(self.attributes["process_set"])
 
 
 def call(collective: str, name: str, *inputs: Any, **attributes: Any) -> Any:

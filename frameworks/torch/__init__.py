@@ -16,70 +16,37 @@ import typing as _typing
 if __name__ != "horovodish.torch":
     raise ImportError("import this package as horovodish.torch")
 
+from horovodish import tested_versions as _tested_versions
+
+_tested_versions.warn_unless_tested("torch")  # before the imports that a release may break
+# isort: split
+
 from horovodish import missing_names as _missing_names
-from horovodish.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-)
-from horovodish.collectives import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    ReduceOp,
-    Sum,
-    allgather_object,
-    barrier,
-    broadcast_object,
-    poll,
-    synchronize,
-)
-from horovodish.errors import (
-    HorovodInternalError,
-    HostsUpdatedInterrupt,
-    MismatchError,
-    RankLostError,
-    StallError,
-    UnsupportedTensorError,
-)
-from horovodish.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from horovodish.recovery import surviving_communicator
-from horovodish.stragglers import straggler_report
-from horovodish.timeline import start_timeline, stop_timeline
-from horovodish.torch.asynchronous import (
+from horovodish import process_api as _process_api
+from horovodish.collectives import Handle, barrier, poll, synchronize
+from horovodish.objects import allgather_object, broadcast_object
+from horovodish.process_api import *  # noqa: F403
+from horovodish.torch.broadcast_state import broadcast_optimizer_state, broadcast_parameters
+from horovodish.torch.collectives import (
+    allgather,
     allgather_async,
+    allreduce,
     allreduce_,
     allreduce_async,
     allreduce_async_,
+    alltoall,
     alltoall_async,
+    broadcast,
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    join,
+    reducescatter,
     reducescatter_async,
 )
 from horovodish.torch.compression import Compression
 from horovodish.torch.consistency import check_consistency
-from horovodish.torch.differentiable import allgather, allreduce, alltoall, broadcast, reducescatter
-from horovodish.torch.grouped import (
+from horovodish.torch.grouped_collectives import (
     grouped_allgather,
     grouped_allgather_async,
     grouped_allreduce,
@@ -89,35 +56,17 @@ from horovodish.torch.grouped import (
     grouped_reducescatter,
     grouped_reducescatter_async,
 )
-from horovodish.torch.joining import join
 from horovodish.torch.optimizer import DistributedOptimizer
 from horovodish.torch.sampler import ResumableSampler
-from horovodish.torch.schedule import LinearScalingWarmup
 from horovodish.torch.sparse import sparse_allreduce_async
-from horovodish.torch.state import broadcast_optimizer_state, broadcast_parameters
 from horovodish.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Compression",
     "DistributedOptimizer",
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "LinearScalingWarmup",
-    "Max",
-    "Min",
-    "MismatchError",
-    "ProcessSet",
-    "Product",
-    "RankLostError",
-    "ReduceOp",
+    "Handle",
     "ResumableSampler",
-    "StallError",
-    "Sum",
     "SyncBatchNorm",
-    "UnsupportedTensorError",
-    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -135,16 +84,8 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
-    "ccl_built",
     "check_consistency",
     "convert_sync_batchnorm",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -153,33 +94,16 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
     "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
-    "straggler_report",
-    "surviving_communicator",
     "synchronize",
 ]
+__all__ += _process_api.__all__
 
 if not _typing.TYPE_CHECKING:  # for a type checker, any name would exist
 
     def __getattr__(name: str) -> object:
-        raise _missing_names.error(__name__, name)
+        return _missing_names.look_up(__name__, name)

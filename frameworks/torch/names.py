@@ -1,9 +1,9 @@
-"""The names of an optimizer's parameters and plans, and the groups in which its gradients are reduced."""
+"""The names of an optimizer's parameters and plans."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from horovodish import _native, basics
 from horovodish.process_sets import ProcessSet, checked_id
-from horovodish.submission import generated_name
+from horovodish.submission import counted
 
 
 class Names:
@@ -66,51 +66,16 @@ def _checked(named_parameters: Any) -> list[tuple[str, Tensor]]:
     return [(name, parameter) for name, parameter in named if first[id(parameter)] == name]
 
 
-def group_numbers(
-    groups: int | Sequence[Sequence[Tensor]] | None, named: Sequence[tuple[str, Tensor]]
-) -> dict[int, int]:
-    """The number of the group of each parameter that is in one, by the parameter's id.
-
-    Args:
-        groups: lists of parameters; or how many groups of about equal length to make of all that require a gradient.
-        named: the optimizer's parameters, in the order of the model.
-
-    Raises:
-        ValueError: `groups` is something else, or has a parameter twice or one that the optimizer does not train.
-    """
-    if groups is None:
-        return {}
-    if isinstance(groups, int):
-        if groups < 0:
-            raise ValueError(
-                f"groups={groups} is not possible; it is a number of groups, 0 for none, or a list of lists"
-            )
-        trained = [parameter for _, parameter in named if parameter.requires_grad]
-        return {id(parameter): index * groups // len(trained) for index, parameter in enumerate(trained) if groups}
-    numbers: dict[int, int] = {}
-    known = {id(parameter) for _, parameter in named}
-    for number, group in enumerate(groups):
-        if not isinstance(group, list | tuple):
-            raise ValueError(
-                f"groups must be a number, or a list of lists of parameters, not of {type(group).__name__}"
-            )
-        for parameter in group:
-            if id(parameter) not in known:
-                raise ValueError(f"group {number} of groups has a parameter that the optimizer does not train")
-            if id(parameter) in numbers:
-                raise ValueError(f"groups has a parameter in group {numbers[id(parameter)]} and in group {number}")
-            numbers[id(parameter)] = number
-    return numbers
-
-
 class PlanNames:
     """Names for the plans of one optimizer: unique in the process set, and the same on every rank.
 
     The first is counted; those of later plans follow from it, so that optimizers may replace their plans in an order
-    that differs by rank. On a new engine all start anew.
+    that differs by rank. On a new engine all start anew. Reports and errors show the names, such as
+    "gradients of optimizer 1, plan 2", and "gradients of optimizer 1 of ranks [0, 2]" in a process set.
     """
 
-    def __init__(self, process_set: ProcessSet):
+    def __init__(self, process_set: ProcessSet, what: str = "gradients"):
+        self._what = what
         self._process_set = process_set
         self._engine: _native.Engine | None = None
         self._first = ""
@@ -120,7 +85,10 @@ class PlanNames:
         """The name for another plan; this rank is in the process set."""
         if self._engine is not basics.engine():
             self._engine = basics.engine()
-            self._first = generated_name("optimizer", checked_id(self._process_set))
+            identity = checked_id(self._process_set)
+            self._first = f"{self._what} of optimizer {counted('optimizer', identity)}"
+            if identity:
+                self._first += f" of ranks {self._process_set.ranks}"
             self._count = 0
         self._count += 1
-        return f"{self._first}.plan{self._count}"
+        return self._first if self._count == 1 else f"{self._first}, plan {self._count}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,14 +13,15 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from horovodish.collectives import Adasum, Average, ReduceOp, chosen_op
-from horovodish.compression import Compressor, check_compression
-from horovodish.process_sets import ProcessSet, check_kind, global_process_set
+from horovodish.autotune import warn_of_no_effect
+from horovodish.compression import Compressor
+from horovodish.gradient_options import GradientOptions, checked_passes
+from horovodish.process_sets import ProcessSet, global_process_set
+from horovodish.reduce_ops import Adasum, Average, ReduceOp
 from horovodish.torch.compression import Compression
-from horovodish.torch.deltas import DeltaReducer
-from horovodish.torch.names import Names, group_numbers
-from horovodish.torch.reducer import Reducer
-from horovodish.torch.reduction import Reduction
+from horovodish.torch.gradients.adasum import DeltaReducer
+from horovodish.torch.gradients.reducer import Reducer
+from horovodish.torch.names import Names
 
 OptimizerT = TypeVar("OptimizerT", bound=Optimizer)
 
@@ -87,7 +87,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         num_groups: Horovod's older way to say `groups` with a number.
         groups: which gradients to negotiate and reduce as a unit, whatever the fusion threshold: lists of parameters,
             or the number of groups to make of all parameters. Parameters in no list are fused as without groups.
-        sparse_as_dense: make sparse gradients dense before they are reduced; `p.grad` is dense then.
+        sparse_as_dense: reduce sparse gradients as dense tensors. `p.grad` ends sparse again, because
+            optimizers such as `torch.optim.SparseAdam` take nothing else.
         process_set: the ranks that reduce among themselves. Only they need to make the call; on another rank the
             optimizer works as before.
 
@@ -121,32 +122,27 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
             "LBFGS decides by the loss how often it evaluates the closure; each rank has its own loss, so the ranks "
             "would part. Use another optimizer"
         )
-    op = chosen_op(None, op)
-    if gradient_predivide_factor != 1.0 and op is not Average:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} needs op=Average")
-    if gradient_predivide_factor <= 0:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} is not positive")
-    check_compression(compression)
-    check_kind(process_set)
-    _check_passes(backward_passes_per_step)
-    names = Names(optimizer, named_parameters)
-    reduction = Reduction(
+    options = GradientOptions.checked(
         op=op,
         compression=compression,
-        prescale_factor=1.0 / gradient_predivide_factor,
-        postscale_factor=gradient_predivide_factor,
-        groups=group_numbers(_chosen_groups(num_groups, groups), names.in_order()),
+        gradient_predivide_factor=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        backward_passes_per_step=backward_passes_per_step,
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
+    names = Names(optimizer, named_parameters)
+    options.check_groups(parameter for _, parameter in names.in_order())
     distributed: Any = optimizer
-    if op is Adasum:
-        distributed._reducer = DeltaReducer(names.in_order(), reduction)
+    if options.op is Adasum:
+        warn_of_no_effect("optimizers with op=Adasum")
+        distributed._reducer = DeltaReducer(names.in_order(), options)
         distributed.__class__ = _distributed_class(_ReducesSteps, distributed.__class__)
         optimizer.register_step_pre_hook(_before_local_step)
         optimizer.register_step_post_hook(_after_local_step)
     else:
-        reducer = distributed._reducer = Reducer(names.in_order(), reduction, backward_passes_per_step)
+        reducer = distributed._reducer = Reducer(names.in_order(), options)
         weakref.finalize(optimizer, reducer.remove_hooks).atexit = False
         distributed.__class__ = _distributed_class(_ReducesGradients, distributed.__class__)
         pre_hook = optimizer.register_step_pre_hook(_before_step)
@@ -170,6 +166,13 @@ class _Distributed:
         self.wrapped_class.add_param_group(self, param_group)  # type: ignore[arg-type]
         group: dict[str, Any] = self.param_groups[-1]  # type: ignore[attr-defined]
         self._reducer.add(self._names.of_added(len(self.param_groups) - 1, group))  # type: ignore[attr-defined]
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As the wrapped class. If a backward or a step has raised, the reduction that it had begun ends first."""
+        self.wrapped_class.zero_grad(self, *args, **kwargs)  # type: ignore[arg-type]
+        if self._reducer.interrupted:
+            self._reducer.synchronize()
+            self.wrapped_class.zero_grad(self, *args, **kwargs)  # type: ignore[arg-type]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class exists in this process only, and what it needs is bound to these parameters and this engine.
@@ -231,15 +234,7 @@ class _ReducesGradients(_Distributed):
         Raises:
             ValueError: `passes` is less than 1.
         """
-        _check_passes(passes)
-        self._reducer.passes_per_step = passes
-
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """As that of the wrapped class. After a backward that raised, what it had begun to reduce is ended first."""
-        self.wrapped_class.zero_grad(self, *args, **kwargs)  # type: ignore[arg-type]
-        if self._reducer.interrupted:
-            self._reducer.synchronize()
-            self.wrapped_class.zero_grad(self, *args, **kwargs)  # type: ignore[arg-type]
+        self._reducer.passes_per_step = checked_passes(passes)
 
 
 def keeps_own_state(optimizer: Optimizer) -> bool:
@@ -255,7 +250,8 @@ class _ReducesSteps(_Distributed):
     _step_supports_amp_scaling = True
 
     def synchronize(self) -> None:
-        """Nothing: `step()` reduces."""
+        """End the reduction of a `step()` that Ctrl-C has interrupted. Otherwise nothing, because `step()` reduces."""
+        self._reducer.synchronize()
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """Not possible with Adasum.
@@ -275,7 +271,7 @@ class _ReducesSteps(_Distributed):
         Raises:
             ValueError: `passes` is less than 1.
         """
-        _check_passes(passes)
+        checked_passes(passes)
 
 
 # What optimizers have as well.
@@ -330,20 +326,5 @@ def _unscale(optimizer: Any) -> None:
                 parameter.grad = None
             elif parameter.grad is not None and scale is not None:
                 parameter.grad.div_(scale)
-    optimizer.grad_scale = optimizer.found_inf = None  # those that do not know them insist
-
-
-def _chosen_groups(
-    num_groups: int, groups: int | Sequence[Sequence[Tensor]] | None
-) -> int | Sequence[Sequence[Tensor]] | None:
-    if not num_groups:
-        return groups
-    if groups is not None:
-        raise ValueError("num_groups= and groups= were both given; groups= says the same and more")
-    warnings.warn("num_groups= is Horovod's older name; pass groups=", DeprecationWarning, stacklevel=3)
-    return num_groups
-
-
-def _check_passes(passes: int) -> None:
-    if passes < 1 or passes % 1:
-        raise ValueError(f"backward_passes_per_step={passes} is not possible; it is a whole number, at least 1")
+    # Optimizers without AMP support assert that these are None, so clear them.
+    optimizer.grad_scale = optimizer.found_inf = None

@@ -56,16 +56,24 @@ class ResumableSampler(Sampler[int]):
         self._epoch = 0
         self._done_before = 0  # samples of this epoch that all ranks together were through with when it was resumed
         self._recorded = 0  # samples of this rank since then
+        self._exhausted = False  # the last pass has asked for all samples
+        self._open_passes = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch: its order, all samples of it. The epoch that was resumed goes on where it was.
+
+        Without it, every pass has the order of the same epoch. The pass after a resumed one has all samples, too.
 
         Args:
             epoch: its number, the same on every rank.
         """
         if epoch != self._epoch:
             self._epoch = epoch
-            self._done_before = self._recorded = 0
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._done_before = self._recorded = 0
+        self._exhausted = False
 
     def record(self, samples: int) -> None:
         """Say that this rank has trained on as many samples. Without it, a checkpoint starts the epoch anew.
@@ -98,15 +106,27 @@ class ResumableSampler(Sampler[int]):
             )
         self._epoch, self._done_before, self._seed = state["epoch"], state["done"], state["seed"]
         self._recorded = 0
+        self._exhausted = False
 
     def __iter__(self) -> Iterator[int]:
+        is_look = self._open_passes > 0  # at a sample, in the middle of the pass that counts
+        if not is_look and (self._exhausted or self._recorded):  # a loop without set_epoch begins its next pass
+            self._begin_anew()
         if self._shuffle:
             generator = torch.Generator()
             generator.manual_seed(self._seed + self._epoch)
             order = torch.randperm(self._length, generator=generator).tolist()
         else:
             order = list(range(self._length))
-        return iter(order[self._done_before + self._rank :: self._ranks])
+        self._open_passes += 1
+        try:
+            yield from order[self._done_before + self._rank :: self._ranks]
+        finally:
+            self._open_passes -= 1
+        self._exhausted = self._exhausted or not is_look
 
     def __len__(self) -> int:
-        return len(range(self._done_before + self._rank, self._length, self._ranks))
+        left = len(range(self._done_before + self._rank, self._length, self._ranks))
+        # A loader with workers asks for all samples before the last is recorded.
+        at_its_end = self._recorded >= max(left, 1) if self._recorded else self._exhausted
+        return len(range(self._rank, self._length, self._ranks)) if at_its_end else left

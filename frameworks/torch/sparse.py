@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from horovodish.errors import MismatchError, UnsupportedTensorError
+from horovodish.operation import Operation
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp, Sum
 from horovodish.submission import Checking
-from horovodish.torch.tensor_submission import submit_allgather
+from horovodish.torch.adapter import TENSORS
 from horovodish.torch.tensors import check_tensor, dtype_code
 
 
@@ -59,12 +60,13 @@ def sparse_allreduce_async(
         total = result.values()
         if op is Average:
             ranks = len(shapes)  # those that have joined gave none
-            total = total / ranks if total.is_floating_point() else total.div(ranks, rounding_mode="floor")
+            total = total / ranks if total.is_floating_point() else total.div(ranks, rounding_mode="trunc")
         return torch.sparse_coo_tensor(
             result.indices(), total.to(values.dtype), own.shape, is_coalesced=True, check_invariants=False
         )
 
-    return submit_allgather([indices, own.values(), shape], summed, name, process_set, False).wait
+    operation = Operation("allgather", name, process_set)
+    return TENSORS.start(operation, [indices, own.values(), shape], summed).wait
 
 
 def _check(tensor: Tensor, name: str, op: ReduceOp) -> None:

@@ -12,10 +12,11 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from horovodish.operation import Operation
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Sum
 from horovodish.submission import Checking, generated_name
-from horovodish.torch.tensor_submission import only, submit_allreduce
+from horovodish.torch.adapter import TENSORS
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -223,7 +224,7 @@ def _sums(gradient: Tensor, input: Tensor, mean: Tensor, inverse: Tensor) -> tup
 
 
 def _summed(values: Tensor, name: str, process_set: ProcessSet) -> Tensor:
-    return submit_allreduce([values], only, False, None, name, Sum, 1.0, 1.0, process_set, True).wait()
+    return TENSORS.one(Operation("allreduce", name, process_set, Sum), values, waits=True).wait()
 
 
 def _wide_dtype(values: Tensor) -> torch.dtype:

@@ -7,18 +7,17 @@ from typing import TypeVar
 import torch
 
 from horovodish._native import DTYPES
-from horovodish.arrays import FLOATING
+from horovodish.arrays import FLOATING, REDUCED_AS
 from horovodish.errors import UnsupportedTensorError
 from horovodish.reduce_ops import Adasum, ReduceOp
+from horovodish.submission import Member
 
 TensorT = TypeVar("TensorT", bound=torch.Tensor)
 
-_CODES = {getattr(torch, name): code for name, code in DTYPES.items()}
+_CODES = {getattr(torch, name): code for name, code in DTYPES.items() if hasattr(torch, name)}  # uint16 since 2.3
 _FAST_CODES = {dtype: code for dtype, code in _CODES.items() if code in FLOATING}
 """Of the dtypes that every operation takes."""
-
-Member = tuple[int, int, int, tuple[int, ...]]
-"""As the engine takes it: source address, target address, dtype, shape."""
+_REDUCED_AS = {getattr(torch, name, None): getattr(torch, instead) for name, instead in REDUCED_AS.items()}
 
 
 def dtype_code(dtype: torch.dtype, name: str, *, reduces: bool) -> int:
@@ -27,16 +26,17 @@ def dtype_code(dtype: torch.dtype, name: str, *, reduces: bool) -> int:
     Args:
         dtype: any dtype of torch.
         name: what to call the tensor in an error.
-        reduces: whether the operation does arithmetic, which bool has none of.
+        reduces: whether the operation does arithmetic, which some dtypes have none of.
 
     Returns:
         A value of `_native.DTYPES`.
 
     Raises:
-        UnsupportedTensorError: the engine has no such dtype, or it is bool and the operation reduces.
+        UnsupportedTensorError: the engine has no such dtype, or the operation reduces and this dtype is only moved.
     """
-    if dtype == torch.bool and reduces:
-        raise UnsupportedTensorError(f"{name}: bool tensors cannot be reduced; pass tensor.to(torch.uint8)")
+    if reduces and dtype in _REDUCED_AS:
+        kind = str(dtype).removeprefix("torch.")
+        raise UnsupportedTensorError(f"{name}: {kind} tensors cannot be reduced; pass tensor.to({_REDUCED_AS[dtype]})")
     code = _CODES.get(dtype)
     if code is None:
         raise UnsupportedTensorError(f"{name}: dtype {dtype} is not supported; supported are {', '.join(DTYPES)}")
@@ -94,19 +94,6 @@ def target_of(tensor: TensorT, name: str) -> TensorT:
 def moves_as_bytes(tensor: torch.Tensor) -> bool:
     """Whether the engine does not know the dtype, but can move the bytes, which quantized tensors do not lend."""
     return tensor.dtype not in _CODES and not tensor.is_quantized
-
-
-def rows_of(tensor: torch.Tensor, name: str, what: str) -> torch.Tensor:
-    """As `source_of`, for an operation whose unit is the row.
-
-    Raises:
-        ValueError: `tensor` has zero dimensions. `what` completes the sentence "it has no rows to ...".
-        UnsupportedTensorError: as `check_tensor`.
-    """
-    source = source_of(tensor, name)
-    if source.dim() == 0:
-        raise ValueError(f"{name}: a tensor of zero dimensions has no rows to {what}; pass one with a dimension")
-    return source
 
 
 def member(source: torch.Tensor, target: torch.Tensor | None, name: str, op: ReduceOp | None = None) -> Member:

@@ -19,6 +19,7 @@
 #include "planes/shards.h"
 #include "timeline_writer.h"
 #include "tree.h"
+#include "xla_call.h"
 #include "xla_handlers.h"
 
 namespace py = pybind11;
@@ -96,7 +97,8 @@ using PyTensor = std::tuple<uintptr_t, uintptr_t, int, std::vector<int64_t>>;
 PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::string& name, int op, double prescale,
                  double postscale, int root, const std::vector<PyTensor>& tensors, int device, bool waits,
                  int process_set, const std::vector<int64_t>& splits, const std::vector<std::string>& member_names,
-                 std::optional<uintptr_t> stream, const std::optional<PyFamily>& family) {
+                 std::optional<uintptr_t> stream, const std::optional<PyFamily>& family, py::dict kept,
+                 const py::object& keep_alive) {
   auto request = std::make_shared<Request>();
   request->kind = static_cast<Kind>(kind);
   request->name = name;
@@ -107,7 +109,7 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   request->device = device;
   if (family) {
     const auto& [its_name, its_members, structure, run] = *family;
-    request->family = {its_name, its_members, structure, 0, run};
+    request->family = {its_name, its_members, structure, run};
   }
   std::vector<Buffer> buffers;
   const bool any_rows = request->kind == Kind::allgather || request->kind == Kind::alltoall;
@@ -127,9 +129,15 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   operation->reported = true;
   if (stream) operation->ready.push_back(Device::get(device).record(*stream));
   const auto handle = operation->handle;
-  {
+  // Before anything is handed over: a signal of Python's may arrive as soon as this function returns.
+  const py::int_ id(handle->id());
+  kept[id] = keep_alive;
+  try {
     const WithoutGil without_gil(*engine);
     engine->enqueue(std::move(operation), waits);
+  } catch (...) {
+    kept.attr("pop")(id);
+    throw;
   }
   return {engine, handle, stream};
 }
@@ -147,7 +155,7 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_
                                     const std::vector<int>& arena_descriptors, std::vector<int> peer_sockets,
                                     size_t chunk_bytes, size_t ring_segment_bytes, size_t cache_capacity,
                                     int64_t spin_us, double stall_warning_seconds, double stall_shutdown_seconds,
-                                    int stack_signal, bool nccl_alone, bool shared_gpu) {
+                                    int stack_signal, bool nccl_alone, bool shared_gpu, bool horovods_gradients) {
   EngineConfig config;
   config.rank = rank;
   config.size = size;
@@ -163,7 +171,8 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_
                     {StallInspector::Seconds(stall_warning_seconds), StallInspector::Seconds(stall_shutdown_seconds)},
                     nccl_alone,
                     shared_gpu,
-                    stack_signal};
+                    stack_signal,
+                    horovods_gradients};
   // Its threads and its shared memory are not in a forked child, where it is left to the process's end.
   const std::shared_ptr<Engine> engine(new Engine(std::move(config)), [process = getpid()](Engine* engine) {
     if (getpid() == process) delete engine;
@@ -229,7 +238,7 @@ void bind_negotiation(py::module_& module) {
           "submit",
           [](Negotiation& self, const std::string& name, const std::vector<int64_t>& shape,
              const std::vector<size_t>& absent, size_t members, std::optional<int> broadcast_from,
-             const std::string& family, size_t attempt) {
+             const std::string& family, const std::string& refusal) {
             Request request;
             request.name = name;
             if (broadcast_from) {
@@ -237,11 +246,12 @@ void bind_negotiation(py::module_& module) {
               request.root = *broadcast_from;
             }
             request.members.assign(members, {name, DType::float32, shape});
-            request.family = {family, 0, 0, attempt, 0};
+            request.family.name = family;
+            request.refusal = refusal;
             self.submit(name, request.signature(), make_mask(absent, members));
           },
           py::arg("name"), py::arg("shape"), py::arg("absent") = std::vector<size_t>{}, py::arg("members") = 1,
-          py::arg("broadcast_from") = std::nullopt, py::arg("family") = "", py::arg("attempt") = 0)
+          py::arg("broadcast_from") = std::nullopt, py::arg("family") = "", py::arg("refusal") = "")
       .def("flush", &Negotiation::flush)
       .def("join", &Negotiation::join)
       .def(
@@ -250,6 +260,9 @@ void bind_negotiation(py::module_& module) {
             self.lost({failed ? Loss::failed : Loss::left, finished, text});
           },
           py::arg("failed"), py::arg("finished"), py::arg("text"))
+      .def(
+          "parent_lost", [](Negotiation& self, const std::string& text) { self.parent_lost({Loss::failed, 0, text}); },
+          py::arg("text"))
       .def("ask", &Negotiation::ask)
       .def("ask_turn", &Negotiation::ask_turn, py::arg("process_set"), py::arg("decision"))
       .def("tell", &Negotiation::tell, py::arg("rank"), py::arg("text"))
@@ -265,7 +278,8 @@ void bind_negotiation(py::module_& module) {
              static constexpr const char* kTypes[] = {"execute", "fail",  "join_done", "lost",
                                                       "stuck",   "asked", "told",      "turn"};
              py::list result;
-             for (const Decision& decision : self.take_decisions()) {
+             while (const auto taken = self.take_decision()) {
+               const Decision& decision = *taken;
                std::vector<size_t> absent;
                for (size_t bit = 0; bit < decision.absent.size() * 8; ++bit) {
                  if (mask_bit(decision.absent, bit)) absent.push_back(bit);
@@ -278,13 +292,15 @@ void bind_negotiation(py::module_& module) {
                entry["joined"] = decision.joined_ranks;
                entry["rank"] = decision.rank;
                entry["absent"] = absent;
-               entry["submitted"] = decision.signature.empty();
+               entry["submitted"] = decision.submitted;
                entry["families"] = decision.families;
                result.append(entry);
              }
              return result;
            })
       .def("cached", &Negotiation::cached)
+      .def("unheard", &Negotiation::unheard)
+      .def("anything_pending", &Negotiation::anything_pending)
       .def("full_requests", &Negotiation::full_requests);
 }
 
@@ -364,6 +380,21 @@ void bind_schedules(py::module_& module) {
     return as_dict(tree_broadcast(rank, ranks, root, count, segment));
   });
   module.def("exchanged_chunk", &exchanged_chunk);
+  module.def("exchange_tags", [](const std::vector<std::vector<int>>& hosts, uint64_t chunk, int generation) {
+    const HostShards shards(hosts, MpiTags::kExchanges);
+    std::vector<int> tags;
+    for (size_t i = 0; i < shards.count(); ++i) tags.push_back(MpiTags(generation).exchange(chunk, shards.tag(i)));
+    return tags;
+  });
+}
+
+// Where the memory of a contiguous array begins. NumPy's own attributes for that take four times as long.
+uintptr_t address_of(const py::object& array) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_SIMPLE) != 0) throw py::error_already_set();
+  const auto address = reinterpret_cast<uintptr_t>(view.buf);
+  PyBuffer_Release(&view);
+  return address;
 }
 
 }  // namespace
@@ -374,6 +405,7 @@ PYBIND11_MODULE(_native, module) {
   module.attr("KINDS") = numbered(kKindNames);
   module.attr("REGIONS") = EngineConfig::kRegions;
   module.attr("GENERATIONS") = MpiTags::kGenerations;
+  module.def("address", &address_of, py::arg("array"));
   module.def("arena_bytes", [](size_t local_ranks, size_t chunk_bytes) {
     return EngineConfig::arena_layout(local_ranks, chunk_bytes).bytes();
   });
@@ -391,7 +423,8 @@ PYBIND11_MODULE(_native, module) {
       },
       py::arg("kind"), py::arg("op"), py::arg("dtypes"), py::arg("prescale"), py::arg("postscale"));
 
-  module.def("finalize_mpi_at_exit", &finalize_mpi_at_exit, py::arg("library"), py::arg("tolerant_world"));
+  module.def("finalize_mpi_at_exit", &finalize_mpi_at_exit, py::arg("library"), py::arg("tolerant_world"),
+             py::arg("rank"), py::arg("warning_seconds"));
   module.def("do_not_finalize_mpi", &do_not_finalize_mpi);
 
   py::register_local_exception_translator([](std::exception_ptr pointer) {
@@ -479,7 +512,8 @@ PYBIND11_MODULE(_native, module) {
            py::arg("local_size"), py::arg("arena_descriptors"), py::arg("peer_sockets"), py::arg("chunk_bytes"),
            py::arg("ring_segment_bytes"), py::arg("cache_capacity"), py::arg("spin_us"),
            py::arg("stall_warning_seconds"), py::arg("stall_shutdown_seconds"), py::arg("stack_signal"),
-           py::arg("nccl_alone"), py::arg("shared_gpu"))
+           py::arg("nccl_alone"), py::arg("shared_gpu"), py::arg("horovods_gradients"))
+      .def_property_readonly("horovods_gradients", &Engine::horovods_gradients)
       .def("add_process_set", &add_process_set, py::arg("id"), py::kw_only(), py::arg("ranks"), py::arg("hosts"),
            py::arg("local"), py::arg("region"), py::arg("mpi"), py::arg("generation"))
       .def("remove_process_set", &Engine::remove_process_set, py::arg("id"), py::call_guard<py::gil_scoped_release>())
@@ -487,9 +521,8 @@ PYBIND11_MODULE(_native, module) {
       .def("clear_region", &Engine::clear_region, py::arg("region"))
       .def("enqueue", &enqueue, py::arg("kind"), py::arg("name"), py::arg("op"), py::arg("prescale"),
            py::arg("postscale"), py::arg("root"), py::arg("tensors"), py::arg("device"), py::arg("waits"),
-           py::arg("process_set") = 0, py::arg("splits") = std::vector<int64_t>{},
-           py::arg("member_names") = std::vector<std::string>{}, py::arg("stream") = std::nullopt,
-           py::arg("family") = std::nullopt)
+           py::arg("process_set"), py::arg("splits"), py::arg("member_names"), py::arg("stream"), py::arg("family"),
+           py::arg("kept"), py::arg("keep_alive"))
       .def(
           "refuse",
           [](Engine& self, int kind, const std::string& name, int process_set, const std::string& why) {
@@ -525,6 +558,7 @@ PYBIND11_MODULE(_native, module) {
       .def("stop_timeline", &Engine::stop_timeline, py::call_guard<py::gil_scoped_release>())
       .def("take_settled", &Engine::take_settled)
       .def("hold_other_threads", &Engine::hold_other_threads, py::call_guard<py::gil_scoped_release>())
+      .def("loss", &Engine::loss)
       .def("stop", &Engine::stop, py::arg("failed"), py::arg("reason"), py::call_guard<py::gil_scoped_release>());
 
   // As JAX registers them.
@@ -550,6 +584,7 @@ PYBIND11_MODULE(_native, module) {
   bind_tree(testing);
   bind_timeline(testing);
   bind_schedules(testing);
+  testing.def("lines", &lines);
 }
 
 }  // namespace horovodish

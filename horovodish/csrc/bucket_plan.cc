@@ -16,7 +16,7 @@ BucketPlan::BucketPlan(Engine& engine, const Request& shared, const std::vector<
     Bucket& its = buckets_[bucket];
     if (!its.request) {
       its.request = std::make_shared<Request>(shared);
-      its.request->name = shared.name + ".bucket" + std::to_string(bucket);
+      its.request->name = shared.name + ", bucket " + std::to_string(bucket);
       its.request->device = devices.at(devices.size() == 1 ? 0 : bucket);
     }
     places_.push_back({bucket, its.request->members.size()});

@@ -85,12 +85,18 @@ std::vector<int64_t> splits_of(const Submission& submission, const horovodish::P
 // A join is about ranks, not about an operation of its name.
 Family family_of(const Submission& submission) {
   if (submission.family == nullptr || static_cast<Kind>(submission.kind) == Kind::join) return {};
-  return {submission.family, 0, 0, 0, submission.run};
+  return {submission.family, 0, 0, submission.run};
 }
 
 void hand_over(Engine& engine, const Submission& submission, const horovodish::Place& place, Then then,
                void* argument) {
   const std::string name = submission.name;
+  // A graph outlives the sets that it was traced for, and their numbers are used again. Number 0 always stands for all ranks.
+  if (submission.process_set != 0 && submission.ranks != place.ranks) {
+    throw std::invalid_argument(name + ": it was traced for a process set of the ranks " + submission.ranks +
+                                ", and that number now stands for " + place.ranks +
+                                ". Remedy: trace it again after init(): make a new tf.function");
+  }
   const std::vector<int64_t> splits = splits_of(submission, place);
   if (submission.root >= engine.size()) {
     throw std::invalid_argument(name + ": root_rank=" + std::to_string(submission.root) +
@@ -163,8 +169,9 @@ void submit(const Submission* submission, Then then, void* argument) {
 
 Place place(int process_set) {
   try {
-    const horovodish::Place known = running_engine()->place(process_set);
-    return {known.rank, known.size};
+    const auto engine = running_engine();
+    const horovodish::Place known = engine->place(process_set);
+    return {known.rank, known.size, engine->horovods_gradients()};
   } catch (const EngineStopped&) {
     return {};
   }
@@ -172,8 +179,9 @@ Place place(int process_set) {
 
 Place local_place() {
   try {
-    const horovodish::Place known = running_engine()->local_place();
-    return {known.rank, known.size};
+    const auto engine = running_engine();
+    const horovodish::Place known = engine->local_place();
+    return {known.rank, known.size, engine->horovods_gradients()};
   } catch (const EngineStopped&) {
     return {};
   }

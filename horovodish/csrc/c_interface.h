@@ -25,6 +25,7 @@ struct Submission {
   double postscale = 1.0;
   int root = 0;  // of the world
   int process_set = 0;
+  const char* ranks = nullptr;  // of the set for which the call was written, as in Place
   const Tensor* tensors = nullptr;
   size_t tensor_count = 0;
   const int64_t* splits = nullptr;  // of an alltoall; null for even ones
@@ -52,6 +53,7 @@ struct Outcome {
 struct Place {
   int rank = -1;
   int size = 0;
+  bool horovods_gradients = false;  // see EngineOptions
 };
 
 struct Table {

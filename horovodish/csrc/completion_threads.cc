@@ -1,6 +1,7 @@
 #include "completion_threads.h"
 
 #include <chrono>
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -10,6 +11,8 @@ namespace horovodish {
 
 namespace {
 constexpr std::chrono::seconds kCloseLimit{1};
+// A thread that has had nothing to do for so long ends, unless it is the last one.
+constexpr std::chrono::seconds kIdleLimit{10};
 }  // namespace
 
 CompletionThreads::~CompletionThreads() {
@@ -19,16 +22,28 @@ CompletionThreads::~CompletionThreads() {
   shared_->changed.wait_for(lock, kCloseLimit, [this] { return shared_->threads == 0; });
 }
 
-void CompletionThreads::run(std::function<void()> what) {
+void CompletionThreads::prepare() {
   std::lock_guard lock(shared_->mutex);
-  shared_->queue.push_back(std::move(what));
-  if (shared_->idle >= shared_->queue.size() || shared_->threads == kMostThreads) {
-    shared_->changed.notify_one();
-    return;
+  if (shared_->threads == 0) start_thread(shared_);
+}
+
+void CompletionThreads::run(const std::shared_ptr<Operation>& operation) noexcept {
+  std::lock_guard lock(shared_->mutex);
+  (shared_->last == nullptr ? shared_->first : shared_->last->next) = operation;
+  shared_->last = operation.get();
+  if (++shared_->queued > shared_->idle) {
+    try {
+      start_thread(shared_);
+    } catch (const std::exception&) {  // no more threads, or no memory: those that there are come to it later
+    }
   }
-  ++shared_->threads;
+  shared_->changed.notify_one();
+}
+
+void CompletionThreads::start_thread(const std::shared_ptr<Shared>& shared) {
   const NewThreadsAnywhere cores;
-  std::thread(work, shared_).detach();
+  std::thread(work, shared).detach();
+  ++shared->threads;
 }
 
 void CompletionThreads::work(const std::shared_ptr<Shared>& shared) {
@@ -36,13 +51,18 @@ void CompletionThreads::work(const std::shared_ptr<Shared>& shared) {
   std::unique_lock lock(shared->mutex);
   while (true) {
     ++shared->idle;
-    shared->changed.wait(lock, [&] { return !shared->queue.empty() || shared->closing; });
+    const bool called =
+        shared->changed.wait_for(lock, kIdleLimit, [&] { return shared->first != nullptr || shared->closing; });
     --shared->idle;
-    if (shared->queue.empty()) break;
-    const auto what = std::exchange(shared->queue.front(), nullptr);
-    shared->queue.pop_front();
+    if (!called && shared->threads > 1) break;
+    if (!called) continue;
+    if (shared->first == nullptr) break;
+    const auto operation = std::exchange(shared->first, std::move(shared->first->next));
+    if (shared->first == nullptr) shared->last = nullptr;
+    --shared->queued;
     lock.unlock();
-    what();
+    operation->then(*operation->handle);
+    operation->then = nullptr;
     lock.lock();
   }
   --shared->threads;

@@ -1,6 +1,8 @@
 #include "device.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -189,8 +191,9 @@ void Device::copy(std::byte* target, const std::byte* source, size_t bytes, uint
 
 void Device::fill_neutral(DType dtype, ReduceOp op, std::byte* target, size_t count) {
   if (count == 0) return;
-  uint32_t words[2] = {};
-  horovodish::fill_neutral(dtype, op, words, 1);
+  alignas(uint64_t) std::byte value[sizeof(uint64_t)] = {};
+  horovodish::fill_neutral(dtype, op, value, 1);
+  const auto words = std::bit_cast<std::array<uint32_t, 2>>(value);
   const abi::CuPointer start = address_of(target);
   int result = abi::kCudaSuccess;
   switch (bytes_of(dtype)) {

@@ -10,6 +10,10 @@ namespace {
 
 // Farewells that peers do not take within this time are dropped.
 constexpr std::chrono::seconds kFarewellLimit{1};
+// Between hosts a farewell comes behind all data that MPI has taken from this rank but not sent yet. MPI moves it only while it is
+// called, and after stop() nobody calls it. A peer takes the farewell within half a second unless its process is stopped. Only neighbours
+// in the negotiation tree are covered: data for other ranks may stay with MPI until its next call.
+constexpr std::chrono::seconds kTransferLimit{3};
 constexpr std::chrono::microseconds kFarewellNap{20};
 // MPI moves data while it is asked. A caller that napped between two segments would hold up both ends of the connection:
 // 64 MiB between two hosts then take 1.5 times as long.
@@ -19,23 +23,42 @@ constexpr std::chrono::hours kForEver{24};
 constexpr std::chrono::seconds kReturnLimit{1};
 constexpr std::chrono::microseconds kReturnNap{50};
 
+const Error kRemoved{ErrorKind::internal, "its process set has been removed"};
+
 // What belongs to a family is looked at by its process set, in the order in which this rank hears of failures.
 bool holds_name(const Request& request) { return request.refusal.empty() && request.family.name.empty(); }
+bool has_caller(const Operation& operation) { return operation.handle->id() != 0; }
 
 }  // namespace
+
+// The seat of a caller who has taken it. Every way out of the scope gives the seat back.
+class Engine::Driver {
+ public:
+  // `driven`: an operation whose `then` the caller calls itself if it is settled meanwhile.
+  explicit Driver(Engine& engine, const Operation* driven = nullptr) : engine_(engine) { engine_.driven_ = driven; }
+  ~Driver() {
+    engine_.driven_ = nullptr;
+    engine_.leave_seat();
+  }
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+ private:
+  Engine& engine_;
+};
 
 Engine::Engine(EngineConfig config) : config_(std::move(config)) {
   const size_t local_ranks = config_.arena_memory.size();
   if (local_ranks > 0) {
-    arena_ = std::make_unique<Arena>(std::exchange(config_.arena_memory, {}), config_.local_rank,
+    arena_ = std::make_shared<Arena>(std::exchange(config_.arena_memory, {}), config_.local_rank,
                                      EngineConfig::arena_layout(local_ranks, config_.options.chunk_bytes));
-    doorbell_ = &arena_->header(config_.local_rank).doorbell;
-    peer_watch_ = std::make_unique<PeerWatch>(config_.peer_sockets, [this] { doorbell_->ring_own(); });
+    doorbell_ = {arena_, &arena_->header(config_.local_rank).doorbell};
+    peer_watch_ = std::make_unique<PeerWatch>(config_.peer_sockets, [bell = doorbell_.get()] { bell->ring_own(); });
   }
   if (config_.size > 1) start_thread();
 }
 
-Engine::~Engine() { stop(false, "rank " + std::to_string(config_.rank) + " has left"); }
+Engine::~Engine() { stop(false, "rank " + std::to_string(config_.rank) + " left"); }
 
 void Engine::add_process_set(int id, ProcessSetConfig config) {
   if (config.mpi) config.mpi->resolve();
@@ -47,10 +70,12 @@ void Engine::add_process_set(int id, ProcessSetConfig config) {
   for (const int rank : config.ranks) place.ranks += (place.ranks.empty() ? "" : ",") + std::to_string(rank);
   const auto ask_turn = [this](int set, uint64_t decision) { process_set(0).ask_turn(set, decision); };
   const auto give_turn = [this](int set, uint64_t decision) {
-    if (process_sets_.contains(set)) launch_order_.add(set, decision);
+    if (const auto found = process_sets_.find(set); found != process_sets_.end()) found->second->add_turn(decision);
   };
+  std::shared_ptr<Doorbell> doorbell;
   {
     const SeatHold hold(seat_);
+    doorbell = doorbell_;
     if (process_sets_.contains(id)) {
       throw std::invalid_argument("process set " + std::to_string(id) + " exists already");
     }
@@ -59,37 +84,36 @@ void Engine::add_process_set(int id, ProcessSetConfig config) {
   }
   {
     std::lock_guard lock(inbox_mutex_);
-    places_[id] = std::move(place);
+    uses_[id].place = std::move(place);
   }
-  doorbell_->wake_engine();  // a set that lives on several hosts limits its sleep
+  doorbell->wake_engine();  // a set that lives on several hosts limits its sleep
 }
 
 bool Engine::process_set_busy(int id) {
-  const SeatHold hold(seat_);
-  take_submissions();
-  const auto found = process_sets_.find(id);
-  return found != process_sets_.end() && found->second->busy();
+  std::lock_guard lock(inbox_mutex_);
+  const auto use = uses_.find(id);
+  return use != uses_.end() && use->second.under_way > 0;
 }
 
 void Engine::remove_process_set(int id) {
   const SeatHold hold(seat_);
   take_submissions();
-  const auto found = process_sets_.find(id);
-  if (found == process_sets_.end()) throw std::invalid_argument("there is no process set " + std::to_string(id));
-  if (found->second->busy()) {
-    throw std::invalid_argument("process set " + std::to_string(id) + " has operations under way on rank " +
-                                std::to_string(config_.rank) + ". Remedy: synchronize them before it is removed.");
+  if (!process_sets_.contains(id)) throw std::invalid_argument("there is no process set " + std::to_string(id));
+  {
+    std::lock_guard lock(inbox_mutex_);
+    if (uses_[id].under_way > 0) {
+      throw std::invalid_argument("process set " + std::to_string(id) + " has operations under way on rank " +
+                                  std::to_string(config_.rank) + ". Remedy: synchronize them before it is removed.");
+    }
+    uses_.erase(id);  // what another thread submits from now on finds no set
   }
-  process_sets_.erase(found);
-  std::lock_guard lock(inbox_mutex_);
-  names_in_flight_.erase(id);
-  places_.erase(id);
+  process_sets_.erase(id);
 }
 
 Place Engine::place(int process_set) {
   std::lock_guard lock(inbox_mutex_);
-  const auto found = places_.find(process_set);
-  return found == places_.end() ? Place{} : found->second;
+  const auto use = uses_.find(process_set);
+  return use == uses_.end() ? Place{} : use->second.place;
 }
 
 void Engine::clear_region(size_t region) {
@@ -136,53 +160,57 @@ std::shared_ptr<Operation> Engine::make_operation(std::shared_ptr<const Request>
 void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
   check_process();
   const Request& request = *operation->request;
+  std::shared_ptr<Doorbell> doorbell;
   {
     std::lock_guard lock(inbox_mutex_);
     if (closed_) throw EngineStopped(subject_of(request) + ": the engine has been shut down");
-    if (holds_name(request) && !names_in_flight_[operation->process_set].insert(request.name).second) {
-      throw DuplicateName(subject_of(request) + " on rank " + std::to_string(config_.rank) + ": " + kNameInUse);
-    }
-    under_way_ += operation->handle->id() != 0;
-    // A caller that is about to wait drives the engine, which takes the time anyway when it takes the operation up.
-    if (timeline_) operation->trace = {timeline_, waits ? 0 : Timeline::now()};
+    // What the system may refuse comes first: an operation that is not enqueued has no name and is not counted.
+    if (operation->then) completion_threads_->prepare();
+    if (inbox_.size() == inbox_.capacity()) inbox_.reserve(2 * inbox_.size() + 1);
     // What NCCL has begun goes on also when nobody waits for it.
     if (!request.on_host() && !thread_.joinable()) start_thread();
+    Use& use = uses_[operation->process_set];
+    if (holds_name(request) && !use.names.insert(request.name).second) {
+      throw DuplicateName(subject_of(request) + " on rank " + std::to_string(config_.rank) + ": " + kNameInUse);
+    }
+    use.under_way += has_caller(*operation);
+    // A caller that is about to wait drives the engine, which takes the time anyway when it takes the operation up.
+    if (timeline_) operation->trace = {timeline_, waits ? 0 : Timeline::now()};
+    operation->handle->process_set = operation->process_set;
     inbox_.push_back(std::move(operation));
     has_submissions_.store(true, std::memory_order_release);
+    doorbell = doorbell_;
   }
   if (config_.size == 1) {  // nobody to wait for
     const SeatHold hold(seat_);
     while (turn()) {
     }
-    if (awaits_news()) doorbell_->wake_engine();
+    if (awaits_news()) doorbell->wake_engine();
   } else if (waits) {
-    doorbell_->ring_caller();
+    doorbell->ring_caller();
   } else {
-    doorbell_->ring_own();
+    doorbell->ring_own();
   }
 }
 
 void Engine::enqueue_and_drive(const std::shared_ptr<Operation>& operation, std::chrono::nanoseconds limit) {
   hold_at_exit();
-  const bool drives = config_.size > 1 && nothing_submitted();
-  enqueue(operation, drives);
-  if (!drives) return;
-  if (!seat_.take_if_free()) {
-    doorbell_->ring_own();
-    return;
+  const bool drives = config_.size > 1 && nothing_submitted() && seat_.take_if_free();
+  if (!drives) return enqueue(operation, false);
+  std::function<void(const Handle&)> then;
+  {
+    const Driver driver(*this, operation.get());
+    enqueue(operation, true);
+    drive_until(*operation->handle, Clock::now() + limit);
+    if (operation->handle->settled()) then = std::move(operation->then);
   }
-  driven_ = operation.get();
-  drive_until(*operation->handle, Clock::now() + limit);
-  driven_ = nullptr;
-  const auto then = operation->handle->settled() ? std::move(operation->then) : nullptr;
-  leave_seat();
   hold_at_exit();
   if (then) then(*operation->handle);
 }
 
 bool Engine::nothing_submitted() {
   std::lock_guard lock(inbox_mutex_);
-  return under_way_ == 0;
+  return std::all_of(uses_.begin(), uses_.end(), [](const auto& entry) { return entry.second.under_way == 0; });
 }
 
 void Engine::refuse(Kind kind, const std::string& name, int process_set, const std::string& why, Family family) {
@@ -191,12 +219,22 @@ void Engine::refuse(Kind kind, const std::string& name, int process_set, const s
 }
 
 bool Engine::wait(const Handle& handle, std::chrono::nanoseconds limit) {
+  const bool settled = handle.settled();
+  if (settled && getpid() != process_) return true;
+  check_process();
+  waiting_threads_.remember_caller();
+  if (settled) return true;
+  const WaitingThreads::Scope waits(waiting_threads_, handle.process_set);
+  return drive(handle, limit);
+}
+
+bool Engine::drive(const Handle& handle, std::chrono::nanoseconds limit) {
   if (handle.settled()) return true;
   check_process();
   const Clock::time_point deadline = Clock::now() + limit;
   if (seat_.take_as_caller(deadline, [&] { return handle.settled(); })) {
+    const Driver driver(*this);
     drive_until(handle, deadline);
-    leave_seat();
   }
   return handle.settled();
 }
@@ -247,34 +285,44 @@ std::vector<uint64_t> Engine::take_settled() {
   return std::exchange(settled_, {});
 }
 
-void Engine::stop(bool failed, const std::string& reason) {
+std::string Engine::loss() {
+  std::lock_guard lock(inbox_mutex_);
+  return loss_;
+}
+
+void Engine::stop(bool failed, const std::string& reason) noexcept {
   {
     std::lock_guard lock(inbox_mutex_);
     if (closed_) return;
     closed_ = true;
   }
+  std::shared_ptr<Doorbell> doorbell;  // also keeps the arena while threads of this engine may use it
   {
     const SeatHold hold(seat_);
     take_submissions();
-    const Error error{ErrorKind::engine_stopped, "shutdown() was called on rank " + std::to_string(config_.rank) +
-                                                     " while the operation was pending"};
-    for (auto& [id, set] : process_sets_) set->leave(failed, reason, error);
-    const Clock::time_point limit = Clock::now() + kFarewellLimit;
-    const auto sent = [](auto& entry) { return entry.second->advance_farewell(); };
-    while (!std::all_of(process_sets_.begin(), process_sets_.end(), sent) && Clock::now() < limit) {
-      std::this_thread::sleep_for(kFarewellNap);
-    }
+    for (auto& [id, set] : process_sets_) set->leave(failed, reason);
+    const bool holds_data = std::any_of(process_sets_.begin(), process_sets_.end(),
+                                        [](const auto& entry) { return entry.second->may_hold_data(); });
+    const Clock::time_point limit = Clock::now() + (holds_data && !failed ? kTransferLimit : kFarewellLimit);
+    while (!farewells_sent() && Clock::now() < limit) std::this_thread::sleep_for(kFarewellNap);
     stopping_ = true;
     process_sets_.clear();
+    std::lock_guard lock(inbox_mutex_);
+    doorbell = std::exchange(doorbell_, {std::shared_ptr<void>(), &own_doorbell_});
   }
-  doorbell_->wake_engine();
+  doorbell->wake_engine();
   if (thread_.joinable()) thread_.join();
   peer_watch_.reset();
   if (const auto timeline = take_timeline()) timeline->finish();
   completion_threads_.reset();
-  // Handles and plans that Python still holds keep the engine, but not the memory.
-  doorbell_ = &own_doorbell_;
-  arena_.reset();
+  arena_.reset();  // handles and plans that Python still holds keep the engine, but not the memory
+}
+
+// A set whose peer is slow must not hold up the farewells of the others, whose peers would take this rank for dead.
+bool Engine::farewells_sent() {
+  bool all = true;
+  for (auto& [id, set] : process_sets_) all &= set->advance_farewell();
+  return all;
 }
 
 void Engine::start_thread() {
@@ -285,19 +333,20 @@ void Engine::run() {
   set_up_thread("horovodish");
   while (!stopping_) {
     seat_.take_as_engine();
-    doorbell_->announce(Doorbell::nobody);
+    const auto doorbell = doorbell_;
+    doorbell->announce(Doorbell::nobody);
     while (!stopping_ && !seat_.callers_waiting() && turn()) {
     }
-    const uint32_t value = doorbell_->value();
-    doorbell_->announce(awaits_news() ? Doorbell::engine : Doorbell::indifferent);
+    const uint32_t value = doorbell->value();
+    doorbell->announce(awaits_news() ? Doorbell::engine : Doorbell::indifferent);
     const bool again = stopping_ || seat_.callers_waiting() || turn();
     const auto limit = nap();
     seat_.leave();
-    if (!again) doorbell_->sleep(value, Doorbell::engine, limit);
+    if (!again) doorbell->sleep(value, Doorbell::engine, limit);
   }
 }
 
-void Engine::drive_until(const Handle& handle, Clock::time_point deadline) {
+void Engine::drive_until(const Handle& handle, Clock::time_point deadline) noexcept {
   doorbell_->announce(Doorbell::nobody);
   Clock::time_point idle_since{};
   while (!handle.settled()) {
@@ -312,7 +361,7 @@ void Engine::drive_until(const Handle& handle, Clock::time_point deadline) {
       pause_processor();
       continue;
     }
-    for (auto& [id, set] : process_sets_) set->flush();
+    say_who_waits();
     const uint32_t value = doorbell_->value();
     doorbell_->announce(Doorbell::caller);
     if (!turn() && !handle.settled()) {
@@ -324,13 +373,20 @@ void Engine::drive_until(const Handle& handle, Clock::time_point deadline) {
   }
 }
 
+// A thread counts as waiting until it has run again, so a rank may say too early that it waits. It takes that back here, the next time
+// that its driver has nothing to do: within WAIT_SLICE_SECONDS, which is shorter than the time after which ranks give up.
+void Engine::say_who_waits() noexcept {
+  for (auto& [id, set] : process_sets_) set->flush(waiting_threads_.all_wait_in(id));
+}
+
 // Hands the rest of the work back to the engine's thread, which sleeps or waits for the seat.
-void Engine::leave_seat() {
+void Engine::leave_seat() noexcept {
   doorbell_->announce(awaits_news() ? Doorbell::engine : Doorbell::indifferent);
   const bool wake = turn() || nap().has_value();
   if (wake) doorbell_->announce(Doorbell::nobody);
+  const auto doorbell = wake ? doorbell_ : nullptr;
   seat_.leave();
-  if (wake) doorbell_->wake_engine();
+  if (doorbell) doorbell->wake_engine();
 }
 
 bool Engine::awaits_news() const {
@@ -357,13 +413,13 @@ std::optional<std::chrono::nanoseconds> Engine::nap() const {
 }
 
 // One look at everything that can have moved; true when something has.
-bool Engine::turn() {
+bool Engine::turn() noexcept {
   bool progressed = take_submissions();
   for (auto& [id, set] : process_sets_) progressed |= set->turn();
   return progressed;
 }
 
-bool Engine::take_submissions() {
+bool Engine::take_submissions() noexcept {
   if (!has_submissions_.load(std::memory_order_acquire)) return false;
   std::vector<std::shared_ptr<Operation>> submissions;
   {
@@ -371,43 +427,52 @@ bool Engine::take_submissions() {
     submissions.swap(inbox_);
     has_submissions_.store(false, std::memory_order_relaxed);
   }
-  for (auto& operation : submissions) {
+  for (const auto& operation : submissions) {
     const auto found = process_sets_.find(operation->process_set);
     if (found != process_sets_.end()) {
-      found->second->submit(std::move(operation));
+      found->second->submit(operation);
     } else {
-      const Error error{ErrorKind::internal,
-                        "process set " + std::to_string(operation->process_set) + " has been removed"};
-      settle(operation, &error);
+      settle(operation, &kRemoved);
     }
   }
   return true;
 }
 
-void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* error) {
+void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept {
   operation->trace.settled(error != nullptr);
   {
     // Before the handle is settled, so that whoever waits for it may use the name again.
     std::lock_guard lock(inbox_mutex_);
-    if (holds_name(*operation->request)) names_in_flight_[operation->process_set].erase(operation->request->name);
-    under_way_ -= operation->handle->id() != 0;
-    if (operation->reported && operation->done) {
-      on_device_.emplace_back(operation->handle->id(), operation->done);
-    } else if (operation->reported && !operation->handle->memory_abandoned()) {
-      settled_.push_back(operation->handle->id());
+    if (const auto use = uses_.find(operation->process_set); use != uses_.end()) {
+      if (holds_name(*operation->request)) use->second.names.erase(operation->request->name);
+      use->second.under_way -= has_caller(*operation);
+    }
+    try {
+      if (operation->reported && operation->done) {
+        on_device_.emplace_back(operation->handle->id(), operation->done);
+      } else if (operation->reported && !operation->handle->memory_abandoned()) {
+        settled_.push_back(operation->handle->id());
+      }
+      if (error != nullptr && error->kind == ErrorKind::rank_lost) loss_ = error->message;
+    } catch (const std::bad_alloc&) {  // then its memory is kept for ever, or the loss has no text
     }
   }
   if (error != nullptr) {
-    operation->handle->fail({error->kind, subject_of(*operation->request) + " failed on rank " +
-                                              std::to_string(config_.rank) + ": " + error->message},
-                            std::move(operation->done));
+    operation->handle->fail(described(*operation, *error), std::move(operation->done));
   } else {
     operation->handle->complete(std::move(operation->done));
   }
-  if (operation->then && operation.get() != driven_) {
-    completion_threads_->run([handle = operation->handle, then = std::move(operation->then)] { then(*handle); });
-  }
+  if (operation->then && operation.get() != driven_) completion_threads_->run(operation);
   seat_.announce_change();
+}
+
+Error Engine::described(const Operation& operation, const Error& error) const noexcept {
+  try {
+    return {error.kind,
+            subject_of(*operation.request) + " failed on rank " + std::to_string(config_.rank) + ": " + error.message};
+  } catch (const std::bad_alloc&) {
+    return {error.kind, kOutOfMemory};
+  }
 }
 
 }  // namespace horovodish

@@ -29,6 +29,7 @@
 #include "process_set.h"
 #include "seat.h"
 #include "timeline.h"
+#include "waiting_threads.h"
 
 namespace horovodish {
 
@@ -81,7 +82,7 @@ class Engine {
   // A process set begins. All of its ranks must have added it before one submits to it. Throws std::invalid_argument
   // when `id` is in use.
   void add_process_set(int id, ProcessSetConfig config);
-  // Are operations of this rank under way in a process set?
+  // Does a caller on this rank have operations under way in a process set?
   bool process_set_busy(int id);
   // The end of a process set; throws std::invalid_argument when operations are under way in it.
   void remove_process_set(int id);
@@ -106,8 +107,11 @@ class Engine {
   // its family with it.
   void refuse(Kind kind, const std::string& name, int process_set, const std::string& why, Family family = {});
 
-  // Drives the engine until the handle is settled or the time is over; true when it is settled. Throws ForkedProcess.
+  // Drives the engine until the handle is settled or the time is over; true when it is settled. A thread that has waited
+  // once counts as one that may submit what peers wait for, whenever it does not wait. Throws ForkedProcess.
   bool wait(const Handle& handle, std::chrono::nanoseconds limit);
+  // Like wait(), for a thread that does other work when the limit is over. Such a thread is not counted.
+  bool drive(const Handle& handle, std::chrono::nanoseconds limit);
 
   // What the ranks of a process set made the others wait, by rank; known to its first rank alone.
   std::map<int, Lateness> lateness(int process_set);
@@ -126,7 +130,10 @@ class Engine {
   // Leaves the job: whatever is pending on this rank fails, and peers that need it from now on are told the reason. What they
   // are executing goes on, unless this rank had a part in it that is not done. `failed`: it leaves because of an error. The
   // destructor does it otherwise.
-  void stop(bool failed, const std::string& reason);
+  void stop(bool failed, const std::string& reason) noexcept;
+  // The engine's message about the lost rank, empty if no operation here failed because of one. Frameworks wrap errors, but
+  // every such error contains this text.
+  std::string loss();
   // The calling thread, without Python's lock, is about to end the process. Other threads that come back from here could
   // not run any more: Python ends a thread that wants its lock back by force. They wait for the end instead.
   void hold_other_threads();
@@ -139,26 +146,37 @@ class Engine {
 
   int rank() const { return config_.rank; }
   int size() const { return config_.size; }
+  bool horovods_gradients() const { return config_.options.horovods_gradients; }
   Place local_place() const { return {static_cast<int>(config_.local_rank), static_cast<int>(config_.local_size)}; }
   // This rank within a process set. Never waits.
   Place place(int process_set);
 
  private:
   using Clock = std::chrono::steady_clock;
+  class Driver;
+  // A process set as its callers see it.
+  struct Use {
+    Place place;
+    size_t under_way = 0;  // operations whose caller has a handle; a refusal has none
+    std::unordered_set<std::string> names;  // of those that belong to no family
+  };
 
   void check_process() const;
   void start_thread();
   void run();
-  bool turn();
-  bool take_submissions();
+  bool turn() noexcept;
+  bool take_submissions() noexcept;
   bool nothing_submitted();
+  bool farewells_sent();
   bool awaits_news() const;
   std::chrono::nanoseconds spin() const;
   ProcessSet& process_set(int id);
-  void drive_until(const Handle& handle, Clock::time_point deadline);
-  void leave_seat();
+  void drive_until(const Handle& handle, Clock::time_point deadline) noexcept;
+  void say_who_waits() noexcept;
+  void leave_seat() noexcept;
   std::optional<std::chrono::nanoseconds> nap() const;
-  void settle(const std::shared_ptr<Operation>& operation, const Error* error);
+  void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept;
+  Error described(const Operation& operation, const Error& error) const noexcept;
   std::shared_ptr<Timeline> take_timeline();
 
   EngineConfig config_;
@@ -167,21 +185,22 @@ class Engine {
 
   std::mutex inbox_mutex_;
   std::vector<std::shared_ptr<Operation>> inbox_;  // guarded by inbox_mutex_
-  size_t under_way_ = 0;  // operations with a handle of their own; guarded by inbox_mutex_
-  // Of operations that belong to no family, by process set; guarded by inbox_mutex_.
-  std::unordered_map<int, std::unordered_set<std::string>> names_in_flight_;
+  std::map<int, Use> uses_;  // by process set; guarded by inbox_mutex_
   std::vector<uint64_t> settled_;  // guarded by inbox_mutex_
-  std::map<int, Place> places_;  // by process set; guarded by inbox_mutex_
   std::vector<std::pair<uint64_t, std::shared_ptr<DeviceEvent>>>
       on_device_;  // settled, but the GPU is not done; likewise
   bool closed_ = false;  // guarded by inbox_mutex_
+  std::string loss_;  // guarded by inbox_mutex_
   std::shared_ptr<Timeline> timeline_;  // null: none is recorded; guarded by inbox_mutex_
   std::atomic<bool> has_submissions_{false};
 
   Seat seat_;
-  std::unique_ptr<Arena> arena_;  // null when no process set can need it, and after stop()
+  WaitingThreads waiting_threads_;
+  std::shared_ptr<Arena> arena_;  // null when no process set can need it, and after stop()
   Doorbell own_doorbell_;  // used when there is no arena
-  Doorbell* doorbell_ = &own_doorbell_;
+  // Owns the arena if it lies there. stop() replaces it with the seat and inbox_mutex_ held, so either is enough to read it. A
+  // thread that rings or sleeps without both has a copy, so the arena outlives the last such thread.
+  std::shared_ptr<Doorbell> doorbell_{std::shared_ptr<void>(), &own_doorbell_};
   std::unique_ptr<PeerWatch> peer_watch_;
   std::unique_ptr<CompletionThreads> completion_threads_ = std::make_unique<CompletionThreads>();  // null after stop()
   const Operation* driven_ = nullptr;  // by enqueue_and_drive(); used only by the thread that holds the seat

@@ -12,7 +12,7 @@ const Error* Families::failure_of(const Family& family) const {
   return found == failed_runs_.end() ? nullptr : &found->error;
 }
 
-bool Families::take_up(const std::shared_ptr<Operation>& operation) {
+bool Families::admit(const std::shared_ptr<Operation>& operation) {
   const Family& family = operation->request->family;
   if (family.name.empty()) return true;
   const auto refused = refused_.find(family.name);
@@ -21,18 +21,7 @@ bool Families::take_up(const std::shared_ptr<Operation>& operation) {
     return false;
   }
   if (!operation->request->refusal.empty()) refused_[family.name] = family.run;
-  if (const auto failures = failures_.find(family.name); failures != failures_.end()) {
-    const auto request = std::make_shared<Request>(*operation->request);
-    request->family.attempt = failures->second;
-    operation->signature = std::make_shared<const std::string>(request->signature());
-    operation->request = request;
-  }
   return true;
-}
-
-void Families::count_failure(const std::string& family) {
-  ++failures_[family];
-  refused_.erase(family);
 }
 
 void Families::end_run(const Family& family, const Error& error) {
@@ -48,13 +37,6 @@ void Families::end_run(const Family& family, const Error& error) {
 Families::Operations Families::take_held(const std::string& family) {
   auto held = held_.extract(family);
   return held.empty() ? Operations{} : std::move(held.mapped());
-}
-
-Families::Operations Families::take_all_held() {
-  Operations all;
-  for (auto& [family, operations] : std::exchange(held_, {}))
-    all.insert(all.end(), operations.begin(), operations.end());
-  return all;
 }
 
 void Families::claim_name(const Operation& operation) {

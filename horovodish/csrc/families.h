@@ -22,17 +22,18 @@ class Families {
 
   // Why an operation of this run fails that is submitted only now; null where the run goes on, or where there is none.
   const Error* failure_of(const Family& family) const;
-  // Takes up an operation whose run goes on, and makes it one of the family's present attempt. False: it is held back,
-  // as this rank has refused an operation of another run, and has not heard yet that all ranks know.
-  bool take_up(const std::shared_ptr<Operation>& operation);
+  // Whether an operation may be submitted now. False: it is held back, because this rank has refused an operation of
+  // another run of the family, and not all ranks have heard of the refusal.
+  bool admit(const std::shared_ptr<Operation>& operation);
 
-  // A decision has failed the family, as this rank learns now.
-  void count_failure(const std::string& family);
+  // A decision has failed the family: all ranks know of a refusal.
+  void forget_refusal(const std::string& family) { refused_.erase(family); }
   // What is submitted of the run from now on fails. Its names are free at once, also those of what is being executed.
   void end_run(const Family& family, const Error& error);
-  // What was held back, to be submitted again; of all families when a rank is lost.
+  // Takes the operations that were held back, so that they are submitted again.
   Operations take_held(const std::string& family);
-  Operations take_all_held();
+  // The same of any family that has some; needs no memory.
+  Operations take_any_held() { return std::move(held_.extract(held_.begin()).mapped()); }
   bool hold_any() const { return !held_.empty(); }
 
   // An operation of a family has its name until it ends; what belongs to no family, and a refusal, has none here.
@@ -48,9 +49,6 @@ class Families {
   };
   static constexpr size_t kRemembered = 64;  // each is needed for as long as its run goes on submitting
 
-  // By family, decisions that failed it so far, of those that this rank has carried out. The negotiation, which may have
-  // heard of more, has a count of its own.
-  std::unordered_map<std::string, size_t> failures_;
   std::deque<FailedRun> failed_runs_;
   std::unordered_map<std::string, int64_t> refused_;  // by family, the run that this rank has refused
   std::unordered_map<std::string, Operations> held_;  // by family

@@ -35,6 +35,8 @@ struct Error {
   ErrorKind kind = ErrorKind::internal;
   std::string message;
 };
+// The message when memory runs out. It fits into std::string without an allocation.
+inline constexpr const char* kOutOfMemory = "out of memory";
 
 // Completion of work on a device. Host memory needs none: it is final once the handle is settled. A device plane
 // settles the handle when the work is launched and leaves its event here, on which the caller's stream is made to wait.
@@ -89,6 +91,7 @@ class Handle {
     state_.store(State::failed, std::memory_order_release);
   }
 
+  int process_set = 0;  // of the operation; known once it is enqueued
   std::vector<Output> outputs;
   int last_joined = -1;  // of a join: the rank that joined last
 

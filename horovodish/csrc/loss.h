@@ -13,6 +13,7 @@ enum class Loss : uint64_t {
   failed,  // a rank has died, or leaves because of an error: it does not finalize MPI
   stall,   // nobody has gone, but some have waited for too long
 };
+inline constexpr uint64_t kLosses = 3;
 
 struct Lost {
   Loss loss = Loss::left;
@@ -26,7 +27,7 @@ struct Lost {
     writer.text(text);
   }
   static Lost decode(Reader& reader) {
-    const auto loss = static_cast<Loss>(reader.number());
+    const auto loss = static_cast<Loss>(reader.number_below(kLosses));
     const uint64_t finished = reader.number();
     return {loss, finished, std::string(reader.text())};
   }

@@ -20,10 +20,10 @@ inline bool mask_bit(const Mask& mask, size_t bit) {
   return bit / 8 < mask.size() && ((mask[bit / 8] >> (bit % 8)) & 1) != 0;
 }
 
-// Of two masks of one size.
+// A bit that one of them has no room for is zero.
 inline Mask intersection(const Mask& a, const Mask& b) {
   if (a.empty() || b.empty()) return {};
-  Mask both = a;
+  Mask both = a.substr(0, b.size());
   bool any = false;
   for (size_t i = 0; i < both.size(); ++i) {
     both[i] = static_cast<char>(both[i] & b[i]);

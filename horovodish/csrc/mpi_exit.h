@@ -11,7 +11,8 @@ namespace horovodish {
 // that ends with an error would wait for peers that wait for it, where its launcher ends the job as soon as it sees the
 // rank's status. `library`: as abi::Mpi::library. `tolerant_world`: the communicator of all ranks if they outlive a dead
 // one, else 0; a rank leaves without finalizing if one of them is dead. Throws std::runtime_error.
-void finalize_mpi_at_exit(const std::string& library, abi::MpiHandle tolerant_world);
+// `rank`: for a warning on stderr if finalizing takes longer than `warning_seconds`; 0: no warning.
+void finalize_mpi_at_exit(const std::string& library, abi::MpiHandle tolerant_world, int rank, double warning_seconds);
 
 // A rank has died or hangs: finalizing would wait for it for ever, so this process leaves without.
 void do_not_finalize_mpi();

@@ -15,16 +15,16 @@ namespace horovodish {
 // Tags of one start of the engine, so that nothing left over from an earlier one is taken for news. The MPI standard
 // promises tags up to 32767.
 struct MpiTags {
-  static constexpr int kOperations = 31, kSlots = 4, kShards = 64;
-  static constexpr int kPerGeneration = 1 + kOperations + kSlots * kShards, kGenerations = 32768 / kPerGeneration;
+  static constexpr int kOperations = 31, kSlots = 4, kExchanges = 64;
+  static constexpr int kPerGeneration = 1 + kOperations + kSlots * kExchanges, kGenerations = 32768 / kPerGeneration;
 
   explicit MpiTags(int generation) : base(generation % kGenerations * kPerGeneration) {}
   int control() const { return base; }
   // Operations that are under way at once have different tags. Messages of one tag between two ranks stay in order.
   int operation(uint64_t sequence) const { return base + 1 + static_cast<int>(sequence % kOperations); }
-  // The same for the exchange of a shard of a chunk of a stream.
-  int exchange(uint64_t chunk, size_t shard) const {
-    return base + 1 + kOperations + static_cast<int>(chunk % kSlots) * kShards + static_cast<int>(shard % kShards);
+  // The tag of one exchange of a chunk of a stream. `number`: below kExchanges, see HostShards.
+  int exchange(uint64_t chunk, size_t number) const {
+    return base + 1 + kOperations + static_cast<int>(chunk % kSlots) * kExchanges + static_cast<int>(number);
   }
 
   int base;
@@ -41,6 +41,13 @@ class MpiRequest {
 
   void send(const void* data, size_t bytes, int to, int tag) {
     check(mpi_->isend(data, static_cast<int>(bytes), mpi_->byte_type, to, tag, mpi_->communicator, request_.data()),
+          "sending to", to);
+    start(to);
+  }
+  // As send(), but done only when the receiver has taken it, and with it all that was sent to it before on this communicator. A
+  // send() is done when MPI has a copy, which it may not have sent yet.
+  void send_and_see_taken(const void* data, size_t bytes, int to, int tag) {
+    check(mpi_->issend(data, static_cast<int>(bytes), mpi_->byte_type, to, tag, mpi_->communicator, request_.data()),
           "sending to", to);
     start(to);
   }

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <map>
+#include <stdexcept>
 
 #include "request.h"
 
@@ -11,6 +13,12 @@ namespace horovodish {
 namespace {
 
 constexpr size_t kShownTensors = 5;  // in a message about tensors that wait
+constexpr const char* kRemedies =
+    ". Remedy: call the same collectives under the same names on every rank. Usual causes: the ranks have different "
+    "numbers "
+    "of batches (use a sampler that gives all the same number, or call hvd.join() after a rank's last batch), or a "
+    "collective is called under `if rank == 0:`.";
+constexpr uint64_t kDoesNotWait = std::numeric_limits<uint64_t>::max();  // instead of a number of decisions
 
 std::vector<std::string> families_of(const Request& request) {
   if (request.family.name.empty()) return {};
@@ -46,6 +54,7 @@ class Negotiation::Child final : public Upward {
   }
   void joined(int last_rank) override { node_.state_joined(participant_, last_rank); }
   void waiting(uint64_t decisions_seen) override { node_.state_waiting(participant_, decisions_seen); }
+  void heard() override { node_.hear(participant_); }
   void lost(const Lost& lost) override { node_.lost(lost); }
   void told(int rank, std::string_view text) override { node_.tell(rank, text); }
   void turn_asked(int process_set, uint64_t decision) override { node_.ask_turn(process_set, decision); }
@@ -59,6 +68,7 @@ Negotiation::Negotiation(bool root, std::vector<RankSet> participants, size_t ca
     : root_(root),
       participants_(std::move(participants)),
       cache_(cache_capacity),
+      unheard_(participants_.count() - 1),
       waiting_(participants_.count()),
       up_(participants_.count() == 1) {}
 
@@ -70,12 +80,19 @@ void Negotiation::from_child(size_t child, std::string_view message) {
 void Negotiation::from_parent(std::string_view message) { read_downward(message, *this); }
 
 void Negotiation::submit(std::string_view name, std::string_view signature, const Mask& absent) {
+  if (participants_.joined[0]) {
+    // The other ranks go on without this one: they count it as joined, whatever it states now.
+    if (!lost_ && !is_stale(0, name, signature)) {
+      after_join_.push_back({std::string(name), std::string(signature), absent});
+    }
+    return;
+  }
   const auto id = cache_.find(name);
   if (id && *cache_.signature(*id) == signature && !by_name_.contains(std::string(name))) {
     state_id(0, *id, own_statement(absent));
   } else {
     ++full_requests_;
-    state_request(0, std::string(name), signed_by(0, signature), own_statement(absent));
+    state_signature(0, std::string(name), signature, own_statement(absent));
   }
 }
 
@@ -84,6 +101,10 @@ void Negotiation::flush() {
   if (std::any_of(by_id_.begin(), by_id_.end(), own) || std::any_of(by_name_.begin(), by_name_.end(), own)) {
     state_waiting(0, decisions_seen_);
   }
+}
+
+void Negotiation::take_back_flush() {
+  if (waiting_[0]) take_back_waiting(0);
 }
 
 void Negotiation::join() { state_joined(0, own_rank()); }
@@ -109,73 +130,111 @@ void Negotiation::ask_turn(int process_set, uint64_t decision) {
   urgent_ = true;
 }
 
-Signatures Negotiation::signed_by(size_t participant, std::string_view signature) const {
-  return {{std::string(signature), participants_.ranks[participant]}};
+// For the parent's Unheard.
+void Negotiation::acknowledge() {
+  if (!root_) up_.heard();
 }
 
-// Made before its rank had heard that the family failed, which it will.
-bool Negotiation::is_void(std::string_view signature) const {
-  if (failures_.empty()) return false;
-  const auto [family, attempt] = Request::attempt_of(signature);
-  const auto failures = failures_.find(std::string(family));
-  return failures != failures_.end() && attempt < failures->second;
+std::optional<Decision> Negotiation::take_decision() {
+  if (decisions_.empty()) return std::nullopt;
+  std::optional<Decision> oldest = std::move(decisions_.front());
+  decisions_.pop_front();
+  return oldest;
+}
+
+void Negotiation::hear(size_t participant) {
+  if (!lost_) unheard_.heard(participant - 1);
+}
+
+bool Negotiation::is_stale(size_t participant, std::string_view name, std::string_view signature) const {
+  if (participant > 0) return unheard_.has_failed(participant - 1, name, signature);
+  return std::any_of(decisions_.begin(), decisions_.end(), [&](const Decision& decision) {
+    return decision.type == Decision::Type::fail && Failed{decision.name, decision.families}.ends(name, signature);
+  });
 }
 
 void Negotiation::state_id(size_t participant, Id id, const Statement& statement) {
+  if (lost_) return;
   const std::string* signature = cache_.signature(id);
-  // Forgotten: void. The ranks that stated it state it again, in full, when they learn that it was forgotten.
-  if (lost_ || signature == nullptr || is_void(*signature)) return;
-  if (!by_name_.empty() && by_name_.contains(cache_.name(id))) {
-    const std::string name = cache_.name(id);  // the decision may drop it from the cache
-    return state_request(participant, name, signed_by(participant, *signature), statement);
+  if (signature == nullptr) {
+    const Forgotten* const forgotten = participant > 0 ? unheard_.forgotten(participant - 1, id) : nullptr;
+    if (forgotten == nullptr) throw std::runtime_error("control message: it names an unknown id");
+    return state_signature(participant, forgotten->name, forgotten->signature, statement);
   }
+  const std::string& name = cache_.name(id);
+  if (is_stale(participant, name, *signature)) return;
+  if (!by_name_.empty() && by_name_.contains(name)) return state_signature(participant, name, *signature, statement);
   Pending& pending = by_id_.try_emplace(id, participants_, ++statements_).first->second;
   pending.state(participant, statement);
-  waiting_[participant].reset();
+  take_back_waiting(participant);
   if (pending.complete()) finish_id(id);
 }
 
-void Negotiation::state_request(size_t participant, const std::string& name, const Signatures& signatures,
+void Negotiation::state_signature(size_t participant, const std::string& name, std::string_view signature,
+                                  const Statement& statement) {
+  RankSet ranks = participants_.ranks[participant];
+  ranks.remove(statement.joined);
+  // Copies: the decision may drop the name from the cache, where it may be from.
+  state_request(participant, std::string(name), {{std::string(signature), std::move(ranks)}}, statement);
+}
+
+void Negotiation::state_request(size_t participant, const std::string& name, Signatures signatures,
                                 const Statement& statement) {
-  const auto is_early = [&](const auto& its) { return is_void(its.first); };
-  if (lost_ || std::any_of(signatures.begin(), signatures.end(), is_early)) return;
+  if (lost_) return;
+  const size_t stale =
+      std::erase_if(signatures, [&](const auto& its) { return is_stale(participant, name, its.first); });
+  if (signatures.empty()) return;
   Pending& pending = stated_in_full(name);
-  pending.state(participant, statement);
+  pending.state(participant, statement, stale == 0);
   pending.add(signatures);
-  waiting_[participant].reset();
+  take_back_waiting(participant);
   if (pending.complete()) finish_request(name);
 }
 
 Pending& Negotiation::stated_in_full(const std::string& name) {
   if (const auto found = by_name_.find(name); found != by_name_.end()) return found->second;
   // Others may have stated the same name by its id, with the signature that the cache holds.
-  if (const auto id = cache_.find(name)) {
-    if (auto found = by_id_.extract(*id); !found.empty()) {
-      found.mapped().spell_out(*cache_.signature(*id));
-      return by_name_.emplace(name, std::move(found.mapped())).first->second;
-    }
-  }
+  if (const auto id = cache_.find(name)) spell_out(*id);
+  if (const auto found = by_name_.find(name); found != by_name_.end()) return found->second;
   return by_name_.try_emplace(name, participants_, ++statements_).first->second;
+}
+
+// Statements made by this id so far count as statements by its name from now on.
+void Negotiation::spell_out(Id id) {
+  auto found = by_id_.extract(id);
+  if (found.empty()) return;
+  found.mapped().spell_out(*cache_.signature(id));
+  by_name_.emplace(cache_.name(id), std::move(found.mapped()));
 }
 
 void Negotiation::state_joined(size_t participant, int last_rank) {
   if (lost_) return;
   participants_.joined[participant] = true;
   last_joined_ = last_rank;
-  // One that fails may end others.
-  for (const Id id : complete_ones(by_id_)) {
-    if (by_id_.contains(id)) finish_id(id);
-  }
-  for (const std::string& name : complete_ones(by_name_)) {
-    if (by_name_.contains(name)) finish_request(name);
-  }
+  finish_complete();
   finish_joined();
+  if (!joined_sent_) finish_waiting();  // perhaps all others wait already
 }
 
 void Negotiation::state_waiting(size_t participant, uint64_t decisions_seen) {
   if (lost_ || waiting_[participant] == decisions_seen) return;
+  if (decisions_seen == kDoesNotWait) return take_back_waiting(participant);
   waiting_[participant] = decisions_seen;
   finish_waiting();
+}
+
+// It has submitted something more, which the parent does not hear of while other ranks of the subtree have not.
+void Negotiation::take_back_waiting(size_t participant) {
+  const bool said_so = !root_ && all_wait();
+  waiting_[participant].reset();
+  if (said_so) up_.waiting(kDoesNotWait);
+}
+
+bool Negotiation::all_wait() const {
+  for (size_t i = 0; i < participants_.count(); ++i) {
+    if (!participants_.joined[i] && waiting_[i] != decisions_seen_) return false;
+  }
+  return !lost_;
 }
 
 void Negotiation::finish_id(Id id) {
@@ -197,6 +256,18 @@ void Negotiation::finish_request(const std::string& name) {
   up_.request(name, pending.signatures(), pending.summary());
 }
 
+void Negotiation::finish_complete() {
+  // One that fails may end others, or leave them without some of their ranks.
+  for (const Id id : complete_ones(by_id_)) {
+    if (const auto found = by_id_.find(id); found != by_id_.end() && found->second.complete()) finish_id(id);
+  }
+  for (const std::string& name : complete_ones(by_name_)) {
+    if (const auto found = by_name_.find(name); found != by_name_.end() && found->second.complete()) {
+      finish_request(name);
+    }
+  }
+}
+
 void Negotiation::finish_joined() {
   const auto& joined = participants_.joined;
   if (joined_sent_ || std::find(joined.begin(), joined.end(), false) != joined.end()) return;
@@ -207,14 +278,12 @@ void Negotiation::finish_joined() {
 
 // Ranks that wait at the same point of the decision stream will not say anything more before the next decision.
 void Negotiation::finish_waiting() {
-  for (size_t i = 0; i < participants_.count(); ++i) {
-    if (!participants_.joined[i] && waiting_[i] != decisions_seen_) return;
-  }
+  if (!all_wait()) return;
   if (!root_) return up_.waiting(decisions_seen_);
   if (!anything_pending()) return;
-  decisions_.push_back({.type = Decision::Type::stuck,
-                        .text = "every rank waits, but not for the same tensors: " + describe_pending() +
-                                ". Remedy: call the same collectives under the same names on every rank."});
+  decisions_.push_back(
+      {.type = Decision::Type::stuck,
+       .text = "every rank waits, but not for the same tensors, so none can go on: " + describe_pending() + kRemedies});
 }
 
 // The root: every rank has submitted the same, or has joined.
@@ -246,14 +315,22 @@ void Negotiation::decide_new(const std::string& name, const std::string& signatu
   execute_new(room ? cache_.next_id() : kNotCached, name, signature, joined, absent);
 }
 
+const std::string& Negotiation::known_signature(Id id) const {
+  const std::string* signature = cache_.signature(id);
+  if (signature == nullptr) throw std::runtime_error("control message: a decision about an id that is not cached");
+  return *signature;
+}
+
 void Negotiation::execute(Id id, int joined, const Mask& absent) {
+  const std::string& signature = known_signature(id);
   down_.execute(id, joined, absent);
   const auto pending = by_id_.extract(id);
   const bool submitted = !pending.empty() && pending.mapped().stated_here();
   cache_.touch(id);
   decisions_.push_back({.type = Decision::Type::execute,
                         .name = cache_.name(id),
-                        .signature = submitted ? std::string{} : *cache_.signature(id),
+                        .submitted = submitted,
+                        .signature = submitted ? std::string{} : signature,
                         .joined_ranks = joined,
                         .absent = absent,
                         .number = ++decisions_seen_});
@@ -267,6 +344,7 @@ void Negotiation::execute_new(Id id, std::string_view name, std::string_view sig
   if (id != kNotCached) cache_.insert(id, name, signature);
   decisions_.push_back({.type = Decision::Type::execute,
                         .name = std::string(name),
+                        .submitted = submitted,
                         .signature = submitted ? std::string{} : std::string(signature),
                         .joined_ranks = joined,
                         .absent = absent,
@@ -274,28 +352,31 @@ void Negotiation::execute_new(Id id, std::string_view name, std::string_view sig
 }
 
 void Negotiation::forget(Id id) {
+  const std::string& signature = known_signature(id);
   down_.forget(id);
-  const auto pending = by_id_.extract(id);
-  const std::string name = cache_.name(id), signature = *cache_.signature(id);
+  acknowledge();
+  if (!lost_) unheard_.add(Forgotten{id, cache_.name(id), signature});
+  spell_out(id);
   cache_.erase(id);
-  if (!pending.empty() && pending.mapped().stated_here()) {
-    state_request(0, name, signed_by(0, signature), own_statement(pending.mapped().absent_here()));
-  }
 }
 
 void Negotiation::fail(std::string_view name, std::string_view text, const std::vector<std::string>& families) {
   down_.fail(name, text, families);
-  for (const std::string& family : families) ++failures_[family];
-  by_name_.erase(std::string(name));
-  if (const auto id = cache_.find(name)) by_id_.erase(*id);
-  std::erase_if(by_id_, [&](const auto& entry) { return is_void(*cache_.signature(entry.first)); });
-  const auto is_early = [&](const std::string& signature) { return is_void(signature); };
+  acknowledge();
+  const Failed failed{std::string(name), families};
+  if (!lost_) unheard_.add(failed);
+  std::erase_if(
+      by_id_, [&](const auto& entry) { return failed.ends(cache_.name(entry.first), *cache_.signature(entry.first)); });
   for (auto entry = by_name_.begin(); entry != by_name_.end();) {
-    entry = entry->second.take_out(is_early) ? by_name_.erase(entry) : std::next(entry);
+    const auto is_stale = [&](const std::string& signature) { return failed.ends(entry->first, signature); };
+    entry = entry->second.take_out(is_stale) ? std::next(entry) : by_name_.erase(entry);
   }
+  std::erase_if(after_join_, [&](const Submission& its) { return failed.ends(its.name, its.signature); });
   decisions_.push_back(
       {.type = Decision::Type::fail, .name = std::string(name), .text = std::string(text), .families = families});
   ++decisions_seen_;
+  // Where ranks of a family are taken out, those that are left may be complete: the others have joined.
+  if (!joined_sent_) finish_complete();
 }
 
 void Negotiation::join_done(int last_rank) {
@@ -304,6 +385,7 @@ void Negotiation::join_done(int last_rank) {
   joined_sent_ = false;
   decisions_.push_back({.type = Decision::Type::join_done, .rank = last_rank});
   ++decisions_seen_;
+  for (const Submission& its : std::exchange(after_join_, {})) submit(its.name, its.signature, its.absent);
 }
 
 void Negotiation::give_turn(int process_set, uint64_t decision) {
@@ -316,6 +398,8 @@ void Negotiation::give_up(const Lost& lost) {
   down_.give_up(lost);
   by_id_.clear();
   by_name_.clear();
+  unheard_.clear();
+  after_join_.clear();
   finished_ = lost_ ? std::min(finished_, lost.finished) : lost.finished;
   if (!lost_) lost_ = lost;
   decisions_.push_back({.type = Decision::Type::lost, .text = lost.text, .loss = lost.loss, .number = finished_});
@@ -335,8 +419,9 @@ std::optional<uint64_t> Negotiation::oldest() const {
 
 std::string Negotiation::describe_pending() const {
   std::map<uint64_t, std::string> lines;
-  for (const auto& [id, pending] : by_id_) lines[pending.serial()] = pending.describe(cache_.name(id));
-  for (const auto& [name, pending] : by_name_) lines[pending.serial()] = pending.describe(name);
+  for (const auto& [id, pending] : by_id_) lines[pending.serial()] = pending.describe(label_of(*cache_.signature(id)));
+  for (const auto& [_, pending] : by_name_)
+    lines[pending.serial()] = pending.describe(label_of(pending.signatures()[0].first));
   std::string text;
   size_t shown = 0;
   for (const auto& [serial, one] : lines) {

@@ -14,7 +14,7 @@
 // that is the same on every rank.
 //
 // Where the ranks disagree about one operation of a family, whatever is undecided of it fails with that decision, at every
-// node. A statement about it that was made before its rank had heard of this is void; its attempt tells.
+// node. A statement that was made before its rank had heard of this is stale: a node drops it, see unheard.h.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +32,7 @@
 #include "pending.h"
 #include "response_cache.h"
 #include "statement.h"
+#include "unheard.h"
 
 namespace horovodish {
 
@@ -49,7 +50,7 @@ struct Decision {
     fail,  // `name` ends on every rank: they disagree as `text` says; `families` end with it
     join_done,  // every rank has joined, `rank` last
     lost,  // a rank has gone, as `text`, `loss` and `number` say: nothing is decided any more
-    stuck,  // root only: every rank waits, and not for the same; `text` says who waits for what
+    stuck,  // root only: every rank waits, but for different tensors, as long as all_wait(); `text` says who waits for what
     asked,  // the root wants to know what this rank is doing: tell() it
     told,  // root only: what `rank` is doing
     turn,  // operation `number` of process set `rank` may be launched on the GPUs, after all turns before
@@ -57,7 +58,8 @@ struct Decision {
   Type type;
   std::string name = {};
   std::string text = {};
-  std::string signature = {};  // of an execute that this rank has not submitted, because it has joined
+  bool submitted = false;  // execute only: true if this rank submitted the tensor, false if it has joined
+  std::string signature = {};  // of an execute that this rank has not submitted
   int joined_ranks = 0;
   int rank = -1;
   Loss loss = Loss::left;
@@ -71,9 +73,10 @@ class Negotiation final : private Downward {
   // `root`: this node has no parent. `participants[0]` is this rank, the others are the subtrees of its children.
   Negotiation(bool root, std::vector<RankSet> participants, size_t cache_capacity);
 
-  // Statements of this rank.
+  // Statements of this rank. What it submits after it has joined is stated once all ranks have joined.
   void submit(std::string_view name, std::string_view signature, const Mask& absent);
   void flush();  // says nothing when nothing of this rank is undecided
+  void take_back_flush();  // this rank may submit more before the next decision
   void join();
 
   // A rank has gone. Known first to this node, or the parent itself is the one that has gone.
@@ -84,6 +87,8 @@ class Negotiation final : private Downward {
   bool anything_pending() const { return !by_id_.empty() || !by_name_.empty(); }
   // Whether some have joined that wait for the others.
   bool any_joined() const;
+  // Whether every rank of this node's subtree waits and will submit nothing more before the next decision.
+  bool all_wait() const;
   // Of what is not decided yet, a number for what has waited longest, and a line for each of the first few.
   std::optional<uint64_t> oldest() const;
   std::string describe_pending() const;
@@ -106,36 +111,50 @@ class Negotiation final : private Downward {
 
   std::string take_for_parent() { return up_.take(); }
   std::string take_for_children() { return down_.take(); }
-  std::deque<Decision> take_decisions() { return std::exchange(decisions_, {}); }
+  // The oldest decision that this rank has not taken yet. Until it takes a failure, it may submit what that ends.
+  std::optional<Decision> take_decision();
 
   size_t cached() const { return cache_.size(); }
+  // How many decisions this node remembers because a child has not heard of them.
+  size_t unheard() const { return unheard_.size(); }
   // How many submissions of this rank were not by id.
   uint64_t full_requests() const { return full_requests_; }
 
  private:
   class Child;
+  struct Submission {
+    std::string name, signature;
+    Mask absent;
+  };
 
   int own_rank() const { return participants_.own_rank(); }
   Statement own_statement(const Mask& absent) const { return {{own_rank(), now_, now_}, {}, absent}; }
-  Signatures signed_by(size_t participant, std::string_view signature) const;
 
   // Statements of a participant.
   void state_id(size_t participant, Id id, const Statement& statement);
-  void state_request(size_t participant, const std::string& name, const Signatures& signatures,
-                     const Statement& statement);
+  void state_signature(size_t participant, const std::string& name, std::string_view signature,
+                       const Statement& statement);
+  void state_request(size_t participant, const std::string& name, Signatures signatures, const Statement& statement);
   void state_joined(size_t participant, int last_rank);
   void state_waiting(size_t participant, uint64_t decisions_seen);
+  void hear(size_t participant);
+  void acknowledge();
+  void take_back_waiting(size_t participant);
   Pending& stated_in_full(const std::string& name);
-  bool is_void(std::string_view signature) const;
+  void spell_out(Id id);
+  // Made by a participant that had not heard that it has failed.
+  bool is_stale(size_t participant, std::string_view name, std::string_view signature) const;
 
   // All participants have made them: the root decides, another node tells its parent.
   void finish_id(Id id);
   void finish_request(const std::string& name);
+  void finish_complete();
   void finish_joined();
   void finish_waiting();
   void decide(const std::string& name, const std::string& signature, const Statement& statement, std::optional<Id> id);
   void decide_new(const std::string& name, const std::string& signature, int joined, const Mask& absent);
 
+  const std::string& known_signature(Id id) const;
   // Decisions, made by the root or received from the parent: passed on, and applied in the same order on every rank.
   void execute(Id id, int joined, const Mask& absent) override;
   void execute_new(Id id, std::string_view name, std::string_view signature, int joined, const Mask& absent) override;
@@ -151,7 +170,8 @@ class Negotiation final : private Downward {
   // What is undecided: a tensor is in one of the two.
   std::unordered_map<Id, Pending> by_id_;
   std::unordered_map<std::string, Pending> by_name_;
-  std::unordered_map<std::string, size_t> failures_;  // by family
+  Unheard unheard_;
+  std::vector<Submission> after_join_;  // of this rank
   int last_joined_ = -1;
   bool joined_sent_ = false;
   bool urgent_ = false;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 
 namespace horovodish {
 
@@ -17,6 +18,7 @@ enum class Up : uint64_t {
   request,
   joined,
   waiting,
+  heard,
   lost,
   told,
   turn
@@ -47,24 +49,28 @@ bool is_same_moment(const Span& a, const Span& b) {
          std::abs(a.last_seconds - b.last_seconds) < kMomentSeconds;
 }
 
+Id read_id(Reader& reader) { return static_cast<Id>(reader.number_below(1ull << 32)); }
+
 Span read_span(Reader& reader, const RankSet& sender, double now) {
   const double last_seconds = std::min(reader.real(), now);
   if (sender.count() == 1) return {sender.first(), last_seconds, last_seconds};
-  const auto last_rank = static_cast<int>(reader.number());
+  const int last_rank = reader.rank();
   return {last_rank, last_seconds - reader.real(), last_seconds};
 }
 
 Signatures read_signatures(Reader& reader) {
-  Signatures signatures(reader.number());
+  Signatures signatures(reader.count());
   for (auto& [signature, ranks] : signatures) {
     signature = reader.text();
     ranks = RankSet::decode(reader);
+    if (ranks.empty()) throw std::runtime_error("control message: a request of no rank");
   }
+  if (signatures.empty()) throw std::runtime_error("control message: no request");
   return signatures;
 }
 
 std::vector<std::string> read_texts(Reader& reader) {
-  std::vector<std::string> texts(reader.number());
+  std::vector<std::string> texts(reader.count());
   for (std::string& text : texts) text = reader.text();
   return texts;
 }
@@ -102,6 +108,8 @@ void UpwardWriter::waiting(uint64_t decisions_seen) {
   begin(records_, Up::waiting);
   records_.number(decisions_seen);
 }
+
+void UpwardWriter::heard() { begin(records_, Up::heard); }
 
 void UpwardWriter::lost(const Lost& lost) {
   begin(records_, Up::lost);
@@ -144,15 +152,15 @@ void read_upward(std::string_view message, const RankSet& sender, double now, Up
         statement.span = read_span(reader, sender, now);
         break;
       case Up::ready:
-        receiver.ready(static_cast<Id>(reader.number()), statement);
+        receiver.ready(read_id(reader), statement);
         break;
       case Up::ready_run: {
-        const auto first = static_cast<Id>(reader.number()), count = static_cast<Id>(reader.number());
+        const auto first = read_id(reader), count = read_id(reader);
         for (Id i = 0; i < count; ++i) receiver.ready(first + i, statement);
         break;
       }
       case Up::ready_with: {
-        const auto id = static_cast<Id>(reader.number());
+        const auto id = read_id(reader);
         const RankSet joined = RankSet::decode(reader);
         receiver.ready(id, {statement.span, joined, Mask(reader.text())});
         break;
@@ -165,24 +173,29 @@ void read_upward(std::string_view message, const RankSet& sender, double now, Up
         break;
       }
       case Up::joined:
-        receiver.joined(static_cast<int>(reader.number()));
+        receiver.joined(reader.rank());
         break;
       case Up::waiting:
         receiver.waiting(reader.number());
+        break;
+      case Up::heard:
+        receiver.heard();
         break;
       case Up::lost:
         receiver.lost(Lost::decode(reader));
         break;
       case Up::told: {
-        const auto rank = static_cast<int>(reader.number());
+        const int rank = reader.rank();
         receiver.told(rank, reader.text());
         break;
       }
       case Up::turn: {
-        const auto process_set = static_cast<int>(reader.number());
+        const int process_set = reader.rank();
         receiver.turn_asked(process_set, reader.number());
         break;
       }
+      default:
+        throw std::runtime_error("control message: unknown record");
     }
   }
 }
@@ -241,28 +254,28 @@ void read_downward(std::string_view message, Downward& receiver) {
   while (!reader.done()) {
     switch (static_cast<Down>(reader.number())) {
       case Down::execute:
-        receiver.execute(static_cast<Id>(reader.number()), 0, {});
+        receiver.execute(read_id(reader), 0, {});
         break;
       case Down::execute_run: {
-        const auto first = static_cast<Id>(reader.number()), count = static_cast<Id>(reader.number());
+        const auto first = read_id(reader), count = read_id(reader);
         for (Id i = 0; i < count; ++i) receiver.execute(first + i, 0, {});
         break;
       }
       case Down::execute_with: {
-        const auto id = static_cast<Id>(reader.number());
-        const auto joined = static_cast<int>(reader.number());
+        const auto id = read_id(reader);
+        const int joined = reader.rank();
         receiver.execute(id, joined, Mask(reader.text()));
         break;
       }
       case Down::execute_new: {
-        const auto id = static_cast<Id>(reader.number());
+        const auto id = read_id(reader);
         const std::string_view name = reader.text(), signature = reader.text();
-        const auto joined = static_cast<int>(reader.number());
+        const int joined = reader.rank();
         receiver.execute_new(id, name, signature, joined, Mask(reader.text()));
         break;
       }
       case Down::forget:
-        receiver.forget(static_cast<Id>(reader.number()));
+        receiver.forget(read_id(reader));
         break;
       case Down::fail: {
         const std::string_view name = reader.text(), text = reader.text();
@@ -270,7 +283,7 @@ void read_downward(std::string_view message, Downward& receiver) {
         break;
       }
       case Down::join_done:
-        receiver.join_done(static_cast<int>(reader.number()));
+        receiver.join_done(reader.rank());
         break;
       case Down::lost:
         receiver.give_up(Lost::decode(reader));
@@ -279,10 +292,12 @@ void read_downward(std::string_view message, Downward& receiver) {
         receiver.ask();
         break;
       case Down::turn: {
-        const auto process_set = static_cast<int>(reader.number());
+        const int process_set = reader.rank();
         receiver.give_turn(process_set, reader.number());
         break;
       }
+      default:
+        throw std::runtime_error("control message: unknown record");
     }
   }
 }

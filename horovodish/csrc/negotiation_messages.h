@@ -28,6 +28,8 @@ class Upward {
   virtual void request(std::string_view name, const Signatures& signatures, const Statement& statement) = 0;  // in full
   virtual void joined(int last_rank) = 0;
   virtual void waiting(uint64_t decisions_seen) = 0;
+  // Of the sender: it has applied one more of the decisions that its parent remembers for it, see unheard.h.
+  virtual void heard() = 0;
   // Of single ranks, for the root:
   virtual void lost(const Lost& lost) = 0;
   virtual void told(int rank, std::string_view text) = 0;
@@ -62,6 +64,7 @@ class UpwardWriter final : public Upward {
   void request(std::string_view name, const Signatures& signatures, const Statement& statement) override;
   void joined(int last_rank) override;
   void waiting(uint64_t decisions_seen) override;
+  void heard() override;
   void lost(const Lost& lost) override;
   void told(int rank, std::string_view text) override;
   void turn_asked(int process_set, uint64_t decision) override;

@@ -111,7 +111,9 @@ void Neighbours::send_farewell(const Lost& lost) {
 bool Neighbours::advance_farewell() {
   const auto sent = [](Edge& edge) {
     edge.link->advance();
-    return edge.lost || edge.link->all_sent();
+    while (edge.link->receive()) {
+    }
+    return edge.lost || edge.link->farewell() || edge.link->all_sent();  // a peer that has left takes nothing any more
   };
   bool all = !parent_ || sent(*parent_);
   for (Edge& child : children_) all &= sent(child);

@@ -43,6 +43,7 @@ struct Operation {
   std::shared_ptr<DeviceEvent> done;  // of an operation on a device, once launched: when it is complete
   std::function<void()> inner;  // of an operation that a plane makes of its own: called instead of settling its handle
   std::function<void(const Handle&)> then;  // is called on a thread for that when the handle is settled; may be empty
+  std::shared_ptr<Operation> next;  // in the queue of those whose `then` is to be called
   Trace trace;
 
   // The neutral value of a rank that has joined must not be scaled. Then every other rank scales its own contribution when it

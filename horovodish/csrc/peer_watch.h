@@ -2,6 +2,8 @@
 // as nothing happens. (kill(pid, 0) would take a zombie for alive.)
 #pragma once
 
+#include <poll.h>
+
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -12,7 +14,8 @@ namespace horovodish {
 
 class PeerWatch {
  public:
-  // `sockets` by local rank, -1 for this rank; closed by the destructor. `on_loss` is called on the watching thread.
+  // `sockets` by local rank, -1 for this rank; closed by the destructor, or when
+  // the constructor throws. `on_loss` is called on the watching thread.
   PeerWatch(std::vector<int> sockets, std::function<void()> on_loss);
   ~PeerWatch();
 
@@ -20,8 +23,10 @@ class PeerWatch {
 
  private:
   void run();
+  void close_all();
 
   std::vector<int> sockets_;
+  std::vector<pollfd> polled_;  // the thread's alone: it allocates nothing, as nobody could be told that it failed
   std::function<void()> on_loss_;
   std::unique_ptr<std::atomic<bool>[]> gone_;
   int stop_event_;

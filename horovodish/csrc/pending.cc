@@ -4,18 +4,17 @@
 
 namespace horovodish {
 
-void Pending::state(size_t participant, const Statement& statement) {
-  stated_[participant] = true;
+void Pending::state(size_t participant, const Statement& statement, bool whole) {
+  if (whole) stated_[participant] = true;
   span_.add(statement.span);
   joined_.add(statement.joined);
   absent_ = absent_ ? intersection(*absent_, statement.absent) : statement.absent;
-  if (participant == 0) absent_here_ = statement.absent;
 }
 
 void Pending::add(const Signatures& signatures) {
   for (const auto& [signature, ranks] : signatures) {
     const auto same = std::find_if(signatures_.begin(), signatures_.end(),
-                                   [&](const auto& known) { return known.first == signature; });
+                                   [&signature = signature](const auto& known) { return known.first == signature; });
     if (same == signatures_.end()) {
       signatures_.emplace_back(signature, ranks);
     } else {
@@ -29,23 +28,24 @@ void Pending::spell_out(const std::string& signature) {
   for (size_t i = 0; i < participants_.count(); ++i) {
     if (stated_[i]) ranks.add(participants_.ranks[i]);
   }
+  ranks.remove(joined_);
   signatures_ = {{signature, ranks}};
 }
 
-bool Pending::take_out(const std::function<bool(const std::string&)>& is_void) {
+bool Pending::take_out(const std::function<bool(const std::string&)>& is_stale) {
   RankSet ranks;
   std::erase_if(signatures_, [&](const auto& its) {
-    if (!is_void(its.first)) return false;
+    if (!is_stale(its.first)) return false;
     ranks.add(its.second);
     return true;
   });
-  if (signatures_.empty()) return true;
+  if (signatures_.empty()) return false;
   for (size_t i = 0; i < participants_.count(); ++i) {
     if (!participants_.ranks[i].overlaps(ranks)) continue;
     stated_[i] = false;
     passed_up_ = false;
   }
-  return false;
+  return true;
 }
 
 bool Pending::complete() const {
@@ -61,15 +61,16 @@ Statement Pending::summary() const {
   for (size_t i = 0; i < participants_.count(); ++i) {
     if (!stated_[i]) all.joined.add(participants_.ranks[i]);
   }
+  for (const auto& [signature, ranks] : signatures_) all.joined.remove(ranks);
   return all;
 }
 
-std::string Pending::describe(const std::string& name) const {
+std::string Pending::describe(const std::string& label) const {
   RankSet stated, missing;
   for (size_t i = 0; i < participants_.count(); ++i) {
     if (!participants_.joined[i]) (stated_[i] ? stated : missing).add(participants_.ranks[i]);
   }
-  return "'" + name + "' was submitted by " + stated.text() + " but not by " + missing.text();
+  return label + " was submitted by " + stated.text() + " but not by " + missing.text();
 }
 
 }  // namespace horovodish

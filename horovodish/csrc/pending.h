@@ -25,28 +25,29 @@ struct Participants {
 
 class Pending {
  public:
-  // `participants` outlive it. `serial`: tells which of two is older.
+  // `participants` outlive it. `serial` tells which of two is older.
   Pending(const Participants& participants, uint64_t serial)
       : participants_(participants), serial_(serial), stated_(participants.count()) {}
 
-  void state(size_t participant, const Statement& statement);
-  // In full: `signatures` are those of the participant's ranks.
+  // `whole`: every rank of the participant has stated it or joined.
+  void state(size_t participant, const Statement& statement, bool whole = true);
+  // In full: the signatures of the participant's ranks. Those that are known already change nothing.
   void add(const Signatures& signatures);
   // What was stated by an id so far was stated with this signature.
   void spell_out(const std::string& signature);
-  // Takes out the statements with such signatures. True when nothing is left; else those who made them will state it
-  // again, perhaps with others of their subtree.
-  bool take_out(const std::function<bool(const std::string&)>& is_void);
+  // Takes out the statements with such signatures. False when nothing is left. Participants whose other ranks have
+  // stated it, too, are incomplete then, unless they have joined.
+  bool take_out(const std::function<bool(const std::string&)>& is_stale);
 
   // Every participant has stated it or joined, and the parent has not been told yet.
   bool complete() const;
   void set_passed_up() { passed_up_ = true; }
   // All of it in one, once it is complete.
   Statement summary() const;
-  const Signatures& signatures() const { return signatures_; }  // empty unless it was stated in full
+  // By signature, the ranks that have stated it; empty unless it was stated in full.
+  const Signatures& signatures() const { return signatures_; }
 
   bool stated_here() const { return stated_[0]; }  // by this rank
-  const Mask& absent_here() const { return absent_here_; }
   uint64_t serial() const { return serial_; }
   // Who has submitted it and who has not.
   std::string describe(const std::string& name) const;
@@ -58,7 +59,6 @@ class Pending {
   Span span_;
   RankSet joined_;  // of the ranks whose subtree has stated it
   std::optional<Mask> absent_;  // the intersection so far
-  Mask absent_here_;
   Signatures signatures_;
   bool passed_up_ = false;
 };

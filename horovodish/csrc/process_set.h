@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -29,7 +30,7 @@ namespace horovodish {
 class ProcessSet {
  public:
   using Clock = std::chrono::steady_clock;
-  // Called once for every operation, with its error or none.
+  // Called once for every operation, with its error or none. Throws nothing.
   using Settle = std::function<void(const std::shared_ptr<Operation>&, const Error*)>;
   // Called with a process set and the number of a decision of its own: its first rank asks for a turn; the global set has
   // given it one.
@@ -39,11 +40,13 @@ class ProcessSet {
   ProcessSet(ProcessSetConfig config, const EngineOptions& options, Arena* arena, const PeerWatch* watch,
              LaunchOrder& order, Settle settle, Turn ask_turn, Turn give_turn);
 
-  void submit(std::shared_ptr<Operation> operation);
+  // An exception in the functions that are noexcept ends this rank's part in the set: what it has under way fails, and the peers
+  // are told why.
+  void submit(const std::shared_ptr<Operation>& operation) noexcept;
   // One look at everything that can have moved; true when something has.
-  bool turn();
-  // A caller waits for something of this set.
-  void flush() { negotiation_.flush(); }
+  bool turn() noexcept;
+  // `all_threads_wait`: in this set, so this rank submits nothing more before the next decision. If that ends, it says so.
+  void flush(bool all_threads_wait) noexcept;
   // Whether news of neighbours matters now. One that has made room for what is unsent says so.
   bool awaits_news() const { return busy() || neighbours_.has_unsent(); }
   bool busy() const { return !undecided_.empty() || families_.hold_any() || !executing_.empty() || join_; }
@@ -53,11 +56,15 @@ class ProcessSet {
   std::optional<std::chrono::nanoseconds> nap() const;
 
   // Of the global set: asks for a turn for a decision of another one.
-  void ask_turn(int process_set, uint64_t decision);
+  void ask_turn(int process_set, uint64_t decision) noexcept;
+  // The turn of an operation of this set has come up.
+  void add_turn(uint64_t decision);
 
   // Ends everything that this rank has under way and says farewell to the peers; advance_farewell() until it is true.
-  void leave(bool failed, const std::string& reason, const Error& error);
-  bool advance_farewell() { return neighbours_.advance_farewell(); }
+  void leave(bool failed, const std::string& reason) noexcept;
+  bool advance_farewell() noexcept;
+  // Whether peers on other hosts may still need what MPI has taken from this rank but not sent yet.
+  bool may_hold_data() const { return config_.mpi && !last_; }
 
   const std::map<int, Lateness>& lateness() const { return negotiation_.lateness(); }
   uint64_t full_requests() const { return negotiation_.full_requests(); }
@@ -76,13 +83,20 @@ class ProcessSet {
     std::string text;
   };
 
+  template <class Step>
+  void guarded(Step step) noexcept;
+  void leave_because_of(const std::exception_ptr& failure) noexcept;
+  void leave(const Lost& lost, const Error& error);
+  bool advance();
+
   // Before the decision.
+  void take_up(const std::shared_ptr<Operation>& operation);
   bool name_in_use(const Request& request) const;
   void refuse_name(const std::shared_ptr<Operation>& operation);
   void submit_next(const std::string& name);
   void fail(const std::string& name, const Error& error);
   void fail_family(const std::string& family, const Decision& decision);
-  void abandon_undecided(const Error& error);
+  void abandon_undecided(const Error& error) noexcept;
 
   // From the decision to the end.
   void apply_decisions();
@@ -92,9 +106,9 @@ class ProcessSet {
   bool advance_plane();
   void complete(const std::shared_ptr<Operation>& operation);
   void refuse(const std::shared_ptr<Operation>& operation, const Error& error);
-  void settle(const std::shared_ptr<Operation>& operation, const Error* error);
+  void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept;
   uint64_t finished() const;
-  void abandon_executing(const Error& error);
+  void abandon_executing(const Error& error) noexcept;
 
   // When a rank is lost.
   void apply_lost(const Decision& lost);
@@ -108,7 +122,7 @@ class ProcessSet {
   std::optional<uint64_t> waiting() const;
   std::string describe_waiting() const;
   std::string status() const;
-  void report_stuck();
+  void end_stuck();
 
   const ProcessSetConfig config_;
   const EngineOptions options_;
@@ -128,15 +142,18 @@ class ProcessSet {
   std::shared_ptr<Operation> join_;  // null when this rank has not joined
 
   std::optional<Last> last_;  // once a rank is lost
+  std::exception_ptr failure_;  // what a step of this set has thrown
+  bool said_farewell_ = false;
   std::optional<Broken> broken_;
 
   std::optional<StallInspector> stall_;  // unless nobody wants to know
   Clock::time_point next_inspection_{};
   uint64_t news_ = 0;  // counts what shows that this rank is not stuck, or that the root is not
-  std::optional<uint64_t> news_when_asked_;
+  Clock::time_point stacks_shown_ = Clock::time_point::max();  // for the idle time since then, the value of last_news_
   Clock::time_point last_news_{};  // the last submission or decision
   Clock::time_point last_progress_{};
-  std::string last_submitted_;
+  std::optional<Clock::time_point> last_turn_;  // when an operation of another set was last given one
+  std::shared_ptr<const Request> last_submitted_;
   std::string stuck_text_;  // at the root, that every rank waits and why nothing is decided; empty when that is not so
   Clock::time_point stuck_since_{};
 };

@@ -41,6 +41,7 @@ struct EngineOptions {
   bool nccl_alone = false;  // a rank that is alone uses NCCL for CUDA tensors, too
   bool shared_gpu = false;  // several ranks may use one GPU
   int stack_signal = 0;  // makes this process print its Python stacks, when a rank lags; 0: none
+  bool horovods_gradients = false;  // collectives have Horovod's gradients, for programs that depend on it
 };
 
 }  // namespace horovodish

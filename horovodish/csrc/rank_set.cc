@@ -1,6 +1,7 @@
 #include "rank_set.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 namespace horovodish {
 
@@ -18,17 +19,15 @@ void RankSet::add(const RankSet& other) {
   intervals_ = std::move(merged);
 }
 
-void RankSet::remove(int rank) {
-  std::vector<std::pair<int, int>> left;
-  for (const auto& [first, last] : intervals_) {
-    if (rank < first || rank > last) {
-      left.emplace_back(first, last);
-      continue;
+void RankSet::remove(const RankSet& other) {
+  for (const auto& [from, to] : other.intervals_) {
+    std::vector<std::pair<int, int>> left;
+    for (const auto& [first, last] : intervals_) {
+      if (first < from) left.emplace_back(first, std::min(last, from - 1));
+      if (to < last) left.emplace_back(std::max(first, to + 1), last);
     }
-    if (first < rank) left.emplace_back(first, rank - 1);
-    if (rank < last) left.emplace_back(rank + 1, last);
+    intervals_ = std::move(left);
   }
-  intervals_ = std::move(left);
 }
 
 int RankSet::count() const {
@@ -72,9 +71,11 @@ void RankSet::encode(Writer& writer) const {
 
 RankSet RankSet::decode(Reader& reader) {
   RankSet set;
-  for (uint64_t left = reader.number(); left > 0; --left) {
-    const int first = static_cast<int>(reader.number());
-    const int last = static_cast<int>(reader.number());
+  for (size_t left = reader.count(); left > 0; --left) {
+    const int first = reader.rank(), last = reader.rank();
+    if (first > last || (!set.empty() && first <= set.intervals_.back().second + 1)) {
+      throw std::runtime_error("control message: ranks out of order");
+    }
     set.intervals_.emplace_back(first, last);
   }
   return set;

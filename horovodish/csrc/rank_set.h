@@ -15,7 +15,7 @@ class RankSet {
   explicit RankSet(int rank) : intervals_{{rank, rank}} {}
 
   void add(const RankSet& other);
-  void remove(int rank);
+  void remove(const RankSet& other);
   int count() const;
   bool empty() const { return intervals_.empty(); }
   bool contains(int rank) const;

@@ -9,16 +9,15 @@
 #include <type_traits>
 
 #include "half.h"
+#include "instructions.h"
 #include "standard_floats.h"
 
-// One wheel for every x86-64: the loader picks the variant that the processor can run. It does so before
-// ThreadSanitizer is ready for any code to run.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
-#define HOROVODISH_VARIANTS __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #define HOROVODISH_INLINE inline __attribute__((always_inline))
+// Of a loop: its target may be one of its sources, but no element depends on another.
+#if defined(__clang__)
+#define HOROVODISH_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
-#define HOROVODISH_VARIANTS
-#define HOROVODISH_INLINE inline
+#define HOROVODISH_INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
 namespace horovodish {
@@ -87,35 +86,42 @@ struct Maximum {
   }
 };
 
-template <class A>
-HOROVODISH_INLINE A floor_divided(A value, int divisor) {
-  const A quotient = static_cast<A>(value / static_cast<int64_t>(divisor));
-  return static_cast<A>(quotient -
-                        (value < 0 && static_cast<int64_t>(quotient) * divisor != static_cast<int64_t>(value)));
+template <class Function>
+HOROVODISH_INLINE void with_operator(ReduceOp op, Function function) {
+  switch (op) {
+    case ReduceOp::average:
+    case ReduceOp::sum:
+      return function(Add{});
+    case ReduceOp::min:
+      return function(Minimum{});
+    case ReduceOp::max:
+      return function(Maximum{});
+    case ReduceOp::product:
+      return function(Multiply{});
+    case ReduceOp::adasum:
+      throw std::logic_error("Adasum is no element-wise reduction");
+  }
+}
+
+// Floating-point numbers times `factor`, which is exact where it is 1; integers as they are.
+template <class T, class A>
+HOROVODISH_INLINE T finished(A value, double factor) {
+  if constexpr (std::is_floating_point_v<A>) value *= static_cast<A>(factor);
+  return Element<T>::store(value);
 }
 
 // Where nothing is scaled before the reduction, and only floating-point numbers after it: each element is read and written
-// once, but for what more than two sources keep in the accumulator. `ivdep`: the target may be a source, but no element
-// depends on another.
+// once, but for what more than two sources keep in the accumulator.
 template <class T, class Op>
 HOROVODISH_INLINE void reduce_unscaled(T* target, const T* const* sources, size_t sources_count, size_t count,
                                        double factor, Op op) {
   using E = Element<T>;
   using A = typename E::Accumulator;
-  const auto finished = [factor](A value) __attribute__((always_inline)) {
-    if constexpr (std::is_floating_point_v<A>) value *= static_cast<A>(factor);  // exact where it is 1
-    return E::store(value);
-  };
   const T* const first = sources[0];
   const T* const last = sources[sources_count - 1];
-  if (sources_count == 1) {
-#pragma GCC ivdep
-    for (size_t i = 0; i < count; ++i) target[i] = finished(E::load(first[i]));
-    return;
-  }
   if (sources_count == 2) {
-#pragma GCC ivdep
-    for (size_t i = 0; i < count; ++i) target[i] = finished(op(E::load(first[i]), E::load(last[i])));
+    HOROVODISH_INDEPENDENT
+    for (size_t i = 0; i < count; ++i) target[i] = finished<T>(op(E::load(first[i]), E::load(last[i])), factor);
     return;
   }
   A accumulator[kBlock];
@@ -127,40 +133,40 @@ HOROVODISH_INLINE void reduce_unscaled(T* target, const T* const* sources, size_
       source = sources[s] + begin;
       for (size_t i = 0; i < length; ++i) accumulator[i] = op(accumulator[i], E::load(source[i]));
     }
-#pragma GCC ivdep
-    for (size_t i = 0; i < length; ++i) target[begin + i] = finished(op(accumulator[i], E::load(last[begin + i])));
+    HOROVODISH_INDEPENDENT
+    for (size_t i = 0; i < length; ++i) {
+      target[begin + i] = finished<T>(op(accumulator[i], E::load(last[begin + i])), factor);
+    }
   }
 }
 
-template <class T, class Op>
-HOROVODISH_INLINE void reduce_blocks(T* target, const T* const* sources, size_t sources_count, size_t count,
-                                     const Scaling& scaling, Op op) {
+// Everything else, in passes over blocks. The operator is chosen for each block: compiling all passes for each operator
+// would take several times as long.
+template <class T>
+HOROVODISH_INLINE void reduce_scaled(ReduceOp op, T* target, const T* const* sources, size_t sources_count,
+                                     size_t count, double prescale, double factor, int divisor) {
   using E = Element<T>;
   using A = typename E::Accumulator;
-  const double prescale = scaling.prescale;
-  double factor = scaling.postscale;
-  if constexpr (std::is_floating_point_v<A>) factor /= scaling.divisor;
-  if (prescale == 1.0 && (std::is_floating_point_v<A> || (factor == 1.0 && scaling.divisor == 1))) {
-    return reduce_unscaled(target, sources, sources_count, count, factor, op);
-  }
   A accumulator[kBlock];
+  A block[kBlock];
   for (size_t begin = 0; begin < count; begin += kBlock) {
     const size_t length = std::min(kBlock, count - begin);
     for (size_t s = 0; s < sources_count; ++s) {
       const T* source = sources[s] + begin;
-      if (prescale != 1.0 && s == 0) {
-        for (size_t i = 0; i < length; ++i) accumulator[i] = scaled(E::load(source[i]), prescale);
-      } else if (prescale != 1.0) {
-        for (size_t i = 0; i < length; ++i) accumulator[i] = op(accumulator[i], scaled(E::load(source[i]), prescale));
-      } else if (s == 0) {
-        for (size_t i = 0; i < length; ++i) accumulator[i] = E::load(source[i]);
+      A* const loaded = s == 0 ? accumulator : block;
+      if (prescale == 1.0) {
+        for (size_t i = 0; i < length; ++i) loaded[i] = E::load(source[i]);
       } else {
-        for (size_t i = 0; i < length; ++i) accumulator[i] = op(accumulator[i], E::load(source[i]));
+        for (size_t i = 0; i < length; ++i) loaded[i] = scaled(E::load(source[i]), prescale);
       }
+      if (s == 0) continue;
+      with_operator(op, [&](auto combine) __attribute__((always_inline)) {
+        for (size_t i = 0; i < length; ++i) accumulator[i] = combine(accumulator[i], block[i]);
+      });
     }
     if constexpr (std::is_integral_v<A>) {
-      if (scaling.divisor != 1) {
-        for (size_t i = 0; i < length; ++i) accumulator[i] = floor_divided(accumulator[i], scaling.divisor);
+      if (divisor != 1) {
+        for (size_t i = 0; i < length; ++i) accumulator[i] = static_cast<A>(accumulator[i] / divisor);
       }
     }
     if (factor != 1.0) {
@@ -171,32 +177,33 @@ HOROVODISH_INLINE void reduce_blocks(T* target, const T* const* sources, size_t 
 }
 
 template <class T>
-HOROVODISH_INLINE void reduce_typed(ReduceOp op, void* target, const void* const* sources, size_t sources_count,
-                                    size_t count, const Scaling& scaling) {
-  const auto run = [&](auto function) __attribute__((always_inline)) {
-    reduce_blocks(static_cast<T*>(target), reinterpret_cast<const T* const*>(sources), sources_count, count, scaling,
-                  function);
-  };
-  switch (op) {
-    case ReduceOp::average:
-    case ReduceOp::sum:
-      return run(Add{});
-    case ReduceOp::min:
-      return run(Minimum{});
-    case ReduceOp::max:
-      return run(Maximum{});
-    case ReduceOp::product:
-      return run(Multiply{});
-    case ReduceOp::adasum:
-      throw std::logic_error("Adasum is no element-wise reduction");
+HOROVODISH_INLINE void reduce_typed(ReduceOp op, void* to, const void* const* from, size_t sources_count, size_t count,
+                                    const Scaling& scaling) {
+  using E = Element<T>;
+  constexpr bool is_floating = std::is_floating_point_v<typename E::Accumulator>;
+  auto* const target = static_cast<T*>(to);
+  const auto* const sources = reinterpret_cast<const T* const*>(from);
+  const double factor = is_floating ? scaling.postscale / scaling.divisor : scaling.postscale;
+  if (scaling.prescale != 1.0 || (!is_floating && (factor != 1.0 || scaling.divisor != 1))) {
+    return reduce_scaled(op, target, sources, sources_count, count, scaling.prescale, factor, scaling.divisor);
   }
+  if (sources_count == 1) {
+    const T* const source = sources[0];
+    HOROVODISH_INDEPENDENT
+    for (size_t i = 0; i < count; ++i) target[i] = finished<T>(E::load(source[i]), factor);
+    return;
+  }
+  with_operator(op, [&](auto combine) __attribute__((always_inline)) {
+    reduce_unscaled(target, sources, sources_count, count, factor, combine);
+  });
 }
 
-#define HOROVODISH_REDUCE(NAME, T)                                                                           \
-  HOROVODISH_VARIANTS void NAME(ReduceOp op, void* target, const void* const* sources, size_t sources_count, \
-                                size_t count, const Scaling& scaling) {                                      \
-    reduce_typed<T>(op, target, sources, sources_count, count, scaling);                                     \
-  }
+#define HOROVODISH_REDUCE(NAME, T)                                                                                \
+  HOROVODISH_VARIANTS(void, NAME,                                                                                 \
+                      (ReduceOp op, void* target, const void* const* sources, size_t sources_count, size_t count, \
+                       const Scaling& scaling),                                                                   \
+                      (op, target, sources, sources_count, count, scaling),                                       \
+                      return reduce_typed<T>(op, target, sources, sources_count, count, scaling))
 HOROVODISH_REDUCE(reduce_uint8, uint8_t)
 HOROVODISH_REDUCE(reduce_int8, int8_t)
 HOROVODISH_REDUCE(reduce_int16, int16_t)
@@ -247,15 +254,15 @@ HOROVODISH_INLINE void weighted_sum_typed(T* target, const T* const* sources, co
   }
 }
 
-#define HOROVODISH_ADASUM(SUFFIX, T)                                                                                \
-  HOROVODISH_VARIANTS double dot_##SUFFIX(const void* left, const void* right, size_t count) {                      \
-    return dot_typed(static_cast<const T*>(left), static_cast<const T*>(right), count);                             \
-  }                                                                                                                 \
-  HOROVODISH_VARIANTS void weighted_sum_##SUFFIX(void* target, const void* const* sources, const double* weights,   \
-                                                 size_t sources_count, size_t count) {                              \
-    weighted_sum_typed(static_cast<T*>(target), reinterpret_cast<const T* const*>(sources), weights, sources_count, \
-                       count);                                                                                      \
-  }
+#define HOROVODISH_ADASUM(SUFFIX, T)                                                                                   \
+  HOROVODISH_VARIANTS(double, dot_##SUFFIX, (const void* left, const void* right, size_t count), (left, right, count), \
+                      return dot_typed(static_cast<const T*>(left), static_cast<const T*>(right), count))              \
+  HOROVODISH_VARIANTS(                                                                                                 \
+      void, weighted_sum_##SUFFIX,                                                                                     \
+      (void* target, const void* const* sources, const double* weights, size_t sources_count, size_t count),           \
+      (target, sources, weights, sources_count, count),                                                                \
+      return weighted_sum_typed(static_cast<T*>(target), reinterpret_cast<const T* const*>(sources), weights,          \
+                                sources_count, count))
 HOROVODISH_ADASUM(float16, Float16)
 HOROVODISH_ADASUM(bfloat16, BFloat16)
 HOROVODISH_ADASUM(float32, float)
@@ -298,7 +305,10 @@ void reduce(DType dtype, ReduceOp op, void* target, const void* const* sources, 
     case DType::float64:
       return reduce_float64(op, target, sources, sources_count, count, scaling);
     case DType::boolean:
-      throw std::logic_error("bool has no reduction");
+    case DType::uint16:
+    case DType::uint32:
+    case DType::uint64:
+      throw std::logic_error(std::string(name_of(dtype)) + " has no reduction");
   }
 }
 
@@ -323,6 +333,10 @@ void fill_neutral(DType dtype, ReduceOp op, void* target, size_t count) {
       return fill_typed<float>(op, target, count);
     case DType::float64:
       return fill_typed<double>(op, target, count);
+    case DType::uint16:
+    case DType::uint32:
+    case DType::uint64:
+      throw std::logic_error(std::string(name_of(dtype)) + " has no reduction");
   }
 }
 

@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 #include <sstream>
+#include <stdexcept>
 
 namespace horovodish {
 
@@ -111,18 +112,17 @@ std::optional<Difference> first_difference(const Request& a, const Request& b) {
 }  // namespace
 
 int64_t Member::count() const {
-  int64_t total = 1;
+  uint64_t total = 1;  // what another rank names may be more than there can be
   for (const int64_t length : shape) {
-    if (length != kAnyLength) total *= length;
+    if (length != kAnyLength) total *= static_cast<uint64_t>(length);
   }
-  return total;
+  return static_cast<int64_t>(total);
 }
 
 std::string Request::signature() const {
   Writer writer;
-  writer.text(family.name);  // first, for attempt_of()
+  writer.text(family.name);  // first, for family_of()
   if (!family.name.empty()) {
-    writer.number(family.attempt);
     writer.number(family.members);
     writer.signed_number(family.structure);
   }
@@ -146,38 +146,37 @@ std::string Request::signature() const {
   return writer.take();
 }
 
-std::pair<std::string_view, size_t> Request::attempt_of(std::string_view signature) {
-  Reader reader(signature);
-  const std::string_view family = reader.text();
-  return {family, family.empty() ? 0 : reader.number()};
-}
+std::string_view Request::family_of(std::string_view signature) { return Reader(signature).text(); }
 
 Request Request::decode(std::string_view signature) {
   Reader reader(signature);
   Request request;
   request.family.name = reader.text();
   if (!request.family.name.empty()) {
-    request.family.attempt = reader.number();
     request.family.members = reader.number();
     request.family.structure = reader.signed_number();
   }
-  request.kind = static_cast<Kind>(reader.number());
+  request.kind = static_cast<Kind>(reader.number_below(kKindNames.size()));
   request.name = reader.text();
-  request.op = static_cast<ReduceOp>(reader.number());
+  request.op = static_cast<ReduceOp>(reader.number_below(kReduceOpNames.size()));
   request.prescale = reader.real();
   request.postscale = reader.real();
   request.root = static_cast<int>(reader.signed_number());
   request.device = reader.number() == 0 ? kHost : kSomeGpu;
   request.chunk_bytes = reader.number();
   request.segment_bytes = reader.number();
-  request.members.resize(reader.number());
+  request.members.resize(reader.count());
   for (Member& member : request.members) {
     member.name = reader.text();
-    member.dtype = static_cast<DType>(reader.number());
-    member.shape.resize(reader.number());
-    for (int64_t& length : member.shape) length = reader.signed_number();
+    member.dtype = static_cast<DType>(reader.number_below(kDTypeNames.size()));
+    member.shape.resize(reader.count());
+    for (int64_t& length : member.shape) {
+      length = reader.signed_number();
+      if (length < Member::kAnyLength) throw std::runtime_error("control message: a negative length");
+    }
   }
   request.refusal = reader.text();
+  if (!reader.done()) throw std::runtime_error("control message: a request with more than there is to say");
   return request;
 }
 
@@ -189,22 +188,28 @@ std::string Request::problem_with_joined(const RankSet& joined) const {
          "still has data, or after all ranks have joined.";
 }
 
+std::string label_of(const Request& request) {
+  const std::string name = "'" + request.name + "'";
+  if (request.members.empty() || request.members[0].name == request.name) return name;
+  return name + " (first: " + request.members[0].name + ")";
+}
+
 Mismatch find_mismatch(std::vector<std::pair<std::string, RankSet>> signatures) {
   // In the order of the ranks, so that the text does not depend on who came first.
   std::sort(signatures.begin(), signatures.end(),
             [](const auto& a, const auto& b) { return a.second.first() < b.second.first(); });
   std::set<std::string> names;
   std::string refusal;
-  bool alone = false;
+  bool family_refused = false;
   for (const auto& [signature, ranks] : signatures) {
     const Request request = Request::decode(signature);
     if (!request.family.name.empty()) names.insert(request.family.name);
-    if (request.refusal.empty() || !refusal.empty()) continue;
-    refusal = ranks.text() + " cannot take part: " + request.refusal;
-    alone = request.family.name.empty();
+    if (request.refusal.empty()) continue;
+    if (refusal.empty()) refusal = ranks.text() + " cannot take part: " + request.refusal;
+    family_refused |= !request.family.name.empty();
   }
   std::vector<std::string> families(names.begin(), names.end());
-  if (!refusal.empty()) return {refusal, alone ? std::vector<std::string>{} : families};
+  if (!refusal.empty()) return {refusal, family_refused ? families : std::vector<std::string>{}};
   for (size_t i = 1; i < signatures.size(); ++i) {
     const auto& [left_signature, left_ranks] = signatures[0];
     const auto& [right_signature, right_ranks] = signatures[i];

@@ -31,7 +31,6 @@ struct Family {
   std::string name;  // empty: the operation stands alone
   size_t members = 0;  // of all its operations; 0 where that is not compared
   int64_t structure = 0;  // a digest of what there is, equal on ranks that have the same
-  size_t attempt = 0;  // how many have failed before; filled in by the engine
   int64_t run = 0;  // tells those of this rank apart; the ranks need not agree on it
 };
 
@@ -58,17 +57,21 @@ struct Request {
   // Two ranks ask for the same thing exactly when their signatures are equal byte for byte.
   std::string signature() const;
   static Request decode(std::string_view signature);
-  // The family's name and the attempt, without decoding the rest.
-  static std::pair<std::string_view, size_t> attempt_of(std::string_view signature);
+  // The family's name, without decoding the rest.
+  static std::string_view family_of(std::string_view signature);
 
   // Why the other ranks cannot do this without a contribution of the joined ones; empty when they can.
   std::string problem_with_joined(const RankSet& joined) const;
 };
 
+// The operation's name in messages: 'gradients of optimizer 1, bucket 0' (first: layer.weight), or 'loss'.
+std::string label_of(const Request& request);
+inline std::string label_of(std::string_view signature) { return label_of(Request::decode(signature)); }
+
 struct Mismatch {
   // How the requests of one name differ, or who refuses, naming ranks and values; empty when all are the same.
   std::string text;
-  std::vector<std::string> families;  // that fail with it; none where a rank refuses this operation alone
+  std::vector<std::string> families;  // that fail with it; none where every rank that refuses does so without a family
 };
 Mismatch find_mismatch(std::vector<std::pair<std::string, RankSet>> signatures);
 

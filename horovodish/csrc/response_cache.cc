@@ -1,7 +1,9 @@
 #include "response_cache.h"
 
+#include <algorithm>
 #include <functional>
 #include <iterator>
+#include <stdexcept>
 
 namespace horovodish {
 
@@ -38,6 +40,10 @@ ResponseCache::Room ResponseCache::make_room(std::string_view name, Id& victim) 
 }
 
 void ResponseCache::insert(Id id, std::string_view name, std::string_view signature) {
+  if (entries_.contains(id) || ids_.contains(std::string(name))) {
+    throw std::runtime_error("tensor '" + std::string(name) + "' enters the response cache twice");
+  }
+  last_id_ = std::max(last_id_, id);
   by_use_.push_back(id);
   entries_[id] = {std::string(name), std::string(signature), ++uses_, std::prev(by_use_.end())};
   ids_[std::string(name)] = id;

@@ -1,6 +1,6 @@
 // The signatures that all ranks have agreed upon, each under a small id, so that a tensor seen before is negotiated by
 // its id alone. The coordinator decides what enters and leaves; the other ranks follow its decisions in order. An id is
-// never given twice, so a statement about a forgotten id cannot be mistaken for one about its successor.
+// never given twice: a statement by a forgotten id means what the id stood for, see unheard.h.
 #pragma once
 
 #include <cstdint>

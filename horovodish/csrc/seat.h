@@ -21,6 +21,7 @@ class Seat {
   bool take_as_caller(Deadline deadline, Enough enough) {
     std::unique_lock lock(mutex_);
     callers_.fetch_add(1, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // see announce_change()
     const bool woken = changed_.wait_until(lock, deadline, [&] { return !taken_ || enough(); });
     callers_.fetch_sub(1, std::memory_order_relaxed);
     if (!woken || taken_) return false;
@@ -44,8 +45,11 @@ class Seat {
     }
     changed_.notify_all();
   }
-  // What a waiting caller asked `enough()` about may have changed.
+  // Called after a change that `enough()` of a waiting caller may be about. The caller counts itself and then asks; this thread
+  // makes the change and then looks at the count. The fences between the two steps, as in doorbell.h, make at least
+  // one of the two see the other: without them both may read the old value, and the caller sleeps until its deadline.
   void announce_change() {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!callers_waiting()) return;
     {
       std::lock_guard lock(mutex_);

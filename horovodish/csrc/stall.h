@@ -25,7 +25,7 @@ class StallInspector {
 
   enum class Action {
     none,
-    ask,      // every rank what it is doing
+    ask,      // every rank what it is doing, which also tells them that the root runs
     report,   // report() has the message
     give_up,  // report() has the reason
   };
@@ -44,13 +44,14 @@ class StallInspector {
   Seconds interval() const;
 
  private:
-  bool is_over(Seconds limit, Seconds waited) const;
+  bool must_ask(Clock::time_point now) const;
 
   const Options options_;
   const RankSet ranks_;
   std::optional<uint64_t> oldest_;
   Clock::time_point since_{};
-  std::optional<Clock::time_point> asked_;
+  std::optional<Clock::time_point> asked_;  // for the report
+  std::optional<Clock::time_point> last_asked_;
   bool reported_ = false;
   std::map<int, std::string> answers_;  // by rank
 };

@@ -113,9 +113,11 @@ void Timeline::finish() {
   changed_.notify_one();
   writer_.join();
   finished_ = true;
-  write_records();
-  output_->writer.end_all(now());
-  output_->file.finish();
+  write([this] {
+    write_records();
+    output_->writer.end_all(now());
+    output_->file.finish();
+  });
   output_.reset();
 }
 
@@ -126,8 +128,20 @@ void Timeline::run() {
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kInterval, [this] { return finishing_; })) {
     lock.unlock();
-    write_records();
+    write([this] { write_records(); });
     lock.lock();
+  }
+}
+
+// A trace that cannot be written ends where it is. The engine goes on.
+template <class Step>
+void Timeline::write(Step step) noexcept {
+  if (failed_) return;
+  try {
+    step();
+  } catch (const std::exception& error) {
+    failed_ = true;
+    std::fprintf(stderr, "horovodish: warning: the timeline cannot be written any further: %s\n", error.what());
   }
 }
 

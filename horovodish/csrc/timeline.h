@@ -104,6 +104,8 @@ class Timeline {
   void push(TimelineRecord&& record);
   void run();
   void write_records();
+  template <class Step>
+  void write(Step step) noexcept;
 
   struct Output;
 
@@ -120,6 +122,7 @@ class Timeline {
   std::condition_variable changed_;
   bool finishing_ = false;  // guarded by mutex_
   std::unique_ptr<Output> output_;  // the writer's alone until it has ended
+  bool failed_ = false;  // likewise
   std::thread writer_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -40,6 +41,7 @@ class Writer {
   std::string bytes_;
 };
 
+// Whatever the bytes are, a Reader gives what they can mean or throws std::runtime_error.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : bytes_(bytes) {}
@@ -53,6 +55,16 @@ class Reader {
     }
     throw std::runtime_error("control message: integer too long");
   }
+  // A number that is less than `end`: an enumerator, a rank.
+  uint64_t number_below(uint64_t end) {
+    const uint64_t value = number();
+    if (value >= end) throw std::runtime_error("control message: there is no " + std::to_string(value));
+    return value;
+  }
+  // How many things follow. Each takes a byte or more, so a wrong number costs no more memory than the message.
+  size_t count() { return number_below(bytes_.size() + 1); }
+  // INT_MAX is no rank, so that the number of ranks in a range from 0 is an int, too.
+  int rank() { return static_cast<int>(number_below(std::numeric_limits<int>::max())); }
   int64_t signed_number() {
     const uint64_t value = number();
     return static_cast<int64_t>(value >> 1) ^ -static_cast<int64_t>(value & 1);

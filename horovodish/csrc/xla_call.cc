@@ -1,5 +1,6 @@
 #include "xla_call.h"
 
+#include <algorithm>
 #include <atomic>
 #include <stdexcept>
 #include <utility>
@@ -24,6 +25,12 @@ DType dtype_of(const xla::Buffer& buffer) {
       return DType::int32;
     case xla::kS64:
       return DType::int64;
+    case xla::kU16:
+      return DType::uint16;
+    case xla::kU32:
+      return DType::uint32;
+    case xla::kU64:
+      return DType::uint64;
     case xla::kF16:
       return DType::float16;
     case xla::kBF16:
@@ -53,6 +60,9 @@ xla::ErrorCode code_of(ErrorKind kind) {
   return xla::kInternal;
 }
 
+constexpr const char* kCompileAgain =
+    ". Remedy: compile it again after init() (JAX: jax.clear_caches(); TensorFlow: make a new tf.function).";
+
 // A program outlives the world that it was compiled in.
 void check_place(const Engine& engine, const Place& place, const xla::CallFrame& frame) {
   const Attributes given(frame);
@@ -61,9 +71,17 @@ void check_place(const Engine& engine, const Place& place, const xla::CallFrame&
   throw std::runtime_error("the program was compiled on rank " + std::to_string(given.number("rank")) +
                            " for a process set of the ranks " + ranks + ", which now is one of " +
                            (place.ranks.empty() ? "none" : place.ranks) + ", and this is rank " +
-                           std::to_string(engine.rank()) +
-                           ". Remedy: compile it again after init() (JAX: jax.clear_caches(); TensorFlow: make a new "
-                           "tf.function).");
+                           std::to_string(engine.rank()) + kCompileAgain);
+}
+
+// Nor does it change the gradients of its collectives.
+void check_gradients(const Engine& engine, const xla::CallFrame& frame) {
+  const int64_t given = Attributes(frame).number("gradients");
+  if (given < 0 || (given != 0) == engine.horovods_gradients()) return;
+  throw std::runtime_error(std::string("the program was compiled for ") + (given != 0 ? "Horovod's" : "exact") +
+                           " gradients of collectives, and init() was called for " +
+                           (given != 0 ? "exact ones" : "Horovod's") + " since (HOROVODISH_COLLECTIVE_GRADIENTS)" +
+                           kCompileAgain);
 }
 
 }  // namespace
@@ -71,9 +89,9 @@ void check_place(const Engine& engine, const Place& place, const xla::CallFrame&
 std::vector<std::string_view> lines(std::string_view text) {
   std::vector<std::string_view> found;
   while (!text.empty()) {
-    const size_t end = text.find('\n');
+    const size_t end = std::min(text.find('\n'), text.size());
     found.push_back(text.substr(0, end));
-    text.remove_prefix(end + 1);
+    text.remove_prefix(std::min(end + 1, text.size()));
   }
   return found;
 }
@@ -170,13 +188,8 @@ std::shared_ptr<Request> request_of(const xla::CallFrame& frame) {
   request->postscale = given.real("postscale");
   request->root = static_cast<int>(given.number("root"));
   request->family = {std::string(given.text("tree")), static_cast<size_t>(given.number("leaves")),
-                     given.number("structure"), 0, run_id_of(frame)};
+                     given.number("structure"), run_of(frame)};
   const auto names = lines(given.text("members"));
-  if (static_cast<size_t>(frame.arguments.size) > names.size()) {
-    request->family.run = *static_cast<const int64_t*>(buffer_at(frame.arguments, names.size()).data);
-  } else if (request->family.run == 0) {
-    request->family.run = new_run();
-  }
   for (size_t i = 0; i < names.size(); ++i) {
     const xla::Buffer& buffer = buffer_at(frame.arguments, i);
     Member member{std::string(names[i]), dtype_of(buffer), {buffer.dims, buffer.dims + buffer.rank}};
@@ -199,6 +212,7 @@ std::shared_ptr<Handle> hand_over(
   try {
     const Place place = engine->place(process_set);
     check_place(*engine, place, frame);
+    check_gradients(*engine, frame);
     return submit_it(*engine, std::move(request), process_set, place);
   } catch (const EngineStopped&) {
     throw;
@@ -218,6 +232,15 @@ int64_t run_id_of(const xla::CallFrame& frame) {
   if (frame.api->run_id_get(&args) != nullptr)
     throw std::runtime_error("XLA did not tell which run of the program it is");
   return args.run_id;
+}
+
+int64_t run_of(const xla::CallFrame& frame) {
+  const size_t members = lines(Attributes(frame).text("members")).size();
+  if (static_cast<size_t>(frame.arguments.size) > members) {
+    return *static_cast<const int64_t*>(buffer_at(frame.arguments, members).data);
+  }
+  const int64_t told = run_id_of(frame);
+  return told == 0 ? new_run() : told;
 }
 
 bool answers_metadata(xla::CallFrame& frame) {

@@ -55,7 +55,7 @@ std::vector<Target> memory_of(const xla::Buffers& buffers);
 // The arguments of a call that begins an operation: its members, without the number of the run.
 std::vector<Target> members_of(const xla::CallFrame& frame);
 
-// What a text holds whose lines are all ended by a newline.
+// The lines of a text. The newline after the last one may be missing.
 std::vector<std::string_view> lines(std::string_view text);
 // The names of the members, for messages.
 std::vector<std::string> names_of(const Request& request);
@@ -72,8 +72,9 @@ std::string named(const std::exception& error, const std::string& what);
 std::shared_ptr<Request> request_of(const xla::CallFrame& frame);
 // Hands the operation to the engine: `submit_it` gives the handle. `what` is set to its kind and name, for messages about
 // what the engine throws. Where this rank cannot take part, the others, which may wait for it, are told why. Attributes: as
-// request_of(), and process_set, rank (s64), ranks: those of the set, as in Place. Throws what the engine and `submit_it`
-// throw, and std::runtime_error where the program was compiled for other ranks.
+// request_of(), and process_set, rank (s64), ranks: those of the set, as in Place; gradients (s64): 1 where the program has
+// Horovod's, 0 where it has exact ones, -1 where it has none. Throws what the engine and `submit_it` throw, and
+// std::runtime_error where the program was compiled for other ranks or gradients.
 std::shared_ptr<Handle> hand_over(
     const xla::CallFrame& frame, std::string& what,
     const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set, const Place&)>&
@@ -83,6 +84,10 @@ std::shared_ptr<Handle> hand_over(
 int64_t new_run();
 // Tells executions of programs apart; 0 where the runtime does not.
 int64_t run_id_of(const xla::CallFrame& frame);
+
+// Return the run's number for a call that begins an operation: the last argument if there is one, else XLA's run id, else a new
+// number.
+int64_t run_of(const xla::CallFrame& frame);
 
 // The runtime asks once, at registration, which version of the interface a handler speaks.
 bool answers_metadata(xla::CallFrame& frame);

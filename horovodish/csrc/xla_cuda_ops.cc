@@ -91,13 +91,14 @@ class Calls {
     const auto found = calls_.extract(key);
     return found.empty() ? nullptr : found.mapped();
   }
-  // Those of the group that come after `last`.
-  void forget_after(const Key& last) {
+  // A program ends where a `done` fails, so nobody asks for its other operations. Executions without a number, which are
+  // TensorFlow's, cannot be told apart: there it is those of the group.
+  void forget(const Key& failed) {
     std::lock_guard lock(mutex_);
-    auto next = calls_.upper_bound(last);
-    while (next != calls_.end() && next->first.execution == last.execution && next->first.group == last.group) {
-      next = calls_.erase(next);
-    }
+    std::erase_if(calls_, [&](const auto& entry) {
+      const Key& key = entry.first;
+      return key.execution == failed.execution && (key.execution != 0 || key.group == failed.group);
+    });
   }
 
  private:
@@ -211,8 +212,7 @@ xla::Error* xla_cuda_done(xla::CallFrame* frame) {
     std::vector<Target> results = memory_of(frame->results);
     results.erase(results.begin());  // the number
     if (failure.message.empty()) failure = collect(*call, results, execution);
-    // The program ends here, so nobody asks for the others.
-    if (!failure.message.empty()) calls().forget_after(key);
+    if (!failure.message.empty()) calls().forget(key);
     return failure;
   });
 }

@@ -1,8 +1,10 @@
 #include "xla_ops.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -28,7 +30,6 @@ struct Waiter {
   const xla::Api* api;
   xla::Future* future;
   std::vector<Target> wanted;
-  std::vector<int32_t> after;  // the calls whose `done` comes after it
 };
 
 // One operation, from its `start` until its `done` has taken the result.
@@ -37,7 +38,8 @@ struct Call {
   Call(const Call&) = delete;
   ~Call();
 
-  std::string what;                // for messages, as the next one
+  int64_t run = 0;  // of its program
+  std::string what;  // for messages, as the next one
   std::vector<std::string> members;
   std::shared_ptr<Handle> handle;  // null if the operation was not handed to the engine
   StagingPool::Block memory;
@@ -69,7 +71,7 @@ bool has_result(const Call& call) { return call.handle && call.handle->settled()
 void drive(const Call& call) {
   if (!call.handle || call.handle->settled()) return;
   try {
-    running_engine()->wait(*call.handle, kDriveLimit);
+    running_engine()->drive(*call.handle, kDriveLimit);
   } catch (const EngineStopped&) {  // then the operation has failed
   }
 }
@@ -99,11 +101,14 @@ void fulfil(const Waiter& waiter, const Failure& failure) {
   }
 }
 
+// A program ends where a `done` fails: nobody asks for its other operations, whose memory goes as soon as the engine does not
+// need it any more.
 class Calls {
  public:
   int32_t add(std::shared_ptr<Call> call) {
     std::lock_guard lock(mutex_);
-    while (calls_.contains(static_cast<int32_t>(++last_))) {
+    if (std::find(failed_runs_.begin(), failed_runs_.end(), call->run) != failed_runs_.end()) return kForgotten;
+    while (static_cast<int32_t>(++last_) == kForgotten || calls_.contains(static_cast<int32_t>(last_))) {
     }
     const auto number = static_cast<int32_t>(last_);
     calls_.emplace(number, std::move(call));
@@ -117,46 +122,59 @@ class Calls {
       call->settled = true;
       call->failure = failure;
       waiter = std::exchange(call->waiter, std::nullopt);
-      if (waiter && !failure.message.empty()) forget(waiter->after);
     }
-    if (waiter) fulfil(*waiter, failure.message.empty() ? collect(*call, waiter->wanted) : failure);
+    if (waiter) fulfil(*waiter, result_of(*call, failure, waiter->wanted));
   }
 
-  // The `done` of the first of some operations: either it has the result, or `waits` is asked for a future.
+  // The `done` of an operation: either it has the result, or `waits` is asked for a future.
   template <class Waits>
-  Failure finish(const int32_t* numbers, size_t count, std::vector<Target> wanted, Waits&& waits) {
+  Failure finish(int32_t number, std::vector<Target> wanted, Waits&& waits) {
     std::shared_ptr<Call> call;
     {
       std::lock_guard lock(mutex_);
-      const auto found = calls_.extract(numbers[0]);
-      if (found.empty()) throw std::runtime_error("the result of an operation was asked for twice");
+      const auto found = calls_.extract(number);
+      if (found.empty() && last_failure_.message.empty()) {
+        throw std::runtime_error("the result of an operation was asked for twice");
+      }
+      // XLA runs the calls of a program at once, so this one may come when another one has failed.
+      if (found.empty()) return last_failure_;
       call = found.mapped();
     }
     drive(*call);
+    Failure failure;
     {
       std::lock_guard lock(mutex_);
-      std::vector<int32_t> after(numbers + 1, numbers + count);
-      if (!call->failure.message.empty()) {
-        forget(after);
-        return call->failure;
-      }
       if (!call->settled && !has_result(*call)) {
-        call->waiter = waits(std::move(wanted), std::move(after));
+        call->waiter = waits(std::move(wanted));
         return {};
       }
+      failure = call->failure;
     }
-    return collect(*call, wanted);
+    return result_of(*call, failure, wanted);
   }
 
  private:
-  // The program ends where a `done` fails, so nobody asks for what comes after it. The caller holds mutex_.
-  void forget(const std::vector<int32_t>& numbers) {
-    for (const int32_t number : numbers) calls_.erase(number);
+  static constexpr int32_t kForgotten = 0;
+  // A `start` of a program that has failed comes within moments, if XLA had begun it before.
+  static constexpr size_t kFailedRuns = 64;
+
+  // Return the failure of a settled operation: `failure` if it has a message, else what collect() reports.
+  Failure result_of(const Call& call, Failure failure, const std::vector<Target>& wanted) {
+    if (failure.message.empty()) failure = collect(call, wanted);
+    if (failure.message.empty()) return {};
+    std::lock_guard lock(mutex_);
+    last_failure_ = failure;
+    std::erase_if(calls_, [&](const auto& entry) { return entry.second->run == call.run; });
+    failed_runs_.push_back(call.run);
+    if (failed_runs_.size() > kFailedRuns) failed_runs_.pop_front();
+    return failure;
   }
 
   std::mutex mutex_;
   uint32_t last_ = 0;  // begins again after 2^32 operations; guarded by mutex_
   std::unordered_map<int32_t, std::shared_ptr<Call>> calls_;  // guarded by mutex_
+  std::deque<int64_t> failed_runs_;  // the last ones; guarded by mutex_
+  Failure last_failure_;  // guarded by mutex_
 };
 
 Calls& calls() {
@@ -199,6 +217,7 @@ xla::Error* xla_start(xla::CallFrame* frame) {
   return handled(*frame, [&]() -> Failure {
     const auto call = std::make_shared<Call>();
     try {
+      call->run = run_of(*frame);
       call->handle = hand_over(*frame, call->what,
                                [&](Engine& engine, std::shared_ptr<Request> request, int set, const Place& place) {
                                  return submitted(*frame, engine, std::move(request), set, place, call);
@@ -214,18 +233,17 @@ xla::Error* xla_start(xla::CallFrame* frame) {
 xla::Error* xla_done(xla::CallFrame* frame) {
   return handled(*frame, [&]() -> Failure {
     const xla::Buffer& numbers = buffer_at(frame->arguments, 0);
-    const auto waits = [&](std::vector<Target> wanted, std::vector<int32_t> after) {
+    const auto waits = [&](std::vector<Target> wanted) {
       xla::FutureCreateArgs args{sizeof(args), nullptr, nullptr};
       if (frame->api->future_create(&args) != nullptr) throw std::runtime_error("XLA gave no future");
       frame->future = args.future;
-      return Waiter{frame->api, args.future, std::move(wanted), std::move(after)};
+      return Waiter{frame->api, args.future, std::move(wanted)};
     };
     std::vector<Target> results = memory_of(frame->results);
     const Target passed_on = results.front();
     results.erase(results.begin());
     if (passed_on.data != numbers.data) std::memcpy(passed_on.data, numbers.data, passed_on.bytes);
-    return calls().finish(static_cast<const int32_t*>(numbers.data), static_cast<size_t>(numbers.dims[0]),
-                          std::move(results), waits);
+    return calls().finish(*static_cast<const int32_t*>(numbers.data), std::move(results), waits);
   });
 }
 

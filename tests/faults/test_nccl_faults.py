@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import horovodish as hvd
 from support.pretended_gpu import Gpu, variables
-from support.processes import all_pids, wait_until_ended
+from support.processes import all_pids, wait_until, wait_until_ended
 from support.ranks import run_ranks_to_their_ends
 
 KNOWN_WITHIN_SECONDS = 10.0
@@ -64,6 +66,45 @@ def lose_a_rank() -> tuple[str, float]:
     with pytest.raises(hvd.RankLostError) as raised:
         gpu.reduce([np.ones(5)], "afterwards")
     return str(raised.value), time.monotonic() - begin
+
+
+def lose_a_set(folder: str) -> str:
+    hvd.init()
+    gpu, pair, ended = Gpu(), hvd.add_process_set([1, 2]), Path(folder, "ended")
+    arrays: list[Any] = []  # the stream writes them after the calls have returned
+    gpu.reduce([np.ones(5)], "works")
+    if not pair.included():
+        # Asks horovodish for nothing, so the turns of the pair reach the other ranks late.
+        wait_until(ended.exists)
+    else:
+        with pytest.raises(hvd.HorovodInternalError, match="NCCL failed") as raised:
+            submit_until_it_fails(gpu, pair.process_set_id, arrays)
+        if hvd.rank() == 1:
+            ended.touch()
+        assert isinstance(raised.value, hvd.RankLostError)
+    # Behind all turns of the pair that are still on their way.
+    [total] = gpu.reduce([np.ones(5)], "in the global set")
+    return str(total.tolist())
+
+
+def submit_until_it_fails(gpu: Gpu, process_set_id: int, arrays: list[Any]) -> None:
+    """Operations every 10 ms: while the set comes to its end, some have been decided that wait for their turns."""
+    handles = []
+    for number in range(3000):
+        arrays.append(np.ones(5))
+        which = {"process_set_id": process_set_id, "op": hvd.Sum}
+        handles.append(gpu.submit("allreduce", arrays[-1:], arrays[-1:], f"of the pair {number}", **which))
+        time.sleep(0.01)
+        while handles and handles[0].poll():
+            handles.pop(0).wait()
+
+
+def test_a_set_that_ends_alone_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    """Without shared memory every rank counts as a host of its own, and an idle one sleeps half a second."""
+    env = variables(3, PRETEND_NCCL_FAILS="4", HOROVODISH_PLANE="mpi_ring")
+    outcomes = run_ranks_to_their_ends(lose_a_set, 3, args=(str(tmp_path),), env=env, timeout=60)
+    assert [outcome.ended for outcome in outcomes] == ["returned"] * 3, outcomes
+    assert {outcome.result for outcome in outcomes} == {str([3.0] * 5)}
 
 
 def test_a_lost_rank() -> None:

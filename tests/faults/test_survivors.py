@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
+from horovodish import communicators
+from support.documents import python_blocks
 from support.hosts import Hosts, hosts, run_on_hosts_to_their_ends
 from support.midway import LargeReduction
 from support.outcome import Outcome
@@ -17,6 +19,7 @@ from support.processes import all_pids, wait_for_output, wait_until_ended
 from support.ranks import run_ranks, run_ranks_to_their_ends
 
 STEPS = 30
+FATAL_STEP = 4
 
 
 def die_and_go_on(victims: list[int], phase: str) -> list[tuple[int, int]]:
@@ -115,6 +118,61 @@ def test_survivors_on_hosts_go_on(two_hosts: Hosts, layout: list[int], victim: i
     check(run_on_hosts_to_their_ends(die_and_go_on, two_hosts, layout, args=args), [victim])
 
 
+def train_a_model_through_a_loss() -> tuple[list[int], list[float]]:
+    """The guide's loop. Rank 2 dies when rank 0 has taken the step that rank 1 is about to take.
+
+    Rank 1 then waits for rank 2 alone, as it would in a process set of model parallelism.
+    """
+    import torch
+
+    import horovodish.torch as hvd_torch
+
+    hvd.init()
+    pids, rank = all_pids(), hvd.rank()
+    pair = hvd.add_process_set([1, 2])
+    torch.manual_seed(rank)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = hvd_torch.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    hvd_torch.broadcast_parameters(model.state_dict())
+    steps_taken = 0
+
+    def loss_of(model: torch.nn.Module, step: int) -> torch.Tensor:
+        return model(torch.randn(4, 3)).square().mean()
+
+    def before_step(*_: object) -> None:
+        nonlocal steps_taken
+        steps_taken += 1
+        if steps_taken == FATAL_STEP and rank > 0:
+            if rank == 2:
+                wait_for_output(0, "has taken the fatal step")
+                os.kill(os.getpid(), signal.SIGKILL)
+            wait_until_ended(pids[2])
+            hvd.barrier(process_set=pair)
+
+    def after_step(*_: object) -> None:
+        if steps_taken == FATAL_STEP and rank == 0:
+            print("has taken the fatal step", flush=True)
+
+    optimizer.register_step_pre_hook(before_step)
+    optimizer.register_step_post_hook(after_step)
+    names = {"hvd": hvd_torch, "model": model, "optimizer": optimizer, "loss_of": loss_of, "steps": FATAL_STEP + 5}
+    exec(python_blocks("docs/failures.md")[0], names)
+    assert names["step"] == FATAL_STEP + 5
+    hvd_torch.check_consistency(model, optimizer)
+    return names["steps_done"], [float(parameter.double().sum()) for parameter in model.parameters()]
+
+
+def test_a_model_is_trained_through_a_loss() -> None:
+    pytest.importorskip("torch")
+    *survivors, died = run_ranks_to_their_ends(train_a_model_through_a_loss, 3)
+    assert died.ended == "died"
+    for outcome in survivors:
+        assert outcome.ended == "returned", outcome.output
+        assert outcome.result[0] == [FATAL_STEP, FATAL_STEP - 1], "one of them was a step ahead"
+    assert survivors[0].result[1] == survivors[1].result[1]
+
+
 def wait_for_a_rank_that_does_not_come() -> str:
     """The engine has stopped when the rank dies, so that only this call tells that MPI is not to be finalized."""
     hvd.init()
@@ -123,7 +181,9 @@ def wait_for_a_rank_that_does_not_come() -> str:
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     wait_until_ended(pids[2])
-    os.environ["HOROVODISH_START_TIMEOUT_SECONDS"] = "2"  # of this start, not of the first one
+    last = communicators.last()
+    assert last is not None
+    last.start_timeout_seconds = 2  # init() had the usual time
     if rank == 1:
         wait_for_output(0, "gave up")
         return ""

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed import TCPStore, destroy_process_group
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
 import horovodish.torch as hvd
 from support.documents import columns, python_blocks
@@ -47,6 +47,7 @@ def follow_the_guides(folder: Path) -> None:
     from_horovod()
     from_ddp(folder)
     data_that_ends_unevenly()
+    seeds_and_evaluation()
 
 
 def from_horovod() -> None:
@@ -91,6 +92,23 @@ def data_that_ends_unevenly() -> None:
     hvd.check_consistency(model, optimizer)
 
 
+def seeds_and_evaluation() -> None:
+    """Each rank draws its own numbers, and the metric is that of all samples, which the ranks do not divide."""
+    *_, seeds, evaluation = python_blocks(DDP)
+    run(seeds, seed=5)
+    own = torch.rand(1)
+    assert len(hvd.allgather(own).unique()) == hvd.size()
+    model = nn.Linear(6, 1)
+    hvd.broadcast_parameters(model.state_dict())
+    scope = run(evaluation, samples=129, model=model, Subset=Subset)
+    inputs, labels = scope["dataset"].tensors
+    with torch.no_grad():
+        expected = nn.functional.mse_loss(model(inputs), labels).item()
+    assert scope["evaluate"](model, scope["dataset"]) == pytest.approx(expected, rel=1e-6)
+    (logging,) = python_blocks("docs/faq.md")
+    assert run(logging, loss=torch.tensor(float(hvd.rank())))["average"] == (hvd.size() - 1) / 2
+
+
 def test_the_guides(tmp_path: Path) -> None:
     run_ranks(follow_the_guides, 2, args=(tmp_path,))
 
@@ -99,7 +117,7 @@ def test_large_batches() -> None:
     pytorch_optimizer = pytest.importorskip("pytorch_optimizer")
     hvd.init()
     try:
-        optimizer = run(python_blocks(DDP)[2], pytorch_optimizer=pytorch_optimizer)["optimizer"]
+        optimizer = run(python_blocks(DDP)[3], pytorch_optimizer=pytorch_optimizer)["optimizer"]
         assert isinstance(optimizer, pytorch_optimizer.Lamb)
     finally:
         hvd.shutdown()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
+from unittest import mock
 
 import jax
 import ml_dtypes
 import numpy as np
 import optax
 import pytest
+from jax import lax
 from jax import numpy as jnp
 
 import horovodish.jax as hvd
@@ -36,6 +39,16 @@ def equal(got: Any, expected: Any) -> None:
     assert isinstance(got, jax.Array)
     assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
     np.testing.assert_array_equal(np.asarray(got), expected)
+
+
+def what_is_only_moved() -> None:
+    for dtype in ("bool", "uint16", "uint32", "uint64"):
+        all_ranks = [ours(other, dtype) for other in range(hvd.size())]
+        own = jnp.asarray(all_ranks[hvd.rank()])
+        for run in both(lambda x: hvd.allgather(x)):
+            equal(run(own), np.concatenate(all_ranks))
+        for run in both(lambda x: hvd.broadcast(x, root_rank=1)):
+            equal(run(own), all_ranks[1])
 
 
 def the_operations() -> None:
@@ -155,7 +168,7 @@ def what_is_wrong() -> None:
     for run in both(lambda x: hvd.allreduce(x, name="wrong")):
         for values, text in [
             (jnp.ones(2, jnp.complex64), "dtype complex64 is not supported"),
-            (jnp.ones(2, jnp.uint32), "dtype uint32 is not supported"),
+            (jnp.ones(2, jnp.uint32), "uint32 arrays cannot be reduced; pass array.astype"),
             (jnp.ones(2, bool), "bool arrays cannot be reduced"),
             ({"key": jax.random.key(0)}, r"wrong\['key'\]: dtype key<fry> is not supported; pass jax.random.key_data"),
         ]:
@@ -221,8 +234,10 @@ def everything() -> None:
     with pytest.raises(hvd_errors().NotInitializedError):
         jax.jit(lambda x: hvd.allreduce(x))(jnp.ones(2))
     hvd.init()
-    with jax.enable_x64(True):
-        the_operations()
+    jax.config.update("jax_enable_x64", True)
+    the_operations()
+    what_is_only_moved()
+    jax.config.update("jax_enable_x64", False)
     the_scales()
     trees()
     rows_that_differ()
@@ -230,11 +245,13 @@ def everything() -> None:
     what_is_wrong()
     ranks_that_disagree()
     left_from_an_engine_that_was_stopped()
+    ranks_that_run_out_of_data()
 
 
 def left_from_an_engine_that_was_stopped() -> None:
     run = jax.jit(lambda x: hvd.allreduce(x, name="later"))
     run(jnp.ones(2)).block_until_ready()
+    gc.collect()  # tracebacks of the errors before hold handles, which hold the engine
     hvd.shutdown()
     with pytest.raises(FAILED, match="allreduce 'later': horovodish is not initialized"):
         run(jnp.ones(2)).block_until_ready()
@@ -284,6 +301,24 @@ def sets_of_three_ranks() -> None:
         equal(rows, np.repeat(np.arange(3) * 10 + rank, np.arange(3) + rank + 1).astype(np.int32))
     for process_set in (first, last, overlapping):
         hvd.remove_process_set(process_set)
+
+
+def ranks_that_run_out_of_data() -> None:
+    """A program that rank 1 has started, but that has not come to its collective, belongs before the join."""
+
+    def step(values: Any) -> Any:
+        busy = lax.fori_loop(0, 40, lambda _, matrix: matrix @ matrix / 300, jnp.ones((300, 300)))
+        return hvd.allreduce(values + busy[0, 0], op=hvd.Sum, name="step")
+
+    program, values = jax.jit(step), jnp.zeros(3)
+    program.lower(values).compile()
+    hvd.barrier()
+    for _ in range(1 if hvd.rank() == 1 else 3):
+        values = program(values)
+    failed = mock.Mock(block_until_ready=mock.Mock(side_effect=FloatingPointError))  # of an old program
+    with mock.patch.object(jax, "live_arrays", return_value=[failed, *jax.live_arrays()]):
+        assert hvd.join() == 0
+    equal(hvd.broadcast_parameters(values, root_rank=0), np.full(3, 4, np.float32))
 
 
 def test_collectives() -> None:

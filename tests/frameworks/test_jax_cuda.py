@@ -176,7 +176,7 @@ def what_goes_through_the_host() -> None:
     import jax
 
     from horovodish.jax import cuda
-    from horovodish.jax.collective import Collective
+    from horovodish.jax.primitive import Collective
 
     def problem(kind: str, dtype: str, **options: Any) -> str:
         return cuda.problem([Collective(kind, "x", False, **options)], [jax.ShapeDtypeStruct((3,), dtype)])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +16,7 @@ from jax import numpy as jnp
 
 import horovodish.jax as hvd
 from horovodish.errors import NotInitializedError
+from support.autotuned import Job, autotune_warnings, run_with_autotune
 from support.documents import python_blocks
 from support.ranks import run_ranks
 
@@ -313,3 +317,44 @@ def test_a_world_of_one() -> None:
         np.testing.assert_array_equal(jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(jnp.ones(2)), 1)
     finally:
         hvd.shutdown()
+
+
+def train_with_autotune() -> tuple[list[str], list[str]]:
+    return trained_with_autotune(lambda update: update)
+
+
+def train_in_jit_with_autotune() -> tuple[list[str], list[str]]:
+    return trained_with_autotune(jax.jit)
+
+
+def trained_with_autotune(compiled: Callable[[Any], Any]) -> tuple[list[str], list[str]]:
+    with autotune_warnings() as warned:
+        hvd.init()
+        optimizer = hvd.DistributedOptimizer(optax.sgd(0.1))
+        weights = jnp.ones(3)
+        state = optimizer.init(weights)
+        update = compiled(optimizer.update)
+        for _ in range(20):
+            _, state = update(weights, state)
+    return warned, []
+
+
+def test_autotune_tries_settings(tmp_path: Path) -> None:
+    tuned = run_with_autotune(train_with_autotune, tmp_path)
+    assert tuned.warnings == [[], []]
+    assert len({row["fusion_threshold_mb"] for row in csv.DictReader(tuned.log)}) > 1
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_with_autotune(train_in_jit_with_autotune, tmp_path_factory.mktemp("autotune"))
+
+
+def test_autotune_warns_that_it_has_no_effect_in_jit(compiled: Job) -> None:
+    assert [len(warned) for warned in compiled.warnings] == [1, 0]
+    assert "--autotune) has no effect on programs that are traced" in compiled.warnings[0][0]
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the buckets of a program are fixed when it is traced")
+def test_autotune_tries_settings_in_jit(compiled: Job) -> None:
+    assert compiled.log

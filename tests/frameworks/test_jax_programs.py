@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 import horovodish
 import horovodish.jax as hvd
 from horovodish.jax import lowering
-from horovodish.jax.collective import primitive
+from horovodish.jax.primitive import primitive
 from support.ranks import run_ranks
 
 # The class depends on whether the program fails while JAX dispatches it.

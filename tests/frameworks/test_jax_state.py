@@ -56,6 +56,23 @@ def states_of_optimizers() -> None:
     np.testing.assert_allclose(got.inner_state[0].mu["w"], 0.1 * np.arange(3), rtol=1e-6)
 
 
+def process_sets() -> None:
+    """Rank 1 is a set by itself: rank 0 need not call, and is no root."""
+    alone = hvd.add_process_set([ROOT])
+    tree = {"array": jnp.full(2, hvd.rank()), "number": hvd.rank()}
+    for broadcast in (hvd.broadcast_parameters, hvd.broadcast_optimizer_state):
+        if alone.included():
+            got = broadcast(tree, ROOT, process_set=alone)
+            assert (got["array"].tolist(), got["number"]) == ([ROOT, ROOT], ROOT)
+            with pytest.raises(ValueError, match="root_rank=0 is not in the process set"):
+                broadcast(tree, 0, process_set=alone)
+        else:
+            with pytest.raises(ValueError, match="process set"):
+                broadcast(tree, ROOT, process_set=alone)
+    hvd.barrier()
+    hvd.remove_process_set(alone)
+
+
 def linen() -> None:
     nn = pytest.importorskip("flax.linen")
     from flax.training import train_state
@@ -143,6 +160,7 @@ def everything() -> None:
     hvd.init()
     leaves_of_all_kinds()
     states_of_optimizers()
+    process_sets()
     linen()
     nnx()
     equinox()

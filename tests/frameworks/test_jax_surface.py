@@ -10,38 +10,14 @@ from pathlib import Path
 import jaxlib
 import pytest
 
-import horovodish.basics
 import horovodish.jax
 from horovodish import _native
 from support.sources import CSRC
-
-DIAGNOSTICS = {"start_timeline", "stop_timeline", "straggler_report", "surviving_communicator"}
-PROCESS_API = (set(horovodish.basics.__all__) - {"engine"}) | DIAGNOSTICS
-OWN = {
-    "Adasum Average Max Min Product ReduceOp Sum",
-    "Compression DistributedOptimizer grad value_and_grad HorovodInternalError HostsUpdatedInterrupt",
-    "MismatchError RankLostError StallError UnsupportedTensorError",
-    "ProcessSet add_process_set global_process_set remove_process_set",
-    "allgather allreduce alltoall barrier broadcast grouped_allreduce reducescatter",
-    "allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters",
-}
+from support.surface import check_surface
 
 
 def test_the_public_names() -> None:
-    expected = PROCESS_API | {name for line in OWN for name in line.split()}
-    assert set(horovodish.jax.__all__) == expected
-    assert horovodish.jax.__all__ == sorted(horovodish.jax.__all__)
-
-
-def test_there_are_no_other_public_names() -> None:
-    submodules = {path.stem for path in Path(horovodish.jax.__file__).parent.glob("*.py")}
-    public = {name for name in vars(horovodish.jax) if not name.startswith("_")}
-    assert public - submodules == set(horovodish.jax.__all__)
-
-
-@pytest.mark.parametrize("name", sorted(name for line in OWN for name in line.split()))
-def test_functions_are_documented(name: str) -> None:
-    assert getattr(horovodish.jax, name).__doc__
+    check_surface(horovodish.jax)
 
 
 def test_the_import_starts_no_backend_and_no_mpi() -> None:

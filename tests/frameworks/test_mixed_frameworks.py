@@ -1,6 +1,9 @@
-"""Ranks of three frameworks in one world: an operation is known by its name, whoever submits it."""
+"""Three frameworks in one world: an operation is known by its name, and settings are those of init()."""
 
 from __future__ import annotations
+
+import os
+import warnings
 
 import pytest
 
@@ -84,3 +87,57 @@ def test_torch_tensorflow_and_jax() -> None:
     rows = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     shared = [[4.0, 5.0], [12.0, 15.0], [5.0], [3.0], [7.0]]
     assert results == [[*shared, [own], rows] for own in (12.0, 15.0, 18.0)]
+
+
+def settings_that_change_after_init() -> None:
+    horovodish.init()
+    os.environ["HOROVODISH_SPINUS"] = "7"
+    if horovodish.rank() == 1:
+        os.environ["HOROVODISH_FUSION_THRESHOLD_MB"] = "0"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        reduce_two_gradients_in_torch()
+        reduce_two_gradients_in_tensorflow()
+        in_one_bucket = starts_in_a_jax_program()
+    assert [str(warning.message) for warning in caught if "HOROVODISH" in str(warning.message)] == []
+    horovodish.shutdown()
+    os.environ["HOROVODISH_FUSION_THRESHOLD_MB"] = "0"
+    horovodish.init()
+    assert (in_one_bucket, starts_in_a_jax_program()) == (1, 2)
+
+
+def reduce_two_gradients_in_torch() -> None:
+    import torch
+
+    import horovodish.torch as hvd
+
+    for op in (hvd.Average, hvd.Adasum):
+        model = torch.nn.Linear(4, 2)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), op=op)
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+
+def reduce_two_gradients_in_tensorflow() -> None:
+    import tensorflow as tf
+
+    import horovodish.tensorflow as hvd
+
+    variables = [tf.Variable([1.0, 2.0]), tf.Variable([3.0])]
+    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = sum(tf.reduce_sum(variable) for variable in variables)
+    tape.gradient(loss, variables)
+
+
+def starts_in_a_jax_program() -> int:
+    import jax
+
+    import horovodish.jax as hvd
+
+    program = jax.jit(lambda tree: hvd.allreduce(tree, name="tree"))
+    text: str = program.lower([jax.numpy.ones(3), jax.numpy.ones(2)]).compile().as_text()
+    return text.count('custom_call_target="horovodish_start"')
+
+
+def test_settings_are_those_of_init() -> None:
+    run_ranks(settings_that_change_after_init, 2)

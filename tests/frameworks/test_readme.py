@@ -1,18 +1,63 @@
-"""The example in README.md runs as it stands, and trains."""
+"""README.md: its examples run as they stand and train, its table is true, and it stays short."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
+import pytest
+
 from support.documents import python_blocks
 from support.scripts import output_of
+from support.sources import ROOT
+
+TEXT = (ROOT / "README.md").read_text()
+PACKAGES = {
+    "PyTorch": "frameworks/torch",
+    "TensorFlow": "frameworks/tensorflow",
+    "Keras 3": "frameworks/keras",
+    "JAX": "frameworks/jax",
+    "NumPy": "horovodish",
+}
 
 
-def test_the_example_trains_on_two_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", range(4), ids=["torch", "tensorflow", "keras", "jax"])
+def test_the_examples_train_on_two_ranks(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "jax")  # the fastest to import
     script = tmp_path / "train.py"
-    script.write_text(python_blocks("README.md")[0])
+    script.write_text(python_blocks("README.md")[number])
     output = output_of(script, np=2)
     losses = dict(re.findall(r"rank (\d) of 2: loss (\S+)", output))
     assert sorted(losses) == ["0", "1"], output
     assert all(float(loss) < 1e-3 for loss in losses.values()), output
+
+
+def test_the_table_says_what_each_package_has() -> None:
+    title, _, *rows = re.findall(r"^\|(.*)\|$", TEXT, re.MULTILINE)
+    columns = [column.strip() for column in title.split("|")[1:]]
+    assert columns == list(PACKAGES)
+    checked = 0
+    for row in rows:
+        feature, *cells = row.split("|")
+        for name in re.findall(r"`(\w+)`", feature):
+            there = [any(public.startswith(name) for public in public_names(PACKAGES[column])) for column in columns]
+            assert [cell.strip() == "yes" for cell in cells] == there, name
+            checked += 1
+    assert checked > 8
+
+
+def public_names(folder: str) -> set[str]:
+    """What this package lists in `__all__`, by its source. The core lists its collectives in a file of their own."""
+    file = ROOT / folder / ("collectives.py" if folder == "horovodish" else "__init__.py")
+    lists = [
+        node.value
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    return set(ast.literal_eval(lists[0]))
+
+
+def test_it_is_short() -> None:
+    prose = re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL)
+    assert len(prose.split()) <= 600

@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 import horovodish.tensorflow as hvd
+from horovodish.launched import launcher_environment
+from horovodish.tensorflow.sets import attribute_of, set_of
 from support.ranks import run_ranks
 from support.tensorflow_tensors import EAGER, GRAPH, XLA, called, few_threads
 
@@ -30,6 +32,7 @@ def in_sets() -> None:
             places(way, pair)
         tapes(way, pair)
         optimizers(way, pair)
+    attributes(pair)
     batch_normalization(pair)
     two_sets_at_once(pair)
     sets_that_come_and_go()
@@ -86,6 +89,15 @@ def every_refusal(way: str, process_set: hvd.ProcessSet) -> None:
     for name, call in calls.items():
         with pytest.raises(ValueError, match=r"rank 1 is not in process set 1 of ranks \[0, 2\]\. Make the call on"):
             called(call, EAGER if name.startswith("broadcast_") else way)()
+
+
+def attributes(pair: hvd.ProcessSet) -> None:
+    """Their length does not depend on the number of all ranks."""
+    assert attribute_of(hvd.global_process_set) == "0"
+    assert set_of(b"0") is hvd.global_process_set
+    if pair.included():
+        assert attribute_of(pair) == "1 0,2"
+        assert set_of(b"1 0,2") is pair
 
 
 def places(way: str, pair: hvd.ProcessSet) -> None:
@@ -165,5 +177,71 @@ def sets_that_come_and_go() -> None:
     hvd.barrier()
 
 
+def outlive_a_set() -> None:
+    """Functions, and a tape, of a set whose number now stands for other ranks."""
+    few_threads()
+    for way in (EAGER, GRAPH):
+        hvd.init()
+        old = hvd.add_process_set([0, 1])
+        kept: dict[str, Callable[[], Any]] = {}
+        if old.included():
+            if way == EAGER:
+                kept["gradient"] = gradient_of_an_allreduce(old)
+            else:
+                kept = {name: called(call, way) for name, (call, _) in operations(old).items()}
+                for function in kept.values():
+                    function()
+        number = old.process_set_id
+        hvd.shutdown()
+        hvd.init()
+        new = hvd.add_process_set([1, 2])
+        assert new.process_set_id == number
+        now = "the ranks 0,1, and that number now stands for 1,2" if hvd.rank() == 1 else "rank 0 is not in process set"
+        for name, function in kept.items():
+            with pytest.raises((tf.errors.OpError, hvd.HorovodInternalError, ValueError)) as raised:
+                function()
+            assert now in str(raised.value), (name, str(raised.value))
+        if new.included():
+            assert hvd.allreduce(1.0, op=hvd.Sum, name="goes on", process_set=new).numpy() == 2.0
+        hvd.barrier()
+        hvd.shutdown()
+
+
+def gradient_of_an_allreduce(process_set: hvd.ProcessSet) -> Callable[[], Any]:
+    x = tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        y = hvd.allreduce(x, process_set=process_set)
+    return lambda: tape.gradient(y, x)
+
+
+def outlive_a_world() -> None:
+    """A function of all ranks works for those of the next `init()`."""
+    few_threads()
+
+    @tf.function
+    def gradient(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = hvd.allreduce(x, op=hvd.Sum)
+        return y, tape.gradient(y, x)
+
+    launched = launcher_environment()
+    assert launched is not None
+    for ranks in ([0, 1, 2], [0, 1]):
+        if launched.rank in ranks:
+            hvd.init(comm=ranks)
+            assert [value.numpy() for value in gradient(tf.constant(1.0))] == [len(ranks)] * 2
+            hvd.barrier()
+            hvd.shutdown()
+
+
 def test_process_sets() -> None:
     run_ranks(in_sets, 3)
+
+
+def test_functions_that_outlive_their_process_set() -> None:
+    run_ranks(outlive_a_set, 3)
+
+
+def test_a_function_of_all_ranks_works_in_another_world() -> None:
+    run_ranks(outlive_a_world, 3)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import tensorflow as tf
 
 import horovodish.tensorflow as hvd
 from horovodish.errors import MismatchError
+from support.autotuned import Job, autotune_warnings, run_with_autotune
 from support.expect import one_rank_is_wrong
 from support.ranks import run_ranks
 from support.tensorflow_tensors import EAGER, GRAPH, XLA, called, few_threads
@@ -256,8 +259,7 @@ def objects() -> None:
     assert hvd.broadcast_object({"rank": hvd.rank()}) == {"rank": 0}
     assert hvd.broadcast_object_fn(root_rank=hvd.size() - 1)(hvd.rank()) == hvd.size() - 1
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
-    with pytest.raises(ValueError, match="TensorFlow 1"):
-        hvd.broadcast_object(1, session=object())
+    assert hvd.broadcast_object(hvd.rank(), session=object()) == 0
 
 
 def wrapped_tapes() -> None:
@@ -288,3 +290,51 @@ def tape(**options: Any) -> Any:
 @pytest.mark.parametrize("np", [1, 2, 3])
 def test_training(np: int) -> None:
     run_ranks(training, np)
+
+
+def train_with_autotune() -> tuple[list[str], list[str]]:
+    with autotune_warnings() as warned:
+        hvd.init()
+        weights = tf.Variable(tf.ones(3))
+        for _ in range(20):
+            with tf.GradientTape() as plain:
+                loss = tf.reduce_sum(weights)
+            hvd.DistributedGradientTape(plain).gradient(loss, weights)
+    return warned, []
+
+
+def train_in_a_function_with_autotune() -> tuple[list[str], list[str]]:
+    with autotune_warnings() as warned:
+        hvd.init()
+        weights = tf.Variable(tf.ones(3))
+
+        @tf.function
+        def step() -> Any:
+            with tf.GradientTape() as plain:
+                loss = tf.reduce_sum(weights)
+            return hvd.DistributedGradientTape(plain).gradient(loss, weights)
+
+        for _ in range(20):
+            step()
+    return warned, []
+
+
+def test_autotune_tries_settings(tmp_path: Path) -> None:
+    tuned = run_with_autotune(train_with_autotune, tmp_path)
+    assert tuned.warnings == [[], []]
+    assert len({row["fusion_threshold_mb"] for row in csv.DictReader(tuned.log)}) > 1
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_with_autotune(train_in_a_function_with_autotune, tmp_path_factory.mktemp("autotune"))
+
+
+def test_autotune_warns_that_it_has_no_effect_on_functions(traced: Job) -> None:
+    assert [len(warned) for warned in traced.warnings] == [1, 0]
+    assert "--autotune) has no effect on programs that are traced" in traced.warnings[0][0]
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the buckets of a function are fixed when it is traced")
+def test_autotune_tries_settings_in_functions(traced: Job) -> None:
+    assert traced.log

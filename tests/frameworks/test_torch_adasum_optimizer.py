@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import signal
+import threading
 from typing import Any
 
 import pytest
@@ -40,6 +43,8 @@ def everything_about_adasum() -> None:
     copies()
     process_sets()
     over_from_gradients()
+    an_interrupt_in_the_wait()
+    a_change_that_cannot_travel()
 
 
 def small_model() -> nn.Module:
@@ -101,7 +106,7 @@ def windows_and_methods() -> None:
     optimizer.step()
     assert p.tolist() == [-3.0] * 3, "what the ranks have in common counts once"
     optimizer.set_backward_passes_per_step(1)
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="must be a whole number"):
         optimizer.set_backward_passes_per_step(0)
     with pytest.raises(ValueError, match="not for op=Adasum"), optimizer.skip_synchronize():
         optimizer.step()
@@ -199,6 +204,63 @@ def over_from_gradients() -> None:
     assert p.grad.tolist() == [own()] * 3
     optimizer.step()
     assert type(before) is type(wrapped([leaf()])), "and the other wrapper still lives"
+
+
+def an_interrupt_in_the_wait() -> None:
+    """Ctrl-C on rank 0 while it waits for the others: the step ends later, with what the rank had submitted."""
+    p, q = (nn.Parameter(torch.zeros(1000)) for _ in range(2))
+    optimizer = wrapped([p, q], op=hvd.Adasum)
+    backward([p, q], 1.0)
+    if hvd.rank() == 0:
+
+        def step_until_control_c() -> None:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            optimizer.step()
+
+        with pytest.raises(KeyboardInterrupt):
+            step_until_control_c()
+        taken = [torch.full((1000,), 100.0) for _ in range(100)]  # the memory that travels is not among it
+        hvd.barrier()
+        del taken
+    else:
+        hvd.barrier()
+        optimizer.step()
+    for steps in (1, 2):
+        optimizer.zero_grad()
+        assert [parameter.unique().tolist() for parameter in (p, q)] == [[-steps]] * 2
+        assert p.grad is None
+        backward([p, q], 1.0)
+        optimizer.step()
+
+
+class CannotTravelOnce:
+    """A compression that raises for its second tensor."""
+
+    left = 1
+
+    @classmethod
+    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if tensor.any():
+            cls.left -= 1
+            if cls.left == -1:
+                raise ZeroDivisionError
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, _: None) -> torch.Tensor:
+        return tensor
+
+
+def a_change_that_cannot_travel() -> None:
+    p, q = leaf(), leaf()
+    CannotTravelOnce.left = 1
+    optimizer = wrapped([p, q], op=hvd.Adasum, compression=CannotTravelOnce)
+    backward([p, q], 1.0)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step()
+    assert p.tolist() == q.tolist() == [0.0] * 3
+    optimizer.step()
+    assert p.tolist() == q.tolist() == [-1.0] * 3
 
 
 def test_adasum_optimizer() -> None:

@@ -120,7 +120,8 @@ def through_alltoall(process_set: hvd.ProcessSet) -> None:
         def call(group: Group, given: Any = given, even: bool = even) -> Group:
             if even:
                 return [hvd.alltoall(group[0], process_set=process_set)]
-            rows, counts = hvd.alltoall(group[0], torch.tensor(given[own]), process_set=process_set)
+            splits = torch.tensor(given[own]) if own % 2 else iter(given[own])
+            rows, counts = hvd.alltoall(group[0], splits, process_set=process_set)  # type: ignore[arg-type]
             assert counts.tolist() == [row[own] for row in given] and not counts.requires_grad
             return [rows]
 
@@ -161,7 +162,8 @@ def through_groups(process_set: hvd.ProcessSet) -> None:
             lambda groups: [[sum(members) for members in zip(*groups, strict=True)]] * size,
         ),
         (
-            lambda group: hvd.grouped_allgather(group, process_set=process_set),
+            # Of any kind of group, as the values of a dict.
+            lambda group: hvd.grouped_allgather(dict(enumerate(group)).values(), process_set=process_set),  # type: ignore[arg-type]
             lambda groups: [[torch.cat(members) for members in zip(*groups, strict=True)]] * size,
         ),
         (

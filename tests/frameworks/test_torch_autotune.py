@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import csv
+import os
+import signal
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
+import horovodish.autotune
+import horovodish.settings
 import horovodish.torch as hvd
+from horovodish.autotune import Tuner
 from horovodish.errors import SettingError
-from support.ranks import run_ranks
+from support.ranks import run_ranks, run_ranks_to_their_ends
 
 STEPS = 400
 
@@ -104,3 +110,120 @@ def test_a_log_without_autotune_is_noticed_once(autotune: str) -> None:
     of_rank_0, *of_others = run_ranks(start_with_warnings, 2, env=env)
     assert of_others == [[]]
     assert ["no effect without HOROVODISH_AUTOTUNE=1" in notice for notice in of_rank_0] == [True] * (autotune == "0")
+
+
+def train_with_a_full_disk() -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(30)
+    return [str(warning.message) for warning in caught if "autotune" in str(warning.message)]
+
+
+def test_training_goes_on_when_the_log_cannot_be_written_any_more() -> None:
+    env = {
+        "HOROVODISH_AUTOTUNE": "1",
+        "HOROVODISH_AUTOTUNE_LOG": "/dev/full",
+        "HOROVODISH_AUTOTUNE_STEPS_PER_SAMPLE": "1",
+    }
+    of_rank_0, of_rank_1 = run_ranks(train_with_a_full_disk, 2, env=env)
+    assert len(of_rank_0) == 1
+    assert "/dev/full cannot be written any more ([Errno 28] No space left on device)" in of_rank_0[0]
+    assert of_rank_1 == []
+
+
+class Clock:
+    """Stands in for the module `time`: this rank's steps take as long as the test says."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+SECONDS = {"first": (1.0, 3.0), "second": (10.0, 30.0)}
+"""How long a step takes, for each search, by rank."""
+
+
+def two_searches_in_another_order() -> None:
+    """Both end their samples in the same steps, and the ranks meet them in opposite orders."""
+    hvd.init()
+    clock, knobs = Clock(), horovodish.settings.load()
+    order = list(SECONDS) if hvd.rank() else list(SECONDS)[::-1]
+    tuners = {name: Tuner(name, knobs, hvd.global_process_set) for name in order}
+    with mock.patch.object(horovodish.autotune, "time", clock):
+        for step in range(12):
+            for act in ("report", "decide"):
+                for name in order:
+                    clock.now = step * SECONDS[name][hvd.rank()]
+                    tuners[name].step_done(1000) if act == "report" else tuners[name].decide()
+
+
+def two_optimizers_in_another_order() -> None:
+    """As above, in a backward pass."""
+    hvd.init()
+    models = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)]
+    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]
+    for _ in range(30):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        first, second = (model(torch.ones(3)).sum() for model in (models if hvd.rank() else models[::-1]))
+        (first + second).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def search_in_another_order() -> None:
+    two_searches_in_another_order()
+    two_optimizers_in_another_order()
+
+
+def test_searches_that_end_their_samples_in_one_step_do_not_mix(tmp_path: Path) -> None:
+    log = tmp_path / "autotune.csv"
+    env = {
+        "HOROVODISH_AUTOTUNE": "1",
+        "HOROVODISH_AUTOTUNE_LOG": str(log),
+        "HOROVODISH_AUTOTUNE_STEPS_PER_SAMPLE": "1",
+    }
+    run_ranks(search_in_another_order, 2, env=env)
+    with log.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for name, seconds in SECONDS.items():
+        assert {float(row["seconds_per_step"]) for row in rows if row["gradients"] == name} == {sum(seconds) / 2}
+    assert len({row["gradients"] for row in rows}) == 4
+
+
+def lose_a_rank_between_its_reduction_and_its_report() -> tuple[list[bool], int]:
+    """Gives whether the old error came again, step by step, and of how many ranks the search is at last."""
+    hvd.init()
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1))
+    for _ in range(3):  # the fourth step ends a sample
+        parameter.sum().backward()
+    if hvd.rank() == 2:
+        with mock.patch.object(Tuner, "step_done", side_effect=lambda _: os.kill(os.getpid(), signal.SIGKILL)):
+            parameter.sum().backward()
+    with pytest.raises(hvd.RankLostError, match="rank 2"):
+        parameter.sum().backward()
+    optimizer._reducer.tune()  # the error has been raised; nothing is left to decide
+    hvd.shutdown()
+    hvd.init(hvd.surviving_communicator())
+    raised = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        try:
+            parameter.sum().backward()
+        except hvd.RankLostError:
+            raised.append(True)
+            continue
+        raised.append(False)
+        optimizer.step()
+    return raised, optimizer._reducer._tuner._ranks
+
+
+def test_a_rank_that_is_lost_at_the_end_of_a_sample() -> None:
+    env = {"HOROVODISH_AUTOTUNE": "1", "HOROVODISH_AUTOTUNE_STEPS_PER_SAMPLE": "1"}
+    *survivors, lost = run_ranks_to_their_ends(lose_a_rank_between_its_reduction_and_its_report, 3, env=env)
+    assert lost.ended == "died", lost.output
+    for outcome in survivors:
+        assert outcome.ended == "returned", outcome.output
+        assert outcome.result == ([False] * 8, 2)

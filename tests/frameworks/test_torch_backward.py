@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import gc
+import random
 import re
+import sys
+import threading
+import time
 import weakref
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,17 +21,20 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import horovodish.torch as hvd
+import horovodish.torch.gradients.backward
 from horovodish.errors import MismatchError, UnsupportedTensorError
-from horovodish.torch.backward import leave
+from horovodish.torch.gradients.backward import join, leave
+from horovodish.torch.names import PlanNames
 from support.leaves import backward, check, leaf, mean, own, total, wrapped
 from support.ranks import run_ranks
 
 
 def everything_around_backward() -> None:
-    hvd.init()
+    hvd.init(process_sets="dynamic")
     torch.manual_seed(0)
     two_optimizers_in_one_backward()
     two_optimizers_met_in_another_order()
+    two_threads_at_once()
     a_parameter_wrapped_again()
     later_parameters()
     unfrozen_parameters()
@@ -36,6 +47,7 @@ def everything_around_backward() -> None:
     backward_that_raises()
     what_travels_outlives_the_optimizer()
     a_converted_model()
+    names_say_which_ranks()
     mismatches()
     a_new_engine()
 
@@ -74,6 +86,44 @@ def two_optimizers_met_in_another_order() -> None:
         with torch.no_grad():
             p[0].zero_()
             q[0].zero_()
+
+
+def two_threads_at_once() -> None:
+    """On rank 0 one thread's backward ends while another thread is in the middle of its own."""
+    p, q = [leaf(), leaf()], [leaf()]
+    optimizers = [wrapped(p), wrapped(q)]
+    for step in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        if hvd.rank() == 0:
+            half_way, go_on = threading.Event(), threading.Event()
+            thread = threading.Thread(target=backward_with_a_pause, args=(p, own(step), half_way, go_on))
+            thread.start()
+            assert half_way.wait(60)
+            backward(q, own(step))
+            go_on.set()
+            thread.join()
+        else:
+            backward(q, own(step))
+            backward(p, own(step))
+        for parameter in (*p, *q):
+            check(parameter, mean(step))
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def backward_with_a_pause(
+    parameters: list[nn.Parameter], factor: float, half_way: threading.Event, go_on: threading.Event
+) -> None:
+    """Pauses after the gradient of the second parameter, before that of the first."""
+
+    def pause(_: torch.Tensor) -> None:
+        half_way.set()
+        assert go_on.wait(60)
+
+    first = parameters[0] * factor
+    first.register_hook(pause)
+    (first + parameters[1] * factor).sum().backward()
 
 
 def a_parameter_wrapped_again() -> None:
@@ -269,11 +319,11 @@ def what_travels_outlives_the_optimizer() -> None:
     optimizer.zero_grad()
     with pytest.raises(FloatingPointError):
         (Raises.apply(p * 1.0, True) + q).sum().backward()
-    leave(optimizer._reducer)  # as the end of another backward does
-    handed_over = weakref.ref(q.grad)
+    handed_over, reducer = weakref.ref(q.grad), weakref.ref(optimizer._reducer)
     q.grad = None
     del optimizer
     gc.collect()
+    assert reducer() is None
     assert handed_over() is not None
 
 
@@ -289,6 +339,16 @@ def a_converted_model() -> None:
         with pytest.raises(UnsupportedTensorError, match=r"torch.float64 of shape .* planned for torch.float32"):
             model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
         optimizer.zero_grad()
+
+
+def names_say_which_ranks() -> None:
+    sets = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
+    names = PlanNames(sets[hvd.rank()])
+    expected = f"gradients of optimizer 1 of ranks [{hvd.rank()}]"
+    assert [names.next(), names.next()] == [expected, f"{expected}, plan 2"]
+    assert "ranks" not in PlanNames(hvd.global_process_set).next()
+    for each in sets:
+        hvd.remove_process_set(each)
 
 
 def mismatches() -> None:
@@ -328,3 +388,69 @@ def test_around_backward() -> None:
 
 def test_around_backward_without_fusion() -> None:
     run_ranks(everything_around_backward, 2, env={"HOROVODISH_FUSION_THRESHOLD_MB": "0"})
+
+
+class Ends:
+    """A participant that notes its ends."""
+
+    def __init__(self) -> None:
+        self.ends = 0
+
+    def end_backward(self) -> None:
+        self.ends += 1
+
+    def hand_over(self) -> bool:
+        return True
+
+    def wait(self) -> None: ...
+
+    def tune(self) -> None: ...
+
+
+class OnePass:
+    """Stands in for autograd: all threads are in one backward pass, as the threads of CUDA devices are."""
+
+    def __init__(self) -> None:
+        self.ends: list[Callable[[], None]] = []
+
+    def queue_callback(self, end: Callable[[], None]) -> None:
+        self.ends.append(end)
+
+
+def in_threads_that_alternate(chance: random.Random, *acts: Callable[[], None]) -> None:
+    """Threads that may give way to each other before every line of `horovodish.torch.gradients.backward`."""
+    begin = threading.Barrier(len(acts))
+
+    def give_way(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename != horovodish.torch.gradients.backward.__file__:
+            return None
+        if event == "line":
+            for _ in range(chance.randrange(3)):
+                time.sleep(1e-5)
+        return give_way
+
+    def run(act: Callable[[], None]) -> None:
+        begin.wait()
+        sys.settrace(give_way)
+        act()
+
+    threads = [threading.Thread(target=run, args=(act,)) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_every_participant_of_a_pass_in_several_threads_is_finished() -> None:
+    chance = random.Random(0)
+    for task in range(10**9, 10**9 + 100):
+        first, second, leaves, engine = Ends(), Ends(), Ends(), OnePass()
+        with (
+            mock.patch.object(torch._C, "_current_graph_task_id", return_value=task),
+            mock.patch.object(torch.autograd.Variable, "_execution_engine", engine),
+        ):
+            join(leaves)
+            in_threads_that_alternate(chance, partial(leave, leaves), partial(join, first), partial(join, second))
+            for end in engine.ends:
+                end()
+        assert (first.ends, second.ends, leaves.ends) == (1, 1, 0)

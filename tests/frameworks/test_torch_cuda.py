@@ -14,7 +14,7 @@ from support.gpu import needs_gpu
 from support.pretended_gpu import variables
 from support.processes import all_pids, wait_until_ended
 from support.ranks import run_ranks, run_ranks_to_their_ends
-from support.torch_on_gpu import Place, every_collective, side_streams, training, what_is_refused
+from support.torch_on_gpu import Place, every_collective, gradients, side_streams, training, what_is_refused
 
 SHARED = {"HOROVODISH_TEST_SHARED_GPU": "1"}
 KNOWN_WITHIN_SECONDS = 10.0
@@ -22,11 +22,12 @@ KNOWN_WITHIN_SECONDS = 10.0
 
 def all_checks(real: bool) -> None:
     hvd.init()
-    place = Place(real)
-    every_collective(place)
-    side_streams(place)
-    training(place)
-    what_is_refused(place)
+    with Place(real) as place:
+        every_collective(place)
+        gradients(place)
+        side_streams(place)
+        training(place)
+        what_is_refused(place)
 
 
 @pytest.mark.parametrize("np", [1, 2])

@@ -242,8 +242,8 @@ def refusals() -> None:
     with pytest.raises(ValueError, match=r"gradient_predivide_factor=2.0 needs op=Average"):
         hvd.DistributedOptimizer(optimizer, op=hvd.Sum, gradient_predivide_factor=2.0)
     for options, text in [
-        ({"backward_passes_per_step": 0}, "backward_passes_per_step=0 is not possible"),
-        ({"backward_passes_per_step": 2.5}, "backward_passes_per_step=2.5 is not possible; it is a whole number"),
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step=0 must be a whole number, 1 or more"),
+        ({"backward_passes_per_step": 2.5}, "backward_passes_per_step=2.5 must be a whole number"),
         ({"gradient_predivide_factor": 0.0}, "gradient_predivide_factor=0.0 is not positive"),
         ({"compression": "fp16"}, "compression='fp16' is none; use Compression.none, .fp16"),
         ({"op": "sum"}, "op='sum' is no reduce op"),

@@ -27,8 +27,10 @@ def through_an_epoch() -> dict[str, Any]:
     in_order = list(hvd.ResumableSampler(data, shuffle=False))
     sampler.set_epoch(2)
     seen: list[int] = []
-    for batch in DataLoader(data, batch_size=4, sampler=sampler):
+    loader = DataLoader(data, batch_size=4, sampler=sampler)
+    for batch in loader:
         seen += batch.tolist()
+        next(iter(loader))  # a look counts for nothing
         sampler.record(len(batch))
         if len(seen) == 12:
             break
@@ -38,8 +40,10 @@ def through_an_epoch() -> dict[str, Any]:
     resumed = hvd.ResumableSampler(data)
     resumed.load_state_dict(checkpoint)
     resumed.set_epoch(2)  # as in a loop over epochs
+    length = len(resumed)
     rest = list(resumed)
-    assert len(resumed) == len(rest)
+    assert length == len(rest)
+    assert len(resumed) == len(range(hvd.rank(), LENGTH, hvd.size()))  # of the next pass, also without record
     resumed.set_epoch(3)
     return {
         "epochs": epochs,
@@ -97,3 +101,26 @@ def train_on_uneven_ends() -> float:
 def test_ends_that_are_uneven() -> None:
     # Averages of (0, 1), (2, 3), ... (10, 11), and then 12 alone.
     assert run_ranks(train_on_uneven_ends, 2) == [pytest.approx(0.5 + 2.5 + 4.5 + 6.5 + 8.5 + 10.5 + 12)] * 2
+
+
+def pass_after_pass() -> list[list[int]]:
+    """Without set_epoch, as scripts do with shuffle=False; the loader has workers, which are ahead of the training."""
+    hvd.init()
+    sampler = hvd.ResumableSampler(range(LENGTH), shuffle=False)
+    sampler.load_state_dict({"epoch": 0, "done": 51, "seed": 0, "length": LENGTH})
+    next(iter(sampler))  # a look at a sample does not count as a pass
+    loader = DataLoader(range(LENGTH), batch_size=4, sampler=sampler, num_workers=1, prefetch_factor=4)
+    passes = []
+    for number in range(3):
+        assert len(loader) == (7 if number == 0 else 13)
+        passes.append([])
+        for batch in loader:
+            passes[-1] += batch.tolist()
+            sampler.record(len(batch))
+        assert sampler.state_dict()["done"] in (LENGTH - 1, LENGTH)  # the second rank has a sample less than the first
+    return passes
+
+
+def test_only_the_pass_that_was_resumed_is_shorter() -> None:
+    for rank, passes in enumerate(run_ranks(pass_after_pass, 2)):
+        assert passes == [list(range(51 + rank, LENGTH, 2)), *[list(range(rank, LENGTH, 2))] * 2]

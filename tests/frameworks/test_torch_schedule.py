@@ -1,95 +1,95 @@
-"""The learning rate rises linearly to a multiple of itself, as one of torch's schedulers."""
+"""The learning rate that the guide "From DDP" schedules for several ranks, step by step, and after resuming."""
 
 from __future__ import annotations
 
+import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import ExponentialLR, SequentialLR
+from torch.optim import SGD
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 import horovodish.torch as hvd
-from horovodish.errors import NotInitializedError
+from support.documents import python_blocks
 from support.ranks import run_ranks
 
-
-def an_optimizer() -> torch.optim.SGD:
-    usual, other = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
-    return torch.optim.SGD([{"params": [usual]}, {"params": [other], "lr": 1.0}], lr=0.1)
-
-
-def rates(optimizer: torch.optim.Optimizer) -> list[float]:
-    return [group["lr"] for group in optimizer.param_groups]
+_, _, SCHEDULE, _, RESUME, *_ = python_blocks("docs/from-ddp.md")
+RATE, EPOCHS, SAMPLES = 0.1, 8, 12
+WARMUP_EPOCHS = 5  # as in the guide
 
 
-def test_it_rises_and_stays() -> None:
-    optimizer = an_optimizer()
-    scheduler = hvd.LinearScalingWarmup(optimizer, warmup_steps=4, factor=3)
-    seen = [rates(optimizer)]
-    for _ in range(6):
-        optimizer.step()
-        scheduler.step()
-        seen.append(rates(optimizer))
-    assert seen == [pytest.approx([0.1 * factor, factor]) for factor in (1, 1.5, 2, 2.5, 3, 3, 3)]
-    assert scheduler.get_last_lr() == rates(optimizer)
+def steps_per_epoch() -> int:
+    return SAMPLES // hvd.size()
 
 
-def test_no_warm_up() -> None:
-    optimizer = an_optimizer()
-    hvd.LinearScalingWarmup(optimizer, warmup_steps=0, factor=8)
-    assert rates(optimizer) == pytest.approx([0.8, 8.0])
+def names() -> dict[str, Any]:
+    """What the guide takes for granted."""
+    schedulers = {"LinearLR": LinearLR, "CosineAnnealingLR": CosineAnnealingLR, "SequentialLR": SequentialLR}
+    loader = range(steps_per_epoch())
+    return {
+        "hvd": hvd,
+        "SGD": SGD,
+        "model": torch.nn.Linear(2, 1),
+        "rate": RATE,
+        "epochs": EPOCHS,
+        "loader": loader,
+    } | (schedulers)
 
 
-def test_a_checkpoint_goes_on() -> None:
-    first, second = an_optimizer(), an_optimizer()
-    scheduler = hvd.LinearScalingWarmup(first, warmup_steps=4, factor=3)
-    resumed = hvd.LinearScalingWarmup(second, warmup_steps=4, factor=3)
-    for _ in range(2):
-        first.step()
-        scheduler.step()
-    second.load_state_dict(first.state_dict())
-    resumed.load_state_dict(scheduler.state_dict())
-    for optimizer, its in ((first, scheduler), (second, resumed)):
-        optimizer.step()
-        its.step()
-    assert rates(first) == rates(second) == pytest.approx([0.25, 2.5])
+def expected(steps_done: int) -> float:
+    """The rate after some steps: a line from RATE to N times RATE, then half a cosine down to zero."""
+    warmup, all_steps = WARMUP_EPOCHS * steps_per_epoch(), EPOCHS * steps_per_epoch()
+    if steps_done <= warmup:
+        return RATE * (1 + (hvd.size() - 1) * steps_done / warmup)
+    return RATE * hvd.size() * (1 + math.cos(math.pi * (steps_done - warmup) / (all_steps - warmup))) / 2
 
 
-def test_another_schedule_follows() -> None:
-    optimizer = an_optimizer()
-    warmup = hvd.LinearScalingWarmup(optimizer, warmup_steps=2, factor=2)
-    scheduler = SequentialLR(optimizer, [warmup, ExponentialLR(optimizer, 0.5)], milestones=[3])
-    seen = []
-    for _ in range(5):
-        optimizer.step()
-        with warnings.catch_warnings():  # SequentialLR of torch warns of itself
-            warnings.simplefilter("ignore", UserWarning)
+def train(scope: dict[str, Any], steps_done: int, until: int) -> None:
+    """Steps on, and looks at every rate before, at and after the end of the warm-up."""
+    optimizer, scheduler = scope["optimizer"], scope["scheduler"]
+    for step in range(steps_done, until + 1):
+        (rate,) = (group["lr"] for group in optimizer.param_groups)
+        assert rate == pytest.approx(expected(step), abs=1e-9), f"after {step} steps"
+        assert scheduler.get_last_lr() == [rate]
+        if step < until:
+            optimizer.zero_grad()
+            scope["model"](torch.ones(1, 2)).sum().backward()
+            optimizer.step()
             scheduler.step()
-        seen.append(rates(optimizer)[0])
-    assert seen[:2] == pytest.approx([0.15, 0.2])
-    assert seen[3] == pytest.approx(seen[2] / 2)
 
 
-def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="warmup_steps=-1 is negative"):
-        hvd.LinearScalingWarmup(an_optimizer(), -1, factor=2)
-    with pytest.raises(ValueError, match="factor=0 is not positive"):
-        hvd.LinearScalingWarmup(an_optimizer(), 1, factor=0)
-    with pytest.raises(NotInitializedError):
-        hvd.LinearScalingWarmup(an_optimizer(), 1)
-
-
-def scale_by_the_ranks() -> list[float]:
+def begin(epochs_done: list[int]) -> list[dict[str, Any]]:
+    """Trains from the start, goes on from a checkpoint on the same ranks, and gives checkpoints for others."""
     hvd.init()
-    optimizer = an_optimizer()
-    wrapped = hvd.DistributedOptimizer(optimizer)
-    scheduler = hvd.LinearScalingWarmup(wrapped, warmup_steps=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        wrapped.step()
-        scheduler.step()
-    return rates(wrapped)
+    scope = names()
+    exec(SCHEDULE, scope)
+    checkpoints, step = [], 0
+    for epochs in epochs_done:
+        train(scope, step, epochs * steps_per_epoch())
+        step = epochs * steps_per_epoch()
+        checkpoints.append({"optimizer": scope["optimizer"].state_dict(), "epochs_done": epochs})
+        scheduler = scope["scheduler"].state_dict()
+        scope = names()
+        exec(SCHEDULE, scope)
+        scope["optimizer"].load_state_dict(checkpoints[-1]["optimizer"])
+        scope["scheduler"].load_state_dict(scheduler)
+    train(scope, step, EPOCHS * steps_per_epoch())
+    return checkpoints
 
 
-def test_the_number_of_ranks() -> None:
-    assert run_ranks(scale_by_the_ranks, 3) == [pytest.approx([0.3, 3.0])] * 3
+def go_on(checkpoints: list[dict[str, Any]]) -> None:
+    hvd.init()
+    for checkpoint in checkpoints:
+        scope = {**names(), "checkpoint": checkpoint}
+        exec(SCHEDULE, scope)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+            exec(RESUME, scope)
+        train(scope, checkpoint["epochs_done"] * steps_per_epoch(), EPOCHS * steps_per_epoch())
+
+
+def test_every_rate_of_the_schedule_also_after_resuming_on_more_ranks() -> None:
+    checkpoints, _ = run_ranks(begin, 2, args=([2, 5, 6],))
+    run_ranks(go_on, 3, args=(checkpoints,))

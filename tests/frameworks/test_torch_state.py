@@ -13,6 +13,7 @@ from torch import nn
 import horovodish.torch as hvd
 from horovodish.errors import MismatchError, UnsupportedTensorError
 from support.expect import one_rank_is_wrong
+from support.leaves import leaf
 from support.ranks import run_ranks
 
 
@@ -20,6 +21,8 @@ def everything_about_state() -> None:
     hvd.init()
     parameters_and_buffers()
     named_parameters()
+    plain_parameters()
+    process_sets()
     tensors_of_other_strides()
     tensors_of_dtypes_that_no_collective_takes()
     tensors_that_repeat_their_elements()
@@ -66,6 +69,41 @@ def named_parameters() -> None:
     assert leaf.detach().tolist() == [hvd.size() - 1] * 2
 
 
+def plain_parameters() -> None:
+    """Without names, as a list or as what `parameters()` gives."""
+    for take in (list, iter):
+        own = nn.Linear(3, 2)
+        hvd.broadcast_parameters(take(own.parameters()), root_rank=1)
+        hvd.check_consistency(own)
+    with pytest.raises(MismatchError, match=r"'broadcast_parameters.tensor 0'.*shape"):
+        hvd.broadcast_parameters([torch.ones(hvd.rank() + 1)])
+
+
+def process_sets() -> None:
+    """The last two ranks among themselves; the first one keeps its own values, and need not call."""
+    last = hvd.size() - 1
+    subset = hvd.add_process_set([last - 1, last])
+    own = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(own.parameters(), lr=1.0 + hvd.rank(), momentum=0.9)
+    own(torch.ones(2)).sum().backward()
+    optimizer.step()
+    before = copy.deepcopy(own.state_dict())
+    if subset.included():
+        hvd.broadcast_parameters(own.state_dict(), last, process_set=subset)
+        hvd.broadcast_optimizer_state(optimizer, last, process_set=subset)
+        hvd.check_consistency(own, optimizer, process_set=subset)
+        assert optimizer.param_groups[0]["lr"] == 1.0 + last
+        with pytest.raises(ValueError, match="root_rank=0 is not in the process set"):
+            hvd.broadcast_parameters(own.state_dict(), 0, process_set=subset)
+    else:
+        with pytest.raises(ValueError, match="process set"):
+            hvd.broadcast_parameters(own.state_dict(), last, process_set=subset)
+    if hvd.rank() in (0, last):
+        assert all(torch.equal(before[name], tensor) for name, tensor in own.state_dict().items())
+    hvd.barrier()
+    hvd.remove_process_set(subset)
+
+
 def tensors_of_other_strides() -> None:
     last = hvd.rank() == hvd.size() - 1
     image = torch.arange(24.0).reshape(1, 2, 3, 4) * (1 if hvd.rank() == 0 else 0)
@@ -87,8 +125,8 @@ def tensors_of_dtypes_that_no_collective_takes() -> None:
         hvd.broadcast_parameters({"own": own}, root_rank=1)
         assert own.float().tolist() == [2.0] * 3
     last = hvd.rank() == hvd.size() - 1
-    with pytest.raises(MismatchError, match=r"has own of torch.uint16, only rank . has own of torch.float8_e5m2"):
-        hvd.broadcast_parameters({"own": torch.zeros(2).to(torch.float8_e5m2 if last else torch.uint16)})
+    with pytest.raises(MismatchError, match=r"has own of torch.complex64, only rank . has own of torch.float8_e5m2"):
+        hvd.broadcast_parameters({"own": torch.zeros(2).to(torch.float8_e5m2 if last else torch.complex64)})
 
     parameter = nn.Parameter(torch.zeros(2, dtype=torch.cfloat))
     optimizer = torch.optim.Adam([parameter])
@@ -127,8 +165,10 @@ def extra_state_is_passed_over() -> None:
 
 
 def wrong_parameters() -> None:
-    with pytest.raises(TypeError, match=r"or model.named_parameters\(\), not an iterable of Parameter"):
-        hvd.broadcast_parameters(model().parameters())
+    with pytest.raises(TypeError, match=r"or model.named_parameters\(\), not an iterable of int"):
+        hvd.broadcast_parameters([1])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"or model.named_parameters\(\), not Parameter"):
+        hvd.broadcast_parameters(leaf())
     with pytest.raises(TypeError, match=r"pass model.state_dict\(\) .* not Sequential"):
         hvd.broadcast_parameters(model())
     with pytest.raises(TypeError, match=r"takes a torch.optim.Optimizer, not dict"):
@@ -153,7 +193,7 @@ def wrong_on_one_rank() -> None:
         TypeError,
         "takes names and tensors",
         lambda: hvd.broadcast_parameters(tensors),
-        lambda: hvd.broadcast_parameters(list(tensors.values())),  # type: ignore[arg-type]
+        lambda: hvd.broadcast_parameters([*tensors]),  # type: ignore[arg-type]
     )
     optimizer = torch.optim.SGD(model().parameters(), lr=0.1)
     one_rank_is_wrong(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import subprocess
 import sys
@@ -9,26 +10,15 @@ from pathlib import Path
 
 import pytest
 
-import horovodish.basics
 import horovodish.torch
+from support.surface import check_surface
 
-DIAGNOSTICS = {"start_timeline", "stop_timeline", "straggler_report", "surviving_communicator"}
-PROCESS_API = (set(horovodish.basics.__all__) - {"engine"}) | DIAGNOSTICS
-OWN = {
-    "Adasum Average Max Min Product ReduceOp Sum",
-    "LinearScalingWarmup ResumableSampler",
-    "Compression DistributedOptimizer HorovodInternalError HostsUpdatedInterrupt",
-    "MismatchError RankLostError StallError UnsupportedTensorError",
-    "ProcessSet add_process_set global_process_set remove_process_set",
-    "SyncBatchNorm convert_sync_batchnorm",
-    "allgather allgather_async allgather_object grouped_allgather grouped_allgather_async",
-    "allreduce allreduce_ allreduce_async allreduce_async_ sparse_allreduce_async",
-    "grouped_allreduce grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_",
-    "alltoall alltoall_async",
-    "barrier check_consistency join poll synchronize",
-    "broadcast broadcast_ broadcast_async broadcast_async_",
-    "broadcast_object broadcast_optimizer_state broadcast_parameters",
-    "reducescatter reducescatter_async grouped_reducescatter grouped_reducescatter_async",
+HOROVODS_MODULES = {
+    "mpi_ops": "allreduce_async_ synchronize poll join barrier rank size init Average Sum Adasum",
+    "functions": "broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object",
+    "compression": "Compression Compressor",
+    "optimizer": "DistributedOptimizer",
+    "sync_batch_norm": "SyncBatchNorm",
 }
 
 
@@ -38,20 +28,21 @@ def test_elastic_training_is_not_there() -> None:
 
 
 def test_the_public_names() -> None:
-    expected = PROCESS_API | {name for line in OWN for name in line.split()}
-    assert set(horovodish.torch.__all__) == expected
-    assert horovodish.torch.__all__ == sorted(horovodish.torch.__all__)
+    check_surface(horovodish.torch)
 
 
-def test_there_are_no_other_public_names() -> None:
-    submodules = {path.stem for path in Path(horovodish.torch.__file__).parent.glob("*.py")}
-    public = {name for name in vars(horovodish.torch) if not name.startswith("_")}
-    assert public - submodules == set(horovodish.torch.__all__)
+@pytest.mark.parametrize("module", HOROVODS_MODULES)
+def test_horovods_modules_have_what_scripts_import_from_them(module: str) -> None:
+    found = importlib.import_module(f"horovodish.torch.{module}")
+    for name in HOROVODS_MODULES[module].split():
+        assert hasattr(found, name)
+        assert getattr(horovodish.torch, name, getattr(found, name)) is getattr(found, name)
 
 
-@pytest.mark.parametrize("name", sorted(name for line in OWN for name in line.split()))
-def test_functions_are_documented(name: str) -> None:
-    assert getattr(horovodish.torch, name).__doc__
+def test_horovods_modules_are_attributes_that_nobody_imported() -> None:
+    code = "import horovodish.torch as hvd; print(hvd.mpi_ops.Sum is hvd.Sum, hvd.functions.rank is hvd.rank)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "True True\n", done.stderr
 
 
 def test_the_package_has_one_name() -> None:

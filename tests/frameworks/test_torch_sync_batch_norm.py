@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import horovodish.torch as hvd
+from horovodish import operation
 from horovodish.errors import MismatchError
-from horovodish.torch import tensor_submission
 from support.ranks import run_ranks
 from support.tensors import sets_with_this_rank
 
@@ -213,15 +213,13 @@ def what_need_not_travel() -> None:
 
 def one_collective_in_either_direction() -> None:
     submitted: list[str] = []
-    original = tensor_submission.submit
-    tensor_submission.submit = lambda kind, name, *rest, **more: (
-        submitted.append(name) or original(kind, name, *rest, **more)
-    )
+    original = operation.submit
+    operation.submit = lambda request, *rest, **more: submitted.append(request.name) or original(request, *rest, **more)
     try:
         inputs = batches([3] * hvd.size(), 2, 2)[hvd.rank()].requires_grad_()
         hvd.SyncBatchNorm(CHANNELS)(inputs).sum().backward()
     finally:
-        tensor_submission.submit = original
+        operation.submit = original
     first = [name for name in submitted if not name.endswith(".gradient")]
     assert submitted == ([*first, f"{first[0]}.gradient"] if hvd.size() > 1 else [])
     assert len(first) < 2

@@ -20,7 +20,7 @@ from typing import IO
 import pytest
 
 import horovodish
-from horovodish.launcher.environment import THREADS_VARIABLE
+from horovodish.launcher.job.environment import THREADS_VARIABLE
 from support.orphans import processes_with
 
 MARK = "LAUNCHER_TEST"

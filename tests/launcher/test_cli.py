@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,36 +11,35 @@ from typing import Any
 import pytest
 
 from horovodish.errors import SettingError
-from horovodish.launcher.cli import main, request
-from horovodish.launcher.flags import run_parser
-from horovodish.launcher.run import Request
-from horovodish.launcher.without_effect import notices
+from horovodish.launcher.cli import main
+from horovodish.launcher.flags import OF_ELASTIC_TRAINING, notices_without_effect, run_parser
+from horovodish.launcher.options import LaunchOptions, launch_options
 from horovodish.settings import Setting, table
 from horovodish.version import __version__
 
 
-def parsed(*arguments: str) -> Request:
-    return request(run_parser().parse(arguments), {})
+def parsed(*arguments: str) -> LaunchOptions:
+    return launch_options(run_parser().parse(arguments), {})
 
 
 def test_without_a_number_there_is_a_rank_for_each_slot(tmp_path: Path) -> None:
     slurm = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "2(x2),1"}
     hostfile = tmp_path / "hosts"
     hostfile.write_text("a slots=3\n")
-    assert request(run_parser().parse(["true"]), slurm).np == 5
-    assert request(run_parser().parse(["-np", "2", "true"]), slurm).np == 2
-    assert request(run_parser().parse(["-H", "a:4,b:2", "true"]), slurm).np == 6
-    assert request(run_parser().parse(["--hostfile", str(hostfile), "true"]), slurm).np == 3
+    assert launch_options(run_parser().parse(["true"]), slurm).np == 5
+    assert launch_options(run_parser().parse(["-np", "2", "true"]), slurm).np == 2
+    assert launch_options(run_parser().parse(["-H", "a:4,b:2", "true"]), slurm).np == 6
+    assert launch_options(run_parser().parse(["--hostfile", str(hostfile), "true"]), slurm).np == 3
 
 
 def test_the_commands_own_flags_are_left_alone() -> None:
-    assert parsed("-np", "2", "python", "train.py", "-np", "3", "--verbose", "--", "x") == Request(
+    assert parsed("-np", "2", "python", "train.py", "-np", "3", "--verbose", "--", "x") == LaunchOptions(
         np=2, command=["python", "train.py", "-np", "3", "--verbose", "--", "x"], settings={}
     )
 
 
 def test_two_dashes_end_the_flags() -> None:
-    assert parsed("--num-proc", "4", "--verbose", "--prefix-output", "--", "./train") == Request(
+    assert parsed("--num-proc", "4", "--verbose", "--prefix-output", "--", "./train") == LaunchOptions(
         np=4, command=["./train"], settings={}, prefix_output=True, verbose=True
     )
 
@@ -63,6 +63,32 @@ def test_a_bad_setting_is_refused_by_its_flag() -> None:
         parsed("-np", "1", "--plane", "ring", "true")
 
 
+# Those of Horovod 0.28.1, with values.
+HOROVODRUN = """-np 2|--num-proc 2|-p 22|--ssh-port 22|-H a:2|--hosts a:2|--network-interfaces lo|--network-interface lo
+--output-filename o|--verbose|--disable-cache|--start-timeout 9|--fusion-threshold-mb 32|--cycle-time-ms 5
+--cache-capacity 9|--hierarchical-allreduce|--no-hierarchical-allreduce|--hierarchical-allgather
+--no-hierarchical-allgather|--torus-allreduce|--no-torus-allreduce|--autotune|--no-autotune|--autotune-log-file f
+--autotune-warmup-samples 3|--autotune-steps-per-sample 9|--autotune-bayes-opt-max-samples 9
+--autotune-gaussian-process-noise 0.8|--timeline-filename t|--timeline-mark-cycles|--no-timeline-mark-cycles
+--stall-check|--no-stall-check|--stall-check-warning-time-seconds 9|--stall-check-shutdown-time-seconds 9
+--mpi-threads-disable|--no-mpi-threads-disable|--mpi-args x|--tcp|--binding-args x|--num-nccl-streams 1
+--thread-affinity 0|--gloo-timeout-seconds 9|--log-level INFO|--log-with-timestamp|--log-without-timestamp
+--log-hide-timestamp|--no-log-hide-timestamp|-prefix-timestamp|--prefix-output-with-timestamp|--gloo|--mpi|--jsrun"""
+
+
+def test_the_flags_of_horovodrun_are_accepted() -> None:
+    for flags in HOROVODRUN.replace("\n", "|").split("|"):
+        assert parsed("-np", "2", *flags.split(), "true").command == ["true"], flags
+        assert parsed("-np", "2", "=".join(flags.split()), "true").command == ["true"], flags
+    assert parsed("--as-horovod", "-np", "2", "true") == LaunchOptions(["true"], {}, np=2, as_horovod=True)
+
+
+@pytest.mark.parametrize("flag", OF_ELASTIC_TRAINING)
+def test_the_flags_of_elastic_training_are_refused(flag: str) -> None:
+    with pytest.raises(SettingError, match=f"{flag} is for elastic training, which is not there yet"):
+        parsed("-np", "2", flag, "1", "true")
+
+
 def test_flags_of_horovod_that_are_synonyms() -> None:
     assert parsed("-np", "1", "--autotune-log-file", "a.csv", "true").settings == {"autotune_log": "a.csv"}
     assert parsed("-np", "1", "--disable-cache", "true").settings == {"cache_capacity": "0"}
@@ -72,12 +98,12 @@ def test_flags_of_horovod_that_are_synonyms() -> None:
 def test_flags_of_horovod_without_effect_are_accepted_with_a_notice() -> None:
     flags = ["--cycle-time-ms", "5", "--no-hierarchical-allreduce", "--num-nccl-streams", "2", "--mpi"]
     options = run_parser().parse(["-np", "1", *flags, "true"])
-    assert request(options, {}).settings == {}
-    told = notices(options)
+    assert launch_options(options, {}).settings == {}
+    told = notices_without_effect(options)
     assert len(told) == 4
     for name in ("--cycle-time-ms", "--hierarchical-allreduce", "--num-nccl-streams", "--mpi"):
         assert any(line.startswith(f"{name} is accepted, but has no effect: ") for line in told)
-    assert notices(run_parser().parse(["-np", "1", "true"])) == []
+    assert notices_without_effect(run_parser().parse(["-np", "1", "true"])) == []
 
 
 ONE_LINE = [
@@ -94,6 +120,10 @@ ONE_LINE = [
     (["run", "-np", "two", "true"], "'two' is not a number of ranks"),
     (["run", "-np", "2", "--no-such-flag", "true"], "there is no flag --no-such-flag"),
     (["run", "-np", "2", "--min-np", "1", "true"], "--min-np is for elastic training, which is not there yet"),
+    (
+        ["run", "--nproc-per-node=2", "true"],
+        "there is no flag --nproc-per-node; did you mean -np, the number of all ranks?",
+    ),
     (["run", "-np", "2", "--chunk", "8", "true"], "there is no flag --chunk; did you mean --chunk-kb?"),
     (["run", "-np", "2", "--chunks-kb=8", "true"], "there is no flag --chunks-kb; did you mean --chunk-kb?"),
     (["run", "-np", "2", "--no-autotuned", "true"], "there is no flag --no-autotuned; did you mean --no-autotune?"),
@@ -129,7 +159,10 @@ def test_version(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(flags)
     assert end.value.code == 0
-    assert capsys.readouterr().out == f"horovodish {__version__}\n"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"horovodish {__version__}"
+    assert [line[:10].strip() for line in lines[1:]] == ["Python", "frameworks", "MPI", "NCCL"]
+    assert f"mpi4py {importlib.metadata.version('mpi4py')}" in lines[3]
 
 
 @pytest.mark.parametrize("source", ["--spin-us", "HOROVODISH_SPIN_US"])

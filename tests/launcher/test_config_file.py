@@ -11,9 +11,9 @@ import pytest
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher import cli
 from horovodish.launcher.config_file import read
-from horovodish.launcher.environment import with_settings
 from horovodish.launcher.flags import run_parser
-from horovodish.launcher.run import Request
+from horovodish.launcher.job.environment import with_settings
+from horovodish.launcher.options import LaunchOptions
 
 
 @pytest.fixture
@@ -98,12 +98,12 @@ def test_an_empty_file_sets_nothing(text: str, config: Any) -> None:
 def test_the_command_line_counts_more_than_the_file_and_the_file_more_than_variables(
     config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Request] = []
+    asked: list[LaunchOptions] = []
     spin_us: list[str] = []
 
-    def run(request: Request, environ: Any) -> int:
-        asked.append(request)
-        spin_us.append(with_settings(environ, request.settings)["HOROVODISH_SPIN_US"])
+    def run(options: LaunchOptions, environ: Any) -> int:
+        asked.append(options)
+        spin_us.append(with_settings(environ, options.settings)["HOROVODISH_SPIN_US"])
         return 0
 
     monkeypatch.setattr(cli, "run", run)
@@ -112,7 +112,7 @@ def test_the_command_line_counts_more_than_the_file_and_the_file_more_than_varia
     flags = ["--config-file", path, "--cache-capacity", "2", "--no-autotune", "--no-prefix-output"]
     assert cli.main(["run", *flags, "true"]) == 0
     settings = {"spin_us": "1", "cache_capacity": "2", "autotune": "0"}
-    assert asked == [Request(3, ["true"], settings, prefix_output=False, verbose=True)]
+    assert asked == [LaunchOptions(["true"], settings, np=3, prefix_output=False, verbose=True)]
     assert spin_us == ["1"]
 
 

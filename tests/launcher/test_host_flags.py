@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from horovodish.errors import SettingError
-from horovodish.launcher import host_flags
 from horovodish.launcher.cli import main
 from horovodish.launcher.flags import run_parser
-from horovodish.launcher.hosts import Host
-from horovodish.launcher.mpirun import Wishes
+from horovodish.launcher.hosts.allocation import Allocation, Host
+from horovodish.launcher.options import LaunchOptions, launch_options
 
 SLURM = {"SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "3"}
+
+
+def allocation(arguments: list[str], environ: dict[str, str]) -> Allocation | None:
+    return launch_options(run_parser().parse(["-np", "1", *arguments, "true"]), environ).allocation
 
 
 def test_what_the_user_wants_of_mpirun(tmp_path: Path) -> None:
@@ -33,7 +36,10 @@ def test_what_the_user_wants_of_mpirun(tmp_path: Path) -> None:
         "--tcp",
     ]
     arguments = ["--binding-args=--bind-to core", "--mpi-args=-x 'A=b c'"]
-    assert host_flags.wishes(run_parser().parse([*flags, *arguments, "true"])) == Wishes(
+    np = ["-np", "1"]
+    assert launch_options(run_parser().parse([*np, *flags, *arguments, "true"]), {}) == LaunchOptions(
+        ["true"],
+        np=1,
         launch_agent=sys.executable,
         ssh_port=2222,
         ssh_identity_file=str(key),
@@ -42,17 +48,17 @@ def test_what_the_user_wants_of_mpirun(tmp_path: Path) -> None:
         binding_args=("--bind-to", "core"),
         mpi_args=("-x", "A=b c"),
     )
-    assert host_flags.wishes(run_parser().parse(["true"])) == Wishes()
+    assert launch_options(run_parser().parse([*np, "true"]), {}) == LaunchOptions(["true"], np=1)
 
 
 def test_flags_count_more_than_the_scheduler(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("b slots=2\n")
     for arguments, expected in ((["-H", "a:1"], "a"), (["--hostfile", str(tmp_path / "hosts")], "b"), ([], "n1")):
-        found = host_flags.hosts(run_parser().parse([*arguments, "true"]), SLURM)
+        found = allocation(arguments, SLURM)
         assert found is not None
         assert [host.name for host in found.hosts] == [expected]
-    assert host_flags.hosts(run_parser().parse(["true"]), {}) is None
-    slurms = host_flags.hosts(run_parser().parse(["true"]), SLURM)
+    assert allocation([], {}) is None
+    slurms = allocation([], SLURM)
     assert slurms is not None and slurms.by_scheduler and slurms.hosts == (Host("n1", 3),)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from horovodish.launcher.flags import run_parser
-from horovodish.launcher.schedulers import given_allocation
+from horovodish.launcher.hosts.schedulers import given_allocation
 from support.sources import ROOT
 
 yaml = pytest.importorskip("yaml")
@@ -109,7 +109,7 @@ def test_the_launcher_finds_its_hosts_in_what_the_operator_sets(job: Any, tmp_pa
     assert (program, subcommand) == ("horovodish", "run")
     options = run_parser().parse(arguments)
     assert options.command == ["python", "/app/torch_digits.py"]
-    assert options.np is None, "it follows from the slots"
+    assert not options.np, "it follows from the slots"
 
     name, workers, slots = (
         job["metadata"]["name"],

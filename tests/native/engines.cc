@@ -5,60 +5,20 @@
 // Every rank runs the same random program: operations of all kinds and many sizes, asynchronous and synchronous, waited
 // for by several threads, submitted in an order of its own. The results are checked. At the end one refuses an
 // operation, and one leaves while others wait.
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <thread>
 
 #include "adasum.h"
 #include "bucket_plan.h"
-#include "engine.h"
 #include "frontend.h"
+#include "ranks.h"
 
 using namespace horovodish;
 
 namespace {
-
-constexpr size_t kChunkBytes = 16 << 10;
-
-#define CHECK(condition)                                                           \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
-      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                                \
-    }                                                                              \
-  } while (false)
-
-std::shared_ptr<Operation> operation(Engine& engine, Kind kind, const std::string& name,
-                                     const std::vector<float>& source, std::vector<float>* target, int root = 0,
-                                     ReduceOp op = ReduceOp::sum) {
-  auto request = std::make_shared<Request>();
-  request->kind = kind;
-  request->name = name;
-  request->root = root;
-  request->op = op;
-  const auto length = static_cast<int64_t>(source.size());
-  request->members = {{name, DType::float32, {kind == Kind::allgather ? Member::kAnyLength : length}}};
-  auto result = std::make_shared<Operation>();
-  result->signature = std::make_shared<const std::string>(request->signature());
-  result->request = request;
-  result->buffers = {{reinterpret_cast<const std::byte*>(source.data()),
-                      target == nullptr ? nullptr : reinterpret_cast<std::byte*>(target->data()), length}};
-  result->handle = engine.make_handle();
-  return result;
-}
-
-void wait(Engine& engine, const std::shared_ptr<Handle>& handle) {
-  while (!engine.wait(*handle, std::chrono::milliseconds(20))) {
-  }
-}
 
 size_t length_of(int step, int tensor) {
   std::mt19937 random(static_cast<unsigned>(step * 1000 + tensor));
@@ -215,44 +175,12 @@ int main(int argc, char** argv) {
     return 2;
   }
   const int ranks = std::atoi(argv[1]), steps = std::atoi(argv[2]);
-  const auto n = static_cast<size_t>(ranks);
-  std::vector<std::shared_ptr<std::byte>> memory;
-  for (size_t rank = 0; rank < n; ++rank) {
-    const int descriptor = memfd_create("engines", MFD_CLOEXEC);
-    const auto bytes = EngineConfig::arena_layout(n, kChunkBytes).bytes();
-    CHECK(descriptor >= 0 && ftruncate(descriptor, static_cast<off_t>(bytes)) == 0);
-    memory.push_back(map_memory(descriptor, bytes));
-    close(descriptor);
-  }
-  std::vector<std::vector<int>> sockets(n, std::vector<int>(n, -1));
-  for (size_t a = 0; a < n; ++a) {
-    for (size_t b = a + 1; b < n; ++b) {
-      int pair[2];
-      CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
-      sockets[a][b] = pair[0];
-      sockets[b][a] = pair[1];
-    }
-  }
+  const Host host(ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
-      EngineConfig config;
-      config.rank = rank;
-      config.size = ranks;
-      config.local_rank = static_cast<size_t>(rank);
-      config.arena_memory = memory;
-      config.peer_sockets = sockets[static_cast<size_t>(rank)];
-      config.options = {kChunkBytes, 1 << 19, 100, std::chrono::microseconds(20)};
-      Engine engine(std::move(config));
-      ProcessSetConfig everybody;
-      everybody.own = rank;
-      everybody.hosts.resize(1);
-      for (int i = 0; i < ranks; ++i) {
-        everybody.ranks.push_back(i);
-        everybody.hosts[0].push_back(i);
-        everybody.local.push_back(static_cast<size_t>(i));
-      }
-      engine.add_process_set(0, std::move(everybody));
+      Engine engine(host.config(rank));
+      engine.add_process_set(0, host.everybody(rank));
       train(engine, rank, ranks, steps);
       for (int i = 0; i < 3; ++i) {  // while others still work
         engine.start_timeline(timeline(rank));

@@ -58,6 +58,13 @@ def test_threads_of_nccl_run_on_any_core() -> None:
     assert second == {name: every[name] for name in ("nccl-proxy", "nccl-launch")}
 
 
+def test_without_the_setting_nothing_touches_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To set it to what it was would pin threads that may run on cores that come later."""
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: pytest.fail("the affinity was set"))
+    hvd.init()
+    hvd.shutdown()
+
+
 def test_no_core_is_chosen_for_ranks_without_threads_or_without_the_setting() -> None:
     assert core_of(TWO_ON_A_HOST, "") is None
     assert core_of(Place(0, ((0,),)), "0") is None

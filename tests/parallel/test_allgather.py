@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from support.model import FLOATS, INTEGERS, PLANES, values
+from support.model import FLOATS, INTEGERS, MOVED, PLANES, values
 from support.ranks import run_ranks
 
-DTYPES = ["bool", *INTEGERS, *FLOATS]
+DTYPES = [*MOVED, *INTEGERS, *FLOATS]
 
 
 def rows_of(rank: int, most: int) -> int:

@@ -49,7 +49,7 @@ def reduce_special_values() -> None:
     hvd.init()
     scaled_results()
     integers_wrap_around()
-    integer_averages_are_floored()
+    integer_averages_round_towards_zero()
     nan_wins_in_min_and_max()
     infinities_and_signed_zeros()
     any_shape()
@@ -60,7 +60,7 @@ def reduce_special_values() -> None:
 def scaled_results() -> None:
     for dtype, op, length in product(INTEGERS + FLOATS, ["Sum", "Average", "Max"], [7, 70_001]):
         if op == "Average" and dtype in INTEGERS:
-            continue  # floored before or after the scale: no caller should depend on it
+            continue  # rounded before or after the scale: no caller should depend on it
         arrays = [values(dtype, length, rank) for rank in range(hvd.size())]
         result = hvd.allreduce(
             arrays[hvd.rank()], op=op_named(op), prescale_factor=0.75, postscale_factor=1.5, name=f"{dtype}{op}{length}"
@@ -80,11 +80,11 @@ def integers_wrap_around() -> None:
         np.testing.assert_array_equal(hvd.allreduce(own, op=hvd.Product), power)
 
 
-def integer_averages_are_floored() -> None:
+def integer_averages_round_towards_zero() -> None:
     # Rank 0 has -1, -3, 5, the others 0: the exact averages are no integers.
     for dtype in ["int8", "int16", "int32", "int64"]:
         own = np.array([-1, -3, 5] if hvd.rank() == 0 else [0, 0, 0], dtype)
-        expected = [-1 // hvd.size(), -3 // hvd.size(), 5 // hvd.size()]
+        expected = [int(total / hvd.size()) for total in (-1, -3, 5)]
         np.testing.assert_array_equal(hvd.allreduce(own), expected)
 
 

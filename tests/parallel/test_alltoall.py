@@ -10,10 +10,10 @@ import pytest
 
 import horovodish as hvd
 from support.expect import every_rank_raises
-from support.model import FLOATS, INTEGERS, PLANES, Array, values
+from support.model import FLOATS, INTEGERS, MOVED, PLANES, Array, values
 from support.ranks import run_ranks
 
-DTYPES = ["bool", *INTEGERS, *FLOATS]
+DTYPES = [*MOVED, *INTEGERS, *FLOATS]
 
 
 def splits_of(rank: int, size: int, factor: int) -> list[int]:
@@ -111,8 +111,10 @@ def wrong_splits() -> None:
             hvd.alltoall(rows, splits, name=name)
         assert f"{name}: splits {splits} must be {size} non-negative numbers" in str(raised.value)
         assert f"add up to the {size + 1} rows of the array; they add up to {sum(splits)}" in str(raised.value)
-    with pytest.raises(TypeError):
-        hvd.alltoall(rows, [0.5] * size)  # type: ignore[list-item]
+    wrong_types: list[object] = [[0.5] * size, ["1"] * size, np.ones(size), 1, 1.5]
+    for wrong_type in wrong_types:
+        with pytest.raises(ValueError, match=rf"must be {size} whole numbers, one per rank"):
+            hvd.alltoall(rows, wrong_type)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="zero dimensions has no rows to send"):
         hvd.alltoall(np.array(3))
     if size > 1:

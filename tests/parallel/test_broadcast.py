@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from support.model import FLOATS, INTEGERS, LENGTHS, PLANES, values
+from support.model import FLOATS, INTEGERS, LENGTHS, MOVED, PLANES, values
 from support.ranks import run_ranks
 
-DTYPES = ["bool", *INTEGERS, *FLOATS]
+DTYPES = [*MOVED, *INTEGERS, *FLOATS]
 LATE_SECONDS = 0.3
 
 

@@ -6,16 +6,21 @@ import gc
 import os
 import random
 import signal
+import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 
 import horovodish as hvd
 from horovodish._native import DTYPES
-from horovodish.submission import Handle, submit
+from horovodish.submission import Handle, Request, submit
 from support.model import PLANES
 from support.ranks import run_ranks
 
@@ -32,6 +37,7 @@ def use_handles() -> None:
     names_are_counted_alike()
     dropped_handles()
     memory_is_given_back()
+    memory_stays_when_a_submission_is_interrupted()
 
 
 def any_order() -> None:
@@ -147,12 +153,53 @@ def memory_is_given_back() -> None:
     del owner
     handle.wait()
     assert watched() is None, "still referenced after wait()"
+    source = np.ones(4)
+    seen = weakref.ref(source)
+    handle = hvd.allreduce_async(source, name="an input")
+    del source
+    handle.wait()
+    assert seen() is None, "the handle keeps the input"
+
+
+def memory_stays_when_a_submission_is_interrupted() -> None:
+    """Ctrl-C may come as soon as the engine has the operation, before the caller has its handle."""
+    array = np.ones(1000)
+    watched = weakref.ref(array)
+    if hvd.rank() == 0:
+        with pytest.raises(KeyboardInterrupt), interrupted_once_handed_over():
+            hvd.allreduce_async_(array, op=hvd.Sum, name="interrupted")
+        del array
+        gc.collect()
+        assert watched() is not None
+    hvd.barrier()
+    if hvd.rank() > 0:
+        np.testing.assert_array_equal(hvd.allreduce_(array, op=hvd.Sum, name="interrupted"), np.full(1000, hvd.size()))
+    hvd.barrier()
+    hvd.barrier()  # on its way the engine is asked what has settled
+    assert watched() is None or hvd.rank() > 0
+
+
+@contextmanager
+def interrupted_once_handed_over() -> Iterator[None]:
+    """Raises KeyboardInterrupt in `submit` before the line that follows the engine's call."""
+
+    def trace_lines(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line" and "native" in frame.f_locals:
+            raise KeyboardInterrupt
+        return trace_lines
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, *_: trace_lines if frame.f_code is submit.__code__ else None)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def submit_for(owner: Owner, array: np.ndarray, name: str) -> Handle[None]:
     """An allreduce of float64 in place that keeps `owner` alive."""
     tensor = (array.ctypes.data, array.ctypes.data, DTYPES["float64"], array.shape)
-    return submit("allreduce", name, [tensor], keep_alive=owner, result=lambda _: None)
+    return submit(Request("allreduce", name), [tensor], keep_alive=owner, result=lambda _: None)
 
 
 @pytest.mark.parametrize("plane", PLANES)

@@ -199,7 +199,7 @@ def reduce_with_scales_after_rank_0_has_joined() -> None:
     for op, prescale, length in product(OPS, [0.5, -1.0], [3, 40_000]):
         for dtype in ["float32", "int32"]:
             if op == "Average" and dtype == "int32":
-                continue  # floored before or after the scale: no caller should depend on it
+                continue  # rounded before or after the scale: no caller should depend on it
             arrays = [values(dtype, length, rank, op) for rank in active]
             result = hvd.allreduce(
                 arrays[hvd.rank() - 1],

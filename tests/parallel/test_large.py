@@ -59,4 +59,4 @@ def expect(array: Array, at_marks: Array) -> None:
 
 @pytest.mark.parametrize("plane", PLANES)
 def test_more_than_2_to_the_31_elements(plane: str) -> None:
-    run_ranks(move_much, 2, env={"HOROVODISH_PLANE": plane})
+    run_ranks(move_much, 2, env={"HOROVODISH_PLANE": plane}, timeout=900)

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -37,7 +38,29 @@ def start_and_stop() -> None:
         assert not hvd.is_initialized()
         hvd.shutdown()
         everything_says_that_init_is_missing()
+    ranks_that_take_part()
     pending_operations_end()
+
+
+def ranks_that_take_part() -> None:
+    from mpi4py import MPI
+
+    own, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+    for all_of_them in (list(range(size)), tuple(range(size)), range(size), np.arange(size)):
+        hvd.init(all_of_them)
+        assert (hvd.rank(), hvd.size()) == (own, size)
+        total_works()
+        hvd.shutdown()
+    if own > 0:
+        hvd.init(range(size - 1, 0, -1))
+        assert (hvd.rank(), hvd.size()) == (size - 1 - own, size - 1)
+        hvd.shutdown()
+    for wrong in ((), (own, own), range(size, 2 * size)):
+        with pytest.raises(ValueError, match="the list must name every rank once"):
+            hvd.init(wrong)
+    for wrong_type in ("0", 0, [0.5]):
+        with pytest.raises(TypeError, match="comm is None for all ranks, ranks such as"):
+            hvd.init(wrong_type)  # type: ignore[arg-type]
 
 
 def everything_says_that_init_is_missing() -> None:
@@ -183,6 +206,24 @@ def test_workers_that_are_spawned_are_no_ranks() -> None:
     run_ranks(start_workers, 2, fresh=True)
 
 
+IN_ANOTHER_JOB = """
+import horovodish as hvd
+hvd.init()
+assert hvd.allgather_object(hvd.rank()) == [0, 1]
+"""
+
+
+def start_another_job() -> None:
+    hvd.init()
+    another = [sys.executable, "-m", "horovodish.launcher", "run", "-np", "2", sys.executable, "-c", IN_ANOTHER_JOB]
+    done = subprocess.run(another, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_rank_may_start_another_job() -> None:
+    run_ranks(start_another_job, 1, fresh=True)
+
+
 ALONE = """
 import numpy, sys
 import horovodish as hvd
@@ -199,6 +240,15 @@ def test_without_a_launcher_the_world_is_one_rank() -> None:
     assert done.stdout.splitlines() == ["0 1 0 1 0 1", "[0 1 2] [0 1] [0 1]"]
 
 
+def test_a_slurm_step_of_one_task_is_a_world_of_one_rank_and_needs_no_mpi() -> None:
+    """As in a shell of `srun --pty`."""
+    code = f"import sys\nsys.modules['mpi4py'] = None\n{ALONE}"
+    env = {**os.environ, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "0 1 0 1 0 1"
+
+
 def test_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "4")
@@ -207,6 +257,22 @@ def test_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
     hvd.init()
     hvd.shutdown()
+
+
+def notices_of_settings() -> list[tuple[str, str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hvd.init()
+    return [(str(warning.message), Path(warning.filename).name) for warning in caught]
+
+
+def test_a_misspelt_setting_is_noticed_once_and_where_init_was_called() -> None:
+    env = {"HOROVODISH_SPINUS": "7"}
+    on_rank_0, on_rank_1 = run_ranks(notices_of_settings, 2, env=env)
+    assert [(text.partition(",")[0], file) for text, file in on_rank_0] == [
+        ("HOROVODISH_SPINUS is set", "test_lifecycle.py")
+    ]
+    assert on_rank_1 == []
 
 
 def ask_where_it_is() -> tuple[int, ...]:

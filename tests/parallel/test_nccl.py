@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from horovodish import _native, basics, submission
 from support.expect import the_engine_goes_on
 from support.model import FLOATS, OPS, Array, difference, dtype_of, reduced, values
 from support.pretended_gpu import Gpu, Stream, variables
+from support.processes import wait_until
 from support.ranks import run_ranks
 from support.traces import tracks_of
 
 INTEGERS = ["uint8", "int8", "int32", "int64"]
 LENGTHS = [0, 1, 7, 1003]
+TURNS = 30
+MOST_SECONDS_PER_TURN = 0.15  # a nap of half a second at rank 0 alone makes 0.25 on average
 LARGE = 2**20  # of float32: as many bytes as a bucket has
 
 
@@ -230,7 +234,7 @@ def what_nccl_cannot_do_is_refused(gpu: Gpu) -> None:
         return  # nothing is reduced
     cases: list[tuple[str, str, dict[str, Any], str]] = [
         ("int16", "Sum", {}, "NCCL does not reduce int16"),
-        ("int32", "Average", {}, "NCCL rounds averages of integers in another way"),
+        ("int32", "Average", {}, "NCCL's average of integers counts joined ranks"),
         ("float32", "Max", {"prescale_factor": 2.0}, "NCCL scales sums of floating-point numbers only"),
         ("float16", "Sum", {"prescale_factor": 1e-7}, "loses digits"),
         ("float32", "Adasum", {}, "NCCL has no Adasum"),
@@ -260,6 +264,33 @@ def sets_that_overlap(gpu: Gpu) -> None:
                 np.testing.assert_array_equal(array, np.full(array.size, sum(r + step for r in each.ranks)))
     for each in sets[1:]:
         assert hvd.remove_process_set(each)
+
+
+def reduce_beside_an_idle_rank(folder: str) -> float:
+    """How many seconds ranks 1 and 2 take for operations of their own, while rank 0 asks horovodish for nothing."""
+    hvd.init()
+    pair = hvd.add_process_set([1, 2])
+    gpu, done = Gpu(), Path(folder, "done")
+    hvd.barrier()
+    if hvd.rank() == 0:
+        wait_until(done.exists)
+        return 0.0
+    begin = time.monotonic()
+    for step in range(TURNS):
+        [total] = gpu.reduce([np.ones(3)], f"turn {step}", process_set_id=pair.process_set_id)
+        np.testing.assert_array_equal(total, np.full(3, 2.0))
+    seconds = time.monotonic() - begin
+    hvd.barrier(process_set=pair)
+    done.touch()
+    return seconds
+
+
+def test_an_idle_rank_gives_turns_at_once(tmp_path: Path) -> None:
+    """Nobody can wake it: without shared memory every rank counts as a host of its own."""
+    seconds = run_ranks(
+        reduce_beside_an_idle_rank, 3, args=(str(tmp_path),), env=variables(3, HOROVODISH_PLANE="mpi_ring")
+    )
+    assert max(seconds) < TURNS * MOST_SECONDS_PER_TURN
 
 
 def joined(gpu: Gpu) -> None:
@@ -342,6 +373,18 @@ def join_without_a_gpu() -> None:
     hvd.join()
 
 
+def come_back_with_a_gpu() -> None:
+    """What refused the set while a rank without a GPU had joined does not refuse it afterwards."""
+    join_without_a_gpu()
+    for step in range(3):
+        np.testing.assert_array_equal(Gpu().reduce([np.ones(3)], f"back {step}")[0], np.full(3, hvd.size()))
+    if hvd.rank() == 1:
+        hvd.join()  # its GPU is known now
+    else:
+        np.testing.assert_array_equal(Gpu().reduce([np.ones(3)], "again without rank 1")[0], np.ones(3))
+        hvd.join()
+
+
 def test_who_cannot_have_a_communicator() -> None:
     """Said in words, on every rank, before NCCL says something else; the engine goes on."""
     for text in run_ranks(share_a_gpu, 2, env=variables(1)):
@@ -350,4 +393,4 @@ def test_who_cannot_have_a_communicator() -> None:
             "Remedy: let every rank choose its own before it uses CUDA, torch.cuda.set_device(hvd.local_rank())" in text
         )
     run_ranks(share_a_gpu_on_purpose, 2, env=variables(1, HOROVODISH_TEST_SHARED_GPU="1"))
-    run_ranks(join_without_a_gpu, 2, env=variables(2))
+    run_ranks(come_back_with_a_gpu, 2, env=variables(2))

@@ -1,10 +1,14 @@
-"""broadcast_object and allgather_object: whatever can be pickled, from every root, over both planes."""
+"""broadcast_object and allgather_object: whatever pickle or cloudpickle carries, from every root, over both planes."""
 
 from __future__ import annotations
 
 import os
+import pickle
+import sys
+import threading
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -48,6 +52,7 @@ def exchange_objects() -> None:
     arrays = hvd.allgather_object(np.arange(own))
     assert [array.tolist() for array in arrays] == [list(range(rank)) for rank in range(size)]
     what_is_given_is_copied()
+    what_only_cloudpickle_carries()
     only_the_root_needs_an_object()
     in_process_sets()
     wrong_arguments()
@@ -59,6 +64,18 @@ def what_is_given_is_copied() -> None:
     gathered = hvd.allgather_object(mine)
     gathered[hvd.rank()].append("changed")
     assert mine == [hvd.rank()]
+
+
+def what_only_cloudpickle_carries() -> None:
+    own, size = hvd.rank(), hvd.size()
+
+    class Local:
+        rank = own
+
+    functions = hvd.allgather_object(lambda: own)
+    assert [function() for function in functions] == list(range(size))
+    assert hvd.broadcast_object(Local() if own == 0 else None).rank == 0
+    assert [local.rank for local in hvd.allgather_object(Local)] == list(range(size))
 
 
 def only_the_root_needs_an_object() -> None:
@@ -89,7 +106,10 @@ def in_process_sets() -> None:
 def wrong_arguments() -> None:
     with pytest.raises(ValueError, match=f"root_rank={hvd.size()} does not exist"):
         hvd.broadcast_object(1, root_rank=hvd.size())
-    with pytest.raises((AttributeError, TypeError), match=r"pickle|local object"):
+    with pytest.raises(TypeError, match=r"cannot pickle '_thread.lock' object"):
+        hvd.allgather_object(threading.Lock())
+    needed = pytest.raises(pickle.PicklingError, match=r"lambda.*pip install cloudpickle")
+    with mock.patch.dict(sys.modules, {"cloudpickle": None}), needed:
         hvd.allgather_object(lambda: None)
 
 

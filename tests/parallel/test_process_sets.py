@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
+from horovodish._native import DTYPES
+from horovodish.submission import Request, submit
 from support.expect import mismatch, the_engine_goes_on
 from support.model import OPS, PLANES, difference, reduced, values
 from support.ranks import run_ranks
@@ -32,6 +34,7 @@ def use_process_sets() -> None:
         disagreement_about_sets()
         disagreement_within_a_set()
         every_collective()
+        a_root_outside_the_set()
         overlapping_sets_are_busy_at_once()
         disagreement_in_one_set_leaves_the_others_alone()
     after_shutdown()
@@ -85,6 +88,12 @@ def wrong_ranks() -> None:
         text = re.escape(f"a process set needs at least one rank and each at most once, not {ranks}")
         with pytest.raises(ValueError, match=text):
             hvd.add_process_set(ranks)
+    wrong: list[object] = [0, None, [0.0], ["0"], "0"]
+    for no_ranks in wrong:
+        with pytest.raises(ValueError, match=re.escape(f"a process set needs ranks such as [0, 1], not {no_ranks!r}")):
+            hvd.add_process_set(no_ranks)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"process_set must be a ProcessSet, .* not list"):
+        hvd.remove_process_set([0])  # type: ignore[arg-type]
     for ranks in ([0, size], [-1, 0]):
         with pytest.raises(ValueError, match=re.escape(f"process set {ranks}: the ranks are 0 to {size - 1}")):
             hvd.add_process_set(ranks)
@@ -342,6 +351,25 @@ def disagreement_in_one_set_leaves_the_others_alone() -> None:
     the_engine_goes_on()
 
 
+def a_root_outside_the_set() -> None:
+    """As a framework's native code may hand it over: Python has checked the root when it traced."""
+    pair = hvd.add_process_set([1, 2])
+    if pair.included():
+        array = np.zeros(5)
+        handle = submit(
+            Request("broadcast", "outside", pair.process_set_id or 0, root_rank=0),
+            [(array.ctypes.data, array.ctypes.data, DTYPES["float64"], array.shape)],
+            keep_alive=array,
+            result=lambda _: None,
+        )
+        with pytest.raises(
+            hvd.HorovodInternalError, match=r"broadcast 'outside'.*root_rank=0 is not in the process set"
+        ):
+            handle.wait()
+        np.testing.assert_array_equal(hvd.broadcast(np.full(3, hvd.rank()), 2, process_set=pair), [2, 2, 2])
+    remove_all([pair])
+
+
 def after_shutdown() -> None:
     """The sets of an engine end with it; they can be added to the next one."""
     from mpi4py import MPI
@@ -394,3 +422,23 @@ def busy_sets_stay() -> None:
 @pytest.mark.parametrize("plane", PLANES)
 def test_a_set_with_operations_under_way_stays(plane: str) -> None:
     run_ranks(busy_sets_stay, 3, env={"HOROVODISH_PLANE": plane})
+
+
+def refused_calls_hold_no_set() -> None:
+    """A rank refuses its own call, and the others never make theirs: nobody waits, so the set can be removed."""
+    hvd.init()
+    both = hvd.add_process_set([0, 1])
+    if hvd.rank() == 1:
+        with pytest.raises(ValueError, match="prescale_factor"):
+            hvd.allreduce(np.ones(3), prescale_factor=None, process_set=both)  # type: ignore[arg-type]
+    assert hvd.remove_process_set(both)
+    again = hvd.add_process_set([0, 1])
+    if again.included():
+        np.testing.assert_array_equal(hvd.allreduce(np.ones(3), op=hvd.Sum, process_set=again), np.full(3, 2.0))
+    assert hvd.remove_process_set(again)
+    the_engine_goes_on()
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_a_set_with_refused_calls_can_be_removed(plane: str) -> None:
+    run_ranks(refused_calls_hold_no_set, 3, env={"HOROVODISH_PLANE": plane})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish.array_submission import scattered_rows
+from horovodish.operation import scattered_rows
 from support.expect import every_rank_raises
 from support.model import FLOATS, INTEGERS, OPS, PLANES, Array, difference, reduced, values
 from support.ranks import run_ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ def refuse() -> None:
         lambda: hvd.alltoall(np.zeros(size), [1, 2], name="x"),
     )
     one_rank_is_wrong(
-        TypeError,
-        "cannot be interpreted as an integer",
+        ValueError,
+        f"x: splits={[0.5] * size!r} must be {size} whole numbers, one per rank",
         lambda: hvd.alltoall(np.zeros(size), [1] * size, name="x"),
         lambda: hvd.alltoall(np.zeros(size), [0.5] * size, name="x"),  # type: ignore[list-item]
     )
@@ -61,8 +62,14 @@ def refuse() -> None:
         lambda: hvd.grouped_allreduce([], name="x"),
     )
     one_rank_is_wrong(
+        ValueError,
+        "the group is empty",
+        lambda: hvd.grouped_allreduce([FOUR, FOUR], name="x"),
+        lambda: hvd.grouped_allreduce(iter([]), name="x"),  # type: ignore[arg-type]
+    )
+    one_rank_is_wrong(
         TypeError,
-        "grouped_allreduce: expected a list of arrays, got ndarray",
+        "grouped_allreduce: expected a list of arrays, got one array",
         lambda: hvd.grouped_allreduce([FOUR], name="x"),
         lambda: hvd.grouped_allreduce(FOUR, name="x"),  # type: ignore[arg-type]
     )
@@ -113,10 +120,10 @@ def what_cannot_be_pickled() -> None:
         Exception,
         "pickle",
         lambda: hvd.broadcast_object(None, root_rank=last),
-        lambda: hvd.broadcast_object(lambda: 0, root_rank=last),
+        lambda: hvd.broadcast_object(threading.Lock(), root_rank=last),
     )
     one_rank_is_wrong(
-        Exception, "pickle", lambda: hvd.allgather_object(1), lambda: hvd.allgather_object(lambda: 0), name=None
+        TypeError, "pickle", lambda: hvd.allgather_object(1), lambda: hvd.allgather_object(threading.Lock()), name=None
     )
 
     one_rank_is_wrong(

@@ -113,7 +113,7 @@ def start_and_stop(folder: str) -> None:
         hvd.stop_timeline()
     for name in ("first", "second", "second"):
         hvd.start_timeline(Path(folder, name))
-        with pytest.raises(ValueError, match=r"first.rank|second.rank.*is being recorded; call stop_timeline\(\)"):
+        with pytest.raises(ValueError, match=rf"/{name}\.rank-{hvd.rank()} is being recorded; call stop_timeline\(\)"):
             hvd.start_timeline(Path(folder, "another"))
         hvd.allreduce(np.ones(3), name=name)
         hvd.stop_timeline()
@@ -235,6 +235,24 @@ def test_the_setting_records_from_the_start(tmp_path: Path) -> None:
         assert is_complete(path)
         assert set(tracks_of(path, rank)) == {"recorded"}
         assert marks_of(path)
+
+
+def name_files_by_rank(folder: str) -> None:
+    from mpi4py import MPI
+
+    own = MPI.COMM_WORLD.Get_rank()
+    with pytest.MonkeyPatch.context() as environment:
+        if own != 1:
+            environment.setenv("HOROVODISH_TIMELINE_FILENAME", f"{folder}/{'ab'[own // 2]}.json")
+        hvd.init()
+        hvd.allreduce(np.ones(3), name="recorded")
+        hvd.shutdown()
+
+
+def test_ranks_may_name_different_files_or_none(tmp_path: Path) -> None:
+    run_ranks(name_files_by_rank, 3, args=(str(tmp_path),))
+    shown = {path.name: set(tracks_of(path, int(path.stem[-1]))) for path in tmp_path.iterdir()}
+    assert shown == {"a.rank-0.json": {"recorded"}, "b.rank-2.json": {"recorded"}}
 
 
 def start_again() -> None:

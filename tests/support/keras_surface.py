@@ -11,29 +11,15 @@ import keras
 import numpy as np
 import pytest
 
-import horovodish.basics
 import horovodish.keras as hvd
+from horovodish.keras.backends import collectives
 from support.documents import python_blocks
 from support.keras_truth import mlp, sgd
-
-OWN = {
-    "Adasum Average Max Min Product ReduceOp Sum",
-    "Compression DistributedOptimizer PartialDistributedOptimizer callbacks load_model",
-    "HorovodInternalError HostsUpdatedInterrupt MismatchError RankLostError StallError UnsupportedTensorError",
-    "ProcessSet add_process_set global_process_set remove_process_set",
-    "allgather allgather_object allreduce barrier broadcast broadcast_object reducescatter",
-    "broadcast_global_variables broadcast_variables",
-    "start_timeline stop_timeline straggler_report",
-}
-SUBMODULES = {path.stem for path in Path(hvd.__file__).parent.glob("*.py")}
+from support.surface import check_surface
 
 
 def the_names_are_those() -> None:
-    expected = (set(horovodish.basics.__all__) - {"engine"}) | {name for line in OWN for name in line.split()}
-    assert set(hvd.__all__) == expected
-    public = {name for name in vars(hvd) if not name.startswith("_")}
-    assert public - (SUBMODULES - expected) == expected
-    assert all(getattr(hvd, name).__doc__ for name in expected)
+    check_surface(hvd)
     assert all(getattr(hvd.callbacks, name).__doc__ for name in hvd.callbacks.__all__)
     if keras.config.backend() == "tensorflow":
         import horovodish.tensorflow.keras as known
@@ -44,6 +30,13 @@ def the_names_are_those() -> None:
         assert MetricAverageCallback is known.callbacks.MetricAverageCallback
 
 
+def join_is_that_of_the_backend() -> None:
+    with mock.patch.object(collectives(), "join", return_value=7) as joined:
+        assert hvd.join(3) == 7
+    joined.assert_called_once_with(3)
+    assert hvd.join() in range(hvd.size())
+
+
 def mistakes_are_refused() -> None:
     weight = keras.Variable(np.zeros(2, "float32"))
     refused: list[tuple[str, dict[str, Any]]] = [
@@ -52,10 +45,10 @@ def mistakes_are_refused() -> None:
         ("is not positive", {"gradient_predivide_factor": 0.0}),
         ("must be a whole number", {"backward_passes_per_step": 0}),
         ("use Compression.none", {"compression": "fp16"}),
-        ("pass groups alone", {"num_groups": 2, "groups": 2}),
-        ("no number of groups", {"groups": -1}),
-        ("list of lists of variables", {"groups": [weight]}),
-        ("more than one group", {"groups": [[weight], [weight]]}),
+        ("pass groups= alone", {"num_groups": 2, "groups": 2}),
+        ("groups=-1 is not possible", {"groups": -1}),
+        ("list of lists of parameters", {"groups": [weight]}),
+        ("in group 0 and in group 1", {"groups": [[weight], [weight]]}),
     ]
     for text, options in refused:
         with pytest.raises(ValueError, match=text):
@@ -66,7 +59,7 @@ def mistakes_are_refused() -> None:
     for again in (once, keras.optimizers.LossScaleOptimizer(once)):
         with pytest.raises(ValueError, match="wrap an optimizer once"):
             hvd.DistributedOptimizer(again)
-    with pytest.raises(ValueError, match=r"none of the optimizer's variables"):
+    with pytest.raises(ValueError, match=r"is none of the parameters that the optimizer trains"):
         hvd.DistributedOptimizer(sgd(), groups=[[weight]]).build([keras.Variable(np.zeros(2, "float32"))])
     with pytest.raises(ValueError, match="is not built yet"):
         hvd.PartialDistributedOptimizer(sgd(), local_layers=keras.layers.Dense(1))

@@ -12,6 +12,8 @@ Array = npt.NDArray[Any]
 
 INTEGERS = ["uint8", "int8", "int16", "int32", "int64"]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
+MOVED = ["bool", "uint16", "uint32", "uint64"]
+"""What no operation reduces."""
 OPS = ["Average", "Sum", "Min", "Max", "Product"]
 PLANES = ["auto", "mpi_ring"]
 LENGTHS = [0, 1, 7, 1_000_003]
@@ -26,8 +28,8 @@ def values(dtype: str, shape: int | tuple[int, ...], rank: int, op: str = "Sum")
     random = np.random.default_rng([rank, len(dtype), int(np.prod(shape))])
     if dtype == "bool":
         return random.integers(0, 2, shape).astype(bool)
-    if dtype in INTEGERS:
-        low, high = (1, 4) if op == "Product" else (0 if dtype == "uint8" else -30, 31)
+    if dtype in INTEGERS or dtype in MOVED:
+        low, high = (1, 4) if op == "Product" else (0 if dtype.startswith("u") else -30, 31)
         return random.integers(low, high, shape).astype(dtype)
     low, high = (0.5, 1.5) if op == "Product" else (-2.0, 2.0)
     return random.uniform(low, high, shape).astype(dtype_of(dtype))
@@ -40,7 +42,7 @@ def reduced(arrays: list[Array], op: str, prescale: float = 1.0, postscale: floa
     combine = {"Average": np.sum, "Sum": np.sum, "Min": np.min, "Max": np.max, "Product": np.prod}[op]
     result: Array = combine(stack, axis=0)
     if op == "Average":
-        result = np.floor_divide(result, len(arrays)) if integer else result / len(arrays)
+        result = np.trunc(result / len(arrays)).astype(result.dtype) if integer else result / len(arrays)
     result = scaled(result, postscale)
     return result.astype(arrays[0].dtype) if integer else result
 

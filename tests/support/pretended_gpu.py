@@ -15,7 +15,7 @@ import numpy as np
 
 import horovodish as hvd
 from horovodish import _native, devices
-from horovodish.submission import Handle, submit
+from horovodish.submission import Handle, Request, submit
 from support.sources import CSRC, ROOT
 
 _SOURCES = [ROOT / "tests/native" / name for name in ("host_cuda.cc", "host_nccl.cc", "host_stream.h")]
@@ -88,14 +88,11 @@ class Gpu:
         stream = options.pop("stream", self.stream)
         allocates = targets[0] is None
         return submit(
-            kind,
-            name,
+            Request(kind, name, **options),
             described,
             keep_alive=(sources, targets),
             result=functools.partial(self._received, sources, stream) if allocates else lambda _: list(targets),
-            device=self.ordinal,
-            current_stream=lambda: stream.handle,
-            **options,
+            placement=devices.Placement(self.ordinal, lambda: stream.handle, is_staged=False),
         )
 
     def reduce(self, arrays: Sequence[Any], name: str, op: str = "Sum", **options: Any) -> list[Any]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 import horovodish.torch as hvd
 from horovodish import devices
@@ -19,8 +22,34 @@ from support.pretended_gpu import Stream
 from support.tensors import array_of, tensor_of
 
 
+class _Marks(TorchDispatchMode):
+    """Knows which tensors would be on the GPU: those that were put there, and what was computed from them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        to_host = func is torch.ops.aten._to_copy.default and kwargs.get("device") == torch.device("cpu")
+        if not to_host and any(self.on_gpu(value) for value in tree_iter((args, kwargs))):
+            for value in tree_iter(result):
+                if isinstance(value, torch.Tensor):
+                    self.mark(value)
+        return result
+
+    @staticmethod
+    def on_gpu(value: object) -> bool:
+        return getattr(value, "pretended_on_gpu", False)
+
+    @staticmethod
+    def mark(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.pretended_on_gpu = True  # type: ignore[attr-defined]
+        return tensor
+
+
 class Place:
-    """Where tensors are: this rank's GPU, or host memory that counts as one.
+    """Where tensors are: this rank's GPU, or host memory that counts as one. A context for everything that uses it.
+
+    Without a GPU, tensors count as on the GPU if they come from `put` or `module`, or are computed from such a tensor.
+    A tensor that the product makes without a device stays on the host, as it would beside a real GPU.
 
     Args:
         real: whether there is a GPU. All ranks of a host use its first one.
@@ -29,23 +58,49 @@ class Place:
     def __init__(self, real: bool) -> None:
         self.real = real
         self.device = torch.device("cuda:0" if real else "cpu")
+        self._left = contextlib.ExitStack()
         if not real:
             self._streams = [Stream()]
-            wait = Handle.wait
 
-            def wait_for_stream(handle: Handle[Any]) -> Any:
-                """Torch computes at once, on values that a stream is yet to bring."""
-                result = wait(handle)
-                self.wait()
-                return result
+    def __enter__(self) -> Place:
+        if self.real:
+            return self
+        self._left.enter_context(_Marks())
+        wait, ordinal = Handle.wait, hvd.local_rank()
 
-            Handle.wait = wait_for_stream  # type: ignore[method-assign]
-            ordinal = hvd.local_rank()
-            cuda.ordinal_of = lambda tensor: ordinal  # type: ignore[assignment]
-            cuda.stream_getter = lambda given: None if given == devices.HOST else lambda: self._streams[-1].handle
+        def wait_for_stream(handle: Handle[Any]) -> Any:
+            """Torch computes at once, on values that a stream is yet to bring."""
+            result = wait(handle)
+            self.wait()
+            return result
+
+        def stream_getter(given: int) -> Any:
+            return None if given == devices.HOST else lambda: self._streams[-1].handle
+
+        def ordinal_of(tensor: torch.Tensor) -> int:
+            return ordinal if _Marks.on_gpu(tensor) else devices.HOST
+
+        for where, name, pretended in [
+            (Handle, "wait", wait_for_stream),
+            (cuda, "ordinal_of", ordinal_of),
+            (cuda, "stream_getter", stream_getter),
+        ]:
+            self._left.enter_context(mock.patch.object(where, name, pretended))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.close()
 
     def put(self, array: Any) -> torch.Tensor:
-        return tensor_of(array).to(self.device)
+        tensor = tensor_of(array).to(self.device)
+        return tensor if self.real else _Marks.mark(tensor)
+
+    def module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The module, with its parameters and buffers here."""
+        module.to(self.device)
+        for tensor in [] if self.real else [*module.parameters(), *module.buffers()]:
+            _Marks.mark(tensor)
+        return module
 
     def get(self, tensor: torch.Tensor) -> Any:
         """The values, once the current stream has come so far."""
@@ -124,16 +179,42 @@ def groups_and_modules(place: Place) -> None:
     group = [place.put(np.full(4 + i, float(rank + i), np.float32)) for i in range(5)]
     for i, result in enumerate(hvd.grouped_allreduce(group, op=hvd.Sum)):
         np.testing.assert_array_equal(place.get(result), np.full(4 + i, sum(r + i for r in range(size))))
-    linear = torch.nn.Linear(3, 2).to(place.device)
+    linear = place.module(torch.nn.Linear(3, 2))
     hvd.broadcast_parameters(linear.state_dict(), root_rank=0)
     place.wait()
     hvd.check_consistency(linear)
     batch = [values("float32", (4, 3), r) for r in range(size)]
     whole = torch.nn.BatchNorm1d(3)(tensor_of(np.concatenate(batch)))
-    own = hvd.SyncBatchNorm(3).to(place.device)(place.put(batch[rank]))
+    own = place.module(hvd.SyncBatchNorm(3))(place.put(batch[rank]))
     np.testing.assert_allclose(
         place.get(own.detach()), whole.detach().numpy()[4 * rank : 4 * rank + 4], rtol=1e-4, atol=1e-5
     )
+
+
+def gradients(place: Place) -> None:
+    """The backward passes of the collectives: each rank's loss is its result times its rank plus 1."""
+    rank, size = hvd.rank(), hvd.size()
+    total = size * (size + 1) / 2
+    calls = [
+        (lambda x: hvd.allreduce(x, op=hvd.Sum, name="reduce"), total),
+        (lambda x: hvd.allgather(x, name="gather"), total),
+        (lambda x: hvd.broadcast(x, 0, name="send"), total if rank == 0 else 0),
+        (lambda x: torch.cat(hvd.grouped_allgather([x, x * 2], name="gather two")), 3 * total),
+    ]
+    for call, expected in calls:
+        own = place.put(np.ones((2 * size, 3), np.float32)).requires_grad_()
+        (call(own) * (rank + 1)).sum().backward()
+        np.testing.assert_array_equal(place.get(own.grad), np.full((2 * size, 3), expected))
+    by_receiver = np.repeat(np.arange(1.0, size + 1), 2)[:, None] * np.ones(3)  # two rows for each rank
+    scatters = [
+        (lambda x: hvd.alltoall(x, name="exchange"), 1),
+        (lambda x: hvd.reducescatter(x, op=hvd.Sum, name="scatter"), 1),
+        (lambda x: torch.cat(hvd.grouped_reducescatter([x * 2, x], op=hvd.Sum, name="scatter two")), 3),
+    ]
+    for scatter, factor in scatters:
+        own = place.put(np.ones((2 * size, 3), np.float32)).requires_grad_()
+        (scatter(own) * (rank + 1)).sum().backward()
+        np.testing.assert_array_equal(place.get(own.grad), factor * by_receiver)
 
 
 def side_streams(place: Place) -> None:
@@ -156,7 +237,7 @@ def training(place: Place) -> None:
     alone = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2)).double()
     model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2)).double()
     model.load_state_dict(alone.state_dict())
-    model.to(place.device)
+    place.module(model)
     reference = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
@@ -174,10 +255,10 @@ def training(place: Place) -> None:
 
 
 def what_is_refused(place: Place) -> None:
+    with pytest.raises(hvd.UnsupportedTensorError, match="make it a group for each device"):
+        hvd.grouped_allreduce([torch.ones(2), place.put(np.ones(2, np.float32))])
     if not place.real:
         return
-    with pytest.raises(hvd.UnsupportedTensorError, match="make it a group for each device"):
-        hvd.grouped_allreduce([torch.ones(2), torch.ones(2, device=place.device)])
     graph = torch.cuda.CUDAGraph()
     tensor = torch.ones(3, device=place.device)
     with pytest.raises(ValueError, match="a CUDA graph is being captured"), torch.cuda.graph(graph):

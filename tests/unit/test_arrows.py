@@ -14,8 +14,17 @@ from support.sources import CORE, FRAMEWORKS, LAUNCHER, ROOT, python_files
 FRAMEWORK_MODULES = {"flax", "jax", "keras", "optax", "tensorflow", "torch"}
 COMPANIONS = {"jax": {"optax"}}  # what a framework's shim may import besides it
 CORE_NEEDS = {"horovodish", "numpy"}
-CORE_IMPORTS_WHEN_USED = {"__init__.py": {"horovodish.launcher.run_function"}}
-LAUNCHER_IMPORTS_WHEN_USED = {"config_file.py": {"yaml"}, "function_files.py": {"cloudpickle"}}
+CORE_IMPORTS_WHEN_USED = {"run_function.py": {"horovodish.launcher.function"}, "pickling.py": {"cloudpickle"}}
+LAUNCHER_IMPORTS_WHEN_USED = {"config_file.py": {"yaml"}, "files.py": {"cloudpickle"}}
+LAUNCHER_ROOMS: dict[str, set[str]] = {
+    "hosts": set(),
+    "supervisor": set(),
+    "mpirun": {"hosts", "options", "own_python"},
+    "job": {"hosts", "mpirun", "options", "supervisor"},
+    "report": {"hosts", "mpirun", "own_python"},
+    "function": {"flags", "job", "options", "own_python", "run"},
+}
+"""What the modules of each folder of the launcher may import from the rest of it."""
 LAUNCHER_NEEDS = {f"horovodish.{name}" for name in ("errors", "launcher", "nccl_library", "settings", "version")}
 
 
@@ -68,10 +77,27 @@ def wrong_in_launcher(source: str, file: str) -> set[str]:
     return {module for module in modules if not is_below(module, LAUNCHER_NEEDS)}
 
 
+def wrong_between_rooms(source: str, room: str) -> set[str]:
+    prefix = "horovodish.launcher."
+    others = {module.removeprefix(prefix).split(".")[0] for module in imports(source) if module.startswith(prefix)}
+    return others - {room} - LAUNCHER_ROOMS[room]
+
+
 def wrong_in_framework(modules: set[str], own: str) -> set[str]:
     others = FRAMEWORK_MODULES - {own} - COMPANIONS.get(own, set())
     forbidden = others | {f"horovodish.{name}" for name in others | {"launcher", "mpi"}} | {"mpi4py"}
     return {module for module in third_party(modules) if is_below(module, forbidden)}
+
+
+def loads_settings(source: str) -> bool:
+    """Whether the source calls `settings.load` or imports that function."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module == "horovodish.settings":
+            if "load" in {alias.name for alias in node.names}:
+                return True
+        if isinstance(node, ast.Attribute) and ast.unparse(node).endswith("settings.load"):
+            return True
+    return False
 
 
 def name_of(path: Path) -> str:
@@ -88,11 +114,23 @@ def test_the_launcher_needs_settings_and_errors_alone(path: Path) -> None:
     assert wrong_in_launcher(path.read_text(), path.name) == set()
 
 
+@pytest.mark.parametrize("room", sorted(path.parent.name for path in LAUNCHER.glob("*/__init__.py")))
+def test_a_folder_of_the_launcher_needs_only_those_below_it(room: str) -> None:
+    wrong = {path.name: wrong_between_rooms(path.read_text(), room) for path in python_files(LAUNCHER / room)}
+    assert {file: modules for file, modules in wrong.items() if modules} == {}
+
+
 @pytest.mark.parametrize("path", python_files(FRAMEWORKS), ids=name_of)
 def test_a_framework_needs_no_other_framework(path: Path) -> None:
     folders = path.relative_to(FRAMEWORKS).parent.parts
     own = next(name for name in reversed(folders) if name in FRAMEWORK_MODULES)  # tensorflow/keras is a name of keras
     assert wrong_in_framework(imports(path.read_text()), own) == set()
+
+
+def test_init_alone_reads_the_settings() -> None:
+    """All others take those of the running engine, which the ranks have compared. MPI starts before there is one."""
+    readers = [path for path in (*python_files(CORE), *python_files(FRAMEWORKS)) if loads_settings(path.read_text())]
+    assert list(map(name_of, readers)) == ["horovodish/basics.py", "horovodish/late_ranks.py"]
 
 
 def test_these_tests_see_wrong_imports() -> None:
@@ -101,16 +139,23 @@ def test_these_tests_see_wrong_imports() -> None:
     assert wrong_in_core("import mpi4py.MPI", "basics.py") == {"mpi4py.MPI"}
     assert wrong_in_core("import mpi4py.MPI", "mpi.py") == set()
     assert wrong_in_core("if TYPE_CHECKING:\n    import mpi4py.MPI", "basics.py") == set()
-    lazy = "from horovodish.launcher.run_function import run"
-    assert wrong_in_core(f"def f():\n    {lazy}", "__init__.py") == set()
-    assert wrong_in_core(lazy, "__init__.py") == {"horovodish.launcher.run_function"}
-    assert wrong_in_core(f"def f():\n    {lazy}", "basics.py") == {"horovodish.launcher.run_function"}
+    lazy = "from horovodish.launcher.function import run_function"
+    assert wrong_in_core(f"def f():\n    {lazy}", "run_function.py") == set()
+    assert wrong_in_core(lazy, "run_function.py") == {"horovodish.launcher.function"}
+    assert wrong_in_core(f"def f():\n    {lazy}", "basics.py") == {"horovodish.launcher.function"}
     assert wrong_in_launcher("from horovodish.basics import rank", "run.py") == {"horovodish.basics"}
     assert wrong_in_launcher("import numpy", "run.py") == {"numpy"}
     assert wrong_in_launcher("def f():\n    import yaml", "run.py") == {"yaml"}
     assert wrong_in_launcher("def f():\n    import yaml", "config_file.py") == set()
     assert wrong_in_launcher("import yaml", "config_file.py") == {"yaml"}
+    assert wrong_between_rooms("from horovodish.launcher.job.job import Job", "hosts") == {"job"}
+    assert wrong_between_rooms("from horovodish.launcher.job import job", "mpirun") == {"job"}
+    assert wrong_between_rooms("from horovodish.launcher.hosts.allocation import Host", "job") == set()
     assert wrong_in_framework(imports("import jax.numpy"), "torch") == {"jax.numpy"}
     assert wrong_in_framework(imports("import torch"), "torch") == set()
     assert wrong_in_framework(imports("import optax"), "torch") == {"optax"}
     assert wrong_in_framework(imports("import optax"), "jax") == set()
+    assert loads_settings("def f():\n    return settings.load().spin_us")
+    assert loads_settings("import horovodish\nx = horovodish.settings.load")
+    assert loads_settings("from horovodish.settings import load, table")
+    assert not loads_settings("from horovodish.settings import table\nimport json\njson.load(file)")

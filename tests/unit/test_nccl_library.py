@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from horovodish import _native, nccl_library
-from horovodish.launcher.check import nccl_hints
+from horovodish.launcher.report.check import nccl_hints
 from support.pretended_gpu import library, variables
 
 REMEDY = "pip install nvidia-nccl-cu13 (or nvidia-nccl-cu12, as torch.version.cuda says)"
@@ -92,6 +92,6 @@ def test_what_nccl_cannot_do() -> None:
     assert problem("sum", "bool", kind="allgather") == ""
     assert problem("sum", "int16") == "NCCL does not reduce int16"
     assert problem("adasum", "float32") == "NCCL has no Adasum"
-    assert problem("average", "int32") == "NCCL rounds averages of integers in another way"
+    assert problem("average", "int32") == "NCCL's average of integers counts joined ranks"
     assert problem("max", "float32", 2.0) == "NCCL scales sums of floating-point numbers only"
     assert problem("sum", "float16", 1e-6).endswith("loses digits of this factor")

@@ -6,14 +6,13 @@ import gc
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from horovodish import submission
-from horovodish.errors import MismatchError, RankLostError
-from horovodish.submission import Handle, generated_name, poll, submit, synchronize
+from horovodish.errors import MismatchError, NotInitializedError, RankLostError
+from horovodish.submission import Handle, Request, generated_name, poll, submit, synchronize
 
 
 class Owner:
@@ -53,7 +52,9 @@ class ScriptedEngine:
         self.operations: list[Operation] = []
         self.news: list[int] = []
 
-    def enqueue(self, *_: Any) -> Operation:
+    def enqueue(self, *arguments: Any) -> Operation:
+        *_, kept, keep_alive = arguments
+        kept[len(self.operations)] = keep_alive
         self.operations.append(Operation(len(self.operations)))
         return self.operations[-1]
 
@@ -88,7 +89,7 @@ def engine(current: Current) -> ScriptedEngine:
 
 
 def start(owner: object, result: object = "the result") -> Handle[Any]:
-    return submit("allreduce", "x", [(0, 0, 0, (1,))], keep_alive=owner, result=lambda _: result)
+    return submit(Request("allreduce", "x"), [(0, 0, 0, (1,))], keep_alive=owner, result=lambda _: result)
 
 
 def test_wait_goes_on_in_slices_until_it_is_settled(engine: ScriptedEngine) -> None:
@@ -98,7 +99,7 @@ def test_wait_goes_on_in_slices_until_it_is_settled(engine: ScriptedEngine) -> N
 
 def test_the_result_is_made_once(engine: ScriptedEngine) -> None:
     made = []
-    handle = submit("allreduce", "x", [], keep_alive=None, result=made.append)
+    handle = submit(Request("allreduce", "x"), [], keep_alive=None, result=made.append)
     assert handle.wait() is handle.wait() is None
     assert len(made) == 1
 
@@ -167,20 +168,49 @@ def test_names_are_counted_by_kind_and_anew_with_each_engine(current: Current) -
     assert generated_name("allreduce") == "allreduce.noname.1"
 
 
-def test_threads_that_submit_at_once_have_one_session(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second one would let go of what the first keeps alive."""
-    both = threading.Barrier(2)
+def test_a_thread_that_submits_while_another_is_within_init_is_told(current: Current) -> None:
+    current.engine = ScriptedEngine()  # it has started, but its session has not begun
+    with pytest.raises(NotInitializedError, match=r"another thread is within init\(\) or shutdown\(\)"):
+        start(None)
+    assert current.engine.operations == []
 
-    class Session(submission._Session):
-        def __init__(self, engine: Any) -> None:
-            with suppress(threading.BrokenBarrierError):
-                both.wait(60)
-            super().__init__(engine)
 
-    monkeypatch.setattr(submission, "_Session", Session)
-    with ThreadPoolExecutor(2) as threads:
-        one, other = threads.map(start, [None, None])
-    assert one._kept is other._kept
+class WatchedLock:
+    """A lock that says when a second thread asks for it."""
+
+    def __init__(self, asked: threading.Event):
+        self._lock, self._asked, self._first = threading.RLock(), asked, threading.get_ident()
+
+    def __enter__(self) -> None:
+        if threading.get_ident() != self._first:
+            self._asked.set()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_an_operation_that_settles_while_it_is_submitted_keeps_nothing(
+    current: Current, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread that submits must not take the news before the memory is noted: it would be kept for ever."""
+    asked = threading.Event()
+    session = submission._running_session()
+    monkeypatch.setattr(session, "lock", WatchedLock(asked))
+    with ThreadPoolExecutor(1) as other:
+
+        class SettlesAtOnce(ScriptedEngine):
+            def enqueue(self, *arguments: Any) -> Operation:
+                operation = super().enqueue(*arguments)
+                if operation.id == 0:
+                    self.settle(0)
+                    other.submit(start, None).add_done_callback(lambda _: asked.set())
+                    assert asked.wait(60)
+                return operation
+
+        current.engine = session.engine = SettlesAtOnce()
+        start(Owner())
+    assert list(session.kept) == [1]
 
 
 @pytest.mark.parametrize("function", [poll, synchronize])

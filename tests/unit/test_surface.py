@@ -1,109 +1,59 @@
-"""The public names: what `__all__` says is what there is, no more and no less."""
+"""The public names of the core, and that the checks of every surface test see what is wrong."""
 
 from __future__ import annotations
 
-import inspect
+import enum
+from dataclasses import dataclass
 from types import ModuleType
 
 import pytest
 
 import horovodish
-from horovodish import collectives, errors
+from horovodish import (
+    basics,
+    collectives,
+    errors,
+    process_api,
+    process_sets,
+    recovery,
+    reduce_ops,
+    run_function,
+    stragglers,
+    timeline,
+)
+from support.surface import check_surface, is_documented
 
-PROCESS_API = {
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "rocm_built",
-    "run",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-    "straggler_report",
-}
-COLLECTIVES = {
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
-    "allgather",
-    "allgather_async",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "broadcast_object",
-    "global_process_set",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "join",
-    "poll",
-    "reducescatter",
-    "reducescatter_async",
-    "remove_process_set",
-    "synchronize",
-}
-ERRORS = {
-    "DuplicateNameError",
-    "EngineStoppedError",
-    "ForkedProcessError",
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "LaunchError",
-    "MismatchError",
-    "NotInitializedError",
-    "RankLostError",
-    "SettingError",
-    "StallError",
-    "UnsupportedTensorError",
-}
-
-
-def names_in_use(module: ModuleType) -> set[str]:
-    """What a user sees in `dir(module)`, without the modules that an import leaves there."""
-    return {name for name, value in vars(module).items() if name[0] != "_" and not isinstance(value, ModuleType)}
+HOROVODS = """
+ccl_built cross_rank cross_size cuda_built ddl_built gloo_built gloo_enabled init is_homogeneous is_initialized
+local_rank local_size mpi_built mpi_enabled mpi_threads_supported nccl_built rank rocm_built run shutdown size
+start_timeline stop_timeline Adasum Average Max Min Product ProcessSet Sum add_process_set global_process_set
+remove_process_set HorovodInternalError HostsUpdatedInterrupt
+"""
+"""Names of Horovod's that scripts take from any of its modules."""
 
 
 def test_all_is_what_there_is() -> None:
-    found_when_asked_for = {"run"}
-    assert names_in_use(horovodish) | found_when_asked_for == set(horovodish.__all__) - {"__version__"}
+    check_surface(horovodish)
 
 
-def test_the_promised_names_are_there() -> None:
-    assert set(horovodish.__all__) >= PROCESS_API | COLLECTIVES | ERRORS
+def test_horovods_names_are_there() -> None:
+    assert set(HOROVODS.split()) <= set(process_api.__all__)
+
+
+def test_every_module_has_all_of_the_process_api() -> None:
+    modules = (basics, errors, process_sets, recovery, reduce_ops, run_function, stragglers, timeline)
+    assert sorted(process_api.__all__) == sorted(name for module in modules for name in module.__all__)
+
+
+def test_every_error_is_public() -> None:
+    classes = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert classes == set(errors.__all__)
+
+
+def test_collectives_export_collectives_alone() -> None:
+    assert set(collectives.__all__) >= {"allreduce", "join", "synchronize"}
+    foreign = {name for name in collectives.__all__ if getattr(collectives, name).__module__ != collectives.__name__}
+    assert foreign == {"Handle", "poll", "synchronize"}
 
 
 @pytest.mark.parametrize(
@@ -119,17 +69,52 @@ def test_a_name_that_is_not_there(name: str, reason: str) -> None:
         getattr(horovodish, name)
 
 
-def test_the_errors_are_the_documented_ones() -> None:
-    assert set(errors.__all__) - {"from_native"} == ERRORS
+def test_horovods_modules_of_functions_are_attributes() -> None:
+    assert horovodish.mpi_ops.Sum is horovodish.functions.Sum is horovodish.Sum
 
 
-@pytest.mark.parametrize("name", sorted(PROCESS_API | COLLECTIVES))
-def test_every_public_function_is_documented(name: str) -> None:
-    value = getattr(horovodish, name)
-    if callable(value):
-        assert inspect.getdoc(value), f"{name} has no docstring"
+class Bare:
+    pass
 
 
-@pytest.mark.parametrize("name", collectives.__all__)
-def test_collectives_export_what_they_have(name: str) -> None:
-    assert hasattr(collectives, name)
+class BareEnum(enum.IntEnum):
+    ONE = 1
+
+
+@dataclass
+class BareData:
+    field: int
+
+
+def bare() -> None:
+    pass
+
+
+@pytest.mark.parametrize("value", [Bare, Bare(), BareEnum.ONE, BareData, BareData(1), bare])
+def test_what_is_not_documented_is_seen(value: object) -> None:
+    assert not is_documented("name", value)
+
+
+def changed(**names: object) -> ModuleType:
+    """A module as horovodish, but for some names; None: it lacks the name."""
+    module = ModuleType("changed")
+    vars(module).update({**vars(horovodish), **names})
+    for name in [name for name, value in names.items() if value is None]:
+        delattr(module, name)
+    return module
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        changed(leaked=bare),
+        changed(rank=None),
+        changed(rank=bare),
+        changed(__all__=[*horovodish.__all__, "rank"]),
+        changed(__all__=[name for name in horovodish.__all__ if name != "join"], join=None),
+    ],
+    ids=["a leaked name", "a missing name", "no docstring", "a name twice", "not what every module has"],
+)
+def test_a_wrong_surface_is_seen(module: ModuleType) -> None:
+    with pytest.raises((AssertionError, AttributeError)):
+        check_surface(module)

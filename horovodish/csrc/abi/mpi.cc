@@ -23,6 +23,7 @@ void* open_loaded(const std::string& library) {
 void Mpi::resolve() {
   void* loaded = open_loaded(library);
   look_up(loaded, "MPI_Isend", isend);
+  look_up(loaded, "MPI_Issend", issend);
   look_up(loaded, "MPI_Irecv", irecv);
   look_up(loaded, "MPI_Test", test);
   look_up(loaded, "MPI_Cancel", cancel);

@@ -26,6 +26,8 @@ struct Mpi {
 
   int (*isend)(const void* data, int count, MpiHandle type, int to, int tag, MpiHandle communicator,
                void* request) = nullptr;
+  int (*issend)(const void* data, int count, MpiHandle type, int to, int tag, MpiHandle communicator,
+                void* request) = nullptr;
   int (*irecv)(void* data, int count, MpiHandle type, int from, int tag, MpiHandle communicator,
                void* request) = nullptr;
   int (*test)(void* request, int* flag, void* status) = nullptr;

@@ -38,7 +38,10 @@ typedef enum TF_DataType {
   TF_INT64 = 9,
   TF_BOOL = 10,
   TF_BFLOAT16 = 14,
+  TF_UINT16 = 17,
   TF_HALF = 19,
+  TF_UINT32 = 22,
+  TF_UINT64 = 23,
 } TF_DataType;
 
 typedef struct TF_AllocatorAttributes {

@@ -24,6 +24,7 @@ class Link {
     Writer writer;
     lost.encode(writer);
     append(writer.take(), kFarewell);
+    leaves_ = true;
   }
 
   // Moves what can be moved at once; true when a byte was. A link that breaks counts as a failed peer's farewell.
@@ -65,6 +66,7 @@ class Link {
   bool has_unsent() const { return !outgoing_.empty(); }
 
  protected:
+  bool leaves() const { return leaves_; }
   // Move up to `size` bytes and return how many it were; 0 when nothing can be moved now.
   virtual size_t write_some(const char* data, size_t size) = 0;
   virtual size_t read_some(char* data, size_t size) = 0;
@@ -75,8 +77,9 @@ class Link {
 
   void append(std::string_view message, uint32_t flags) {
     const uint32_t word = static_cast<uint32_t>(message.size()) | flags;
-    outgoing_.append(reinterpret_cast<const char*>(&word), sizeof word);
-    outgoing_.append(message);
+    std::string whole(reinterpret_cast<const char*>(&word), sizeof word);
+    whole += message;
+    outgoing_ += whole;  // as a whole or, without memory, not at all
   }
   bool push_outgoing() {
     size_t sent = 0;
@@ -101,6 +104,7 @@ class Link {
   std::string outgoing_, incoming_;
   size_t consumed_ = 0;
   std::optional<Lost> farewell_;
+  bool leaves_ = false;  // this rank has said farewell
 };
 
 }  // namespace horovodish

@@ -16,7 +16,8 @@ class MpiLink : public Link {
       : peer_(peer), tag_(MpiTags(generation).control()), send_(mpi), receive_(mpi) {}
   ~MpiLink() override {
     if (!receive_.cancel()) static_cast<void>(in_.release());
-    if (!send_.cancel()) static_cast<void>(out_.release());
+    // A farewell has to reach its peer even if the peer has not taken it yet.
+    if (leaves() ? send_.active() : !send_.cancel()) static_cast<void>(out_.release());
   }
 
  protected:
@@ -24,7 +25,11 @@ class MpiLink : public Link {
     if (!send_.test()) return 0;
     const size_t count = std::min(size, kBlock);
     std::copy_n(data, count, out_.get());
-    send_.send(out_.get(), count, peer_, tag_);
+    if (leaves()) {
+      send_.send_and_see_taken(out_.get(), count, peer_, tag_);
+    } else {
+      send_.send(out_.get(), count, peer_, tag_);
+    }
     return count;
   }
   size_t read_some(char* data, size_t size) override {

@@ -77,7 +77,10 @@ void NcclPlane::start(std::shared_ptr<Operation> operation) {
   items_.push_back(item);
   const Request& request = *item->operation->request;
   if (stays(request)) return;
-  if (!introducing_) introduce(*item->operation);
+  // Every rank must introduce itself for the same operations. The ranks hear the verdict at different times, so only what
+  // has been decided may count here.
+  if (!verdict_ || (verdict_->any_joined && !item->operation->any_joined)) introduce(*item->operation);
+  item->verdict = verdict_;
   if (needs_rows(request)) count(item);
 }
 
@@ -123,7 +126,8 @@ void NcclPlane::tell_each_other(const std::string& name, const std::string& text
 }
 
 void NcclPlane::introduce(const Operation& operation) {
-  introducing_ = true;
+  verdict_ = std::make_shared<Verdict>();
+  verdict_->any_joined = operation.any_joined;
   Introduction own;
   own.host = host_name();
   own.ordinal = operation.request->device;
@@ -140,15 +144,16 @@ void NcclPlane::introduce(const Operation& operation) {
     own.gpu = device_->name();
     own.gpu_id = device_->uuid();
     own.nccl_version = nccl->version;
-    if (config_.own == 0) {
+    if (config_.own == 0 && !communicator_) {
       const Device::Scope scope(*device_);
       const NewThreadsAnywhere cores;
-      if (nccl->get_unique_id(&id_) != abi::NcclResult::success) {
+      abi::NcclUniqueId id{};
+      if (nccl->get_unique_id(&id) != abi::NcclResult::success) {
         throw std::runtime_error(
             std::string("NCCL cannot open a socket for the other ranks: ") + nccl->get_last_error(nullptr) +
             ". Remedy: see what it says with NCCL_DEBUG=INFO; NCCL_SOCKET_IFNAME chooses the network");
       }
-      own.id.assign(id_.bytes, sizeof id_.bytes);
+      own.id.assign(id.bytes, sizeof id.bytes);
     }
   } catch (const std::exception& error) {
     own.problem = error.what();
@@ -158,10 +163,11 @@ void NcclPlane::introduce(const Operation& operation) {
   writer.signed_number(own.ordinal);
   writer.number(static_cast<uint64_t>(own.nccl_version));
   writer.number(own.shares ? 1 : 0);
-  tell_each_other("the ranks' GPUs", writer.take(), [this](const auto& told) { judge(told); });
+  tell_each_other("the ranks' GPUs", writer.take(),
+                  [this, verdict = verdict_](const auto& told) { judge(told, *verdict); });
 }
 
-void NcclPlane::judge(const std::vector<std::string>& told) {
+void NcclPlane::judge(const std::vector<std::string>& told, Verdict& verdict) const {
   std::vector<Introduction> ranks;
   for (const std::string& text : told) {
     Reader reader(text);
@@ -171,13 +177,13 @@ void NcclPlane::judge(const std::vector<std::string>& told) {
     rank.nccl_version = static_cast<int>(reader.number());
     rank.shares = reader.number() != 0;
   }
-  refusal_ = verdict(ranks);
-  if (refusal_.empty()) std::memcpy(id_.bytes, ranks[0].id.data(), sizeof id_.bytes);
-  introduced_ = true;
+  verdict.refusal = refusal(ranks);
+  if (verdict.refusal.empty()) ranks[0].id.copy(verdict.id.bytes, sizeof verdict.id.bytes);  // empty once connected
+  verdict.known = true;
 }
 
 // Why these ranks cannot have a communicator, in words better than NCCL's; empty when they can.
-std::string NcclPlane::verdict(const std::vector<Introduction>& ranks) const {
+std::string NcclPlane::refusal(const std::vector<Introduction>& ranks) const {
   const auto name = [this](size_t index) { return "rank " + std::to_string(config_.ranks[index]); };
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (!ranks[i].problem.empty()) return name(i) + " on host " + ranks[i].host + ": " + ranks[i].problem;
@@ -224,7 +230,7 @@ bool NcclPlane::advance_first() {
   const std::shared_ptr<Item> item = items_.front();
   Operation& operation = *item->operation;
   const bool stays = this->stays(*operation.request);
-  if (!item->counted || !(introduced_ || stays)) return false;
+  if (!item->counted || !(stays || item->verdict->known)) return false;
   if (!order_.is_next(config_.process_set, operation.decision)) {
     if (config_.process_set != 0 && !order_.ended().empty()) throw std::runtime_error(order_.ended());
     return false;
@@ -234,7 +240,8 @@ bool NcclPlane::advance_first() {
     complete(item->operation);
     return true;
   }
-  const std::string problem = refusal_.empty() ? problem_for_nccl(*operation.request) : refusal_;
+  const std::string problem =
+      item->verdict->refusal.empty() ? problem_for_nccl(*operation.request) : item->verdict->refusal;
   if (!problem.empty()) {
     items_.pop_front();
     order_.launched();
@@ -244,7 +251,7 @@ bool NcclPlane::advance_first() {
   const Device::Scope scope(*device_);
   if (!communicator_) {
     const Trace::Span span(operation.trace, Phase::connect);
-    communicator_ = std::make_unique<NcclCommunicator>(*nccl_library(), *device_, id_,
+    communicator_ = std::make_unique<NcclCommunicator>(*nccl_library(), *device_, item->verdict->id,
                                                        static_cast<int>(config_.ranks.size()), config_.own);
     return true;
   }

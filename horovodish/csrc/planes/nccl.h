@@ -3,7 +3,8 @@
 // An operation passes these stages; only the first in the queue moves, and all of a rank's process sets share one order
 // of launches (launch_order.h):
 //     introduce   once for the plane: the ranks tell each other their GPUs, and the first one NCCL's id, over the host's
-//                 plane. All ranks see the same, and come to the same verdict.
+//                 plane. All ranks see the same, and come to the same verdict. Once more for the first operation without
+//                 joined ranks, if a rank had joined before: it may have had no GPU.
 //     count       where the number of rows differs by rank: they tell it each other, likewise
 //     connect     once for the plane: the communicator is made
 //     launch      packing, the call, and when NCCL has launched that, unpacking
@@ -53,16 +54,23 @@ class NcclPlane : public Plane {
     bool shares = false;
     std::string id;  // of the communicator, from the first rank
   };
+  struct Verdict {
+    bool any_joined = false;  // when it was asked for
+    bool known = false;
+    std::string refusal;  // why this set cannot use NCCL; empty when it can
+    abi::NcclUniqueId id{};
+  };
   struct Item {
     std::shared_ptr<Operation> operation;
+    std::shared_ptr<const Verdict> verdict;
     NcclLaunch::Rows rows;
     bool counted = true;  // whether the rows are known
     std::unique_ptr<NcclLaunch> launch;  // null until launched
   };
 
   void introduce(const Operation& operation);
-  void judge(const std::vector<std::string>& told);
-  std::string verdict(const std::vector<Introduction>& ranks) const;
+  void judge(const std::vector<std::string>& told, Verdict& verdict) const;
+  std::string refusal(const std::vector<Introduction>& ranks) const;
   void count(const std::shared_ptr<Item>& item);
   void tell_each_other(const std::string& name, const std::string& text,
                        std::function<void(const std::vector<std::string>&)> then);
@@ -84,9 +92,7 @@ class NcclPlane : public Plane {
   const OnRefuse on_refuse_;
 
   Device* device_ = nullptr;  // null until the first operation, and where there is none
-  bool introducing_ = false, introduced_ = false;
-  std::string refusal_;  // why this set cannot use NCCL; known once introduced
-  abi::NcclUniqueId id_{};
+  std::shared_ptr<Verdict> verdict_;  // for operations from now on; null until the first one
   std::unique_ptr<NcclCommunicator> communicator_;
   std::deque<std::shared_ptr<Item>> items_;
   std::deque<std::shared_ptr<DeviceEvent>> launched_;  // of operations that the GPU has not done yet

@@ -34,6 +34,9 @@ abi::NcclType nccl_type(DType dtype) {
       return abi::NcclType::float64;
     case DType::boolean:
     case DType::int16:
+    case DType::uint16:
+    case DType::uint32:
+    case DType::uint64:
       break;
   }
   throw std::logic_error("NCCL has no " + std::string(name_of(dtype)));

@@ -32,8 +32,8 @@ std::string problem_for_nccl(Kind kind, ReduceOp op, const std::vector<DType>& d
   const bool scaled = prescale != 1.0 || postscale != 1.0;
   const bool sums = op == ReduceOp::sum || op == ReduceOp::average;
   for (const DType dtype : dtypes) {
-    if (dtype == DType::boolean || dtype == DType::int16) return "NCCL does not reduce " + std::string(name_of(dtype));
-    if (op == ReduceOp::average && !is_floating(dtype)) return "NCCL rounds averages of integers in another way";
+    if (only_moves(dtype) || dtype == DType::int16) return "NCCL does not reduce " + std::string(name_of(dtype));
+    if (op == ReduceOp::average && !is_floating(dtype)) return "NCCL's average of integers counts joined ranks";
     if (scaled && (!sums || !is_floating(dtype))) return "NCCL scales sums of floating-point numbers only";
     const double size = std::abs(factor);
     if (dtype == DType::float16 && scaled && (size < kSmallestHalf || size > kLargestHalf)) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <vector>
 
 namespace horovodish {
 
@@ -15,6 +16,27 @@ inline size_t shard_begin(size_t count, size_t shards, size_t item_bytes, size_t
   const size_t line = kCacheLine / item_bytes;
   return std::min(index * ceil_divide(ceil_divide(count, shards), line) * line, count);
 }
+
+// How ranks of several hosts share out a chunk: into as many shards as the largest host has ranks, unless there are too few
+// tags for them. On every host, shard i belongs to the rank i % (ranks of that host).
+class HostShards {
+ public:
+  // `hosts`: their ranks. `tags`: how many tags the exchanges of one chunk may use.
+  HostShards(const std::vector<std::vector<int>>& hosts, size_t tags) {
+    const auto [fewest, most] = std::minmax_element(
+        hosts.begin(), hosts.end(), [](const auto& one, const auto& other) { return one.size() < other.size(); });
+    fewest_ranks_ = fewest->size();
+    count_ = std::min(most->size(), tags * fewest_ranks_);
+  }
+
+  size_t count() const { return count_; }
+  // The number of the tag, from 0, by which a shard travels. All shards of a chunk travel at once. Two shards of the same
+  // two ranks lie at least the smallest host's size apart, so they have different tags.
+  size_t tag(size_t shard) const { return shard / fewest_ranks_; }
+
+ private:
+  size_t fewest_ranks_, count_;
+};
 
 // The size of a chunk that the ranks of several hosts exchange in `pieces` that travel on their own: `wanted` rounded up, so
 // that each piece is whole segments, since the time of a message depends little on its size. At most `most`.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "planes/shards.h"
 #include "planes/stream_tasks.h"
 
 namespace horovodish {
@@ -12,16 +11,10 @@ namespace {
 constexpr int kStepsPerAdvance = 16;
 }  // namespace
 
-size_t Across::most_local_ranks() const {
-  size_t most = 0;
-  for (const auto& ranks : hosts) most = std::max(most, ranks.size());
-  return most;
-}
-
 MpiEnvironment Across::ring(uint64_t sequence, size_t shard, const std::function<size_t(size_t)>& choose) const {
   std::vector<int> peers;
   for (size_t i = 0; i < hosts.size(); ++i) peers.push_back(hosts[i][choose(i)]);
-  return {mpi, std::move(peers), static_cast<int>(host), tags.exchange(sequence, shard), segment_bytes};
+  return {mpi, std::move(peers), static_cast<int>(host), tags.exchange(sequence, shards.tag(shard)), segment_bytes};
 }
 
 SharedMemoryPlane::SharedMemoryPlane(Arena& arena, size_t region, const std::vector<size_t>& local, size_t own,
@@ -59,7 +52,7 @@ void SharedMemoryPlane::start(std::shared_ptr<Operation> operation) {
   const size_t wanted = operation->request->chunk_bytes;
   size_t chunk_bytes = wanted == 0 ? chunk_bytes_ : std::min(wanted, slot_bytes_);
   if (across_) {
-    const size_t pieces = across_->most_local_ranks() * across_->hosts.size();
+    const size_t pieces = across_->shards.count() * across_->hosts.size();
     chunk_bytes = exchanged_chunk(chunk_bytes, across_->segment_bytes, pieces, slot_bytes_);
   }
   auto tasks = make_stream_tasks(operation, {own_, counters_.size(), chunk_bytes, across_ ? &*across_ : nullptr});

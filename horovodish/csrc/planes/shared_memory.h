@@ -26,6 +26,7 @@
 #include "arena.h"
 #include "planes/plane.h"
 #include "planes/schedule_run.h"
+#include "planes/shards.h"
 
 namespace horovodish {
 
@@ -36,8 +37,8 @@ struct Across {
   size_t host;  // this one
   MpiTags tags;
   size_t segment_bytes;
+  HostShards shards{hosts, MpiTags::kExchanges};
 
-  size_t most_local_ranks() const;
   // The ring of one rank per host for a shard of chunk `sequence`; `choose(host)` is its place among the ranks of that
   // host.
   MpiEnvironment ring(uint64_t sequence, size_t shard, const std::function<size_t(size_t host)>& choose) const;

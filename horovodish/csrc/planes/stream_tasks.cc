@@ -17,8 +17,8 @@ namespace {
 constexpr size_t kUnsharedBytes = 16 << 10;
 
 // A chunk is cut into shards, one for each rank of this host; the owner of a shard reduces it straight into the
-// targets. With several hosts there are as many shards as the largest host has ranks, and their owners reduce them in
-// the slot, where they are exchanged with the owners on the other hosts.
+// targets. With several hosts there are as many shards as the largest host has ranks, see HostShards, and their owners
+// reduce them in the slot, where they are exchanged with the owners on the other hosts.
 class AllreduceTask : public StreamTask {
  public:
   AllreduceTask(const Operation& operation, Concatenation concatenation, const StreamWorld& world)
@@ -31,7 +31,7 @@ class AllreduceTask : public StreamTask {
         chunk_(world.chunk_bytes / item_),
         small_(concatenation_.count() * item_ <= kUnsharedBytes),
         shards_(small_                    ? 1
-                : world.across != nullptr ? world.across->most_local_ranks()
+                : world.across != nullptr ? world.across->shards.count()
                                           : world.ranks),
         sources_(world.ranks) {}
 

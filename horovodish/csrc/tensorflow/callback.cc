@@ -35,7 +35,7 @@ uintptr_t object_with_code_at(uintptr_t address) {
 
 bool looks_like_ours(const void* callback) {
   std::array<uintptr_t, 4> words{};
-  static_assert(sizeof(Callback) == sizeof(words));
+  static_assert(sizeof(FunctionLayout) == sizeof(words));
   std::memcpy(words.data(), callback, sizeof(words));
   const uintptr_t object = object_with_code_at(words[2]);
   return object != 0 && object == object_with_code_at(words[3]);

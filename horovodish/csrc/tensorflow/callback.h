@@ -1,20 +1,54 @@
 // Keeping the callback of an asynchronous kernel until its operation is done.
 //
 // TensorFlow passes a pointer to a std::function<void()> on its own stack, which is gone once the kernel has returned. A
-// copy outlives it. The copy takes for granted that both sides lay a std::function out alike, as libstdc++ does: two words
-// for what it holds, the function that manages it and the function that calls it. looks_like_ours() checks that.
+// copy outlives it. TensorFlow is compiled for libstdc++. Our library may be compiled for another C++ library, so the copy
+// is made by libstdc++'s layout, which is spelled out here: bits/std_function.h of GCC 5 to 15. looks_like_ours() checks it.
 #pragma once
 
-#include <functional>
+#include <array>
+#include <cstdint>
+#include <utility>
 
 #include "abi/tensorflow.h"
 
 namespace horovodish::tensorflow {
 
-using Callback = std::function<void()>;
+struct FunctionLayout {
+  using Storage = std::array<uintptr_t, 2>;
+  enum Operation : int { copy = 2, destroy = 3 };
+
+  Storage storage{};
+  bool (*manage)(Storage& target, const Storage& source, Operation) = nullptr;
+  void (*call)(const Storage&) = nullptr;
+};
+
+class Callback {
+ public:
+  Callback() = default;
+  explicit Callback(const FunctionLayout& original) {
+    original.manage(function_.storage, original.storage, FunctionLayout::copy);
+    function_.manage = original.manage;
+    function_.call = original.call;
+  }
+  Callback(Callback&& other) noexcept : function_(std::exchange(other.function_, {})) {}
+  Callback& operator=(Callback&& other) noexcept {
+    std::swap(function_, other.function_);
+    return *this;
+  }
+  ~Callback() {
+    if (function_.manage != nullptr) function_.manage(function_.storage, function_.storage, FunctionLayout::destroy);
+  }
+
+  void operator()() const { function_.call(function_.storage); }
+
+ private:
+  FunctionLayout function_;
+};
 
 bool looks_like_ours(const void* callback);
 
-inline Callback kept(TF_AsyncOpKernelDoneCallback* callback) { return *reinterpret_cast<const Callback*>(callback); }
+inline Callback kept(TF_AsyncOpKernelDoneCallback* callback) {
+  return Callback(*reinterpret_cast<const FunctionLayout*>(callback));
+}
 
 }  // namespace horovodish::tensorflow

@@ -36,17 +36,27 @@ struct Execution {
   Callback done;
 };
 
+// Why an operation has failed.
+struct Reason {
+  TF_Code code;
+  std::string message;
+
+  // For the others of its step. They have the same code: a session of TensorFlow's that recovers from some codes, such as
+  // TF_ABORTED, would begin anew on this rank alone.
+  Status for_others() const { return {code, (kGivenUp + message).c_str()}; }
+};
+
 // The operations under way of each step, which is one call of a function. When one of them fails, TensorFlow starts no
 // more operations of the step but waits for those that it has started. On another rank these may be others, so some would
 // wait for ever. They fail with the first; what the engine still does with their memory does not matter any more.
 class Steps {
  public:
   // Why its step has failed while it was started; nothing where it goes on.
-  std::optional<std::string> add(const std::shared_ptr<Execution>& execution) {
+  std::optional<Reason> add(const std::shared_ptr<Execution>& execution) {
     std::lock_guard lock(mutex_);
     const auto failed = std::find_if(failed_.begin(), failed_.end(),
                                      [&](const FailedStep& each) { return each.step == execution->step; });
-    if (failed != failed_.end()) return failed->message;
+    if (failed != failed_.end()) return failed->reason;
     by_step_[execution->step].insert(execution);
     return std::nullopt;
   }
@@ -61,9 +71,9 @@ class Steps {
   }
 
   // The others of its step.
-  std::unordered_set<std::shared_ptr<Execution>> fail(int64_t step, const std::string& message) {
+  std::unordered_set<std::shared_ptr<Execution>> fail(int64_t step, const Reason& reason) {
     std::lock_guard lock(mutex_);
-    failed_.push_back({step, message});
+    failed_.push_back({step, reason});
     if (failed_.size() > kRemembered) failed_.pop_front();
     auto node = by_step_.extract(step);
     return node.empty() ? std::unordered_set<std::shared_ptr<Execution>>{} : std::move(node.mapped());
@@ -72,7 +82,7 @@ class Steps {
  private:
   struct FailedStep {
     int64_t step;
-    std::string message;
+    Reason reason;
   };
   static constexpr size_t kRemembered = 64;  // each is needed for as long as a kernel takes to start
 
@@ -97,12 +107,12 @@ void settled(void* argument, const c_interface::Outcome* outcome) {
     execution->conclude(status.ok() ? nullptr : &status);
     return;
   }
-  const std::string message = message_of(*outcome);
-  const auto others = steps().fail(execution->step, message);
-  const Status failure(code_of(outcome->error_class), message.c_str());
+  const Reason reason{code_of(outcome->error_class), message_of(*outcome)};
+  const auto others = steps().fail(execution->step, reason);
+  const Status failure(reason.code, reason.message.c_str());
   execution->conclude(&failure);
-  const Status aborted(TF_ABORTED, (kGivenUp + message).c_str());
-  for (const auto& other : others) other->conclude(&aborted);
+  const Status given_up = reason.for_others();
+  for (const auto& other : others) other->conclude(&given_up);
 }
 
 }  // namespace
@@ -113,6 +123,15 @@ void fail(TF_OpKernelContext* context, TF_Code code, const std::string& message)
 }
 
 void run(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* callback) {
+  // Python asks beforehand, but not for graphs that sessions run: see library.py.
+  static const bool keepable = looks_like_ours(callback);
+  if (!keepable) {
+    fail(context, TF_FAILED_PRECONDITION,
+         "this TensorFlow was compiled for another C++ library than libstdc++, so sessions cannot run collectives. "
+         "Remedy: call them eagerly or in a tf.function.");
+    TF_RunAsyncOpKernelDoneCallback(callback);
+    return;
+  }
   Status status;
   const auto execution = std::make_shared<Execution>(*static_cast<const Attributes*>(kernel), context, status);
   execution->done = kept(callback);
@@ -120,9 +139,9 @@ void run(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback
     execution->conclude(&status);
     return;
   }
-  if (const auto failure = steps().add(execution)) {
-    const Status aborted(TF_ABORTED, (kGivenUp + *failure).c_str());
-    execution->conclude(&aborted);
+  if (const auto reason = steps().add(execution)) {
+    const Status given_up = reason->for_others();
+    execution->conclude(&given_up);
     return;
   }
   execution->work.submit(&settled, new std::shared_ptr<Execution>(execution));

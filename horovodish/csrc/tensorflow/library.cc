@@ -69,7 +69,10 @@ void* create(TF_OpKernelConstruction* construction) {
   Status status;
   auto attributes = std::make_unique<Attributes>();
   attributes->kind = kind;
-  attributes->process_set = static_cast<int>(integer(construction, "process_set", status));
+  const std::string set = text(construction, "process_set", status);
+  char* ranks = nullptr;
+  attributes->process_set = static_cast<int>(std::strtol(set.c_str(), &ranks, 10));
+  attributes->ranks = *ranks == '\0' ? ranks : ranks + 1;
   if (kind == Kind::broadcast) attributes->root = static_cast<int>(integer(construction, "root_rank", status));
   if (kind == Kind::allreduce || kind == Kind::reducescatter) {
     attributes->op = static_cast<int>(integer(construction, "op", status));
@@ -88,7 +91,7 @@ template <Kind kind>
 void define_collective(const std::string& name, std::vector<const char*> inputs,
                        const std::vector<const char*>& outputs, std::vector<const char*> attributes, InferShapes infer,
                        InferShapes infer_take) {
-  attributes.push_back("process_set: int");
+  attributes.push_back("process_set: string");  // "0" is all ranks, "2 0,1" number 2 of the ranks 0 and 1
   inputs.insert(inputs.begin(), "tensor_name: uint8");
   define({name, inputs, outputs, attributes, infer});
   register_kernel(name, TF_NewAsyncKernelBuilder(name.c_str(), kCpu, &create<kind>, &run, &destroy));
@@ -135,8 +138,8 @@ void destroy_process_set(void* kernel) { delete static_cast<int*>(kernel); }
 void place(void* kernel, TF_OpKernelContext* context) {
   const int process_set = *static_cast<const int*>(kernel);
   const c_interface::Place place = process_set == kThisHost ? engine().local_place() : engine().place(process_set);
-  const std::array<int32_t, 2> values{place.rank, place.size};
-  for (int i = 0; i < 2; ++i) {
+  const std::array<int32_t, 3> values{place.rank, place.size, place.horovods_gradients ? 1 : 0};
+  for (int i = 0; i < 3; ++i) {
     Status status;
     const TensorPtr output(TF_AllocateOutput(context, i, TF_INT32, nullptr, 0, sizeof(int32_t), status.get()));
     if (!status.ok()) {
@@ -147,21 +150,22 @@ void place(void* kernel, TF_OpKernelContext* context) {
   }
 }
 
-void two_scalars(TF_ShapeInferenceContext* context, TF_Status* status) {
-  shapes::scalar(context, status);
-  if (TF_GetCode(status) != TF_OK) return;
+void three_scalars(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeHandle* shape = TF_ShapeInferenceContextScalar(context);
-  TF_ShapeInferenceContextSetOutput(context, 1, shape, status);
+  for (int i = 0; i < 3 && TF_GetCode(status) == TF_OK; ++i) {
+    TF_ShapeInferenceContextSetOutput(context, i, shape, status);
+  }
   TF_DeleteShapeHandle(shape);
 }
 
 #define HOROVODISH_NUMBERS "uint8, int8, int16, int32, int64, half, bfloat16, float, double"
+#define HOROVODISH_ANY "bool, uint16, uint32, uint64, " HOROVODISH_NUMBERS
 
 void register_everything() {
   using namespace shapes;
   const char* const numbers = "T: list({" HOROVODISH_NUMBERS "}) >= 1";
-  const char* const any = "T: list({bool, " HOROVODISH_NUMBERS "}) >= 1";
-  const char* const any_one = "T: {bool, " HOROVODISH_NUMBERS "}";
+  const char* const any = "T: list({" HOROVODISH_ANY "}) >= 1";
+  const char* const any_one = "T: {" HOROVODISH_ANY "}";
   define_collective<Kind::allreduce>("HorovodishAllreduce", {"tensors: T"}, {"reduced: T"},
                                      {numbers, "op: int", "factors: string"}, &like_tensors<0>, &like_tensors<1>);
   define_collective<Kind::broadcast>("HorovodishBroadcast", {"tensor: T"}, {"sent: T"}, {any_one, "root_rank: int"},
@@ -179,7 +183,11 @@ void register_everything() {
   register_kernel("HorovodishLook", TF_NewKernelBuilder("HorovodishLook", kCpu, nullptr, &look_at_ticket, nullptr));
   define({"HorovodishProbe", {}, {"keepable: bool"}, {}, &scalar});
   register_kernel("HorovodishProbe", TF_NewAsyncKernelBuilder("HorovodishProbe", kCpu, nullptr, &probe, nullptr));
-  define({"HorovodishPlace", {}, {"rank: int32", "size: int32"}, {"process_set: int"}, &two_scalars});
+  define({"HorovodishPlace",
+          {},
+          {"rank: int32", "size: int32", "horovods_gradients: int32"},
+          {"process_set: int"},
+          &three_scalars});
   register_kernel("HorovodishPlace",
                   TF_NewKernelBuilder("HorovodishPlace", kCpu, &read_process_set, &place, &destroy_process_set));
 }

@@ -59,6 +59,12 @@ inline DType dtype_of(TF_DataType type) {
       return DType::float16;
     case TF_BFLOAT16:
       return DType::bfloat16;
+    case TF_UINT16:
+      return DType::uint16;
+    case TF_UINT32:
+      return DType::uint32;
+    case TF_UINT64:
+      return DType::uint64;
     case TF_DOUBLE:
       return DType::float64;
     case TF_FLOAT:

@@ -109,6 +109,7 @@ void Work::submit(void (*then)(void* argument, const c_interface::Outcome*), voi
   submission.postscale = attributes_.postscale;
   submission.root = attributes_.root;
   submission.process_set = attributes_.process_set;
+  submission.ranks = attributes_.ranks.c_str();
   submission.tensors = tensors.data();
   submission.tensor_count = tensors.size();
   submission.splits = splits_.empty() ? nullptr : splits_.data();

@@ -19,6 +19,7 @@ struct Attributes {
   double postscale = 1.0;
   int root = 0;
   int process_set = 0;
+  std::string ranks;  // of that set, separated by commas
 
   // The engine allocates the results: no rank knows their size beforehand.
   bool any_rows() const { return kind == Kind::allgather || kind == Kind::alltoall; }

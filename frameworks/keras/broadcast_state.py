@@ -1,0 +1,150 @@
+"""The same values on every rank: variables sent from one of them, and models loaded with a wrapped optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from horovodish.agreement import Named, agreement
+from horovodish.collectives import broadcast_async
+from horovodish.compression import Compressor
+from horovodish.keras.compression import Compression
+from horovodish.keras.distribution import Distribution, distribution_of
+from horovodish.keras.optimizer import DistributedOptimizer
+from horovodish.operation import checked_root
+from horovodish.process_sets import ProcessSet, global_process_set
+
+
+def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Write the root's values into the variables of every rank. Collective; blocks. Not for compiled steps.
+
+    Args:
+        variables: Keras variables of any dtype, with the same shapes and dtypes on every rank, in the same order.
+        root_rank: whose values to send, the same on every rank; a rank of the world.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: there is no rank `root_rank`.
+        MismatchError: the ranks have different numbers of variables, shapes or dtypes.
+            `horovodish.collectives` lists the other errors.
+
+    Example:
+        >>> hvd.broadcast_variables(model.weights, root_rank=0)
+    """
+    with agreement("broadcast_variables", "the variables", process_set) as described:
+        root = checked_root(root_rank, process_set)
+        variables = list(variables)
+        for number, variable in enumerate(variables):
+            kind = f"number {number} of shape {tuple(variable.shape)} and dtype {variable.dtype}"
+            described.append(Named(kind, variable.path))
+    if process_set.size() == 1:
+        return
+    values = [np.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
+    handles = [
+        # Bytes travel, since Keras has dtypes that the engine cannot reduce.
+        broadcast_async(value.reshape(-1).view(np.uint8), root, f"broadcast_variables.{number}", process_set)
+        for number, value in enumerate(values)
+    ]
+    for variable, value, handle in zip(variables, values, handles, strict=True):
+        variable.assign(handle.wait().view(value.dtype).reshape(variable.shape))
+
+
+def broadcast_global_variables(root_rank: int, model: Any = None) -> None:
+    """Give every rank the root's weights of a model and the state of its optimizers. Collective; blocks.
+
+    Args:
+        root_rank: whose values to send, the same on every rank.
+        model: Keras 3 has no list of all variables there are, so it must be given, built. Random seeds and metrics
+            stay each rank's own.
+
+    Raises:
+        ValueError: there is no model, or no rank `root_rank`.
+        MismatchError: as `broadcast_variables`.
+
+    Example:
+        >>> hvd.broadcast_global_variables(0, model)
+    """
+    if model is None:
+        raise ValueError(
+            "Keras 3 has no list of all variables: pass the model, broadcast_global_variables(root_rank, model), or "
+            "use callbacks.BroadcastGlobalVariablesCallback"
+        )
+    broadcast_variables(state_of(model), root_rank)
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """The optimizers that train a model, in the same order on every rank.
+
+    A model with its own `train_step` may have several, as attributes of its own or of its layers, alone or in lists
+    and dicts. Where some of them are wrapped, these alone count: the one that `compile` makes unasked trains nothing.
+    """
+    found: dict[int, Any] = {}
+    for layer in model._flatten_layers():
+        for value in list(vars(layer).values()):
+            members = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            )
+            found.update((id(one), one) for one in members if isinstance(one, keras.optimizers.Optimizer))
+    wrapped = [one for one in found.values() if distribution_of(one)]
+    return wrapped or list(found.values())
+
+
+def distributions_of(model: Any) -> list[Distribution]:
+    """What the wrapped ones among the optimizers that train a model have."""
+    return [found for one in optimizers_of(model) if (found := distribution_of(one))]
+
+
+def weights_of(model: Any) -> list[Any]:
+    """The weights of a model that are the same on every rank: all but those of local layers."""
+    local = {id(variable) for variable in _local_variables(model)}
+    return [weight for weight in model.weights if id(weight) not in local]
+
+
+def state_of(model: Any) -> list[Any]:
+    """The variables of a model and its optimizers that all ranks have alike: no seeds, metrics or local layers."""
+    # Keras names what belongs to a variable after it.
+    local = tuple(f"{variable.path.replace('/', '_')}_" for variable in _local_variables(model))
+    variables = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
+    return [*weights_of(model), *(variable for variable in variables if not variable.name.startswith(local or "\0"))]
+
+
+def _local_variables(model: Any) -> list[Any]:
+    return [variable for each in distributions_of(model) for variable in each.plan.local]
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: Compressor = Compression.none,
+    **options: Any,
+) -> Any:
+    """Load a compiled model that was saved with or without a wrapped optimizer, and wrap its optimizer. Not collective.
+
+    Every rank that calls it reads the file.
+
+    Args:
+        filepath: as for `keras.saving.load_model`.
+        custom_optimizers: classes of optimizers that are not Keras's.
+        custom_objects: other classes and functions that the model needs, by name.
+        compression: as for `DistributedOptimizer`.
+        **options: the other arguments of `DistributedOptimizer`; none of them are kept in files.
+
+    Returns:
+        The model. Its optimizer has the state that was saved. One that was saved without an optimizer has none.
+
+    Raises:
+        What `keras.saving.load_model` and `DistributedOptimizer` raise.
+
+    Example:
+        >>> model = hvd.load_model("checkpoint.keras", compression=hvd.Compression.fp16)
+    """
+    named = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()}
+    model = keras.saving.load_model(filepath, custom_objects={**named, **(custom_objects or {})})
+    if getattr(model, "optimizer", None) is not None:
+        DistributedOptimizer(model.optimizer, compression=compression, **options)
+        model.optimizer._distribution.learn(model.optimizer, model.trainable_variables)
+    return model

@@ -1,0 +1,103 @@
+"""Operations that say where a rank stands when they run, and those that let ranks wait for each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from horovodish import collectives
+from horovodish.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.tensorflow.failures import own_errors
+from horovodish.tensorflow.library import call, native
+from horovodish.tensorflow.names import as_input, operation_name
+from horovodish.tensorflow.sets import attribute_of
+from horovodish.tensorflow.tracing import as_written, refuse_xla
+
+_THIS_HOST = -1
+
+
+@as_written
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """`rank()` at the time when it runs, as an int32 scalar; -1 when horovodish is not running.
+
+    A function that was traced before another `init()` sees the new value.
+    """
+    return _place("rank_op", 0, name).rank
+
+
+@as_written
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """The size of a process set at the time when it runs, as an int32 scalar; 0 if it is not in use on this rank."""
+    return _place("size_op", process_set_id, name).size
+
+
+@as_written
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """`local_rank()` at the time when it runs, as an int32 scalar; -1 when horovodish is not running."""
+    return _place("local_rank_op", _THIS_HOST, name).rank
+
+
+@as_written
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """`local_size()` at the time when it runs, as an int32 scalar; 0 when horovodish is not running."""
+    return _place("local_size_op", _THIS_HOST, name).size
+
+
+@as_written
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """Whether this rank is in a process set at the time when it runs: 1 or 0, as an int32 scalar."""
+    return tf.cast(_place("process_set_included_op", process_set_id, name).rank >= 0, tf.int32)
+
+
+@as_written
+def join(device: Any = -1) -> Any:
+    """As `horovodish.collectives.join`: say that this rank is out of data. Collective.
+
+    Args:
+        device: Horovod's, where a rank that has joined keeps its zeros. Nothing is kept, so it has no meaning here.
+
+    Returns:
+        The rank that joined last: an int, or an int32 scalar in a function.
+
+    Raises:
+        As `horovodish.collectives.join`.
+
+    Example:
+        >>> for batch in batches_of_this_rank:  # as many as there are, not equally many on every rank
+        ...     train(batch)
+        >>> hvd.join()
+    """
+    if tf.executing_eagerly():
+        return collectives.join()
+    refuse_xla("join")
+    return call("Join", as_input("horovodish.join"), process_set=attribute_of(global_process_set))
+
+
+@as_written
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
+    """Wait until every rank has come to this call. Collective.
+
+    Args:
+        process_set: the ranks that take part.
+        name: the operation's name, the same on every rank; counted when not given.
+
+    Returns:
+        Nothing when executing eagerly; in a function the operation, which runs in the order of the program.
+
+    Raises:
+        As `horovodish.collectives.barrier`.
+
+    Example:
+        >>> hvd.barrier()
+    """
+    identity = checked_id(process_set)
+    refuse_xla("barrier")
+    with own_errors():
+        given = as_input(operation_name("barrier", name, identity))
+        return call("Barrier", given, process_set=attribute_of(process_set))
+
+
+def _place(asked_by: str, process_set_id: int, name: str | None) -> Any:
+    refuse_xla(asked_by)
+    return native.horovodish_place(process_set=process_set_id, name=name)

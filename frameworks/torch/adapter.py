@@ -1,0 +1,68 @@
+"""What the engine must know of PyTorch's tensors. Nothing that it does is part of the autograd graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from horovodish import _native
+from horovodish.devices import Placement
+from horovodish.operation import Adapter
+from horovodish.reduce_ops import ReduceOp
+from horovodish.submission import Member, Request
+from horovodish.torch import cuda
+from horovodish.torch.tensors import member, source_of, target_of
+
+__all__ = ["TENSORS"]
+
+
+class _TensorAdapter(Adapter[Tensor]):
+    noun = "tensor"
+
+    def source(self, tensor: Tensor, name: str) -> Tensor:
+        return source_of(tensor, name)
+
+    def target(self, tensor: Tensor, name: str) -> Tensor:
+        return target_of(tensor, name)
+
+    def empty(self, source: Tensor, shape: Sequence[int] | None) -> Tensor:
+        return torch.empty_like(source) if shape is None else source.new_empty(shape)
+
+    def member(self, source: Tensor, target: Tensor | None, name: str, op: ReduceOp | None) -> Member:
+        return member(source, target, name, op)
+
+    def placement(self, request: Request, sources: Sequence[Tensor], members: Sequence[Member]) -> Placement:
+        return cuda.placement(request, sources, members)
+
+    def copies(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        return [source.to("cpu", copy=True) for source in sources], [
+            torch.empty(target.shape, dtype=target.dtype) for target in targets
+        ]
+
+    def copy_back(self, arrivals: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            for arrival, target in zip(arrivals, targets, strict=True):
+                target.copy_(arrival)
+
+    def written(self, targets: Sequence[Tensor]) -> None:
+        # Autograd cannot see what the engine writes, but must complain if it has saved a tensor for a backward.
+        for target in targets:  # PyTorch 2.1 takes one at a time
+            increment_version(target)
+
+    def received(self, native: _native.Handle, index: int, source: Tensor, rows: int, placement: Placement) -> Tensor:
+        shape = (rows, *source.shape[1:])
+        if placement.current_stream is not None:
+            # Into memory of torch's own allocator, which knows best when it may be used again.
+            own = source.new_empty(shape)
+            native.move_output(index, own.data_ptr(), placement.current_stream())
+            return own
+        empty = math.prod(shape) == 0  # of which torch.frombuffer makes nothing
+        flat = source.new_empty(0) if empty else torch.frombuffer(native.output(index), dtype=source.dtype)
+        return flat.reshape(shape)
+
+
+TENSORS = _TensorAdapter()

@@ -1,0 +1,135 @@
+"""`op=Adasum`: every rank takes its own step, and what the steps have changed is reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from horovodish import _native, basics
+from horovodish.devices import HOST
+from horovodish.errors import from_native
+from horovodish.gradient_options import GradientOptions
+from horovodish.gradient_plan import plan_buckets
+from horovodish.process_sets import checked_id
+from horovodish.submission import WAIT_SLICE_SECONDS, keep_for_ever
+from horovodish.torch.gradients.reducer import release
+from horovodish.torch.gradients.slot import Slot, members_of
+from horovodish.torch.names import PlanNames
+
+
+class DeltaReducer:
+    """Reduces the changes that a step has made to named parameters.
+
+    With p0 a parameter before the step and p1 after it, the parameter ends as p0 + op of the ranks' (p1 - p0). An error
+    leaves the parameters as they were before the step. If Ctrl-C interrupts the wait, the next
+    `synchronize()` finishes the reduction.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, Tensor]], options: GradientOptions):
+        self._options = options
+        self._named: list[tuple[str, Tensor]] = []
+        self._names = PlanNames(options.process_set, "updates")
+        self._engine: _native.Engine | None = None
+        self._slots: list[Slot] = []
+        self._before: list[Tensor] = []
+        self._travelling: list[tuple[Tensor, Any]] = []  # the engine reads and writes this memory
+        self._submitted = 0  # of these
+        self.add(named)
+
+    def add(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Takes parameters in. Every rank must do so at the same point."""
+        self.synchronize()
+        for _, parameter in named:
+            release(parameter)
+        self._named = [*self._named, *named]
+        self._build()
+
+    def __del__(self) -> None:
+        self._keep_what_travels()
+
+    def _keep_what_travels(self) -> None:
+        if self._travelling:
+            keep_for_ever(self._travelling)
+
+    def _build(self) -> None:
+        self._engine = basics.engine()
+        trained = [] if self._options.alone else [(name, p) for name, p in self._named if p.requires_grad]
+        self._slots = [Slot(name, parameter, self._options) for name, parameter in trained]
+        if not trained:
+            return
+        groups = self._options.groups_of([slot.parameter for slot in self._slots])
+        payloads = [slot.payload_in(group) for slot, group in zip(self._slots, groups, strict=True)]
+        buckets = plan_buckets(payloads, int(basics.running().settings.fusion_threshold_mb * 2**20))
+        members = members_of(self._slots, buckets)
+        identity = checked_id(self._options.process_set)
+        self._plan = self._engine.plan(self._names.next(), self._options.op, 1.0, 1.0, members, [HOST], identity)
+
+    @property
+    def interrupted(self) -> bool:
+        """True if a reduction has begun and not ended."""
+        return bool(self._travelling)
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Notes where the parameters are, after an interrupted reduction has ended."""
+        self.synchronize()
+        trained = [] if self._options.alone else [parameter for _, parameter in self._named if parameter.requires_grad]
+        planned = [slot.parameter for slot in self._slots]
+        if self._engine is not basics.engine() or [*map(id, trained)] != [*map(id, planned)]:
+            self._build()
+        self._before = [slot.parameter.detach().clone() for slot in self._slots]
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Reduces what has changed since. Collective; blocks."""
+        try:
+            # Prepare every payload before submitting any: if one fails, nothing has been sent.
+            travelling = [
+                slot.payload(slot.parameter.detach() - start)
+                for slot, start in zip(self._slots, self._before, strict=True)
+            ]
+        except BaseException:
+            self._put_back()
+            self._before = []
+            raise
+        self._travelling = travelling
+        self.synchronize()
+
+    @torch.no_grad()
+    def synchronize(self) -> None:
+        """Submits what has not been submitted, waits and applies the result. Collective; blocks."""
+        if not self.interrupted:
+            return
+        if self._engine is not basics.engine():
+            self._keep_what_travels()
+            self._put_back()
+            self._forget()
+            return
+        plan = self._plan
+        for payload, _ in self._travelling[self._submitted :]:
+            plan.submit(self._submitted, payload.data_ptr(), payload.data_ptr())
+            self._submitted += 1
+        while not plan.wait(WAIT_SLICE_SECONDS):
+            pass
+        error = plan.error()
+        if plan.memory_abandoned():
+            self._keep_what_travels()
+        if error is None:
+            for slot, start, (payload, context) in zip(self._slots, self._before, self._travelling, strict=True):
+                slot.parameter.copy_(start + slot.gradient(payload, context))
+        else:
+            self._put_back()
+        plan.reset()
+        self._forget()
+        if error is not None:
+            raise from_native(*error)
+
+    def _put_back(self) -> None:
+        for slot, start in zip(self._slots, self._before, strict=True):
+            slot.parameter.copy_(start)
+
+    def _forget(self) -> None:
+        self._travelling, self._before, self._submitted = [], [], 0

@@ -1,0 +1,471 @@
+"""When gradients are reduced: hooks on the parameters, and the end of every backward.
+
+One step, as a `Reducer` sees it:
+
+1. Autograd finishes a gradient and calls the parameter's hook, which hands the gradient's address to the engine. A
+   bucket whose gradients are all there on all ranks is reduced while the backward pass goes on.
+2. The first hook of a backward asks autograd for a call at its end. There, gradients that no hook has handed over are
+   submitted or declared absent, and the reduction is waited for. `backward()` thus ends with reduced gradients.
+3. `step()` finds nothing to do, except where no backward has reduced: in the middle of an accumulation window, or
+   without any backward on this rank.
+
+The first backward after a plan was made only watches: everything is submitted at its end. A parameter whose gradient is
+finished more than once in a backward (re-entrant checkpointing with shared parameters) is found then, and from then on
+submitted at the end. The first reduction also compares the layouts of the gradients: a parameter that has a sparse one
+on any rank leaves the buckets on every rank.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
+
+from horovodish import _native, basics
+from horovodish.autotune import Tuner, Tuning
+from horovodish.devices import HOST
+from horovodish.errors import from_native
+from horovodish.gradient_options import GradientOptions
+from horovodish.gradient_plan import Layout, backward_buckets, compare_layouts
+from horovodish.process_sets import checked_id
+from horovodish.reduce_ops import Average
+from horovodish.submission import WAIT_SLICE_SECONDS, Handle, keep_for_ever
+from horovodish.torch import cuda
+from horovodish.torch.gradients import backward
+from horovodish.torch.gradients.slot import Slot, members_of
+from horovodish.torch.gradients.sparse import SparseGradients, check_op, layout
+from horovodish.torch.names import PlanNames
+
+# Which reducer a parameter's gradient is reduced by: the one that was made last.
+_owners: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+class Reducer:
+    """Reduces the gradients of named parameters. It knows nothing of the optimizer that owns it.
+
+    `p.grad` ends as the sum of the reduced gradients of all backwards since it was last None or zero:
+
+    - Average: a further backward accumulates the rank's own gradient g onto the reduced R, which is the same on every
+      rank, and the average of R + g is R plus the average of g.
+    - Any other op would reduce R once more. There, R is set aside before a backward accumulates onto it, and added back
+      to the newly reduced gradient. That takes a second hook per parameter, which Average does without.
+
+    Attributes:
+        passes_per_step: how many backwards accumulate before one of them reduces.
+        in_closure: every backward reduces, because `step()` calls them.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, Tensor]], options: GradientOptions):
+        self.passes_per_step = options.passes
+        self.in_closure = False
+        self._passes = 0
+        self._suspended = False
+        self._reduced_since_step = False
+        self._op = options.op
+        self._options = options
+        self._set_aside: dict[int, tuple[Tensor, Tensor]] = {}  # parameter and reduced gradient, by the parameter's id
+        self._holds_reduced: set[int] = set()  # ids of parameters whose gradient is not this rank's own
+        self._engine: _native.Engine | None = None
+        self._tuner: Tuner | None = None
+        self._compared: dict[int, bool] = {}  # whether its gradient is sparse on any rank, by the parameter's id
+        self._named: list[tuple[str, Tensor]] = []
+        self._hooks: dict[int, list[RemovableHandle]] = {}  # likewise
+        self._gradients: dict[int, Tensor] = {}  # submitted in this step; the engine reads and writes their memory
+        self._payloads: dict[int, tuple[Tensor, Any]] = {}  # what travels, where it is not simply the gradient
+        self._absent: dict[int, tuple[Tensor, Any]] = {}
+        self._names = PlanNames(options.process_set)
+        self.add(named)
+
+    def add(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Takes parameters in, from another reducer if one has them. Every rank must do so at the same point."""
+        self._named = [*self._named, *named]
+        for _, parameter in named:
+            release(parameter)
+            _owners[parameter] = weakref.ref(self)
+        self._build()
+
+    def _release(self, parameter: Tensor) -> None:
+        # The new plan is made when it is needed, if it ever is: this reducer may only wait for the garbage collector.
+        self._outdated = True
+        self._named = [(name, other) for name, other in self._named if other is not parameter]
+        self._compared.pop(id(parameter), None)
+        _remove(self._hooks.pop(id(parameter), []))
+
+    def __del__(self) -> None:
+        self._keep_what_travels()
+
+    def _keep_what_travels(self) -> None:
+        """What was submitted and not waited for the engine may go on reading and writing."""
+        travels = [*self._gradients.values(), *self._payloads.values(), *self._absent.values()]
+        if travels:
+            keep_for_ever(travels)
+
+    def remove_hooks(self) -> None:
+        """Lets go of the parameters."""
+        for handles in self._hooks.values():
+            _remove(handles)
+        self._hooks = {}
+
+    # -- the plan
+
+    def _build(self) -> None:
+        self.remove_hooks()
+        self._keep_what_travels()
+        self._outdated = False
+        engine = basics.engine()
+        if self._engine is not engine:
+            self._tuner = None  # it has measured with other ranks
+        self._engine = engine
+        self._plan: _native.BucketPlan | None = None
+        self._armed = self._due = self._submitting = self._flushed = False
+        self._gradients, self._payloads, self._absent = {}, {}, {}
+        self._nodes: list[Any] = []  # autograd keeps no reference to the nodes whose hooks we need
+        self._watched: Counter[int] | None = Counter()
+        self._comparison: Handle[tuple[list[Layout], int]] | None = None
+        self._met_sparse: set[int] = set()  # of which this rank has had a sparse gradient, made dense
+        self._unseen: set[int] = set()  # of which no rank had a gradient when layouts were compared
+        options = self._options
+        named = [] if options.alone else [(name, p) for name, p in self._named if p.requires_grad]
+        sparse = [] if options.sparse_as_dense else [(name, p) for name, p in named if self._compared.get(id(p))]
+        rows = {id(parameter) for _, parameter in sparse}
+        trained = [parameter for _, parameter in named]
+        self._groups = dict(zip(map(id, trained), options.groups_of(trained), strict=True))
+        self._slots = [Slot(name, p, options) for name, p in named if id(p) not in rows]
+        self._all_compared = all(id(slot.parameter) in self._compared for slot in self._slots)
+        self._frozen = [parameter for _, parameter in self._named if not parameter.requires_grad]
+        if not named:
+            return
+        self._name = self._names.next()
+        self._sparse = SparseGradients(self._name, sparse, options)
+        self._plan = self._make_plan()
+        for index, slot in enumerate(self._slots):
+            self._add_hooks(slot.parameter, self._hook(index, slot))
+        for _, parameter in sparse:
+            self._add_hooks(parameter, self._late_hook)
+
+    def _add_hooks(self, parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
+        handles = self._hooks[id(parameter)] = [parameter.register_post_accumulate_grad_hook(hook)]
+        if self._op is not Average:
+            node = _accumulating_node(parameter)
+            self._nodes.append(node)
+            handles.append(node.register_prehook(self._set_aside_hook(parameter)))
+
+    def _make_plan(self) -> _native.BucketPlan:
+        knobs = basics.running().settings
+        if knobs.autotune and self._tuner is None:
+            self._tuner = Tuner(self._name, knobs, self._options.process_set)
+        tuning = self._tuner.tuning if self._tuner else Tuning.of(knobs)
+        payloads = {index: slot.payload_in(self._groups[id(slot.parameter)]) for index, slot in enumerate(self._slots)}
+        buckets = backward_buckets(payloads, tuning.fusion_threshold_mb)
+        devices = [self._slots[members[0]].device for members in buckets]
+        self._current_stream = cuda.stream_getter(max(devices, default=HOST))
+        assert self._engine is not None  # _build() has taken it
+        return self._engine.plan(
+            self._name,
+            self._op,
+            self._options.prescale_factor,
+            self._options.postscale_factor,
+            members_of(self._slots, buckets),
+            devices,
+            checked_id(self._options.process_set),
+            chunk_bytes=int(tuning.chunk_kb * 1024),
+            segment_bytes=int(tuning.ring_segment_kb * 1024),
+        )
+
+    def _needs_another_plan(self) -> bool:
+        return (
+            self._outdated
+            or basics.engine() is not self._engine
+            or any(parameter.requires_grad for parameter in self._frozen)
+        )
+
+    # -- during backward
+
+    def _hook(self, index: int, slot: Slot) -> Callable[[Tensor], None]:
+        # Models of many small tensors are limited by what happens here: every name is a local of the closure.
+        assert self._plan is not None
+        begin, gradients, submit = self._begin, self._gradients, self._plan.submit
+        dtype, count, ordinal = slot.dtype, slot.parameter.numel(), cuda.ordinal_of(slot.parameter)
+        current_stream = cuda.stream_getter(slot.device)
+
+        def hand_over(parameter: Tensor) -> None:
+            gradient: Any = parameter.grad
+            # It is None where the user's own hook has stepped already, which has reduced it.
+            if gradient is None or (not self._submitting and not begin(index)):
+                return
+            # A conversion of the model since it was wrapped must not make the engine read and write other memory.
+            if (
+                gradient.dtype is dtype
+                and gradient.numel() == count
+                and gradient.is_contiguous()
+                and gradient.get_device() == ordinal
+            ):
+                address = gradient.data_ptr()
+                if current_stream is None:
+                    submit(index, address, address)
+                else:
+                    submit(index, address, address, current_stream())
+                gradients[index] = gradient
+            else:
+                self._submit(index, gradient)
+
+        def hand_over_changed(parameter: Tensor) -> None:
+            gradient: Any = parameter.grad
+            if gradient is not None and (self._submitting or begin(index)):
+                self._submit(index, gradient)
+
+        return hand_over if slot.plain else hand_over_changed
+
+    def _late_hook(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self.resume()
+
+    def resume(self) -> None:
+        """Begins, unless a hook has done so."""
+        if not self._armed:
+            self._begin(None)
+
+    def _set_aside_hook(self, parameter: Tensor) -> Callable[[Any], None]:
+        def before_accumulation(_: Any) -> None:
+            self._set_reduced_aside(parameter)
+
+        return before_accumulation
+
+    def _set_reduced_aside(self, parameter: Tensor) -> None:
+        if id(parameter) in self._holds_reduced:
+            self._holds_reduced.discard(id(parameter))
+            if parameter.grad is not None:
+                self._set_aside[id(parameter)] = parameter, parameter.grad
+                parameter.grad = None
+
+    def _begin(self, index: int | None) -> bool:
+        """Called by hooks while gradients are not submitted as they come; says whether that changes now."""
+        if not self._armed:
+            backward.join(self)
+            self._armed = True
+            self._due = not self._suspended and (self.in_closure or self._passes + 1 >= self.passes_per_step)
+            watched = self._watched is None and self._all_compared
+            self._submitting = self._due and watched and not self._needs_another_plan()
+        if self._watched is not None and index is not None:
+            self._watched[index] += 1
+        return self._submitting
+
+    def _submit(self, index: int, gradient: Tensor) -> None:
+        assert self._plan is not None
+        if gradient.is_sparse:
+            self._met_sparse.add(index)
+        payload, context = self._slots[index].payload(gradient)
+        address = payload.data_ptr()
+        self._plan.submit(index, address, address, self._stream_of(index))
+        self._gradients[index] = gradient
+        self._payloads[index] = payload, context
+
+    # -- at the end of backward
+
+    def pause(self) -> None:
+        """A backward within another backward has ended: the next hook belongs to the outer one."""
+        self._armed = self._submitting = False
+
+    def end_backward(self) -> None:
+        """Counts the pass and, if it is the last of its window and the first of a plan, compares layouts."""
+        self.pause()
+        self._passes += 1
+        due = self._due
+        if self._needs_another_plan():
+            self._build()
+        elif self._watched is not None:
+            for index in (index for index, count in self._watched.items() if count > 1):
+                parameter = self._slots[index].parameter
+                handles = self._hooks[id(parameter)]
+                handles[0].remove()
+                handles[0] = parameter.register_post_accumulate_grad_hook(self._late_hook)
+            self._watched = None
+        if due:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        self._due = True
+        if not self._all_compared and self._comparison is None:
+            own = [
+                Layout.SPARSE if index in self._met_sparse else layout(slot.parameter.grad)
+                for index, slot in enumerate(self._slots)
+            ]
+            self._comparison = compare_layouts(own, self._name, self._options.process_set)
+
+    def hand_over(self) -> bool:
+        """Submits what is left of a reduction that has ended, without waiting; False while layouts are compared."""
+        if self._comparison is not None:
+            if not self._comparison.poll():
+                return False
+            comparison, self._comparison = self._comparison, None
+            try:
+                self._take_out_sparse(*comparison.wait())
+            except Exception:
+                self._due, self._passes = False, 0
+                self._set_aside.clear()
+                raise
+        if self._due and not self._flushed:
+            self._flush()
+        return True
+
+    def _take_out_sparse(self, layouts: Sequence[Layout], ranks: int) -> None:
+        if ranks < self._options.process_set.size():
+            return  # A rank that has joined would not learn of a new plan, and may come back.
+        found = {id(slot.parameter): layout for slot, layout in zip(self._slots, layouts, strict=True)}
+        names = [slot.name for slot in self._slots if found[id(slot.parameter)] is Layout.SPARSE]
+        takes_out = bool(names) and not self._options.sparse_as_dense
+        if takes_out:
+            check_op(names, self._op)
+        self._compared.update(
+            {key: layout is Layout.SPARSE for key, layout in found.items() if layout is not Layout.ABSENT}
+        )
+        if takes_out:
+            self._build()
+            self._due = True
+        self._unseen = {index for index, slot in enumerate(self._slots) if id(slot.parameter) not in self._compared}
+        self._all_compared = True
+
+    def _flush(self) -> None:
+        if self._plan is None:
+            self._due = False
+            return
+        for parameter in self._sparse.parameters:
+            self._set_reduced_aside(parameter)
+        self._sparse.submit()
+        if len(self._gradients) < len(self._slots):
+            for index, slot in enumerate(self._slots):
+                if index not in self._gradients and index not in self._absent:
+                    self._submit_rest(index, slot)
+        self._plan.flush()
+        self._flushed, self._due = True, False
+
+    def _submit_rest(self, index: int, slot: Slot) -> None:
+        assert self._plan is not None
+        self._set_reduced_aside(slot.parameter)
+        if slot.parameter.grad is not None:
+            self._submit(index, slot.parameter.grad)
+            return
+        payload, context = slot.neutral()
+        self._plan.absent(index, payload.data_ptr(), self._stream_of(index))
+        self._absent[index] = payload, context
+
+    def _stream_of(self, index: int) -> int:
+        on_host = self._current_stream is None or self._slots[index].device == HOST
+        return 0 if on_host or self._current_stream is None else self._current_stream()
+
+    def wait(self) -> None:
+        """Waits for what was flushed and puts the results where they belong."""
+        plan = self._plan
+        if plan is None or not self._flushed:
+            return
+        while not plan.wait(WAIT_SLICE_SECONDS):
+            pass
+        error = plan.error()
+        if self._current_stream is not None:
+            plan.order_after(self._current_stream())
+        sparse_error = self._sparse.finish()
+        sees = bool(self._unseen) and not plan.any_joined()
+        nowhere = set(plan.absent_everywhere()) if self._absent and error is None else set()
+        if plan.memory_abandoned():
+            self._keep_what_travels()
+        plan.reset()
+        if error is None:
+            self._put_back(nowhere)
+            # A gradient that has come for the first time was dense to us; the next reduction compares again.
+            self._all_compared = self._all_compared and not (sees and self._unseen - nowhere)
+        self._flushed = False
+        self._passes = 0
+        self._reduced_since_step = error is None and sparse_error is None
+        if error is None and self._tuner is not None:
+            self._tuner.step_done(sum(slot.size_bytes for slot in self._slots))
+        for submitted in (self._gradients, self._payloads, self._absent, self._set_aside):
+            submitted.clear()
+        raised = sparse_error if error is None else from_native(*error)
+        if raised is not None:
+            raise raised
+
+    def tune(self) -> None:
+        """Makes another plan due where the autotuner has chosen another tuning."""
+        if self._tuner is not None and self._tuner.decide():
+            self._outdated = True
+
+    @torch.no_grad()
+    def _put_back(self, nowhere: set[int]) -> None:
+        for index, (payload, context) in self._payloads.items():
+            result = self._slots[index].gradient(payload, context)
+            if self._gradients[index].layout is not torch.strided:
+                self._slots[index].parameter.grad = result.to_sparse(1) if self._options.sparse_as_dense else result
+            elif result.data_ptr() != self._gradients[index].data_ptr():
+                self._gradients[index].copy_(result)
+        for index, (payload, context) in self._absent.items():
+            if index not in nowhere:
+                parameter = self._slots[index].parameter
+                result = self._slots[index].gradient(payload, context)
+                sparse_elsewhere = self._options.sparse_as_dense and self._compared.get(id(parameter))
+                parameter.grad = result.to_sparse(1) if sparse_elsewhere else result
+        for parameter, reduced in self._set_aside.values():
+            parameter.grad = reduced if parameter.grad is None else reduced.add_(parameter.grad)
+        if self._op is not Average:
+            self._holds_reduced.update(self._hooks)
+
+    # -- outside of backward
+
+    def synchronize(self) -> None:
+        """Reduces now, unless the gradients are reduced already. Collective; blocks."""
+        if self._needs_another_plan():
+            self._build()
+        if self._plan is None or (self._reduced_since_step and not self._passes and not self.interrupted):
+            return
+        backward.leave(self)
+        self.pause()
+        if not self._flushed:
+            self._conclude()
+            backward.hand_over([self])
+        self.wait()
+        self.tune()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a reduction has begun and not ended, because backward or the wait for it raised."""
+        return self._due or self._flushed
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """A context in which backward accumulates and does not reduce."""
+        before, self._suspended = self._suspended, True
+        try:
+            yield
+        finally:
+            self._suspended = before
+
+    def stepped(self) -> None:
+        """The gradients were used: the next window begins."""
+        self._reduced_since_step = False
+        self._passes = 0
+        self.in_closure = False
+
+
+def release(parameter: Tensor) -> None:
+    """Has the gradient of a parameter no longer be reduced by whichever reducer does so."""
+    owner = _owners.pop(parameter, lambda: None)()
+    if owner is not None:
+        owner._release(parameter)
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _accumulating_node(parameter: Tensor) -> Any:
+    """The node that adds to the parameter's gradient. PyTorch has get_gradient_edge for it since 2.2."""
+    with torch.enable_grad():
+        view = parameter.view_as(parameter)
+    return view.grad_fn.next_functions[0][0]  # type: ignore[union-attr]

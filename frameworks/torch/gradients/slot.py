@@ -1,0 +1,122 @@
+"""What the reducer knows about one parameter: how its gradient travels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from horovodish import devices
+from horovodish.errors import UnsupportedTensorError
+from horovodish.gradient_options import GradientOptions
+from horovodish.gradient_plan import Payload
+from horovodish.submission import Request
+from horovodish.torch import cuda
+from horovodish.torch.compression import Compression
+from horovodish.torch.tensors import check_tensor, dtype_code
+
+
+class Slot:
+    """One parameter that requires a gradient.
+
+    A gradient has the strides of its parameter, so a parameter whose elements lie one after another in any order, such
+    as one in channels-last format, travels without a copy as what it is in memory: `view` permutes its dimensions so
+    that it is row-major.
+
+    Attributes:
+        name: the parameter's name.
+        parameter: the parameter.
+        plain: the gradient can be handed to the engine as it is, once it is seen to be contiguous.
+        dtype: of what travels.
+        shape: of what travels.
+        code: the engine's number of `dtype`.
+        device: of what travels, `devices.HOST` for host memory. Gradients on a GPU travel through host memory where
+            NCCL cannot reduce them.
+    """
+
+    def __init__(self, name: str, parameter: Tensor, options: GradientOptions):
+        """
+        Raises:
+            UnsupportedTensorError: the gradient's dtype, or what `compression` makes of it, is none of the engine's, or
+                the parameter is not a dense tensor in host memory or on the GPU of this rank.
+        """
+        check_tensor(parameter, f"parameter {name}")
+        self.parameter = parameter
+        compression = self._compression = options.compression
+        # Newer versions of torch let a gradient's dtype be another one than the parameter's, or any (None).
+        grad_dtype: torch.dtype | None = getattr(parameter, "grad_dtype", parameter.dtype)
+        self._grad_dtype = grad_dtype or parameter.dtype
+        order = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
+        row_major = parameter.is_contiguous() or not parameter.permute(order).is_contiguous()
+        self._order = None if row_major else order
+        # Two orders may have one shape, so the name must tell them apart when the ranks compare.
+        self.name = name if row_major else f"{name} (dimensions in the order {order})"
+        payload, _ = self._zeros()
+        self.dtype, self.shape = payload.dtype, tuple(payload.shape)
+        self.code = dtype_code(self.dtype, f"gradient of {name}", reduces=True)
+        factors = options.prescale_factor, options.postscale_factor
+        request = Request("allreduce", f"gradient of {name}", 0, options.op, *factors)
+        ordinal = cuda.ordinal_of(parameter)
+        self.device = devices.choose(request, ordinal, [self.code])
+        self._device = parameter.device
+        self._through_host = self.device != ordinal
+        self.size_bytes = payload.numel() * payload.element_size()
+        self.plain = not self._through_host and row_major and compression is Compression.none and grad_dtype is not None
+
+    def payload_in(self, group: int | None) -> Payload:
+        """What the buckets depend on, in a group or in none."""
+        return Payload(self.size_bytes, self.dtype, self.device, group)
+
+    def payload(self, gradient: Tensor) -> tuple[Tensor, Any]:
+        """What travels for `gradient`, contiguous, and the context of its compression.
+
+        Raises:
+            UnsupportedTensorError: `gradient` is not what was announced when the buckets were planned.
+        """
+        if gradient.layout != torch.strided:
+            gradient = gradient.to_dense()
+        if gradient.device != self._device:
+            raise UnsupportedTensorError(
+                f"gradient of {self.name}: it is on {gradient.device}, but the parameter was on {self._device} when "
+                "the optimizer was wrapped; move the model before that"
+            )
+        compressed, context = self._compression.compress(self._view(gradient))
+        if compressed.dtype != self.dtype or tuple(compressed.shape) != self.shape:
+            raise UnsupportedTensorError(
+                f"gradient of {self.name}: {compressed.dtype} of shape {tuple(compressed.shape)} is to travel, but the "
+                f"buckets were planned for {self.dtype} of shape {self.shape}; both must stay as they were when the "
+                "optimizer was wrapped"
+            )
+        return self._departing(compressed), context
+
+    def neutral(self) -> tuple[Tensor, Any]:
+        """What travels where this rank has no gradient: zeros; and the context of their compression."""
+        payload, context = self._zeros()
+        return self._departing(payload), context
+
+    def gradient(self, payload: Tensor, context: Any) -> Tensor:
+        """The opposite of `payload`, of the reduced tensor; it may share its memory."""
+        payload = payload.to(self._device) if self._through_host else payload
+        decompressed: Tensor = self._compression.decompress(payload, context)
+        if self._order is None:
+            return decompressed
+        inverse = sorted(range(len(self._order)), key=self._order.__getitem__)
+        return decompressed.permute(inverse)
+
+    def _zeros(self) -> tuple[Tensor, Any]:
+        shape = self._view(self.parameter).shape
+        return self._compression.compress(torch.zeros(shape, dtype=self._grad_dtype, device=self.parameter.device))
+
+    def _departing(self, payload: Tensor) -> Tensor:
+        return payload.to("cpu", copy=True).contiguous() if self._through_host else payload.contiguous()
+
+    def _view(self, tensor: Tensor) -> Tensor:
+        return tensor if self._order is None else tensor.permute(self._order)
+
+
+def members_of(slots: Sequence[Slot], buckets: Sequence[Sequence[int]]) -> list[tuple[str, int, tuple[int, ...], int]]:
+    """The members of a native plan: what travels for each slot, and the number of its bucket."""
+    number_of = {index: number for number, bucket in enumerate(buckets) for index in bucket}
+    return [(slot.name, slot.code, slot.shape, number_of[index]) for index, slot in enumerate(slots)]

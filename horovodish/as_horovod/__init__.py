@@ -1,0 +1,98 @@
+"""Horovod's module names for horovodish: `import horovod.torch as hvd` gives all that `horovodish.torch` has.
+
+`on_path/horovod.py` is the top-level module `horovod`. A finder makes every module below it: an empty module that takes
+each name from a module of horovodish. So each class and function exists once, and so does the engine, whichever way a
+script imports them.
+
+    horovodish run --as-horovod     puts the folder `on_path` in front on the PYTHONPATH of the ranks
+    pip install horovod-names       installs a module that takes all from `on_path/horovod.py` (the folder `names` of
+                                    the repository)
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from horovodish import missing_names
+from horovodish.version import __version__
+
+__all__ = ["VERSION"]
+
+VERSION = f"0.28.1+horovodish.{__version__}"
+"""`horovod.__version__`: the release of Horovod whose names these are, and ours."""
+
+FRAMEWORKS = ("jax", "keras", "tensorflow", "torch")
+"""The module `horovodish.torch.x` is `horovod.torch.x`, too."""
+
+_COMMON, _DATA, _RUNNER = (f"{__name__}.{module}" for module in ("common", "data", "runner"))
+MODULES = {
+    **{framework: f"horovodish.{framework}" for framework in FRAMEWORKS},
+    **dict.fromkeys(("common", "common.basics", "common.exceptions", "common.process_sets", "common.util"), _COMMON),
+    **dict.fromkeys(("data", "data.data_loader_base"), _DATA),
+    **dict.fromkeys(("run", "run.runner", "runner", "runner.util", "runner.util.threads"), _RUNNER),
+}
+"""The module of horovodish that has the names of a module of Horovod's."""
+
+INSTEAD = {
+    "mxnet": "MXNet ended in 2023; train with another framework, such as horovod.torch",
+    "ray": "start the ranks with horovodish.run(function, num_proc=N, hosts=...), or with `horovodish run` "
+    "on the hosts that Ray has allocated",
+    "spark": "write the data to files, and train with horovodish.run(function, num_proc=N, hosts=...)",
+}
+"""What to do where horovodish has nothing of the kind."""
+
+
+class Finder(MetaPathFinder, Loader):
+    """Makes the modules below `horovod`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the specification of one of Horovod's modules, None for any other module.
+
+        A module that horovodish has not, but has a remedy for, gets a specification too: importing it raises.
+        """
+        package, _, name = fullname.partition(".")
+        if package != "horovod" or not (_ours(name) or _remedy(name)):
+            return None
+        return ModuleSpec(fullname, self, is_package=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Let the module take each name from ours.
+
+        Raises:
+            ImportError: horovodish has no such module; the message says what to do.
+        """
+        name = module.__name__.removeprefix("horovod.")
+        found = _ours(name)
+        if found is None:
+            raise ImportError(f"horovodish has no {module.__name__}: {_remedy(name)}", name=module.__name__)
+        ours = importlib.import_module(found)
+        module.__doc__ = ours.__doc__
+        vars(module).update(
+            __all__=getattr(ours, "__all__", [name for name in vars(ours) if not name.startswith("_")]),
+            __dir__=lambda: dir(ours),
+            __getattr__=lambda name: getattr(ours, name),
+        )
+
+
+def _ours(name: str) -> str | None:
+    """Return the name of our module for one of Horovod's, which is named without "horovod."; None if we have none."""
+    if name.partition(".")[0] in FRAMEWORKS and name not in MODULES and importlib.util.find_spec(f"horovodish.{name}"):
+        return f"horovodish.{name}"
+    return MODULES.get(name)
+
+
+def _remedy(name: str) -> str | None:
+    """Return what to do without one of Horovod's modules, named as for `_ours`; None if nothing is known."""
+    return INSTEAD.get(name.partition(".")[0]) or missing_names.INSTEAD.get(name.rpartition(".")[2])
+
+
+# First, because an installed Horovod's finder would look into the folder of its own.
+sys.meta_path.insert(0, Finder())

@@ -1,0 +1,79 @@
+// Which threads of this rank wait for operations, and in which process set. A rank will submit nothing more before the next
+// decision of a set only if every thread that ever waits is waiting in that set now. Example: one thread waits for 'gradient',
+// and another one, which has waited before, computes what it will submit as 'metric'. Peers that wait for 'metric' will get it.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+namespace horovodish {
+
+class WaitingThreads {
+  struct State {
+    std::mutex mutex;
+    size_t known = 0;  // threads that have waited and have not ended; guarded by mutex
+    std::unordered_map<int, size_t> waiting;  // by process set; guarded by mutex
+  };
+
+ public:
+  // The calling thread waits in this process set, for the length of a scope.
+  class Scope {
+   public:
+    Scope(const WaitingThreads& threads, int process_set) : state_(*threads.state_) {
+      std::lock_guard lock(state_.mutex);
+      count_ = &state_.waiting[process_set];
+      ++*count_;
+    }
+    ~Scope() {
+      std::lock_guard lock(state_.mutex);
+      --*count_;
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    State& state_;
+    size_t* count_;  // elements of an unordered_map do not move
+  };
+
+  // Count the calling thread as one that waits for operations, even if its operation is settled already.
+  void remember_caller() const {
+    if (known().state == state_) return;
+    std::lock_guard lock(state_->mutex);
+    known().join(state_);
+  }
+  bool all_wait_in(int process_set) const {
+    std::lock_guard lock(state_->mutex);
+    const auto found = state_->waiting.find(process_set);
+    return found != state_->waiting.end() && found->second > 0 && found->second == state_->known;
+  }
+
+ private:
+  // A thread that has waited, until it ends or waits for another engine.
+  struct Known {
+    std::shared_ptr<State> state;
+
+    ~Known() { leave(); }
+    // The caller holds the lock of `engine`.
+    void join(const std::shared_ptr<State>& engine) {
+      leave();
+      state = engine;
+      ++state->known;
+    }
+    void leave() {
+      if (!state) return;
+      std::lock_guard lock(state->mutex);
+      --state->known;
+    }
+  };
+  static Known& known() {
+    thread_local Known known;
+    return known;
+  }
+
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+}  // namespace horovodish

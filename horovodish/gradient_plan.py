@@ -1,0 +1,329 @@
+"""What travels together when the gradients of an optimizer are reduced, and how it travels.
+
+`plan_buckets` cuts gradients into buckets and `compare_layouts` finds out which of them are sparse or absent on some
+rank. Both give the same on every rank. `GradientPlan` does all that a reduction takes where a framework hands over all
+gradients at once. Where a framework hands them over one by one, as PyTorch does, its shim goes through these steps
+while they come.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from enum import IntEnum
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+
+from horovodish import basics
+from horovodish.array_adapter import ARRAYS
+from horovodish.autotune import Tuner, Tuning, tuner_of, warn_of_no_effect
+from horovodish.gradient_options import GradientOptions
+from horovodish.operation import Operation
+from horovodish.process_sets import ProcessSet
+from horovodish.reduce_ops import Sum
+from horovodish.submission import Handle
+
+__all__ = [
+    "FIRST_BUCKET_BYTES",
+    "Bucket",
+    "GradientAdapter",
+    "GradientPlan",
+    "Layout",
+    "Payload",
+    "backward_buckets",
+    "compare_layouts",
+    "plan_buckets",
+]
+
+K = TypeVar("K")
+
+FIRST_BUCKET_BYTES = 2**20
+"""The bucket that is complete first is kept small, so that reduction starts early in the backward pass."""
+
+
+class Payload(NamedTuple):
+    """What the buckets depend on: what travels instead of one gradient.
+
+    Attributes:
+        size_bytes: how long it is.
+        dtype: its dtype; only equality counts.
+        device: where it is; only equality counts.
+        group: the number of the group that it belongs to; None: it belongs to none.
+    """
+
+    size_bytes: int
+    dtype: Hashable
+    device: Hashable = None
+    group: int | None = None
+
+
+def plan_buckets(
+    payloads: Sequence[Payload], threshold_bytes: int, first_bytes: int = FIRST_BUCKET_BYTES
+) -> list[list[int]]:
+    """Put tensors into buckets, each of which is negotiated and reduced as a unit. Pure; not collective.
+
+    A bucket holds tensors of one dtype and device and is filled in the order given, up to `threshold_bytes`; the one
+    that is opened first, up to `first_bytes` if that is less. A tensor of `threshold_bytes` or more travels alone, and
+    the tensors around it still share a bucket. With a threshold of 0 every tensor travels alone. The tensors of a group
+    that are on one device are a bucket of their own, whatever their sizes and dtypes.
+
+    Args:
+        payloads: the tensors, in the order in which they are expected to be ready.
+        threshold_bytes: the most that several tensors may have together.
+        first_bytes: the same for the first bucket.
+
+    Returns:
+        The buckets, in the order in which they are complete: the indices of their tensors.
+
+    Example:
+        >>> plan_buckets([Payload(size, "float32") for size in (4, 4, 4, 100, 4)], threshold_bytes=10, first_bytes=4)
+        [[0], [1, 2], [3], [4]]
+    """
+    open_buckets: dict[Hashable, _Bucket] = {}
+    grouped: dict[Hashable, list[int]] = {}
+    buckets: list[list[int]] = []
+    for index, (size, dtype, device, group) in enumerate(payloads):
+        if group is not None:
+            if (group, device) not in grouped:
+                buckets.append(grouped.setdefault((group, device), []))
+            grouped[group, device].append(index)
+            continue
+        bucket = open_buckets.get((dtype, device))
+        alone = size >= threshold_bytes
+        if bucket is None or alone or bucket.size_bytes + size > bucket.limit_bytes:
+            bucket = _Bucket(threshold_bytes if buckets else min(first_bytes, threshold_bytes))
+            buckets.append(bucket.members)
+            if not alone:
+                open_buckets[dtype, device] = bucket
+        bucket.members.append(index)
+        bucket.size_bytes += size
+    return sorted(buckets, key=lambda members: members[-1])
+
+
+def backward_buckets(payloads: dict[K, Payload], fusion_threshold_mb: float) -> list[list[K]]:
+    """The buckets of gradients that a backward pass computes, in the order in which they are complete.
+
+    Args:
+        payloads: what travels instead of the gradients, by whatever they are known, in the order of the model. Backward
+            finishes them roughly in the opposite order.
+        fusion_threshold_mb: the setting.
+    """
+    order = list(reversed(payloads))
+    planned = plan_buckets([payloads[key] for key in order], int(fusion_threshold_mb * 2**20))
+    return [[order[place] for place in bucket] for bucket in planned]
+
+
+class _Bucket:
+    def __init__(self, limit_bytes: int):
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self.members: list[int] = []
+
+
+class Layout(IntEnum):
+    """What a rank has of a gradient. The sum over the ranks says whether any of them has a sparse or a dense one."""
+
+    ABSENT = 0
+    DENSE = 1
+    SPARSE = 2**16
+
+
+def compare_layouts(
+    layouts: Sequence[Layout], gradients: str, process_set: ProcessSet
+) -> Handle[tuple[list[Layout], int]]:
+    """Find out which layouts the gradients have on any rank. Collective; does not block.
+
+    Args:
+        layouts: of this rank's gradients; as many on every rank.
+        gradients: what they are called, the same on every rank.
+        process_set: the ranks that compare.
+
+    Returns:
+        A handle of, for each gradient, SPARSE if any rank has a sparse one, DENSE if any has a dense one, else ABSENT;
+        and of how many ranks have taken part, without those that have joined.
+    """
+
+    def result(sums: Sequence[Any], _: object) -> tuple[list[Layout], int]:
+        *totals, ranks = sums[0].tolist()
+        return [Layout.SPARSE if total >= Layout.SPARSE else Layout(min(total, 1)) for total in totals], ranks
+
+    name = f"{gradients}: layouts of the gradients, one for each parameter"
+    return ARRAYS.start(Operation("allreduce", name, process_set, Sum), [np.array([*layouts, 1], np.int32)], result)
+
+
+class Bucket(NamedTuple):
+    """Some gradients that travel together.
+
+    Attributes:
+        name: of the operation.
+        labels: of the gradients, for messages.
+        tensors: what travels instead of each gradient.
+    """
+
+    name: str
+    labels: list[str]
+    tensors: list[Any]
+
+
+class GradientAdapter(ABC):
+    """What a plan must know of one framework's gradients. A source is what a gradient belongs to, such as a variable.
+
+    Attributes:
+        may_differ: ranks may have gradients for other sources, or of another layout, where nothing is traced.
+    """
+
+    may_differ: ClassVar[bool] = True
+
+    def is_traced(self, gradients: Sequence[Any]) -> bool:
+        """True while a program is traced, which must be the same one on every rank."""
+        return False
+
+    def name_in_step(self, name: str) -> str:
+        """A name for what is reduced now, the same in every step."""
+        return name
+
+    def is_sparse(self, gradient: Any) -> bool:
+        """True if this gradient has rows for some indices only."""
+        return False
+
+    def dense(self, gradient: Any) -> Any:
+        """A gradient with all of its rows."""
+        return gradient
+
+    def divided(self, gradient: Any, divisor: int) -> Any:
+        """A gradient of any layout over a number."""
+        return gradient / divisor
+
+    @abstractmethod
+    def payload(self, tensor: Any, source: Any) -> Payload:
+        """What the buckets depend on, the same on every rank."""
+
+    def filled(self, gradient: Any, source: Any, layout: Layout) -> Any:
+        """A dense gradient, or zeros where it is None, in a layout that another rank has."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> list[list[Any]]:
+        """Reduce buckets, all of which are under way before the first one is waited for. Collective.
+
+        Args:
+            name: what the names of all buckets begin with.
+            buckets: what to reduce.
+            options: how.
+
+        Returns:
+            For each bucket the reduced tensors.
+        """
+
+    def reduce_sparse(self, gradient: Any, name: str, options: GradientOptions) -> Any:
+        """Reduce a sparse gradient. Collective."""
+        raise NotImplementedError
+
+
+class GradientPlan:
+    """How the gradients of one optimizer are reduced, where all of them are there at once.
+
+    Attributes:
+        options: how they are reduced.
+        local: sources whose gradients stay this rank's own.
+    """
+
+    def __init__(
+        self,
+        options: GradientOptions,
+        adapter: GradientAdapter,
+        label: Callable[[int, Any], str] = lambda index, _: f"[{index}]",
+    ):
+        """
+        Args:
+            options: the user's.
+            adapter: of the framework.
+            label: what to call the gradient with this number and source, the same on every rank.
+        """
+        self.options = options
+        self.local: list[Any] = []
+        self._adapter = adapter
+        self._label = label
+
+    def reduce(self, name: str, gradients: Sequence[Any], sources: Sequence[Any] | None) -> list[Any]:
+        """The gradients of all ranks. Collective; blocks unless a program is traced.
+
+        Args:
+            name: of these gradients, the same on every rank.
+            gradients: of this rank, in the order of the model; None where it has none.
+            sources: what they are the gradients of; None where the caller cannot know. Every rank must have the same
+                gradients then.
+
+        Returns:
+            New gradients in the same order. One that is None on every rank stays None. Where some ranks have one, the
+            others contribute zeros or no rows, except in a traced program, where the ranks must agree.
+        """
+        if self.options.alone:
+            return list(gradients)
+        adapter, traced = self._adapter, self._adapter.is_traced(gradients)
+        results = list(gradients)
+        name = adapter.name_in_step(name)
+        known = gradients if sources is None else sources
+        own = self._shared(results, known)
+        if sources is not None and adapter.may_differ and not traced:
+            own = self._alike(own, sources, name)
+        sparse = [index for index, gradient in own.items() if gradient is not None and adapter.is_sparse(gradient)]
+        dense = [index for index, gradient in own.items() if gradient is not None and index not in sparse]
+        # A compression that keeps what it has not sent would keep it here, by the source of the gradient.
+        travelling = {index: self.options.compression.compress(own[index]) for index in dense}
+        groups = dict(zip(own, self.options.groups_of([known[index] for index in own]), strict=True))
+        payloads = {
+            index: adapter.payload(tensor, known[index])._replace(group=groups[index])
+            for index, (tensor, _) in travelling.items()
+        }
+        tuner = self._tuner(name, traced)
+        tuning = tuner.tuning if tuner else Tuning.of(basics.running().settings)
+        members = backward_buckets(payloads, tuning.fusion_threshold_mb)
+        buckets = [self._bucket(name, bucket, travelling, known) for bucket in members]
+        for bucket, reduced in zip(members, adapter.reduce(name, buckets, self.options), strict=True):
+            for index, tensor in zip(bucket, reduced, strict=True):
+                results[index] = self.options.compression.decompress(tensor, travelling[index][1])
+        for index in sparse:
+            label = self._label(index, known[index])
+            results[index] = adapter.reduce_sparse(own[index], name + label, self.options)
+        if tuner is not None:
+            tuner.step_done(sum(payload.size_bytes for payload in payloads.values()))
+            tuner.decide()
+        return results
+
+    def _shared(self, gradients: list[Any], sources: Sequence[Any]) -> dict[int, Any]:
+        """Those that are to be reduced; scales the others in place."""
+        local, options, shared = set(map(id, self.local)), self.options, {}
+        for index, gradient in enumerate(gradients):
+            if id(sources[index]) not in local:
+                takes_dense = options.sparse_as_dense and gradient is not None
+                shared[index] = self._adapter.dense(gradient) if takes_dense else gradient
+            elif options.scale_local_gradients and gradient is not None:
+                gradients[index] = self._adapter.divided(gradient, options.process_set.size())
+        return shared
+
+    def _alike(self, own: dict[int, Any], sources: Sequence[Any], name: str) -> dict[int, Any]:
+        """The gradients, of the same layouts on every rank."""
+        layouts = list(map(self._layout, own.values()))
+        wanted, _ = compare_layouts(layouts, name, self.options.process_set).wait()
+        return {
+            index: gradient if layout is before else self._adapter.filled(gradient, sources[index], layout)
+            for (index, gradient), before, layout in zip(own.items(), layouts, wanted, strict=True)
+        }
+
+    def _layout(self, gradient: Any) -> Layout:
+        if gradient is None:
+            return Layout.ABSENT
+        return Layout.SPARSE if self._adapter.is_sparse(gradient) else Layout.DENSE
+
+    def _tuner(self, name: str, traced: bool) -> Tuner | None:
+        if traced:
+            warn_of_no_effect("programs that are traced, by tf.function or jax.jit")
+            return None
+        return tuner_of(name, self.options.process_set)
+
+    def _bucket(self, name: str, members: Sequence[int], travelling: dict[int, Any], sources: Sequence[Any]) -> Bucket:
+        labels = [self._label(index, sources[index]) for index in members]
+        more = f" and {len(members) - 1} more" if len(members) > 1 else ""
+        return Bucket(f"{name}{labels[0]}{more}", labels, [travelling[index][0] for index in members])

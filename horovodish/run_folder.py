@@ -1,0 +1,63 @@
+"""What a rank leaves for its supervisor, in the folder that the supervisor names in the rank's environment."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from horovodish.launched import launcher_environment
+from horovodish.settings import RANK_PROCESS_VARIABLE, RUN_DIR_VARIABLE
+
+__all__ = ["is_followed", "reached", "report"]
+
+_process = 0  # that has called init(), which a forked child is not
+
+
+def report(failure: bytes) -> bool:
+    """Say with which exception this rank ends. The supervisor never sees a part of it.
+
+    Args:
+        failure: what `horovodish.launcher.job.outcome.Failure` reads.
+
+    Returns:
+        False if there is no supervisor.
+    """
+    path = _path("failure")
+    if path is None:
+        return False
+    unfinished = path.with_suffix(".unfinished")
+    try:
+        unfinished.write_bytes(failure)
+        unfinished.rename(path)
+    except OSError:
+        return False  # the launcher is gone
+    return True
+
+
+def reached(phase: str) -> None:
+    """Tell the launcher how far this rank has come, so that it can name a rank that the others wait for.
+
+    Args:
+        phase: "init", "running", "shutdown", "stopped" or "exit", as explained in `horovodish.launcher.job.waiting`.
+    """
+    global _process
+    if not is_followed():
+        return
+    if phase == "init":
+        _process = os.getpid()
+    path = _path("phases")
+    if path is not None:
+        with contextlib.suppress(OSError), path.open("a", encoding="ascii") as file:  # else the launcher is gone
+            file.write(f"{phase} {os.getpid()}\n")
+
+
+def is_followed() -> bool:
+    """Whether the launcher follows the phases of this process: it is a rank of the run, not a process of a rank's."""
+    if RUN_DIR_VARIABLE not in os.environ or _process not in (0, os.getpid()):
+        return False
+    process = os.environ.get(RANK_PROCESS_VARIABLE, "").partition(" ")[0]
+    return process in ("", str(os.getpid()))
+
+
+def _path(kind: str) -> Path | None:
+    folder, launched = os.environ.get(RUN_DIR_VARIABLE), launcher_environment()
+    return None if folder is None or launched is None else Path(folder, f"rank-{launched.rank}.{kind}")

@@ -1,0 +1,1 @@
+"""`horovodish.run()`: a Python function on ranks."""

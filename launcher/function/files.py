@@ -1,0 +1,101 @@
+"""The files by which `horovodish.run()`, its launcher and its ranks exchange the function and its results.
+
+They lie in a folder that only the user can read: the call, the options of the launcher, a report of each rank that got
+to its end, and the reason if there are no ranks.
+"""
+
+import linecache
+import pickle
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from horovodish.errors import LaunchError
+
+CALL = "call"
+OPTIONS = "options"
+UNSEEN = "does not see the folder of horovodish.run()"
+"""What a rank says that finds no call."""
+PROBLEM = "problem"
+"""Why the ranks could not be started: a `LaunchError` or a `SettingError`."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the ranks shall do.
+
+    Attributes:
+        function: function, positional and keyword arguments, pickled.
+        path: where the caller finds modules.
+        sources: source code that is in no file, such as that of a notebook's cells, as `linecache` keeps it: for
+            tracebacks.
+    """
+
+    function: bytes
+    path: list[str]
+    sources: dict[str, Any]
+
+    @classmethod
+    def of_this_process(cls, function: bytes) -> "Call":
+        """The call of a function that this process has pickled."""
+        in_no_file = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+        return cls(function, list(sys.path), in_no_file)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of the function on a rank.
+
+    Attributes:
+        rank: the rank.
+        host: where it ran.
+        time: of the end, in seconds since the epoch.
+        result: what the function returned, pickled; None if it raised.
+        error: class and message of the exception, such as "ValueError: no such file"; empty if there was none.
+        exception: the exception, pickled; None if there was none, or if it cannot be pickled.
+        traceback: of the exception, as text.
+    """
+
+    rank: int
+    host: str
+    time: float
+    result: bytes | None = None
+    error: str = ""
+    exception: bytes | None = None
+    traceback: str = ""
+
+
+def name_of(rank: int) -> str:
+    """The name of a rank's file."""
+    return f"rank-{rank}"
+
+
+def pickled(value: object) -> bytes:
+    """The bytes for `value`. Functions and classes of `__main__`, such as those of notebooks, go with their code.
+
+    Raises:
+        LaunchError: cloudpickle is not installed.
+        Exception: whatever the parts of the value raise when they cannot be pickled.
+    """
+    try:
+        import cloudpickle  # only those who run functions need it
+    except ModuleNotFoundError as missing:
+        raise LaunchError("horovodish.run() needs cloudpickle; install it: pip install cloudpickle") from missing
+    return bytes(cloudpickle.dumps(value))
+
+
+def write(folder: Path, name: str, content: object) -> None:
+    """Writes a file at once: no reader sees half of it."""
+    unfinished = folder / f"{name}.unfinished"
+    unfinished.write_bytes(pickle.dumps(content))
+    unfinished.replace(folder / name)
+
+
+def read(folder: Path, name: str) -> Any:
+    """What is in the file of that name.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    return pickle.loads((folder / name).read_bytes())

@@ -1,0 +1,1 @@
+"""Which hosts a job may use, and which ranks run where."""

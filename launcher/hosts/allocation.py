@@ -1,0 +1,211 @@
+"""The hosts that a job may use, how many slots each has, and which ranks run where.
+
+Hosts are named on the command line (`a:2,b:4`), in a hostfile or by a scheduler. Whoever names them, the result is an
+`Allocation`, and `assign_ranks()` fills its hosts in order, slot by slot.
+"""
+
+import re
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from horovodish.errors import SettingError
+
+THIS_HOST = "localhost"
+
+# A name that begins with a dash would be an option of ssh.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_HOSTFILE_KEYS = {"slots": "slots", "max_slots": "max_slots", "max-slots": "max_slots"}
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host that a job may use.
+
+    Attributes:
+        name: a hostname, an IPv4 address or a name of the ssh configuration, as mpirun is given it.
+        slots: for how many ranks it is meant; at least 1.
+        max_slots: how many ranks it may get when there are more ranks than slots; None: any number.
+    """
+
+    name: str
+    slots: int
+    max_slots: int | None = None
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The hosts that a job may use; `allocation()` makes one.
+
+    Attributes:
+        hosts: in the order in which they are filled; every name occurs once.
+        source: where they were named, in words for messages: "--hosts", "hostfile hosts.txt", "the Slurm allocation".
+        by_scheduler: whether a scheduler has named them, so that mpirun starts processes there by the scheduler's means
+            rather than by ssh.
+    """
+
+    hosts: tuple[Host, ...]
+    source: str
+    by_scheduler: bool = False
+
+    @property
+    def slots(self) -> int:
+        """For how many ranks the hosts are meant in all."""
+        return sum(host.slots for host in self.hosts)
+
+
+@dataclass(frozen=True)
+class HostRanks:
+    """The ranks of a job that run on one host.
+
+    Attributes:
+        host: its name.
+        ranks: which ranks; at least one.
+    """
+
+    host: str
+    ranks: range
+
+
+def allocation(hosts: Iterable[Host], source: str, *, by_scheduler: bool = False) -> Allocation:
+    """An allocation of these hosts. The slots of a host that occurs several times are added, at its first place.
+
+    Raises:
+        SettingError: there are no hosts.
+    """
+    merged: dict[str, Host] = {}
+    for host in hosts:
+        known = merged.get(host.name)
+        merged[host.name] = host if known is None else _sum(known, host)
+    if not merged:
+        raise SettingError(f"{source} names no host")
+    return Allocation(tuple(merged.values()), source, by_scheduler)
+
+
+def from_hosts_flag(text: str) -> Allocation:
+    """The hosts of `--hosts`: `name:slots`, separated by commas. Without a number a host has one slot.
+
+    Raises:
+        SettingError: the text is not of this form.
+
+    Example:
+        >>> from_hosts_flag("a:2,b").hosts
+        (Host(name='a', slots=2, max_slots=None), Host(name='b', slots=1, max_slots=None))
+    """
+    return allocation((_host(entry.strip(), f"--hosts {text}") for entry in text.split(",")), "--hosts")
+
+
+def from_hostfile(path: str) -> Allocation:
+    """The hosts of a hostfile, one in each line, in Open MPI's form or in MPICH's; `#` begins a comment.
+
+        a slots=2 max_slots=4
+        b:4
+
+    A host without a number of slots has one, and one that is listed several times has as many as all its lines say.
+
+    Raises:
+        SettingError: the file cannot be read, or a line is of neither form; the message names the line.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else "it is not text"
+        raise SettingError(f"hostfile {path} cannot be read: {reason}") from problem
+    hosts = []
+    for number, line in enumerate(lines, start=1):
+        words = re.sub(r"\s*=\s*", "=", line.split("#", 1)[0]).split()
+        if words:
+            hosts.append(_host_of_line(words, f"hostfile {path}, line {number}"))
+    return allocation(hosts, f"hostfile {path}")
+
+
+def is_here(name: str) -> bool:
+    """Whether a host is this one, as far as its name tells. mpirun recognises it by its addresses, too."""
+    own = socket.gethostname()
+    return name in (THIS_HOST, "127.0.0.1", own, own.split(".", 1)[0])
+
+
+def assign_ranks(np: int, among: Allocation | None, *, oversubscribe: bool = False) -> tuple[HostRanks, ...]:
+    """Which ranks run where: the hosts are filled in order, slot by slot, and the ranks of a host follow one another.
+
+    Args:
+        np: number of ranks.
+        among: the hosts; None is this host, which takes any number of ranks.
+        oversubscribe: whether hosts may get more ranks than they have slots. Those are dealt out in further rounds over
+            the hosts, each of which fills every slot once more.
+
+    Returns:
+        Every host that gets a rank, with its ranks, in the order of the ranks.
+
+    Raises:
+        SettingError: there are more ranks than slots.
+
+    Example:
+        >>> assign_ranks(5, from_hosts_flag("a:2,b:4"))
+        (HostRanks(host='a', ranks=range(0, 2)), HostRanks(host='b', ranks=range(2, 5)))
+    """
+    if among is None:
+        return (HostRanks(THIS_HOST, range(np)),)
+    if np > among.slots and not oversubscribe:
+        raise SettingError(
+            f"{np} ranks do not fit: {among.source} has {counted(among.slots, 'slot')} on "
+            f"{counted(len(among.hosts), 'host')}. Name more hosts or slots, use -np {among.slots}, "
+            "or let ranks share slots with --oversubscribe"
+        )
+    counts = dict.fromkeys(among.hosts, 0)
+    left = np
+    while left:
+        before = left
+        for host in among.hosts:
+            room = host.slots if host.max_slots is None else min(host.slots, host.max_slots - counts[host])
+            taken = min(left, room)
+            counts[host] += taken
+            left -= taken
+        if left == before:
+            raise SettingError(f"{np} ranks do not fit: {among.source} has max_slots={np - left} in all")
+    host_ranks, first = [], 0
+    for host, count in counts.items():
+        if count:
+            host_ranks.append(HostRanks(host.name, range(first, first + count)))
+            first += count
+    return tuple(host_ranks)
+
+
+def counted(number: int, what: str) -> str:
+    """For example "1 slot" or "2 slots"."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _sum(one: Host, other: Host) -> Host:
+    limits = [host.max_slots for host in (one, other) if host.max_slots is not None]
+    slots = one.slots + other.slots
+    return Host(one.name, slots, max(slots, sum(limits)) if len(limits) == 2 else None)
+
+
+def _host(entry: str, source: str) -> Host:
+    name, colon, slots = entry.partition(":")
+    if not _NAME.fullmatch(name):
+        raise SettingError(f"{source}: {entry!r} is not a host; one is written as name or name:slots, such as a:2")
+    return Host(name, _number(slots, "slots", source) if colon else 1)
+
+
+def _host_of_line(words: list[str], source: str) -> Host:
+    host = _host(words[0], source)
+    values: dict[str, int] = {}
+    for word in words[1:]:
+        key, _, value = word.partition("=")
+        if key not in _HOSTFILE_KEYS:
+            raise SettingError(f"{source}: {word!r} is not known; a line is: name slots=N max_slots=M, or: name:N")
+        values[_HOSTFILE_KEYS[key]] = _number(value, key, source)
+    most = values.get("max_slots")
+    slots = values.get("slots", host.slots)
+    if most is not None and most < slots:
+        raise SettingError(f"{source}: max_slots={most} is less than slots={slots}")
+    return Host(host.name, slots, most)
+
+
+def _number(text: str, key: str, source: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise SettingError(f"{source}: {key} must be a whole number from 1, not {text!r}")
+    return int(text)

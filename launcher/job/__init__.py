@@ -1,0 +1,1 @@
+"""One run, from the start of mpirun to its exit status."""

@@ -1,0 +1,108 @@
+"""The last words of a run: what made it end, if that was not its natural end, and the exit status."""
+
+import re
+import signal
+import socket
+from collections.abc import Iterable, Mapping
+
+from horovodish.launcher.job.job import Job
+from horovodish.launcher.job.outcome import Failure, shortened, signal_name
+from horovodish.launcher.job.output import say, say_unless_stuck
+from horovodish.launcher.job.waiting import ranks_in_words
+from horovodish.launcher.mpirun.messages import worth_reading
+
+
+def conclude(job: Job) -> int:
+    """Says what made a job that has run end, and returns the exit status."""
+    said, absence = job.said_by_mpirun, job.absent_hosts()
+    if job.options.verbose or not any(absence.values()):
+        reasons = (job.stopped_by, job.fault, job.refusal, job.completed, job.lost, job.abandoned, job.standstill)
+        say(worth_reading(said) if any(reasons) and not job.options.verbose else said, prefix="")
+    if job.refusal:
+        say(job.refusal.what)
+        return job.refusal.exit_status
+    at_fault = [job.fault.rank] if job.fault and not job.fault.is_consequence else []
+    root = next(iter([*job.lost, *at_fault, *job.left]), None)
+    if root is not None and not job.stopped_by:
+        for ranks, error in consequences(job.failures.values(), root):
+            say(f"{ranks_in_words(ranks)} failed because a rank was lost: {error}")
+    for failures in told_last(job.failures.values(), job.fault.rank if job.fault and not job.stopped_by else None):
+        ranks = [failure.rank for failure in failures]
+        hosts = dict.fromkeys(job.hosts[rank] for rank in sorted(ranks))
+        say(f"{ranks_in_words(ranks)} on {', '.join(hosts)} raised:")
+        say(failures[0].traceback, prefix="")
+    if job.stopped_by:
+        if job.stopped_by != signal.SIGPIPE:
+            say_unless_stuck(f"the job was ended by {signal_name(job.stopped_by)}")
+        return 128 + job.stopped_by
+    status, reason = _verdict(job, absence, is_fault_of_a_rank=bool(at_fault))
+    say(reason)
+    return status
+
+
+def _verdict(job: Job, absence: Mapping[str, str], *, is_fault_of_a_rank: bool) -> tuple[int, str]:
+    """The exit status and its reason, which is empty if the job came to its natural end."""
+    np = job.options.np
+    if job.left and job.completed < np and not is_fault_of_a_rank:
+        left = f"rank {job.left[0]} on {job.hosts[job.left[0]]} ended with exit status 0 while other ranks needed it"
+        return 1, f"{left}, without ending its script. Did it call os._exit()?"
+    if job.fault and not job.lost:  # with a host that is lost, MPI makes ranks fail on the others
+        return job.fault.exit_status, f"rank {job.fault.rank} on {job.hosts[job.fault.rank]} {job.fault.what}"
+    if job.completed == np:
+        return 0, ""
+    if job.standstill:
+        return 1, job.standstill
+    mpirun = job.command[0]
+    status = job.mpirun_status if job.mpirun_status >= 0 else 128 - job.mpirun_status
+    if len(job.hosts) < np:
+        lines = [f"{host} did not come up" + (f": {reason}" if reason else "") for host, reason in absence.items()]
+        late = "in time; --start-timeout gives them more"
+        ended = late if job.timed_out else f"before {mpirun} ended with exit status {status}"
+        return 1, "\n".join([*lines, f"only {len(job.hosts)} of {np} ranks were started {ended}"])
+    if job.completed:
+        return 1, f"a rank left with exit status 0 but without MPI_Finalize, so {mpirun} ended the other ranks"
+    return status or 1, _who_ended_the_ranks(job, mpirun, status)
+
+
+def _who_ended_the_ranks(job: Job, mpirun: str, status: int) -> str:
+    here = socket.gethostname()
+    if job.mpirun_was_killed:
+        return f"{mpirun} was killed by {signal_name(-job.mpirun_status)}"
+    if job.lost:
+        host = job.hosts[job.lost[0]]
+        ranks = [rank for rank in job.lost if job.hosts[rank] == host]
+        unreachable = "" if host == here else ", or the host cannot be reached any more"
+        supervisors = "its supervisor" if len(ranks) == 1 else "their supervisors"
+        return f"{ranks_in_words(ranks)} on {host} vanished: somebody killed {supervisors}{unreachable}"
+    if job.abandoned:
+        # When a daemon ends, mpirun ends on its own host, too. One that has the time ends its ranks first.
+        host = next((host for host in job.abandoned if host != here), (job.told or job.abandoned)[0])
+        return f"the processes of {mpirun} on {host} ended before the ranks did: somebody killed them"
+    return f"{mpirun} ended the job with exit status {status}"
+
+
+def consequences(failures: Iterable[Failure], root: int) -> list[tuple[list[int], str]]:
+    """What ranks raised because rank `root` was lost, by equal errors. MPI may have ended further ranks since.
+
+    Args:
+        failures: of all ranks.
+        root: the rank that was lost first.
+    """
+    equal: dict[str, list[int]] = {}
+    for failure in sorted(failures, key=lambda failure: failure.rank):
+        if failure.is_consequence and re.search(rf"rank {root}\b", failure.error):
+            error = shortened(failure.error).replace(f" on rank {failure.rank}:", ":", 1)
+            equal.setdefault(error, []).append(failure.rank)
+    return [(ranks, error) for error, ranks in equal.items()]
+
+
+def told_last(failures: Iterable[Failure], root: int | None) -> list[list[Failure]]:
+    """The failures whose tracebacks the ranks have left to the launcher, equal errors together, that of `root` last.
+
+    What ranks raise because of Ctrl-C, or because another one is lost, is not among them.
+    """
+    untold = [each for each in failures if each.traceback and not each.is_consequence and not each.is_interrupt]
+    equal: dict[str, list[Failure]] = {}
+    for failure in sorted(untold, key=lambda failure: (failure.rank != root, failure.time)):
+        equal.setdefault(failure.error, []).append(failure)
+    return list(reversed(equal.values()))

@@ -1,0 +1,419 @@
+"""One run: start mpirun, serve the supervisors of the ranks, and end the job."""
+
+import contextlib
+import math
+import os
+import selectors
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from horovodish.errors import SettingError
+from horovodish.launcher.hosts.addresses import addresses
+from horovodish.launcher.job.environment import THREADS_VARIABLE, rank_variables, threads_notices
+from horovodish.launcher.job.launcher_end import Arrival, LauncherEnd, TcpLauncherEnd
+from horovodish.launcher.job.listener import SupervisorListener
+from horovodish.launcher.job.outcome import Ending, Failure, Fault, Refusal, first_fault, refusal_of, signal_name
+from horovodish.launcher.job.output import Output, say_unless_stuck
+from horovodish.launcher.job.waiting import Waiting
+from horovodish.launcher.mpirun.messages import absent
+from horovodish.launcher.options import LaunchOptions
+from horovodish.launcher.supervisor.start import socket_path
+from horovodish.launcher.supervisor.supervisor import LAUNCHER_VARIABLE
+from horovodish.settings import Settings
+
+POLL_SECONDS = 0.2
+EXIT_SECONDS = 1.0
+"""How long a rank that raised may take to exit. MPI waits for the other ranks there, and they may wait for this one."""
+SETTLE_SECONDS = 0.3
+"""How long to wait for the cause: the first event that arrives may be a consequence of one on another host."""
+MPIRUN_SECONDS = 3.0
+"""How long mpirun may take to end after all ranks have ended."""
+LAST_WORDS_SECONDS = 3.0
+"""How long the ranks' last output may take to be read after a signal ended the job. The reader may be stuck."""
+STDIN_BYTES = 1 << 15
+
+Schedule = tuple[tuple[float, int | None], ...]
+"""How to end a job: after so many seconds the ranks get this signal. None gives them up. That comes late enough after
+SIGKILL for the supervisors to end what the ranks have started, which takes `REST_SECONDS`."""
+INTERRUPT: Schedule = ((0.0, signal.SIGINT), (1.5, signal.SIGTERM), (2.5, signal.SIGKILL), (4.0, None))
+TERMINATE: Schedule = ((0.0, signal.SIGTERM), (2.5, signal.SIGKILL), (4.0, None))
+KILL: Schedule = ((0.0, signal.SIGKILL), (1.5, None))
+GIVE_UP: Schedule = ((0.0, None),)
+
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Job:
+    """A run. No rank is started before the supervisors of all ranks have reported.
+
+    Args:
+        command: the mpirun command that starts the supervisors.
+        environ: the variables of that command.
+        options: of the user.
+        settings: of the user.
+        folder: an empty folder of this run alone, with a short path.
+        output: takes what the ranks write.
+
+    Attributes:
+        command: as given.
+        options: as given.
+
+    Attributes after `run()`:
+        stopped_by: the signal to the launcher that ended the job, if one did.
+        refusal: why no rank was started, if that was decided when all supervisors had reported.
+        standstill: why the job was ended, if ranks would have waited for others for ever.
+        fault: the rank that failed first, if one did.
+        left: the ranks that ended with exit status 0 while others could still need them, in this order.
+        failures: the exceptions that ranks have reported, by rank.
+        lost: the ranks whose supervisors vanished, in this order.
+        told: the hosts where mpirun, or its daemon, told supervisors to end their ranks, in this order.
+        abandoned: the hosts where mpirun, or its daemon, ended before the ranks did, in this order.
+        timed_out: whether the job was ended because not all supervisors had reported in time.
+        completed: how many ranks ended with exit status 0.
+        mpirun_status: exit status of mpirun, negative for a signal.
+        mpirun_was_killed: whether a signal that the launcher did not send ended mpirun.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        options: LaunchOptions,
+        settings: Settings,
+        folder: Path,
+        output: Output,
+    ) -> None:
+        self.command = command
+        self.options = options
+        self.stopped_by: int | None = None
+        self.refusal: Refusal | None = None
+        self.standstill: str | None = None
+        self.fault: Fault | None = None
+        self.left: list[int] = []
+        self.failures: dict[int, Failure] = {}
+        self.lost: list[int] = []
+        self.told: list[str] = []
+        self.abandoned: list[str] = []
+        self.timed_out = False
+        self.completed = 0
+        self.mpirun_status = 0
+        self.mpirun_was_killed = False
+
+        self._np = options.np
+        self._output = output
+        self._start_timeout_seconds = settings.start_timeout_seconds
+        self._with_threads = THREADS_VARIABLE not in environ
+        self._waiting = Waiting(
+            settings.stall_check * settings.stall_check_warning_time_seconds,
+            settings.stall_check * settings.stall_check_shutdown_time_seconds,
+        )
+        # It has no name: a supervisor that has lost its link may remove the folder before the last words are said.
+        self._mpirun_log = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, it is read after run()
+        self._links: dict[LauncherEnd, tuple[int, int]] = {}  # the file that is watched, and for which events
+        self._arrivals: dict[int, Arrival] = {}
+        self._has_begun = False
+        self._endings: list[Ending] = []
+        self._cleared: set[int] = set()  # the ranks whose supervisors have nothing left to do
+        self._schedule: list[tuple[float, int | None]] = []  # the rest of a Schedule, by time.monotonic()
+        self._is_ending = False
+        self._given_up = False
+
+        self._wakeup, self._waker = os.pipe()
+        for end in (self._wakeup, self._waker):
+            os.set_blocking(end, False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._take_signals)
+        own = addresses(options.network_interfaces) if options.is_far else None
+        self._listener = SupervisorListener(self._selector, socket_path(folder), self._add_link, own)
+        self._environ = {name: value for name, value in environ.items() if name != "_"}
+        if self._listener.contact:
+            self._environ[LAUNCHER_VARIABLE] = self._listener.contact
+        # A shell sets "_", too. It comes last, because the mpirun of MPICH 5.0 does not pass on the last variable.
+        self._environ["_"] = command[0]
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """The host of each rank whose supervisor has reported."""
+        return {rank: arrival.host for rank, arrival in self._arrivals.items()}
+
+    @property
+    def said_by_mpirun(self) -> str:
+        """What mpirun itself has written so far."""
+        log = self._mpirun_log.fileno()
+        return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace").replace("\0", "")
+
+    def absent_hosts(self) -> dict[str, str]:
+        """The hosts from which not all ranks have reported, and why."""
+        return absent(self.options.host_ranks, set(self._arrivals), self.said_by_mpirun)
+
+    def run(self) -> None:
+        """Starts the ranks and returns when all of them have ended. Blocks; must be called in the main thread, once.
+
+        Raises:
+            OSError: mpirun cannot be started.
+        """
+        with self._signals_in_the_pipe():
+            mpirun = subprocess.Popen(
+                self.command,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=self._mpirun_log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # signals from the terminal reach the ranks through us alone
+            )
+            try:
+                self._serve(mpirun)
+            finally:
+                self._dismiss(mpirun)
+                self._finish_output()
+                os.close(self._waker)
+                os.close(self._wakeup)
+        self.fault = first_fault(self._endings, self.failures.values(), self._output.last_errors())
+        self.standstill = self.standstill or self._waiting.deserted(math.inf)  # mpirun may have been faster
+        self.completed = sum(ending.status == 0 for ending in self._endings)
+
+    def _serve(self, mpirun: subprocess.Popen[bytes]) -> None:
+        start_by = time.monotonic() + self._start_timeout_seconds
+        while len(self._cleared) < self._np and not self._given_up:
+            ready = self._selector.select(POLL_SECONDS)
+            for key, _ in ready:
+                key.data()
+            if self._has_begun:
+                self._listener.close()  # all supervisors are connected
+            else:
+                self._listener.maintain()
+            if not self._has_begun and time.monotonic() > start_by and not self._is_ending:
+                self.timed_out = True
+                self._end(GIVE_UP)
+            if not ready and mpirun.poll() is not None:  # first read all that the supervisors have sent
+                self._end(TERMINATE)
+            if not ready and not self._has_begun and any(self.absent_hosts().values()):
+                self._end(GIVE_UP)
+            if self._is_ending and not self._links:
+                break
+            if self._has_begun and not self._is_ending:
+                self._look_for_a_standstill()
+            self._follow_schedule()
+
+    # What the ranks do
+
+    def _add_link(self, link: LauncherEnd) -> None:
+        self._links[link] = link.watched
+        self._selector.register(*link.watched, lambda: self._take_messages(link))
+
+    def _take_messages(self, link: LauncherEnd) -> None:
+        for word, rest in link.receive():
+            self._take_message(link, word, rest)
+            if link not in self._links:
+                return
+        if link.watched != self._links[link]:
+            self._selector.unregister(self._links[link][0])
+            self._add_link(link)
+
+    def _take_message(self, link: LauncherEnd, word: str, rest: str) -> None:
+        if word == "rank":
+            link.arrival = Arrival.of(rest)
+            self._arrivals[link.arrival.rank] = link.arrival
+            if self._is_ending:
+                self._drop(link)  # it is too late
+            elif len(self._arrivals) == self._np:
+                self._begin()
+        elif word == "":
+            self._drop(link)
+        elif link.arrival:
+            self._take_news(link, link.arrival, word, rest)
+
+    def _take_news(self, link: LauncherEnd, of: Arrival, word: str, rest: str) -> None:
+        match word:
+            case "told":
+                link.asked = True
+                self.told.append(of.host)
+                self._end(TERMINATE)
+            case "abandoned":
+                self.abandoned.append(of.host)
+                self._end(TERMINATE, after=SETTLE_SECONDS)
+            case "failure":
+                self.failures[of.rank] = Failure.of(of.rank, rest)
+                self._end(TERMINATE, after=EXIT_SECONDS)
+            case "ended":
+                self._take_ending(link, Ending(of.rank, time.time(), int(rest), link.asked))
+            case "cleared":
+                self._cleared.add(of.rank)
+            case "phase":
+                phase, process = rest.split()
+                self._waiting.reached(of.rank, phase, int(process), time.monotonic())
+            case "state":
+                process, state = rest.split()
+                self._waiting.answered(of.rank, int(process), state)
+            case "read":
+                self._read_stdin_for(link)
+
+    def _take_ending(self, link: LauncherEnd, ending: Ending) -> None:
+        self._endings.append(ending)
+        if ending.status != 0:
+            self._end(TERMINATE, after=SETTLE_SECONDS)
+            return
+        if not ending.asked and self._waiting.is_needed(ending.rank):
+            self.left.append(ending.rank)
+        self._waiting.ended(ending.rank, time.monotonic())
+        link.leave()
+
+    def _begin(self) -> None:
+        """All supervisors have reported: starts the ranks, or none of them."""
+        arrivals = self._arrivals.values()
+        self.refusal = refusal_of(arrivals)
+        try:
+            variables = rank_variables(
+                arrivals, with_threads=self._with_threads, gpus_per_rank=self.options.gpus_per_rank
+            )
+        except SettingError as problem:
+            self.refusal = self.refusal or Refusal(2, str(problem))
+        if self.refusal:
+            self._end(GIVE_UP)
+            return
+        self._has_begun = True
+        self._waiting.began({arrival.rank: (arrival.host, arrival.process) for arrival in arrivals})
+        for notice in threads_notices(arrivals) if self._with_threads else []:
+            say_unless_stuck(notice)
+        for link in self._links:
+            assert link.arrival is not None
+            rank = link.arrival.rank
+            files = self._output.files(rank, is_far=isinstance(link, TcpLauncherEnd))
+            link.start(files, variables[rank], has_stdin=rank == 0)
+            self._output.given(rank)
+        self._output.start(when_closed=lambda: os.write(self._waker, bytes([signal.SIGPIPE])))
+
+    def _read_stdin_for(self, link: LauncherEnd) -> None:
+        def feed() -> None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(0)
+            try:
+                link.feed(os.read(0, STDIN_BYTES))
+            except OSError:
+                link.feed(b"")  # stdin is closed, or we are in the background of a terminal
+
+        try:
+            self._selector.register(0, selectors.EVENT_READ, feed)
+        except OSError:
+            feed()  # a regular file, which cannot be watched and is always readable
+
+    def _drop(self, link: LauncherEnd) -> None:
+        self._selector.unregister(self._links.pop(link)[0])
+        link.leave()
+        link.close()
+        rank = link.arrival.rank if link.arrival else None
+        if rank is not None and any(ending.rank == rank for ending in self._endings):
+            self._cleared.add(rank)
+        else:
+            if rank is not None and self._has_begun and not link.asked:
+                self.lost.append(rank)
+            self._end(TERMINATE, after=SETTLE_SECONDS)  # with a host, several ranks are lost
+
+    def _look_for_a_standstill(self) -> None:
+        now = time.monotonic()
+        self.standstill = self._waiting.deserted(now)
+        if self._waiting.asks(now):
+            for link in self._links:
+                link.ask_state()
+        notice = self._waiting.notice(now)
+        if notice and notice.ends_job:
+            self.standstill = notice.text
+        elif notice:
+            say_unless_stuck(f"warning: {notice.text}")
+        if self.standstill:
+            self._end(TERMINATE)
+
+    # What the launcher is told by signals
+
+    @contextlib.contextmanager
+    def _signals_in_the_pipe(self) -> Iterator[None]:
+        ours = [*ENDING, *PASSED_ON, signal.SIGTSTP]
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+            ours.remove(signal.SIGHUP)  # under nohup
+        former = {number: signal.signal(number, lambda *_: None) for number in ours}
+        former_wakeup = signal.set_wakeup_fd(self._waker)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(former_wakeup)
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+    def _take_signals(self) -> None:
+        for number in os.read(self._wakeup, 64):
+            if number in PASSED_ON:
+                self._signal(number)
+            elif number == signal.SIGTSTP:
+                self._signal(signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGSTOP)
+                self._signal(signal.SIGCONT)
+            elif self._is_ending and number in ENDING:
+                self._is_ending = False
+                self._schedule = []
+                self._end(KILL)
+            elif not self._is_ending and number in (*ENDING, signal.SIGPIPE):
+                self.stopped_by = number
+                self._end(INTERRUPT if number == signal.SIGINT else TERMINATE)
+                if number == signal.SIGINT:
+                    say_unless_stuck("ending the ranks; Ctrl-C once more kills them")
+                elif number != signal.SIGPIPE:  # nobody would read it
+                    say_unless_stuck(f"ending the ranks because of {signal_name(number)}")
+
+    # How the job is ended
+
+    def _end(self, schedule: Schedule, after: float = 0.0) -> None:
+        """Begins this schedule `after` so many seconds, unless the job is ending already or is due to end sooner."""
+        if not self._has_begun:
+            schedule = GIVE_UP  # there are no ranks yet
+        begin = time.monotonic() + after
+        if not self._is_ending and (not self._schedule or begin < self._schedule[0][0]):
+            self._schedule = [(begin + seconds, number) for seconds, number in schedule]
+            self._follow_schedule()
+
+    def _follow_schedule(self) -> None:
+        while self._schedule and time.monotonic() >= self._schedule[0][0]:
+            _, number = self._schedule.pop(0)
+            self._is_ending = True
+            for link in self._links:
+                link.asked = True
+            if number is None:
+                self._given_up = True
+            else:
+                self._signal(number)
+                self._signal(signal.SIGCONT)  # a stopped rank handles signals when it continues
+
+    def _signal(self, number: int) -> None:
+        for link in self._links:
+            link.signal(number)
+
+    def _dismiss(self, mpirun: subprocess.Popen[bytes]) -> None:
+        """Closes the links, at which supervisors end ranks that still run, and waits for mpirun to end."""
+        for link in self._links:
+            link.leave()
+            link.close()
+        self._listener.close()
+        self._selector.close()
+        is_stuck = len(self._arrivals) < self._np or (self._given_up and self._has_begun)
+        patience = 0.0 if is_stuck else MPIRUN_SECONDS
+        for number, seconds in ((None, patience), (signal.SIGTERM, 1.0), (signal.SIGKILL, None)):
+            if number is not None:
+                os.killpg(mpirun.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.mpirun_status = mpirun.wait(seconds)
+                self.mpirun_was_killed = number is None and self.mpirun_status < 0
+                break
+
+    def _finish_output(self) -> None:
+        """Waits until the ranks' output has been read. After a signal, waits for `LAST_WORDS_SECONDS` only."""
+        self._output.finish()
+        while not self._output.is_done(within=LAST_WORDS_SECONDS if self.stopped_by else POLL_SECONDS):
+            if self.stopped_by:
+                say_unless_stuck("nobody reads what the ranks wrote last; it is lost")
+                break
+            with contextlib.suppress(BlockingIOError):
+                self.stopped_by = next((each for each in os.read(self._wakeup, 64) if each in ENDING), None)

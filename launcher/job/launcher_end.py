@@ -1,0 +1,216 @@
+"""The launcher's ends of its links to the supervisors. The docstring of supervisor.py lists the messages."""
+
+import contextlib
+import os
+import selectors
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from horovodish.launcher.supervisor.tcp_end import LONGEST_MESSAGE, MESSAGE, STDERR, STDIN, STDOUT, Frames, frame
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The first message of a supervisor.
+
+    Attributes:
+        rank: its rank.
+        process: the process id of the supervisor.
+        host: the name of its host.
+        machine: the boot id of its host, which tells hosts of the same name apart.
+        cores: how many cores of the host the daemon that started the supervisor may use.
+        own_cores: how many the supervisor itself may use; fewer if ranks are bound.
+        gpus: the devices in CUDA_VISIBLE_DEVICES, else the numbers of all devices.
+        problem: why the command cannot be run there: a shell's exit status and a reason. Empty if it can.
+    """
+
+    rank: int
+    process: int
+    host: str
+    machine: str
+    cores: int
+    own_cores: int
+    gpus: tuple[str, ...]
+    problem: str
+
+    @staticmethod
+    def of(text: str) -> "Arrival":
+        """Reads what comes after the word `rank`."""
+        rank, process, host, machine, cores, own_cores, gpus, problem = text.split(" ", 7)
+        names = () if gpus == "-" else tuple(filter(None, gpus.split(",")))
+        return Arrival(int(rank), int(process), host, machine, int(cores), int(own_cores), names, problem)
+
+    @property
+    def host_id(self) -> tuple[str, str]:
+        """Equal for the ranks of one host and no others."""
+        return self.host, self.machine
+
+
+class LauncherEnd:
+    """The launcher's end of the link to one supervisor. Nothing here blocks.
+
+    Attributes:
+        connection: the socket.
+        arrival: the supervisor's first message; None until it arrives.
+        asked: whether the launcher or mpirun has asked the rank to end.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.connection.setblocking(False)
+        self.arrival: Arrival | None = None
+        self.asked = False
+
+    @property
+    def watched(self) -> tuple[int, int]:
+        """The file, and the events on it, to wait for before `receive()` is called."""
+        return self.connection.fileno(), READ
+
+    def receive(self) -> list[tuple[str, str]]:
+        """The messages that have arrived, each a word and the rest. An empty word: the supervisor is gone."""
+        raise NotImplementedError
+
+    def start(self, files: Sequence[int], variables: Mapping[str, str], *, has_stdin: bool) -> None:
+        """Lets the supervisor start the rank.
+
+        Args:
+            files: the files for the rank's stdout and stderr.
+            variables: environment variables of this rank alone.
+            has_stdin: whether the rank reads the launcher's stdin.
+        """
+        raise NotImplementedError
+
+    def feed(self, data: bytes) -> None:
+        """Sends a piece of stdin, in answer to the message `read`. No bytes mean the end of stdin."""
+        raise NotImplementedError
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the rank's process group."""
+        self._send(f"signal {number}")
+
+    def ask_state(self) -> None:
+        """Asks the supervisor what its rank is doing. It answers with a message `state`."""
+        self._send("state")
+
+    def leave(self) -> None:
+        """Tells the supervisor of a rank that has ended to exit."""
+        self._send("leave")
+
+    def close(self) -> None:
+        """Closes the link. The supervisor then ends a rank that still runs."""
+        self.connection.close()
+
+    def _send(self, message: str) -> None:
+        raise NotImplementedError
+
+
+class UnixLauncherEnd(LauncherEnd):
+    """For a supervisor on this host. It gets the rank's files themselves, as descriptors."""
+
+    def receive(self) -> list[tuple[str, str]]:
+        try:
+            return [_parted(self.connection.recv(LONGEST_MESSAGE))]
+        except BlockingIOError:
+            return []
+        except OSError:
+            return [("", "")]
+
+    def start(self, files: Sequence[int], variables: Mapping[str, str], *, has_stdin: bool) -> None:
+        stdin = 0 if has_stdin else os.open(os.devnull, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # the supervisor is gone; receive() says so
+            socket.send_fds(self.connection, [_start(variables, has_stdin).encode()], [stdin, *files])
+        if not has_stdin:
+            os.close(stdin)
+
+    def _send(self, message: str) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.send(message.encode())
+
+
+class TcpLauncherEnd(LauncherEnd):
+    """For a supervisor on another host. The link also carries what the rank reads and writes.
+
+    Args:
+        connection: after the handshake.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LONGEST_MESSAGE)
+        self._frames = Frames()
+        self._files: dict[int, int] = {}
+        self._arrived: list[tuple[int, bytes]] = []  # frames that are not passed on yet
+
+    @property
+    def watched(self) -> tuple[int, int]:
+        if self._arrived:
+            return self._files[self._arrived[0][0]], WRITE
+        return super().watched
+
+    def receive(self) -> list[tuple[str, str]]:
+        if not self._arrived:
+            try:
+                data = self.connection.recv(LONGEST_MESSAGE)
+                self._arrived = self._frames.take(data) if data else [(MESSAGE, b"")]
+            except BlockingIOError:
+                return []
+            except (OSError, ValueError):
+                self._arrived = [(MESSAGE, b"")]
+        messages = []
+        while self._arrived:
+            kind, content = self._arrived[0]
+            if kind == MESSAGE:
+                messages.append(_parted(content))
+            elif kind in self._files:
+                rest = self._write(self._files[kind], content)
+                if rest:
+                    self._arrived[0] = kind, rest
+                    break
+            self._arrived.pop(0)
+        return messages
+
+    def start(self, files: Sequence[int], variables: Mapping[str, str], *, has_stdin: bool) -> None:
+        for kind, file in zip((STDOUT, STDERR), files, strict=True):
+            self._files[kind] = os.dup(file)
+            os.set_blocking(file, False)
+        self._send(_start(variables, has_stdin))
+
+    def feed(self, data: bytes) -> None:
+        self._transmit(frame(STDIN, data))
+
+    def close(self) -> None:
+        super().close()
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+    def _send(self, message: str) -> None:
+        self._transmit(frame(MESSAGE, message.encode()))
+
+    def _transmit(self, data: bytes) -> None:
+        """The socket always has room: at most one piece of stdin and a few messages are under way."""
+        with contextlib.suppress(OSError):  # the supervisor is gone; receive() says so
+            if self.connection.send(data) < len(data):
+                self.connection.shutdown(socket.SHUT_RDWR)  # the supervisor has read nothing for long
+
+    def _write(self, file: int, data: bytes) -> bytes:
+        """Writes what can be written, and returns the rest."""
+        try:
+            return data[os.write(file, data) :]
+        except BlockingIOError:
+            return data
+        except OSError:
+            return b""  # the reader is gone
+
+
+def _start(variables: Mapping[str, str], has_stdin: bool) -> str:
+    assignments = "\0".join(f"{name}={value}" for name, value in variables.items())
+    return f"start {int(has_stdin)} {assignments}"
+
+
+def _parted(message: bytes) -> tuple[str, str]:
+    word, _, rest = message.decode(errors="replace").partition(" ")
+    return word, rest

@@ -1,0 +1,203 @@
+"""Where supervisors connect to the launcher.
+
+Supervisors on this host connect to a Unix socket in the folder of the run, which only the user can enter. Supervisors
+on other hosts connect to a TCP port. There the launcher reads no message before a handshake, in which both sides prove
+that they know the secret of the run. mpirun passes the secret to the supervisors in an environment variable.
+"""
+
+import errno
+import hmac
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from horovodish.launcher.job.launcher_end import LauncherEnd, TcpLauncherEnd, UnixLauncherEnd
+from horovodish.launcher.supervisor.tcp_end import NONCE_BYTES, PROOF_BYTES, keep_alive, proof
+
+HANDSHAKE_SECONDS = 10.0
+"""How long a handshake may take. It takes a supervisor two round trips."""
+CROWDED_SECONDS = 1.0
+"""How long it may take while there are `MOST_PENDING` connections that have not finished theirs."""
+MOST_PENDING = 256
+"""A quarter of the usual limit of open files. The launcher needs some for each rank."""
+RETRY_SECONDS = 0.2
+"""How long to wait after a connection could not be accepted, for example because no more files can be open."""
+PORT_TRIES = 20
+
+
+class Handshake:
+    """The launcher's part of the handshake. It moves no bytes itself.
+
+    The supervisor sends a nonce. The launcher answers with a nonce of its own and its proof. The supervisor answers
+    with its proof.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._own = secrets.token_bytes(NONCE_BYTES)
+        self._other = b""
+        self._heard = b""
+        self.is_done = False
+
+    @property
+    def expected_bytes(self) -> int:
+        """How many bytes may be read now."""
+        return (PROOF_BYTES if self._other else NONCE_BYTES) - len(self._heard)
+
+    def take(self, data: bytes) -> bytes:
+        """What to answer to these bytes, if anything.
+
+        Raises:
+            PermissionError: the other side does not know the secret.
+        """
+        self._heard += data
+        if self.expected_bytes > 0:
+            return b""
+        heard, self._heard = self._heard, b""
+        if not self._other:
+            self._other = heard
+            return self._own + proof(self._secret, b"launcher", self._own, self._other)
+        if not hmac.compare_digest(heard, proof(self._secret, b"supervisor", self._other, self._own)):
+            raise PermissionError("a supervisor of another run")
+        self.is_done = True
+        return b""
+
+
+class SupervisorListener:
+    """Accepts the connections of supervisors.
+
+    Args:
+        selector: serves the sockets; each key's data is a function to call.
+        path: of the Unix socket.
+        accept: gets the launcher's end of the link to each supervisor.
+        addresses: at which supervisors on other hosts connect to this one; None if there are no such supervisors.
+
+    Attributes:
+        contact: what a supervisor on another host needs to connect: the secret, the port and the addresses. Empty if
+            there are no such supervisors.
+
+    Raises:
+        OSError: `path` is longer than the kernel allows, or there is no network.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        path: Path,
+        accept: Callable[[LauncherEnd], None],
+        addresses: Sequence[str] | None,
+    ) -> None:
+        self._selector = selector
+        self._accept = accept
+        self._pending: dict[socket.socket, float] = {}  # connections in their handshake, and since when
+        self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._unix.bind(str(path))
+        self._unix.listen(socket.SOMAXCONN)
+        selector.register(self._unix, selectors.EVENT_READ, self._accept_unix)
+        self._tcp: list[socket.socket] = []
+        self._is_paused = True  # new TCP connections wait in the kernel
+        self._resume_at = 0.0
+        self.contact = ""
+        if addresses is not None:
+            self._secret = secrets.token_bytes(32)
+            self._tcp = _listen(addresses)
+            names = [listener.getsockname()[:2] for listener in self._tcp]
+            self.contact = " ".join([self._secret.hex(), str(names[0][1]), *(address for address, _ in names)])
+            self.maintain()
+
+    def maintain(self) -> None:
+        """Drops connections whose handshake takes too long, and accepts others instead. Call it at every turn."""
+        patience = HANDSHAKE_SECONDS if len(self._pending) < MOST_PENDING else CROWDED_SECONDS
+        now = time.monotonic()
+        for connection, began in list(self._pending.items()):
+            if now - began > patience:
+                self._drop(connection)
+        if self._is_paused and now >= self._resume_at and len(self._pending) < MOST_PENDING:
+            self._is_paused = False
+            for listener in self._tcp:
+                self._selector.register(listener, selectors.EVENT_READ, lambda it=listener: self._accept_tcp(it))
+
+    def close(self) -> None:
+        """Accepts no more connections. May be called again."""
+        for connection in list(self._pending):
+            self._drop(connection)
+        self._pause()
+        if self._unix.fileno() >= 0:
+            self._selector.unregister(self._unix)
+        for listener in (self._unix, *self._tcp):
+            listener.close()
+        self._tcp = []
+
+    def _accept_unix(self) -> None:
+        self._accept(UnixLauncherEnd(self._unix.accept()[0]))
+
+    def _accept_tcp(self, listener: socket.socket) -> None:
+        if self._is_paused:
+            return
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # the other side is gone, or no more files can be open
+            self._pause()
+            self._resume_at = time.monotonic() + RETRY_SECONDS
+            return
+        connection.setblocking(False)
+        self._pending[connection] = time.monotonic()
+        handshake = Handshake(self._secret)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._go_on(connection, handshake))
+        if len(self._pending) >= MOST_PENDING:
+            self._pause()
+
+    def _pause(self) -> None:
+        """Leaves new TCP connections in the kernel until `maintain()` has room: a watched listener would wake us."""
+        if not self._is_paused:
+            for listener in self._tcp:
+                self._selector.unregister(listener)
+        self._is_paused = True
+
+    def _go_on(self, connection: socket.socket, handshake: Handshake) -> None:
+        try:
+            data = connection.recv(handshake.expected_bytes)
+            answer = handshake.take(data) if data else b""
+            if answer:
+                connection.send(answer)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(connection)
+        elif handshake.is_done:
+            self._selector.unregister(connection)
+            del self._pending[connection]
+            keep_alive(connection)
+            self._accept(TcpLauncherEnd(connection))
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        connection.close()
+        del self._pending[connection]
+
+
+def _listen(addresses: Sequence[str]) -> list[socket.socket]:
+    """Listeners on one port of these addresses. Addresses that cannot be used are left out."""
+    problem = None
+    for _ in range(PORT_TRIES):
+        listeners: list[socket.socket] = []
+        for address in dict.fromkeys(addresses):  # two interfaces may have the same one
+            port = listeners[0].getsockname()[1] if listeners else 0
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            try:
+                listeners.append(socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN))
+            except OSError as failure:
+                problem = failure
+                if failure.errno == errno.EADDRINUSE:  # another program has this port at that address
+                    break
+        else:
+            if listeners:
+                return listeners
+        for listener in listeners:
+            listener.close()
+    raise problem or OSError("there is no address at which to listen")

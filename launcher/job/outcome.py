@@ -1,0 +1,173 @@
+"""How a job ended: which rank failed first, what to say about it, and the exit status."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from horovodish.launcher.job.launcher_end import Arrival
+
+UNCAUGHT_EXCEPTION = 1  # Python's exit status
+LONGEST_ERROR = 300
+UNREADABLE = "an exception whose report cannot be read"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a rank that raises leaves in its run folder, as `rank-<rank>.failure`, before it ends.
+
+    Attributes:
+        rank: the rank.
+        time: of the exception, in seconds since the epoch.
+        error: class and message of the exception, such as "ValueError: no such file".
+        traceback: as Python prints it. Empty if the rank has printed it itself.
+        is_consequence: whether the exception only says that another rank has failed.
+    """
+
+    rank: int
+    time: float
+    error: str
+    traceback: str = ""
+    is_consequence: bool = False
+
+    @staticmethod
+    def of(rank: int, report: str) -> "Failure":
+        """Reads the report of a rank. If it cannot be read, at least the rank has raised."""
+        try:
+            content = json.loads(report)
+            return Failure(
+                rank,
+                float(content["time"]),
+                str(content["error"]),
+                str(content["traceback"]),
+                bool(content["is_consequence"]),
+            )
+        except (ValueError, KeyError, TypeError):
+            return Failure(rank, time.time(), UNREADABLE)
+
+    @property
+    def is_interrupt(self) -> bool:
+        """Whether the exception only says that the user interrupted the rank."""
+        return self.error.startswith("KeyboardInterrupt")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the process of a rank ended.
+
+    Attributes:
+        rank: the rank.
+        time: of its end, in seconds since the epoch.
+        status: as waitpid() gives it.
+        asked: whether the launcher or mpirun had asked it to end.
+    """
+
+    rank: int
+    time: float
+    status: int
+    asked: bool
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why no rank was started.
+
+    Attributes:
+        exit_status: of the launcher.
+        what: what keeps the ranks from being started, in words.
+    """
+
+    exit_status: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A rank that failed before anything asked it to end.
+
+    Attributes:
+        rank: the rank.
+        time: when, in seconds since the epoch.
+        exit_status: as a shell would give it.
+        what: what happened to the rank, in words.
+        is_consequence: whether the rank only reports that another one has failed.
+    """
+
+    rank: int
+    time: float
+    exit_status: int
+    what: str
+    is_consequence: bool
+
+
+def refusal_of(arrivals: Iterable[Arrival]) -> Refusal | None:
+    """Why the command cannot be run on some of the hosts; None if it can be run on all."""
+    hosts: dict[str, list[str]] = {}
+    for arrival in sorted(arrivals, key=lambda arrival: arrival.rank):
+        if arrival.problem and arrival.host not in hosts.setdefault(arrival.problem, []):
+            hosts[arrival.problem].append(arrival.host)
+    if not hosts:
+        return None
+    lines = [f"{problem.split(' ', 1)[1]} (on {', '.join(names)})" for problem, names in hosts.items()]
+    return Refusal(int(next(iter(hosts)).split(" ", 1)[0]), "\n".join(lines))
+
+
+def first_fault(
+    endings: Iterable[Ending], failures: Iterable[Failure], last_errors: Mapping[int, str] | None = None
+) -> Fault | None:
+    """The root cause: the first fault that is no consequence of another one, else the first. None if no rank failed.
+
+    Args:
+        endings: of the ranks that have ended.
+        failures: the exceptions that ranks have reported.
+        last_errors: by rank, exceptions that a rank has not reported but written to stderr.
+
+    Example:
+        >>> first_fault([Ending(0, 2.0, 9, asked=True), Ending(1, 1.0, 3 << 8, asked=False)], []).what
+        'failed with exit status 3'
+    """
+    raised = {failure.rank: failure for failure in failures}
+    faults = []
+    for ending in endings:
+        status = exit_status(ending.status)
+        if status != 0 and ending.rank in raised:
+            failure = raised[ending.rank]
+            status = UNCAUGHT_EXCEPTION if ending.asked else status  # it hung at its exit
+            what = f"failed with exit status {status}: {shortened(failure.error)}"
+            faults.append(Fault(ending.rank, failure.time, status, what, failure.is_consequence))
+        elif status != 0 and not ending.asked:
+            what = _in_words(ending.status)
+            if not os.WIFSIGNALED(ending.status) and last_errors and ending.rank in last_errors:
+                what += f": {shortened(last_errors[ending.rank])}"
+            faults.append(Fault(ending.rank, ending.time, status, what, is_consequence=False))
+    return min(faults, key=lambda fault: (fault.is_consequence, fault.time), default=None)
+
+
+def exit_status(status: int) -> int:
+    """The exit status that a shell gives for a status of waitpid(): 128 + n for signal n."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def signal_name(number: int) -> str:
+    """For example "signal 9 (SIGKILL)"."""
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _in_words(status: int) -> str:
+    if not os.WIFSIGNALED(status):
+        return f"failed with exit status {exit_status(status)}"
+    number = os.WTERMSIG(status)
+    hint = "; a machine that runs out of memory does that" if number == signal.SIGKILL else ""
+    return f"was killed by {signal_name(number)}{hint}"
+
+
+def shortened(error: str) -> str:
+    """The first line of an error, cut to `LONGEST_ERROR` characters."""
+    first = error.strip().split("\n", 1)[0]
+    return first if len(first) <= LONGEST_ERROR else first[:LONGEST_ERROR] + "..."

@@ -1,0 +1,219 @@
+"""The flags of `horovodish run` that are no settings, in one table: each is a field of `LaunchOptions`.
+
+A row gives the flag, the key of the config file, the argument of `horovodish.run()`, the line of the help, and the
+attribute that the launcher reads. Flags of the engine's settings come from the table of `horovodish/settings.py`.
+"""
+
+import argparse
+import functools
+import os
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from horovodish.errors import SettingError
+from horovodish.launcher.hosts.allocation import (
+    Allocation,
+    HostRanks,
+    assign_ranks,
+    from_hostfile,
+    from_hosts_flag,
+    is_here,
+)
+from horovodish.launcher.hosts.schedulers import given_allocation
+from horovodish.settings import COMPATIBILITY, OUTPUT, table
+
+EXAMPLE = "horovodish run -np 2 python train.py"
+WHAT, WHERE = "what runs", "where it runs"
+"""Titles among the flags, besides those of the settings."""
+
+
+def _count(text: str, what: str = "a whole number from 1") -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    return int(text)
+
+
+def _ranks(text: str) -> int:
+    return _count(text, "a number of ranks")
+
+
+def _port(text: str) -> int:
+    if _count(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not a port: they end at 65535")
+    return int(text)
+
+
+def _key(text: str) -> str:
+    if not os.access(text, os.R_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be read")
+    if len(text.split()) != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} has a space in it, at which MPI would cut it")
+    return os.path.abspath(text)
+
+
+def _program(text: str) -> str:
+    path = shutil.which(text)
+    if path is None:
+        raise argparse.ArgumentTypeError(f"there is no program {text}")
+    return os.path.abspath(path)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of names such as eth0,eth1")
+    return names
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as problem:
+        raise argparse.ArgumentTypeError(f"{text!r}: {problem}") from problem
+
+
+def _flag(group: str, flags: str, sentence: str, metavar: str = "", parse: Any = str, **argument: Any) -> Any:
+    """A row of the table.
+
+    Args:
+        group: the title under which the help lists it.
+        flags: its names, separated by spaces.
+        sentence: what it does.
+        metavar: the name of its value in the help; none for a switch.
+        parse: makes the value of the text.
+        argument: what else `add_argument()` is to be told.
+    """
+    kind: dict[str, Any] = {"metavar": metavar, "type": parse} if metavar else {"action": "store_true"}
+    argument = {"default": None if metavar else False, "help": sentence, **kind, **argument}
+    return field(default=argument["default"], metadata={"group": group, "flags": flags.split(), "argument": argument})
+
+
+_what, _where, _output = (functools.partial(_flag, group) for group in (WHAT, WHERE, OUTPUT))
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """What the user wants to be run, and how. `launch_options()` makes one.
+
+    Attributes:
+        command: what each rank runs.
+        settings: the settings that were given as flags: text by name.
+        allocation: the hosts that the ranks may use; None for this host.
+        np: the number of ranks.
+        network_interfaces: what MPI's daemons and ranks use between hosts; without any MPI chooses.
+        binding_args: what takes the place of our arguments by which ranks are bound and mapped. Ours bind none, because
+            a bound rank believes that the machine has only one core.
+    """
+
+    command: Sequence[str] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    allocation: Allocation | None = None
+
+    np: int = _what("-np --num-proc", "number of ranks; all slots if hosts are named", "N", _ranks, default=0)
+    hosts: str | None = _where("-H --hosts", "hosts, and how many ranks each takes, such as a:2,b:4", "HOST:SLOTS,...")
+    hostfile: str | None = _where("--hostfile -hostfile", "the same, a line for each: HOST slots=N, or HOST:N", "FILE")
+    oversubscribe: bool = _where("--oversubscribe", "allow more ranks than slots; this host alone takes any number")
+    ssh_port: int | None = _where("-p --ssh-port", "the port of ssh on the other hosts", "PORT", _port)
+    ssh_identity_file: str | None = _where("-i --ssh-identity-file", "the private key for ssh", "FILE", _key)
+    launch_agent: str | None = _where(
+        "--launch-agent", "what takes the place of ssh; called as PROGRAM HOST COMMAND", "PROGRAM", _program
+    )
+    network_interfaces: tuple[str, ...] = _where(
+        "--network-interfaces --network-interface",
+        "what hosts talk over, such as eth0; MPI chooses otherwise",
+        "NAME,...",
+        _names,
+        default=(),
+    )
+    tcp: bool = _where("--tcp", "between hosts use TCP, whatever else there is")
+    gpus_per_rank: int | None = _where(
+        "--gpus-per-rank",
+        "let each rank see N GPUs of its host, by CUDA_VISIBLE_DEVICES; otherwise it sees all",
+        "N",
+        _count,
+    )
+    binding_args: tuple[str, ...] | None = _where(
+        "--binding-args", "arguments of mpirun that bind and map ranks to cores", '="ARGS"', _words
+    )
+    mpi_args: tuple[str, ...] = _where("--mpi-args", "further arguments of mpirun", '="ARGS"', _words, default=())
+
+    prefix_output: bool = _output(
+        "--prefix-output", "begin each line that a rank writes with its rank", action=argparse.BooleanOptionalAction
+    )
+    prefix_output_with_timestamp: bool = _output(
+        "--prefix-output-with-timestamp -prefix-timestamp", "and with the time"
+    )
+    output_filename: str | None = _output(
+        "--output-filename", "keep what each rank writes in DIR/rank.N/stdout and DIR/rank.N/stderr, too", "DIR"
+    )
+    verbose: bool = _output("--verbose", "say what is done, and all that mpirun says")
+    as_horovod: bool = _flag(COMPATIBILITY, "--as-horovod", "let `import horovod` on the ranks give horovodish")
+
+    @property
+    def host_ranks(self) -> tuple[HostRanks, ...]:
+        """Which ranks run where.
+
+        Raises:
+            SettingError: the ranks do not fit on the hosts.
+        """
+        return assign_ranks(self.np, self.allocation, oversubscribe=self.oversubscribe)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether another host than this one takes part."""
+        return not all(is_here(each.host) for each in self.host_ranks)
+
+    @property
+    def by_scheduler(self) -> bool:
+        """Whether MPI's daemons are started by the means of the scheduler in whose allocation we are."""
+        return self.allocation is not None and self.allocation.by_scheduler
+
+
+def add_flags(to: argparse._ArgumentGroup, group: str) -> None:
+    """Adds the flags of one group of the table to a group of a parser."""
+    for row in fields(LaunchOptions):
+        if row.metadata.get("group") == group:
+            to.add_argument(*row.metadata["flags"], dest=row.name, **row.metadata["argument"])
+
+
+def launch_options(parsed: argparse.Namespace, environ: Mapping[str, str]) -> LaunchOptions:
+    """The options that the flags ask for.
+
+    Args:
+        parsed: the flags.
+        environ: in which a scheduler may have named hosts.
+
+    Raises:
+        SettingError: a flag has a value that is not accepted, the flags or the scheduler name hosts in a way that makes
+            no sense, or nothing says how many ranks to start.
+    """
+    given = {row.name: getattr(parsed, row.name) for row in fields(LaunchOptions) if row.metadata}
+    settings = _settings(parsed)
+    allocation = _allocation(parsed, environ)
+    given["np"] = parsed.np or (allocation.slots if allocation else 0)
+    if not given["np"]:
+        raise SettingError(f"-np is missing, the number of ranks, such as: {EXAMPLE}")
+    command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
+    return LaunchOptions(command, settings, allocation, **given)
+
+
+def _settings(parsed: argparse.Namespace) -> dict[str, str]:
+    settings = {}
+    for row in table():
+        given = getattr(parsed, row.name)
+        if given is not None:
+            text = str(int(given)) if row.is_switch else given
+            row.parse(text, row.flag)
+            settings[row.name] = text
+    return settings
+
+
+def _allocation(parsed: argparse.Namespace, environ: Mapping[str, str]) -> Allocation | None:
+    if parsed.hosts is not None and parsed.hostfile is not None:
+        raise SettingError("--hosts and --hostfile both name the hosts: use one of them")
+    if parsed.hosts is not None:
+        return from_hosts_flag(parsed.hosts)
+    return given_allocation(environ) if parsed.hostfile is None else from_hostfile(parsed.hostfile)

@@ -1,0 +1,1 @@
+"""What mpirun starts in place of each rank, on whichever host. It must not need anything of the other folders."""

@@ -1,0 +1,467 @@
+"""The program that mpirun starts in place of a rank: `python supervisor.py NAME=VALUE... -- COMMAND...`
+
+It connects to the launcher, starts COMMAND as a process group of its own and looks after it. The names are
+
+    host      the name of the launcher's host
+    socket    the launcher's Unix socket there, in the folder of the run
+    rank      the variable in which mpirun tells a process its rank
+    segments  the variable in which MPI is told a folder for shared memory; empty if it needs none
+
+On the launcher's host, messages are datagrams over the Unix socket, and the rank's stdin, stdout and stderr come with
+`start`. On any other host the variable HOROVODISH_LAUNCHER says where the launcher is, and one TCP connection carries
+the messages and what the rank reads and writes, in frames. Messages are words:
+
+    to the launcher     rank RANK PROCESS HOST MACHINE CORES OWN_CORES GPUS PROBLEM
+                                       where this supervisor runs, and why the command cannot be run there, if so
+                        phase PHASE PROCESS
+                                       a process of the rank has reached this phase; see waiting.py
+                        state PROCESS STATE
+                                       the answer to `state`: a process of the rank (a stopped one, if there is one)
+                                       and the letter that /proc shows for its state
+                        told           mpirun wants the rank to end
+                        abandoned      the parent of this supervisor has ended: mpirun, or its daemon on this host
+                        failure TEXT   the rank has left this report of an exception
+                        ended STATUS   the rank has ended, with this status of waitpid()
+                        cleared        if the rank failed, nothing that it had started runs any more
+                        read           there is room for a piece of stdin (on other hosts)
+    to the supervisor   start STDIN VARIABLES
+                                       whether the rank reads stdin, and its own environment variables
+                        signal NUMBER  send this to the rank's process group
+                        state          say what the rank is doing
+                        leave          exit
+
+If the launcher is gone, the supervisor ends the rank. If the supervisor is killed, the kernel kills the rank. The
+supervisor runs as `python -I -S` and imports little, because every rank pays for its memory and start-up time. Other
+hosts run it from its text, so that the launcher's own version runs there, whatever is installed. Therefore all of it is
+in this file and in tcp_end.py.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from horovodish.launcher.supervisor.tcp_end import TcpSupervisorEnd
+
+LAUNCHER_VARIABLE = "HOROVODISH_LAUNCHER"
+"""The secret of the run as hexadecimal digits, the launcher's port and its addresses, separated by spaces."""
+RUN_DIR_VARIABLE = "HOROVODISH_RUN_DIR"
+PROCESS_VARIABLE = "HOROVODISH_SUPERVISOR_PROCESS"
+
+GRACE_SECONDS = 2.0
+"""How long a rank may take to end after SIGTERM when the launcher is not there to kill it."""
+REST_SECONDS = 1.0
+"""How long processes that a failed rank has left behind may take to end after SIGTERM."""
+LOOK_SECONDS = 0.2
+"""How often to look for the report of a rank that raised, and whether the parent is still there."""
+
+SEGMENTS = "segments"
+"""A link in the run folder to a folder in memory."""
+MEMORY = "/dev/shm"
+
+DAEMONS_FOLDER = "PMIX_SERVER_TMPDIR"
+"""The variable that names the folder of Open MPI's daemon, which it leaves behind when it is killed."""
+
+CLEANER = """
+trap '' TERM INT HUP
+read -r word
+daemon=$1 folder=$2
+shift 2
+rm -rf -- "$@"
+if [ "$word" = orphan ]; then
+    for signal in 0 TERM KILL; do
+        tenths=0
+        [ $signal = 0 ] || kill -$signal "$daemon" 2>/dev/null
+        while [ $tenths -lt 50 ] && kill -0 "$daemon" 2>/dev/null; do sleep 0.1; tenths=$((tenths + 1)); done
+    done
+fi
+[ -n "$folder" ] || exit
+[ "$word" != abandoned ] && kill -0 "$daemon" 2>/dev/null || rm -rf -- "$folder"
+"""
+"""A shell script. It reads a word when the supervisor has ended: "abandoned" if the daemon was gone, of which a zombie
+may be left, "orphan" if the launcher was gone, or nothing."""
+
+LONGEST_MESSAGE = 1 << 16
+LONGEST_REPORT = LONGEST_MESSAGE - 64
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+NOT_EXECUTABLE, NOT_FOUND = 126, 127  # a shell's exit statuses
+PR_SET_PDEATHSIG = 1
+
+
+class UnixSupervisorEnd:
+    """The supervisor's end of a link to a launcher on this host.
+
+    Attributes:
+        is_open: False once the launcher is gone.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.connect(path)
+        self._files: list[int] = []
+        self.is_open = True
+
+    def interests(self) -> dict[int, int]:
+        """What to wait for, by file."""
+        return {self._connection.fileno(): select.POLLIN} if self.is_open else {}
+
+    def serve(self, ready: Mapping[int, int]) -> list[bytes]:
+        """Sends and receives what is possible, and returns the messages that have arrived."""
+        if self._connection.fileno() not in ready:
+            return []
+        try:
+            message, files, _, _ = socket.recv_fds(self._connection, LONGEST_MESSAGE, 3)
+        except OSError:
+            message, files = b"", []
+        self._files += files
+        self.is_open = bool(message)
+        return [message] if message else []
+
+    def rank_files(self, has_stdin: bool) -> list[int]:
+        """The rank's stdin, stdout and stderr."""
+        return self._files
+
+    def send(self, message: str) -> None:
+        with contextlib.suppress(OSError):  # the launcher is gone; serve() notices
+            self._connection.send(message.encode())
+
+    def take_rest(self) -> None:
+        """Does nothing: the launcher reads the rank's pipes itself."""
+
+    def finish(self) -> None:
+        """Does nothing: every message is sent at once."""
+
+
+class Supervisor:
+    """Looks after one rank; see the docstring of the module.
+
+    Args:
+        link: to the launcher.
+        rank: which rank.
+        command: what it runs.
+        folder: where the rank leaves its report.
+        segments: the variable for a folder in memory; empty if MPI needs none.
+    """
+
+    def __init__(
+        self, link: "UnixSupervisorEnd | TcpSupervisorEnd", rank: str, command: "list[str]", folder: str, segments: str
+    ) -> None:
+        self.link = link
+        self.rank = rank
+        self.command = command
+        self.folder = folder
+        self.segments = segments
+        self.daemon = os.getppid()
+        self.is_abandoned = False
+        self.report: str | None = os.path.join(folder, f"rank-{rank}.failure")
+        self.phases: list[str] = []
+        self.wakeup, write_end = os.pipe()
+        for end in (self.wakeup, write_end):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(write_end)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)  # the number arrives in the pipe
+        self.pid = 0
+        self.running = False
+        self.status = 1 << 8
+        self.wanted = True
+        self.is_orphan = False
+        self.kill_at: float | None = None
+        self.look_at: float | None = None
+
+    def run(self) -> int:
+        """Serves the launcher until the rank has ended and the launcher lets go. Returns the rank's exit status."""
+        self.link.send(
+            f"rank {self.rank} {describe_host()} {problem_of(self.command[0], os.environ.get('PATH', os.defpath))}"
+        )
+        while self.running or self.wanted:
+            ready = self.wait()
+            if self.wakeup in ready:
+                self.take_signals(os.read(self.wakeup, 64))
+            for message in self.link.serve(ready):
+                self.take_message(message)
+            if not self.link.is_open and self.wanted:
+                self.is_orphan = True
+                self.wanted = False
+                self.end_rank()
+        self.link.finish()
+        code = os.waitstatus_to_exitcode(self.status)
+        return code if code >= 0 else 128 - code
+
+    def wait(self) -> "dict[int, int]":
+        """Waits for something to do, and does what is due by the clock. Returns the files that are ready."""
+        poller = select.poll()
+        poller.register(self.wakeup, select.POLLIN)
+        for file, events in self.link.interests().items():
+            poller.register(file, events)
+        due = min((at for at in (self.kill_at, self.look_at) if at is not None), default=None)
+        ready = poller.poll(None if due is None else max(0.0, due - time.monotonic()) * 1000)
+        now = time.monotonic()
+        if self.kill_at is not None and now >= self.kill_at:
+            self.kill_at = None
+            self.signal_rank(signal.SIGKILL)
+        if self.look_at is not None and now >= self.look_at:
+            self.look_at = now + LOOK_SECONDS
+            self.look_for_phases()
+            self.look_for_report()
+            self.look_for_daemon()
+        return dict(ready)
+
+    def take_signals(self, numbers: bytes) -> None:
+        if signal.SIGTERM in numbers:
+            self.link.send("told")
+            self.end_rank()
+        zombie = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) if self.running else None
+        if zombie:
+            self.running = False
+            self.status = zombie.si_status << 8 if zombie.si_code == os.CLD_EXITED else zombie.si_status
+            self.look_for_phases()
+            self.look_for_report()
+            self.look_for_daemon()  # its end may be the reason why the rank was told to end
+            self.link.take_rest()
+            self.link.send(f"ended {self.status}")
+            if self.status != 0:
+                end_rest(self.pid)  # while the zombie keeps the group's number from being used again
+            os.waitpid(self.pid, 0)
+            self.link.send("cleared")
+
+    def take_message(self, message: bytes) -> None:
+        word, _, rest = message.partition(b" ")
+        if word == b"start":
+            has_stdin, _, variables = rest.partition(b" ")
+            self.start_rank(
+                has_stdin == b"1", dict(each.split("=", 1) for each in variables.decode().split("\0") if each)
+            )
+        elif word == b"signal":
+            self.signal_rank(int(rest))
+        elif word == b"state" and self.running:
+            self.link.send("state {} {}".format(*self.worst_process()))
+        elif word == b"leave":
+            self.wanted = False
+
+    def start_rank(self, has_stdin: bool, variables: "dict[str, str]") -> None:
+        own = {RUN_DIR_VARIABLE: self.folder, PROCESS_VARIABLE: str(os.getpid())}
+        environ = {**os.environ, **variables, **own}
+        segments = os.path.join(self.folder, SEGMENTS)
+        if self.segments and os.path.exists(segments):
+            environ.setdefault(self.segments, segments)
+        files = self.link.rank_files(has_stdin)
+        self.pid = start(self.command, files, environ)
+        self.running = True
+        self.look_at = time.monotonic() + LOOK_SECONDS
+        for file in files:
+            os.close(file)  # so that the launcher sees the end of what the rank writes
+
+    def look_for_phases(self) -> None:
+        with contextlib.suppress(OSError):  # it has not reached any
+            with open(os.path.join(self.folder, f"rank-{self.rank}.phases"), encoding="ascii") as file:
+                phases = file.read().splitlines()
+            for phase in phases[len(self.phases) :]:
+                self.link.send(f"phase {phase}")
+            self.phases = phases
+
+    def worst_process(self) -> "tuple[int, str]":
+        """A process of the rank and its state: a stopped one, else the one that reached a phase, else the first."""
+        states = states_of(self.pid)
+        stopped = [pid for pid, state in states.items() if state in "Tt"]
+        main = int(self.phases[-1].split()[-1]) if self.phases else self.pid
+        pid = stopped[0] if stopped else main if main in states else self.pid
+        return pid, states.get(pid, "Z")
+
+    def look_for_report(self) -> None:
+        if self.report and os.path.exists(self.report):
+            with open(self.report, "rb") as file:
+                self.link.send(f"failure {file.read(LONGEST_REPORT).decode(errors='ignore')}")
+            self.report = None
+
+    def look_for_daemon(self) -> None:
+        if os.getppid() != self.daemon and not self.is_abandoned:
+            self.is_abandoned = True
+            self.link.send("abandoned")
+
+    def end_rank(self) -> None:
+        self.signal_rank(signal.SIGTERM)
+        self.signal_rank(signal.SIGCONT)  # a stopped process sees SIGTERM only when it goes on
+        self.kill_at = time.monotonic() + GRACE_SECONDS
+
+    def signal_rank(self, number: int) -> None:
+        """Sends a signal to the rank's process group; SIGKILL to the rank alone, whose rest is ended after it."""
+        if self.running and number == signal.SIGKILL:
+            os.kill(self.pid, number)
+        elif self.running:
+            os.killpg(self.pid, number)
+
+
+def describe_host() -> str:
+    """This process and its host: process id, host name, boot id, cores of the host, cores of this process, GPUs."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        machine = file.read().strip()
+    own = len(os.sched_getaffinity(0))
+    try:
+        cores = len(os.sched_getaffinity(os.getppid()))  # a rank may be bound to some of the daemon's cores
+    except OSError:
+        cores = own
+    numbers = sorted(int(name[6:]) for name in os.listdir("/dev") if name[:6] == "nvidia" and name[6:].isdecimal())
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, numbers))).replace(" ", "")
+    return f"{os.getpid()} {socket.gethostname()} {machine} {cores} {own} {gpus or '-'}"
+
+
+def problem_of(program: str, path: str) -> str:
+    """Why `program` cannot be run here: a shell's exit status and a reason. Empty if it can be run."""
+    places = [program] if "/" in program else [os.path.join(folder, program) for folder in path.split(os.pathsep)]
+    files = [each for each in places if os.path.isfile(each)]
+    if any(os.access(each, os.X_OK) for each in files):
+        return ""
+    if files or os.path.isfile(program):
+        python = f": start it with python {program}" if program.endswith(".py") else ""
+        return f"{NOT_EXECUTABLE} {program} is not executable{python}"
+    return f"{NOT_FOUND} {program}: command not found"
+
+
+def start(command: "list[str]", files: "list[int]", environ: "dict[str, str]") -> int:
+    """Starts the rank with these files as its stdin, stdout and stderr; returns its process id."""
+    prctl = ctypes.CDLL(None).prctl
+    supervisor = os.getpid()
+    # Signals wait until the rank has its own handlers.
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        with contextlib.suppress(OSError):  # both sides do it; this one fails when the rank has done it
+            os.setpgid(pid, pid)
+        return pid
+    try:
+        os.setpgid(0, 0)
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != supervisor:
+            os._exit(1)  # the supervisor was killed before the kernel was told to watch it
+        for target, file in enumerate(files):
+            os.dup2(file, target)
+        # Python ignores SIGPIPE and SIGXFSZ, and a shell may ignore SIGINT. The rank starts with the defaults.
+        for number in (*PASSED_ON, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        os.execvpe(command[0], command, environ)
+    except OSError as problem:
+        os.write(2, f"horovodish: cannot start {command[0]}: {problem.strerror}\n".encode())
+        os._exit(NOT_FOUND if isinstance(problem, FileNotFoundError) else NOT_EXECUTABLE)
+
+
+def end_rest(group: int) -> None:
+    """Ends the processes that a failed rank has left behind in its process group.
+
+    Python's resource tracker ignores SIGTERM. As soon as all other processes have ended, it removes their semaphores
+    and shared memory, and ends by itself.
+    """
+    os.killpg(group, signal.SIGTERM)
+    os.killpg(group, signal.SIGCONT)
+    ends_at = time.monotonic() + REST_SECONDS
+    while states_of(group) and time.monotonic() < ends_at:
+        time.sleep(0.05)
+    os.killpg(group, signal.SIGKILL)
+
+
+def states_of(group: int) -> "dict[int, str]":
+    """The processes of this group that have not ended yet, and the letter that /proc shows for the state of each."""
+    states = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
+            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                state, _, its_group, *_ = file.read().rpartition(")")[2].split()
+            if int(its_group) == group and state not in "ZX":
+                states[int(name)] = state
+    return states
+
+
+def make_folder() -> str:
+    """A folder for this rank alone. On the launcher's host, all ranks share the folder of the run."""
+    parent = os.environ.get("TMPDIR", "/tmp")
+    name = os.urandom(6).hex()
+    folder = os.path.join(parent if os.access(parent, os.W_OK) else "/tmp", f"horovodish-{name}")
+    os.mkdir(folder, 0o700)
+    if os.access(MEMORY, os.W_OK):
+        in_memory = os.path.join(MEMORY, f"hvd-{name}")
+        os.mkdir(in_memory, 0o700)
+        os.symlink(in_memory, os.path.join(folder, SEGMENTS))
+    return folder
+
+
+def remove_later(daemon: int, *folders: str) -> int:
+    """Starts a shell that removes folders when this process has ended, even if it was killed.
+
+    Args:
+        daemon: the parent of this process. If it could not reach its mpirun, it would stay for ever.
+        folders: to be removed.
+
+    Returns:
+        The shell's stdin, for the word that says what to do with the daemon: see `CLEANER`.
+    """
+    read_end, write_end = os.pipe()
+    arguments = ["sh", "-c", CLEANER, "sh", str(daemon), os.environ.get(DAEMONS_FOLDER, ""), *folders]
+    # Not posix_spawn(setsid=True): a Python that was built with a glibc before 2.26 does not have it.
+    if os.fork():
+        os.close(read_end)
+        return write_end
+    try:
+        os.setsid()  # MPI's daemon kills the group of its processes
+        null = os.open(os.devnull, os.O_RDWR)
+        for target, file in enumerate((read_end, null, null)):
+            os.dup2(file, target)
+        os.execve("/bin/sh", arguments, os.environ)
+    finally:
+        os._exit(NOT_FOUND)
+
+
+def connect(socket_path: str, host: str, launcher: str) -> "UnixSupervisorEnd | TcpSupervisorEnd":
+    """Connects to the launcher, whose host has this name.
+
+    Raises:
+        OSError: it cannot be reached.
+    """
+    if not launcher or socket.gethostname() == host:
+        try:
+            return UnixSupervisorEnd(socket_path)
+        except OSError:
+            if not launcher:
+                raise
+            # Another host has the same name.
+    from horovodish.launcher.supervisor.tcp_end import call  # the text of that module came along
+
+    return call(launcher)
+
+
+def main() -> int:
+    end = sys.argv.index("--")
+    options = dict(option.split("=", 1) for option in sys.argv[1:end])
+    launcher = os.environ.pop(LAUNCHER_VARIABLE, "")  # not for the rank: the secret is in it
+    try:
+        link = connect(options["socket"], options["host"], launcher)
+    except OSError as problem:
+        print(f"horovodish: {socket.gethostname()} cannot reach the launcher: {problem}", file=sys.stderr)
+        return 1
+    is_near = isinstance(link, UnixSupervisorEnd)
+    folder = os.path.dirname(options["socket"]) if is_near else make_folder()
+    folders = [os.path.realpath(os.path.join(folder, SEGMENTS)), folder]
+    cleaner = None if is_near else remove_later(os.getppid(), *folders)
+    supervisor = Supervisor(link, os.environ[options["rank"]], sys.argv[end + 1 :], folder, options["segments"])
+    try:
+        return supervisor.run()
+    finally:
+        if supervisor.is_orphan:
+            cleaner = cleaner or remove_later(supervisor.daemon, *folders)
+        word = b"abandoned\n" if os.getppid() != supervisor.daemon else b"orphan\n" if supervisor.is_orphan else b""
+        if cleaner is not None:
+            with contextlib.suppress(OSError):  # the shell was killed
+                os.write(cleaner, word)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,3 @@
+from horovodish import run as run
+
+__version__: str

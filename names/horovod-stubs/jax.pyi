@@ -1,0 +1,2 @@
+from horovodish.jax import *
+from horovodish.process_api import *

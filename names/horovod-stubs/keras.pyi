@@ -1,0 +1,2 @@
+from horovodish.keras import *
+from horovodish.process_api import *

@@ -1,0 +1,2 @@
+from horovodish.process_api import *
+from horovodish.tensorflow.keras import *

@@ -1,0 +1,317 @@
+"""`horovodish.run()`: functions go to real ranks, and what becomes of them comes back."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import horovodish as hvd
+from horovodish.errors import LaunchError, RankLostError
+from horovodish.launcher.function import run_function
+from horovodish.launcher.function.files import CALL, Report, name_of, write
+from horovodish.launcher.function.run_function import RankTraceback
+
+ENDS_WITHIN_SECONDS = 30
+
+
+class OutOfRangeError(ValueError):
+    """Known to this file alone, as those of a notebook are."""
+
+
+class TwoArgumentsError(Exception):
+    """Can be pickled, but not be loaded, as many exceptions of this kind."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(f"{what} at {where}")
+
+
+@pytest.fixture(autouse=True)
+def only_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This file's functions travel by value, as those of `__main__` do, and nothing stays behind."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+    assert list(place.iterdir()) == []
+
+
+def test_results_come_by_rank_and_output_appears_here(capsys: pytest.CaptureFixture[str]) -> None:
+    factor = 3  # of the closure
+
+    def train(first: int, *, second: int) -> dict[str, Any]:
+        hvd.init()
+        print(f"rank {hvd.rank()} prints é")
+        print("and complains", file=sys.stderr)
+        folder = Path(sys.argv[1])
+        return {
+            "rank": hvd.rank(),
+            "sum": hvd.allreduce(np.array([first, second, factor]), op=hvd.Sum).tolist(),
+            "knobs": [os.environ[name] for name in ("HOROVODISH_SPIN_US", "HOROVODISH_AUTOTUNE", "OF_THE_TEST")],
+            "mode": stat.S_IMODE(folder.stat().st_mode),
+        }
+
+    results = hvd.run(
+        train,
+        (1,),
+        {"second": 2},
+        num_proc=3,
+        env={"OF_THE_TEST": "x y"},
+        spin_us=7,
+        autotune=False,
+        verbose=2,
+        use_mpi=True,
+    )
+    assert [result["rank"] for result in results] == [0, 1, 2]
+    for result in results:
+        assert result["sum"] == [3, 6, 9]
+        assert result["knobs"] == ["7", "0", "x y"]
+        assert result["mode"] == 0o700
+    told = capsys.readouterr()
+    assert sorted(told.out.splitlines()) == [f"rank {rank} prints é" for rank in range(3)]
+    assert told.err.splitlines().count("and complains") == 3
+    assert "started by" in told.err
+
+
+class Collected:
+    """Stands for stdout in some programs, though it has no `flush()`."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+
+def test_stdout_can_be_whatever_python_programs_make_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ascii_file, collected = io.TextIOWrapper(io.BytesIO(), encoding="ascii"), Collected()
+    for stdout in (None, ascii_file, collected):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert hvd.run(lambda: print("é")) == [None]
+    assert ascii_file.buffer.getvalue() == b"?\n"
+    assert collected.text == "é\n"
+
+
+def test_an_exception_is_raised_again_with_its_traceback_and_rank() -> None:
+    def deeper() -> None:
+        raise OutOfRangeError("7 is too much", 7)
+
+    def train() -> None:
+        hvd.init()
+        if hvd.rank() == 1:
+            deeper()
+        hvd.barrier()
+
+    with pytest.raises(OutOfRangeError) as raised:
+        hvd.run(train, num_proc=2)
+    assert raised.value.args == ("7 is too much", 7)
+    cause = raised.value.__cause__
+    assert isinstance(cause, RankTraceback)
+    text = str(cause)
+    assert text.startswith("rank 1 on ")
+    assert "in train" in text
+    assert 'raise OutOfRangeError("7 is too much", 7)' in text
+    assert "function_rank" not in text
+
+
+def ends(how: str) -> Any:
+    if how == "sys.exit":
+        sys.exit(3)
+    if how == "os._exit":
+        os._exit(0)
+    if how == "SIGKILL":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "raises":
+        raise TwoArgumentsError("fire", "sea")
+    if how == "a lock":
+        return threading.Lock()
+    return OfTheRanksAlone()
+
+
+class OfTheRanksAlone:
+    """Can be pickled by a rank, but not be loaded."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ("sys.exit", hvd.RankLostError, "raised SystemExit: 3"),
+        ("os._exit", hvd.RankLostError, "rank 0 ended before the function returned"),
+        ("SIGKILL", hvd.RankLostError, r"rank 0 on .* was killed by signal 9 \(SIGKILL\)"),
+        ("raises", hvd.RankLostError, "raised TwoArgumentsError: fire at sea"),
+        ("a lock", TypeError, "the function returned a lock that cannot be pickled: cannot pickle '_thread.lock'"),
+        ("a mystery", TypeError, "what rank 0 returned cannot be loaded here: invalid literal"),
+    ],
+)
+def test_a_rank_that_brings_nothing_back(how: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        hvd.run(ends, (how,))
+
+
+def test_a_function_whose_module_the_ranks_do_not_find() -> None:
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    try:
+        with pytest.raises(TypeError, match="the function cannot be loaded: ModuleNotFoundError: No module named"):
+            hvd.run(ends, ("never",))
+    finally:
+        cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def test_ranks_that_do_not_see_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_the_call(folder: Path, name: str, content: object) -> None:
+        if name != CALL:  # as for ranks on a host that has another /tmp
+            write(folder, name, content)
+
+    monkeypatch.setattr(run_function, "write", without_the_call)
+    with pytest.raises(
+        hvd.LaunchError, match=r"rank \d on .* does not see .*: pass as shared_folder one that all hosts"
+    ):
+        hvd.run(ends, ("never",), num_proc=2)
+
+
+def test_the_folder_can_be_one_that_hosts_share(tmp_path: Path) -> None:
+    (folder,) = hvd.run(lambda: sys.argv[1], shared_folder=tmp_path)
+    assert Path(folder).parent == tmp_path
+
+
+def test_from_a_thread_that_is_not_the_first() -> None:
+    results: list[list[int]] = []
+    thread = threading.Thread(target=lambda: results.append(hvd.run(lambda: 5)))
+    thread.start()
+    thread.join()
+    assert results == [[5]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"func": 3}, TypeError, "takes a function, not 3"),
+        ({"args": (threading.Lock(),)}, TypeError, r"ends and its arguments cannot be pickled for the ranks: cannot"),
+        ({"num_proc": 0}, hvd.SettingError, "argument -np/--num-proc: '0' is not a number of ranks"),
+        ({"num_proc": "two"}, hvd.SettingError, "'two' is not a number of ranks"),
+        ({"fusion_treshold_mb": 3}, TypeError, "no argument fusion_treshold_mb; did you mean fusion_threshold_mb?"),
+        ({"spin_us": "fast"}, hvd.SettingError, "--spin-us='fast' is not accepted: spin_us is a whole number from 0"),
+        ({"verbose": "very"}, TypeError, "verbose is True or False, not 'very'"),
+        ({"autotune": 7}, TypeError, "autotune is True or False, not 7"),
+        ({"use_mpi": "yes"}, TypeError, "use_mpi is True or False, not 'yes'"),
+        ({"min_np": 1}, TypeError, "min_np is for elastic training, which is not there yet"),
+        ({"check": True}, TypeError, "has no argument check"),
+        ({"config_file": "x.yaml"}, TypeError, "takes no config_file; pass what it sets as arguments"),
+        (
+            {"shared_folder": "/no/such"},
+            hvd.SettingError,
+            "shared_folder: no folder can be made in /no/such: No such file or directory. Pass one that exists",
+        ),
+        ({"env": {"A": 3}}, TypeError, "env has 'A': 3, but variables are text"),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as refusal:
+        hvd.run(**{"func": ends, "args": ("never",), **arguments})
+    assert message in str(refusal.value)
+
+
+def test_a_rank_cannot_call_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVODISH_NP", "2")
+    with pytest.raises(hvd.LaunchError, match=r"run\(\) was called by a rank"):
+        hvd.run(ends)
+
+
+def test_what_the_launcher_said_last_tells_which_error_it_is(tmp_path: Path) -> None:
+    with pytest.raises(RankLostError, match="ranks 2-3 on beta vanished"):
+        run_function._results(tmp_path, 4, 1, ["ranks 2-3 on beta vanished: somebody killed their supervisors"])
+    with pytest.raises(LaunchError, match="cannot be reached"):
+        run_function._results(tmp_path, 4, 1, ["beta cannot be reached"])
+    write(tmp_path, name_of(0), Report(0, "here", 1.0, error="SystemExit: 0"))
+    with pytest.raises(RankLostError, match="rank 0 on here raised SystemExit: 0"):
+        run_function._results(tmp_path, 1, 0, ["1 rank on 2 cores: OMP_NUM_THREADS=2; set it to choose another number"])
+
+
+def test_without_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(hvd.LaunchError, match="needs cloudpickle; install it: pip install cloudpickle"):
+        hvd.run(ends)
+
+
+def test_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/no/libmpi.so")
+    with pytest.raises(hvd.LaunchError, match="mpi4py finds no MPI library that works"):
+        hvd.run(ends)
+
+
+SCRIPT = """
+import sys
+import horovodish
+
+class Weights:
+    def __init__(self, value):
+        self.value = value
+
+def train(start):
+    horovodish.init()
+    return Weights(start + horovodish.rank())
+
+weights = horovodish.run(train, args=(5,), num_proc=2)
+print([type(each) is Weights for each in weights], [each.value for each in weights])
+print(horovodish.run(lambda: horovodish.is_initialized()))
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "stdin", "-i"])
+def test_scripts_need_no_guard(how: str, start: Callable[..., Any], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    arguments = {"file": [str(script)], "stdin": ["-"], "-i": ["-i", "-q"]}[how]
+    job = start(sys.executable, *arguments, stdin=SCRIPT if how in ("stdin", "-i") else "")
+    assert job.finish() == 0, job.stderr.lines
+    assert job.stdout.lines == ["[True, True] [5, 6]", "[False]"]
+
+
+WAITS = """
+import signal, sys
+import horovodish
+
+def wait():
+    print("ready")
+    signal.pause()
+
+try:
+    horovodish.run(wait, num_proc=2)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_ends_the_ranks(start: Callable[..., Any], tmp_path: Path) -> None:
+    job = start(sys.executable, "-c", WAITS, env={"TMPDIR": str(tmp_path)})
+    job.stdout.wait_for("ready", 2)
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish(within=ENDS_WITHIN_SECONDS) == 0
+    assert job.stdout.lines == ["ready", "ready", "interrupted"]
+
+
+def test_a_killed_caller_leaves_nothing_behind(start: Callable[..., Any], tmp_path: Path) -> None:
+    place = tmp_path / "t"
+    place.mkdir()
+    job = start(sys.executable, "-c", WAITS, env={"TMPDIR": str(place)})
+    job.stdout.wait_for("ready", 2)
+    assert list(place.glob("horovodish-call-*"))
+    job.process.kill()
+    assert job.finish(within=ENDS_WITHIN_SECONDS) == -signal.SIGKILL
+    assert list(place.iterdir()) == []

@@ -1,0 +1,114 @@
+"""Which rank was the first to fail."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from horovodish.launcher.job.launcher_end import Arrival
+from horovodish.launcher.job.outcome import (
+    Ending,
+    Failure,
+    Refusal,
+    exit_status,
+    first_fault,
+    refusal_of,
+    signal_name,
+)
+
+EXIT_3 = 3 << 8
+
+
+def test_nobody_failed() -> None:
+    assert first_fault([Ending(0, 1.0, 0, asked=False), Ending(1, 2.0, 0, asked=True)], []) is None
+
+
+def test_the_earliest_counts_and_those_that_were_asked_to_end_do_not() -> None:
+    endings = [
+        Ending(0, 1.0, signal.SIGTERM, asked=True),
+        Ending(1, 3.0, EXIT_3, asked=False),
+        Ending(2, 2.0, signal.SIGSEGV, asked=False),
+    ]
+    fault = first_fault(endings, [])
+    assert fault is not None
+    assert (fault.rank, fault.exit_status, fault.what) == (2, 139, "was killed by signal 11 (SIGSEGV)")
+
+
+def test_a_rank_that_raised_is_quoted() -> None:
+    fault = first_fault([Ending(1, 2.0, EXIT_3, asked=False)], [Failure(1, 1.0, "ValueError: no such file\nor folder")])
+    assert fault is not None
+    assert fault.what == "failed with exit status 3: ValueError: no such file"
+
+
+def test_a_rank_that_raised_and_then_hung_failed_as_python_does() -> None:
+    fault = first_fault([Ending(1, 9.0, signal.SIGKILL, asked=True)], [Failure(1, 1.0, "ValueError: no")])
+    assert fault is not None
+    assert (fault.exit_status, fault.what) == (1, "failed with exit status 1: ValueError: no")
+
+
+def test_the_cause_comes_before_its_consequences_even_when_it_is_seen_later() -> None:
+    endings = [Ending(0, 1.0, 1 << 8, asked=False), Ending(1, 2.0, signal.SIGKILL, asked=False)]
+    fault = first_fault(endings, [Failure(0, 0.5, "RankLostError: rank 1 is gone", is_consequence=True)])
+    assert fault is not None
+    assert (fault.rank, fault.exit_status) == (1, 137)
+    assert "memory" in fault.what
+
+
+def test_a_consequence_counts_when_its_cause_is_not_known() -> None:
+    fault = first_fault(
+        [Ending(0, 1.0, 1 << 8, asked=False)], [Failure(0, 0.5, "RankLostError: rank 1 has left", is_consequence=True)]
+    )
+    assert fault is not None
+    assert fault.what == "failed with exit status 1: RankLostError: rank 1 has left"
+
+
+def test_a_rank_that_has_only_written_of_its_exception_is_quoted() -> None:
+    endings = [Ending(0, 1.0, EXIT_3, asked=False), Ending(1, 2.0, signal.SIGSEGV, asked=False)]
+    fault = first_fault(endings, [], {0: "ImportError: no torch", 1: "ValueError: no"})
+    assert fault is not None
+    assert fault.what == "failed with exit status 3: ImportError: no torch"
+    fault = first_fault(endings[1:], [], {1: "ValueError: no"})
+    assert fault is not None
+    assert fault.what == "was killed by signal 11 (SIGSEGV)"
+
+
+def test_a_long_error_is_shortened() -> None:
+    fault = first_fault([Ending(0, 1.0, EXIT_3, asked=False)], [Failure(0, 0.5, "ValueError: " + "x" * 10_000)])
+    assert fault is not None
+    assert len(fault.what) < 400
+
+
+def test_the_report_of_a_rank() -> None:
+    report = {"time": 2.5, "error": "ValueError: no", "traceback": "Traceback ...", "is_consequence": True}
+    assert Failure.of(1, json.dumps(report)) == Failure(1, 2.5, "ValueError: no", "Traceback ...", is_consequence=True)
+    for nonsense in (json.dumps(report)[:20], "", "{}", "[]", "3", json.dumps({**report, "time": None})):
+        failure = Failure.of(1, nonsense)
+        assert (failure.rank, failure.error, failure.traceback) == (1, "an exception whose report cannot be read", "")
+
+
+def test_a_command_that_cannot_be_run_everywhere() -> None:
+    def arrival(rank: int, host: str, problem: str) -> Arrival:
+        return Arrival(rank, 1, host, "machine", 1, 1, (), problem)
+
+    missing = "127 train: command not found"
+    assert refusal_of([arrival(0, "a", ""), arrival(1, "b", "")]) is None
+    refusal = refusal_of(
+        [arrival(2, "c", missing), arrival(0, "a", ""), arrival(1, "b", missing), arrival(3, "c", missing)]
+    )
+    assert refusal == Refusal(127, "train: command not found (on b, c)")
+    other = arrival(1, "b", "126 train is not executable")
+    assert refusal_of([arrival(2, "c", missing), other]) == Refusal(
+        126, "train is not executable (on b)\ntrain: command not found (on c)"
+    )
+
+
+@pytest.mark.parametrize(("status", "expected"), [(0, 0), (EXIT_3, 3), (signal.SIGKILL, 137), (signal.SIGINT, 130)])
+def test_exit_status(status: int, expected: int) -> None:
+    assert exit_status(status) == expected
+
+
+def test_signal_name() -> None:
+    assert signal_name(9) == "signal 9 (SIGKILL)"
+    assert signal_name(40) == "signal 40"

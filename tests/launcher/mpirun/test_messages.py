@@ -1,0 +1,93 @@
+"""Why nothing comes from a host, by what ssh, MPI's daemons and supervisors write; and whose tracebacks are shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovodish.launcher.hosts.allocation import assign_ranks, from_hosts_flag
+from horovodish.launcher.job.conclusion import consequences, told_last
+from horovodish.launcher.job.outcome import Failure
+from horovodish.launcher.mpirun.messages import absent, reason_of_absence
+
+SAME = "; the same environment must be at the same place on every host"
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("ssh: Could not resolve hostname b: Name or service not known", "ssh knows no host of this name"),
+        (
+            "ssh: connect to host b port 22: Connection refused",
+            "ssh cannot connect to port 22 there: Connection refused",
+        ),
+        ("ssh: connect to host b port 22: No route to host", "ssh cannot connect to port 22 there: No route to host"),
+        (
+            "me@b: Permission denied (publickey,password).",
+            "ssh is refused: a key must let it in without a password, as ssh-copy-id arranges",
+        ),
+        (
+            "Host key verification failed.",
+            "ssh does not know the host key of this or of another host yet: connect to each once by hand",
+        ),
+        (
+            "Host key for [b]:2222 has changed and you have requested strict checking.\nHost key verification failed.",
+            "its host key is not the one that ssh knows: if that is right, ssh-keygen -R forgets the old one",
+        ),
+        ("bash: line 1: /env/bin/prted: No such file or directory", f"/env/bin/prted is not there{SAME}"),
+        ("sh: 1: /env/bin/hydra_pmi_proxy: not found", f"/env/bin/hydra_pmi_proxy is not there{SAME}"),
+        (
+            "[proxy:1@b] launch_procs: execvp error on file /env/bin/python (No such file or directory)",
+            f"/env/bin/python cannot be run there: No such file or directory{SAME}",
+        ),
+        ("   Executable: /env/bin/python\n   Node: b.cluster\n", f"/env/bin/python cannot be run on b.cluster{SAME}"),
+        (
+            "horovodish: b cannot reach the launcher: port 4711 of 10.0.0.1: no answer",
+            "b cannot reach this host: port 4711 of 10.0.0.1: no answer; name the network with --network-interfaces, "
+            "or allow connections between the hosts",
+        ),
+        ("ssh: Could not resolve hostname bb: Name or service not known", ""),
+        ("Warning: Permanently added 'b' (ED25519) to the list of known hosts.", ""),
+    ],
+)
+def test_what_it_means_for_the_host(log: str, reason: str) -> None:
+    assert reason_of_absence("b", f"something before\n{log}\nsomething after\n") == reason
+
+
+def test_hosts_without_a_reason_are_left_out_where_another_has_one() -> None:
+    host_ranks = assign_ranks(4, from_hosts_flag("a:1,b:2,c:1"))
+    assert absent(host_ranks, {0, 1, 2, 3}, "") == {}
+    assert absent(host_ranks, {0, 1}, "") == {"b": "", "c": ""}
+    log = "ssh: Could not resolve hostname c: Name or service not known"
+    assert absent(host_ranks, set(), log) == {"c": "ssh knows no host of this name"}
+    assert absent(assign_ranks(2, None), set(), "") == {}
+
+
+def test_whose_tracebacks_are_shown() -> None:
+    def failure(
+        rank: int, time: float, error: str, traceback: str = "Traceback", is_consequence: bool = False
+    ) -> Failure:
+        return Failure(rank, time, error, traceback, is_consequence)
+
+    cause, same, other = (
+        failure(2, 1.0, "ValueError: no"),
+        failure(1, 1.5, "ValueError: no"),
+        failure(3, 2.0, "OSError: x"),
+    )
+    silent = [
+        failure(0, 0.5, "RankLostError: rank 2", is_consequence=True),
+        failure(4, 0.1, "KeyboardInterrupt: "),
+        failure(5, 0.2, "E: x", ""),
+    ]
+    assert told_last([same, other, cause, *silent], root=2) == [[other], [cause, same]]
+    assert told_last(silent, root=None) == []
+
+
+def test_consequences_are_told_once_and_only_those_of_the_first_loss() -> None:
+    """MPI may have ended rank 0 because of rank 3."""
+
+    def failure(rank: int, lost: int, is_consequence: bool = True) -> Failure:
+        error = f"RankLostError: allreduce 'w' failed on rank {rank}: rank {lost} has died"
+        return Failure(rank, 1.0, error, "", is_consequence)
+
+    failures = [failure(2, 3), failure(1, 3), failure(4, 0), failure(5, 33), failure(6, 3, is_consequence=False)]
+    assert consequences(failures, 3) == [([1, 2], "RankLostError: allreduce 'w' failed: rank 3 has died")]

@@ -1,0 +1,44 @@
+"""What holds for the public names of `horovodish` and of every framework's shim."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from types import ModuleType
+
+from horovodish import process_api
+from horovodish.reduce_ops import ReduceOp
+
+OWN_VERSIONS = "allgather allgather_object allreduce barrier broadcast broadcast_object join reducescatter"
+EVERYWHERE = {*process_api.__all__, *OWN_VERSIONS.split()}
+"""Every module has these names, some of them with its own function."""
+
+
+def check_surface(module: ModuleType, *, found_when_asked_for: frozenset[str] = frozenset()) -> None:
+    """`__all__` says what there is, no more and no less, and all of it is documented.
+
+    Args:
+        module: a package of horovodish.
+        found_when_asked_for: names that are imported on their first use.
+    """
+    public = set(module.__all__)
+    assert len(public) == len(module.__all__), "a shim repeats a name of process_api"
+    assert public >= EVERYWHERE, f"{module.__name__} lacks {EVERYWHERE - public}"
+    there = {name for name in vars(module) if not name.startswith("_") or name == "__version__"} | found_when_asked_for
+    assert there - (submodules(module) - public) == public
+    assert [name for name in module.__all__ if not is_documented(name, getattr(module, name))] == []
+
+
+def submodules(package: ModuleType) -> set[str]:
+    return {path.stem for path in Path(str(package.__file__)).parent.iterdir()}
+
+
+def is_documented(name: str, value: object) -> bool:
+    """True if somebody wrote a docstring. An enum's members, dataclasses and instances have one in any case."""
+    if isinstance(value, ReduceOp):
+        return value.name in (ReduceOp.__doc__ or "")
+    if isinstance(value, str | ModuleType) or inspect.isroutine(value):
+        return bool(value.__doc__)
+    class_ = value if inspect.isclass(value) else type(value)
+    text = vars(class_).get("__doc__") or ""
+    return bool(text) and not text.startswith((f"{class_.__name__}(", "An enumeration."))  # the latter by Python 3.10

@@ -1,0 +1,79 @@
+"""The options of a wrapped optimizer: what is refused, in one wording for all frameworks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovodish import Average, Max, Sum
+from horovodish.compression import NoneCompressor
+from horovodish.gradient_options import GradientOptions, check_trained
+
+
+def checked(**arguments: Any) -> GradientOptions:
+    return GradientOptions.checked(**{"compression": NoneCompressor, **arguments})
+
+
+PARAMETER, OTHER = np.zeros(2), np.zeros((3, 4))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"op": "mean"}, "op='mean' is no reduce op"),
+        ({"op": Sum, "gradient_predivide_factor": 2.0}, r"gradient_predivide_factor=2\.0 needs op=Average"),
+        ({"gradient_predivide_factor": 0.0}, r"gradient_predivide_factor=0\.0 is not positive"),
+        ({"compression": "fp16"}, "compression='fp16' is none; use Compression.none"),
+        *(
+            ({"backward_passes_per_step": passes}, f"backward_passes_per_step={passes!r} must be a whole number, 1 or")
+            for passes in (0, -1, 2.5, True, "2")
+        ),
+        ({"groups": 2, "num_groups": 2}, "num_groups= and groups= were both given"),
+        *(({"groups": groups}, f"groups={groups!r} is not possible") for groups in (-1, True, 2.0)),
+        ({"num_groups": -1}, "groups=-1 is not possible"),
+        ({"groups": [PARAMETER]}, "a list of lists of parameters, not of ndarray"),
+        ({"groups": [[PARAMETER, OTHER], [PARAMETER]]}, "a parameter in group 0 and in group 1: a ndarray of shape"),
+        ({"groups": [[PARAMETER, PARAMETER]]}, "a parameter in group 0 and in group 0"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_is_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        checked(**arguments)
+
+
+def test_a_process_set_is_wanted() -> None:
+    with pytest.raises(TypeError, match="process_set must be a ProcessSet"):
+        checked(process_set=[0])
+
+
+def test_the_factors_multiply_to_one() -> None:
+    options = checked(gradient_predivide_factor=4, backward_passes_per_step=np.int64(3))
+    assert (options.op, options.prescale_factor, options.postscale_factor) == (Average, 0.25, 4.0)
+    assert options.passes == 3
+
+
+def test_groups() -> None:
+    parameters = [np.zeros(1) for _ in range(5)]
+    assert checked().groups_of(parameters) == checked(groups=0).groups_of(parameters) == [None] * 5
+    assert checked(groups=2).groups_of(parameters) == [0, 0, 0, 1, 1]
+    assert len(set(checked(groups=9).groups_of(parameters))) == 5
+    assert checked(groups=2).groups_of([]) == []
+    lists = checked(groups=[parameters[3:], (parameters[0],)])
+    assert lists.groups_of(parameters) == [1, None, None, 0, 0]
+    assert [options.names_members for options in (checked(), checked(groups=1), lists)] == [False, False, True]
+    lists.check_groups(parameters)
+    with pytest.raises(ValueError, match=r"groups: a ndarray of shape \(1,\) is none of the parameters that the opt"):
+        lists.check_groups(parameters[1:])
+    with pytest.warns(DeprecationWarning, match="pass groups="):
+        assert checked(num_groups=2, op=Max).groups == 2
+
+
+def test_the_name_of_a_parameter_is_told() -> None:
+    class Variable:
+        path = "dense/kernel"
+
+    with pytest.raises(ValueError, match="local variables: dense/kernel is none of the parameters"):
+        check_trained("local variables", [Variable()], [])
