@@ -12,14 +12,13 @@ import horovodish.keras
 import horovodish.tensorflow as hvd
 from support.collective_gradients import SETTINGS, Case, cases, loss
 from support.ranks import run_ranks
-from support.tensorflow_tensors import EAGER, GRAPH, XLA, called, few_threads
+from support.tensorflow_tensors import EAGER, GRAPH, XLA, called
 
 VARIABLE = "HOROVODISH_COLLECTIVE_GRADIENTS"
 DIFFERENT = ("allgather", "broadcast", "reducescatter Average")
 
 
 def every_gradient() -> None:
-    few_threads()
     kept: dict[tuple[str, str], Any] = {}
     with pytest.MonkeyPatch.context() as environment:
         for setting in SETTINGS:

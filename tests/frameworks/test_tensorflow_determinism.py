@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import horovodish.tensorflow as hvd
 from support.ranks import run_ranks
-from support.tensorflow_tensors import EAGER, GRAPH, called, few_threads
+from support.tensorflow_tensors import EAGER, GRAPH, called
 
 LAYERS, WIDTH, STEPS = 8, 24, 4
 # Buckets of two layers; and a ring, around which the place in a bucket decides in which order elements are added up.
@@ -22,7 +22,6 @@ ENVIRONMENT = {"HOROVODISH_FUSION_THRESHOLD_MB": "0.005", "HOROVODISH_PLANE": "m
 
 def train_with_random_delays(seed: int) -> list[int]:
     """A checksum over the weights after training with a tape, in both ways, and with an optimizer."""
-    few_threads()
     hvd.init()
     timing = random.Random(1000 * seed + hvd.rank())
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import horovodish.tensorflow as hvd
 from support.ranks import run_ranks_to_their_ends
-from support.tensorflow_tensors import few_threads
 
 STALLS = {
     "HOROVODISH_STALL_CHECK_WARNING_TIME_SECONDS": "0.5",
@@ -31,7 +30,6 @@ ACTS = {"dies": die, "raises": divide}
 
 def lose_a_rank(act: str) -> str:
     """The last rank fails within the function, when it has begun what the others wait for, and not all of it."""
-    few_threads()
     hvd.init()
 
     @tf.function
@@ -71,7 +69,6 @@ def test_a_rank_that_raises() -> None:
 
 
 def take_a_branch_alone() -> str:
-    few_threads()
     hvd.init()
 
     @tf.function

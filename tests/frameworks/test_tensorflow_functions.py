@@ -14,7 +14,7 @@ import horovodish.tensorflow as hvd
 from horovodish.tensorflow import library
 from support.documents import python_blocks
 from support.ranks import run_ranks
-from support.tensorflow_tensors import EAGER, GRAPH, called, few_threads
+from support.tensorflow_tensors import EAGER, GRAPH, called
 
 
 def many_under_way(count: int) -> None:
@@ -33,13 +33,11 @@ def many_under_way(count: int) -> None:
 
 
 def five_hundred() -> None:
-    few_threads(2)
     hvd.init()
     many_under_way(500)
 
 
 def functions() -> None:
-    few_threads(2)
     hvd.init()
     retracing_on_one_rank()
     loops_and_branches()

@@ -18,13 +18,12 @@ from horovodish.errors import DuplicateNameError, NotInitializedError
 from horovodish.tensorflow import library, operations, sparse
 from support.model import FLOATS, INTEGERS, MOVED, OPS, difference, dtype_of, reduced, values
 from support.ranks import run_ranks
-from support.tensorflow_tensors import EAGER, GRAPH, XLA, called, few_threads
+from support.tensorflow_tensors import EAGER, GRAPH, XLA, called
 
 WAYS = [EAGER, GRAPH]
 
 
 def all_operations() -> None:
-    few_threads()
     hvd.init()
     assert library.keeps_callbacks()
     for way in WAYS:

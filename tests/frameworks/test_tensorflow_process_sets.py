@@ -13,13 +13,12 @@ import horovodish.tensorflow as hvd
 from horovodish.launched import launcher_environment
 from horovodish.tensorflow.sets import attribute_of, set_of
 from support.ranks import run_ranks
-from support.tensorflow_tensors import EAGER, GRAPH, XLA, called, few_threads
+from support.tensorflow_tensors import EAGER, GRAPH, XLA, called
 
 PAIR = [0, 2]
 
 
 def in_sets() -> None:
-    few_threads()
     pair, single = hvd.ProcessSet(PAIR), hvd.ProcessSet([1])
     hvd.init(process_sets=[pair, single])
     for way in (EAGER, GRAPH, XLA):
@@ -179,7 +178,6 @@ def sets_that_come_and_go() -> None:
 
 def outlive_a_set() -> None:
     """Functions, and a tape, of a set whose number now stands for other ranks."""
-    few_threads()
     for way in (EAGER, GRAPH):
         hvd.init()
         old = hvd.add_process_set([0, 1])
@@ -216,7 +214,6 @@ def gradient_of_an_allreduce(process_set: hvd.ProcessSet) -> Callable[[], Any]:
 
 def outlive_a_world() -> None:
     """A function of all ranks works for those of the next `init()`."""
-    few_threads()
 
     @tf.function
     def gradient(x: tf.Tensor) -> Any:

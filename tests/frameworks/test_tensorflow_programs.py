@@ -14,11 +14,10 @@ import tensorflow as tf
 
 import horovodish.tensorflow as hvd
 from support.ranks import run_ranks
-from support.tensorflow_tensors import EAGER, GRAPH, called, few_threads
+from support.tensorflow_tensors import EAGER, GRAPH, called
 
 
 def programs(folder: Path) -> None:
-    few_threads()
     hvd.init()
     for way in (EAGER, GRAPH):
         gradients_that_are_not_finite_or_not_there(way)

@@ -16,7 +16,7 @@ from horovodish.errors import MismatchError
 from support.autotuned import Job, autotune_warnings, run_with_autotune
 from support.expect import one_rank_is_wrong
 from support.ranks import run_ranks
-from support.tensorflow_tensors import EAGER, GRAPH, XLA, called, few_threads
+from support.tensorflow_tensors import EAGER, GRAPH, XLA, called
 
 STEPS, RATE = 4, 0.2
 WAYS = (EAGER, GRAPH, XLA)
@@ -26,7 +26,6 @@ TARGETS = _random.normal(size=(12, 1)).astype(np.float32)
 
 
 def training() -> None:
-    few_threads()
     hvd.init()
     for way in WAYS:
         truth_of_tapes(way)

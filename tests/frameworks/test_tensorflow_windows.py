@@ -11,11 +11,10 @@ import tensorflow as tf
 
 import horovodish.tensorflow as hvd
 from support.ranks import run_ranks
-from support.tensorflow_tensors import EAGER, GRAPH, XLA, called, few_threads
+from support.tensorflow_tensors import EAGER, GRAPH, XLA, called
 
 
 def windows() -> None:
-    few_threads()
     hvd.init()
     for way in (EAGER, GRAPH, XLA):
         a_window_goes_on_in_the_next_epoch(way)

@@ -21,7 +21,7 @@ from horovodish.tensorflow.stablehlo import Member, Operation, module
 from support.model import values
 from support.pretended_gpu import variables
 from support.ranks import run_ranks
-from support.tensorflow_tensors import GRAPH, called, few_threads
+from support.tensorflow_tensors import GRAPH, called
 
 FAILED = (tf.errors.InvalidArgumentError, tf.errors.InternalError)
 
@@ -31,7 +31,6 @@ def compiled(function: Any, *signature: tf.TensorSpec) -> Any:
 
 
 def programs(folder: Path) -> None:
-    few_threads()
     hvd.init()
     calls_in_a_program()
     shapes_that_are_not_known()
