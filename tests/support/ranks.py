@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +16,10 @@ from support.world import Call, World
 
 _SHOWN_CHARACTERS = 6000
 _MOST_IDLE_RANKS = 12
-_FRAMEWORK = re.compile(r"^\s*(?:import|from) (?:horovodish\.)?(jax|keras|tensorflow|torch)\b", re.MULTILINE)
 
-_Kind = tuple[tuple[str, ...], frozenset[str]]
-_idle: dict[_Kind, World] = {}
-"""Worlds whose ranks wait for the next call, by the command that has started them and the frameworks that they have
-imported; the one that was used last comes last."""
+_idle: dict[tuple[tuple[str, ...], str], World] = {}
+"""Worlds whose ranks wait for the next call, by the command that has started them and the folder of their framework;
+the one that was used last comes last."""
 
 
 class RanksFailedError(AssertionError):
@@ -46,6 +43,7 @@ def run_ranks(
     env: Mapping[str, str] | None = None,
     command: list[str] | None = None,
     fresh: bool = False,
+    begin: bool = False,
 ) -> list[Any]:
     """Call `function(*args)` on `np` processes that MPI has started, and give the results by rank.
 
@@ -63,6 +61,7 @@ def run_ranks(
         command: starts `np` times the program that is appended to it; MPI's launcher when not given.
         fresh: whether the processes are new ones that end with this call: for what matters before the first `init()`
             or at the end of a process, and where something stays changed.
+        begin: whether each rank calls `init()` before the function.
 
     Returns:
         What the function returned, by rank; anything that can be pickled.
@@ -76,11 +75,11 @@ def run_ranks(
     command = command or mpi_command(np, survivors=False)
     if fresh or not all(name.startswith("HOROVODISH_") for name in env):
         world = World(command, np, env, stops_at_failure=True)
-        outcomes = world.call(Call(function, args, {}), timeout, is_last=True)
+        outcomes = world.call(Call(function, args, {}, begin), timeout, is_last=True)
     else:
-        kind = (tuple(command), frameworks_of(function))
+        kind = (tuple(command), framework_of(function))
         world = _idle.pop(kind, None) or World(command, np, {}, stops_at_failure=True)
-        outcomes = world.call(Call(function, args, env), timeout, is_last=False)
+        outcomes = world.call(Call(function, args, env, begin), timeout, is_last=False)
         if not world.is_over:
             _idle[kind] = world
             while sum(world.size for world in _idle.values()) > _MOST_IDLE_RANKS:
@@ -118,7 +117,7 @@ def run_ranks_to_their_ends(
         pytest.skip("MPICH's mpiexec ends all ranks when one of them dies")
     command = command or mpi_command(np, survivors=True)
     world = World(command, np, env or {}, stops_at_failure=False)
-    outcomes = world.call(Call(function, args, {}), timeout, is_last=True)
+    outcomes = world.call(Call(function, args, {}, begin=False), timeout, is_last=True)
     of_mpirun = _part("mpirun", world.mpi_output)
     return [
         replace(outcome, output=f"{outcome.output}\n{of_mpirun}") if outcome.ended == "died" else outcome
@@ -126,9 +125,10 @@ def run_ranks_to_their_ends(
     ]
 
 
-def frameworks_of(function: Callable[..., Any]) -> frozenset[str]:
-    """What the file of a function imports: no process imports two frameworks, unless a test does."""
-    return frozenset(_FRAMEWORK.findall(Path(inspect.getfile(function)).read_text()))
+def framework_of(function: Callable[..., Any]) -> str:
+    """The folder of tests/frameworks that has the file of a function: tests in one folder import the same framework."""
+    path = Path(inspect.getfile(function))
+    return path.parent.name if "frameworks" in path.parts else ""
 
 
 def check(function: Callable[..., Any]) -> None:

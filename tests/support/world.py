@@ -41,16 +41,18 @@ class Call:
         function: of module level; each rank imports its file.
         args: what to call it with; anything that can be pickled.
         env: variables that are set meanwhile.
+        begin: whether the rank calls `init()` before.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     env: Mapping[str, str]
+    begin: bool
 
     def pickled(self) -> bytes:
         function = self.function
         where = {"path": inspect.getfile(function), "module": function.__module__, "qualname": function.__qualname__}
-        return pickle.dumps({**where, "args": self.args, "env": dict(self.env)})
+        return pickle.dumps({**where, "args": self.args, "env": dict(self.env), "begin": self.begin})
 
 
 class World:

@@ -31,7 +31,7 @@ def test_a_step_that_fails_keeps_no_other_from_running(tmp_path: Path) -> None:
     assert "== tests: exit status 3" in text
     tests = (out / "tests.txt").read_text()
     assert "-m gpu" in tests
-    assert "tests/frameworks/test_torch_cuda.py" in tests
+    assert "tests/frameworks/torch/test_cuda.py" in tests
     assert (out / "first.txt").read_text().startswith("told INFO: benchmarks/gpu.py --models")
     assert (out / "two-ranks.txt").read_text().startswith("told WARN: -m horovodish.launcher run -np 2 ")
 

@@ -17,11 +17,14 @@ from typing import Any
 
 import pytest
 
+import horovodish
+from support.model import PLANES
 from support.mpi_command import MEMORY_VARIABLE, is_open_mpi
+from support.on_ranks import on_ranks
 from support.processes import wait_until_ended
 from support.ranks import (
     RanksFailedError,
-    frameworks_of,
+    framework_of,
     let_idle_ranks_leave,
     run_ranks,
     run_ranks_to_their_ends,
@@ -234,13 +237,33 @@ def test_a_thread_that_does_not_end_hangs_its_call() -> None:
     assert "wait_where_the_stack_shows_it" in failure.value.outcomes[0].output
 
 
-def test_what_decides_which_processes_a_function_gets(tmp_path: Path) -> None:
-    path = tmp_path / "code.py"
-    path.write_text("def function():\n    import keras.layers\n    import horovodish.torch as hvd  # not jax\n")
+@pytest.mark.parametrize("folder", ["", "torch"])
+def test_functions_in_a_framework_s_folder_get_processes_of_their_own(folder: str, tmp_path: Path) -> None:
+    path = (tmp_path / "frameworks" / folder if folder else tmp_path) / "code.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("def function():\n    pass\n")
     found: dict[str, Any] = {}
     exec(compile(path.read_text(), path, "exec"), found)
-    assert frameworks_of(found["function"]) == {"keras", "torch"}
-    assert frameworks_of(own_pid) == frozenset()
+    assert framework_of(found["function"]) == folder
+
+
+@on_ranks(1, 2, planes=PLANES)
+@pytest.mark.parametrize("given", ["a value"])
+def test_a_body_on_every_rank(given: str, tmp_path: Path) -> None:
+    assert horovodish.size() in (1, 2)
+    assert os.environ["HOROVODISH_PLANE"] in PLANES
+    assert given == "a value"
+    assert tmp_path.is_dir()
+
+
+def test_a_body_that_fails_on_one_rank() -> None:
+    with pytest.raises(RanksFailedError, match="rank 1 raised"):
+        only_the_first_rank_returns(ranks=2)
+
+
+@on_ranks(2)
+def only_the_first_rank_returns() -> None:
+    assert horovodish.rank() == 0
 
 
 def test_a_function_inside_a_function_is_refused() -> None:

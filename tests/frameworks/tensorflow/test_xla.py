@@ -1,6 +1,6 @@
 """Functions that XLA compiles: what differs from others, in their programs, shapes, gradients and failures.
 
-That they compute the same stands in test_tensorflow_operations.py and test_tensorflow_training.py.
+That they compute the same stands in test_operations.py and test_training.py.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def names() -> None:
     text = hlo(looped, jnp.ones(2))
     found = re.findall(r'name = "(allreduce[^"]*)"', text)
     line = looped.__code__.co_firstlineno + 2
-    place = f"allreduce.test_jax_programs.py:{line}"
+    place = f"allreduce.test_programs.py:{line}"
     assert sorted(found) == [place, f"{place}#2", f"{place}#3"]
     text = hlo(lambda tree: hvd.allreduce(tree, name="g"), {"w": [jnp.ones(2), jnp.ones(3)]})
     assert r"members = \"g['w'][1]\0Ag['w'][0]\0A\"".replace('\\"', '"') in text
