@@ -115,6 +115,7 @@ def loaded(path: Path, name: str) -> ModuleType:
         parent = ".".join(parents[: depth + 1])
         sys.modules.setdefault(parent, ModuleType(parent))
     specification.loader.exec_module(module)
+    gc.freeze()  # so that a later collection does not look at all of TensorFlow
     return module
 
 
