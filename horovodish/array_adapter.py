@@ -39,5 +39,8 @@ class _ArrayAdapter(Adapter[Array]):
         gathered = np.frombuffer(native.output(index), np.uint8).view(source.dtype)
         return gathered.reshape(rows, *source.shape[1:])
 
+    def row_counts(self, counts: Sequence[int]) -> Array:
+        return np.array(counts, np.int64)
+
 
 ARRAYS = _ArrayAdapter()

@@ -123,6 +123,10 @@ class Adapter(ABC, Generic[T]):
     def received(self, native: _native.Handle, index: int, source: T, rows: int, placement: Placement) -> T:
         """The result that the engine has allocated, with the dtype and the trailing dimensions of `source`."""
 
+    @abstractmethod
+    def row_counts(self, counts: Sequence[int]) -> T:
+        """How many rows came from each rank, as a tensor of int64 in host memory."""
+
     def placement(self, request: Request, sources: Sequence[T], members: Sequence[Member]) -> Placement:
         """Where the operation takes place.
 

@@ -40,13 +40,6 @@ from horovodish.torch.collectives import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
-    join,
-    reducescatter,
-    reducescatter_async,
-)
-from horovodish.torch.compression import Compression
-from horovodish.torch.consistency import check_consistency
-from horovodish.torch.grouped_collectives import (
     grouped_allgather,
     grouped_allgather_async,
     grouped_allreduce,
@@ -55,7 +48,12 @@ from horovodish.torch.grouped_collectives import (
     grouped_allreduce_async_,
     grouped_reducescatter,
     grouped_reducescatter_async,
+    join,
+    reducescatter,
+    reducescatter_async,
 )
+from horovodish.torch.compression import Compression
+from horovodish.torch.consistency import check_consistency
 from horovodish.torch.optimizer import DistributedOptimizer
 from horovodish.torch.sampler import ResumableSampler
 from horovodish.torch.sparse import sparse_allreduce_async

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from horovodish import _native
+from horovodish.collectives import Collectives
 from horovodish.devices import Placement
 from horovodish.operation import Adapter
 from horovodish.reduce_ops import ReduceOp
@@ -17,7 +18,7 @@ from horovodish.submission import Member, Request
 from horovodish.torch import cuda
 from horovodish.torch.tensors import member, source_of, target_of
 
-__all__ = ["TENSORS"]
+__all__ = ["COLLECTIVES", "TENSORS"]
 
 
 class _TensorAdapter(Adapter[Tensor]):
@@ -64,5 +65,10 @@ class _TensorAdapter(Adapter[Tensor]):
         flat = source.new_empty(0) if empty else torch.frombuffer(native.output(index), dtype=source.dtype)
         return flat.reshape(shape)
 
+    def row_counts(self, counts: Sequence[int]) -> Tensor:
+        return torch.tensor(counts, dtype=torch.int64)
+
 
 TENSORS = _TensorAdapter()
+COLLECTIVES = Collectives[Tensor, Tensor](TENSORS)
+"""Those that autograd does not see."""

@@ -52,7 +52,7 @@ class Allgather(torch.autograd.Function):
         own = operation.process_set.rank()
         ctx.floating = [tensor.is_floating_point() for tensor in tensors]
         ctx.places = [(sum(rows[:own]), rows[own], tensor.shape) for rows, tensor in zip(counts, tensors, strict=True)]
-        tables = [torch.tensor(rows, dtype=torch.int64) for rows in counts]
+        tables = [TENSORS.row_counts(rows) for rows in counts]
         ctx.mark_non_differentiable(*tables)
         return *gathered, *tables
 
@@ -87,7 +87,7 @@ class Alltoall(torch.autograd.Function):
         (rows,), (counts,) = TENSORS.start(operation, [tensor], _with_counts, waits=True).wait()
         ctx.sent = checked_splits(operation.splits, len(tensor), operation.process_set.size(), str(operation.name))
         ctx.back = operation._replace(name=_gradient_of(operation), splits=counts)
-        table = torch.tensor(counts, dtype=torch.int64)
+        table = TENSORS.row_counts(counts)
         ctx.mark_non_differentiable(table)
         return rows, table
 

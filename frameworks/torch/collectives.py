@@ -1,4 +1,4 @@
-"""Collectives on one tensor: those that block, those that work in place (`_`), and those that give a handle (`_async`).
+"""Collectives: those that block, those that work in place (`_`), and those that give a handle (`_async`).
 
 The operations are documented in full in `horovodish.collectives`; what is said there about names, errors, process sets
 and collective calls holds here, too.
@@ -18,23 +18,36 @@ backward pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from horovodish import collectives, devices
-from horovodish.compression import Compressor
-from horovodish.operation import Operation, only
+from horovodish.compression import Compressor, check_compression
+from horovodish.operation import Operation, checked_group, checked_op, only
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp
-from horovodish.submission import Handle
-from horovodish.torch.adapter import TENSORS
-from horovodish.torch.autograd import Alltoall, Broadcast, is_recorded
+from horovodish.submission import Checking
+from horovodish.torch.adapter import COLLECTIVES, TENSORS
+from horovodish.torch.autograd import Allgather, Allreduce, Alltoall, Broadcast, Reducescatter, is_recorded
 from horovodish.torch.compression import Compression
-from horovodish.torch.grouped_collectives import grouped_allgather, grouped_allreduce, grouped_reducescatter
+from horovodish.torch.tensors import check_tensor
 
-TensorT = TypeVar("TensorT", bound=Tensor)
+allgather_async = COLLECTIVES.allgather_async
+allreduce_ = COLLECTIVES.allreduce_
+allreduce_async = COLLECTIVES.allreduce_async
+allreduce_async_ = COLLECTIVES.allreduce_async_
+alltoall_async = COLLECTIVES.alltoall_async
+broadcast_ = COLLECTIVES.broadcast_
+broadcast_async = COLLECTIVES.broadcast_async
+broadcast_async_ = COLLECTIVES.broadcast_async_
+grouped_allgather_async = COLLECTIVES.grouped_allgather_async
+grouped_allreduce_ = COLLECTIVES.grouped_allreduce_
+grouped_allreduce_async = COLLECTIVES.grouped_allreduce_async
+grouped_allreduce_async_ = COLLECTIVES.grouped_allreduce_async_
+grouped_reducescatter_async = COLLECTIVES.grouped_reducescatter_async
+reducescatter_async = COLLECTIVES.reducescatter_async
 
 
 def allreduce(
@@ -77,65 +90,42 @@ def allreduce(
         tensor([6., 6.])
     """
     if compression is Compression.none and not is_recorded(tensor):  # by far the most frequent case
-        operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor)
-        return TENSORS.one(operation, tensor, waits=True).wait()
+        return COLLECTIVES.allreduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
     return only(
         grouped_allreduce([tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set)
     )
 
 
-def allreduce_(
-    tensor: TensorT,
+def grouped_allreduce(
+    tensors: Sequence[Tensor],
     average: bool | None = None,
     name: str | None = None,
+    compression: Compressor = Compression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> TensorT:
-    """As `allreduce`, but writes the result into `tensor` and returns it. Collective; blocks.
+) -> list[Tensor]:
+    """`allreduce` of several tensors as a unit. Differentiable; collective; blocks.
 
-    Not differentiable. After an error the contents of `tensor` are undefined.
+    Args:
+        tensors: at least one, of any shapes and dtypes; each the same on every rank.
+        name: of the group.
+        average, compression, op, prescale_factor, postscale_factor, process_set: as for `allreduce`, of all tensors.
+
+    Returns:
+        New tensors, in the order of `tensors`.
 
     Raises:
-        UnsupportedTensorError: `tensor` is not contiguous, besides what every operation refuses.
-    """
-    operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor, in_place=True)
-    TENSORS.one(operation, tensor, waits=True).wait()
-    return tensor
-
-
-def allreduce_async(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle[Tensor]:
-    """As `allreduce`, but gives a handle; `synchronize(handle)` gives the result. Collective; does not block.
+        ValueError: as `allreduce`, or `tensors` is empty.
+        TypeError: `tensors` is one tensor.
+        UnsupportedTensorError, MismatchError: as `allreduce`.
 
     Example:
-        >>> handles = [hvd.allreduce_async(value, name=key) for key, value in metrics.items()]
-        >>> averages = [hvd.synchronize(handle) for handle in handles]
+        >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy])
     """
     operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor)
-    return TENSORS.one(operation, tensor)
-
-
-def allreduce_async_(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle[Tensor]:
-    """As `allreduce_`, but gives a handle; `tensor` holds the result after `synchronize(handle)`. Collective."""
-    operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor, in_place=True)
-    return TENSORS.one(operation, tensor)
+    return _reduced(operation, Allreduce, tensors, compression)
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
@@ -161,15 +151,39 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
         tensor([0, 1, 1, 2, 2, 2])
     """
     if not is_recorded(tensor):
-        return TENSORS.one(Operation("allgather", name, process_set), tensor, waits=True).wait()
+        return COLLECTIVES.allgather(tensor, name, process_set)
     return only(grouped_allgather([tensor], name, process_set))
 
 
-def allgather_async(
-    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle[Tensor]:
-    """As `allgather`, but gives a handle; `synchronize(handle)` gives the result. Collective; does not block."""
-    return TENSORS.one(Operation("allgather", name, process_set), tensor)
+def grouped_allgather(
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Tensor]:
+    """`allgather` of several tensors as a unit. Differentiable; collective; blocks.
+
+    Args:
+        tensors: at least one; each as for `allgather`, and as many on every rank.
+        name: of the group.
+        process_set: the ranks that take part.
+
+    Returns:
+        New tensors, in the order of `tensors`.
+
+    Raises:
+        ValueError: `tensors` is empty.
+        TypeError: `tensors` is one tensor.
+        UnsupportedTensorError, MismatchError: as `allgather`.
+
+    Example:
+        >>> predictions, labels = hvd.grouped_allgather([predictions, labels])
+    """
+    operation = Operation("allgather", name, process_set)
+    name, identity = operation.named()
+    operation = operation._replace(name=name)
+    with Checking("allgather", name, identity):
+        tensors = checked_group(tensors, "allgather", TENSORS.noun)
+    if any(map(is_recorded, tensors)):
+        return list(Allgather.apply(operation, *tensors)[: len(tensors)])
+    return TENSORS.group(operation, tensors, waits=True).wait()
 
 
 def broadcast(
@@ -198,40 +212,10 @@ def broadcast(
         >>> hvd.broadcast(torch.full((2,), hvd.rank()), root_rank=1)  # on any rank
         tensor([1, 1])
     """
-    operation = Operation("broadcast", name, process_set, root_rank=root_rank)
     if not is_recorded(tensor):
-        return TENSORS.one(operation, tensor, waits=True).wait()
-    sent: Tensor = Broadcast.apply(operation, tensor)
+        return COLLECTIVES.broadcast(tensor, root_rank, name, process_set)
+    sent: Tensor = Broadcast.apply(Operation("broadcast", name, process_set, root_rank=root_rank), tensor)
     return sent
-
-
-def broadcast_(
-    tensor: TensorT, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> TensorT:
-    """As `broadcast`, but writes the root's values into `tensor` and returns it. Collective; blocks.
-
-    Not differentiable. After an error the contents of `tensor` are undefined on the ranks that are not the root.
-
-    Raises:
-        UnsupportedTensorError: `tensor` is not contiguous, besides what every operation refuses.
-    """
-    operation = Operation("broadcast", name, process_set, root_rank=root_rank, in_place=True)
-    TENSORS.one(operation, tensor, waits=True).wait()
-    return tensor
-
-
-def broadcast_async(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle[Tensor]:
-    """As `broadcast`, but gives a handle; `synchronize(handle)` gives the result. Collective; does not block."""
-    return TENSORS.one(Operation("broadcast", name, process_set, root_rank=root_rank), tensor)
-
-
-def broadcast_async_(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle[Tensor]:
-    """As `broadcast_`, but gives a handle; `tensor` holds the values after `synchronize(handle)`. Collective."""
-    return TENSORS.one(Operation("broadcast", name, process_set, root_rank=root_rank, in_place=True), tensor)
 
 
 def alltoall(
@@ -266,22 +250,11 @@ def alltoall(
         >>> rows, counts = hvd.alltoall(torch.arange(3), splits=[1, 2])  # on 2 ranks; on rank 1
         (tensor([1, 2, 1, 2]), tensor([2, 2]))
     """
-    operation = Operation("alltoall", name, process_set, splits=splits)
     if not is_recorded(tensor):
-        exchanged: Tensor | tuple[Tensor, Tensor] = _exchange(operation, tensor, waits=True).wait()
-        return exchanged
+        return COLLECTIVES.alltoall(tensor, splits, name, process_set)
+    operation = Operation("alltoall", name, process_set, splits=splits)
     received: tuple[Tensor, Tensor] = Alltoall.apply(operation, tensor)
     return received[0] if splits is None else received
-
-
-def alltoall_async(
-    tensor: Tensor,
-    splits: Sequence[int] | Tensor | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle[Any]:
-    """As `alltoall`, but gives a handle; `synchronize(handle)` gives the result. Collective; does not block."""
-    return _exchange(Operation("alltoall", name, process_set, splits=splits), tensor)
 
 
 def reducescatter(
@@ -323,17 +296,35 @@ def reducescatter(
     return only(grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor))
 
 
-def reducescatter_async(
-    tensor: Tensor,
+def grouped_reducescatter(
+    tensors: Sequence[Tensor],
     name: str | None = None,
+    compression: Compressor = Compression.none,
     op: ReduceOp = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Handle[Tensor]:
-    """As `reducescatter`, but gives a handle; `synchronize(handle)` gives the result. Collective; does not block."""
+) -> list[Tensor]:
+    """`reducescatter` of several tensors as a unit. Differentiable; collective; blocks.
+
+    Args:
+        tensors: at least one; each as for `reducescatter`.
+        name: of the group.
+        compression, op, process_set, prescale_factor, postscale_factor: as for `reducescatter`, of all tensors.
+
+    Returns:
+        New tensors, in the order of `tensors`.
+
+    Raises:
+        ValueError: as `reducescatter`, or `tensors` is empty.
+        TypeError: `tensors` is one tensor.
+        UnsupportedTensorError, MismatchError: as `reducescatter`.
+
+    Example:
+        >>> weights, biases = hvd.grouped_reducescatter([weight_gradients, bias_gradients])
+    """
     operation = Operation("reducescatter", name, process_set, op, None, prescale_factor, postscale_factor)
-    return TENSORS.one(operation, tensor)
+    return _reduced(operation, Reducescatter, tensors, compression)
 
 
 def join(device: int = -1) -> int:
@@ -365,10 +356,21 @@ def join(device: int = -1) -> int:
     return collectives.join(device)
 
 
-def _exchange(operation: Operation, tensor: Tensor, *, waits: bool = False) -> Handle[Any]:
-    """An alltoall; its result is the rows, and with `splits` also how many came from each rank."""
-
-    def result(received: list[Tensor], counts: list[list[int]]) -> Tensor | tuple[Tensor, Tensor]:
-        return received[0] if operation.splits is None else (received[0], torch.tensor(counts[0], dtype=torch.int64))
-
-    return TENSORS.start(operation, [tensor], result, waits=waits)
+def _reduced(
+    operation: Operation, function: type[Function], tensors: Sequence[Tensor], compression: Compressor
+) -> list[Tensor]:
+    name, identity = operation.named()
+    with Checking(operation.kind, name, identity):
+        check_compression(compression)
+        op = checked_op(operation.kind, name, operation.average, operation.op)
+        operation = operation._replace(name=name, op=op, average=None)
+        tensors = checked_group(tensors, operation.kind, TENSORS.noun)
+        for tensor in tensors:
+            check_tensor(tensor, name)
+        pairs = [compression.compress(tensor) for tensor in tensors]
+    payloads = [payload for payload, _ in pairs]
+    if any(map(is_recorded, payloads)):
+        results = function.apply(operation, *payloads)
+    else:
+        results = TENSORS.group(operation, payloads, waits=True).wait()
+    return [compression.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]
