@@ -1,3 +1,4 @@
+# ruff: noqa: F403
 """horovodish: data-parallel training by wrapping an optimizer, on MPI and NCCL.
 
 This package holds the process API and the collectives on NumPy arrays. `horovodish.torch` and its siblings hold the
@@ -16,21 +17,14 @@ from horovodish import source_tree as _source_tree
 _source_tree.require_engine(__path__)  # before the imports that need it
 # isort: split
 
-from horovodish import collectives as _collectives
-from horovodish import missing_names as _missing_names
-from horovodish import objects as _objects
-from horovodish import process_api as _process_api
-from horovodish.collectives import *  # noqa: F403
-from horovodish.objects import *  # noqa: F403
-from horovodish.process_api import *  # noqa: F403
-from horovodish.version import __version__
-
-__all__ = ["__version__"]
-__all__ += _collectives.__all__
-__all__ += _objects.__all__
-__all__ += _process_api.__all__
+from horovodish import package_names as _package_names
+from horovodish.collectives import *
+from horovodish.objects import *
+from horovodish.process_api import *
+from horovodish.version import __version__ as __version__
 
 if not _typing.TYPE_CHECKING:  # for a type checker, any name would exist
+    __all__ = ["__version__", *_package_names.exported(__name__)]
 
     def __getattr__(name: str) -> object:
-        return _missing_names.look_up(__name__, name)
+        return _package_names.look_up(__name__, name)

@@ -16,6 +16,8 @@ from horovodish.objects import broadcast_object
 from horovodish.operation import checked_root
 from horovodish.process_sets import ProcessSet, global_process_set
 
+__all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
+
 Tree = TypeVar("Tree")
 
 

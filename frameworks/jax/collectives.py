@@ -43,6 +43,8 @@ from horovodish.operation import checked_root
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Adasum, Average, ReduceOp, chosen_op
 
+__all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped_allreduce", "join", "reducescatter"]
+
 Tree = TypeVar("Tree")
 
 

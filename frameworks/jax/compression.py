@@ -8,6 +8,8 @@ from jax import numpy as jnp
 
 from horovodish.compression import CastCompressor, NoneCompressor
 
+__all__ = ["Compression"]
+
 
 def _is_wider(tensor: Any) -> bool:
     return jnp.issubdtype(tensor.dtype, jnp.floating) and tensor.dtype.itemsize > 2

@@ -17,6 +17,8 @@ from horovodish.jax.trees import Leaves, named, run_parts
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp
 
+__all__ = ["grad", "value_and_grad"]
+
 
 class _Gradients(GradientAdapter):
     """Of any sources. JAX has a gradient for everything, so ranks never differ in that."""

@@ -14,6 +14,8 @@ from horovodish.jax.gradients import TreePlan
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.reduce_ops import Adasum, Average, ReduceOp
 
+__all__ = ["DistributedOptimizer"]
+
 
 def DistributedOptimizer(  # noqa: N802, Horovod's name
     tx: optax.GradientTransformation,

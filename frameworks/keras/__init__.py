@@ -1,3 +1,4 @@
+# ruff: noqa: F403
 """horovodish for Keras 3: an optimizer that makes a training script data-parallel, on all of Keras's backends.
 
 Example:
@@ -21,37 +22,17 @@ from horovodish import tested_versions as _tested_versions
 _tested_versions.warn_unless_tested("keras")  # before the imports that a release may break
 # isort: split
 
-from horovodish import missing_names as _missing_names
-from horovodish import process_api as _process_api
-from horovodish.collectives import barrier
-from horovodish.keras import callbacks
-from horovodish.keras.broadcast_state import broadcast_global_variables, broadcast_variables, load_model
-from horovodish.keras.collectives import allgather, allreduce, broadcast, join, reducescatter
-from horovodish.keras.compression import Compression
-from horovodish.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from horovodish.objects import allgather_object, broadcast_object
-from horovodish.process_api import *  # noqa: F403
-
-__all__ = [
-    "Compression",
-    "DistributedOptimizer",
-    "PartialDistributedOptimizer",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "barrier",
-    "broadcast",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_variables",
-    "callbacks",
-    "join",
-    "load_model",
-    "reducescatter",
-]
-__all__ += _process_api.__all__
+from horovodish import package_names as _package_names
+from horovodish.keras import callbacks as callbacks
+from horovodish.keras.broadcast_state import *
+from horovodish.keras.collectives import *
+from horovodish.keras.compression import *
+from horovodish.keras.optimizer import *
+from horovodish.objects import *
+from horovodish.process_api import *
 
 if not _typing.TYPE_CHECKING:  # for a type checker, any name would exist
+    __all__ = ["callbacks", *_package_names.exported(__name__)]
 
     def __getattr__(name: str) -> object:
-        return _missing_names.look_up(__name__, name)
+        return _package_names.look_up(__name__, name)

@@ -17,6 +17,8 @@ from horovodish.keras.optimizer import DistributedOptimizer
 from horovodish.operation import checked_root
 from horovodish.process_sets import ProcessSet, global_process_set
 
+__all__ = ["broadcast_global_variables", "broadcast_variables", "load_model"]
+
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Write the root's values into the variables of every rank. Collective; blocks. Not for compiled steps.

@@ -8,6 +8,8 @@ import keras
 
 from horovodish.compression import CastCompressor, NoneCompressor
 
+__all__ = ["Compression"]
+
 
 def _is_wider(tensor: Any) -> bool:
     return keras.backend.standardize_dtype(tensor.dtype) in ("float32", "float64")

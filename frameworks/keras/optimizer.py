@@ -18,6 +18,8 @@ from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp
 from horovodish.submission import generated_name
 
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
+
 
 def DistributedOptimizer(  # noqa: N802, Horovod's name
     optimizer: Any,

@@ -17,6 +17,8 @@ from horovodish.tensorflow.names import operation_name
 from horovodish.tensorflow.operations import broadcasted
 from horovodish.tensorflow.tracing import as_written, in_graph_for_sessions
 
+__all__ = ["allgather_object", "broadcast_object", "broadcast_object_fn", "broadcast_variables"]
+
 
 @as_written
 def broadcast_variables(

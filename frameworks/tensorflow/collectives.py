@@ -27,6 +27,18 @@ from horovodish.tensorflow.operations import (
 from horovodish.tensorflow.sparse import reduced_slices
 from horovodish.tensorflow.tracing import as_written, in_graph_for_sessions
 
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "broadcast_",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "reducescatter",
+]
+
 TensorOrSlices = TypeVar("TensorOrSlices", tf.Tensor, tf.IndexedSlices)
 
 

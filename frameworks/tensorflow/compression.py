@@ -9,6 +9,8 @@ import tensorflow as tf
 from horovodish.compression import CastCompressor, NoneCompressor
 from horovodish.compression import Compressor as Compressor  # Horovod's users import it from here
 
+__all__ = ["Compression"]
+
 
 def _is_wider(tensor: Any) -> bool:
     return tensor.dtype.is_floating and tensor.dtype.size > 2

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from horovodish.process_api import *  # noqa: F403
-from horovodish.process_api import Sum
+from horovodish.reduce_ops import Sum
 from horovodish.tensorflow import *  # noqa: F403
-from horovodish.tensorflow import __all__ as __all__
 from horovodish.tensorflow import allreduce
 
 

@@ -17,6 +17,8 @@ from horovodish.tensorflow.compression import Compression
 from horovodish.tensorflow.gradients import plan_of, reduced_gradients
 from horovodish.tensorflow.tracing import as_written, in_graph_for_sessions
 
+__all__ = ["DistributedOptimizer"]
+
 Optimizer: Any = tf.compat.v1.train.Optimizer
 
 

@@ -14,6 +14,8 @@ from horovodish.tensorflow.names import as_input, operation_name
 from horovodish.tensorflow.sets import attribute_of
 from horovodish.tensorflow.tracing import as_written, refuse_xla
 
+__all__ = ["barrier", "join", "local_rank_op", "local_size_op", "process_set_included_op", "rank_op", "size_op"]
+
 _THIS_HOST = -1
 
 

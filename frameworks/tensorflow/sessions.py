@@ -10,6 +10,8 @@ from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.tensorflow.broadcast_state import broadcast_variables
 from horovodish.tensorflow.tracing import in_graph_for_sessions
 
+__all__ = ["BroadcastGlobalVariablesHook", "broadcast_global_variables"]
+
 Hook: Any = tf.compat.v1.train.SessionRunHook
 
 

@@ -15,6 +15,8 @@ from horovodish.tensorflow.compression import Compression
 from horovodish.tensorflow.gradients import plan_of, reduced_gradients
 from horovodish.tensorflow.tracing import as_written
 
+__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
+
 Tape = TypeVar("Tape", bound=tf.GradientTape)
 
 

@@ -20,6 +20,8 @@ from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.torch.collectives import broadcast_async_
 from horovodish.torch.tensors import check_tensor, moves_as_bytes
 
+__all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
+
 
 def broadcast_parameters(
     params: Mapping[str, Tensor | None] | Iterable[tuple[str, Tensor | None] | Tensor],

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from horovodish import collectives, devices
+from horovodish.collectives import Handle, barrier, poll, synchronize
 from horovodish.compression import Compressor, check_compression
 from horovodish.operation import Operation, checked_group, checked_op, only
 from horovodish.process_sets import ProcessSet, global_process_set
@@ -33,6 +34,36 @@ from horovodish.torch.adapter import COLLECTIVES, TENSORS
 from horovodish.torch.autograd import Allgather, Allreduce, Alltoall, Broadcast, Reducescatter, is_recorded
 from horovodish.torch.compression import Compression
 from horovodish.torch.tensors import check_tensor
+
+__all__ = [
+    "Handle",
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "join",
+    "poll",
+    "reducescatter",
+    "reducescatter_async",
+    "synchronize",
+]
 
 allgather_async = COLLECTIVES.allgather_async
 allreduce_ = COLLECTIVES.allreduce_

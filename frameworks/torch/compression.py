@@ -7,6 +7,8 @@ import torch
 from horovodish.compression import CastCompressor, NoneCompressor
 from horovodish.compression import Compressor as Compressor  # Horovod's users import it from here
 
+__all__ = ["Compression"]
+
 
 def _is_wider(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and tensor.element_size() > 2

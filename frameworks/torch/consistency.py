@@ -17,6 +17,8 @@ from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.submission import Checking, gather_objects, generated_name
 from horovodish.torch.optimizer import keeps_own_state
 
+__all__ = ["check_consistency"]
+
 _Checksums = dict[str, tuple[str, int]]  # what a value is, and the checksum of its bytes, by name
 
 

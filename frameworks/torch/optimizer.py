@@ -23,6 +23,8 @@ from horovodish.torch.gradients.adasum import DeltaReducer
 from horovodish.torch.gradients.reducer import Reducer
 from horovodish.torch.names import Names
 
+__all__ = ["DistributedOptimizer"]
+
 OptimizerT = TypeVar("OptimizerT", bound=Optimizer)
 
 

@@ -15,6 +15,8 @@ from horovodish.submission import Checking
 from horovodish.torch.adapter import TENSORS
 from horovodish.torch.tensors import check_tensor, dtype_code
 
+__all__ = ["sparse_allreduce_async"]
+
 
 def sparse_allreduce_async(
     tensor: Tensor, name: str, op: ReduceOp, process_set: ProcessSet = global_process_set

@@ -18,6 +18,8 @@ from horovodish.reduce_ops import Sum
 from horovodish.submission import Checking, generated_name
 from horovodish.torch.adapter import TENSORS
 
+__all__ = ["SyncBatchNorm", "convert_sync_batchnorm"]
+
 
 class SyncBatchNorm(_BatchNorm):
     """Batch normalization with the mean and variance of the batches of all ranks, as if they were one batch.

@@ -19,7 +19,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from horovodish import missing_names
+from horovodish import package_names
 from horovodish.version import __version__
 
 __all__ = ["VERSION"]
@@ -91,7 +91,7 @@ def _ours(name: str) -> str | None:
 
 def _remedy(name: str) -> str | None:
     """Return what to do without one of Horovod's modules, named as for `_ours`; None if nothing is known."""
-    return INSTEAD.get(name.partition(".")[0]) or missing_names.INSTEAD.get(name.rpartition(".")[2])
+    return INSTEAD.get(name.partition(".")[0]) or package_names.INSTEAD.get(name.rpartition(".")[2])
 
 
 # First, because an installed Horovod's finder would look into the folder of its own.

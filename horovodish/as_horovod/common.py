@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from horovodish import package_names as _package_names
 from horovodish import process_api as _process_api
 from horovodish.process_api import *  # noqa: F403
 
@@ -107,4 +108,4 @@ __all__ = [
     "num_rank_is_power_2",
     "split_list",
 ]
-__all__ += _process_api.__all__
+__all__ += _package_names.exported(_process_api.__name__)

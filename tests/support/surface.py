@@ -26,6 +26,8 @@ def check_surface(module: ModuleType, *, found_when_asked_for: frozenset[str] = 
     assert public >= EVERYWHERE, f"{module.__name__} lacks {EVERYWHERE - public}"
     there = {name for name in vars(module) if not name.startswith("_") or name == "__version__"} | found_when_asked_for
     assert there - (submodules(module) - public) == public
+    homes = {name: getattr(getattr(module, name), "__module__", None) for name in public}
+    assert [name for name, home in homes.items() if home and not home.startswith("horovodish")] == []
     assert [name for name in module.__all__ if not is_documented(name, getattr(module, name))] == []
 
 

@@ -6,8 +6,6 @@ if __name__ != "horovodish.tensorflow.keras":
     raise ImportError("import this package as horovodish.tensorflow.keras")
 
 from horovodish.keras import *  # noqa: F403
-from horovodish.keras import __all__ as __all__
-from horovodish.process_api import *  # noqa: F403
 
 if not _typing.TYPE_CHECKING:
     from horovodish.keras import __getattr__ as __getattr__

@@ -1,12 +1,13 @@
-"""Names of Horovod's that a package lacks: modules that are imported on request, and hints for the rest."""
+"""The names of a package: those that it exports, and those of Horovod's that it lacks."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
+from types import ModuleType
 
-__all__ = ["INSTEAD", "look_up"]
+__all__ = ["INSTEAD", "exported", "look_up"]
 
 _HOROVODS_MODULES = ("functions", "mpi_ops")
 
@@ -15,6 +16,12 @@ INSTEAD = {
     "horovodish.surviving_communicator() lets the others go on",
     "check_extension": "nothing is compiled for a framework, so there is nothing to check",
 }
+
+
+def exported(package: str) -> list[str]:
+    """The `__all__` of a package: what its `__init__` has imported under a public name, without the modules."""
+    found = vars(sys.modules[package]).items()
+    return sorted(name for name, value in found if not name.startswith("_") and not isinstance(value, ModuleType))
 
 
 def look_up(package: str, name: str) -> object:
