@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from horovodish import objects
 from horovodish.agreement import Named, agreement
-from horovodish.operation import checked_root
+from horovodish.operation import Operation, checked_root
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.submission import generated_name
 from horovodish.tensorflow.collectives import broadcast_
@@ -59,7 +59,10 @@ def broadcast_variables(
         return None
     is_root = process_set.ranks[process_set.rank()] == root_rank
     tensors = [tf.convert_to_tensor(variable) for variable in present]
-    sent = [broadcasted(t, root_rank, f"{name}[{number}]", process_set) for number, t in enumerate(tensors)]
+    sends = [
+        Operation("broadcast", f"{name}[{number}]", process_set, root_rank=root_rank) for number in range(len(tensors))
+    ]
+    sent = [broadcasted(operation, tensor) for operation, tensor in zip(sends, tensors, strict=True)]
     for variable, value in zip([] if is_root else present, sent, strict=False):
         variable.assign(value)
     return None

@@ -7,23 +7,12 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from horovodish.compression import Compressor, check_compression
-from horovodish.operation import checked_root
-from horovodish.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.reduce_ops import Average, ReduceOp, chosen_op
+from horovodish.compression import Compressor
+from horovodish.operation import Operation, only
+from horovodish.process_sets import ProcessSet, global_process_set
+from horovodish.reduce_ops import Average, ReduceOp
 from horovodish.tensorflow.compression import Compression
-from horovodish.tensorflow.names import operation_name
-from horovodish.tensorflow.operations import (
-    Reduction,
-    broadcasted,
-    check_group,
-    checking,
-    converted,
-    exchanged,
-    gathered,
-    reduced,
-    scattered,
-)
+from horovodish.tensorflow.operations import broadcasted, checked, exchanged, gathered, prepared, reduced, scattered
 from horovodish.tensorflow.sparse import reduced_slices
 from horovodish.tensorflow.tracing import as_written, in_graph_for_sessions
 
@@ -84,9 +73,8 @@ def allreduce(
     Example:
         >>> mean_loss = hvd.allreduce(loss, name="loss")
     """
-    return _all_reduced(
-        [tensor], False, name, compression, average, op, prescale_factor, postscale_factor, process_set
-    )[0]
+    operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor)
+    return only(_reduced(operation, [tensor], compression))
 
 
 @as_written
@@ -120,7 +108,8 @@ def grouped_allreduce(
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy])
     """
-    return _all_reduced(tensors, True, name, compression, average, op, prescale_factor, postscale_factor, process_set)
+    operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor)
+    return _reduced(operation, tensors, compression)
 
 
 @as_written
@@ -153,7 +142,8 @@ def reducescatter(
     Example:
         >>> own_rows = hvd.reducescatter(gradient, op=hvd.Sum)
     """
-    return _all_scattered([tensor], name, compression, op, prescale_factor, postscale_factor, process_set)[0]
+    operation = Operation("reducescatter", name, process_set, op, None, prescale_factor, postscale_factor)
+    return only(_scattered(operation, [tensor], compression))
 
 
 @as_written
@@ -184,7 +174,8 @@ def grouped_reducescatter(
     Example:
         >>> weights, biases = hvd.grouped_reducescatter([weight_gradients, bias_gradients])
     """
-    return _all_scattered(tensors, name, compression, op, prescale_factor, postscale_factor, process_set)
+    operation = Operation("reducescatter", name, process_set, op, None, prescale_factor, postscale_factor)
+    return _scattered(operation, tensors, compression)
 
 
 @as_written
@@ -204,7 +195,7 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
     Example:
         >>> predictions = hvd.allgather(predictions)
     """
-    return _all_gathered([tensor], name, process_set)[0]
+    return only(grouped_allgather([tensor], name, process_set))
 
 
 @as_written
@@ -228,7 +219,8 @@ def grouped_allgather(
     Example:
         >>> predictions, labels = hvd.grouped_allgather([predictions, labels])
     """
-    return _all_gathered(tensors, name, process_set)
+    results, _ = gathered(*prepared(Operation("allgather", name, process_set), tensors))
+    return results
 
 
 @as_written
@@ -251,11 +243,8 @@ def broadcast(
     Example:
         >>> noise = hvd.broadcast(noise, root_rank=0)
     """
-    identity = checked_id(process_set)
-    name = operation_name("broadcast", name, identity)
-    with checking("broadcast", name, identity):
-        root = checked_root(root_rank, process_set)
-    return broadcasted(converted([tensor], "broadcast", name, process_set)[0], root, name, process_set)
+    operation, tensors = prepared(Operation("broadcast", name, process_set, root_rank=root_rank), [tensor])
+    return broadcasted(operation, only(tensors))
 
 
 @as_written
@@ -284,14 +273,11 @@ def broadcast_(
     Example:
         >>> hvd.broadcast_(model.variables, root_rank=0)
     """
-    identity = checked_id(process_set)
-    name = operation_name("broadcast", name, identity)
-    with checking("broadcast", name, identity):
-        root = checked_root(root_rank, process_set)
-    is_root = process_set.ranks[process_set.rank()] == root
+    operation = checked(Operation("broadcast", name, process_set, root_rank=root_rank))
+    is_root = process_set.ranks[process_set.rank()] == operation.root_rank
     updated: list[Any] = []
     for number, variable in enumerate(variables):
-        sent = broadcasted(tf.convert_to_tensor(variable), root, f"{name}[{number}]", process_set)
+        sent = broadcasted(operation._replace(name=f"{operation.name}[{number}]"), tf.convert_to_tensor(variable))
         if in_graph_for_sessions():
             with tf.control_dependencies([sent if is_root else variable.assign(sent, read_value=False)]):
                 updated.append(variable.read_value())
@@ -322,77 +308,34 @@ def alltoall(
     Example:
         >>> received, counts = hvd.alltoall(rows, splits=[2, 0])
     """
-    identity = checked_id(process_set)
-    name = operation_name("alltoall", name, identity)
-    received, counts = exchanged(converted([tensor], "alltoall", name, process_set)[0], splits, name, process_set)
+    operation, tensors = prepared(Operation("alltoall", name, process_set, splits=splits), [tensor])
+    received, counts = exchanged(operation, only(tensors))
     return received if splits is None else (received, counts)
 
 
-def _all_reduced(
-    tensors: Sequence[Any],
-    grouped: bool,
-    name: str | None,
-    compression: Compressor,
-    average: bool | None,
-    op: ReduceOp | None,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-) -> list[Any]:
-    identity = checked_id(process_set)
-    name = operation_name("allreduce", name, identity)
-    with checking("allreduce", name, identity):
-        check_group(tensors, "allreduce")
-        check_compression(compression)
-        reduction = Reduction(chosen_op(average, op), prescale_factor, postscale_factor, process_set)
-    results: list[Any] = [None] * len(tensors)
-    dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
-    for index, tensor in enumerate(tensors):
-        if isinstance(tensor, tf.IndexedSlices):
-            own_name = f"{name}[{index}]" if grouped else name
-            results[index] = reduced_slices(tensor, own_name, reduction, compression)
-    if dense:
-        whole = converted([tensors[index] for index in dense], "allreduce", name, process_set)
-        found = _compressed(whole, name, reduction, compression, reduced)
-        for index, result in zip(dense, found, strict=True):
-            results[index] = result
+def _reduced(operation: Operation, tensors: Sequence[Any], compression: Compressor) -> list[Any]:
+    operation, results = prepared(operation, tensors, compression)
+    dense = [index for index, tensor in enumerate(results) if not isinstance(tensor, tf.IndexedSlices)]
+    for index in set(range(len(results))).difference(dense):
+        name = operation.name if len(results) == 1 else f"{operation.name}[{index}]"
+        results[index] = reduced_slices(operation._replace(name=name), results[index], compression)
+    found = _compressed(reduced, operation, [results[index] for index in dense], compression) if dense else []
+    for index, result in zip(dense, found, strict=True):
+        results[index] = result
     return results
 
 
-def _all_scattered(
-    tensors: Sequence[Any],
-    name: str | None,
-    compression: Compressor,
-    op: ReduceOp,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-) -> list[tf.Tensor]:
-    identity = checked_id(process_set)
-    name = operation_name("reducescatter", name, identity)
-    with checking("reducescatter", name, identity):
-        check_group(tensors, "reducescatter")
-        check_compression(compression)
-        reduction = Reduction(chosen_op(None, op), prescale_factor, postscale_factor, process_set)
-    rows = converted(tensors, "reducescatter", name, process_set)
-    return _compressed(rows, name, reduction, compression, scattered)
+def _scattered(operation: Operation, tensors: Sequence[Any], compression: Compressor) -> list[tf.Tensor]:
+    operation, tensors = prepared(operation, tensors, compression)
+    return _compressed(scattered, operation, tensors, compression)
 
 
 def _compressed(
+    run: Callable[[Operation, list[tf.Tensor]], list[tf.Tensor]],
+    operation: Operation,
     tensors: Sequence[tf.Tensor],
-    name: str,
-    reduction: Reduction,
     compression: Compressor,
-    run: Callable[[Sequence[tf.Tensor], str, Reduction], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
     pairs = [compression.compress(tensor) for tensor in tensors]
-    results = run([payload for payload, _ in pairs], name, reduction)
+    results = run(operation, [payload for payload, _ in pairs])
     return [compression.decompress(result, context) for result, (_, context) in zip(results, pairs, strict=True)]
-
-
-def _all_gathered(tensors: Sequence[Any], name: str | None, process_set: ProcessSet) -> list[tf.Tensor]:
-    identity = checked_id(process_set)
-    name = operation_name("allgather", name, identity)
-    with checking("allgather", name, identity):
-        check_group(tensors, "allgather")
-    return gathered(converted(tensors, "allgather", name, process_set), name, process_set)[0]

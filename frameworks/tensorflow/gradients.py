@@ -14,7 +14,7 @@ import tensorflow as tf
 from horovodish.gradient_options import GradientOptions
 from horovodish.gradient_plan import Bucket, GradientAdapter, GradientPlan, Layout, Payload
 from horovodish.tensorflow.names import name_in_step
-from horovodish.tensorflow.operations import Reduction, reduced_groups
+from horovodish.tensorflow.operations import reduced_groups
 from horovodish.tensorflow.sparse import reduced_slices
 
 
@@ -51,10 +51,10 @@ class _Gradients(GradientAdapter):
         return tf.IndexedSlices(values, tf.range(rows, dtype=tf.int64), tf.constant(source.shape, tf.int64))
 
     def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> list[list[Any]]:
-        return reduced_groups([(bucket.tensors, bucket.name) for bucket in buckets], _reduction(options))
+        return reduced_groups([(options.operation(bucket.name), bucket.tensors) for bucket in buckets])
 
     def reduce_sparse(self, gradient: Any, name: str, options: GradientOptions) -> Any:
-        return reduced_slices(gradient, name, _reduction(options), options.compression)
+        return reduced_slices(options.operation(name), gradient, options.compression)
 
 
 GRADIENTS = _Gradients()
@@ -77,7 +77,3 @@ def reduced_gradients(gradients: Sequence[Any], sources: Sequence[Any], plan: Gr
 def _label(index: int, source: Any) -> str:
     name = getattr(source, "path", None) or (source.name if hasattr(source, "assign") else "")
     return f".{index}:{name}"
-
-
-def _reduction(options: GradientOptions) -> Reduction:
-    return Reduction(options.op, options.prescale_factor, options.postscale_factor, options.process_set)

@@ -6,15 +6,13 @@ import tensorflow as tf
 
 from horovodish.compression import Compressor
 from horovodish.errors import UnsupportedTensorError
-from horovodish.process_sets import checked_id
+from horovodish.operation import Operation, checked_op
 from horovodish.reduce_ops import Average, Sum
-from horovodish.tensorflow.operations import Reduction, check_dtypes, checking, gathered
+from horovodish.tensorflow.operations import check_dtypes, checking, gathered
 from horovodish.tensorflow.tracing import compiled_by_xla
 
 
-def reduced_slices(
-    slices: tf.IndexedSlices, name: str, reduction: Reduction, compression: Compressor
-) -> tf.IndexedSlices:
+def reduced_slices(operation: Operation, slices: tf.IndexedSlices, compression: Compressor) -> tf.IndexedSlices:
     """The sum or average of the slices of all ranks. What travels is in proportion to the slices, not to the shape.
 
     Every rank first adds up its own slices of the same index; then the slices of all ranks are gathered. Those of
@@ -24,23 +22,25 @@ def reduced_slices(
     Raises:
         UnsupportedTensorError: the op is neither `Sum` nor `Average`, or the dtype cannot be reduced.
     """
-    with checking("allgather", name, checked_id(reduction.process_set)):
-        if reduction.op not in (Average, Sum):
+    op = checked_op("allreduce", str(operation.name), operation.average, operation.op)
+    gather = Operation("allgather", operation.name, operation.process_set)
+    with checking(gather):
+        if op not in (Average, Sum):
             raise UnsupportedTensorError(
-                f"{name}: it is sparse, and op={reduction.op.name.capitalize()} is not for IndexedSlices; use "
+                f"{operation.name}: it is sparse, and op={op.name.capitalize()} is not for IndexedSlices; use "
                 "op=Average or op=Sum, or pass tf.convert_to_tensor(slices)"
             )
-        check_dtypes([slices.values], name, reduction.op)
+        check_dtypes(operation, [slices.values])
     values, indices = slices.values, tf.cast(slices.indices, tf.int64)  # int32 on one rank, int64 on another
     if not compiled_by_xla():  # which knows no shape that depends on values
         indices, positions = tf.unique(indices)
         values = tf.math.unsorted_segment_sum(values, positions, tf.size(indices))
     payload, context = compression.compress(values)
     mark = tf.ones([1], tf.uint8)  # of every rank that takes part
-    (payload, indices, marks), _ = gathered([payload, indices, mark], name, reduction.process_set)
+    (payload, indices, marks), _ = gathered(gather, [payload, indices, mark])
     values = compression.decompress(payload, context)
-    factor = reduction.prescale_factor * reduction.postscale_factor
-    ranks = tf.size(marks) if reduction.op is Average else tf.constant(1)
+    factor = operation.prescale_factor * operation.postscale_factor
+    ranks = tf.size(marks) if op is Average else tf.constant(1)
     if values.dtype.is_floating:
         values *= tf.cast(tf.cast(factor, tf.float64) / tf.cast(ranks, tf.float64), values.dtype)
     else:

@@ -15,7 +15,8 @@ import horovodish
 import horovodish.tensorflow as hvd
 from horovodish.basics import engine
 from horovodish.errors import DuplicateNameError, NotInitializedError
-from horovodish.tensorflow import library, operations, sparse
+from horovodish.operation import Operation
+from horovodish.tensorflow import library, sparse
 from support.model import FLOATS, INTEGERS, MOVED, OPS, difference, dtype_of, reduced, values
 from support.ranks import run_ranks
 from support.tensorflow_tensors import EAGER, GRAPH, XLA, called
@@ -363,15 +364,15 @@ def test_operations(np: int) -> None:
 
 
 def test_small_integers_average_over_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gathered(tensors: Any, *_: Any) -> Any:
+    def gathered(_: Any, tensors: Any) -> Any:
         values, indices, mark = tensors
         return (values, indices, tf.repeat(mark, 256)), []
 
     monkeypatch.setattr(sparse, "gathered", gathered)
-    reduction = operations.Reduction(hvd.Average, 1.0, 1.0, hvd.global_process_set)
+    operation = Operation("allreduce", "many", op=hvd.Average)
     for dtype in (tf.int8, tf.uint8):
         slices = tf.IndexedSlices(tf.constant([[100]], dtype), tf.constant([0]))
-        assert sparse.reduced_slices(slices, "many", reduction, hvd.Compression.none).values.numpy().tolist() == [[0]]
+        assert sparse.reduced_slices(operation, slices, hvd.Compression.none).values.numpy().tolist() == [[0]]
 
 
 def test_bfloat16_is_the_engines() -> None:
