@@ -5,31 +5,31 @@ import os
 from collections.abc import Iterator
 
 from horovodish.errors import SettingError
-from horovodish.place import Place
+from horovodish.topology import Topology
 
 __all__ = ["core_of", "new_threads_on"]
 
 
-def core_of(place: Place, thread_affinity: str) -> int | None:
+def core_of(topology: Topology, thread_affinity: str) -> int | None:
     """The core for the engine's threads on this rank; None: any.
 
     Args:
-        place: of this rank.
+        topology: of this rank.
         thread_affinity: the setting of that name.
 
     Raises:
         SettingError: it has no core for every rank of a host, or one that this rank may not use.
     """
-    if not thread_affinity or place.size == 1:
+    if not thread_affinity or topology.size == 1:
         return None
     setting = f"HOROVODISH_THREAD_AFFINITY={thread_affinity!r}"
-    cores, most = thread_affinity.split(","), max(map(len, place.hosts))
+    cores, most = thread_affinity.split(","), max(map(len, topology.hosts))
     if len(cores) < most or not all(core.strip().isdecimal() for core in cores):
         raise SettingError(f"{setting} is not accepted: it is the numbers of {most} cores, one for each rank of a host")
-    core, usable = int(cores[place.local_rank]), os.sched_getaffinity(0)
+    core, usable = int(cores[topology.local_rank]), os.sched_getaffinity(0)
     if core not in usable:
         names = ", ".join(map(str, sorted(usable)))
-        raise SettingError(f"{setting} gives core {core} to rank {place.rank}, which may use {names}")
+        raise SettingError(f"{setting} gives core {core} to rank {topology.rank}, which may use {names}")
     return core
 
 

@@ -225,7 +225,7 @@ def tuner_of(name: str, process_set: ProcessSet) -> Tuner | None:
 
 def _choices_here(only: Collection[str] | None) -> dict[str, Sequence[float]]:
     """The settings that matter where the ranks are: chunks within a host, segments between hosts of one rank each."""
-    hosts = basics.running().engine_place.hosts
+    hosts = basics.running().engine_topology.hosts
     without = {"chunk_kb"} if all(len(ranks) == 1 for ranks in hosts) else {"ring_segment_kb"}
     return {name: values for name, values in CHOICES.items() if name not in without and (only is None or name in only)}
 
@@ -276,4 +276,4 @@ def _notice_log_without_autotune(_: object) -> None:
         )
 
 
-basics.follow(lambda _: None, _notice_log_without_autotune, lambda: None)
+basics.follow(started=_notice_log_without_autotune)

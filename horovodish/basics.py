@@ -25,7 +25,7 @@ from horovodish import (
 )
 from horovodish.errors import ForkedProcessError, NotInitializedError, SettingError
 from horovodish.launched import check_no_other_launcher, launcher_environment
-from horovodish.place import Place
+from horovodish.topology import Topology
 from horovodish.version import __version__
 
 if TYPE_CHECKING:
@@ -60,16 +60,16 @@ class Running:
     """What there is between `init()` and `shutdown()`.
 
     Attributes:
-        place: as the user sees it.
-        engine_place: as the engine sees it, which may be told that every rank is a host of its own.
+        topology: as the user sees it.
+        engine_topology: as the engine sees it, which may be told that every rank is a host of its own.
         communicator: of all ranks, not used by the engine; None in a world of one rank without a launcher.
         settings: those of `init()`: all ranks have the same ones, except for those that may differ by rank.
         begun_ns: rank 0's time of day when it had called `init()`, the same number on every rank.
         some_timeline: whether the settings of any rank name a file for a timeline.
     """
 
-    place: Place
-    engine_place: Place
+    topology: Topology
+    engine_topology: Topology
     engine: _native.Engine
     communicator: "Intracomm | None"
     peers: local_peers.LocalPeers | None
@@ -89,14 +89,14 @@ class Running:
             comm: a communicator of exactly these ranks; needed where they are on several hosts.
             generation: how often an engine has used `comm` before.
         """
-        hosts = [[ranks.index(rank) for rank in host if rank in ranks] for host in self.engine_place.hosts]
+        hosts = [[ranks.index(rank) for rank in host if rank in ranks] for host in self.engine_topology.hosts]
         hosts = sorted(filter(None, hosts))
-        local = [rank for rank in self.engine_place.local_ranks if rank in ranks]
+        local = [rank for rank in self.engine_topology.local_ranks if rank in ranks]
         self.engine.add_process_set(
             id,
             ranks=ranks,
             hosts=hosts,
-            local=[self.engine_place.local_ranks.index(rank) for rank in local],
+            local=[self.engine_topology.local_ranks.index(rank) for rank in local],
             region=region,
             mpi=mpi.native_table(comm) if comm is not None and len(hosts) > 1 else None,
             generation=generation,
@@ -147,7 +147,7 @@ def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = No
     if comm is None and launcher_environment() is None:
         check_no_other_launcher()
         knobs = settings.load(warn=notices.append)
-        _running = _start(Place(0, ((0,),)), knobs, bool(knobs.timeline_filename))
+        _running = _start(Topology(0, ((0,),)), knobs, bool(knobs.timeline_filename))
     else:
         _check_not_started_by_a_rank()
         run_folder.reached("init")
@@ -176,8 +176,13 @@ def shutdown() -> None:
     _stop("called shutdown()")
 
 
-def follow(check: Callable[[Any], None], started: Callable[[Any], None], stopped: Callable[[], None]) -> None:
-    """Lets a module that builds on this one follow the engine's life.
+def follow(
+    *,
+    check: Callable[[Any], None] = lambda _: None,
+    started: Callable[[Any], None] = lambda _: None,
+    stopped: Callable[[], None] = lambda: None,
+) -> None:
+    """Tell a module that builds on this one when the engine starts and stops.
 
     Args:
         check: called before each start, with the `process_sets` of `init`; raises what is wrong with them.
@@ -209,38 +214,38 @@ def rank() -> int:
     Raises:
         NotInitializedError: a ValueError; before `init()`. So do all queries below.
     """
-    return running().place.rank
+    return running().topology.rank
 
 
 def size() -> int:
     """How many ranks there are."""
-    return running().place.size
+    return running().topology.size
 
 
 def local_rank() -> int:
     """The number of this rank among those of its host, from 0."""
-    return running().place.local_rank
+    return running().topology.local_rank
 
 
 def local_size() -> int:
     """How many ranks this host has."""
-    return len(running().place.local_ranks)
+    return len(running().topology.local_ranks)
 
 
 def cross_rank() -> int:
     """The number of this host among those that have a rank of this local rank, from 0."""
-    place = running().place
-    return place.peers_across.index(place.host)
+    topology = running().topology
+    return topology.peers_across.index(topology.host)
 
 
 def cross_size() -> int:
     """How many hosts have a rank of this local rank."""
-    return len(running().place.peers_across)
+    return len(running().topology.peers_across)
 
 
 def is_homogeneous() -> bool:
     """Whether every host has the same number of ranks."""
-    return len({len(ranks) for ranks in running().place.hosts}) == 1
+    return len({len(ranks) for ranks in running().topology.hosts}) == 1
 
 
 def mpi_threads_supported() -> bool:
@@ -365,14 +370,15 @@ def _start_together(communicator: communicators.Communicator, notices: list[str]
     mpi.unname_shared_memory(comm)
     _check_agreement(seen)
     leaders = sorted({entry[0] for entry in seen})
-    place = Place(own, tuple(tuple(r for r, entry in enumerate(seen) if entry[0] == leader) for leader in leaders))
+    hosts = tuple(tuple(rank for rank, entry in enumerate(seen) if entry[0] == leader) for leader in leaders)
+    topology = Topology(own, hosts)
     peers = None
-    if place.size > 1 and knobs.plane != "mpi_ring":
-        memory_bytes = _native.arena_bytes(len(place.local_ranks), knobs.chunk_kb * 1024)
+    if topology.size > 1 and knobs.plane != "mpi_ring":
+        memory_bytes = _native.arena_bytes(len(topology.local_ranks), knobs.chunk_kb * 1024)
         peers = local_peers.connect(local_comm, memory_bytes, knobs.start_timeout_seconds)
     local_comm.Free()
     some_timeline = any(entry[1].timeline_filename for entry in seen)
-    started = _start(place, knobs, some_timeline, communicator, peers)
+    started = _start(topology, knobs, some_timeline, communicator, peers)
     comm.Barrier()
     if launcher_environment() is not None:
         os.environ[settings.RANK_PROCESS_VARIABLE] = f"{os.getpid()} {_job()}"
@@ -396,20 +402,20 @@ def _check_agreement(seen: list[tuple[int, settings.Settings, str]]) -> None:
 
 
 def _start(
-    place: Place,
+    topology: Topology,
     knobs: settings.Settings,
     some_timeline: bool,
     communicator: communicators.Communicator | None = None,
     peers: local_peers.LocalPeers | None = None,
 ) -> Running:
     # With more ranks than cores a thread that spins keeps the one from running that it waits for.
-    spin_us = knobs.spin_us if len(place.local_ranks) <= len(os.sched_getaffinity(0)) else 0
-    with affinity.new_threads_on(affinity.core_of(place, knobs.thread_affinity)):
+    spin_us = knobs.spin_us if len(topology.local_ranks) <= len(os.sched_getaffinity(0)) else 0
+    with affinity.new_threads_on(affinity.core_of(topology, knobs.thread_affinity)):
         native = _native.Engine(
-            rank=place.rank,
-            size=place.size,
-            local_rank=place.local_rank,
-            local_size=len(place.local_ranks),
+            rank=topology.rank,
+            size=topology.size,
+            local_rank=topology.local_rank,
+            local_size=len(topology.local_ranks),
             arena_descriptors=peers.descriptors if peers else [],
             peer_sockets=peers.sockets if peers else [],
             chunk_bytes=knobs.chunk_kb * 1024,
@@ -425,14 +431,14 @@ def _start(
         )
     if peers:
         peers.close_memory()
-    every_rank_alone = tuple((rank,) for rank in range(place.size))
-    engine_place = Place(place.rank, every_rank_alone) if knobs.plane == "mpi_ring" else place
+    every_rank_alone = tuple((rank,) for rank in range(topology.size))
+    engine_topology = Topology(topology.rank, every_rank_alone) if knobs.plane == "mpi_ring" else topology
     control = communicator.control if communicator else None
     begun_ns = control.bcast(time.time_ns()) if control else time.time_ns()
-    started = Running(place, engine_place, native, control, peers, knobs, begun_ns, some_timeline)
+    started = Running(topology, engine_topology, native, control, peers, knobs, begun_ns, some_timeline)
     generation = communicator.generation if communicator else 0
     comm = communicator.engine if communicator else None
-    started.add_process_set(0, list(range(place.size)), 0, comm, generation)
+    started.add_process_set(0, list(range(topology.size)), 0, comm, generation)
     return started
 
 
@@ -452,7 +458,7 @@ def _stop(reason: str) -> None:
     os.environ.pop(settings.RANK_PROCESS_VARIABLE, None)
     why = failures.reason or reason
     run_folder.reached("shutdown")
-    stopped.engine.stop(failures.reason is not None, f"rank {stopped.place.rank} {why}")
+    stopped.engine.stop(failures.reason is not None, f"rank {stopped.topology.rank} {why}")
     run_folder.reached("stopped")
     _last_loss = stopped.engine.loss()
     for *_, forget in _followers:
@@ -477,7 +483,7 @@ def _after_fork_in_child() -> None:
 def _own_rank() -> int | None:
     """The rank of this process, also while `init()` has not succeeded."""
     if _running is not None:
-        return _running.place.rank
+        return _running.topology.rank
     launched = launcher_environment()
     is_child_of_a_rank = settings.RANK_PROCESS_VARIABLE in os.environ
     return launched.rank if launched and not is_child_of_a_rank else None

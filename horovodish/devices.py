@@ -132,4 +132,4 @@ def _forget() -> None:
     _used = None
 
 
-basics.follow(lambda _: None, lambda _: None, _forget)
+basics.follow(stopped=_forget)

@@ -11,7 +11,7 @@ from horovodish import basics
 from horovodish.collectives import broadcast
 from horovodish.operation import checked_root
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.submission import Checking, gather_objects, generated_name, pickled
+from horovodish.submission import RefuseOnError, gather_objects, generated_name, pickled
 
 __all__ = ["allgather_object", "broadcast_object"]
 
@@ -41,7 +41,7 @@ def broadcast_object(
     """
     identity = checked_id(process_set)
     name = generated_name("broadcast_object", identity) if name is None else name
-    with Checking("broadcast", f"{name}.length", identity):
+    with RefuseOnError("broadcast", f"{name}.length", identity):
         root = checked_root(root_rank, process_set)
     if basics.rank() == root:
         data = pickled(obj, "broadcast", f"{name}.length", identity)

@@ -18,7 +18,7 @@ from horovodish.arrays import ITEM_BYTES
 from horovodish.devices import ON_HOST, Placement
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Adasum, ReduceOp, Sum, chosen_op
-from horovodish.submission import Checking, Family, Handle, Member, Request, generated_name, submit
+from horovodish.submission import Family, Handle, Member, RefuseOnError, Request, generated_name, submit
 
 __all__ = [
     "Adapter",
@@ -177,7 +177,7 @@ class Adapter(ABC, Generic[T]):
         kind, _, process_set, op, average, prescale, postscale, root, splits, in_place, member_names, family = operation
         name, identity = operation.named()
         allocates = kind in _ALLOCATES
-        with Checking(kind, name, identity):
+        with RefuseOnError(kind, name, identity):
             if kind in _REDUCES:
                 op = reduced_by = checked_op(kind, name, average, op)
             else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from horovodish import _native, basics, mpi
 from horovodish.errors import MismatchError
-from horovodish.submission import Checking, gather_objects, generated_name
+from horovodish.submission import RefuseOnError, gather_objects, generated_name
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Group, Intracomm
@@ -162,12 +162,12 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     global _next_id
     running = basics.running()
     agreement = generated_name("add_process_set")
-    with Checking("allgather", agreement, _GLOBAL_ID):
+    with RefuseOnError("allgather", agreement, _GLOBAL_ID):
         added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
         added._number()
     _check_agreement("add_process_set", added.ranks, agreement)
-    if added.ranks[-1] >= running.place.size or added.ranks[0] < 0:
-        raise ValueError(f"process set {added.ranks}: the ranks are 0 to {running.place.size - 1}")
+    if added.ranks[-1] >= running.topology.size or added.ranks[0] < 0:
+        raise ValueError(f"process set {added.ranks}: the ranks are 0 to {running.topology.size - 1}")
     if any(other.ranks == added.ranks for other in _added.values()):
         raise ValueError(f"a process set of ranks {added.ranks} is in use already; use that one")
     free = set(range(1, _native.REGIONS)) - set(_regions.values())
@@ -209,7 +209,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         ValueError: operations are under way in the set on some rank; every rank raises it, and the set stays.
     """
     agreement = generated_name("remove_process_set")
-    with Checking("allgather", agreement, _GLOBAL_ID):
+    with RefuseOnError("allgather", agreement, _GLOBAL_ID):
         check_kind(process_set)
     identity = process_set.process_set_id
     _check_agreement("remove_process_set", identity, agreement)
@@ -235,7 +235,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def check_kind(process_set: object) -> None:
-    """Passes a process set, whether it is in use or not.
+    """Raise unless this is a process set, in use or not.
 
     Raises:
         TypeError: it is something else.
@@ -278,7 +278,7 @@ def _check_wanted(process_sets: Sequence[ProcessSet | Sequence[int]] | str | Non
 
 def _start(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> None:
     running = basics.running()
-    global_process_set.ranks = list(range(running.place.size))
+    global_process_set.ranks = list(range(running.topology.size))
     global_process_set.process_set_id = _GLOBAL_ID
     global_process_set.mpi_comm = running.communicator
     _added[_GLOBAL_ID] = global_process_set
@@ -318,4 +318,4 @@ def _check_agreement(call: str, value: object, name: str) -> None:
         )
 
 
-basics.follow(_check_wanted, _start, _stop)
+basics.follow(check=_check_wanted, started=_start, stopped=_stop)

@@ -273,11 +273,11 @@ def pickled(value: object, kind: str, name: str, process_set_id: int) -> npt.NDA
     Raises:
         Exception: the object cannot be pickled.
     """
-    with Checking(kind, name, process_set_id):
+    with RefuseOnError(kind, name, process_set_id):
         return np.frombuffer(pickling.dumps(value), np.uint8)
 
 
-class Checking:
+class RefuseOnError:
     """Wraps the checks of an operation's arguments, so that no rank waits for one that cannot take part.
 
     An exception within passes through. The ranks that wait for the operation then raise `MismatchError` with its text.
@@ -289,7 +289,7 @@ class Checking:
         process_set_id: of the process set, which contains this rank.
 
     Example:
-        >>> with Checking("alltoall", name, 0):
+        >>> with RefuseOnError("alltoall", name, 0):
         ...     counts = checked_splits(splits, rows, ranks, name)
     """
 
@@ -414,7 +414,7 @@ def submit(
             )
         except TypeError:
             _check_name(name)
-            with Checking(kind, name, process_set_id):
+            with RefuseOnError(kind, name, process_set_id):
                 _check_factor(prescale_factor, "prescale_factor")
                 _check_factor(postscale_factor, "postscale_factor")
             raise
@@ -435,4 +435,4 @@ def _check_factor(value: object, what: str) -> None:
         raise ValueError(f"{what}={value!r} is no number")
 
 
-basics.follow(lambda _: None, _begin_session, _end_session)
+basics.follow(started=_begin_session, stopped=_end_session)

@@ -52,8 +52,8 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     running = basics.running()
     if _path is not None:
         raise ValueError(f"start_timeline({str(file_path)!r}): {_path} is being recorded; call stop_timeline() first")
-    chosen = _path_of(file_path, running.place.rank)
-    name = f"rank {running.place.rank} on {socket.gethostname()}"
+    chosen = _path_of(file_path, running.topology.rank)
+    name = f"rank {running.topology.rank} on {socket.gethostname()}"
     mark_cycles = bool(mark_cycles)  # the engine closes the descriptor, unless it refuses the type of an argument
     descriptor = os.open(chosen, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     running.engine.start_timeline(descriptor, name=name, origin=_origin_ns, mark_cycles=mark_cycles)
@@ -106,7 +106,7 @@ def _start(_: Any) -> None:
             start_timeline(_numbered(filename, start), running.settings.timeline_mark_cycles)
         except OSError as problem:
             raise SettingError(
-                f"HOROVODISH_TIMELINE_FILENAME={filename!r} on rank {running.place.rank}: {problem}"
+                f"HOROVODISH_TIMELINE_FILENAME={filename!r} on rank {running.topology.rank}: {problem}"
             ) from problem
     _starts[filename] = start
 
@@ -129,4 +129,4 @@ def _stop() -> None:
     _path = None
 
 
-basics.follow(lambda _: None, _start, _stop)
+basics.follow(started=_start, stopped=_stop)

@@ -10,7 +10,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from horovodish._native import DTYPES
-from horovodish.agreement import agreement
+from horovodish.comparison import compared_on_all_ranks
 from horovodish.jax.primitive import Collective, run
 from horovodish.objects import broadcast_object
 from horovodish.operation import checked_root
@@ -70,7 +70,7 @@ def broadcast_optimizer_state(
 
 
 def _broadcast(tree: Tree, root_rank: int, what: str, process_set: ProcessSet) -> Tree:
-    with agreement(what, "the trees", process_set) as described:
+    with compared_on_all_ranks(what, "the trees", process_set) as described:
         root = checked_root(root_rank, process_set)
         pairs, definition = jax.tree_util.tree_flatten_with_path(tree)
         paths, leaves = [jax.tree_util.keystr(path) for path, _ in pairs], [leaf for _, leaf in pairs]

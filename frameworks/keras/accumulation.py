@@ -10,7 +10,7 @@ import keras
 from horovodish.keras import backends
 
 
-class Window:
+class Accumulation:
     """What `backward_passes_per_step` keeps in an optimizer: sums and a count, in variables as a compiled step needs.
 
     Args:

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from horovodish.agreement import Named, agreement
 from horovodish.collectives import broadcast_async
+from horovodish.comparison import Named, compared_on_all_ranks
 from horovodish.compression import Compressor
 from horovodish.keras.compression import Compression
 from horovodish.keras.distribution import Distribution, distribution_of
@@ -36,7 +36,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
     Example:
         >>> hvd.broadcast_variables(model.weights, root_rank=0)
     """
-    with agreement("broadcast_variables", "the variables", process_set) as described:
+    with compared_on_all_ranks("broadcast_variables", "the variables", process_set) as described:
         root = checked_root(root_rank, process_set)
         variables = list(variables)
         for number, variable in enumerate(variables):

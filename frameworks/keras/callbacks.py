@@ -25,8 +25,8 @@ from horovodish import basics
 from horovodish.errors import MismatchError
 from horovodish.keras.broadcast_state import broadcast_variables, optimizers_of, state_of, weights_of
 from horovodish.keras.distribution import distribute_outside
+from horovodish.keras.epoch_sync import EpochSyncCallback
 from horovodish.keras.learning_rates import LearningRateScheduleCallback, LearningRateWarmupCallback
-from horovodish.keras.meeting import MeetingCallback
 from horovodish.objects import allgather_object
 from horovodish.process_sets import ProcessSet
 
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-class BroadcastGlobalVariablesCallback(MeetingCallback):
+class BroadcastGlobalVariablesCallback(EpochSyncCallback):
     """Gives every rank the root's weights and optimizer state before the first step.
 
     Where `compile` has put a LossScaleOptimizer around the wrapped optimizer, it also has the outer one reduce.
@@ -91,12 +91,12 @@ class BroadcastGlobalVariablesCallback(MeetingCallback):
         self._send(state_of(self.model))
 
     def _send(self, variables: list[Any]) -> None:
-        process_set = self.meeting.process_set
+        process_set = self.epoch_sync.process_set
         if process_set.included():
             broadcast_variables(variables, self.root_rank, process_set)
 
 
-class MetricAverageCallback(MeetingCallback):
+class MetricAverageCallback(EpochSyncCallback):
     """Replaces the figures in the logs of an epoch, validation included, by their averages over the ranks.
 
     Callbacks behind it in the list, the history and `fit`'s own output see the averages.
@@ -113,10 +113,10 @@ class MetricAverageCallback(MeetingCallback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras. Collective."""
         super().on_epoch_end(epoch, logs)
-        average(logs, self._process_set or self.meeting.process_set)
+        average(logs, self._process_set or self.epoch_sync.process_set)
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint, MeetingCallback):
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint, EpochSyncCallback):
     """Saves the model whenever the average of a figure over the ranks is the best so far. Only the first rank writes.
 
     Args:
@@ -154,15 +154,15 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint, MeetingCallback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras. Collective."""
-        self.meeting.meet()
+        self.epoch_sync.sync()
         averages = dict(logs or {})
-        average(averages, self.meeting.process_set)
+        average(averages, self.epoch_sync.process_set)
         if self._writes:
             super().on_epoch_end(epoch, averages)
 
     @property
     def _writes(self) -> bool:
-        return basics.rank() == self.meeting.process_set.ranks[0]
+        return basics.rank() == self.epoch_sync.process_set.ranks[0]
 
 
 def average(logs: dict[str, Any] | None, process_set: ProcessSet) -> None:

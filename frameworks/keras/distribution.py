@@ -12,7 +12,7 @@ import keras
 
 from horovodish.gradient_options import check_trained
 from horovodish.gradient_plan import GradientPlan
-from horovodish.keras.accumulation import Window
+from horovodish.keras.accumulation import Accumulation
 from horovodish.keras.backends import untraced
 
 
@@ -28,7 +28,7 @@ class Distribution:
         in_fit: whether one of our callbacks has seen it in a `fit`.
     """
 
-    def __init__(self, name: str, plan: GradientPlan, window: Window | None) -> None:
+    def __init__(self, name: str, plan: GradientPlan, window: Accumulation | None) -> None:
         self.name = name
         self.plan = plan
         self.window = window
@@ -212,7 +212,7 @@ def distribute_outside(optimizer: Any) -> None:
 
 
 def _check_caller(optimizer: Any, frame: FrameType) -> None:
-    """Passes every caller but a LossScaleOptimizer around the optimizer, which leaves out steps for its rank alone."""
+    """Raise if a LossScaleOptimizer around the optimizer is the caller: it leaves out steps on its rank alone."""
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("torch._dynamo"):
         frame = frame.f_back
     caller = frame.f_locals.get("self")

@@ -7,10 +7,10 @@ from typing import Any
 
 from horovodish import basics
 from horovodish.keras.broadcast_state import optimizers_of
-from horovodish.keras.meeting import MeetingCallback
+from horovodish.keras.epoch_sync import EpochSyncCallback
 
 
-class LearningRateScheduleCallback(MeetingCallback):
+class LearningRateScheduleCallback(EpochSyncCallback):
     """Sets the learning rate to a multiple of `initial_lr`, from one epoch on, before another one.
 
     Args:
@@ -58,7 +58,7 @@ class LearningRateScheduleCallback(MeetingCallback):
         """Called by Keras. Collective."""
         super().on_train_begin(logs)
         steps = self.steps_per_epoch or (self.params or {}).get("steps")
-        known = filter(None, self.meeting.gathered(steps, "steps of an epoch"))
+        known = filter(None, self.epoch_sync.gathered(steps, "steps of an epoch"))
         self._most_steps = max(known, default=None)
         optimizers = optimizers_of(self.model)
         if any(optimizer is self.model.optimizer for optimizer in optimizers):

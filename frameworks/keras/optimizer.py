@@ -10,7 +10,7 @@ import keras
 from horovodish.compression import Compressor
 from horovodish.gradient_options import GradientOptions, Groups
 from horovodish.gradient_plan import GradientPlan
-from horovodish.keras.accumulation import Window
+from horovodish.keras.accumulation import Accumulation
 from horovodish.keras.backends import gradients
 from horovodish.keras.compression import Compression
 from horovodish.keras.distribution import Distribution, distribute, distribution_of
@@ -113,7 +113,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     )
     if name is None:  # a rank outside the set never reduces, and counts for no other set
         name = generated_name("optimizer", checked_id(process_set)) if process_set.included() else "optimizer"
-    window = Window(options.passes, average_aggregated_gradients) if options.passes > 1 else None
+    window = Accumulation(options.passes, average_aggregated_gradients) if options.passes > 1 else None
     distribute(optimizer, Distribution(name, GradientPlan(options, gradients()), window))
     return optimizer
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovodish import objects
-from horovodish.agreement import Named, agreement
+from horovodish.comparison import Named, compared_on_all_ranks
 from horovodish.operation import Operation, checked_root
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.submission import generated_name
@@ -107,7 +107,7 @@ def _checked_alike(variables: list[Any], root_rank: int, process_set: ProcessSet
     if not tf.executing_eagerly():
         checked_root(root_rank, process_set)
         return operation_name("broadcast_variables", None, identity)
-    with agreement("broadcast_variables", "the variables", process_set) as described:
+    with compared_on_all_ranks("broadcast_variables", "the variables", process_set) as described:
         checked_root(root_rank, process_set)
         for number, variable in enumerate(variables):
             dtype = tf.as_dtype(variable.dtype).name

@@ -19,7 +19,7 @@ from horovodish.errors import UnsupportedTensorError
 from horovodish.operation import Operation, checked_op, checked_root, checked_splits
 from horovodish.process_sets import checked_id
 from horovodish.reduce_ops import Adasum
-from horovodish.submission import Checking
+from horovodish.submission import RefuseOnError
 from horovodish.tensorflow import xla
 from horovodish.tensorflow.failures import own_errors
 from horovodish.tensorflow.library import call
@@ -29,12 +29,12 @@ from horovodish.tensorflow.tracing import compiled_by_xla, refuse_xla
 
 
 @contextmanager
-def checking(operation: Operation) -> Iterator[None]:
-    """As `submission.Checking`, when executing eagerly. While a function is traced no rank waits for its operations."""
+def refuse_on_error(operation: Operation) -> Iterator[None]:
+    """As `submission.RefuseOnError`, when executing eagerly. While a function is traced, no rank waits for it."""
     if not tf.executing_eagerly():
         yield
         return
-    with Checking(operation.kind, *operation.named()):
+    with RefuseOnError(operation.kind, *operation.named()):
         yield
 
 
@@ -46,7 +46,7 @@ def checked(operation: Operation) -> Operation:
     """
     kind, process_set = operation.kind, operation.process_set
     operation = operation._replace(name=operation_name(kind, operation.name, checked_id(process_set)))
-    with checking(operation):
+    with refuse_on_error(operation):
         if kind in ("allreduce", "reducescatter"):
             op = checked_op(kind, str(operation.name), operation.average, operation.op)
             return operation._replace(op=op, average=None)
@@ -66,7 +66,7 @@ def prepared(
         UnsupportedTensorError: a tensor that cannot travel as a whole.
     """
     kind, operation = operation.kind, checked(operation)
-    with checking(operation):
+    with refuse_on_error(operation):
         if not isinstance(tensors, list | tuple):
             raise TypeError(f"grouped_{kind}: expected a list of tensors, got {type(tensors).__name__}; pass [tensor]")
         if not tensors:
@@ -96,7 +96,7 @@ def reduced(operation: Operation, tensors: Sequence[tf.Tensor]) -> list[tf.Tenso
 def reduced_groups(groups: Sequence[tuple[Operation, Sequence[tf.Tensor]]]) -> list[list[tf.Tensor]]:
     """The allreduces of several groups."""
     for operation, tensors in groups:
-        with checking(operation):
+        with refuse_on_error(operation):
             check_dtypes(operation, tensors)
     calls = [(as_input(str(operation.name)), list(tensors), _attributes(operation)) for operation, tensors in groups]
     if groups and compiled_by_xla():
@@ -107,7 +107,7 @@ def reduced_groups(groups: Sequence[tuple[Operation, Sequence[tf.Tensor]]]) -> l
 
 def scattered(operation: Operation, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The reducescatter of a group."""
-    with checking(operation):
+    with refuse_on_error(operation):
         check_dtypes(operation, tensors)
         for tensor in tensors:
             _check_rows(tensor, operation, "deal out")
@@ -117,7 +117,7 @@ def scattered(operation: Operation, tensors: Sequence[tf.Tensor]) -> list[tf.Ten
 
 def gathered(operation: Operation, tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """The allgather of a group, and for each tensor how many rows each rank gave."""
-    with checking(operation):
+    with refuse_on_error(operation):
         check_dtypes(operation, tensors)
         tensors = [tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor for tensor in tensors]
     process_set = attribute_of(operation.process_set)
@@ -129,7 +129,7 @@ def gathered(operation: Operation, tensors: Sequence[tf.Tensor]) -> tuple[list[t
 def broadcasted(operation: Operation, tensor: tf.Tensor) -> tf.Tensor:
     """The broadcast from a rank that is in the process set."""
     root, process_set = operation.root_rank, attribute_of(operation.process_set)
-    with checking(operation):
+    with refuse_on_error(operation):
         check_dtypes(operation, [tensor])
     with own_errors():
         return call("Broadcast", as_input(str(operation.name)), tensor, root_rank=root, process_set=process_set)
@@ -138,7 +138,7 @@ def broadcasted(operation: Operation, tensor: tf.Tensor) -> tf.Tensor:
 def exchanged(operation: Operation, tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The alltoall, and how many rows each rank sent."""
     name, splits, process_set = str(operation.name), operation.splits, operation.process_set
-    with checking(operation):
+    with refuse_on_error(operation):
         check_dtypes(operation, [tensor])
         _check_rows(tensor, operation, "send")
         if splits is not None:

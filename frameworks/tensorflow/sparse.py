@@ -8,7 +8,7 @@ from horovodish.compression import Compressor
 from horovodish.errors import UnsupportedTensorError
 from horovodish.operation import Operation, checked_op
 from horovodish.reduce_ops import Average, Sum
-from horovodish.tensorflow.operations import check_dtypes, checking, gathered
+from horovodish.tensorflow.operations import check_dtypes, gathered, refuse_on_error
 from horovodish.tensorflow.tracing import compiled_by_xla
 
 
@@ -24,7 +24,7 @@ def reduced_slices(operation: Operation, slices: tf.IndexedSlices, compression: 
     """
     op = checked_op("allreduce", str(operation.name), operation.average, operation.op)
     gather = Operation("allgather", operation.name, operation.process_set)
-    with checking(gather):
+    with refuse_on_error(gather):
         if op not in (Average, Sum):
             raise UnsupportedTensorError(
                 f"{operation.name}: it is sparse, and op={op.name.capitalize()} is not for IndexedSlices; use "

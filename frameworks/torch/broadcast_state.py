@@ -12,8 +12,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from horovodish import basics
-from horovodish.agreement import agreement
 from horovodish.collectives import synchronize
+from horovodish.comparison import compared_on_all_ranks
 from horovodish.objects import broadcast_object
 from horovodish.operation import checked_root
 from horovodish.process_sets import ProcessSet, global_process_set
@@ -49,7 +49,7 @@ def broadcast_parameters(
     Example:
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
-    with agreement("broadcast_parameters", "the names of the tensors", process_set) as described:
+    with compared_on_all_ranks("broadcast_parameters", "the names of the tensors", process_set) as described:
         root = checked_root(root_rank, process_set)
         tensors = dict(_named_tensors(params))
         # The engine compares shapes and dtypes, but not the dtypes of what it sees as bytes.
@@ -87,7 +87,7 @@ def broadcast_optimizer_state(
     """
     tensors: list[Tensor] = []
     structure = None
-    with agreement("broadcast_optimizer_state", "optimizer and parameter groups", process_set) as described:
+    with compared_on_all_ranks("broadcast_optimizer_state", "optimizer and parameter groups", process_set) as described:
         root = checked_root(root_rank, process_set)
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"broadcast_optimizer_state takes a torch.optim.Optimizer, not {type(optimizer).__name__}")

@@ -29,7 +29,7 @@ from horovodish.compression import Compressor, check_compression
 from horovodish.operation import Operation, checked_group, checked_op, only
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp
-from horovodish.submission import Checking
+from horovodish.submission import RefuseOnError
 from horovodish.torch.adapter import COLLECTIVES, TENSORS
 from horovodish.torch.autograd import Allgather, Allreduce, Alltoall, Broadcast, Reducescatter, is_recorded
 from horovodish.torch.compression import Compression
@@ -210,7 +210,7 @@ def grouped_allgather(
     operation = Operation("allgather", name, process_set)
     name, identity = operation.named()
     operation = operation._replace(name=name)
-    with Checking("allgather", name, identity):
+    with RefuseOnError("allgather", name, identity):
         tensors = checked_group(tensors, "allgather", TENSORS.noun)
     if any(map(is_recorded, tensors)):
         return list(Allgather.apply(operation, *tensors)[: len(tensors)])
@@ -391,7 +391,7 @@ def _reduced(
     operation: Operation, function: type[Function], tensors: Sequence[Tensor], compression: Compressor
 ) -> list[Tensor]:
     name, identity = operation.named()
-    with Checking(operation.kind, name, identity):
+    with RefuseOnError(operation.kind, name, identity):
         check_compression(compression)
         op = checked_op(operation.kind, name, operation.average, operation.op)
         operation = operation._replace(name=name, op=op, average=None)

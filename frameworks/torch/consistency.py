@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from horovodish.errors import MismatchError
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.submission import Checking, gather_objects, generated_name
+from horovodish.submission import RefuseOnError, gather_objects, generated_name
 from horovodish.torch.optimizer import keeps_own_state
 
 __all__ = ["check_consistency"]
@@ -47,7 +47,7 @@ def check_consistency(
     """
     identity = checked_id(process_set)
     name = generated_name("check_consistency", identity)
-    with Checking("allgather", name, identity):
+    with RefuseOnError("allgather", name, identity):
         own = {what: (kind, _checksum(value)) for what, kind, value in _values(model, optimizer)}
     summary = zlib.crc32(repr(own).encode())
     if len(set(gather_objects(summary, name, identity).values())) == 1:

@@ -11,7 +11,7 @@ from horovodish.errors import MismatchError, UnsupportedTensorError
 from horovodish.operation import Operation
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp, Sum
-from horovodish.submission import Checking
+from horovodish.submission import RefuseOnError
 from horovodish.torch.adapter import TENSORS
 from horovodish.torch.tensors import check_tensor, dtype_code
 
@@ -48,7 +48,7 @@ def sparse_allreduce_async(
         >>> embedding.weight.grad = finish()
     """
     identity = checked_id(process_set)
-    with Checking("allgather", name, identity):
+    with RefuseOnError("allgather", name, identity):
         _check(tensor, name, op)
         own = tensor.detach().coalesce()
         indices = own.indices().t()

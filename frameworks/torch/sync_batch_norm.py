@@ -15,7 +15,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from horovodish.operation import Operation
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Sum
-from horovodish.submission import Checking, generated_name
+from horovodish.submission import RefuseOnError, generated_name
 from horovodish.torch.adapter import TENSORS
 
 __all__ = ["SyncBatchNorm", "convert_sync_batchnorm"]
@@ -74,7 +74,7 @@ class SyncBatchNorm(_BatchNorm):
             return super().forward(input)
         identity = checked_id(self.process_set)
         name = generated_name("sync_batch_norm", identity)
-        with Checking("allreduce", name, identity):
+        with RefuseOnError("allreduce", name, identity):
             self._check_input_dim(input)
         arguments = (input, self.weight, self.bias, self.eps, name, self.process_set)
         normalized: tuple[Tensor, ...] = _Normalization.apply(*arguments)

@@ -44,7 +44,7 @@ def dtype_code(dtype: torch.dtype, name: str, *, reduces: bool) -> int:
 
 
 def check_tensor(tensor: object, name: str) -> None:
-    """Passes dense tensors in host memory and on CUDA devices, whatever their strides.
+    """Raise unless this is a dense tensor in host memory or on a CUDA device, of any strides.
 
     Args:
         tensor: anything that a user passed.

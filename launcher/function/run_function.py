@@ -162,7 +162,7 @@ def _watched(command: list[str], environ: dict[str, str]) -> tuple[int, list[str
 
 
 class Relay:
-    """Passes on what comes out of the launcher, to this process's `sys.stdout` and `sys.stderr`, as it comes.
+    """Pass on the output of the launcher to this process's `sys.stdout` and `sys.stderr`, as it comes.
 
     Attributes:
         words: the lines that the launcher itself has written.

@@ -8,7 +8,7 @@ from pathlib import Path
 from horovodish import version
 from horovodish.errors import SettingError
 from horovodish.launcher.hosts.allocation import counted
-from horovodish.launcher.job.launcher_end import Arrival
+from horovodish.launcher.job.launcher_end import Hello
 from horovodish.launcher.mpirun.installation import search_path
 from horovodish.settings import NP_VARIABLE, Value, table
 
@@ -69,12 +69,12 @@ def exported(environ: Mapping[str, str]) -> list[str]:
 
 
 def rank_variables(
-    arrivals: Iterable[Arrival], *, with_threads: bool, gpus_per_rank: int | None = None
+    hellos: Iterable[Hello], *, with_threads: bool, gpus_per_rank: int | None = None
 ) -> dict[int, dict[str, str]]:
     """The variables that differ between ranks, by rank.
 
     Args:
-        arrivals: of all ranks.
+        hellos: of all ranks.
         with_threads: whether to set the number of threads. The ranks of a host share its cores evenly.
         gpus_per_rank: how many GPUs of its host each rank sees; None: all.
 
@@ -82,28 +82,26 @@ def rank_variables(
         SettingError: a host has fewer GPUs than that.
     """
     variables = {}
-    for ranks in _by_host(arrivals):
-        for local_rank, arrival in enumerate(ranks):
-            own = variables[arrival.rank] = (
-                {THREADS_VARIABLE: str(_threads(arrival, len(ranks)))} if with_threads else {}
-            )
+    for ranks in _by_host(hellos):
+        for local_rank, hello in enumerate(ranks):
+            own = variables[hello.rank] = {THREADS_VARIABLE: str(_threads(hello, len(ranks)))} if with_threads else {}
             if gpus_per_rank is not None:
-                chosen = arrival.gpus[local_rank * gpus_per_rank :][:gpus_per_rank]
+                chosen = hello.gpus[local_rank * gpus_per_rank :][:gpus_per_rank]
                 if len(chosen) < gpus_per_rank:
                     raise SettingError(
-                        f"--gpus-per-rank {gpus_per_rank} needs {len(ranks) * gpus_per_rank} GPUs on {arrival.host}, "
-                        f"which has {len(arrival.gpus)} for its {counted(len(ranks), 'rank')}"
+                        f"--gpus-per-rank {gpus_per_rank} needs {len(ranks) * gpus_per_rank} GPUs on {hello.host}, "
+                        f"which has {len(hello.gpus)} for its {counted(len(ranks), 'rank')}"
                     )
                 own[GPUS_VARIABLE] = ",".join(chosen)
     return variables
 
 
-def threads_notices(arrivals: Iterable[Arrival]) -> list[str]:
+def threads_notices(hellos: Iterable[Hello]) -> list[str]:
     """What to tell the user about the chosen numbers of threads: one line for all hosts that are alike."""
     alike: dict[str, list[str]] = {}
-    hosts = _by_host(arrivals)
+    hosts = _by_host(hellos)
     for ranks in hosts:
-        threads = sorted({_threads(arrival, len(ranks)) for arrival in ranks})
+        threads = sorted({_threads(hello, len(ranks)) for hello in ranks})
         counts = f"{counted(len(ranks), 'rank')} on {counted(ranks[0].cores, 'core')}"
         chosen = f"{THREADS_VARIABLE}={' or '.join(map(str, threads))} for each; set it to choose another number"
         alike.setdefault(f"{counts}{{}}: {chosen}", []).append(ranks[0].host)
@@ -112,16 +110,16 @@ def threads_notices(arrivals: Iterable[Arrival]) -> list[str]:
     return [text.format(f" of {_names(names)}") for text, names in alike.items()]
 
 
-def _by_host(arrivals: Iterable[Arrival]) -> list[list[Arrival]]:
-    hosts: dict[tuple[str, str], list[Arrival]] = {}
-    for arrival in sorted(arrivals, key=lambda arrival: arrival.rank):
-        hosts.setdefault(arrival.host_id, []).append(arrival)
+def _by_host(hellos: Iterable[Hello]) -> list[list[Hello]]:
+    hosts: dict[tuple[str, str], list[Hello]] = {}
+    for hello in sorted(hellos, key=lambda hello: hello.rank):
+        hosts.setdefault(hello.host_id, []).append(hello)
     return list(hosts.values())
 
 
-def _threads(arrival: Arrival, local_size: int) -> int:
-    is_bound = arrival.own_cores < arrival.cores
-    return arrival.own_cores if is_bound else max(1, arrival.cores // local_size)
+def _threads(hello: Hello, local_size: int) -> int:
+    is_bound = hello.own_cores < hello.cores
+    return hello.own_cores if is_bound else max(1, hello.cores // local_size)
 
 
 def _names(hosts: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from horovodish.errors import SettingError
 from horovodish.launcher.hosts.addresses import addresses
 from horovodish.launcher.job.environment import THREADS_VARIABLE, rank_variables, threads_notices
-from horovodish.launcher.job.launcher_end import Arrival, LauncherEnd, TcpLauncherEnd
+from horovodish.launcher.job.launcher_end import Hello, LauncherEnd, TcpLauncherEnd
 from horovodish.launcher.job.listener import SupervisorListener
 from horovodish.launcher.job.outcome import Ending, Failure, Fault, Refusal, first_fault, refusal_of, signal_name
 from horovodish.launcher.job.output import Output, say_unless_stuck
@@ -115,7 +115,7 @@ class Job:
         # It has no name: a supervisor that has lost its link may remove the folder before the last words are said.
         self._mpirun_log = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, it is read after run()
         self._links: dict[LauncherEnd, tuple[int, int]] = {}  # the file that is watched, and for which events
-        self._arrivals: dict[int, Arrival] = {}
+        self._hellos: dict[int, Hello] = {}
         self._has_begun = False
         self._endings: list[Ending] = []
         self._cleared: set[int] = set()  # the ranks whose supervisors have nothing left to do
@@ -139,7 +139,7 @@ class Job:
     @property
     def hosts(self) -> dict[int, str]:
         """The host of each rank whose supervisor has reported."""
-        return {rank: arrival.host for rank, arrival in self._arrivals.items()}
+        return {rank: hello.host for rank, hello in self._hellos.items()}
 
     @property
     def said_by_mpirun(self) -> str:
@@ -149,7 +149,7 @@ class Job:
 
     def absent_hosts(self) -> dict[str, str]:
         """The hosts from which not all ranks have reported, and why."""
-        return absent(self.options.host_ranks, set(self._arrivals), self.said_by_mpirun)
+        return absent(self.options.host_ranks, set(self._hellos), self.said_by_mpirun)
 
     def run(self) -> None:
         """Starts the ranks and returns when all of them have ended. Blocks; must be called in the main thread, once.
@@ -217,18 +217,18 @@ class Job:
 
     def _take_message(self, link: LauncherEnd, word: str, rest: str) -> None:
         if word == "rank":
-            link.arrival = Arrival.of(rest)
-            self._arrivals[link.arrival.rank] = link.arrival
+            link.hello = Hello.of(rest)
+            self._hellos[link.hello.rank] = link.hello
             if self._is_ending:
                 self._drop(link)  # it is too late
-            elif len(self._arrivals) == self._np:
+            elif len(self._hellos) == self._np:
                 self._begin()
         elif word == "":
             self._drop(link)
-        elif link.arrival:
-            self._take_news(link, link.arrival, word, rest)
+        elif link.hello:
+            self._take_news(link, link.hello, word, rest)
 
-    def _take_news(self, link: LauncherEnd, of: Arrival, word: str, rest: str) -> None:
+    def _take_news(self, link: LauncherEnd, of: Hello, word: str, rest: str) -> None:
         match word:
             case "told":
                 link.asked = True
@@ -265,11 +265,11 @@ class Job:
 
     def _begin(self) -> None:
         """All supervisors have reported: starts the ranks, or none of them."""
-        arrivals = self._arrivals.values()
-        self.refusal = refusal_of(arrivals)
+        hellos = self._hellos.values()
+        self.refusal = refusal_of(hellos)
         try:
             variables = rank_variables(
-                arrivals, with_threads=self._with_threads, gpus_per_rank=self.options.gpus_per_rank
+                hellos, with_threads=self._with_threads, gpus_per_rank=self.options.gpus_per_rank
             )
         except SettingError as problem:
             self.refusal = self.refusal or Refusal(2, str(problem))
@@ -277,12 +277,12 @@ class Job:
             self._end(GIVE_UP)
             return
         self._has_begun = True
-        self._waiting.began({arrival.rank: (arrival.host, arrival.process) for arrival in arrivals})
-        for notice in threads_notices(arrivals) if self._with_threads else []:
+        self._waiting.began({hello.rank: (hello.host, hello.process) for hello in hellos})
+        for notice in threads_notices(hellos) if self._with_threads else []:
             say_unless_stuck(notice)
         for link in self._links:
-            assert link.arrival is not None
-            rank = link.arrival.rank
+            assert link.hello is not None
+            rank = link.hello.rank
             files = self._output.files(rank, is_far=isinstance(link, TcpLauncherEnd))
             link.start(files, variables[rank], has_stdin=rank == 0)
             self._output.given(rank)
@@ -306,7 +306,7 @@ class Job:
         self._selector.unregister(self._links.pop(link)[0])
         link.leave()
         link.close()
-        rank = link.arrival.rank if link.arrival else None
+        rank = link.hello.rank if link.hello else None
         if rank is not None and any(ending.rank == rank for ending in self._endings):
             self._cleared.add(rank)
         else:
@@ -398,7 +398,7 @@ class Job:
             link.close()
         self._listener.close()
         self._selector.close()
-        is_stuck = len(self._arrivals) < self._np or (self._given_up and self._has_begun)
+        is_stuck = len(self._hellos) < self._np or (self._given_up and self._has_begun)
         patience = 0.0 if is_stuck else MPIRUN_SECONDS
         for number, seconds in ((None, patience), (signal.SIGTERM, 1.0), (signal.SIGKILL, None)):
             if number is not None:

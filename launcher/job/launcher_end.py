@@ -13,7 +13,7 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 @dataclass(frozen=True)
-class Arrival:
+class Hello:
     """The first message of a supervisor.
 
     Attributes:
@@ -37,11 +37,11 @@ class Arrival:
     problem: str
 
     @staticmethod
-    def of(text: str) -> "Arrival":
+    def of(text: str) -> "Hello":
         """Reads what comes after the word `rank`."""
         rank, process, host, machine, cores, own_cores, gpus, problem = text.split(" ", 7)
         names = () if gpus == "-" else tuple(filter(None, gpus.split(",")))
-        return Arrival(int(rank), int(process), host, machine, int(cores), int(own_cores), names, problem)
+        return Hello(int(rank), int(process), host, machine, int(cores), int(own_cores), names, problem)
 
     @property
     def host_id(self) -> tuple[str, str]:
@@ -54,14 +54,14 @@ class LauncherEnd:
 
     Attributes:
         connection: the socket.
-        arrival: the supervisor's first message; None until it arrives.
+        hello: the supervisor's first message; None until it arrives.
         asked: whether the launcher or mpirun has asked the rank to end.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.connection.setblocking(False)
-        self.arrival: Arrival | None = None
+        self.hello: Hello | None = None
         self.asked = False
 
     @property

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from horovodish.launcher.job.launcher_end import Arrival
+from horovodish.launcher.job.launcher_end import Hello
 
 UNCAUGHT_EXCEPTION = 1  # Python's exit status
 LONGEST_ERROR = 300
@@ -102,12 +102,12 @@ class Fault:
     is_consequence: bool
 
 
-def refusal_of(arrivals: Iterable[Arrival]) -> Refusal | None:
+def refusal_of(hellos: Iterable[Hello]) -> Refusal | None:
     """Why the command cannot be run on some of the hosts; None if it can be run on all."""
     hosts: dict[str, list[str]] = {}
-    for arrival in sorted(arrivals, key=lambda arrival: arrival.rank):
-        if arrival.problem and arrival.host not in hosts.setdefault(arrival.problem, []):
-            hosts[arrival.problem].append(arrival.host)
+    for hello in sorted(hellos, key=lambda hello: hello.rank):
+        if hello.problem and hello.host not in hosts.setdefault(hello.problem, []):
+            hosts[hello.problem].append(hello.host)
     if not hosts:
         return None
     lines = [f"{problem.split(' ', 1)[1]} (on {', '.join(names)})" for problem, names in hosts.items()]

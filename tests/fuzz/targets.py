@@ -18,7 +18,7 @@ from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher import config_file
 from horovodish.launcher.flags import run_parser
 from horovodish.launcher.hosts.allocation import assign_ranks, from_hostfile, from_hosts_flag
-from horovodish.launcher.job.launcher_end import Arrival, TcpLauncherEnd
+from horovodish.launcher.job.launcher_end import Hello, TcpLauncherEnd
 from horovodish.launcher.job.listener import Handshake
 from horovodish.launcher.job.outcome import Failure
 from horovodish.launcher.supervisor.tcp_end import MESSAGE, NONCE_BYTES, STDERR, STDIN, STDOUT, TcpSupervisorEnd, frame
@@ -47,7 +47,7 @@ def frames(data: bytes) -> None:
             for word, rest in messages if side is TcpLauncherEnd else []:
                 with contextlib.suppress(ValueError):  # the secret of the run is known to its supervisors alone
                     if word == "rank":
-                        Arrival.of(rest)
+                        Hello.of(rest)
                     if word == "failure":
                         Failure.of(0, rest)
 

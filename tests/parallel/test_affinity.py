@@ -9,12 +9,12 @@ import pytest
 
 import horovodish as hvd
 from horovodish.affinity import core_of
-from horovodish.place import Place
+from horovodish.topology import Topology
 from support.pretended_gpu import Gpu, variables
 from support.ranks import run_ranks
 from support.threads import thread_names
 
-TWO_ON_A_HOST = Place(1, ((0, 1), (2,)))
+TWO_ON_A_HOST = Topology(1, ((0, 1), (2,)))
 
 
 def cores_of_threads() -> tuple[set[int], set[int]]:
@@ -67,7 +67,7 @@ def test_without_the_setting_nothing_touches_the_affinity(monkeypatch: pytest.Mo
 
 def test_no_core_is_chosen_for_ranks_without_threads_or_without_the_setting() -> None:
     assert core_of(TWO_ON_A_HOST, "") is None
-    assert core_of(Place(0, ((0,),)), "0") is None
+    assert core_of(Topology(0, ((0,),)), "0") is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish.agreement import agreement
+from horovodish.comparison import compared_on_all_ranks
 from support.expect import mismatch, the_engine_goes_on
 from support.model import OPS, PLANES, difference, reduced, values
 from support.ranks import run_ranks
@@ -158,7 +158,7 @@ def rank_0_is_not_the_first_that_answers() -> None:
         with mismatch("remove_process_set: rank 0 has joined and cannot take part"):
             hvd.remove_process_set(alone)
         differ = mismatch("f: the names differ: only rank 1 has of 1", f"only rank {last} has of {last}")
-        with differ, agreement("f", "the names") as names:
+        with differ, compared_on_all_ranks("f", "the names") as names:
             names.append("of 1" if hvd.rank() < last else f"of {last}")
         hvd.join()
     both = hvd.add_process_set([0, last])

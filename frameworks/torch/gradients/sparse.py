@@ -22,7 +22,7 @@ def layout(gradient: Tensor | None) -> Layout:
 
 
 def check_op(names: Sequence[str], op: ReduceOp) -> None:
-    """Passes an op for parameters of these names, whose gradients are sparse.
+    """Raise unless this op can reduce the sparse gradients of the parameters of these names.
 
     Raises:
         UnsupportedTensorError: there are such parameters, and it is not for them.

@@ -17,25 +17,23 @@ from horovodish.launcher.job.environment import (
     threads_notices,
     with_settings,
 )
-from horovodish.launcher.job.launcher_end import Arrival
+from horovodish.launcher.job.launcher_end import Hello
 from horovodish.settings import load
 
 
-def arrivals(
-    host: str, first: int, count: int, cores: int = 2, own: int | None = None, gpus: str = ""
-) -> list[Arrival]:
+def hellos(host: str, first: int, count: int, cores: int = 2, own: int | None = None, gpus: str = "") -> list[Hello]:
     names = tuple(filter(None, gpus.split(",")))
-    return [Arrival(first + i, 1, host, "machine", cores, own or cores, names, "") for i in range(count)]
+    return [Hello(first + i, 1, host, "machine", cores, own or cores, names, "") for i in range(count)]
 
 
 @pytest.mark.parametrize(("cores", "np", "expected"), [(8, 1, 8), (8, 2, 4), (8, 3, 2), (8, 8, 1), (2, 5, 1)])
 def test_ranks_share_the_cores(cores: int, np: int, expected: int) -> None:
-    variables = rank_variables(arrivals("a", 0, np, cores), with_threads=True)
+    variables = rank_variables(hellos("a", 0, np, cores), with_threads=True)
     assert variables == {rank: {"OMP_NUM_THREADS": str(expected)} for rank in range(np)}
 
 
 def test_ranks_share_the_cores_of_their_own_host_and_a_bound_rank_has_those_that_it_is_bound_to() -> None:
-    everybody = [*arrivals("a", 0, 2, cores=8), *arrivals("b", 2, 1, cores=8), *arrivals("c", 3, 2, cores=8, own=3)]
+    everybody = [*hellos("a", 0, 2, cores=8), *hellos("b", 2, 1, cores=8), *hellos("c", 3, 2, cores=8, own=3)]
     threads = rank_variables(everybody, with_threads=True)
     assert [threads[rank]["OMP_NUM_THREADS"] for rank in range(5)] == ["4", "4", "8", "3", "3"]
     assert threads_notices(everybody) == [
@@ -47,7 +45,7 @@ def test_ranks_share_the_cores_of_their_own_host_and_a_bound_rank_has_those_that
 
 
 def test_hosts_that_are_alike_share_a_line() -> None:
-    everybody = [each for index in range(6) for each in arrivals(f"n{index}", index, 1)]
+    everybody = [each for index in range(6) for each in hellos(f"n{index}", index, 1)]
     (few,), (many,) = threads_notices(everybody[:3]), threads_notices(everybody)
     assert few.startswith("1 rank on 2 cores of each of n0, n1, n2: OMP_NUM_THREADS=2 for each;")
     assert many.startswith("1 rank on 2 cores of each of 6 hosts: OMP_NUM_THREADS=2 for each;")
@@ -55,7 +53,7 @@ def test_hosts_that_are_alike_share_a_line() -> None:
 
 
 def test_ranks_share_the_gpus_of_their_host() -> None:
-    everybody = [*arrivals("a", 0, 2, gpus="0,1,2,3"), *arrivals("b", 2, 2, gpus="GPU-5,GPU-7")]
+    everybody = [*hellos("a", 0, 2, gpus="0,1,2,3"), *hellos("b", 2, 2, gpus="GPU-5,GPU-7")]
     one = rank_variables(everybody, with_threads=False, gpus_per_rank=1)
     assert [one[rank]["CUDA_VISIBLE_DEVICES"] for rank in range(4)] == ["0", "1", "GPU-5", "GPU-7"]
     assert rank_variables(everybody[:2], with_threads=False, gpus_per_rank=2)[1] == {"CUDA_VISIBLE_DEVICES": "2,3"}

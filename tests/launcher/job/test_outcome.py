@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from horovodish.launcher.job.launcher_end import Arrival
+from horovodish.launcher.job.launcher_end import Hello
 from horovodish.launcher.job.outcome import (
     Ending,
     Failure,
@@ -89,17 +89,15 @@ def test_the_report_of_a_rank() -> None:
 
 
 def test_a_command_that_cannot_be_run_everywhere() -> None:
-    def arrival(rank: int, host: str, problem: str) -> Arrival:
-        return Arrival(rank, 1, host, "machine", 1, 1, (), problem)
+    def hello(rank: int, host: str, problem: str) -> Hello:
+        return Hello(rank, 1, host, "machine", 1, 1, (), problem)
 
     missing = "127 train: command not found"
-    assert refusal_of([arrival(0, "a", ""), arrival(1, "b", "")]) is None
-    refusal = refusal_of(
-        [arrival(2, "c", missing), arrival(0, "a", ""), arrival(1, "b", missing), arrival(3, "c", missing)]
-    )
+    assert refusal_of([hello(0, "a", ""), hello(1, "b", "")]) is None
+    refusal = refusal_of([hello(2, "c", missing), hello(0, "a", ""), hello(1, "b", missing), hello(3, "c", missing)])
     assert refusal == Refusal(127, "train: command not found (on b, c)")
-    other = arrival(1, "b", "126 train is not executable")
-    assert refusal_of([arrival(2, "c", missing), other]) == Refusal(
+    other = hello(1, "b", "126 train is not executable")
+    assert refusal_of([hello(2, "c", missing), other]) == Refusal(
         126, "train is not executable (on b)\ntrain: command not found (on c)"
     )
 

@@ -14,7 +14,7 @@ from horovodish.objects import allgather_object
 from horovodish.process_sets import ProcessSet, global_process_set
 
 
-class Meeting(keras.callbacks.Callback):
+class EpochSync(keras.callbacks.Callback):
     """What the ranks agree on in one `fit` of a model.
 
     A rank whose epoch has ended joins: the others go on and reduce among themselves, until all have ended theirs. If
@@ -27,17 +27,17 @@ class Meeting(keras.callbacks.Callback):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.set_model(model)
-        self._met = False
+        self._synced = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras, also with a list of callbacks of which an epoch has failed before."""
-        self._met = False
+        self._synced = False
 
-    def meet(self) -> None:
+    def sync(self) -> None:
         """Waits until all ranks have ended the epoch, and makes up for steps that some have not done. Collective."""
-        if self._met or self._alone:
+        if self._synced or self._alone:
             return
-        self._met = True
+        self._synced = True
         if self.process_set is global_process_set:
             join()
             own = [int(optimizer.iterations) for optimizer in optimizers_of(self.model)]
@@ -47,8 +47,8 @@ class Meeting(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras. Collective."""
-        self.meet()
-        self._met = False
+        self.sync()
+        self._synced = False
         self.model.stop_training = any(self.gathered(bool(self.model.stop_training), "stop"))
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -71,18 +71,18 @@ class Meeting(keras.callbacks.Callback):
         return self.process_set.size() == 1 or not self.process_set.included()
 
 
-def attended(model: Any) -> Meeting:
+def attended(model: Any) -> EpochSync:
     """The meeting of the `fit` that begins: one for all callbacks, behind all of them.
 
     Raises:
         ValueError: the callback that asks for it is in no list of Keras's.
     """
     callbacks = _callbacks_that_begin()
-    if not isinstance(callbacks[-1], Meeting):
-        callbacks.append(Meeting(model))
+    if not isinstance(callbacks[-1], EpochSync):
+        callbacks.append(EpochSync(model))
     _train_as_wrapped(model)
-    meeting: Meeting = callbacks[-1]
-    return meeting
+    epoch_sync: EpochSync = callbacks[-1]
+    return epoch_sync
 
 
 def _train_as_wrapped(model: Any) -> None:
@@ -107,15 +107,15 @@ def _callbacks_that_begin() -> list[Any]:
     raise ValueError("horovodish's callbacks must be called by fit() or in a keras.callbacks.CallbackList")
 
 
-class MeetingCallback(keras.callbacks.Callback):
+class EpochSyncCallback(keras.callbacks.Callback):
     """What all our callbacks have in common: with any of them the ranks meet."""
 
-    meeting: Meeting
+    epoch_sync: EpochSync
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
-        self.meeting = attended(self.model)
+        self.epoch_sync = attended(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras. Collective."""
-        self.meeting.meet()
+        self.epoch_sync.sync()

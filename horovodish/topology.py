@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Place"]
+__all__ = ["Topology"]
 
 
 @dataclass(frozen=True)
-class Place:
+class Topology:
     """Where this rank stands. `hosts`: the ranks of every host."""
 
     rank: int

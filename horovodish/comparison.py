@@ -9,13 +9,15 @@ from typing import Any
 
 from horovodish.errors import MismatchError
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.submission import Checking, gather_objects, generated_name
+from horovodish.submission import RefuseOnError, gather_objects, generated_name
 
-__all__ = ["Named", "agreement"]
+__all__ = ["Named", "compared_on_all_ranks"]
 
 
 @contextmanager
-def agreement(function: str, what: str, process_set: ProcessSet = global_process_set) -> Iterator[list[Any]]:
+def compared_on_all_ranks(
+    function: str, what: str, process_set: ProcessSet = global_process_set
+) -> Iterator[list[Any]]:
     """Wraps the checks of a collective function, at whose end the ranks compare what they have. Collective; blocks.
 
     Args:
@@ -31,14 +33,14 @@ def agreement(function: str, what: str, process_set: ProcessSet = global_process
             within: then it is its text. Every rank of the process set raises it.
 
     Example:
-        >>> with agreement("broadcast_parameters", "the names of the tensors") as names:
+        >>> with compared_on_all_ranks("broadcast_parameters", "the names of the tensors") as names:
         ...     root = checked_root(root_rank)
         ...     names += sorted(tensors)
     """
     identity = checked_id(process_set)
     name = generated_name(function, identity)
     items: list[Any] = []
-    with Checking("allgather", name, identity):
+    with RefuseOnError("allgather", name, identity):
         yield items
     values = gather_objects(items, name, identity)
     first = min(values)
