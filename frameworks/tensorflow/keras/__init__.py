@@ -8,4 +8,5 @@ if __name__ != "horovodish.tensorflow.keras":
 from horovodish.keras import *  # noqa: F403
 
 if not _typing.TYPE_CHECKING:
+    from horovodish.keras import __all__ as __all__
     from horovodish.keras import __getattr__ as __getattr__
