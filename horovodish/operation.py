@@ -11,7 +11,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from horovodish import _native, basics
 from horovodish.arrays import ITEM_BYTES
@@ -32,7 +32,20 @@ __all__ = [
     "split_numbers",
 ]
 
-T = TypeVar("T")
+
+class Shaped(Protocol):
+    """What the tensors of every framework have, as NumPy's arrays have it."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    @property
+    def ndim(self) -> int: ...
+
+    def reshape(self, rows: int, /) -> Any: ...
+
+
+T = TypeVar("T", bound=Shaped)
 R = TypeVar("R")
 
 _REDUCES = frozenset({"allreduce", "reducescatter"})
@@ -190,7 +203,7 @@ class Adapter(ABC, Generic[T]):
             targets: list[T] = []
             members: list[Member] = []
             for tensor in tensors:
-                source: Any = self.target(tensor, name) if in_place else self.source(tensor, name)
+                source = self.target(tensor, name) if in_place else self.source(tensor, name)
                 if not source.ndim and kind == "allgather":
                     source = source.reshape(1)
                 elif not source.ndim and kind in _ROWS:
