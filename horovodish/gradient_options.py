@@ -116,10 +116,16 @@ class GradientOptions:
         if self.groups is not None and not isinstance(self.groups, int):
             check_trained("groups", [member for group in self.groups for member in group], trained)
 
-    def operation(self, name: str) -> Operation:
-        """The reduction of some of the gradients."""
+    def operation(self, name: str, member_names: Sequence[str]) -> Operation:
+        """The reduction of some of the gradients, by the name of all of them and that of each."""
         return Operation(
-            "allreduce", name, self.process_set, self.op, None, self.prescale_factor, self.postscale_factor
+            "allreduce",
+            name,
+            self.process_set,
+            self.op,
+            prescale_factor=self.prescale_factor,
+            postscale_factor=self.postscale_factor,
+            member_names=member_names,
         )
 
 

@@ -19,7 +19,7 @@ from horovodish import basics
 from horovodish.array_adapter import ARRAYS
 from horovodish.autotune import Tuner, Tuning, tuner_of, warn_of_no_effect
 from horovodish.gradient_options import GradientOptions
-from horovodish.operation import Operation
+from horovodish.operation import Adapter, Operation
 from horovodish.process_sets import ProcessSet
 from horovodish.reduce_ops import Sum
 from horovodish.submission import Handle
@@ -170,9 +170,11 @@ class GradientAdapter(ABC):
     """What a plan must know of one framework's gradients. A source is what a gradient belongs to, such as a variable.
 
     Attributes:
+        tensors: the adapter of the framework's tensors. A framework with a `reduce` of its own needs none.
         may_differ: ranks may have gradients for other sources, or of another layout, where nothing is traced.
     """
 
+    tensors: ClassVar[Adapter[Any]]
     may_differ: ClassVar[bool] = True
 
     def is_traced(self, gradients: Sequence[Any]) -> bool:
@@ -203,7 +205,6 @@ class GradientAdapter(ABC):
         """A dense gradient, or zeros where it is None, in a layout that another rank has."""
         raise NotImplementedError
 
-    @abstractmethod
     def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> list[list[Any]]:
         """Reduce buckets, all of which are under way before the first one is waited for. Collective.
 
@@ -215,6 +216,11 @@ class GradientAdapter(ABC):
         Returns:
             For each bucket the reduced tensors.
         """
+        handles = []
+        for bucket in buckets:
+            operation = options.operation(bucket.name, [name + label for label in bucket.labels])
+            handles.append(self.tensors.group(operation, bucket.tensors))
+        return [handle.wait() for handle in handles]
 
     def reduce_sparse(self, gradient: Any, name: str, options: GradientOptions) -> Any:
         """Reduce a sparse gradient. Collective."""

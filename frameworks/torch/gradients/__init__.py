@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from horovodish.gradient_options import GradientOptions
-from horovodish.gradient_plan import Bucket, GradientAdapter, Layout, Payload
+from horovodish.gradient_plan import GradientAdapter, Layout, Payload
 from horovodish.torch.adapter import TENSORS
 
 
 class _Gradients(GradientAdapter):
     """Of Keras's variables. They are dense."""
 
+    tensors = TENSORS
+
     def payload(self, tensor: Tensor, source: Any) -> Payload:
         return Payload(tensor.numel() * tensor.element_size(), tensor.dtype, tensor.device)
 
     def filled(self, gradient: None, source: Any, layout: Layout) -> Tensor:
         return torch.zeros_like(source.value)
-
-    def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> list[list[Tensor]]:
-        handles = [TENSORS.group(options.operation(bucket.name), bucket.tensors) for bucket in buckets]
-        return [handle.wait() for handle in handles]
 
 
 GRADIENTS = _Gradients()
