@@ -1,0 +1,148 @@
+"""A toy framework and its shim: all that a fifth framework must say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from horovodish._native import Handle
+from horovodish.agreement import agreement
+from horovodish.array_adapter import ARRAYS
+from horovodish.arrays import Array, host_array, writable_array
+from horovodish.compression import CastCompressor, Compressor, NoneCompressor
+from horovodish.devices import Placement
+from horovodish.errors import UnsupportedTensorError
+from horovodish.gradient_options import GradientOptions, Groups
+from horovodish.gradient_plan import GradientAdapter, GradientPlan, Layout, Payload
+from horovodish.operation import Adapter, Operation, checked_root
+from horovodish.process_api import *  # noqa: F403
+from horovodish.process_sets import ProcessSet, global_process_set
+from horovodish.reduce_ops import Average, ReduceOp
+from horovodish.submission import Member
+
+# -- the framework
+
+
+@dataclass(eq=False)
+class Tensor:
+    data: Array
+
+    dtype = property(lambda self: self.data.dtype)
+    ndim = property(lambda self: self.data.ndim)
+    shape = property(lambda self: self.data.shape)
+
+    def reshape(self, rows: int) -> Tensor:
+        return Tensor(self.data.reshape(rows))
+
+
+class SGD:
+    def __init__(self, parameters: dict[str, Tensor], learning_rate: float):
+        self.parameters = parameters
+        self.learning_rate = learning_rate
+
+    def step(self, gradients: dict[str, Tensor | None]) -> None:
+        for name, gradient in gradients.items():
+            if gradient is not None:
+                self.parameters[name].data -= self.learning_rate * gradient.data
+
+
+# -- its shim
+
+
+class _TensorAdapter(Adapter[Tensor]):
+    noun = "tensor"
+
+    def source(self, tensor: Any, name: str) -> Tensor:
+        if not isinstance(tensor, Tensor):
+            raise UnsupportedTensorError(f"{name}: expected a Tensor, got {type(tensor).__name__}; pass Tensor(value)")
+        return Tensor(host_array(tensor.data, name))
+
+    def target(self, tensor: Any, name: str) -> Tensor:
+        return Tensor(writable_array(self.source(tensor, name).data, name))
+
+    def empty(self, source: Tensor, shape: Sequence[int] | None) -> Tensor:
+        return Tensor(ARRAYS.empty(source.data, shape))
+
+    def member(self, source: Tensor, target: Tensor | None, name: str, op: ReduceOp | None) -> Member:
+        return ARRAYS.member(source.data, target.data if target else None, name, op)
+
+    def received(self, native: Handle, index: int, source: Tensor, rows: int, placement: Placement) -> Tensor:
+        return Tensor(ARRAYS.received(native, index, source.data, rows, placement))
+
+
+TENSORS = _TensorAdapter()
+
+
+def allreduce(tensor: Tensor, name: str | None = None, op: ReduceOp = Average) -> Tensor:
+    return TENSORS.one(Operation("allreduce", name, op=op), tensor, waits=True).wait()
+
+
+def allgather(tensor: Tensor, name: str | None = None) -> Tensor:
+    return TENSORS.one(Operation("allgather", name), tensor, waits=True).wait()
+
+
+def broadcast(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:
+    return TENSORS.one(Operation("broadcast", name, root_rank=root_rank), tensor, waits=True).wait()
+
+
+def broadcast_parameters(parameters: dict[str, Tensor], root_rank: int = 0) -> None:
+    with agreement("broadcast_parameters", "the names of the parameters") as names:
+        operation = Operation("broadcast", root_rank=checked_root(root_rank), in_place=True)
+        names += sorted(parameters)
+    for name in names:
+        TENSORS.one(operation._replace(name=f"broadcast_parameters.{name}"), parameters[name], waits=True).wait()
+
+
+def _is_wider(tensor: Tensor) -> bool:
+    return tensor.dtype in (np.float32, np.float64)
+
+
+def _cast(tensor: Tensor, dtype: Any) -> Tensor:
+    return Tensor(tensor.data.astype(dtype))
+
+
+class FP16Compressor(CastCompressor):
+    dtype, is_wider, cast = np.float16, _is_wider, _cast
+
+
+class Compression:
+    none = NoneCompressor
+    fp16 = FP16Compressor
+
+
+class _Gradients(GradientAdapter):
+    tensors = TENSORS
+
+    def payload(self, tensor: Tensor, source: Tensor) -> Payload:
+        return Payload(tensor.data.nbytes, tensor.dtype)
+
+    def filled(self, gradient: Tensor | None, source: Tensor, layout: Layout) -> Tensor:
+        return Tensor(np.zeros_like(source.data))
+
+
+GRADIENTS = _Gradients()
+
+
+class DistributedOptimizer:
+    def __init__(
+        self,
+        optimizer: SGD,
+        op: ReduceOp = Average,
+        compression: Compressor = Compression.none,
+        groups: Groups = None,
+        process_set: ProcessSet = global_process_set,
+    ):
+        options = GradientOptions.checked(op=op, compression=compression, groups=groups, process_set=process_set)
+        options.check_groups(optimizer.parameters.values())
+        names = list(optimizer.parameters)
+        self._optimizer = optimizer
+        self._plan = GradientPlan(options, GRADIENTS, lambda index, _: f".{names[index]}")
+
+    def step(self, gradients: dict[str, Tensor | None]) -> None:
+        parameters = self._optimizer.parameters
+        ours = [gradients.get(name) for name in parameters]
+        reduced = self._plan.reduce("gradients", ours, list(parameters.values()))
+        self._optimizer.step(dict(zip(parameters, reduced, strict=True)))
