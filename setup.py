@@ -11,16 +11,16 @@ from pybind11.setup_helpers import ParallelCompile
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+ROOT = Path(__file__).parent.resolve()
 # Where each package really lies. The links of these names in horovodish/ serve editors and checkers only.
 PACKAGE_DIR = {
     "horovodish": "horovodish",
     "horovodish.launcher": "launcher",
-    "horovodish.tensorflow": "frameworks/tensorflow",
-    "horovodish.jax": "frameworks/jax",
-    "horovodish.keras": "frameworks/keras",
-    "horovodish.torch": "frameworks/torch",
+    **{
+        f"horovodish.{init.parent.name}": f"frameworks/{init.parent.name}"
+        for init in sorted(ROOT.glob("frameworks/*/__init__.py"))
+    },
 }
-ROOT = Path(__file__).parent.resolve()
 CSRC = Path("horovodish/csrc")
 REPOSITORY = "https://github.com/horovodish/horovodish"
 

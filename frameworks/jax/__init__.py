@@ -16,9 +16,9 @@ import typing as _typing
 if __name__ != "horovodish.jax":
     raise ImportError("import this package as horovodish.jax")
 
-from horovodish import tested_versions as _tested_versions
+from horovodish import frameworks as _frameworks
 
-_tested_versions.warn_unless_tested("jax")  # before the imports that a release may break
+_frameworks.warn_unless_tested("jax")  # before the imports that a release may break
 # isort: split
 
 from horovodish import package_names as _package_names

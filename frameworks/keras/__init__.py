@@ -17,9 +17,9 @@ import typing as _typing
 if __name__ != "horovodish.keras":
     raise ImportError("import this package as horovodish.keras")
 
-from horovodish import tested_versions as _tested_versions
+from horovodish import frameworks as _frameworks
 
-_tested_versions.warn_unless_tested("keras")  # before the imports that a release may break
+_frameworks.warn_unless_tested("keras")  # before the imports that a release may break
 # isort: split
 
 from horovodish import package_names as _package_names

@@ -22,9 +22,9 @@ import typing as _typing
 if __name__ != "horovodish.tensorflow":
     raise ImportError("import this package as horovodish.tensorflow")
 
-from horovodish import tested_versions as _tested_versions
+from horovodish import frameworks as _frameworks
 
-_tested_versions.warn_unless_tested("tensorflow")  # before the imports that a release may break
+_frameworks.warn_unless_tested("tensorflow")  # before the imports that a release may break
 # isort: split
 from tensorflow import executing_eagerly as _executing_eagerly  # noqa: F401, some scripts call it as Horovod's
 

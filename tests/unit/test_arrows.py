@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from horovodish import frameworks
 from support.sources import CORE, FRAMEWORKS, LAUNCHER, ROOT, python_files
 
-FRAMEWORK_MODULES = {"flax", "jax", "keras", "optax", "tensorflow", "torch"}
+FRAMEWORK_MODULES = {*frameworks.FRAMEWORKS, "flax", "optax"}
 COMPANIONS = {"jax": {"optax"}}  # what a framework's shim may import besides it
 CORE_NEEDS = {"horovodish", "numpy"}
 CORE_IMPORTS_WHEN_USED = {"run_function.py": {"horovodish.launcher.function"}, "pickling.py": {"cloudpickle"}}
@@ -25,7 +26,9 @@ LAUNCHER_ROOMS: dict[str, set[str]] = {
     "function": {"flags", "job", "options", "own_python", "run"},
 }
 """What the modules of each folder of the launcher may import from the rest of it."""
-LAUNCHER_NEEDS = {f"horovodish.{name}" for name in ("errors", "launcher", "nccl_library", "settings", "version")}
+LAUNCHER_NEEDS = {
+    f"horovodish.{name}" for name in ("errors", "frameworks", "launcher", "nccl_library", "settings", "version")
+}
 
 
 def imports(source: str, *, inside_functions: bool = True) -> set[str]:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-HEAVY = ["cloudpickle", "jax", "keras", "mpi4py", "sklearn", "tensorflow", "torch", "yaml"]
+from horovodish.frameworks import FRAMEWORKS
+
+HEAVY = [*FRAMEWORKS, "cloudpickle", "mpi4py", "sklearn", "yaml"]
 
 PROBE = f"""
 import json, os, sys

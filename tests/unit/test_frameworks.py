@@ -1,4 +1,4 @@
-"""A warning names a release of a framework that was not tested; docs/versions.md holds those that were."""
+"""The table of the frameworks, and the warning that names a release of one that was not tested."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 import warnings
+from importlib.metadata import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
@@ -14,7 +15,8 @@ from typing import IO
 import pytest
 
 import versions
-from horovodish.tested_versions import TESTED, warn_unless_tested
+from horovodish.frameworks import FRAMEWORKS, warn_unless_tested
+from support import sources
 
 
 def warned(monkeypatch: pytest.MonkeyPatch, version: str) -> list[str]:
@@ -25,8 +27,19 @@ def warned(monkeypatch: pytest.MonkeyPatch, version: str) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
+def test_every_folder_is_in_the_table() -> None:
+    assert {path.parent.name for path in sources.FRAMEWORKS.glob("*/__init__.py")} == set(FRAMEWORKS)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_framework_has_an_extra_and_a_page_of_the_reference(framework: str) -> None:
+    assert framework in metadata("horovodish").get_all("Provides-Extra")
+    page = (sources.ROOT / "docs" / "reference" / f"{framework}.md").read_text()
+    assert f"```{{api}} horovodish.{framework}\n" in page
+
+
 def test_other_releases_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TESTED, "torch", ((2, 0), (2, 13)))
+    monkeypatch.setitem(FRAMEWORKS, "torch", FRAMEWORKS["torch"]._replace(oldest=(2, 0), newest=(2, 13)))
     assert [warned(monkeypatch, version) for version in ("2", "2rc1", "2.1.0", "2.13.0+cpu")] == [[], [], [], []]
     for version in ("1.13.1", "2.14.0a0+git", "3", "3.0rc1", "unknown"):
         (message,) = warned(monkeypatch, version)
@@ -44,7 +57,7 @@ def test_the_warning_is_about_the_line_that_imports_our_module(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="1.13.1"))  # type: ignore[arg-type]
     monkeypatch.syspath_prepend(str(tmp_path))
     shim, script = tmp_path / "shim_that_warns.py", tmp_path / "script.py"
-    shim.write_text("from horovodish import tested_versions\n\ntested_versions.warn_unless_tested('torch')\n")
+    shim.write_text("from horovodish import frameworks\n\nframeworks.warn_unless_tested('torch')\n")
     script.write_text("import shim_that_warns\n")
     with pytest.warns(UserWarning, match="was tested with torch") as caught:
         runpy.run_path(str(script))
@@ -54,11 +67,12 @@ def test_the_warning_is_about_the_line_that_imports_our_module(monkeypatch: pyte
 def test_the_table_holds_what_the_page_shows() -> None:
     rows = "\n".join(line for line in versions.PAGE.read_text().splitlines() if line.startswith("| 3."))
     shown = {}
-    for framework in TESTED:
+    for framework in FRAMEWORKS:
         found = re.findall(rf"\b{framework}(?:-cpu)? (\d+)\.(\d+)", rows)
         releases = sorted((int(major), int(minor)) for major, minor in found)
-        shown[framework] = (releases[0], releases[-1])
-    assert shown == TESTED, f"in horovodish/tested_versions.py: TESTED = {shown}"
+        shown[framework] = (releases[0], releases[-1]) if releases else "nothing"
+    held = {framework: (row.oldest, row.newest) for framework, row in FRAMEWORKS.items()}
+    assert held == shown, f"docs/versions.md shows {shown}, so horovodish/frameworks.py must hold this"
 
 
 def test_the_page_gets_what_passed_and_keeps_the_rest(
