@@ -61,7 +61,7 @@ class Engine:
         stall_warning_seconds: float,
         stall_shutdown_seconds: float,
         stack_signal: int,
-        nccl_alone: bool,
+        plane: str,
         shared_gpu: bool,
         horovods_gradients: bool,
     ) -> None: ...

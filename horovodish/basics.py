@@ -425,7 +425,7 @@ def _start(
             stall_warning_seconds=knobs.stall_check_warning_time_seconds if knobs.stall_check else 0.0,
             stall_shutdown_seconds=knobs.stall_check_shutdown_time_seconds if knobs.stall_check else 0.0,
             stack_signal=_stack_signal(knobs),
-            nccl_alone=knobs.plane == "nccl",
+            plane=knobs.plane,
             shared_gpu=nccl_library.ranks_share_gpus(),
             horovods_gradients=knobs.collective_gradients == "horovod",
         )

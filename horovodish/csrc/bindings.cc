@@ -155,7 +155,7 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_
                                     const std::vector<int>& arena_descriptors, std::vector<int> peer_sockets,
                                     size_t chunk_bytes, size_t ring_segment_bytes, size_t cache_capacity,
                                     int64_t spin_us, double stall_warning_seconds, double stall_shutdown_seconds,
-                                    int stack_signal, bool nccl_alone, bool shared_gpu, bool horovods_gradients) {
+                                    int stack_signal, std::string plane, bool shared_gpu, bool horovods_gradients) {
   EngineConfig config;
   config.rank = rank;
   config.size = size;
@@ -169,7 +169,7 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_
                     cache_capacity,
                     std::chrono::microseconds(spin_us),
                     {StallInspector::Seconds(stall_warning_seconds), StallInspector::Seconds(stall_shutdown_seconds)},
-                    nccl_alone,
+                    std::move(plane),
                     shared_gpu,
                     stack_signal,
                     horovods_gradients};
@@ -512,7 +512,7 @@ PYBIND11_MODULE(_native, module) {
            py::arg("local_size"), py::arg("arena_descriptors"), py::arg("peer_sockets"), py::arg("chunk_bytes"),
            py::arg("ring_segment_bytes"), py::arg("cache_capacity"), py::arg("spin_us"),
            py::arg("stall_warning_seconds"), py::arg("stall_shutdown_seconds"), py::arg("stack_signal"),
-           py::arg("nccl_alone"), py::arg("shared_gpu"), py::arg("horovods_gradients"))
+           py::arg("plane"), py::arg("shared_gpu"), py::arg("horovods_gradients"))
       .def_property_readonly("horovods_gradients", &Engine::horovods_gradients)
       .def("add_process_set", &add_process_set, py::arg("id"), py::kw_only(), py::arg("ranks"), py::arg("hosts"),
            py::arg("local"), py::arg("region"), py::arg("mpi"), py::arg("generation"))

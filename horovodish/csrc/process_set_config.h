@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "abi/mpi.h"
@@ -38,7 +39,7 @@ struct EngineOptions {
   size_t cache_capacity = 0;          // entries of the response cache
   std::chrono::microseconds spin{0};  // how long a waiting caller spins before it sleeps
   StallInspector::Options stall;
-  bool nccl_alone = false;  // a rank that is alone uses NCCL for CUDA tensors, too
+  std::string plane;        // how bytes move, as the setting says
   bool shared_gpu = false;  // several ranks may use one GPU
   int stack_signal = 0;  // makes this process print its Python stacks, when a rank lags; 0: none
   bool horovods_gradients = false;  // collectives have Horovod's gradients, for programs that depend on it

@@ -343,8 +343,9 @@ def record_phases(folder: str) -> None:
         ]
 
 
-def test_the_timeline_shows_what_is_launched(tmp_path: Path) -> None:
-    run_ranks(record_phases, 2, args=(str(tmp_path),), env=variables(2))
+@pytest.mark.parametrize(("np", "plane"), [(2, "auto"), (1, "nccl")])
+def test_the_timeline_shows_what_is_launched(np: int, plane: str, tmp_path: Path) -> None:
+    run_ranks(record_phases, np, args=(str(tmp_path),), env=variables(np, HOROVODISH_PLANE=plane))
 
 
 def share_a_gpu() -> str:

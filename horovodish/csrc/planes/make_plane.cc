@@ -47,7 +47,7 @@ std::unique_ptr<Plane> make_plane(const ProcessSetConfig& config, const EngineOp
                                   LaunchOrder& order, const Plane::OnComplete& on_complete,
                                   const Plane::OnRefuse& on_refuse) {
   auto host = make_host_plane(config, options, arena, on_complete);
-  NcclConfig nccl{config.id, config.own, config.ranks, options.nccl_alone, options.shared_gpu};
+  NcclConfig nccl{config.id, config.own, config.ranks, options.plane == "nccl", options.shared_gpu};
   auto device = std::make_unique<NcclPlane>(std::move(nccl), *host, order, on_complete, on_refuse);
   return std::make_unique<PlaneByDevice>(std::move(host), std::move(device));
 }
