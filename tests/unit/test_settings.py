@@ -119,7 +119,7 @@ def test_variables_of_horovod_without_effect_get_a_notice() -> None:
         ("HOROVODISH_FUSION_THRESHOLD_MB", "inf", "a number from 0"),
         ("HOROVODISH_FUSION_THRESHOLD_MB", "64MB", "a number from 0"),
         ("HOROVODISH_TIMELINE_MARK_CYCLES", "2", "1 (on) or 0 (off) (default off)"),
-        ("HOROVODISH_PLANE", "ring", "one of auto, mpi_ring, nccl (default auto)"),
+        ("HOROVODISH_COLLECTIVE_GRADIENTS", "mean", "one of exact, horovod (default exact)"),
     ],
 )
 def test_a_bad_value_is_refused_with_what_is_accepted(variable: str, text: str, accepted: str) -> None:
