@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 
 import horovodish as hvd
-from support.expect import every_rank_raises
+from support.expect import every_rank_raises, unless_last
 from support.model import FLOATS, PLANES, adasum, difference, dtype_of, values
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 # More than a chunk, so that the products of several chunks and shards are added up.
 LENGTHS = [0, 1, 5, 300_007]
 MAGNITUDE = 8.0
 
 
-def reduce_by_adasum() -> None:
-    hvd.init()
+@on_ranks(1, 3, 4, planes=PLANES)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_length(dtype: str) -> None:
     size = hvd.size()
-    for dtype, length in product(FLOATS, LENGTHS):
+    for length in LENGTHS:
         # Of one sign where few: values that cancel make the recursion itself ill-conditioned.
         arrays = [values(dtype, length, rank, "Sum" if length > 5 else "Product") for rank in range(size)]
-        result = hvd.allreduce(arrays[hvd.rank()], op=hvd.Adasum, name=f"{dtype} {length}")
+        result = hvd.allreduce(arrays[hvd.rank()], op=hvd.Adasum, name=f"length {length}")
         told = difference(result, adasum(arrays), MAGNITUDE)
-        assert not told, f"{dtype} {length}: {told}"
+        assert not told, f"{length} elements: {told}"
         assert result.dtype == dtype_of(dtype)
-    what_is_common_counts_once()
-    each_tensor_of_a_group_by_itself()
-    scales()
-    special_values()
-    in_place_and_the_same_bits()
 
 
-def what_is_common_counts_once() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_what_is_common_counts_once() -> None:
     own = np.arange(1.0, 8.0)
     np.testing.assert_allclose(hvd.allreduce(own, op=hvd.Adasum), own, rtol=1e-14)
     orthogonal = np.zeros(hvd.size(), np.float32)
@@ -42,7 +37,8 @@ def what_is_common_counts_once() -> None:
     np.testing.assert_array_equal(hvd.allreduce(orthogonal, op=hvd.Adasum), np.full(hvd.size(), 3.0))
 
 
-def each_tensor_of_a_group_by_itself() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_each_tensor_of_a_group_by_itself() -> None:
     shapes = [(3,), (), (0, 2), (70_000,), (4, 5)]
     dtypes = ["float32", "float64", "float32", "bfloat16", "float32"]
     groups = [
@@ -55,14 +51,16 @@ def each_tensor_of_a_group_by_itself() -> None:
         assert not told, f"tensor {index}: {told}"
 
 
-def scales() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_scales() -> None:
     arrays = [values("float32", 100, rank) for rank in range(hvd.size())]
     result = hvd.allreduce(arrays[hvd.rank()], op=hvd.Adasum, prescale_factor=0.5, postscale_factor=3.0)
     told = difference(result, 1.5 * adasum(arrays), MAGNITUDE)
     assert not told, told
 
 
-def special_values() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_special_values() -> None:
     """A rank of zeros changes nothing; NaN on one rank shows everywhere."""
     last = hvd.size() - 1
     arrays = [values("float64", 50, rank) * (rank < last or last == 0) for rank in range(hvd.size())]
@@ -72,7 +70,8 @@ def special_values() -> None:
     assert np.isnan(hvd.allreduce(own, op=hvd.Adasum)).all()
 
 
-def in_place_and_the_same_bits() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_in_place_and_on_every_rank_the_same_bits() -> None:
     own = values("float32", 100_000, hvd.rank())
     first = hvd.allreduce(own, op=hvd.Adasum)
     assert hvd.allreduce_(own, op=hvd.Adasum) is own
@@ -81,15 +80,8 @@ def in_place_and_the_same_bits() -> None:
     assert (everybody == everybody[0]).all()
 
 
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [1, 3, 4])
-def test_adasum(np: int, plane: str) -> None:
-    run_ranks(reduce_by_adasum, np, env={"HOROVODISH_PLANE": plane})
-
-
-def adasum_in_small_pieces() -> None:
-    """Small chunks make the tables of products longer than one."""
-    hvd.init()
+@on_ranks(3, planes=PLANES, env={"HOROVODISH_CHUNK_KB": "4", "HOROVODISH_RING_SEGMENT_KB": "4"})
+def test_small_chunks_make_tables_of_products_longer_than_one() -> None:
     groups = [[values("float32", 40 + index, rank) for index in range(200)] for rank in range(hvd.size())]
     results = hvd.grouped_allreduce(groups[hvd.rank()], op=hvd.Adasum)
     for index, result in enumerate(results):
@@ -97,14 +89,8 @@ def adasum_in_small_pieces() -> None:
         assert not told, f"tensor {index}: {told}"
 
 
-@pytest.mark.parametrize("plane", PLANES)
-def test_adasum_in_small_pieces(plane: str) -> None:
-    env = {"HOROVODISH_PLANE": plane, "HOROVODISH_CHUNK_KB": "4", "HOROVODISH_RING_SEGMENT_KB": "4"}
-    run_ranks(adasum_in_small_pieces, 3, env=env)
-
-
-def adasum_goes_on_without_the_joined() -> None:
-    hvd.init()
+@on_ranks(3, planes=PLANES)
+def test_it_goes_on_without_a_rank_that_has_joined() -> None:
     if hvd.rank() == hvd.size() - 1:
         hvd.join()
     else:
@@ -113,16 +99,10 @@ def adasum_goes_on_without_the_joined() -> None:
         told = difference(result, 2 * adasum(arrays), MAGNITUDE)
         assert not told, told
         hvd.join()
-    last = hvd.rank() == hvd.size() - 1
     every_rank_raises(
         "x",
         "reduction op",
         "adasum",
         "sum",
-        lambda: hvd.allreduce(np.ones(4), op=hvd.Sum if last else hvd.Adasum, name="x"),
+        lambda: hvd.allreduce(np.ones(4), op=unless_last(hvd.Adasum, hvd.Sum), name="x"),
     )
-
-
-@pytest.mark.parametrize("plane", PLANES)
-def test_joined_ranks(plane: str) -> None:
-    run_ranks(adasum_goes_on_without_the_joined, 3, env={"HOROVODISH_PLANE": plane})

@@ -12,6 +12,7 @@ import pytest
 
 import horovodish as hvd
 from support.model import FLOATS, INTEGERS, LENGTHS, OPS, PLANES, difference, dtype_of, reduced, values
+from support.on_ranks import on_ranks
 from support.ranks import run_ranks
 
 MAGNITUDE = 10.0  # of any intermediate value: 4 ranks x 2.0, or 1.5 to the power of 4
@@ -45,19 +46,8 @@ def test_every_op_and_dtype(np: int, plane: str) -> None:
     assert all(of_rank == checksums[0] for of_rank in checksums), "the ranks hold different bits"
 
 
-def reduce_special_values() -> None:
-    hvd.init()
-    scaled_results()
-    integers_wrap_around()
-    integer_averages_round_towards_zero()
-    nan_wins_in_min_and_max()
-    infinities_and_signed_zeros()
-    any_shape()
-    in_place()
-    lengths_around_every_chunk()
-
-
-def scaled_results() -> None:
+@on_ranks(1, 3, planes=PLANES)
+def test_scaled_results() -> None:
     for dtype, op, length in product(INTEGERS + FLOATS, ["Sum", "Average", "Max"], [7, 70_001]):
         if op == "Average" and dtype in INTEGERS:
             continue  # rounded before or after the scale: no caller should depend on it
@@ -69,7 +59,8 @@ def scaled_results() -> None:
         assert not told, f"{dtype} {op} {length}: {told}"
 
 
-def integers_wrap_around() -> None:
+@on_ranks(1, 3, planes=PLANES)
+def test_integers_wrap_around() -> None:
     for dtype in INTEGERS:
         largest = np.iinfo(dtype).max
         own = np.array([largest, 3], dtype)
@@ -80,7 +71,8 @@ def integers_wrap_around() -> None:
         np.testing.assert_array_equal(hvd.allreduce(own, op=hvd.Product), power)
 
 
-def integer_averages_round_towards_zero() -> None:
+@on_ranks(1, 3, planes=PLANES)
+def test_integer_averages_round_towards_zero() -> None:
     # Rank 0 has -1, -3, 5, the others 0: the exact averages are no integers.
     for dtype in ["int8", "int16", "int32", "int64"]:
         own = np.array([-1, -3, 5] if hvd.rank() == 0 else [0, 0, 0], dtype)
@@ -88,7 +80,8 @@ def integer_averages_round_towards_zero() -> None:
         np.testing.assert_array_equal(hvd.allreduce(own), expected)
 
 
-def nan_wins_in_min_and_max() -> None:
+@on_ranks(1, 3, planes=PLANES)
+def test_nan_wins_in_min_and_max() -> None:
     for dtype, op, holder in product(FLOATS, ["Min", "Max"], range(hvd.size())):
         own = np.arange(300).astype(dtype_of(dtype))
         if hvd.rank() == holder:
@@ -99,7 +92,8 @@ def nan_wins_in_min_and_max() -> None:
         np.testing.assert_array_equal(result, expected, err_msg=f"{dtype} {op}, NaN on rank {holder}")
 
 
-def infinities_and_signed_zeros() -> None:
+@on_ranks(1, 3, planes=PLANES)
+def test_infinities_and_signed_zeros() -> None:
     for dtype in FLOATS:
         own = np.array([np.inf, -np.inf, -0.0, np.nan], dtype_of(dtype))
         result = hvd.allreduce(own, op=hvd.Sum).astype(np.float64)
@@ -112,7 +106,8 @@ def infinities_and_signed_zeros() -> None:
         np.testing.assert_array_equal(hvd.allreduce(largest, op=hvd.Max), largest)
 
 
-def any_shape() -> None:
+@on_ranks(1, 3, planes=PLANES)
+def test_any_shape() -> None:
     for shape in [(), (1,), (0, 5), (3, 0), (2, 3, 4), (1, 1, 1, 1)]:
         own = np.full(shape, hvd.rank() + 1.0)
         result = hvd.allreduce(own, op=hvd.Sum)
@@ -120,7 +115,8 @@ def any_shape() -> None:
         np.testing.assert_array_equal(result, np.full(shape, float(sum(range(1, hvd.size() + 1)))), strict=True)
 
 
-def in_place() -> None:
+@on_ranks(1, 3, planes=PLANES)
+def test_in_place() -> None:
     own = np.full(5, hvd.rank(), np.float32)
     assert hvd.allreduce_(own, average=False) is own
     np.testing.assert_array_equal(own, np.full(5, sum(range(hvd.size()))))
@@ -128,7 +124,8 @@ def in_place() -> None:
     assert hvd.synchronize(handle) is own
 
 
-def lengths_around_every_chunk() -> None:
+@on_ranks(1, 3, planes=PLANES)
+def test_lengths_around_every_chunk() -> None:
     """The planes cut tensors into chunks and segments; one element more or less must not matter."""
     for kib, bytes_each in product([64, 128, 256, 512], [1, 4]):
         for off in (-1, 0, 1):
@@ -139,22 +136,10 @@ def lengths_around_every_chunk() -> None:
             assert np.array_equal(result, expected), f"{length} elements of {bytes_each} bytes"
 
 
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [1, 3])
-def test_special_values(np: int, plane: str) -> None:
-    run_ranks(reduce_special_values, np, env={"HOROVODISH_PLANE": plane})
-
-
-def reduce_in_small_pieces() -> None:
-    hvd.init()
+@on_ranks(3, planes=PLANES, env={"HOROVODISH_CHUNK_KB": "4", "HOROVODISH_RING_SEGMENT_KB": "4"})
+def test_the_smallest_chunks_and_segments() -> None:
     for dtype, length in product(["uint8", "float16", "float64"], [1, 1023, 1024, 1025, 10_007]):
         arrays = [values(dtype, length, rank) for rank in range(hvd.size())]
         result = hvd.allreduce(arrays[hvd.rank()], op=hvd.Sum)
         told = difference(result, reduced(arrays, "Sum"), MAGNITUDE)
         assert not told, f"{dtype} {length}: {told}"
-
-
-@pytest.mark.parametrize("plane", PLANES)
-def test_the_smallest_chunks_and_segments(plane: str) -> None:
-    env = {"HOROVODISH_PLANE": plane, "HOROVODISH_CHUNK_KB": "4", "HOROVODISH_RING_SEGMENT_KB": "4"}
-    run_ranks(reduce_in_small_pieces, 3, env=env)

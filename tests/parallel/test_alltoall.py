@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -9,9 +10,9 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from support.expect import every_rank_raises
+from support.expect import every_rank_raises, unless_last
 from support.model import FLOATS, INTEGERS, MOVED, PLANES, Array, values
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 DTYPES = [*MOVED, *INTEGERS, *FLOATS]
 
@@ -30,25 +31,21 @@ def exchanged(arrays: list[Array], splits: list[list[int]], rank: int) -> Array:
     return np.concatenate(parts)
 
 
-def exchange_everything() -> None:
-    hvd.init()
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_every_dtype() -> None:
     own, size = hvd.rank(), hvd.size()
     for dtype, factor, columns in product(DTYPES, [1, 6007], [(), (3,), (2, 2)]):
         splits = [splits_of(rank, size, factor) for rank in range(size)]
         arrays = [values(dtype, (sum(splits[rank]), *columns), rank) for rank in range(size)]
-        result, received = hvd.alltoall(arrays[own], splits[own], name=f"{dtype} {factor} {columns}")
-        np.testing.assert_array_equal(result, exchanged(arrays, splits, own), strict=True)
+        case = f"{dtype} {factor} {columns}"
+        result, received = hvd.alltoall(arrays[own], splits[own], name=case)
+        np.testing.assert_array_equal(result, exchanged(arrays, splits, own), case, strict=True)
         np.testing.assert_array_equal(received, np.array([row[own] for row in splits], np.int64), strict=True)
         np.testing.assert_array_equal(arrays[own], values(dtype, arrays[own].shape, own))
-    without_splits()
-    splits_of_any_kind()
-    nothing_to_send()
-    all_rows_to_one_rank()
-    the_result_is_writable_and_stays()
-    wrong_splits()
 
 
-def without_splits() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_without_splits() -> None:
     own, size = hvd.rank(), hvd.size()
     for each, columns in product([0, 1, 5, 4001], [(), (3,)]):
         arrays = [values("float32", (each * size, *columns), rank) for rank in range(size)]
@@ -57,7 +54,8 @@ def without_splits() -> None:
         np.testing.assert_array_equal(result, exchanged(arrays, [[each] * size] * size, own), strict=True)
 
 
-def splits_of_any_kind() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_splits_of_any_kind() -> None:
     """A list, a tuple, an array; and one rank may leave them out where they are even."""
     size = hvd.size()
     own = np.arange(2 * size) + 100 * hvd.rank()
@@ -69,7 +67,8 @@ def splits_of_any_kind() -> None:
         np.testing.assert_array_equal(received, [2] * size)
 
 
-def nothing_to_send() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_nothing_to_send() -> None:
     result, received = hvd.alltoall(np.empty((0, 4), np.int16), [0] * hvd.size())
     assert (result.shape, result.dtype) == ((0, 4), np.int16)
     np.testing.assert_array_equal(received, [0] * hvd.size())
@@ -78,7 +77,8 @@ def nothing_to_send() -> None:
     np.testing.assert_array_equal(received, [1] * hvd.size())
 
 
-def all_rows_to_one_rank() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_all_rows_to_one_rank() -> None:
     for target, holder in product(range(hvd.size()), repeat=2):
         rows = 3 if hvd.rank() == holder else 0
         splits = [rows if rank == target else 0 for rank in range(hvd.size())]
@@ -88,7 +88,8 @@ def all_rows_to_one_rank() -> None:
         np.testing.assert_array_equal(received, [arrived if rank == holder else 0 for rank in range(hvd.size())])
 
 
-def the_result_is_writable_and_stays() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_the_result_is_writable_and_stays() -> None:
     size = hvd.size()
     handles = [hvd.alltoall_async(np.full(size * turn, hvd.rank() + turn), name=f"many {turn}") for turn in range(30)]
     results = [hvd.synchronize(handle) for handle in handles]
@@ -98,7 +99,8 @@ def the_result_is_writable_and_stays() -> None:
         result[:] = 0
 
 
-def wrong_splits() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_wrong_splits() -> None:
     size = hvd.size()
     rows = np.zeros((size + 1, 2))
     wrong: dict[str, list[int]] = {
@@ -123,38 +125,29 @@ def wrong_splits() -> None:
     np.testing.assert_array_equal(hvd.alltoall(np.full(size, hvd.rank()), name="odd"), np.arange(size))
 
 
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [1, 3, 4])
-def test_alltoall(np: int, plane: str) -> None:
-    run_ranks(exchange_everything, np, env={"HOROVODISH_PLANE": plane})
+ROWS = np.zeros((6, 2), np.float32)
 
 
-def disagree_about_rows() -> None:
-    hvd.init()
+def exchange(rows: Array) -> None:
+    hvd.alltoall(rows, name="x")
+
+
+def gather(rows: Array) -> None:
+    hvd.allgather(rows, name="x")
+
+
+DISAGREEMENTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
+    "dtype": ("dtype", "float32", "int16", lambda: exchange(ROWS.astype(unless_last("f4", "i2")))),
+    "columns": ("shape", "(any, 2)", "(any, 5)", lambda: exchange(np.zeros((6, unless_last(2, 5))))),
+    "dimensions": ("shape", "(any, 2)", "(any,)", lambda: exchange(unless_last(ROWS, ROWS[:, 0].copy()))),
+    "collective": ("collective", "alltoall", "allgather", lambda: unless_last(exchange, gather)(ROWS)),
+}
+
+
+@on_ranks(2, 3, planes=PLANES)
+@pytest.mark.parametrize("about", DISAGREEMENTS)
+def test_disagreement(about: str) -> None:
     size = hvd.size()
-    last = hvd.rank() == size - 1
-
-    def other(usual: Any, of_last_rank: Any) -> Any:
-        return of_last_rank if last else usual
-
-    rows = np.zeros((size, 2), np.float32)
     for _ in range(2):
-        every_rank_raises(
-            "x", "dtype", "float32", "int16", lambda: hvd.alltoall(rows.astype(other("f4", "i2")), name="x")
-        )
-        every_rank_raises(
-            "x", "shape", "(any, 2)", "(any, 5)", lambda: hvd.alltoall(np.zeros((size, other(2, 5))), name="x")
-        )
-        every_rank_raises(
-            "x", "shape", "(any, 2)", "(any,)", lambda: hvd.alltoall(other(rows, rows[:, 0].copy()), name="x")
-        )
-        every_rank_raises(
-            "x", "collective", "alltoall", "allgather", lambda: other(hvd.alltoall, hvd.allgather)(rows, name="x")
-        )
+        every_rank_raises("x", *DISAGREEMENTS[about])
         np.testing.assert_array_equal(hvd.alltoall(np.full(size, hvd.rank()), name="x"), np.arange(size))
-
-
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [2, 3])
-def test_disagreement_about_an_alltoall(np: int, plane: str) -> None:
-    run_ranks(disagree_about_rows, np, env={"HOROVODISH_PLANE": plane})

@@ -10,34 +10,35 @@ import pytest
 
 import horovodish as hvd
 from support.model import FLOATS, INTEGERS, LENGTHS, MOVED, PLANES, values
+from support.on_ranks import on_ranks
 from support.ranks import run_ranks
 
 DTYPES = [*MOVED, *INTEGERS, *FLOATS]
 LATE_SECONDS = 0.3
 
 
-def broadcast_everything() -> None:
-    hvd.init()
-    for dtype, length, root in product(DTYPES, LENGTHS, range(hvd.size())):
+@on_ranks(1, 3, 4, planes=PLANES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype(dtype: str) -> None:
+    for length, root in product(LENGTHS, range(hvd.size())):
         own = values(dtype, length, hvd.rank())
         expected = values(dtype, length, root)
-        result = hvd.broadcast(own, root_rank=root, name=f"{dtype} {length} {root}")
+        result = hvd.broadcast(own, root_rank=root, name=f"{length} {root}")
         np.testing.assert_array_equal(result, expected, strict=True)
         np.testing.assert_array_equal(own, values(dtype, length, hvd.rank()))
         assert hvd.broadcast_(own, root_rank=root) is own
         np.testing.assert_array_equal(own, expected, strict=True)
-    any_shape()
-    every_root_at_once()
-    roots_that_do_not_exist()
 
 
-def any_shape() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_any_shape() -> None:
     for shape in [(), (1,), (0, 5), (2, 3, 4)]:
         result = hvd.broadcast(np.full(shape, hvd.rank()), root_rank=hvd.size() - 1)
         np.testing.assert_array_equal(result, np.full(shape, hvd.size() - 1), strict=True)
 
 
-def every_root_at_once() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_every_root_at_once() -> None:
     arrays = [np.full(100_000, hvd.rank()) for _ in range(hvd.size())]
     handles = [hvd.broadcast_async_(array, root, name=f"from {root}") for root, array in enumerate(arrays)]
     for root, handle in enumerate(handles):
@@ -45,16 +46,11 @@ def every_root_at_once() -> None:
         np.testing.assert_array_equal(arrays[root], np.full(100_000, root))
 
 
-def roots_that_do_not_exist() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_roots_that_do_not_exist() -> None:
     for root in (-1, hvd.size()):
         with pytest.raises(ValueError, match=f"root_rank={root} does not exist: the ranks are 0 to {hvd.size() - 1}"):
             hvd.broadcast(np.zeros(1), root_rank=root)
-
-
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [1, 3, 4])
-def test_broadcast(np: int, plane: str) -> None:
-    run_ranks(broadcast_everything, np, env={"HOROVODISH_PLANE": plane})
 
 
 def wait_for_the_last_rank() -> tuple[float, float]:

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import horovodish as hvd
-from support.expect import every_rank_raises
+from support.expect import every_rank_raises, unless_last
 from support.model import FLOATS, INTEGERS, OPS, PLANES, Array, difference, reduced, values
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 MAGNITUDE = 10.0
 SHAPES: list[tuple[int, ...]] = [(7,), (), (0,), (3, 5), (1,), (30_011,), (4, 0, 2), (1025,), (2, 2)]
 FOUR, TWO = np.zeros(4, np.float32), np.zeros(2, np.float32)
-
-
-def use_groups() -> None:
-    hvd.init()
-    every_dtype_in_one_group()
-    scales_count_for_every_array()
-    in_place()
-    groups_among_single_arrays()
-    a_group_waits_for_all_ranks()
-    gathered_groups()
-    wrong_groups()
 
 
 def group_of(rank: int, op: str) -> list[Array]:
@@ -34,7 +24,8 @@ def group_of(rank: int, op: str) -> list[Array]:
     return [values(dtype, shape, rank, op) for dtype, shape in zip(INTEGERS + FLOATS, SHAPES, strict=True)]
 
 
-def every_dtype_in_one_group() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_every_dtype_in_one_group() -> None:
     for op in OPS:
         arrays = [group_of(rank, op) for rank in range(hvd.size())]
         results = hvd.grouped_allreduce(arrays[hvd.rank()], op=getattr(hvd, op), name=f"group {op}")
@@ -47,7 +38,8 @@ def every_dtype_in_one_group() -> None:
             np.testing.assert_array_equal(arrays[hvd.rank()][index], group_of(hvd.rank(), op)[index])
 
 
-def scales_count_for_every_array() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_scales_count_for_every_array() -> None:
     own = [np.full(5, hvd.rank() + 1.0), np.full((2, 3), hvd.rank() + 1.0, np.float32)]
     total = sum(range(1, hvd.size() + 1))
     for result in hvd.grouped_allreduce(own, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0):
@@ -56,7 +48,8 @@ def scales_count_for_every_array() -> None:
         np.testing.assert_array_equal(result, np.full(result.shape, total * 2.0 / hvd.size()))
 
 
-def in_place() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_in_place() -> None:
     total = sum(range(hvd.size()))
     own = [np.full(4, hvd.rank()), np.full((2, 2), hvd.rank(), np.float32), np.zeros(0)]
     results = hvd.grouped_allreduce_(own, average=False)
@@ -67,7 +60,8 @@ def in_place() -> None:
     np.testing.assert_array_equal(own[1], np.full((2, 2), total))
 
 
-def groups_among_single_arrays() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_groups_among_single_arrays() -> None:
     """Each rank submits groups and single arrays in an order of its own, several times, so that they are remembered."""
     order = random.Random(hvd.rank())
     total = sum(range(1, hvd.size() + 1))
@@ -88,7 +82,8 @@ def groups_among_single_arrays() -> None:
             assert not turn % 4 or len(results) == turn % 4
 
 
-def a_group_waits_for_all_ranks() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_a_group_waits_for_all_ranks() -> None:
     """One handle for all of it, which is not done before the last rank has submitted."""
     last = hvd.size() - 1
     if hvd.rank() < last:
@@ -104,7 +99,8 @@ def a_group_waits_for_all_ranks() -> None:
         np.testing.assert_array_equal(result, np.full(result.shape, float(hvd.size())))
 
 
-def gathered_groups() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_gathered_groups() -> None:
     rows = [[rank + 1, (rank * 2) % 3, 0 if rank else 4, 5000 * rank, 0] for rank in range(hvd.size())]
     kinds = [("bool", (3,)), ("float16", ()), ("int64", (2, 2)), ("uint8", ()), ("float64", (7,))]
 
@@ -122,7 +118,8 @@ def gathered_groups() -> None:
     assert none.shape == (0, 3)
 
 
-def wrong_groups() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_wrong_groups() -> None:
     for call in (hvd.grouped_allreduce, hvd.grouped_allreduce_, hvd.grouped_allgather):
         with pytest.raises(ValueError, match=r"grouped_all\w+: the group is empty; pass at least one array"):
             call([])
@@ -134,51 +131,31 @@ def wrong_groups() -> None:
         hvd.grouped_allreduce([FOUR], average=True, op=hvd.Sum)
 
 
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [1, 3, 4])
-def test_groups(np: int, plane: str) -> None:
-    run_ranks(use_groups, np, env={"HOROVODISH_PLANE": plane})
+def reduce(*group: Array, **options: Any) -> None:
+    hvd.grouped_allreduce(list(group), name="g", **options)
 
 
-def disagree_about_groups() -> None:
-    hvd.init()
-    last = hvd.rank() == hvd.size() - 1
+def gather(*group: Array) -> None:
+    hvd.grouped_allgather(list(group), name="g")
 
-    def other(usual: Any, of_last_rank: Any) -> Any:
-        return of_last_rank if last else usual
 
-    def reduce(*group: Array, **options: Any) -> None:
-        hvd.grouped_allreduce(list(group), name="g", **options)
+DISAGREEMENTS: dict[str, tuple[str, str, str, str, Callable[[], None]]] = {
+    "length": ("g", "number of tensors", "2", "3", lambda: reduce(FOUR, FOUR, *unless_last([], [FOUR]))),
+    "shape": ("g[1]", "shape", "(4,)", "(2,)", lambda: reduce(FOUR, unless_last(FOUR, TWO))),
+    "dtype": ("g[0]", "dtype", "float32", "int64", lambda: reduce(unless_last(FOUR, np.zeros(4, int)), TWO)),
+    "op": ("g", "reduction op", "sum", "max", lambda: reduce(FOUR, TWO, op=unless_last(hvd.Sum, hvd.Max))),
+    "prescale": ("g", "prescale_factor", "1", "0.25", lambda: reduce(FOUR, TWO, prescale_factor=unless_last(1, 0.25))),
+    "postscale": ("g", "postscale_factor", "3", "1", lambda: reduce(FOUR, postscale_factor=unless_last(3, 1))),
+    "columns": ("g[1]", "shape", "(any, 2)", "(any, 3)", lambda: gather(FOUR, np.zeros((1, unless_last(2, 3))))),
+    "collective": ("g", "collective", "allreduce", "allgather", lambda: unless_last(reduce, gather)(FOUR, TWO)),
+}
 
+
+@on_ranks(2, 4, planes=PLANES)
+@pytest.mark.parametrize("about", DISAGREEMENTS)
+def test_disagreement(about: str) -> None:
     for _ in range(2):  # the second time the cache knows the name with other arguments
-        every_rank_raises("g", "number of tensors", "2", "3", lambda: reduce(FOUR, FOUR, *other([], [FOUR])))
-        every_rank_raises("g[1]", "shape", "(4,)", "(2,)", lambda: reduce(FOUR, other(FOUR, TWO)))
-        every_rank_raises("g[0]", "dtype", "float32", "int64", lambda: reduce(other(FOUR, np.zeros(4, int)), TWO))
-        every_rank_raises("g", "reduction op", "sum", "max", lambda: reduce(FOUR, TWO, op=other(hvd.Sum, hvd.Max)))
-        every_rank_raises(
-            "g", "prescale_factor", "1", "0.25", lambda: reduce(FOUR, TWO, prescale_factor=other(1.0, 0.25))
-        )
-        every_rank_raises("g", "postscale_factor", "3", "1", lambda: reduce(FOUR, postscale_factor=other(3.0, 1.0)))
-        every_rank_raises(
-            "g[1]",
-            "shape",
-            "(any, 2)",
-            "(any, 3)",
-            lambda: hvd.grouped_allgather([FOUR, np.zeros((1, other(2, 3)))], name="g"),
-        )
-        every_rank_raises(
-            "g",
-            "collective",
-            "allreduce",
-            "allgather",
-            lambda: hvd.grouped_allgather([FOUR, TWO], name="g") if last else reduce(FOUR, TWO),
-        )
+        every_rank_raises(*DISAGREEMENTS[about])
         results = hvd.grouped_allreduce([np.full(2, 1.0), np.full(3, 2)], op=hvd.Sum, name="g")
         np.testing.assert_array_equal(results[0], np.full(2, 1.0 * hvd.size()))
         np.testing.assert_array_equal(results[1], np.full(3, 2 * hvd.size()))
-
-
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [2, 4])
-def test_disagreement_about_groups(np: int, plane: str) -> None:
-    run_ranks(disagree_about_groups, np, env={"HOROVODISH_PLANE": plane})

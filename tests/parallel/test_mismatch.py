@@ -2,63 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import horovodish as hvd
-from support.expect import every_rank_raises
-from support.model import PLANES
+from support.expect import every_rank_raises, unless_last
+from support.model import PLANES, Array
+from support.on_ranks import on_ranks
 from support.processes import all_pids, resume, stop, wait_for_output
-from support.ranks import run_ranks
 
 FOUR, TWO = np.zeros(4, np.float32), np.zeros(2, np.float32)
 
 
-def disagree() -> None:
-    """One world for all cases: each is followed by a collective that must work."""
-    hvd.init()
-    last = hvd.rank() == hvd.size() - 1
-
-    def other(usual: Any, of_last_rank: Any) -> Any:
-        return of_last_rank if last else usual
-
-    every_rank_raises("x", "shape", "(4,)", "(2,)", lambda: hvd.allreduce(other(FOUR, TWO), name="x"))
-    every_rank_raises(
-        "x", "shape", "(4,)", "(2, 2)", lambda: hvd.allreduce(other(FOUR, np.zeros((2, 2), np.float32)), name="x")
-    )
-    every_rank_raises("x", "shape", "(4,)", "()", lambda: hvd.allreduce(other(FOUR, np.float32(0)), name="x"))
-    every_rank_raises("x", "dtype", "float32", "float64", lambda: hvd.allreduce(other(FOUR, np.zeros(4)), name="x"))
-    every_rank_raises(
-        "x", "dtype", "float32", "int32", lambda: hvd.broadcast(other(FOUR, np.zeros(4, np.int32)), 0, name="x")
-    )
-    every_rank_raises(
-        "x", "reduction op", "average", "sum", lambda: hvd.allreduce(FOUR, op=other(hvd.Average, hvd.Sum), name="x")
-    )
-    every_rank_raises("x", "root rank", "0", "1", lambda: hvd.broadcast(FOUR, other(0, 1), name="x"))
-    every_rank_raises(
-        "x", "prescale_factor", "1", "0.5", lambda: hvd.allreduce(FOUR, prescale_factor=other(1, 0.5), name="x")
-    )
-    every_rank_raises(
-        "x", "postscale_factor", "1", "2", lambda: hvd.allreduce(FOUR, postscale_factor=other(1, 2), name="x")
-    )
-    every_rank_raises(
-        "x", "shape", "(any, 2)", "(any, 3)", lambda: hvd.allgather(np.zeros((hvd.rank(), other(2, 3))), name="x")
-    )
-    every_rank_raises(
-        "x",
-        "collective",
-        "allreduce",
-        "broadcast",
-        lambda: hvd.broadcast(FOUR, 0, name="x") if last else hvd.allreduce(FOUR, name="x"),
-    )
-    many_operations_survive_one_that_fails(last)
+def reduce(array: Any = FOUR, **options: Any) -> None:
+    hvd.allreduce(array, name="x", **options)
 
 
-def many_operations_survive_one_that_fails(last: bool) -> None:
+def broadcast(array: Array = FOUR, root: int = 0) -> None:
+    hvd.broadcast(array, root, name="x")
+
+
+def gather(columns: int) -> None:
+    hvd.allgather(np.zeros((hvd.rank(), columns)), name="x")
+
+
+DISAGREEMENTS: dict[str, tuple[str, str, str, Callable[[], None]]] = {
+    "length": ("shape", "(4,)", "(2,)", lambda: reduce(unless_last(FOUR, TWO))),
+    "dimensions": ("shape", "(4,)", "(2, 2)", lambda: reduce(unless_last(FOUR, FOUR.reshape(2, 2)))),
+    "no dimensions": ("shape", "(4,)", "()", lambda: reduce(unless_last(FOUR, np.float32(0)))),
+    "dtype to reduce": ("dtype", "float32", "float64", lambda: reduce(unless_last(FOUR, np.zeros(4)))),
+    "dtype to broadcast": ("dtype", "float32", "int32", lambda: broadcast(FOUR.astype(unless_last("f4", "i4")))),
+    "op": ("reduction op", "average", "sum", lambda: reduce(op=unless_last(hvd.Average, hvd.Sum))),
+    "root": ("root rank", "0", "1", lambda: broadcast(root=unless_last(0, 1))),
+    "prescale": ("prescale_factor", "1", "0.5", lambda: reduce(prescale_factor=unless_last(1, 0.5))),
+    "postscale": ("postscale_factor", "1", "2", lambda: reduce(postscale_factor=unless_last(1, 2))),
+    "columns": ("shape", "(any, 2)", "(any, 3)", lambda: gather(unless_last(2, 3))),
+    "collective": ("collective", "allreduce", "broadcast", lambda: unless_last(reduce, broadcast)()),
+}
+
+
+@on_ranks(2, 4, planes=PLANES)
+@pytest.mark.parametrize("about", DISAGREEMENTS)
+def test_disagreement(about: str) -> None:
+    for _ in range(2):  # the second time the cache knows the name with other arguments
+        every_rank_raises("x", *DISAGREEMENTS[about])
+
+
+@on_ranks(2, 4, planes=PLANES)
+def test_many_operations_survive_one_that_fails() -> None:
     handles = [hvd.allreduce_async(np.full(5, turn + 1.0), op=hvd.Sum, name=f"good {turn}") for turn in range(20)]
-    bad = hvd.allreduce_async(np.zeros(5 if last else 6), name="bad")
+    bad = hvd.allreduce_async(np.zeros(unless_last(6, 5)), name="bad")
     for turn, handle in enumerate(handles):
         np.testing.assert_array_equal(hvd.synchronize(handle), np.full(5, (turn + 1.0) * hvd.size()))
     with pytest.raises(hvd.MismatchError, match="tensor 'bad'"):
@@ -67,15 +63,9 @@ def many_operations_survive_one_that_fails(last: bool) -> None:
         bad.wait()
 
 
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [2, 4])
-def test_disagreement(np: int, plane: str) -> None:
-    run_ranks(disagree, np, env={"HOROVODISH_PLANE": plane})
-
-
-def disagree_more_than_there_is_room_for() -> None:
+@on_ranks(2, env={"HOROVODISH_STALL_CHECK": "0"})
+def test_more_news_than_there_is_room_for() -> None:
     """The news for a rank that does not run meanwhile arrive later, though the other does nothing more for it."""
-    hvd.init()
     pids = all_pids()
     if hvd.rank() == 0:
         hvd.allreduce(TWO, name="after the other's")
@@ -96,22 +86,11 @@ def expect_many_errors(handles: list[Any]) -> None:
             handle.wait()
 
 
-def test_more_news_than_there_is_room_for() -> None:
-    run_ranks(disagree_more_than_there_is_room_for, 2, env={"HOROVODISH_STALL_CHECK": "0"})
-
-
-def disagree_in_a_remembered_call() -> None:
+@on_ranks(2, planes=PLANES)
+def test_disagreement_about_a_known_tensor() -> None:
     """A call that the response cache knows is checked as well."""
-    hvd.init()
     for _ in range(3):
         hvd.allreduce(FOUR, name="known")
-    every_rank_raises(
-        "known", "shape", "(4,)", "(2,)", lambda: hvd.allreduce(FOUR if hvd.rank() == 0 else TWO, name="known")
-    )
+    every_rank_raises("known", "shape", "(4,)", "(2,)", lambda: hvd.allreduce(unless_last(FOUR, TWO), name="known"))
     for _ in range(3):
         np.testing.assert_array_equal(hvd.allreduce(np.ones(2), op=hvd.Sum, name="known"), [2.0, 2.0])
-
-
-@pytest.mark.parametrize("plane", PLANES)
-def test_disagreement_about_a_known_tensor(plane: str) -> None:
-    run_ranks(disagree_in_a_remembered_call, 2, env={"HOROVODISH_PLANE": plane})

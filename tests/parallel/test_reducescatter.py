@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 
 import horovodish as hvd
 from horovodish.operation import scattered_rows
-from support.expect import every_rank_raises
+from support.expect import every_rank_raises, unless_last
 from support.model import FLOATS, INTEGERS, OPS, PLANES, Array, difference, reduced, values
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 MAGNITUDE = 10.0
 FOUR, TWO = np.zeros((4, 3), np.float32), np.zeros((2, 3), np.float32)
@@ -24,26 +25,22 @@ def share(full: Array, rank: int, size: int) -> Array:
     return np.array_split(full, size)[rank]
 
 
-def scatter_everything() -> None:
-    hvd.init()
+@on_ranks(1, 3, 4, planes=PLANES)
+@pytest.mark.parametrize("dtype", INTEGERS + FLOATS)
+def test_every_op_and_dtype(dtype: str) -> None:
     own, size = hvd.rank(), hvd.size()
     wrong = []
-    for dtype, op, rows in product(INTEGERS + FLOATS, OPS, sorted({0, 1, size - 1, size, size + 1, 7, 20_011})):
+    for op, rows in product(OPS, sorted({0, 1, size - 1, size, size + 1, 7, 20_011})):
         arrays = [values(dtype, rows, rank, op) for rank in range(size)]
-        result = hvd.reducescatter(arrays[own], op=getattr(hvd, op), name=f"{dtype} {op} {rows}")
+        result = hvd.reducescatter(arrays[own], op=getattr(hvd, op), name=f"{op} {rows}")
         told = difference(result, share(reduced(arrays, op), own, size), MAGNITUDE)
         if told or result.dtype != arrays[own].dtype or not np.array_equal(arrays[own], values(dtype, rows, own, op)):
-            wrong.append(f"{dtype} {op} {rows}: {told or 'another dtype, or the input was changed'}")
+            wrong.append(f"{op} {rows}: {told or 'another dtype, or the input was changed'}")
     assert not wrong, "\n".join(wrong)
-    rows_of_any_shape()
-    scaled_results()
-    the_average_is_the_default()
-    groups()
-    any_order()
-    wrong_arguments()
 
 
-def rows_of_any_shape() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_rows_of_any_shape() -> None:
     own, size = hvd.rank(), hvd.size()
     for shape in [(5, 3), (size, 2, 2), (1, 40_009), (0, 4), (6, 0), (2, 1, 1, 1)]:
         arrays = [values("float64", shape, rank) for rank in range(size)]
@@ -53,7 +50,8 @@ def rows_of_any_shape() -> None:
         result[:] = 0  # writable
 
 
-def scaled_results() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_scaled_results() -> None:
     own, size = hvd.rank(), hvd.size()
     for dtype, op, rows in product(["int32", "float16", "float32"], ["Sum", "Max"], [7, 9001]):
         arrays = [values(dtype, rows, rank) for rank in range(size)]
@@ -64,13 +62,15 @@ def scaled_results() -> None:
         assert not told, f"{dtype} {op} {rows}: {told}"
 
 
-def the_average_is_the_default() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_the_average_is_the_default() -> None:
     full = np.full((hvd.size(), 2), (hvd.size() - 1) / 2)
     result = hvd.reducescatter(np.full((hvd.size(), 2), float(hvd.rank())))
     np.testing.assert_array_equal(result, share(full, hvd.rank(), hvd.size()))
 
 
-def groups() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_groups() -> None:
     own, size = hvd.rank(), hvd.size()
     kinds: list[tuple[str, tuple[int, ...]]] = [
         ("float32", (7, 3)),
@@ -93,7 +93,8 @@ def groups() -> None:
         np.testing.assert_array_equal(result, np.full(result.shape, size / 2))
 
 
-def any_order() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_any_order() -> None:
     order = random.Random(hvd.rank())
     turns = list(range(40))
     for _ in range(3):
@@ -107,7 +108,8 @@ def any_order() -> None:
             np.testing.assert_array_equal(hvd.synchronize(handle), np.full((rows, 9), (turn + 1.0) * hvd.size()))
 
 
-def wrong_arguments() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="zero dimensions has no rows to deal out"):
         hvd.reducescatter(np.array(1.0))
     with pytest.raises(ValueError, match="op=Adasum is for allreduce"):
@@ -120,43 +122,32 @@ def wrong_arguments() -> None:
         hvd.reducescatter(np.ones(4, bool))
 
 
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [1, 3, 4])
-def test_reducescatter(np: int, plane: str) -> None:
-    run_ranks(scatter_everything, np, env={"HOROVODISH_PLANE": plane})
+def scatter(array: Array = FOUR, **options: Any) -> None:
+    hvd.reducescatter(array, name="x", **options)
 
 
-def disagree_about_scattering() -> None:
-    hvd.init()
-    last = hvd.rank() == hvd.size() - 1
+def group(*arrays: Array) -> None:
+    hvd.grouped_reducescatter(list(arrays), name="x")
 
-    def other(usual: Any, of_last_rank: Any) -> Any:
-        return of_last_rank if last else usual
 
-    def scatter(array: Array, **options: Any) -> None:
-        hvd.reducescatter(array, name="x", **options)
+def reduce(array: Array = FOUR) -> None:
+    hvd.allreduce(array, name="x")
 
-    def group(*arrays: Array) -> None:
-        hvd.grouped_reducescatter(list(arrays), name="x")
 
+DISAGREEMENTS: dict[str, tuple[str, str, str, str, Callable[[], None]]] = {
+    "rows": ("x", "shape", "(4, 3)", "(2, 3)", lambda: scatter(unless_last(FOUR, TWO))),
+    "dtype": ("x", "dtype", "float32", "float16", lambda: scatter(FOUR.astype(unless_last("f4", "f2")))),
+    "op": ("x", "reduction op", "sum", "min", lambda: scatter(op=unless_last(hvd.Sum, hvd.Min))),
+    "prescale": ("x", "prescale_factor", "1", "0.5", lambda: scatter(prescale_factor=unless_last(1.0, 0.5))),
+    "postscale": ("x", "postscale_factor", "1", "2", lambda: scatter(postscale_factor=unless_last(1.0, 2.0))),
+    "length of a group": ("x", "number of tensors", "2", "1", lambda: group(*unless_last([FOUR, TWO], [FOUR]))),
+    "rows in a group": ("x[1]", "shape", "(2, 3)", "(4, 3)", lambda: group(FOUR, unless_last(TWO, FOUR))),
+    "collective": ("x", "collective", "reducescatter", "allreduce", lambda: unless_last(scatter, reduce)()),
+}
+
+
+@on_ranks(2, 4, planes=PLANES)
+@pytest.mark.parametrize("about", DISAGREEMENTS)
+def test_disagreement(about: str) -> None:
     for _ in range(2):
-        every_rank_raises("x", "shape", "(4, 3)", "(2, 3)", lambda: scatter(other(FOUR, TWO)))
-        every_rank_raises("x", "dtype", "float32", "float16", lambda: scatter(FOUR.astype(other("f4", "f2"))))
-        every_rank_raises("x", "reduction op", "sum", "min", lambda: scatter(FOUR, op=other(hvd.Sum, hvd.Min)))
-        every_rank_raises("x", "prescale_factor", "1", "0.5", lambda: scatter(FOUR, prescale_factor=other(1.0, 0.5)))
-        every_rank_raises("x", "postscale_factor", "1", "2", lambda: scatter(FOUR, postscale_factor=other(1.0, 2.0)))
-        every_rank_raises("x", "number of tensors", "2", "1", lambda: group(*other([FOUR, TWO], [FOUR])))
-        every_rank_raises("x[1]", "shape", "(2, 3)", "(4, 3)", lambda: group(FOUR, other(TWO, FOUR)))
-        every_rank_raises(
-            "x",
-            "collective",
-            "reducescatter",
-            "allreduce",
-            lambda: other(hvd.reducescatter, hvd.allreduce)(FOUR, name="x"),
-        )
-
-
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [2, 4])
-def test_disagreement_about_a_reducescatter(np: int, plane: str) -> None:
-    run_ranks(disagree_about_scattering, np, env={"HOROVODISH_PLANE": plane})
+        every_rank_raises(*DISAGREEMENTS[about])

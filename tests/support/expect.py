@@ -52,6 +52,11 @@ def every_rank_raises(name: str, what: str, usual: str, of_last_rank: str, call:
     the_engine_goes_on(name)
 
 
+def unless_last(usual: Any, of_last_rank: Any) -> Any:
+    """The usual value, but on the last rank its own."""
+    return of_last_rank if hvd.rank() == hvd.size() - 1 else usual
+
+
 def one_rank_is_wrong(
     error: type[Exception], text: str, right: Callable[[], Any], wrong: Callable[[], Any], name: str | None = "x"
 ) -> None:
