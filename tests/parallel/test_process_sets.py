@@ -14,30 +14,10 @@ from horovodish._native import DTYPES
 from horovodish.submission import Request, submit
 from support.expect import mismatch, the_engine_goes_on
 from support.model import OPS, PLANES, difference, reduced, values
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 MAGNITUDE = 10.0
 NOT_IN_USE = r"the process set of ranks \[0\] is not in use: add it with hvd\.add_process_set"
-
-
-def use_process_sets() -> None:
-    hvd.init()
-    a_set_of_one_rank()
-    the_global_set()
-    if hvd.size() > 1:
-        wrong_ranks()
-        from_communicators()
-        removal()
-    if hvd.size() > 2:
-        sets_come_and_go()
-        names_and_counts_are_apart()
-        disagreement_about_sets()
-        disagreement_within_a_set()
-        every_collective()
-        a_root_outside_the_set()
-        overlapping_sets_are_busy_at_once()
-        disagreement_in_one_set_leaves_the_others_alone()
-    after_shutdown()
 
 
 def pairs() -> list[hvd.ProcessSet]:
@@ -49,11 +29,14 @@ def remove_all(sets: list[hvd.ProcessSet]) -> None:
         assert hvd.remove_process_set(process_set)
 
 
-def a_set_of_one_rank() -> None:
-    if hvd.size() == 1:
-        with pytest.raises(ValueError, match=r"a process set of ranks \[0\] is in use already; use that one"):
-            hvd.add_process_set([0])
-        return
+@on_ranks(1, planes=PLANES)
+def test_the_only_rank_is_in_a_set_already() -> None:
+    with pytest.raises(ValueError, match=r"a process set of ranks \[0\] is in use already; use that one"):
+        hvd.add_process_set([0])
+
+
+@on_ranks(3, 4, planes=PLANES)
+def test_a_set_of_one_rank() -> None:
     for rank in range(hvd.size()):
         alone = hvd.add_process_set([rank])
         assert (alone.ranks, alone.size(), alone.included()) == ([rank], 1, hvd.rank() == rank)
@@ -69,7 +52,8 @@ def a_set_of_one_rank() -> None:
         assert hvd.remove_process_set(alone)
 
 
-def the_global_set() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_the_global_set() -> None:
     world = hvd.global_process_set
     assert (world.process_set_id, world.ranks) == (0, list(range(hvd.size())))
     assert (world.size(), world.rank(), world.included()) == (hvd.size(), hvd.rank(), True)
@@ -82,7 +66,8 @@ def the_global_set() -> None:
     the_engine_goes_on()
 
 
-def wrong_ranks() -> None:
+@on_ranks(3, 4, planes=PLANES)
+def test_wrong_ranks() -> None:
     size = hvd.size()
     for ranks in ([], [0, 0], [1, 0, 1]):
         text = re.escape(f"a process set needs at least one rank and each at most once, not {ranks}")
@@ -104,11 +89,11 @@ def wrong_ranks() -> None:
     assert hvd.remove_process_set(first)
     with pytest.raises(TypeError, match=r"process_set must be a ProcessSet, .* not list"):
         hvd.allreduce(np.ones(2), process_set=[0])  # type: ignore[arg-type]
-    outside_of_a_set()
     the_engine_goes_on()
 
 
-def outside_of_a_set() -> None:
+@on_ranks(3, 4, planes=PLANES)
+def test_calls_outside_of_a_set() -> None:
     last = hvd.size() - 1
     others = hvd.add_process_set(range(last))
     if hvd.rank() == last:
@@ -138,9 +123,11 @@ def outside_of_a_set() -> None:
             with pytest.raises(ValueError, match=f"root_rank={last} is not in the process set of ranks"):
                 call(np.zeros(2), last, process_set=others)
     assert hvd.remove_process_set(others)
+    the_engine_goes_on()
 
 
-def sets_come_and_go() -> None:
+@on_ranks(3, 4, planes=PLANES)
+def test_sets_come_and_go() -> None:
     """More sets than there is room for at once, one after the other, each of them works."""
     seen = set()
     for turn in range(70):
@@ -154,7 +141,8 @@ def sets_come_and_go() -> None:
     the_engine_goes_on()
 
 
-def from_communicators() -> None:
+@on_ranks(3, 4, planes=PLANES)
+def test_from_communicators() -> None:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -177,7 +165,8 @@ def from_communicators() -> None:
     half.Free()
 
 
-def names_and_counts_are_apart() -> None:
+@on_ranks(3, 4, planes=PLANES)
+def test_names_and_counts_are_apart() -> None:
     """The same name is used in two sets at once, and calls without names are counted for each set."""
     both = hvd.add_process_set([0, 1])
     if both.included():
@@ -195,7 +184,8 @@ def names_and_counts_are_apart() -> None:
     assert hvd.remove_process_set(both)
 
 
-def removal() -> None:
+@on_ranks(3, 4, planes=PLANES)
+def test_removal() -> None:
     process_set = hvd.add_process_set([0])
     other = hvd.ProcessSet([0])
     assert hvd.remove_process_set(other) is False  # equal, but not the one that was added
@@ -223,7 +213,8 @@ def removal() -> None:
     the_engine_goes_on()
 
 
-def disagreement_about_sets() -> None:
+@on_ranks(3, 4, planes=PLANES)
+def test_disagreement_about_sets() -> None:
     last = hvd.size() - 1
     ranks = [0] if hvd.rank() < last else [0, 1]
     text = re.escape(
@@ -239,7 +230,8 @@ def disagreement_about_sets() -> None:
     the_engine_goes_on()
 
 
-def disagreement_within_a_set() -> None:
+@on_ranks(3, 4, planes=PLANES)
+def test_disagreement_within_a_set() -> None:
     """The message names ranks of the world, not numbers within the set."""
     low, high = hvd.size() - 2, hvd.size() - 1
     both = hvd.add_process_set([low, high])
@@ -255,7 +247,8 @@ def disagreement_within_a_set() -> None:
     assert hvd.remove_process_set(both)
 
 
-def every_collective() -> None:
+@on_ranks(3, 4, planes=PLANES)
+def test_every_collective() -> None:
     sets = pairs()
     for process_set in sets:
         if process_set.included():
@@ -296,7 +289,8 @@ def use_every_collective(process_set: hvd.ProcessSet) -> None:
     hvd.barrier(process_set)
 
 
-def overlapping_sets_are_busy_at_once() -> None:
+@on_ranks(3, 4, planes=PLANES)
+def test_overlapping_sets_are_busy_at_once() -> None:
     """Each rank submits to its sets, and waits for them, in an order of its own; the world is busy as well."""
     sets = pairs()
     order = random.Random(hvd.rank())
@@ -315,24 +309,25 @@ def overlapping_sets_are_busy_at_once() -> None:
             ranks = process_set.ranks
             np.testing.assert_array_equal(hvd.synchronize(sum_handle), np.full(length, sum(ranks) + len(ranks)))
             np.testing.assert_array_equal(hvd.synchronize(gather), np.repeat(ranks, ranks) + 1.0)
-    waits_in_a_circle(sets)
     remove_all(sets)
 
 
-def waits_in_a_circle(sets: list[hvd.ProcessSet]) -> None:
+@on_ranks(3, 4, planes=PLANES)
+def test_waits_in_a_circle() -> None:
     """Each rank waits for the set of its successor first: with one blocking thread per rank this deadlocks."""
+    sets = pairs()
     first = {0: 0, 1: 2, 2: 1}  # rank 0 begins with {0, 1}, rank 1 with {1, 2}, rank 2 with {0, 2}
-    if hvd.rank() not in first:
-        return
     for _ in range(5):
         mine = [process_set for process_set in sets if process_set.included()]
         mine.sort(key=lambda process_set: process_set is not sets[first[hvd.rank()]])
         handles = [hvd.allreduce_async(np.ones(200_000), op=hvd.Sum, process_set=each, name="circle") for each in mine]
         for handle in handles:
             np.testing.assert_array_equal(hvd.synchronize(handle), np.full(200_000, 2.0))
+    remove_all(sets)
 
 
-def disagreement_in_one_set_leaves_the_others_alone() -> None:
+@on_ranks(3, 4, planes=PLANES)
+def test_disagreement_in_one_set_leaves_the_others_alone() -> None:
     sets = pairs()
     handles = {
         index: hvd.allreduce_async(
@@ -351,7 +346,8 @@ def disagreement_in_one_set_leaves_the_others_alone() -> None:
     the_engine_goes_on()
 
 
-def a_root_outside_the_set() -> None:
+@on_ranks(3, 4, planes=PLANES)
+def test_a_root_outside_the_set() -> None:
     """As a framework's native code may hand it over: Python has checked the root when it traced."""
     pair = hvd.add_process_set([1, 2])
     if pair.included():
@@ -370,7 +366,8 @@ def a_root_outside_the_set() -> None:
     remove_all([pair])
 
 
-def after_shutdown() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_after_shutdown() -> None:
     """The sets of an engine end with it; they can be added to the next one."""
     from mpi4py import MPI
 
@@ -395,15 +392,9 @@ def after_shutdown() -> None:
     the_engine_goes_on()
 
 
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [1, 3, 4])
-def test_process_sets(np: int, plane: str) -> None:
-    run_ranks(use_process_sets, np, env={"HOROVODISH_PLANE": plane})
-
-
-def busy_sets_stay() -> None:
-    """Operations are under way on one rank: removal raises on all, and the set can be used and removed afterwards."""
-    hvd.init()
+@on_ranks(3, planes=PLANES)
+def test_a_set_with_operations_under_way_stays() -> None:
+    """Removal raises on every rank, and the set can be used and removed afterwards."""
     both = hvd.add_process_set([0, 1])
     if hvd.rank() == 0:
         handle = hvd.allreduce_async(np.full(3, 1.0), op=hvd.Sum, process_set=both, name="under way")
@@ -419,14 +410,9 @@ def busy_sets_stay() -> None:
     the_engine_goes_on()
 
 
-@pytest.mark.parametrize("plane", PLANES)
-def test_a_set_with_operations_under_way_stays(plane: str) -> None:
-    run_ranks(busy_sets_stay, 3, env={"HOROVODISH_PLANE": plane})
-
-
-def refused_calls_hold_no_set() -> None:
-    """A rank refuses its own call, and the others never make theirs: nobody waits, so the set can be removed."""
-    hvd.init()
+@on_ranks(3, planes=PLANES)
+def test_a_set_with_refused_calls_can_be_removed() -> None:
+    """A rank refuses its own call, and the others never make theirs: nobody waits."""
     both = hvd.add_process_set([0, 1])
     if hvd.rank() == 1:
         with pytest.raises(ValueError, match="prescale_factor"):
@@ -437,8 +423,3 @@ def refused_calls_hold_no_set() -> None:
         np.testing.assert_array_equal(hvd.allreduce(np.ones(3), op=hvd.Sum, process_set=again), np.full(3, 2.0))
     assert hvd.remove_process_set(again)
     the_engine_goes_on()
-
-
-@pytest.mark.parametrize("plane", PLANES)
-def test_a_set_with_refused_calls_can_be_removed(plane: str) -> None:
-    run_ranks(refused_calls_hold_no_set, 3, env={"HOROVODISH_PLANE": plane})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -11,12 +13,13 @@ from support.model import PLANES
 from support.ranks import run_ranks
 
 
-def start_with_sets() -> None:
-    given = hvd.ProcessSet([2, 0])
+def a_word_that_is_not_known() -> None:
     with pytest.raises(ValueError, match='give a list of process sets, or "dynamic"'):
         hvd.init(process_sets="static")
-    hvd.shutdown()
-    init_that_fails()
+
+
+def sets_that_are_given() -> None:
+    given = hvd.ProcessSet([2, 0])
     hvd.init(process_sets=[[0, 1], given])
     assert (given.process_set_id, given.ranks, given.size()) == (2, [0, 2], 2)
     if given.included():
@@ -34,7 +37,6 @@ def start_with_sets() -> None:
     the_engine_goes_on()
     hvd.barrier()
     hvd.shutdown()
-    communicators_in_the_order_of_init()
 
 
 def init_that_fails() -> None:
@@ -101,5 +103,8 @@ def communicators_in_the_order_of_init() -> None:
 
 
 @pytest.mark.parametrize("plane", PLANES)
-def test_sets_given_to_init(plane: str) -> None:
-    run_ranks(start_with_sets, 3, env={"HOROVODISH_PLANE": plane})
+@pytest.mark.parametrize(
+    "check", [a_word_that_is_not_known, sets_that_are_given, init_that_fails, communicators_in_the_order_of_init]
+)
+def test_init(check: Callable[[], None], plane: str) -> None:
+    run_ranks(check, 3, env={"HOROVODISH_PLANE": plane})
