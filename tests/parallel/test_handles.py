@@ -21,26 +21,15 @@ import pytest
 import horovodish as hvd
 from horovodish._native import DTYPES
 from horovodish.submission import Handle, Request, submit
+from support.expect import the_engine_goes_on
 from support.model import PLANES
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 COUNT = 100
 
 
-def use_handles() -> None:
-    hvd.init()
-    any_order()
-    results_stay()
-    waiting_from_several_threads()
-    a_name_in_use()
-    wrong_arguments()
-    names_are_counted_alike()
-    dropped_handles()
-    memory_is_given_back()
-    memory_stays_when_a_submission_is_interrupted()
-
-
-def any_order() -> None:
+@on_ranks(1, 3, planes=PLANES)
+def test_any_order() -> None:
     """Each rank submits and waits in an order of its own."""
     order = random.Random(hvd.rank())
     for _ in range(5):
@@ -56,7 +45,8 @@ def any_order() -> None:
             np.testing.assert_array_equal(hvd.synchronize(handles[turn]), np.full(turn * 50, expected))
 
 
-def results_stay() -> None:
+@on_ranks(1, 3, planes=PLANES)
+def test_results_stay() -> None:
     handle = hvd.allreduce_async(np.full(3, 2.0), op=hvd.Sum, name="stays")
     while not hvd.poll(handle):
         time.sleep(0.001)
@@ -67,7 +57,8 @@ def results_stay() -> None:
     np.testing.assert_array_equal(first, np.full(3, 2.0 * hvd.size()))
 
 
-def waiting_from_several_threads() -> None:
+@on_ranks(1, 3, planes=PLANES)
+def test_waiting_from_several_threads() -> None:
     results: dict[int, np.ndarray] = {}
 
     def reduce(number: int) -> None:
@@ -84,7 +75,8 @@ def waiting_from_several_threads() -> None:
         np.testing.assert_array_equal(result, np.full(10, number * hvd.size()))
 
 
-def a_name_in_use() -> None:
+@on_ranks(1, 3, planes=PLANES)
+def test_a_name_in_use() -> None:
     hvd.barrier()
     # Rank 0 alone cannot complete "twice" before the others submit it, which they do after the next broadcast.
     if hvd.rank() == 0:
@@ -102,7 +94,8 @@ def a_name_in_use() -> None:
     np.testing.assert_array_equal(hvd.allreduce(np.ones(2), op=hvd.Sum, name="twice"), np.full(2, hvd.size()))
 
 
-def wrong_arguments() -> None:
+@on_ranks(1, 3, planes=PLANES)
+def test_wrong_arguments() -> None:
     with pytest.raises(TypeError, match=r"expected a handle from an \.\.\._async function, got int"):
         hvd.synchronize(7)  # type: ignore[arg-type]
     with pytest.raises(hvd.UnsupportedTensorError, match=r"^x: the array .* is not C-contiguous"):
@@ -118,9 +111,11 @@ def wrong_arguments() -> None:
     for in_place in (hvd.allreduce_, lambda array: hvd.broadcast_(array, 0)):
         with pytest.raises(hvd.UnsupportedTensorError, match=r"is read-only"):
             in_place(frozen)
+    the_engine_goes_on()
 
 
-def names_are_counted_alike() -> None:
+@on_ranks(1, 3, planes=PLANES)
+def test_names_are_counted_alike() -> None:
     handles = [hvd.allreduce_async(np.zeros(1)), hvd.allreduce_async(np.zeros(1)), hvd.allgather_async(np.zeros(1))]
     for handle in handles:
         handle.wait()
@@ -130,7 +125,8 @@ def names_are_counted_alike() -> None:
     assert numbers[1] == numbers[0] + 1
 
 
-def dropped_handles() -> None:
+@on_ranks(1, 3, planes=PLANES)
+def test_arrays_of_dropped_handles_stay() -> None:
     """The arrays are the engine's alone; freed too early, they would be overwritten with the next ones."""
     for turn in range(30):
         for part in range(5):
@@ -146,7 +142,14 @@ class Owner:
     """Something that can be watched while it is kept alive."""
 
 
-def memory_is_given_back() -> None:
+def submit_for(owner: Owner, array: np.ndarray, name: str) -> Handle[None]:
+    """An allreduce of float64 in place that keeps `owner` alive."""
+    tensor = (array.ctypes.data, array.ctypes.data, DTYPES["float64"], array.shape)
+    return submit(Request("allreduce", name), [tensor], keep_alive=owner, result=lambda _: None)
+
+
+@on_ranks(1, 3, planes=PLANES)
+def test_memory_is_given_back() -> None:
     owner, array = Owner(), np.ones(4)
     watched = weakref.ref(owner)
     handle = submit_for(owner, array, "watched")
@@ -159,24 +162,6 @@ def memory_is_given_back() -> None:
     del source
     handle.wait()
     assert seen() is None, "the handle keeps the input"
-
-
-def memory_stays_when_a_submission_is_interrupted() -> None:
-    """Ctrl-C may come as soon as the engine has the operation, before the caller has its handle."""
-    array = np.ones(1000)
-    watched = weakref.ref(array)
-    if hvd.rank() == 0:
-        with pytest.raises(KeyboardInterrupt), interrupted_once_handed_over():
-            hvd.allreduce_async_(array, op=hvd.Sum, name="interrupted")
-        del array
-        gc.collect()
-        assert watched() is not None
-    hvd.barrier()
-    if hvd.rank() > 0:
-        np.testing.assert_array_equal(hvd.allreduce_(array, op=hvd.Sum, name="interrupted"), np.full(1000, hvd.size()))
-    hvd.barrier()
-    hvd.barrier()  # on its way the engine is asked what has settled
-    assert watched() is None or hvd.rank() > 0
 
 
 @contextmanager
@@ -196,21 +181,27 @@ def interrupted_once_handed_over() -> Iterator[None]:
         sys.settrace(before)
 
 
-def submit_for(owner: Owner, array: np.ndarray, name: str) -> Handle[None]:
-    """An allreduce of float64 in place that keeps `owner` alive."""
-    tensor = (array.ctypes.data, array.ctypes.data, DTYPES["float64"], array.shape)
-    return submit(Request("allreduce", name), [tensor], keep_alive=owner, result=lambda _: None)
+@on_ranks(1, 3, planes=PLANES)
+def test_memory_stays_when_a_submission_is_interrupted() -> None:
+    """Ctrl-C may come as soon as the engine has the operation, before the caller has its handle."""
+    array = np.ones(1000)
+    watched = weakref.ref(array)
+    if hvd.rank() == 0:
+        with pytest.raises(KeyboardInterrupt), interrupted_once_handed_over():
+            hvd.allreduce_async_(array, op=hvd.Sum, name="interrupted")
+        del array
+        gc.collect()
+        assert watched() is not None
+    hvd.barrier()
+    if hvd.rank() > 0:
+        np.testing.assert_array_equal(hvd.allreduce_(array, op=hvd.Sum, name="interrupted"), np.full(1000, hvd.size()))
+    hvd.barrier()
+    hvd.barrier()  # on its way the engine is asked what has settled
+    assert watched() is None or hvd.rank() > 0
 
 
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [1, 3])
-def test_handles(np: int, plane: str) -> None:
-    run_ranks(use_handles, np, env={"HOROVODISH_PLANE": plane})
-
-
-def drop_a_handle() -> tuple[bool, bool] | None:
-    """On rank 0: whether the owner lives while the operation waits for rank 1, and after it is done."""
-    hvd.init()
+@on_ranks(2)
+def test_a_dropped_handle_keeps_what_the_engine_needs() -> None:
     owner, array = Owner(), np.ones(4)
     watched = weakref.ref(owner)
     if hvd.rank() == 1:
@@ -218,24 +209,20 @@ def drop_a_handle() -> tuple[bool, bool] | None:
         submit_for(owner, array, "dropped").wait()
         hvd.barrier()
         hvd.barrier()
-        return None
+        return
     submit_for(owner, array, "dropped")
     del owner
     gc.collect()
-    while_pending = watched() is not None
+    assert watched() is not None
     hvd.broadcast(np.zeros(1), 0, name="go")
     hvd.barrier()
     hvd.barrier()  # a submission learns what has settled before it
-    return while_pending, watched() is not None
+    assert watched() is None
 
 
-def test_a_dropped_handle_keeps_what_the_engine_needs() -> None:
-    assert run_ranks(drop_a_handle, 2)[0] == (True, False)
-
-
-def interrupt_a_wait() -> None:
+@on_ranks(2, planes=PLANES)
+def test_control_c_interrupts_a_wait_and_loses_nothing() -> None:
     """Rank 1 submits nothing before rank 0 has been interrupted."""
-    hvd.init()
     if hvd.rank() == 1:
         hvd.broadcast(np.zeros(1), 0, name="go")
         hvd.allreduce(np.full(2, 1.0), op=hvd.Sum, name="late")
@@ -250,8 +237,3 @@ def interrupt_a_wait() -> None:
         wait_until_control_c()
     hvd.broadcast(np.zeros(1), 0, name="go")
     np.testing.assert_array_equal(handle.wait(), [2.0, 2.0])
-
-
-@pytest.mark.parametrize("plane", PLANES)
-def test_control_c_interrupts_a_wait_and_loses_nothing(plane: str) -> None:
-    run_ranks(interrupt_a_wait, 2, env={"HOROVODISH_PLANE": plane})

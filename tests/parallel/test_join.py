@@ -12,24 +12,17 @@ import horovodish as hvd
 from horovodish.comparison import compared_on_all_ranks
 from support.expect import mismatch, the_engine_goes_on
 from support.model import OPS, PLANES, difference, reduced, values
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 MAGNITUDE = 10.0
 
 
-def run_out_of_data() -> None:
-    hvd.init()
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_ranks_join_in_any_order() -> None:
+    """In six of the orders, if there are so many."""
     orders = list(permutations(range(hvd.size())))
     for order in orders[:: max(1, len(orders) // 6)]:
         join_in_order(order)
-    what_was_submitted_before_counts()
-    everybody_at_once()
-    names_go_on_alike()
-    a_root_that_has_joined()
-    sets_of_ranks_that_have_not_joined()
-    rank_0_is_not_the_first_that_answers()
-    objects()
-    the_engine_goes_on()
 
 
 def join_in_order(order: tuple[int, ...]) -> None:
@@ -72,7 +65,8 @@ def train(active: list[int], step: int) -> None:
     hvd.barrier()
 
 
-def what_was_submitted_before_counts() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_what_was_submitted_before_counts() -> None:
     """Rank 0 joins while its own operations wait for the others."""
     size = hvd.size()
     handles: list[hvd.collectives.Handle[object]] = []
@@ -91,16 +85,19 @@ def what_was_submitted_before_counts() -> None:
     np.testing.assert_array_equal(sent, np.full(4, 7.0))
     if hvd.rank() != 0:
         hvd.join()
+    the_engine_goes_on()
 
 
-def everybody_at_once() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_everybody_at_once() -> None:
     for _ in range(3):
         last = hvd.join()
         assert 0 <= last < hvd.size()
         np.testing.assert_array_equal(hvd.allgather(np.array(last)), np.full(hvd.size(), last))
 
 
-def names_go_on_alike() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_calls_without_names_meet_afterwards() -> None:
     """Ranks that made fewer calls without names before they joined still meet the others afterwards."""
     for _ in range(hvd.rank() + 1):
         hvd.allreduce(np.ones(2))
@@ -112,43 +109,45 @@ def names_go_on_alike() -> None:
     hvd.barrier()
 
 
-def a_root_that_has_joined() -> None:
+@on_ranks(3, 4, planes=PLANES)
+def test_a_root_that_has_joined() -> None:
     """Every rank that still has data raises, also when the broadcast is one that the cache knows, and goes on."""
     root = hvd.size() - 1
     for _ in range(3):
         hvd.broadcast(np.zeros(3), root, name="known")
     if hvd.rank() == root:
         hvd.join()
-        return
-    for name in ["known", "new", "known"]:
-        with pytest.raises(hvd.MismatchError) as raised:
-            hvd.broadcast(np.zeros(3), root, name=name)
-        assert f"broadcast '{name}' failed" in str(raised.value)
-        assert re.search(rf"rank {root} is the root of this broadcast and has joined\b", str(raised.value))
-        assert "Remedy: broadcast from a rank that still has data, or after all ranks have joined." in str(raised.value)
-        total = hvd.allreduce(np.ones(3), op=hvd.Sum, name=name)
-        np.testing.assert_array_equal(total, np.full(3, float(root)))
-    assert hvd.join() != root
+    else:
+        for name in ["known", "new", "known"]:
+            with pytest.raises(hvd.MismatchError) as raised:
+                hvd.broadcast(np.zeros(3), root, name=name)
+            said = str(raised.value)
+            assert f"broadcast '{name}' failed" in said
+            assert re.search(rf"rank {root} is the root of this broadcast and has joined\b", said)
+            assert "Remedy: broadcast from a rank that still has data, or after all ranks have joined." in said
+            total = hvd.allreduce(np.ones(3), op=hvd.Sum, name=name)
+            np.testing.assert_array_equal(total, np.full(3, float(root)))
+        assert hvd.join() != root
+    the_engine_goes_on()
 
 
-def sets_of_ranks_that_have_not_joined() -> None:
-    """A process set without the joined rank goes on as ever."""
-    others = hvd.add_process_set(range(1, hvd.size())) if hvd.size() > 1 else None
-    if others is not None and others.included():
+@on_ranks(3, 4, planes=PLANES)
+def test_a_process_set_without_the_joined_rank() -> None:
+    others = hvd.add_process_set(range(1, hvd.size()))
+    if others.included():
         hvd.allreduce(np.ones(2), name="rank 0 has joined or will")
         total = hvd.allreduce(np.ones(2), op=hvd.Sum, process_set=others)
         np.testing.assert_array_equal(total, np.full(2, hvd.size() - 1.0))
         hvd.barrier(others)
     hvd.join()
-    if others is not None:
-        assert hvd.remove_process_set(others)
+    assert hvd.remove_process_set(others)
+    the_engine_goes_on()
 
 
-def rank_0_is_not_the_first_that_answers() -> None:
-    """What the ranks agree upon: errors name the right ranks, and process sets stay the same on all of them."""
+@on_ranks(3, 4, planes=PLANES)
+def test_agreements_without_rank_0() -> None:
+    """Errors name the right ranks, and process sets stay the same on all of them."""
     last = hvd.size() - 1
-    if last == 0:
-        return
     alone = hvd.add_process_set([last])
     if hvd.rank() == 0:
         hvd.join()
@@ -167,31 +166,25 @@ def rank_0_is_not_the_first_that_answers() -> None:
         np.testing.assert_array_equal(hvd.allreduce(np.ones(2), op=hvd.Sum, process_set=both), [2.0, 2.0])
     for added in (alone, both):
         assert hvd.remove_process_set(added)
+    the_engine_goes_on()
 
 
-def objects() -> None:
+@on_ranks(3, 4, planes=PLANES)
+def test_objects() -> None:
     """A rank that has joined has no object; a root that has joined is an error as for a broadcast."""
     root = hvd.size() - 1
-    if hvd.rank() == root:
-        hvd.join()
-        return
-    active = list(range(root))
-    assert hvd.allgather_object({"rank": hvd.rank()}) == [{"rank": rank} for rank in active]
-    assert hvd.broadcast_object(hvd.rank(), root_rank=root - 1) == root - 1
-    with pytest.raises(hvd.MismatchError, match=rf"rank {root} is the root of this broadcast and has joined"):
-        hvd.broadcast_object(hvd.rank(), root_rank=root)
+    if hvd.rank() < root:
+        assert hvd.allgather_object({"rank": hvd.rank()}) == [{"rank": rank} for rank in range(root)]
+        assert hvd.broadcast_object(hvd.rank(), root_rank=root - 1) == root - 1
+        with pytest.raises(hvd.MismatchError, match=rf"rank {root} is the root of this broadcast and has joined"):
+            hvd.broadcast_object(hvd.rank(), root_rank=root)
     hvd.join()
+    the_engine_goes_on()
 
 
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [1, 3, 4])
-def test_join(np: int, plane: str) -> None:
-    run_ranks(run_out_of_data, np, env={"HOROVODISH_PLANE": plane})
-
-
-def reduce_with_scales_after_rank_0_has_joined() -> None:
-    """The scales do not touch what stands for a joined rank."""
-    hvd.init()
+@on_ranks(3, planes=PLANES)
+def test_scales_leave_joined_ranks_out() -> None:
+    """They do not touch what stands for a joined rank."""
     if hvd.rank() == 0:
         hvd.join()
         return
@@ -211,8 +204,3 @@ def reduce_with_scales_after_rank_0_has_joined() -> None:
             told = difference(result, reduced(arrays, op, prescale, 2.0), MAGNITUDE)
             assert not told, f"{op} {dtype} {length} scaled by {prescale}: {told}"
     hvd.join()
-
-
-@pytest.mark.parametrize("plane", PLANES)
-def test_scales_leave_joined_ranks_out(plane: str) -> None:
-    run_ranks(reduce_with_scales_after_rank_0_has_joined, 3, env={"HOROVODISH_PLANE": plane})

@@ -16,7 +16,7 @@ import pytest
 import horovodish as hvd
 from support.expect import the_engine_goes_on
 from support.model import PLANES
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 
 @dataclass
@@ -38,35 +38,36 @@ def objects(rank: int) -> list[Any]:
     ]
 
 
-def exchange_objects() -> None:
-    hvd.init()
-    own, size = hvd.rank(), hvd.size()
-    for root in range(size):
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_broadcast_from_every_root() -> None:
+    own = hvd.rank()
+    for root in range(hvd.size()):
         for mine, theirs in zip(objects(own), objects(root), strict=True):
             received = hvd.broadcast_object(mine, root_rank=root)
             assert received == theirs
             assert own != root or received is mine
+
+
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_allgather() -> None:
+    own, size = hvd.rank(), hvd.size()
     for turn, mine in enumerate(objects(own)):
         gathered = hvd.allgather_object(mine, name=f"turn {turn}")
         assert gathered == [objects(rank)[turn] for rank in range(size)]
     arrays = hvd.allgather_object(np.arange(own))
     assert [array.tolist() for array in arrays] == [list(range(rank)) for rank in range(size)]
-    what_is_given_is_copied()
-    what_only_cloudpickle_carries()
-    only_the_root_needs_an_object()
-    in_process_sets()
-    wrong_arguments()
-    the_engine_goes_on()
 
 
-def what_is_given_is_copied() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_what_is_given_is_copied() -> None:
     mine = [hvd.rank()]
     gathered = hvd.allgather_object(mine)
     gathered[hvd.rank()].append("changed")
     assert mine == [hvd.rank()]
 
 
-def what_only_cloudpickle_carries() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_what_only_cloudpickle_carries() -> None:
     own, size = hvd.rank(), hvd.size()
 
     class Local:
@@ -78,17 +79,16 @@ def what_only_cloudpickle_carries() -> None:
     assert [local.rank for local in hvd.allgather_object(Local)] == list(range(size))
 
 
-def only_the_root_needs_an_object() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_only_the_root_needs_an_object() -> None:
     """On the other ranks it may be left out, or be something that cannot be pickled."""
     assert hvd.broadcast_object("from 0" if hvd.rank() == 0 else lambda: None) == "from 0"
     assert hvd.broadcast_object("named" if hvd.rank() == 0 else None, 0, name="a name") == "named"
 
 
-def in_process_sets() -> None:
-    size = hvd.size()
-    if size == 1:
-        return
-    evens = hvd.add_process_set(range(0, size, 2))
+@on_ranks(3, 4, planes=PLANES)
+def test_process_sets() -> None:
+    evens = hvd.add_process_set(range(0, hvd.size(), 2))
     if evens.included():
         assert hvd.allgather_object(hvd.rank(), process_set=evens) == evens.ranks
         root = evens.ranks[-1]
@@ -103,7 +103,8 @@ def in_process_sets() -> None:
     assert hvd.remove_process_set(evens)
 
 
-def wrong_arguments() -> None:
+@on_ranks(1, 3, 4, planes=PLANES)
+def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match=f"root_rank={hvd.size()} does not exist"):
         hvd.broadcast_object(1, root_rank=hvd.size())
     with pytest.raises(TypeError, match=r"cannot pickle '_thread.lock' object"):
@@ -111,9 +112,4 @@ def wrong_arguments() -> None:
     needed = pytest.raises(pickle.PicklingError, match=r"lambda.*pip install cloudpickle")
     with mock.patch.dict(sys.modules, {"cloudpickle": None}), needed:
         hvd.allgather_object(lambda: None)
-
-
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [1, 3, 4])
-def test_objects(np: int, plane: str) -> None:
-    run_ranks(exchange_objects, np, env={"HOROVODISH_PLANE": plane})
+    the_engine_goes_on()

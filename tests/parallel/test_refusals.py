@@ -11,13 +11,13 @@ import pytest
 import horovodish as hvd
 from support.expect import one_rank_is_wrong, the_engine_goes_on
 from support.model import PLANES
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 FOUR = np.zeros(4)
 
 
-def refuse() -> None:
-    hvd.init()
+@on_ranks(2, 3, planes=PLANES)
+def test_splits() -> None:
     size = hvd.size()
     one_rank_is_wrong(
         ValueError,
@@ -31,6 +31,10 @@ def refuse() -> None:
         lambda: hvd.alltoall(np.zeros(size), [1] * size, name="x"),
         lambda: hvd.alltoall(np.zeros(size), [0.5] * size, name="x"),  # type: ignore[list-item]
     )
+
+
+@on_ranks(2, 3, planes=PLANES)
+def test_roots() -> None:
     one_rank_is_wrong(
         ValueError,
         "root_rank=7 does not exist",
@@ -43,18 +47,30 @@ def refuse() -> None:
         lambda: hvd.broadcast_object("an object", 0),
         lambda: hvd.broadcast_object("an object", 7),
     )
+
+
+@on_ranks(2, 3, planes=PLANES)
+def test_dtypes() -> None:
     one_rank_is_wrong(
         hvd.UnsupportedTensorError,
         "x: dtype complex128 is not supported",
         lambda: hvd.allgather(FOUR, name="x"),
         lambda: hvd.allgather(FOUR.astype(complex), name="x"),
     )
+
+
+@on_ranks(2, 3, planes=PLANES)
+def test_reduction_ops() -> None:
     one_rank_is_wrong(
         ValueError,
         "op=Adasum is for allreduce",
         lambda: hvd.reducescatter(FOUR, name="x"),
         lambda: hvd.reducescatter(FOUR, op=hvd.Adasum, name="x"),
     )
+
+
+@on_ranks(2, 3, planes=PLANES)
+def test_groups() -> None:
     one_rank_is_wrong(
         ValueError,
         "the group is empty",
@@ -73,16 +89,10 @@ def refuse() -> None:
         lambda: hvd.grouped_allreduce([FOUR], name="x"),
         lambda: hvd.grouped_allreduce(FOUR, name="x"),  # type: ignore[arg-type]
     )
-    for factor in (None, "2"):
-        one_rank_is_wrong(
-            ValueError,
-            f"prescale_factor={factor!r} is no number",
-            lambda: hvd.allreduce(FOUR, name="x"),
-            lambda factor=factor: hvd.allreduce(FOUR, name="x", prescale_factor=factor),
-        )
-    for name in (5, "caf\udce9"):
-        with pytest.raises(ValueError, match="name="):
-            hvd.allreduce(FOUR, name=name)  # type: ignore[arg-type]
+
+
+@on_ranks(2, 3, planes=PLANES)
+def test_memory_that_is_in_a_group_twice() -> None:
     twice = np.zeros(4)
     one_rank_is_wrong(
         ValueError,
@@ -97,14 +107,30 @@ def refuse() -> None:
         lambda: hvd.grouped_allreduce_([whole[3:], whole[1:1], whole[:3]], name="x"),
         lambda: hvd.grouped_allreduce_([whole[2:], whole[1:1], whole[:3]], name="x"),
     )
-    unnamed_calls_stay_in_step()
-    what_cannot_be_pickled()
-    a_process_set_that_cannot_be()
-    different_reasons_on_different_ranks()
-    the_name_is_known_to_the_cache()
 
 
-def unnamed_calls_stay_in_step() -> None:
+@on_ranks(2, 3, planes=PLANES)
+@pytest.mark.parametrize("factor", [None, "2"])
+def test_factors(factor: Any) -> None:
+    one_rank_is_wrong(
+        ValueError,
+        f"prescale_factor={factor!r} is no number",
+        lambda: hvd.allreduce(FOUR, name="x"),
+        lambda: hvd.allreduce(FOUR, name="x", prescale_factor=factor),
+    )
+
+
+@on_ranks(2, 3, planes=PLANES)
+def test_names() -> None:
+    """Every rank is wrong."""
+    for name in (5, "caf\udce9"):
+        with pytest.raises(ValueError, match="name="):
+            hvd.allreduce(FOUR, name=name)  # type: ignore[arg-type]
+    the_engine_goes_on()
+
+
+@on_ranks(2, 3, planes=PLANES)
+def test_unnamed_calls_stay_in_step() -> None:
     one_rank_is_wrong(
         hvd.UnsupportedTensorError,
         "bool arrays cannot be reduced",
@@ -114,7 +140,15 @@ def unnamed_calls_stay_in_step() -> None:
     )
 
 
-def what_cannot_be_pickled() -> None:
+class OfAFileThatIsNotThere:
+    """Its name is no UTF-8."""
+
+    def __reduce__(self) -> Any:
+        raise ValueError("no such file: caf\udce9")
+
+
+@on_ranks(2, 3, planes=PLANES)
+def test_what_cannot_be_pickled() -> None:
     last = hvd.size() - 1
     one_rank_is_wrong(
         Exception,
@@ -135,14 +169,8 @@ def what_cannot_be_pickled() -> None:
     )
 
 
-class OfAFileThatIsNotThere:
-    """Its name is no UTF-8."""
-
-    def __reduce__(self) -> Any:
-        raise ValueError("no such file: caf\udce9")
-
-
-def a_process_set_that_cannot_be() -> None:
+@on_ranks(2, 3, planes=PLANES)
+def test_a_process_set_that_cannot_be() -> None:
     one_rank_is_wrong(
         ValueError,
         "a process set needs at least one rank",
@@ -154,14 +182,16 @@ def a_process_set_that_cannot_be() -> None:
     hvd.remove_process_set(added)
 
 
-def different_reasons_on_different_ranks() -> None:
+@on_ranks(2, 3, planes=PLANES)
+def test_different_reasons_on_different_ranks() -> None:
     """Every rank has its own error; nobody waits."""
     with pytest.raises(ValueError, match=f"root_rank={9 + hvd.rank()} does not exist"):
         hvd.broadcast(FOUR, 9 + hvd.rank(), name="x")
     the_engine_goes_on("x")
 
 
-def the_name_is_known_to_the_cache() -> None:
+@on_ranks(2, 3, planes=PLANES)
+def test_a_name_that_the_cache_knows() -> None:
     for _ in range(3):
         hvd.allreduce(FOUR, name="known")
     one_rank_is_wrong(
@@ -173,20 +203,10 @@ def the_name_is_known_to_the_cache() -> None:
     )
 
 
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [2, 3])
-def test_refusals(np: int, plane: str) -> None:
-    run_ranks(refuse, np, env={"HOROVODISH_PLANE": plane})
-
-
-def refuse_alone() -> None:
+@on_ranks(2)
+def test_a_refusal_that_nobody_waits_for() -> None:
     """Nobody else makes the call: the rank that is wrong is told so at once, may use the name, and can leave."""
-    hvd.init()
     if hvd.rank() == 0:
         with pytest.raises(ValueError, match="root_rank=9 does not exist"):
             hvd.broadcast_async(FOUR, 9, name="x")
     the_engine_goes_on("y")
-
-
-def test_a_refusal_that_nobody_waits_for() -> None:
-    run_ranks(refuse_alone, 2)
