@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 import horovodish as hvd
 from horovodish import _native, basics
 from support.model import PLANES, Array
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 LENGTH = 300_001
 
@@ -33,21 +32,20 @@ def reduced_by_plan(name: str, chunk_bytes: int, segment_bytes: int) -> tuple[Ar
     return own, plan.error()
 
 
-def ask_for_sizes() -> None:
-    hvd.init()
+@on_ranks(2, planes=PLANES)
+def test_any_size() -> None:
     expected = (np.arange(LENGTH) % 100) * hvd.size() + sum(range(hvd.size()))
     # The last one is more than there is room for.
     for turn, size in enumerate([0, 4096, 12_288, 2**20, 2**26]):
         result, error = reduced_by_plan(f"plan {turn}", size, size)
         assert error is None
         np.testing.assert_array_equal(result, expected)
+
+
+@on_ranks(2, planes=PLANES)
+def test_ranks_that_ask_for_different_sizes() -> None:
     _, error = reduced_by_plan("bad", 4096 * (hvd.rank() + 1), 0)
     assert error is not None
     kind, text = error
     assert kind == "MismatchError"
     assert "disagree about its chunks and segments: rank 0 has 4096 and 0 bytes, rank 1 has 8192 and 0 bytes" in text
-
-
-@pytest.mark.parametrize("plane", PLANES)
-def test_sizes_of_chunks_and_segments(plane: str) -> None:
-    run_ranks(ask_for_sizes, 2, env={"HOROVODISH_PLANE": plane})

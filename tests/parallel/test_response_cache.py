@@ -11,6 +11,7 @@ import pytest
 import horovodish as hvd
 from horovodish import basics
 from support.model import PLANES
+from support.on_ranks import on_ranks
 from support.ranks import run_ranks
 
 STEPS = 4
@@ -78,20 +79,15 @@ def step(names: list[str]) -> int:
     return basics.engine().full_requests(0) - before
 
 
-def in_full_by_step() -> dict[str, list[int]]:
-    hvd.init()
-    return {name: [step([name]) for _ in range(STEPS)] for name in COLLECTIVES}
+@on_ranks(2, planes=PLANES)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_collective_is_cached_from_the_second_step_on(collective: str) -> None:
+    assert [step([collective]) for _ in range(STEPS)] == [TENSORS] + [0] * (STEPS - 1)
 
 
 def all_at_once() -> list[int]:
     hvd.init()
     return [step(list(COLLECTIVES)) for _ in range(STEPS)]
-
-
-@pytest.mark.parametrize("plane", PLANES)
-def test_every_collective_is_cached_from_the_second_step_on(plane: str) -> None:
-    for counts in run_ranks(in_full_by_step, 2, env={"HOROVODISH_PLANE": plane}):
-        assert counts == {name: [TENSORS] + [0] * (STEPS - 1) for name in COLLECTIVES}
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 7, 29])

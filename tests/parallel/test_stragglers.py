@@ -8,6 +8,7 @@ import pytest
 import horovodish as hvd
 from support.lagging import STEPS, report_on_lagging
 from support.model import PLANES
+from support.on_ranks import on_ranks
 from support.ranks import run_ranks
 
 
@@ -29,8 +30,8 @@ def test_the_rank_that_lags_is_named(late: int, plane: str) -> None:
     assert str(report).splitlines()[2].split()[0] == str(late)
 
 
-def report_of_sets() -> None:
-    hvd.init()
+@on_ranks(3)
+def test_process_sets_are_counted_apart() -> None:
     ends = hvd.add_process_set([0, 2])
     if not ends.included():
         with pytest.raises(ValueError, match="rank 1 is not in process set"):
@@ -41,10 +42,6 @@ def report_of_sets() -> None:
     report = hvd.straggler_report(ends)
     assert report.collectives == 2  # with the first report
     assert [one.rank for one in report.ranks] == [0, 2]
-
-
-def test_process_sets_are_counted_apart() -> None:
-    run_ranks(report_of_sets, 3)
 
 
 def ask_without_the_first_rank() -> None:
