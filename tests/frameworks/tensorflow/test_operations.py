@@ -18,43 +18,14 @@ from horovodish.errors import DuplicateNameError, NotInitializedError
 from horovodish.operation import Operation
 from horovodish.tensorflow import library, sparse
 from support.model import FLOATS, INTEGERS, MOVED, OPS, difference, dtype_of, reduced, values
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 from support.tensorflow_tensors import EAGER, GRAPH, XLA, called
 
-WAYS = [EAGER, GRAPH]
 
-
-def all_operations() -> None:
-    hvd.init()
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH, XLA])
+def test_every_op_and_dtype(way: str) -> None:
     assert library.keeps_callbacks()
-    for way in WAYS:
-        every_op_and_dtype(way)
-        every_dtype_moves(way)
-        alltoall(way)
-        reducescatter(way)
-        groups(way)
-        no_elements(way)
-        slices(way)
-        factors_and_compression(way)
-    for compiled in (every_op_and_dtype, reducescatter, groups, slices, factors_and_compression):
-        compiled(XLA)
-    inputs_stay()
-    shapes()
-    places()
-    refusals()
-    a_name_that_is_in_flight()
-    a_join_that_is_in_flight()
-    mismatches_when_executing_eagerly()
-    mismatches_in_a_function()
-    refusals_of_two_steps()
-    shutting_down()
-
-
-def in_all(way: str, function: Any, *arguments: Any) -> Any:
-    return called(function, way)(*arguments)
-
-
-def every_op_and_dtype(way: str) -> None:
     for op, shape in product(OPS, [(), (3, 7)]):
         arrays = {kind: [values(kind, shape, rank, op) for rank in range(hvd.size())] for kind in [*INTEGERS, *FLOATS]}
         own = {kind: tf.constant(of_ranks[hvd.rank()]) for kind, of_ranks in arrays.items()}
@@ -62,12 +33,14 @@ def every_op_and_dtype(way: str) -> None:
         def reduce_all(own: dict[str, tf.Tensor], op: str = op) -> dict[str, tf.Tensor]:
             return {kind: hvd.allreduce(own[kind], op=getattr(hvd, op), name=f"{op} {kind}") for kind in own}
 
-        for kind, result in in_all(way, reduce_all, own).items():
+        for kind, result in called(reduce_all, way)(own).items():
             assert result.dtype == own[kind].dtype
             assert difference(result.numpy(), reduced(arrays[kind], op), 4.0 * hvd.size()) == "", (op, kind, shape)
 
 
-def every_dtype_moves(way: str) -> None:
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH])
+def test_every_dtype_moves(way: str) -> None:
     kinds = [*MOVED, *INTEGERS, *FLOATS]
     arrays = {kind: [values(kind, (rank + 2, 3), rank) for rank in range(hvd.size())] for kind in kinds}
     own = {kind: tf.constant(of_ranks[hvd.rank()]) for kind, of_ranks in arrays.items()}
@@ -77,31 +50,37 @@ def every_dtype_moves(way: str) -> None:
         gathered = {kind: hvd.allgather(tensor) for kind, tensor in own.items()}
         return gathered, {kind: hvd.broadcast(tensor[:2], root) for kind, tensor in own.items()}
 
-    gathered, sent = in_all(way, move, own)
+    gathered, sent = called(move, way)(own)
     for kind in kinds:
         assert np.array_equal(gathered[kind].numpy(), np.concatenate(arrays[kind])), kind
         assert np.array_equal(sent[kind].numpy(), arrays[kind][root][:2]), kind
 
 
-def alltoall(way: str) -> None:
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH])
+def test_alltoall(way: str) -> None:
     own, ranks = hvd.rank(), range(hvd.size())
     # Rank i sends i + j rows of the value 10 i + j to rank j.
     rows = np.concatenate([np.full([own + j, 2], 10 * own + j, np.float32) for j in ranks])
-    received, counts = in_all(way, lambda x, s: hvd.alltoall(x, s), tf.constant(rows), [own + j for j in ranks])
+    received, counts = called(hvd.alltoall, way)(tf.constant(rows), [own + j for j in ranks])
     assert counts.numpy().tolist() == [i + own for i in ranks]
     assert np.array_equal(received, np.concatenate([np.full([i + own, 2], 10 * i + own, np.float32) for i in ranks]))
-    even = in_all(way, hvd.alltoall, tf.range(2 * hvd.size()) + 100 * own)
+    even = called(hvd.alltoall, way)(tf.range(2 * hvd.size()) + 100 * own)
     assert even.numpy().tolist() == [100 * i + 2 * own + k for i in ranks for k in range(2)]
 
 
-def reducescatter(way: str) -> None:
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH, XLA])
+def test_reducescatter(way: str) -> None:
     arrays = [values("float32", (hvd.size() + 1, 3), rank) for rank in range(hvd.size())]
-    result = in_all(way, lambda x: hvd.reducescatter(x, op=hvd.Sum), tf.constant(arrays[hvd.rank()]))
+    result = called(lambda x: hvd.reducescatter(x, op=hvd.Sum), way)(tf.constant(arrays[hvd.rank()]))
     begin = hvd.rank() + min(hvd.rank(), 1)
     np.testing.assert_allclose(result, sum(arrays)[begin : begin + 1 + (hvd.rank() == 0)], rtol=1e-5)
 
 
-def groups(way: str) -> None:
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH, XLA])
+def test_groups(way: str) -> None:
     own = [tf.fill([2, 3], float(hvd.rank())), tf.fill([hvd.size()], hvd.rank())]
 
     def grouped(first: tf.Tensor, second: tf.Tensor) -> Any:
@@ -112,20 +91,24 @@ def groups(way: str) -> None:
             hvd.grouped_reducescatter(pair, op=hvd.Max),
         )
 
-    (total, _), (_, numbers), (_, largest) = in_all(way, grouped, *own)
+    (total, _), (_, numbers), (_, largest) = called(grouped, way)(*own)
     assert np.all(total == sum(range(hvd.size())))
     assert numbers.numpy().tolist() == [rank for rank in range(hvd.size()) for _ in range(hvd.size())]
     assert largest.numpy().tolist() == [hvd.size() - 1]
 
 
-def no_elements(way: str) -> None:
-    assert in_all(way, hvd.allreduce, tf.zeros([0, 3])).shape == (0, 3)
-    rows = in_all(way, hvd.allgather, tf.ones([hvd.rank(), 3]))
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH])
+def test_no_elements(way: str) -> None:
+    assert called(hvd.allreduce, way)(tf.zeros([0, 3])).shape == (0, 3)
+    rows = called(hvd.allgather, way)(tf.ones([hvd.rank(), 3]))
     assert rows.shape == (sum(range(hvd.size())), 3)
-    assert in_all(way, hvd.allgather, tf.constant(hvd.rank())).numpy().tolist() == list(range(hvd.size()))
+    assert called(hvd.allgather, way)(tf.constant(hvd.rank())).numpy().tolist() == list(range(hvd.size()))
 
 
-def slices(way: str) -> None:
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH, XLA])
+def test_slices(way: str) -> None:
     indices = tf.constant([hvd.rank(), hvd.rank(), 7])
 
     def reduce(values: tf.Tensor) -> Any:
@@ -134,7 +117,7 @@ def slices(way: str) -> None:
         average, one = hvd.grouped_allreduce([own, dense])
         return tf.convert_to_tensor(hvd.allreduce(own, op=hvd.Sum)), tf.convert_to_tensor(average), one
 
-    total, average, one = in_all(way, reduce, tf.ones([3, 2]))
+    total, average, one = called(reduce, way)(tf.ones([3, 2]))
     expected = np.zeros([9, 2], np.float32)
     for rank in range(hvd.size()):
         np.add.at(expected, [rank, rank, 7], 1.0)
@@ -146,35 +129,39 @@ def slices(way: str) -> None:
         own = tf.IndexedSlices(values, tf.constant([hvd.rank(), hvd.size()]), tf.constant([hvd.size() + 1]))
         return tf.convert_to_tensor(hvd.allreduce(own))
 
-    averages = in_all(way, average_integers, tf.constant([-3, 0], tf.int32))
+    averages = called(average_integers, way)(tf.constant([-3, 0], tf.int32))
     assert np.array_equal(averages, [int(-3 / hvd.size())] * hvd.size() + [0])
 
 
-def factors_and_compression(way: str) -> None:
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH, XLA])
+def test_factors_and_compression(way: str) -> None:
     own, ranks = tf.fill([5], float(hvd.rank() + 1)), sum(range(1, hvd.size() + 1))
-    scaled = in_all(way, lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0), own)
+    scaled = called(lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0), way)(own)
     assert np.array_equal(scaled, np.full(5, 2.0 * ranks))
-    third = in_all(way, lambda x: hvd.allreduce(x, prescale_factor=1 / 3), tf.ones([1], tf.float64))
+    third = called(lambda x: hvd.allreduce(x, prescale_factor=1 / 3), way)(tf.ones([1], tf.float64))
     assert third.numpy()[0] == 1 / 3  # a factor of float32 would give 0.3333333432674408
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
-        result = in_all(way, lambda x, by=compression: hvd.allreduce(x, compression=by, op=hvd.Sum), own + 0.5)
+        result = called(lambda x, by=compression: hvd.allreduce(x, compression=by, op=hvd.Sum), way)(own + 0.5)
         assert result.dtype == tf.float32
         np.testing.assert_allclose(result, ranks + 0.5 * hvd.size(), rtol=1e-2)
     small = tf.fill([5], 2e-5)  # denormal in float16, which TensorFlow's own threads would take for zero
-    result = in_all(way, lambda x: hvd.allreduce(x, compression=hvd.Compression.fp16, op=hvd.Sum), small)
+    result = called(lambda x: hvd.allreduce(x, compression=hvd.Compression.fp16, op=hvd.Sum), way)(small)
     np.testing.assert_allclose(result, 2e-5 * hvd.size(), rtol=1e-2)
 
 
-def inputs_stay() -> None:
+@on_ranks(1, 2, 3)
+def test_inputs_stay() -> None:
     own = tf.range(5.0) + hvd.rank()
     variable = tf.Variable(own)
     hvd.allreduce(own)
-    in_all(GRAPH, lambda x: (hvd.allreduce(x), hvd.allreduce(variable)), own)
+    called(lambda x: (hvd.allreduce(x), hvd.allreduce(variable)), GRAPH)(own)
     for kept in (own, variable):
         assert np.array_equal(kept, np.arange(5.0) + hvd.rank())
 
 
-def shapes() -> None:
+@on_ranks(1, 2, 3)
+def test_shapes_of_traced_results() -> None:
     @tf.function(input_signature=[tf.TensorSpec([4, None]), tf.TensorSpec(None), tf.TensorSpec([4], tf.int32)])
     def traced(known: tf.Tensor, unknown: tf.Tensor, splits: tf.Tensor) -> Any:
         assert hvd.allreduce(known).shape.as_list() == [4, None]
@@ -189,7 +176,8 @@ def shapes() -> None:
     traced.get_concrete_function()
 
 
-def places() -> None:
+@on_ranks(1, 2, 3)
+def test_places_and_barriers_in_functions() -> None:
     own = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), 1, 0]
     nowhere = 99
     asked = (hvd.rank_op, hvd.size_op, hvd.local_rank_op, hvd.local_size_op, hvd.process_set_included_op)
@@ -199,7 +187,8 @@ def places() -> None:
     tf.function(lambda: hvd.barrier() and None)()
 
 
-def refusals() -> None:
+@on_ranks(1, 2, 3)
+def test_refusals() -> None:
     with pytest.raises(hvd.UnsupportedTensorError, match="complex64 is not supported"):
         hvd.allreduce(tf.ones(1, tf.complex64), name="a")
     with pytest.raises(hvd.UnsupportedTensorError, match=r"bool tensors cannot be reduced; pass tf\.cast"):
@@ -227,20 +216,19 @@ def refusals() -> None:
         tf.function(lambda: hvd.alltoall(tf.ones(0), splits=wrapping, name="k"))()
 
 
-def mismatches_when_executing_eagerly() -> None:
-    if hvd.size() == 1:
-        return
+@on_ranks(2, 3)
+def test_mismatches_when_executing_eagerly() -> None:
     with pytest.raises(hvd.MismatchError, match=r"'x'.*shape: rank 0 has \(2,\), ranks? 1.* ha(s|ve) \(3,\)"):
         hvd.allreduce(tf.ones([2 + min(hvd.rank(), 1)]), name="x")
     splits = [1] * (hvd.size() - 1) if hvd.rank() == 0 else [1] * hvd.size()
     with pytest.raises(ValueError if hvd.rank() == 0 else hvd.MismatchError, match="add up to the"):
         hvd.alltoall(tf.ones([hvd.size()]), splits=splits, name="y")
+    hvd.barrier()  # rank 0 would take its refusal along if it shut down before the others hear of it
 
 
-def a_name_that_is_in_flight() -> None:
+@on_ranks(2, 3)
+def test_a_name_that_is_in_flight() -> None:
     """The rank that finds it refuses, and so no other rank waits for the second operation."""
-    if hvd.size() == 1:
-        return
     if hvd.rank() == 0:
         first = horovodish.allreduce_async(np.ones(3, np.float32), op=hvd.Sum, name="twice")
         with pytest.raises(DuplicateNameError, match=r"'twice' on rank 0: an operation of that name has not"):
@@ -256,12 +244,11 @@ def a_name_that_is_in_flight() -> None:
     np.testing.assert_array_equal(hvd.allreduce(tf.ones(3), op=hvd.Sum, name="twice"), hvd.size())
 
 
-def a_join_that_is_in_flight() -> None:
+@on_ranks(2, 3)
+def test_a_join_that_is_in_flight() -> None:
     """A second one is refused on its rank alone, and does not take the place of the first."""
     from mpi4py import MPI
 
-    if hvd.size() == 1:
-        return
     if hvd.rank() == 0:
         first = threading.Thread(target=hvd.join)
         first.start()
@@ -281,10 +268,9 @@ def until_this_rank_waits() -> None:
         time.sleep(0.001)
 
 
-def mismatches_in_a_function() -> None:
+@on_ranks(2, 3)
+def test_a_mismatch_in_a_function() -> None:
     """The ranks fail together and go on together, though not all have started the same operations."""
-    if hvd.size() == 1:
-        return
 
     @tf.function
     def step(wrong: tf.Tensor) -> list[tf.Tensor]:
@@ -295,9 +281,12 @@ def mismatches_in_a_function() -> None:
         step(tf.ones([2 + min(hvd.rank(), 1)]))
     assert len(step(tf.ones([2]))) == 4
 
+
+@on_ranks(2, 3)
+def test_a_mismatch_while_one_rank_waits_for_something_else() -> None:
     @tf.function
     def uneven(wrong: tf.Tensor) -> tf.Tensor:
-        # One rank alone submits something else, and would wait for it when "wrong" fails on all.
+        # Rank 0 alone submits something else, and would wait for it when "wrong" fails on all.
         if hvd.rank() > 0:
             return tf.reduce_sum(hvd.allreduce(wrong, name="wrong"))
         other = hvd.allreduce(wrong, name="this rank's alone")
@@ -309,6 +298,9 @@ def mismatches_in_a_function() -> None:
     # Nothing is left of it: the name means what comes now, on every rank.
     assert hvd.allreduce(tf.ones([2]), op=hvd.Sum, name="this rank's alone").numpy().tolist() == [hvd.size()] * 2
 
+
+@on_ranks(2, 3)
+def test_refusals_in_a_function() -> None:
     @tf.function
     def refused(splits: tf.Tensor, value: tf.Tensor) -> Any:
         return hvd.allreduce(value, op=hvd.Sum, name="beside"), hvd.alltoall(value, splits=splits, name="dealt out")
@@ -324,13 +316,12 @@ def mismatches_in_a_function() -> None:
         assert rows.numpy().tolist() == [attempt + 0.5] * size
 
 
-def refusals_of_two_steps() -> None:
+@on_ranks(2, 3)
+def test_refusals_of_two_steps() -> None:
     """Rank 0 refuses something else in the second step before the others have begun the first one."""
     from mpi4py import MPI
 
     size = hvd.size()
-    if size == 1:
-        return
 
     @tf.function
     def step(first: tf.Tensor, second: tf.Tensor) -> Any:
@@ -349,18 +340,14 @@ def refusals_of_two_steps() -> None:
     assert [rows.numpy().tolist() for rows, _ in step(right, right)] == [right, right]
 
 
-def shutting_down() -> None:
+@on_ranks(1, 2, 3)
+def test_shutting_down() -> None:
     function = tf.function(hvd.size_op)
     assert int(function()) == hvd.size()
     hvd.shutdown()
     assert int(function()) == 0
     with pytest.raises(NotInitializedError):
         hvd.allreduce(tf.ones(1))
-
-
-@pytest.mark.parametrize("np", [1, 2, 3])
-def test_operations(np: int) -> None:
-    run_ranks(all_operations, np)
 
 
 def test_small_integers_average_over_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
