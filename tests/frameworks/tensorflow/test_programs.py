@@ -13,23 +13,16 @@ import pytest
 import tensorflow as tf
 
 import horovodish.tensorflow as hvd
-from support.ranks import run_ranks
+from support.expect import the_engine_goes_on
+from support.on_ranks import on_ranks
 from support.tensorflow_tensors import EAGER, GRAPH, called
 
-
-def programs(folder: Path) -> None:
-    hvd.init()
-    for way in (EAGER, GRAPH):
-        gradients_that_are_not_finite_or_not_there(way)
-    shapes_that_are_not_known()
-    a_shape_that_one_rank_does_not_know()
-    what_is_no_tensor()
-    files(folder / str(hvd.rank()))
-    input_pipelines()
-    strategies()
+SMALL_BUCKETS = {"HOROVODISH_FUSION_THRESHOLD_MB": "0.001"}
 
 
-def gradients_that_are_not_finite_or_not_there(way: str) -> None:
+@on_ranks(2, env=SMALL_BUCKETS)
+@pytest.mark.parametrize("way", [EAGER, GRAPH])
+def test_gradients_that_are_not_finite_or_not_there(way: str) -> None:
     """Rank 0 has a NaN; others have its place in the bucket right beside it. One tensor is empty, one has no shape."""
     first, empty, scalar = tf.Variable([1.0, 1.0]), tf.Variable(tf.zeros([0, 3])), tf.Variable(2.0)
     slopes = tf.constant([float("nan") if hvd.rank() == 0 else 1.0, 1.0])
@@ -44,7 +37,8 @@ def gradients_that_are_not_finite_or_not_there(way: str) -> None:
     assert (of_empty.shape, of_scalar.shape, float(of_scalar)) == ((0, 3), (), 3.0)
 
 
-def shapes_that_are_not_known() -> None:
+@on_ranks(2, env=SMALL_BUCKETS)
+def test_shapes_that_are_not_known() -> None:
     @tf.function(input_signature=[tf.TensorSpec(None), tf.TensorSpec([None, None])])
     def step(anything: tf.Tensor, matrix: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
@@ -60,7 +54,8 @@ def shapes_that_are_not_known() -> None:
         assert [each.shape for each in moved] == [(2 * rows, 3), (rows,), (rows, 3), (rows // 2, 3)]
 
 
-def a_shape_that_one_rank_does_not_know() -> None:
+@on_ranks(2, env=SMALL_BUCKETS)
+def test_a_shape_that_one_rank_does_not_know() -> None:
     """The buckets are the same on all ranks nevertheless: here each variable is one."""
     variables = [tf.Variable(tf.zeros([300])) for _ in range(3)]
 
@@ -79,7 +74,8 @@ def a_shape_that_one_rank_does_not_know() -> None:
     assert len(collectives) == 3
 
 
-def what_is_no_tensor() -> None:
+@on_ranks(2, env=SMALL_BUCKETS)
+def test_what_is_no_tensor() -> None:
     ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
     sparse = tf.sparse.from_dense([1.0, 0.0])
     with pytest.raises(hvd.UnsupportedTensorError, match="x: a SparseTensor cannot travel as a whole; pass its values"):
@@ -88,6 +84,7 @@ def what_is_no_tensor() -> None:
     kind = hvd.UnsupportedTensorError if hvd.rank() == 0 else hvd.MismatchError
     with pytest.raises(kind, match=reason):
         hvd.allreduce(ragged if hvd.rank() == 0 else tf.ones(3), name="y")
+    the_engine_goes_on("y")
 
 
 class Model(tf.Module):
@@ -96,8 +93,10 @@ class Model(tf.Module):
         return hvd.allreduce(x, op=hvd.Sum), hvd.size_op()
 
 
-def files(folder: Path) -> None:
-    """A function that was saved reduces again, and has its gradient."""
+@on_ranks(2, env=SMALL_BUCKETS)
+def test_a_saved_function_reduces_again(tmp_path: Path) -> None:
+    """It has its gradient, too."""
+    folder = tmp_path / str(hvd.rank())
     tf.saved_model.save(Model(), str(folder))
     loaded: Any = tf.saved_model.load(str(folder))
     x = tf.constant([1.0, 2.0])
@@ -108,12 +107,14 @@ def files(folder: Path) -> None:
     assert tape.gradient(total, x).numpy().tolist() == [2.0, 2.0]
 
 
-def input_pipelines() -> None:
+@on_ranks(2, env=SMALL_BUCKETS)
+def test_input_pipelines() -> None:
     own = tf.data.Dataset.range(4).map(lambda number: hvd.allreduce(number + hvd.rank(), op=hvd.Sum))
     assert [int(number) for number in own.prefetch(2)] == [1, 3, 5, 7]
 
 
-def strategies() -> None:
+@on_ranks(2, env=SMALL_BUCKETS)
+def test_strategies() -> None:
     """Within a strategy over devices of this process, the ranks reduce what each replica has."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     with strategy.scope():
@@ -127,11 +128,6 @@ def strategies() -> None:
 
     (gradient,) = tf.function(lambda: strategy.run(replica))()
     assert (variable.numpy(), gradient.numpy()) == (2.0, 1.5)
-
-
-def test_programs(tmp_path: Path) -> None:
-    small_buckets = {"HOROVODISH_FUSION_THRESHOLD_MB": "0.001"}
-    run_ranks(programs, 2, args=(tmp_path,), env=small_buckets)
 
 
 def test_a_saved_function_needs_the_import_and_init(tmp_path: Path) -> None:

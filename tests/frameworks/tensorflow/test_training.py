@@ -15,29 +15,13 @@ import horovodish.tensorflow as hvd
 from horovodish.errors import MismatchError
 from support.autotuned import Job, autotune_warnings, run_with_autotune
 from support.expect import one_rank_is_wrong
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 from support.tensorflow_tensors import EAGER, GRAPH, XLA, called
 
 STEPS, RATE = 4, 0.2
-WAYS = (EAGER, GRAPH, XLA)
 _random = np.random.default_rng(0)
 INPUTS = _random.integers(0, 12, (12, 3))
 TARGETS = _random.normal(size=(12, 1)).astype(np.float32)
-
-
-def training() -> None:
-    hvd.init()
-    for way in WAYS:
-        truth_of_tapes(way)
-        truth_of_optimizers(way)
-        truth_of_batch_normalization(way)
-        local_sources(way)
-        data_that_ends_unevenly(way)
-    gradients_of_some_ranks()
-    predivided_and_compressed()
-    variables()
-    objects()
-    wrapped_tapes()
 
 
 class Model:
@@ -80,7 +64,9 @@ def same(weights: list[Any], expected: list[Any]) -> None:
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
-def truth_of_tapes(way: str) -> None:
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH, XLA])
+def test_tapes_train_as_one_process(way: str) -> None:
     options: list[dict[str, Any]] = [{}, {"sparse_as_dense": True, "groups": 2}, {"gradient_predivide_factor": 4.0}]
     for number, chosen in enumerate(options):
         model = Model(hvd.rank())
@@ -97,7 +83,9 @@ def truth_of_tapes(way: str) -> None:
         same(model.weights(), alone())
 
 
-def truth_of_optimizers(way: str) -> None:
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH, XLA])
+def test_optimizers_train_as_one_process(way: str) -> None:
     """Of every window each rank sees its part, in as many passes."""
     for passes, average in ((1, False), (3, True), (3, False)):
         model = Model(0)
@@ -123,7 +111,9 @@ def truth_of_optimizers(way: str) -> None:
         same(model.weights(), alone())
 
 
-def truth_of_batch_normalization(way: str) -> None:
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH, XLA])
+def test_batch_normalization_is_that_of_the_joined_batch(way: str) -> None:
     random = np.random.default_rng(2)
     shift, everything = 1000.0, random.normal(size=(4 * hvd.size(), 3, 5)).astype(np.float32)
     weights = random.normal(size=everything.shape).astype(np.float32)
@@ -161,7 +151,9 @@ def truth_of_batch_normalization(way: str) -> None:
     assert settings["momentum"] == 0.99 and type(shared).from_config(settings).process_set is hvd.global_process_set
 
 
-def local_sources(way: str) -> None:
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH, XLA])
+def test_local_sources(way: str) -> None:
     class Layer(tf.Module):
         def __init__(self) -> None:
             self.own = tf.Variable(2.0)
@@ -181,7 +173,9 @@ def local_sources(way: str) -> None:
         assert np.isclose(gradients["common"][0], hvd.size() + 1.0)
 
 
-def data_that_ends_unevenly(way: str) -> None:
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH, XLA])
+def test_data_that_ends_unevenly(way: str) -> None:
     """Rank 0 has one batch more; an average over the ranks that have not joined is rank 0's own gradient."""
     table = tf.Variable(tf.zeros([3, 2]))
     bias = tf.Variable(0.0)
@@ -200,7 +194,8 @@ def data_that_ends_unevenly(way: str) -> None:
     assert float(of_bias) == (1.0 if hvd.rank() == 0 else (hvd.size() + 1) / 2)
 
 
-def gradients_of_some_ranks() -> None:
+@on_ranks(1, 2, 3)
+def test_gradients_of_some_ranks() -> None:
     """Of the first variable only rank 0 has a gradient, of the second rank 0 has slices and the others a dense one."""
     first, second, third = tf.Variable([1.0, 2.0]), tf.Variable(tf.ones([4, 2])), tf.Variable(5.0)
     with tf.GradientTape(persistent=True) as tape:
@@ -219,7 +214,8 @@ def gradients_of_some_ranks() -> None:
     assert np.allclose(tape.gradient(loss, first), [share, share])
 
 
-def predivided_and_compressed() -> None:
+@on_ranks(1, 2, 3)
+def test_predivided_and_compressed_gradients() -> None:
     variable = tf.Variable([1.5, 3.0])
     for options in ({"gradient_predivide_factor": 8.0}, {"compression": hvd.Compression.bf16}, {"op": hvd.Max}):
         with tf.GradientTape() as tape:
@@ -230,7 +226,8 @@ def predivided_and_compressed() -> None:
         assert np.allclose(gradient, max(ranks) if "op" in options else np.mean(ranks), rtol=1e-2)
 
 
-def variables() -> None:
+@on_ranks(1, 2, 3)
+def test_broadcast_variables() -> None:
     root = hvd.size() - 1
     for inplace in (False, True):
         kept = tf.Variable([0.1, float("nan"), hvd.rank()])
@@ -242,26 +239,32 @@ def variables() -> None:
     tf.function(lambda: hvd.broadcast_variables([kept, number], root_rank=0))()
     with pytest.raises(ValueError, match="root_rank=99 does not exist"):
         hvd.broadcast_variables([kept], root_rank=99)
-    if hvd.size() > 1:
-        differing = [kept] if hvd.rank() == 0 else [kept, number]
-        with pytest.raises(MismatchError, match=r"only rank 1 has Variable:0, number 1 of shape \(\) and dtype int64"):
-            hvd.broadcast_variables(differing, root_rank=0)
-        one_rank_is_wrong(
-            ValueError,
-            "root_rank=99 does not exist",
-            lambda: hvd.broadcast_variables([kept], root_rank=0),
-            lambda: hvd.broadcast_variables([kept], root_rank=99),
-        )
 
 
-def objects() -> None:
+@on_ranks(2, 3)
+def test_broadcast_variables_that_differ() -> None:
+    kept, number = tf.Variable(0.5), tf.Variable(1, dtype=tf.int64)
+    differing = [kept] if hvd.rank() == 0 else [kept, number]
+    with pytest.raises(MismatchError, match=r"only rank 1 has Variable:0, number 1 of shape \(\) and dtype int64"):
+        hvd.broadcast_variables(differing, root_rank=0)
+    one_rank_is_wrong(
+        ValueError,
+        "root_rank=99 does not exist",
+        lambda: hvd.broadcast_variables([kept], root_rank=0),
+        lambda: hvd.broadcast_variables([kept], root_rank=99),
+    )
+
+
+@on_ranks(1, 2, 3)
+def test_objects() -> None:
     assert hvd.broadcast_object({"rank": hvd.rank()}) == {"rank": 0}
     assert hvd.broadcast_object_fn(root_rank=hvd.size() - 1)(hvd.rank()) == hvd.size() - 1
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
     assert hvd.broadcast_object(hvd.rank(), session=object()) == 0
 
 
-def wrapped_tapes() -> None:
+@on_ranks(1, 2, 3)
+def test_what_is_wrapped() -> None:
     wrong: list[tuple[Callable[[], Any], type[Exception], str]] = [
         (lambda: hvd.DistributedGradientTape("tape"), TypeError, "wraps a tf.GradientTape, not str"),  # type: ignore
         (lambda: hvd.DistributedOptimizer("sgd"), TypeError, "not str; for gradients of your own"),
@@ -284,11 +287,6 @@ def wrapped_tapes() -> None:
 
 def tape(**options: Any) -> Any:
     return hvd.DistributedGradientTape(tf.GradientTape(), **options)
-
-
-@pytest.mark.parametrize("np", [1, 2, 3])
-def test_training(np: int) -> None:
-    run_ranks(training, np)
 
 
 def train_with_autotune() -> tuple[list[str], list[str]]:

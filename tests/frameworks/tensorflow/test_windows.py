@@ -10,18 +10,8 @@ import pytest
 import tensorflow as tf
 
 import horovodish.tensorflow as hvd
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 from support.tensorflow_tensors import EAGER, GRAPH, XLA, called
-
-
-def windows() -> None:
-    hvd.init()
-    for way in (EAGER, GRAPH, XLA):
-        a_window_goes_on_in_the_next_epoch(way)
-        ranks_with_fewer_passes(way)
-    gradients_of_some_passes()
-    gradients_of_some_ranks()
-    another_variable_in_a_function()
 
 
 def descent(passes: int, average: bool = False) -> Any:
@@ -36,7 +26,9 @@ def stepping(way: str, optimizer: Any, variable: tf.Variable) -> Callable[[tf.Te
     return called(step, way)
 
 
-def a_window_goes_on_in_the_next_epoch(way: str) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("way", [EAGER, GRAPH, XLA])
+def test_a_window_goes_on_in_the_next_epoch(way: str) -> None:
     """Epochs of four passes, windows of three: what changes the variable is the mean of whole windows."""
     variable = tf.Variable(0.0)
     step = stepping(way, descent(3, average=True), variable)
@@ -53,7 +45,9 @@ def a_window_goes_on_in_the_next_epoch(way: str) -> None:
     assert not open_window
 
 
-def ranks_with_fewer_passes(way: str) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("way", [EAGER, GRAPH, XLA])
+def test_ranks_with_fewer_passes(way: str) -> None:
     """Five passes on rank 0 and three on the others, in windows of two: nobody waits, and nothing is lost."""
     variable, own = tf.Variable(0.0), float(hvd.rank() + 1)
     step = stepping(way, descent(2), variable)
@@ -68,7 +62,8 @@ def ranks_with_fewer_passes(way: str) -> None:
     assert variable.numpy() == expected - 2.0 * mean
 
 
-def gradients_of_some_passes() -> None:
+@on_ranks(2)
+def test_gradients_of_some_passes() -> None:
     """Of three variables one has a gradient in the second pass only, and one in the first window only."""
     always, late, once, never = (tf.Variable(0.0) for _ in range(4))
     optimizer = descent(2)
@@ -81,7 +76,8 @@ def gradients_of_some_passes() -> None:
     assert [None if gradient is None else float(gradient) for gradient, _ in pairs] == [2.0, 2.0, None, None]
 
 
-def gradients_of_some_ranks() -> None:
+@on_ranks(2)
+def test_gradients_of_some_ranks() -> None:
     """A variable that only rank 0 uses, and only in one pass, changes alike on all ranks."""
     common, own = tf.Variable(0.0), tf.Variable(0.0)
     optimizer = descent(2)
@@ -92,7 +88,8 @@ def gradients_of_some_ranks() -> None:
     np.testing.assert_allclose(float(own), -1.0 / hvd.size(), rtol=1e-6)
 
 
-def another_variable_in_a_function() -> None:
+@on_ranks(2)
+def test_another_variable_in_a_function() -> None:
     """What is reduced is settled when the function is traced first; a later trace cannot add to it unnoticed."""
     first, second = tf.Variable(0.0, name="first"), tf.Variable(0.0, name="second")
     optimizer = descent(2)
@@ -108,7 +105,3 @@ def another_variable_in_a_function() -> None:
         step(True)
     step(False)
     assert (float(first), float(second)) == (-2.0, 0.0)
-
-
-def test_windows() -> None:
-    run_ranks(windows, 2)

@@ -19,10 +19,12 @@ import horovodish.tensorflow as hvd
 from horovodish import devices
 from horovodish.tensorflow.stablehlo import Member, Operation, module
 from support.model import values
+from support.on_ranks import on_ranks
 from support.pretended_gpu import variables
 from support.ranks import run_ranks
 from support.tensorflow_tensors import GRAPH, called
 
+SMALL_BUCKETS = {"HOROVODISH_FUSION_THRESHOLD_MB": "0.001"}
 FAILED = (tf.errors.InvalidArgumentError, tf.errors.InternalError)
 
 
@@ -30,27 +32,13 @@ def compiled(function: Any, *signature: tf.TensorSpec) -> Any:
     return tf.function(function, jit_compile=True, input_signature=signature or None)
 
 
-def programs(folder: Path) -> None:
-    hvd.init()
-    calls_in_a_program()
-    shapes_that_are_not_known()
-    gradients()
-    a_tape_around_it()
-    functions_in_functions()
-    loops_and_branches()
-    files(folder / str(hvd.rank()))
-    what_cannot_be_compiled()
-    rows_that_differ()
-    going_on_after_a_mismatch()
-    another_world()
-
-
 def text_of(function: Any, *arguments: Any) -> str:
     text: str = function.experimental_get_compiler_ir(*arguments)(stage="optimized_hlo")
     return text
 
 
-def calls_in_a_program() -> None:
+@on_ranks(2, 3, env=SMALL_BUCKETS)
+def test_calls_in_a_program() -> None:
     """Nothing is dropped or merged, and the buckets of a tape are all begun before the first one is waited for."""
 
     @compiled
@@ -86,7 +74,8 @@ def everything(x: tf.Tensor) -> list[tf.Tensor]:
     return [tf.cast(each, tf.float32) for each in (*group, number, gathered, *moved)]
 
 
-def shapes_that_are_not_known() -> None:
+@on_ranks(2, 3, env=SMALL_BUCKETS)
+def test_shapes_that_are_not_known() -> None:
     function = compiled(everything, tf.TensorSpec([None, None]))
     known = called(everything, GRAPH)
     for rows in (hvd.size(), 2 * hvd.size()):
@@ -95,7 +84,8 @@ def shapes_that_are_not_known() -> None:
             np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
-def gradients() -> None:
+@on_ranks(2, 3, env=SMALL_BUCKETS)
+def test_gradients() -> None:
     """Those of a function that XLA does not compile, and gradients of them."""
 
     def of_everything(x: tf.Tensor) -> Any:
@@ -114,7 +104,8 @@ def gradients() -> None:
             np.testing.assert_allclose(gradient, other, rtol=1e-5)
 
 
-def a_tape_around_it() -> None:
+@on_ranks(2, 3, env=SMALL_BUCKETS)
+def test_a_tape_around_a_compiled_function() -> None:
     variable = tf.Variable([1.0, 2.0])
     function = compiled(lambda x: tf.reduce_sum(hvd.allreduce(variable * x, op=hvd.Sum) ** 2))
     with tf.GradientTape() as tape:
@@ -135,7 +126,8 @@ def a_tape_around_it() -> None:
         np.testing.assert_allclose(gradient, found[2], rtol=1e-5)
 
 
-def functions_in_functions() -> None:
+@on_ranks(2, 3, env=SMALL_BUCKETS)
+def test_functions_in_functions() -> None:
     @tf.function
     def inner(x: tf.Tensor) -> tf.Tensor:
         return hvd.allreduce(x, op=hvd.Sum)
@@ -153,7 +145,8 @@ def functions_in_functions() -> None:
         assert inner(tf.ones(())).numpy() == hvd.size()  # which was traced for XLA
 
 
-def loops_and_branches() -> None:
+@on_ranks(2, 3, env=SMALL_BUCKETS)
+def test_loops_and_branches() -> None:
     @compiled
     def looped(x: tf.Tensor, flag: tf.Tensor) -> tf.Tensor:
         for _ in tf.range(10):
@@ -173,13 +166,16 @@ class Model(tf.Module):
         return hvd.allreduce(x, op=hvd.Sum)
 
 
-def files(folder: Path) -> None:
+@on_ranks(2, 3, env=SMALL_BUCKETS)
+def test_a_saved_function_reduces_again(tmp_path: Path) -> None:
+    folder = tmp_path / str(hvd.rank())
     tf.saved_model.save(Model(), str(folder))
     loaded: Any = tf.saved_model.load(str(folder))
     assert loaded.total(tf.constant([1.0, 2.0])).numpy().tolist() == [hvd.size(), 2.0 * hvd.size()]
 
 
-def what_cannot_be_compiled() -> None:
+@on_ranks(2, 3, env=SMALL_BUCKETS)
+def test_what_cannot_be_compiled() -> None:
     calls = {
         "alltoall with splits": lambda: hvd.alltoall(tf.ones(hvd.size()), [1] * hvd.size()),
         "barrier": hvd.barrier,
@@ -197,12 +193,14 @@ def what_cannot_be_compiled() -> None:
         compiled(hvd.alltoall, tf.TensorSpec([None]))(tf.ones(hvd.size() + 1))
 
 
-def rows_that_differ() -> None:
+@on_ranks(2, 3, env=SMALL_BUCKETS)
+def test_rows_that_differ() -> None:
     with pytest.raises(FAILED, match=r"allgather 'rows': the ranks gave .* Remedy: move rows that differ by rank"):
         compiled(lambda x: hvd.allgather(x, name="rows"))(tf.ones(1 + min(hvd.rank(), 1)))
 
 
-def going_on_after_a_mismatch() -> None:
+@on_ranks(2, 3, env=SMALL_BUCKETS)
+def test_going_on_after_a_mismatch() -> None:
     """What one rank had begun and another had not is not taken for what comes next."""
     variables = [tf.Variable(tf.zeros([300])) for _ in range(4)]
 
@@ -223,7 +221,8 @@ def going_on_after_a_mismatch() -> None:
         assert all(np.all(gradient == expected) for gradient in gradients)
 
 
-def another_world() -> None:
+@on_ranks(2, 3, env=SMALL_BUCKETS)
+def test_another_world() -> None:
     function = compiled(lambda x: hvd.allreduce(x, op=hvd.Sum))
     assert function(tf.ones(())).numpy() == hvd.size()
     hvd.shutdown()
@@ -296,9 +295,3 @@ def calls_on_pretended_gpus() -> None:
 
 def test_calls_on_pretended_gpus() -> None:
     run_ranks(calls_on_pretended_gpus, 2, env={**variables(2), "JAX_PLATFORMS": "cpu"})
-
-
-@pytest.mark.parametrize("np", [2, 3])
-def test_programs(np: int, tmp_path: Path) -> None:
-    small_buckets = {"HOROVODISH_FUSION_THRESHOLD_MB": "0.001"}
-    run_ranks(programs, np, args=(tmp_path,), env=small_buckets)
