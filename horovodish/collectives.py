@@ -38,7 +38,7 @@ from typing import Any, Generic, TypeVar
 from horovodish.array_adapter import ARRAYS, Tensor
 from horovodish.arrays import Array
 from horovodish.devices import ON_HOST
-from horovodish.operation import Adapter, Operation
+from horovodish.operation import Adapter, Operation, Shaped
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp
 from horovodish.submission import Handle, Request, agree_on_counters, poll, submit, synchronize
@@ -75,7 +75,7 @@ __all__ = [
 
 GivenT = TypeVar("GivenT")
 ThisT = TypeVar("ThisT")
-ResultT = TypeVar("ResultT")
+ResultT = TypeVar("ResultT", bound=Shaped)
 
 
 class Collectives(Generic[GivenT, ResultT]):

@@ -116,7 +116,7 @@ class GradientOptions:
         if self.groups is not None and not isinstance(self.groups, int):
             check_trained("groups", [member for group in self.groups for member in group], trained)
 
-    def operation(self, name: str, member_names: Sequence[str]) -> Operation:
+    def operation(self, name: str, member_names: Sequence[str] = ()) -> Operation:
         """The reduction of some of the gradients, by the name of all of them and that of each."""
         return Operation(
             "allreduce",
