@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from horovodish._native import Handle
-from horovodish.agreement import agreement
 from horovodish.array_adapter import ARRAYS
 from horovodish.arrays import Array, host_array, writable_array
+from horovodish.comparison import compared_on_all_ranks
 from horovodish.compression import CastCompressor, Compressor, NoneCompressor
 from horovodish.devices import Placement
 from horovodish.errors import UnsupportedTensorError
@@ -89,7 +89,7 @@ def broadcast(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor
 
 
 def broadcast_parameters(parameters: dict[str, Tensor], root_rank: int = 0) -> None:
-    with agreement("broadcast_parameters", "the names of the parameters") as names:
+    with compared_on_all_ranks("broadcast_parameters", "the names of the parameters") as names:
         operation = Operation("broadcast", root_rank=checked_root(root_rank), in_place=True)
         names += sorted(parameters)
     for name in names:
