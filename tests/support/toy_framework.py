@@ -11,13 +11,14 @@ import numpy as np
 from horovodish._native import Handle
 from horovodish.array_adapter import ARRAYS
 from horovodish.arrays import Array, host_array, writable_array
+from horovodish.collectives import Collectives
 from horovodish.comparison import compared_on_all_ranks
 from horovodish.compression import CastCompressor, Compressor, NoneCompressor
 from horovodish.devices import Placement
 from horovodish.errors import UnsupportedTensorError
 from horovodish.gradient_options import GradientOptions, Groups
 from horovodish.gradient_plan import GradientAdapter, GradientPlan, Layout, Payload
-from horovodish.operation import Adapter, Operation, checked_root
+from horovodish.operation import Adapter, checked_root
 from horovodish.process_api import *  # noqa: F403
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp
@@ -72,28 +73,26 @@ class _TensorAdapter(Adapter[Tensor]):
     def received(self, native: Handle, index: int, source: Tensor, rows: int, placement: Placement) -> Tensor:
         return Tensor(ARRAYS.received(native, index, source.data, rows, placement))
 
+    def row_counts(self, counts: Sequence[int]) -> Tensor:
+        return Tensor(ARRAYS.row_counts(counts))
+
 
 TENSORS = _TensorAdapter()
 
 
-def allreduce(tensor: Tensor, name: str | None = None, op: ReduceOp = Average) -> Tensor:
-    return TENSORS.one(Operation("allreduce", name, op=op), tensor, waits=True).wait()
-
-
-def allgather(tensor: Tensor, name: str | None = None) -> Tensor:
-    return TENSORS.one(Operation("allgather", name), tensor, waits=True).wait()
-
-
-def broadcast(tensor: Tensor, root_rank: int, name: str | None = None) -> Tensor:
-    return TENSORS.one(Operation("broadcast", name, root_rank=root_rank), tensor, waits=True).wait()
+COLLECTIVES = Collectives[Tensor, Tensor](TENSORS)
+allgather = COLLECTIVES.allgather
+allreduce = COLLECTIVES.allreduce
+broadcast = COLLECTIVES.broadcast
+broadcast_ = COLLECTIVES.broadcast_
 
 
 def broadcast_parameters(parameters: dict[str, Tensor], root_rank: int = 0) -> None:
     with compared_on_all_ranks("broadcast_parameters", "the names of the parameters") as names:
-        operation = Operation("broadcast", root_rank=checked_root(root_rank), in_place=True)
+        checked_root(root_rank)
         names += sorted(parameters)
     for name in names:
-        TENSORS.one(operation._replace(name=f"broadcast_parameters.{name}"), parameters[name], waits=True).wait()
+        broadcast_(parameters[name], root_rank, f"broadcast_parameters.{name}")
 
 
 def _is_wider(tensor: Tensor) -> bool:
