@@ -7,7 +7,7 @@ import random
 import signal
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate, count, product
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from support.expect import every_rank_raises, the_engine_goes_on
+from support.expect import every_rank_raises, the_engine_goes_on, unless_last
 from support.hosts import Hosts, hosts, run_on_hosts, run_on_hosts_to_their_ends
 from support.model import FLOATS, INTEGERS, LENGTHS, OPS, Array, adasum, difference, reduced, values
 from support.ranks import RanksFailedError
@@ -33,23 +33,14 @@ def three_hosts() -> Iterator[Hosts]:
         yield made
 
 
-def use_everything(layout: list[int]) -> tuple[Any, ...]:
-    hvd.init()
-    every_op_and_dtype()
-    small_and_scaled_and_in_place()
-    adasum_of_everybody()
-    groups()
-    rows_of_every_rank()
-    from_every_root()
-    scattered()
-    join()
-    sets_within_and_across_hosts(layout)
-    disagreement()
-    there_and_back()
-    return hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous()
+@pytest.fixture(scope="module", params=LAYOUTS, ids=str)
+def layout(request: pytest.FixtureRequest) -> list[int]:
+    """Of module scope, so that the tests of a layout follow each other and use the same ranks."""
+    return request.param
 
 
 def every_op_and_dtype() -> None:
+    hvd.init()
     for dtype, op, length in product(INTEGERS + FLOATS, OPS, LENGTHS):
         if length == LENGTHS[-1] and op != "Sum" and dtype != "float32":
             continue
@@ -61,6 +52,7 @@ def every_op_and_dtype() -> None:
 
 
 def small_and_scaled_and_in_place() -> None:
+    hvd.init()
     total = sum(range(hvd.size()))
     for length in (2, hvd.size() - 1, hvd.size() + 1, 2047, 4096, 4097, 65_537, 300_001):
         own = np.full(length, hvd.rank(), np.float32)
@@ -71,6 +63,7 @@ def small_and_scaled_and_in_place() -> None:
 
 
 def adasum_of_everybody() -> None:
+    hvd.init()
     for dtype, length in product(FLOATS, LENGTHS):
         arrays = [values(dtype, length, rank, "Product") for rank in range(hvd.size())]
         result = hvd.allreduce(arrays[hvd.rank()], op=hvd.Adasum, name=f"adasum {dtype} {length}")
@@ -79,6 +72,7 @@ def adasum_of_everybody() -> None:
 
 
 def groups() -> None:
+    hvd.init()
     kinds: list[tuple[str, tuple[int, ...]]] = [
         ("float32", (70_001,)),
         ("int16", ()),
@@ -93,6 +87,7 @@ def groups() -> None:
 
 
 def rows_of_every_rank() -> None:
+    hvd.init()
     own, size = hvd.rank(), hvd.size()
     for most in (1, 50_021):
         arrays = [values("float64", (rank % 3 * most, 2), rank) for rank in range(size)]
@@ -112,6 +107,7 @@ def rows_of_every_rank() -> None:
 
 
 def from_every_root() -> None:
+    hvd.init()
     for root, length in product(range(hvd.size()), [0, 1, 4099, 700_001]):
         result = hvd.broadcast(values("float32", length, hvd.rank()), root, name=f"{length} from {root}")
         np.testing.assert_array_equal(result, values("float32", length, root))
@@ -119,6 +115,7 @@ def from_every_root() -> None:
 
 
 def scattered() -> None:
+    hvd.init()
     own, size = hvd.rank(), hvd.size()
     for op, shape in product(["Average", "Sum", "Max"], [(0, 2), (1, 3), (size,), (size + 1, 2), (100_003,)]):
         arrays = [values("float32", shape, rank) for rank in range(size)]
@@ -129,6 +126,7 @@ def scattered() -> None:
 
 def join() -> None:
     """Ranks of both hosts run out at different times, first in ascending, then in descending order."""
+    hvd.init()
     size = hvd.size()
     for order in (list(range(size)), list(reversed(range(size)))):
         for step, leaver in enumerate(order):
@@ -150,8 +148,61 @@ def join() -> None:
         the_engine_goes_on("after join")
 
 
+def disagreement() -> None:
+    hvd.init()
+    four = np.zeros((4, 2), np.float32)
+    for _ in range(2):
+        every_rank_raises(
+            "x", "shape", "(4, 2)", "(2, 2)", lambda: hvd.allreduce(unless_last(four, four[:2]), name="x")
+        )
+        every_rank_raises(
+            "x", "dtype", "float32", "int8", lambda: hvd.allgather(four.astype(unless_last("f4", "i1")), name="x")
+        )
+        every_rank_raises("x", "root rank", "0", "1", lambda: hvd.broadcast(four, unless_last(0, 1), name="x"))
+        every_rank_raises(
+            "x",
+            "reduction op",
+            "sum",
+            "min",
+            lambda: hvd.reducescatter(four, op=unless_last(hvd.Sum, hvd.Min), name="x"),
+        )
+        every_rank_raises(
+            "x", "number of tensors", "2", "1", lambda: hvd.grouped_allreduce([four] * unless_last(2, 1), name="x")
+        )
+
+
+def there_and_back() -> None:
+    """The engine starts again on all hosts."""
+    hvd.init()
+    for _ in range(2):
+        hvd.barrier()
+        hvd.shutdown()
+        hvd.init()
+        the_engine_goes_on()
+
+
+CHECKS = [
+    every_op_and_dtype,
+    small_and_scaled_and_in_place,
+    adasum_of_everybody,
+    groups,
+    rows_of_every_rank,
+    from_every_root,
+    scattered,
+    join,
+    disagreement,
+    there_and_back,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_every_layout(three_hosts: Hosts, layout: list[int], check: Callable[[], None]) -> None:
+    run_on_hosts(check, three_hosts, layout)
+
+
 def sets_within_and_across_hosts(layout: list[int]) -> None:
     """All are busy at once: one per host, the first and the last ranks of the hosts, and pairs in a circle."""
+    hvd.init()
     size = hvd.size()
     ends = list(accumulate(layout))
     within = [list(range(end - ranks, end)) for ranks, end in zip(layout, ends, strict=True)]
@@ -181,34 +232,8 @@ def sets_within_and_across_hosts(layout: list[int]) -> None:
         assert hvd.remove_process_set(each)
 
 
-def disagreement() -> None:
-    last = hvd.rank() == hvd.size() - 1
-
-    def other(usual: Any, of_last_rank: Any) -> Any:
-        return of_last_rank if last else usual
-
-    four = np.zeros((4, 2), np.float32)
-    for _ in range(2):
-        every_rank_raises("x", "shape", "(4, 2)", "(2, 2)", lambda: hvd.allreduce(other(four, four[:2]), name="x"))
-        every_rank_raises(
-            "x", "dtype", "float32", "int8", lambda: hvd.allgather(four.astype(other("f4", "i1")), name="x")
-        )
-        every_rank_raises("x", "root rank", "0", "1", lambda: hvd.broadcast(four, other(0, 1), name="x"))
-        every_rank_raises(
-            "x", "reduction op", "sum", "min", lambda: hvd.reducescatter(four, op=other(hvd.Sum, hvd.Min), name="x")
-        )
-        every_rank_raises(
-            "x", "number of tensors", "2", "1", lambda: hvd.grouped_allreduce([four] * other(2, 1), name="x")
-        )
-
-
-def there_and_back() -> None:
-    """The engine starts again on all hosts."""
-    for _ in range(2):
-        hvd.barrier()
-        hvd.shutdown()
-        hvd.init()
-        the_engine_goes_on()
+def test_sets_within_and_across_hosts(three_hosts: Hosts, layout: list[int]) -> None:
+    run_on_hosts(sets_within_and_across_hosts, three_hosts, layout, args=(layout,))
 
 
 def places(layout: list[int]) -> list[tuple[Any, ...]]:
@@ -222,9 +247,13 @@ def places(layout: list[int]) -> list[tuple[Any, ...]]:
     return expected
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_everything(three_hosts: Hosts, layout: list[int]) -> None:
-    assert run_on_hosts(use_everything, three_hosts, layout, args=(layout,)) == places(layout)
+def ask_where_it_is() -> tuple[Any, ...]:
+    hvd.init()
+    return hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous()
+
+
+def test_where_each_rank_is(three_hosts: Hosts, layout: list[int]) -> None:
+    assert run_on_hosts(ask_where_it_is, three_hosts, layout) == places(layout)
 
 
 def send_much() -> None:
