@@ -9,15 +9,20 @@ import pytest
 
 import horovodish as hvd
 from support.model import PLANES
+from support.on_ranks import on_ranks
 from support.processes import all_pids, resume, stop
 from support.ranks import run_ranks, run_ranks_to_their_ends
 
 ROUNDS = 40
 
 
-def leave_while_another_rank_lags(leaver: int) -> None:
-    """Rank 2 is stopped from before a broadcast until after its root has left, with another operation pending."""
-    hvd.init()
+@on_ranks(3, planes=["mpi_ring"])
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_what_a_leaving_rank_has_completed_a_lagging_rank_completes(leaver: int) -> None:
+    """Rank 2 is stopped from before a broadcast until after its root has left, with another operation pending.
+
+    Over MPI, where the root of a broadcast does not wait for the others.
+    """
     pids = all_pids()
     lags = hvd.rank() == 2
     early = hvd.broadcast_async(np.full(9, hvd.rank()), leaver, name="completed") if lags else None
@@ -35,12 +40,6 @@ def leave_while_another_rank_lags(leaver: int) -> None:
     else:
         with pytest.raises(hvd.RankLostError, match=rf"rank {leaver} called shutdown\(\)"):
             hvd.barrier()
-
-
-@pytest.mark.parametrize("leaver", [0, 1])
-def test_what_a_leaving_rank_has_completed_a_lagging_rank_completes(leaver: int) -> None:
-    """Over MPI, where the root of a broadcast does not wait for the others."""
-    run_ranks(leave_while_another_rank_lags, 3, args=(leaver,), env={"HOROVODISH_PLANE": "mpi_ring"})
 
 
 def leave_at_once() -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 import horovodish as hvd
 from support.model import PLANES, Array
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 # A length and offsets that no 32-bit number holds, and whose low bits are not zero.
 LENGTH = 2**31 + 4099
 MARKS = [0, 1, 2**31 - 1, 2**31, LENGTH - 1]
 
 
-def move_much() -> None:
-    hvd.init()
+def expect(array: Array, at_marks: Array) -> None:
+    np.testing.assert_array_equal(array[MARKS], at_marks)
+    assert np.count_nonzero(array[:LENGTH]) == len(MARKS)
+
+
+@on_ranks(2, planes=PLANES, timeout=900)
+def test_more_than_2_to_the_31_elements() -> None:
     own = np.zeros(LENGTH, np.int8)
     own[MARKS] = np.arange(1, 6) + 10 * hvd.rank()
     hvd.allreduce_(own, op=hvd.Sum)
@@ -50,13 +54,3 @@ def move_much() -> None:
     for mark, value in zip(MARKS, range(11, 16), strict=True):
         if begin <= mark < end:
             assert scattered[mark - begin] == 2 * value
-
-
-def expect(array: Array, at_marks: Array) -> None:
-    np.testing.assert_array_equal(array[MARKS], at_marks)
-    assert np.count_nonzero(array[:LENGTH]) == len(MARKS)
-
-
-@pytest.mark.parametrize("plane", PLANES)
-def test_more_than_2_to_the_31_elements(plane: str) -> None:
-    run_ranks(move_much, 2, env={"HOROVODISH_PLANE": plane}, timeout=900)

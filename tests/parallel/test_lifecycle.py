@@ -19,6 +19,7 @@ import pytest
 
 import horovodish as hvd
 from support.model import PLANES
+from support.on_ranks import on_ranks
 from support.ranks import RanksFailedError, run_ranks
 
 
@@ -38,29 +39,6 @@ def start_and_stop() -> None:
         assert not hvd.is_initialized()
         hvd.shutdown()
         everything_says_that_init_is_missing()
-    ranks_that_take_part()
-    pending_operations_end()
-
-
-def ranks_that_take_part() -> None:
-    from mpi4py import MPI
-
-    own, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
-    for all_of_them in (list(range(size)), tuple(range(size)), range(size), np.arange(size)):
-        hvd.init(all_of_them)
-        assert (hvd.rank(), hvd.size()) == (own, size)
-        total_works()
-        hvd.shutdown()
-    if own > 0:
-        hvd.init(range(size - 1, 0, -1))
-        assert (hvd.rank(), hvd.size()) == (size - 1 - own, size - 1)
-        hvd.shutdown()
-    for wrong in ((), (own, own), range(size, 2 * size)):
-        with pytest.raises(ValueError, match="the list must name every rank once"):
-            hvd.init(wrong)
-    for wrong_type in ("0", 0, [0.5]):
-        with pytest.raises(TypeError, match="comm is None for all ranks, ranks such as"):
-            hvd.init(wrong_type)  # type: ignore[arg-type]
 
 
 def everything_says_that_init_is_missing() -> None:
@@ -85,11 +63,42 @@ def everything_says_that_init_is_missing() -> None:
             call()
 
 
-def pending_operations_end() -> None:
+@pytest.mark.parametrize("plane", PLANES)
+@pytest.mark.parametrize("np", [1, 3])
+def test_start_and_stop(np: int, plane: str) -> None:
+    run_ranks(start_and_stop, np, env={"HOROVODISH_PLANE": plane}, fresh=True)
+
+
+def start_with_ranks_that_take_part() -> None:
+    from mpi4py import MPI
+
+    own, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+    for all_of_them in (list(range(size)), tuple(range(size)), range(size), np.arange(size)):
+        hvd.init(all_of_them)
+        assert (hvd.rank(), hvd.size()) == (own, size)
+        total_works()
+        hvd.shutdown()
+    if own > 0:
+        hvd.init(range(size - 1, 0, -1))
+        assert (hvd.rank(), hvd.size()) == (size - 1 - own, size - 1)
+        hvd.shutdown()
+    for wrong in ((), (own, own), range(size, 2 * size)):
+        with pytest.raises(ValueError, match="the list must name every rank once"):
+            hvd.init(wrong)
+    for wrong_type in ("0", 0, [0.5]):
+        with pytest.raises(TypeError, match="comm is None for all ranks, ranks such as"):
+            hvd.init(wrong_type)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("plane", PLANES)
+@pytest.mark.parametrize("np", [1, 3])
+def test_start_with_ranks_that_take_part(np: int, plane: str) -> None:
+    run_ranks(start_with_ranks_that_take_part, np, env={"HOROVODISH_PLANE": plane})
+
+
+@on_ranks(3, planes=PLANES)
+def test_pending_operations_end() -> None:
     """What is pending when its own rank stops ends in an error."""
-    hvd.init()
-    if hvd.size() == 1:
-        return
     from mpi4py import MPI
 
     if hvd.rank() == 0:
@@ -100,12 +109,6 @@ def pending_operations_end() -> None:
             with pytest.raises(hvd.EngineStoppedError, match=r"only rank 0.*shutdown\(\) was called on rank 0"):
                 hvd.synchronize(handle)
     MPI.COMM_WORLD.Barrier()  # no other rank leaves before
-
-
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [1, 3])
-def test_start_and_stop(np: int, plane: str) -> None:
-    run_ranks(start_and_stop, np, env={"HOROVODISH_PLANE": plane}, fresh=True)
 
 
 def start_often() -> None:
@@ -143,22 +146,6 @@ def test_start_on_communicators_that_are_freed() -> None:
     run_ranks(start_on_communicators_that_are_freed, 3)
 
 
-def fork_children() -> None:
-    hvd.init()
-    pending = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="pending") if hvd.rank() == 0 else None
-    for ends in (lambda: os._exit(0), leave_like_python):
-        child = os.fork()
-        if child == 0:
-            in_the_child(pending, ends)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0, "the child's output says what went wrong"
-    if pending is None:
-        pending = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="pending")
-    np.testing.assert_array_equal(pending.wait(), np.full(3, hvd.size()))
-    for _ in range(20):
-        total_works()
-
-
 def in_the_child(pending: hvd.collectives.Handle | None, ends: Callable[[], None]) -> None:
     """Everything that needs the engine says that this is a forked child; leaving does not disturb the parent."""
     try:
@@ -185,10 +172,20 @@ def leave_like_python() -> None:
     os._exit(0)
 
 
-@pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [1, 2])
-def test_forked_children_are_told_and_harmless(np: int, plane: str) -> None:
-    run_ranks(fork_children, np, env={"HOROVODISH_PLANE": plane})
+@on_ranks(1, 2, planes=PLANES)
+def test_forked_children_are_told_and_harmless() -> None:
+    pending = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="pending") if hvd.rank() == 0 else None
+    for ends in (lambda: os._exit(0), leave_like_python):
+        child = os.fork()
+        if child == 0:
+            in_the_child(pending, ends)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0, "the child's output says what went wrong"
+    if pending is None:
+        pending = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="pending")
+    np.testing.assert_array_equal(pending.wait(), np.full(3, hvd.size()))
+    for _ in range(20):
+        total_works()
 
 
 def start_workers() -> None:
