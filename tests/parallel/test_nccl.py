@@ -357,26 +357,33 @@ def share_a_gpu() -> str:
     return str(raised.value)
 
 
+def test_ranks_that_share_a_gpu_are_refused() -> None:
+    """In words, on every rank, before NCCL says something else."""
+    for text in run_ranks(share_a_gpu, 2, env=variables(1)):
+        assert "rank 0 and rank 1 both use GPU 0 (Pretended GPU) of host " in text
+        assert (
+            "Remedy: let every rank choose its own before it uses CUDA, torch.cuda.set_device(hvd.local_rank())" in text
+        )
+
+
 def share_a_gpu_on_purpose() -> None:
     hvd.init()
     np.testing.assert_array_equal(Gpu(0).reduce([np.ones(3)], "shared")[0], np.full(3, hvd.size()))
     assert os.environ["NCCL_HOSTID"].endswith(f"-{hvd.rank()}")
 
 
-def join_without_a_gpu() -> None:
-    hvd.init()
-    if hvd.rank() == 1:
-        hvd.join()
-        return
-    gpu = Gpu()
-    with pytest.raises(hvd.HorovodInternalError, match=r"rank 1 on host \S+: it has joined without having used a GPU"):
-        gpu.reduce([np.ones(3)], "without rank 1")
-    hvd.join()
+def test_ranks_may_share_a_gpu_on_purpose() -> None:
+    run_ranks(share_a_gpu_on_purpose, 2, env=variables(1, HOROVODISH_TEST_SHARED_GPU="1"))
 
 
 def come_back_with_a_gpu() -> None:
     """What refused the set while a rank without a GPU had joined does not refuse it afterwards."""
-    join_without_a_gpu()
+    hvd.init()
+    if hvd.rank() == 0:
+        why = r"rank 1 on host \S+: it has joined without having used a GPU"
+        with pytest.raises(hvd.HorovodInternalError, match=why):
+            Gpu().reduce([np.ones(3)], "without rank 1")
+    hvd.join()
     for step in range(3):
         np.testing.assert_array_equal(Gpu().reduce([np.ones(3)], f"back {step}")[0], np.full(3, hvd.size()))
     if hvd.rank() == 1:
@@ -386,12 +393,5 @@ def come_back_with_a_gpu() -> None:
         hvd.join()
 
 
-def test_who_cannot_have_a_communicator() -> None:
-    """Said in words, on every rank, before NCCL says something else; the engine goes on."""
-    for text in run_ranks(share_a_gpu, 2, env=variables(1)):
-        assert "rank 0 and rank 1 both use GPU 0 (Pretended GPU) of host " in text
-        assert (
-            "Remedy: let every rank choose its own before it uses CUDA, torch.cuda.set_device(hvd.local_rank())" in text
-        )
-    run_ranks(share_a_gpu_on_purpose, 2, env=variables(1, HOROVODISH_TEST_SHARED_GPU="1"))
+def test_a_rank_that_joins_without_a_gpu_comes_back_with_one() -> None:
     run_ranks(come_back_with_a_gpu, 2, env=variables(2))
