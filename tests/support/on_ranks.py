@@ -11,24 +11,25 @@ import pytest
 
 from support.ranks import run_ranks
 
-_NP, _PLANE = "ranks", "plane"
+World = int | tuple[int, str]
+"""A number of ranks, or that and a value of HOROVODISH_PLANE."""
 
 
 def on_ranks(
-    *sizes: int, planes: Sequence[str] = (), env: Mapping[str, str] | None = None, timeout: float = 300
+    *worlds: World, planes: Sequence[str] = (), env: Mapping[str, str] | None = None, timeout: float = 300
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a test of a function of module level that every rank calls after `init()`.
 
-    An item for each number of ranks and for each plane. What the function's parameters are named for, fixtures and
-    `pytest.mark.parametrize` give, as for any test; the values are pickled.
+    An item for each world. What the function's parameters are named for, fixtures and `pytest.mark.parametrize` give,
+    as for any test; the values are pickled.
 
     Args:
-        sizes: numbers of ranks.
-        planes: values of HOROVODISH_PLANE; it is left as it is when not given.
+        worlds: where to run it. Where a plane is not given, the setting stays as it is.
+        planes: each number of ranks is a world on each of these.
         env, timeout: as for `run_ranks`.
 
     Example:
-        >>> @on_ranks(2, 3)
+        >>> @on_ranks(2, (3, "mpi_ring"))
         ... def test_a_sum() -> None:
         ...     assert hvd.allreduce(1, op=hvd.Sum) == hvd.size()
     """
@@ -36,18 +37,17 @@ def on_ranks(
     def made(check: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(check)
         def test(**given: Any) -> None:
-            np, plane = given.pop(_NP), given.pop(_PLANE, None)
+            np, plane = given.pop("world")
             variables = {**(env or {}), **({"HOROVODISH_PLANE": plane} if plane else {})}
             args = tuple(given[name] for name in own)
             run_ranks(check, np, args=args, env=variables, timeout=timeout, begin=True)
 
         own = inspect.signature(check).parameters
-        ours = [_NP, _PLANE] if planes else [_NP]
-        extra = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ours]
-        parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own.values()]
-        test.__signature__ = inspect.Signature([*parameters, *extra])  # type: ignore[attr-defined]
-        if planes:
-            test = pytest.mark.parametrize(_PLANE, planes)(test)
-        return pytest.mark.parametrize(_NP, sizes)(test)
+        names = [*own, "world"]
+        parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        pairs = [world if isinstance(world, tuple) else (world, plane) for plane in planes or [""] for world in worlds]
+        ids = [f"{np}-{plane}" if plane else str(np) for np, plane in pairs]
+        return pytest.mark.parametrize("world", pairs, ids=ids)(test)
 
     return made

@@ -258,7 +258,7 @@ def test_a_body_on_every_rank(given: str, tmp_path: Path) -> None:
 
 def test_a_body_that_fails_on_one_rank() -> None:
     with pytest.raises(RanksFailedError, match="rank 1 raised"):
-        only_the_first_rank_returns(ranks=2)
+        only_the_first_rank_returns(world=(2, ""))
 
 
 @on_ranks(2)

@@ -18,7 +18,7 @@ import horovodish.jax as hvd
 from horovodish.errors import NotInitializedError
 from support.autotuned import Job, autotune_warnings, run_with_autotune
 from support.documents import python_blocks
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 STEPS = 6
 
@@ -70,7 +70,8 @@ def alike(one: Any, other: Any, tolerance: float = 1e-5) -> None:
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-def one_process_with_all_of_the_data() -> None:
+@on_ranks(2)
+def test_one_process_with_all_of_the_data() -> None:
     adam = optax.adam(0.05)
     expected = trained(adam, whole_batch)
     wrap = hvd.DistributedOptimizer
@@ -95,7 +96,8 @@ def one_process_with_all_of_the_data() -> None:
     jax.tree.map(np.testing.assert_array_equal, wrap(adam).init(parameters()), adam.init(parameters()))
 
 
-def transformations_of_optax() -> None:
+@on_ranks(2)
+def test_transformations_of_optax() -> None:
     """Those that keep parts of a tree, look at whole matrices, or decide by values."""
     adam, sgd = optax.adam(0.05), optax.sgd(0.1)
     first, second = {"layer_0": True, "layer_1": False}, {"layer_0": False, "layer_1": True}
@@ -121,7 +123,8 @@ def transformations_of_optax() -> None:
         np.testing.assert_array_equal(update, 3.0 * hvd.size() * passes)
 
 
-def ways_to_run_a_step() -> None:
+@on_ranks(2)
+def test_ways_to_run_a_step() -> None:
     """Compiled ahead of time, as a loop in one program, with micro-batches, and without any compilation."""
     adam = optax.adam(0.05)
     tx, expected = hvd.DistributedOptimizer(adam), trained(adam, whole_batch)
@@ -160,7 +163,8 @@ def ways_to_run_a_step() -> None:
     alike(carry[0], ahead_of_time(start(), batches[0])[0][0])
 
 
-def accumulation() -> None:
+@on_ranks(2)
+def test_accumulation() -> None:
     expected = trained(optax.MultiSteps(optax.adam(0.05), 2), whole_batch)
     wrap = hvd.DistributedOptimizer
     alike(trained(optax.MultiSteps(wrap(optax.adam(0.05)), 2)), expected)
@@ -195,7 +199,8 @@ def accumulation() -> None:
         np.testing.assert_allclose(updates["trained"], -2 * mean * passes)
 
 
-def adasum_of_the_steps() -> None:
+@on_ranks(2)
+def test_adasum_of_the_steps() -> None:
     step = hvd.DistributedOptimizer(optax.sgd(0.5), op=hvd.Adasum)
     same, _ = jax.jit(step.update)(jnp.ones(3), step.init(jnp.ones(3)))
     np.testing.assert_allclose(same, -0.5, rtol=1e-6)
@@ -204,7 +209,8 @@ def adasum_of_the_steps() -> None:
     np.testing.assert_allclose(orthogonal, -0.5, rtol=1e-6)
 
 
-def values_stay_this_ranks_own() -> None:
+@on_ranks(2)
+def test_values_stay_this_ranks_own() -> None:
     def with_aux(x: Any, factor: Any) -> Any:
         return (x * factor).sum(), factor
 
@@ -220,7 +226,8 @@ def values_stay_this_ranks_own() -> None:
     np.testing.assert_allclose(by_both[1], hvd.size())
 
 
-def process_sets() -> None:
+@on_ranks(2)
+def test_process_sets() -> None:
     last = hvd.add_process_set([hvd.size() - 1])
     tx = hvd.DistributedOptimizer(optax.sgd(1.0), process_set=last)
     update, _ = jax.jit(tx.update)(jnp.full(2, float(hvd.rank())), tx.init(jnp.zeros(2)))
@@ -228,7 +235,8 @@ def process_sets() -> None:
     hvd.remove_process_set(last)
 
 
-def buckets() -> None:
+@on_ranks(2)
+def test_buckets() -> None:
     """Layers that backward finishes first come first, in the order of their numbers."""
     tree = {f"layer_{number}": jnp.zeros(400_000) for number in range(12)}
     tx = hvd.DistributedOptimizer(optax.sgd(1.0), name="fused")
@@ -238,7 +246,8 @@ def buckets() -> None:
     assert text.count("@horovodish_start") < 12
 
 
-def the_guide() -> None:
+@on_ranks(2)
+def test_the_guide() -> None:
     """Its code runs as it stands, and trains as one process does."""
     scope: dict[str, Any] = {"parameters": parameters(), "loss_of": loss_of}
     exec(python_blocks("docs/jax.md")[0], scope)
@@ -263,7 +272,8 @@ def the_guide() -> None:
     alike(*searched)
 
 
-def what_is_wrong() -> None:
+@on_ranks(2)
+def test_what_is_wrong() -> None:
     for arguments, text in [
         ({"op": "mean"}, "op='mean' is no reduce op"),
         ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, r"gradient_predivide_factor=2\.0 needs op=Average"),
@@ -279,7 +289,7 @@ def what_is_wrong() -> None:
         hvd.DistributedOptimizer(optax.MultiSteps(optax.sgd(0.1), 2))
 
 
-def before_init() -> None:
+def test_before_init() -> None:
     tx = hvd.DistributedOptimizer(optax.sgd(0.1), backward_passes_per_step=2)
     for function in (hvd.DistributedOptimizer(optax.sgd(0.1)).update, tx.update, hvd.grad(lambda x, state: x.sum())):
         for run in (function, jax.jit(function)):
@@ -287,25 +297,6 @@ def before_init() -> None:
                 run(jnp.ones(2), tx.init(jnp.ones(2)))
     with pytest.raises(NotInitializedError):
         hvd.broadcast_parameters(jnp.ones(2))
-
-
-def everything() -> None:
-    before_init()
-    hvd.init()
-    one_process_with_all_of_the_data()
-    transformations_of_optax()
-    ways_to_run_a_step()
-    accumulation()
-    adasum_of_the_steps()
-    values_stay_this_ranks_own()
-    process_sets()
-    buckets()
-    the_guide()
-    what_is_wrong()
-
-
-def test_the_optimizer() -> None:
-    run_ranks(everything, 2)
 
 
 def test_a_world_of_one() -> None:

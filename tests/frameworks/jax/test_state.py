@@ -12,12 +12,13 @@ from jax import numpy as jnp
 
 import horovodish.jax as hvd
 from support.expect import mismatch, one_rank_is_wrong
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 ROOT = 1
 
 
-def leaves_of_all_kinds() -> None:
+@on_ranks(2)
+def test_leaves_of_all_kinds() -> None:
     rank = hvd.rank()
     tree = {
         "bfloat16": jnp.full(2, rank, jnp.bfloat16),
@@ -45,7 +46,8 @@ def leaves_of_all_kinds() -> None:
     assert hvd.broadcast_parameters({}) == {}
 
 
-def states_of_optimizers() -> None:
+@on_ranks(2)
+def test_states_of_optimizers() -> None:
     tx = hvd.DistributedOptimizer(optax.inject_hyperparams(optax.adam)(learning_rate=0.1 * (hvd.rank() + 1)))
     state = tx.init({"w": jnp.ones(3)})
     if hvd.rank() == ROOT:
@@ -56,7 +58,8 @@ def states_of_optimizers() -> None:
     np.testing.assert_allclose(got.inner_state[0].mu["w"], 0.1 * np.arange(3), rtol=1e-6)
 
 
-def process_sets() -> None:
+@on_ranks(2)
+def test_process_sets() -> None:
     """Rank 1 is a set by itself: rank 0 need not call, and is no root."""
     alone = hvd.add_process_set([ROOT])
     tree = {"array": jnp.full(2, hvd.rank()), "number": hvd.rank()}
@@ -73,7 +76,8 @@ def process_sets() -> None:
     hvd.remove_process_set(alone)
 
 
-def linen() -> None:
+@on_ranks(2)
+def test_linen() -> None:
     nn = pytest.importorskip("flax.linen")
     from flax.training import train_state
 
@@ -94,7 +98,8 @@ def linen() -> None:
     )
 
 
-def nnx() -> None:
+@on_ranks(2)
+def test_nnx() -> None:
     nnx = pytest.importorskip("flax.nnx")
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(hvd.rank()))
     nnx.update(model, hvd.broadcast_parameters(nnx.state(model), ROOT))
@@ -111,7 +116,8 @@ def nnx() -> None:
     np.testing.assert_allclose(model.kernel[...], before - mean, rtol=1e-5)
 
 
-def equinox() -> None:
+@on_ranks(2)
+def test_equinox() -> None:
     eqx = pytest.importorskip("equinox")
     model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(hvd.rank()))
     got = hvd.broadcast_parameters(model, ROOT)
@@ -131,7 +137,8 @@ def same_everywhere(one: Any, other: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-def what_is_wrong() -> None:
+@on_ranks(2)
+def test_what_is_wrong() -> None:
     rank = hvd.rank()
     with mismatch(
         "broadcast_parameters: the trees differ", "only rank 0 has ['w']: float32[2]", "only rank 1 has ['w']"
@@ -151,22 +158,7 @@ def what_is_wrong() -> None:
     )
 
 
-def objects() -> None:
+@on_ranks(2)
+def test_objects() -> None:
     assert hvd.broadcast_object({"epoch": hvd.rank()}, ROOT) == {"epoch": ROOT}
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
-
-
-def everything() -> None:
-    hvd.init()
-    leaves_of_all_kinds()
-    states_of_optimizers()
-    process_sets()
-    linen()
-    nnx()
-    equinox()
-    what_is_wrong()
-    objects()
-
-
-def test_state() -> None:
-    run_ranks(everything, 2)

@@ -17,7 +17,7 @@ import horovodish
 import horovodish.torch as hvd
 from support.leaves import backward, leaf, own, wrapped
 from support.model import adasum
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 BATCH = 4
 STEPS = 6
@@ -27,24 +27,6 @@ OPTIMIZERS: dict[str, Any] = {
     "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "AdamW fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
 }
-
-
-def everything_about_adasum() -> None:
-    hvd.init()
-    for make in OPTIMIZERS.values():
-        for options in [{}, {"groups": 2}]:
-            against_the_definition(make, options)
-    missing_gradients()
-    windows_and_methods()
-    later_and_frozen_parameters()
-    closures()
-    grad_scaler()
-    compression()
-    copies()
-    process_sets()
-    over_from_gradients()
-    an_interrupt_in_the_wait()
-    a_change_that_cannot_travel()
 
 
 def small_model() -> nn.Module:
@@ -59,9 +41,12 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: i
     optimizer.step()
 
 
-def against_the_definition(make: Any, options: dict[str, Any]) -> None:
+@on_ranks(3, (2, "mpi_ring"))
+@pytest.mark.parametrize("options", [{}, {"groups": 2}], ids=["no groups", "groups"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_against_the_definition(kind: str, options: dict[str, Any]) -> None:
     """Each rank plays all ranks: models that start a step alike, optimizers that keep their own state."""
-    model = small_model()
+    make, model = OPTIMIZERS[kind], small_model()
     optimizer = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), op=hvd.Adasum, **options)
     played = [small_model() for _ in range(hvd.size())]
     optimizers = [make(one.parameters()) for one in played]
@@ -80,7 +65,8 @@ def against_the_definition(make: Any, options: dict[str, Any]) -> None:
         hvd.check_consistency(model, optimizer)
 
 
-def missing_gradients() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_missing_gradients() -> None:
     """A rank without a gradient contributes no change; of one that nobody has, nothing moves."""
     p, q = leaf(), leaf(1.0)
     optimizer = wrapped([p, q], op=hvd.Adasum)
@@ -95,7 +81,8 @@ def missing_gradients() -> None:
     assert q.grad is None
 
 
-def windows_and_methods() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_windows_and_methods() -> None:
     p = leaf()
     optimizer = wrapped([p], op=hvd.Adasum, backward_passes_per_step=3)
     for _ in range(3):
@@ -114,7 +101,8 @@ def windows_and_methods() -> None:
         wrapped([p], op=hvd.Adasum, gradient_predivide_factor=2.0)
 
 
-def later_and_frozen_parameters() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_later_and_frozen_parameters() -> None:
     p, q, r = leaf(), leaf(), leaf()
     q.requires_grad_(False)
     optimizer = wrapped([p, q], op=hvd.Adasum)
@@ -129,7 +117,8 @@ def later_and_frozen_parameters() -> None:
     assert [parameter[0].item() for parameter in (p, q, r)] == [-6.0, -4.0, -4.0]
 
 
-def closures() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_closures() -> None:
     p = leaf()
     optimizer = wrapped([p], op=hvd.Adasum)
 
@@ -142,7 +131,8 @@ def closures() -> None:
     assert p.tolist() == [-1.0] * 3
 
 
-def grad_scaler() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_grad_scaler() -> None:
     """A rank whose gradients are not finite contributes no change; its scale goes down, that of the others does not."""
     for fused in (False, True):
         for unscales in (False, True):
@@ -161,7 +151,8 @@ def grad_scaler() -> None:
             assert scaler.get_scale() == (2.0 if infinite else 4.0)
 
 
-def compression() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_compression() -> None:
     p = nn.Parameter(torch.zeros(4, 6).t())
     optimizer = wrapped([p], op=hvd.Adasum, compression=hvd.Compression.bf16)
     (p * own() / 3).sum().backward()
@@ -171,7 +162,8 @@ def compression() -> None:
     assert p.stride() == (1, 6)
 
 
-def copies() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_copies() -> None:
     model = small_model()
     optimizer = torch.optim.Adam(model.parameters())
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Adasum)
@@ -185,7 +177,8 @@ def copies() -> None:
     train(model, optimizer, 1, hvd.rank())
 
 
-def process_sets() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_process_sets() -> None:
     alone = horovodish.add_process_set([1])
     p = leaf()
     optimizer = wrapped([p], op=hvd.Adasum, process_set=alone)
@@ -195,7 +188,8 @@ def process_sets() -> None:
     horovodish.remove_process_set(alone)
 
 
-def over_from_gradients() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_over_from_gradients() -> None:
     """A parameter that was wrapped for gradients is no longer reduced in backward."""
     p = leaf()
     before = wrapped([p], op=hvd.Sum)
@@ -206,7 +200,8 @@ def over_from_gradients() -> None:
     assert type(before) is type(wrapped([leaf()])), "and the other wrapper still lives"
 
 
-def an_interrupt_in_the_wait() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_an_interrupt_in_the_wait() -> None:
     """Ctrl-C on rank 0 while it waits for the others: the step ends later, with what the rank had submitted."""
     p, q = (nn.Parameter(torch.zeros(1000)) for _ in range(2))
     optimizer = wrapped([p, q], op=hvd.Adasum)
@@ -251,7 +246,8 @@ class CannotTravelOnce:
         return tensor
 
 
-def a_change_that_cannot_travel() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_a_change_that_cannot_travel() -> None:
     p, q = leaf(), leaf()
     CannotTravelOnce.left = 1
     optimizer = wrapped([p, q], op=hvd.Adasum, compression=CannotTravelOnce)
@@ -261,11 +257,3 @@ def a_change_that_cannot_travel() -> None:
     assert p.tolist() == q.tolist() == [0.0] * 3
     optimizer.step()
     assert p.tolist() == q.tolist() == [-1.0] * 3
-
-
-def test_adasum_optimizer() -> None:
-    run_ranks(everything_about_adasum, 3)
-
-
-def test_adasum_optimizer_over_mpi() -> None:
-    run_ranks(everything_about_adasum, 2, env={"HOROVODISH_PLANE": "mpi_ring"})

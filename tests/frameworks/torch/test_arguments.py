@@ -12,26 +12,11 @@ import horovodish
 import horovodish.torch as hvd
 from horovodish.errors import UnsupportedTensorError
 from support.leaves import backward, check, leaf, mean, own, total, wrapped
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 
-def everything_about_arguments() -> None:
-    hvd.init()
-    torch.manual_seed(0)
-    process_sets()
-    groups_are_buckets()
-    groups_with_every_other_argument()
-    wrong_groups()
-    not_synchronized()
-    sparse_gradients()
-    sparse_on_some_ranks()
-    sparse_made_dense()
-    sparse_later()
-    two_sparse_optimizers_met_in_another_order()
-    refused_sparse_gradients()
-
-
-def process_sets() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_process_sets() -> None:
     ranks = [0, 2] if hvd.size() > 2 else [0]
     subset = horovodish.add_process_set(ranks)
     everybody, some = leaf(), leaf()
@@ -76,7 +61,8 @@ def buckets_of(optimizer: Any) -> list[list[str]]:
     return [[name for name, *_, bucket in recorded if bucket == number] for number in numbers]
 
 
-def groups_are_buckets() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_groups_are_buckets() -> None:
     named = [(name, leaf()) for name in "abcdef"]
     a, _, c, d, _, f = (parameter for _, parameter in named)
     assert buckets_of(wrapped(named)) == [list("abcdef")]
@@ -98,7 +84,8 @@ def groups_are_buckets() -> None:
             torch.testing.assert_close(parameter.grad.double(), torch.full((2,), mean()).double(), rtol=1e-2, atol=0)
 
 
-def groups_with_every_other_argument() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_groups_with_every_other_argument() -> None:
     for options in [
         {"gradient_predivide_factor": 4.0},
         {"compression": hvd.Compression.bf16},
@@ -116,7 +103,8 @@ def groups_with_every_other_argument() -> None:
                 optimizer.step()
 
 
-def wrong_groups() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_wrong_groups() -> None:
     p, q = leaf(), leaf()
     for groups, text in [
         (-1, "groups=-1 is not possible"),
@@ -130,7 +118,8 @@ def wrong_groups() -> None:
         wrapped([p, q], groups=1, num_groups=1)
 
 
-def not_synchronized() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_not_synchronized() -> None:
     for op, scale in [(hvd.Average, 1 / hvd.size()), (hvd.Sum, 1.0)]:
         p = leaf()
         optimizer = wrapped([p], op=op)
@@ -181,7 +170,8 @@ def own_rows(rank: int) -> list[int]:
     return [rank, 4, 4, rank]
 
 
-def sparse_gradients() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_sparse_gradients() -> None:
     """Rows that several ranks have, and rows that one rank has twice; with dense parameters beside them."""
     everybody = [(2.0**rank, own_rows(rank)) for rank in range(hvd.size())]
     for op, options, scale in [
@@ -207,7 +197,8 @@ def sparse_gradients() -> None:
             optimizer.step()
 
 
-def sparse_on_some_ranks() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_sparse_on_some_ranks() -> None:
     """The first rank has no gradient, the last a dense one; later nobody has one."""
     last = hvd.size() - 1
     weight = nn.Parameter(torch.zeros(ROWS, 2))
@@ -232,7 +223,8 @@ def sparse_on_some_ranks() -> None:
     assert weight.grad is None
 
 
-def sparse_made_dense() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_sparse_made_dense() -> None:
     """What travels is dense, and the gradient is sparse again: on every rank, also where it was None."""
     weight = nn.Parameter(torch.zeros(ROWS, 2))
     optimizer = torch.optim.SparseAdam([weight], lr=0.5)
@@ -249,7 +241,8 @@ def sparse_made_dense() -> None:
     assert torch.equal(weight != 0, expected != 0), "only rows that have a gradient move"
 
 
-def sparse_later() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_sparse_later() -> None:
     """What the first reduction has not shown is reduced all the same."""
     weight = nn.Parameter(torch.zeros(ROWS, 2))
     optimizer = wrapped([weight], op=hvd.Sum)
@@ -274,7 +267,8 @@ def sparse_later() -> None:
         check(dense, mean(step))
 
 
-def two_sparse_optimizers_met_in_another_order() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_two_sparse_optimizers_met_in_another_order() -> None:
     """The layouts are compared before anything is reduced, in whatever order the ranks meet the optimizers."""
     weights = [nn.Parameter(torch.zeros(ROWS, 2)) for _ in range(2)]
     optimizers = [wrapped([weight, leaf()]) for weight in weights]
@@ -289,7 +283,8 @@ def two_sparse_optimizers_met_in_another_order() -> None:
             torch.testing.assert_close(weight.grad.to_dense(), rows_of((mean(), [1])))
 
 
-def refused_sparse_gradients() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_refused_sparse_gradients() -> None:
     weight = nn.Parameter(torch.zeros(ROWS, 2))
     optimizer = wrapped([("weight", weight)], op=hvd.Max)
     for _ in range(2):
@@ -299,11 +294,3 @@ def refused_sparse_gradients() -> None:
         ):
             embedding_gradient(weight, [hvd.rank()] if hvd.rank() == 0 else [], 1.0)
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
-
-
-def test_arguments() -> None:
-    run_ranks(everything_about_arguments, 3)
-
-
-def test_arguments_over_mpi() -> None:
-    run_ranks(everything_about_arguments, 2, env={"HOROVODISH_PLANE": "mpi_ring"})

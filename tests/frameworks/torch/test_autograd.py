@@ -14,30 +14,10 @@ import torch
 from torch import Tensor
 
 import horovodish.torch as hvd
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 from support.tensors import sets_with_this_rank
 
 Group = list[Tensor]
-
-
-def all_gradients() -> None:
-    hvd.init()
-    with sets_with_this_rank() as sets:
-        for process_set in sets:
-            through_allreduce(process_set)
-            through_allgather(process_set)
-            through_broadcast(process_set)
-            through_alltoall(process_set)
-            through_reducescatter(process_set)
-            through_groups(process_set)
-            inputs_of_any_layout(process_set)
-            used_twice(process_set)
-            the_second_derivative(process_set)
-    through_compression()
-    through_two_operations_in_any_order()
-    only_where_it_is_wanted()
-    not_where_it_is_undefined()
-    after_a_rank_has_joined()
 
 
 def check(
@@ -238,7 +218,23 @@ def the_second_derivative(process_set: hvd.ProcessSet) -> None:
         torch.testing.assert_close(second, torch.full((size,), 12.0) * copies)
 
 
-def through_compression() -> None:
+@on_ranks(1, 3)
+def test_on_process_sets() -> None:
+    with sets_with_this_rank() as sets:
+        for process_set in sets:
+            through_allreduce(process_set)
+            through_allgather(process_set)
+            through_broadcast(process_set)
+            through_alltoall(process_set)
+            through_reducescatter(process_set)
+            through_groups(process_set)
+            inputs_of_any_layout(process_set)
+            used_twice(process_set)
+            the_second_derivative(process_set)
+
+
+@on_ranks(1, 3)
+def test_through_compression() -> None:
     own, size = hvd.rank(), hvd.size()
     check(
         lambda group: [hvd.allreduce(group[0], op=hvd.Sum, compression=hvd.Compression.fp16, postscale_factor=1.5)],
@@ -249,7 +245,8 @@ def through_compression() -> None:
     )
 
 
-def through_two_operations_in_any_order() -> None:
+@on_ranks(1, 3)
+def test_through_two_operations_in_any_order() -> None:
     x, z = (torch.full((3, 2), float(hvd.rank()), requires_grad=True) for _ in range(2))
     if hvd.rank() == 0:
         loss = hvd.allreduce(x, op=hvd.Sum, name="x").sum() + hvd.allreduce(z, op=hvd.Sum, name="z").sum() * 2
@@ -268,7 +265,8 @@ def through_two_operations_in_any_order() -> None:
     torch.testing.assert_close(x.grad, torch.full((3, 2), float(hvd.size())))
 
 
-def only_where_it_is_wanted() -> None:
+@on_ranks(1, 3)
+def test_only_where_it_is_wanted() -> None:
     own = torch.ones(hvd.size(), requires_grad=True)
     assert not hvd.allreduce(torch.ones(2)).requires_grad
     assert not hvd.synchronize(hvd.allreduce_async(own)).requires_grad
@@ -280,14 +278,16 @@ def only_where_it_is_wanted() -> None:
         assert not hvd.alltoall(own).requires_grad
 
 
-def not_where_it_is_undefined() -> None:
+@on_ranks(1, 3)
+def test_not_where_it_is_undefined() -> None:
     own = torch.ones(hvd.size(), requires_grad=True)
     for call, op in [(hvd.allreduce, hvd.Max), (hvd.allreduce, hvd.Adasum), (hvd.reducescatter, hvd.Product)]:
         with pytest.raises(NotImplementedError, match=f"op=Average and op=Sum only, not for op={op.name.capitalize()}"):
             call(own, op=op).sum().backward()
 
 
-def after_a_rank_has_joined() -> None:
+@on_ranks(1, 3)
+def test_after_a_rank_has_joined() -> None:
     """The last rank is out of data: the others' gradients are those without it."""
     size, left = hvd.size(), hvd.size() - 1
     if hvd.rank() == left:
@@ -311,8 +311,3 @@ def after_a_rank_has_joined() -> None:
     for call, model in cases:
         check(call, model, inputs, own)
     hvd.join()
-
-
-@pytest.mark.parametrize("np", [1, 3])
-def test_autograd(np: int) -> None:
-    run_ranks(all_gradients, np)

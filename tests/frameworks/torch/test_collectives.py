@@ -16,33 +16,10 @@ import torch
 import horovodish.torch as hvd
 from horovodish.errors import MismatchError, UnsupportedTensorError
 from support.model import FLOATS, INTEGERS, MOVED, OPS, difference, dtype_of, reduced, values
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 from support.tensors import array_of, sets_with_this_rank, tensor_of
 
 DTYPES = [*MOVED, *INTEGERS, *FLOATS]
-
-
-def all_collectives() -> None:
-    hvd.init()
-    with sets_with_this_rank() as sets:
-        for process_set in sets:
-            reduces_on(process_set)
-            scatters_on(process_set)
-            gathers_on(process_set)
-            exchanges_on(process_set)
-            groups_on(process_set)
-            objects_on(process_set)
-    adasum()
-    counts_beyond_32_bits()
-    splits_of_any_kind()
-    compression()
-    denormals()
-    copies_of_a_process_set()
-    if hvd.size() > 1:
-        outside_of_a_process_set()
-        one_rank_is_wrong()
-    autograd_notices_what_is_written()
-    out_of_data()
 
 
 def reduces_on(process_set: hvd.ProcessSet) -> None:
@@ -151,7 +128,20 @@ def objects_on(process_set: hvd.ProcessSet) -> None:
     assert len(hvd.broadcast_object(mine, root, process_set=process_set)["tensor"]) == root
 
 
-def adasum() -> None:
+@on_ranks(1, 3)
+def test_on_process_sets() -> None:
+    with sets_with_this_rank() as sets:
+        for process_set in sets:
+            reduces_on(process_set)
+            scatters_on(process_set)
+            gathers_on(process_set)
+            exchanges_on(process_set)
+            groups_on(process_set)
+            objects_on(process_set)
+
+
+@on_ranks(1, 3)
+def test_adasum() -> None:
     own = torch.zeros(hvd.size(), dtype=torch.float64)
     own[hvd.rank()] = 3.0  # orthogonal to the others': nothing is in common
     torch.testing.assert_close(hvd.allreduce(own, op=hvd.Adasum), torch.full_like(own, 3.0))
@@ -161,7 +151,8 @@ def adasum() -> None:
         hvd.reducescatter(own, op=hvd.Adasum)
 
 
-def counts_beyond_32_bits() -> None:
+@on_ranks(1, 3)
+def test_counts_beyond_32_bits() -> None:
     """Rows without columns cost nothing, however many there are."""
     many = 2**33 + 1
     rows, counts = hvd.alltoall(torch.empty(many * hvd.size(), 0), [many] * hvd.size())
@@ -169,7 +160,8 @@ def counts_beyond_32_bits() -> None:
     assert torch.equal(counts, torch.full((hvd.size(),), many))
 
 
-def splits_of_any_kind() -> None:
+@on_ranks(1, 3)
+def test_splits_of_any_kind() -> None:
     size = hvd.size()
     own = torch.arange(2 * size)
     kinds: list[Any] = [(2,) * size, torch.full((size,), 2), torch.full((size,), 2, dtype=torch.int32)]
@@ -184,7 +176,8 @@ def splits_of_any_kind() -> None:
         hvd.reducescatter(torch.tensor(1.0))
 
 
-def compression() -> None:
+@on_ranks(1, 3)
+def test_compression() -> None:
     group = [torch.full((hvd.size(), 2), 1 + 2**-11), torch.arange(hvd.size())]
     for result in (
         hvd.grouped_allreduce(group, compression=hvd.Compression.fp16),
@@ -195,7 +188,8 @@ def compression() -> None:
     assert hvd.reducescatter(group[0], compression=hvd.Compression.bf16).flatten()[0] == 1.0
 
 
-def denormals() -> None:
+@on_ranks(1, 3)
+def test_denormals() -> None:
     """They are kept, whatever the thread that happens to reduce does with them elsewhere."""
     torch.set_flush_denormal(True)
     try:
@@ -207,7 +201,8 @@ def denormals() -> None:
         torch.set_flush_denormal(False)
 
 
-def copies_of_a_process_set() -> None:
+@on_ranks(1, 3)
+def test_copies_of_a_process_set() -> None:
     """What holds a set, such as a layer, may be copied and saved; it goes on with the same set."""
     sets = [hvd.global_process_set]
     if hvd.size() > 1:
@@ -224,7 +219,8 @@ def copies_of_a_process_set() -> None:
         assert copy.copy(sets[1]).ranks == [0]
 
 
-def outside_of_a_process_set() -> None:
+@on_ranks(3)
+def test_outside_of_a_process_set() -> None:
     first = hvd.add_process_set([0])
     own = torch.zeros(2)
     calls: list[Callable[..., Any]] = [
@@ -254,7 +250,8 @@ def outside_of_a_process_set() -> None:
     assert hvd.remove_process_set(first)
 
 
-def one_rank_is_wrong() -> None:
+@on_ranks(3)
+def test_one_rank_is_wrong() -> None:
     """The last rank makes the wrong call; it raises, the others raise its reason, and all go on."""
     last, four = hvd.size() - 1, torch.zeros(4)
     sparse = torch.eye(2).to_sparse()
@@ -304,7 +301,8 @@ def one_rank_is_wrong() -> None:
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
 
 
-def autograd_notices_what_is_written() -> None:
+@on_ranks(1, 3)
+def test_autograd_notices_what_is_written() -> None:
     """A leaf may be written in place, as by torch's own collectives, but not what a backward pass still needs."""
     leaf = torch.nn.Parameter(torch.full((3,), float(hvd.rank())))
     for write in (hvd.allreduce_, lambda x: hvd.broadcast_(x, 0), lambda x: hvd.grouped_allreduce_([x])):
@@ -317,14 +315,10 @@ def autograd_notices_what_is_written() -> None:
         assert hvd.allreduce_(torch.ones(2), op=hvd.Sum)[0] == hvd.size()
 
 
-def out_of_data() -> None:
+@on_ranks(1, 3)
+def test_out_of_data() -> None:
     for _ in range(hvd.rank() + 1):  # the last rank has the most
         hvd.allreduce(torch.ones(2))
     last = hvd.join(device=0)
     assert last == hvd.size() - 1 or hvd.size() == 1
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum)[0] == hvd.size()
-
-
-@pytest.mark.parametrize("np", [1, 3])
-def test_collectives(np: int) -> None:
-    run_ranks(all_collectives, np)

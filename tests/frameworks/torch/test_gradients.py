@@ -12,31 +12,11 @@ from torch import nn
 
 import horovodish.torch as hvd
 from support.leaves import backward, check, leaf, mean, own, total, wrapped
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 
-def everything_about_gradients() -> None:
-    hvd.init()
-    torch.manual_seed(0)
-    backward_ends_with_reduced_gradients()
-    every_op()
-    clipping_needs_no_ritual()
-    the_ritual_still_works()
-    step_without_backward()
-    two_backwards_in_a_step()
-    gradients_that_are_never_zeroed()
-    windows()
-    partial_windows()
-    changing_the_window()
-    missing_gradients()
-    missing_gradients_are_not_reduced_again()
-    compression()
-    predivide()
-    other_dtypes()
-    bits_do_not_depend_on_who_is_late()
-
-
-def backward_ends_with_reduced_gradients() -> None:
+@on_ranks(2, 3, (3, "mpi_ring"))
+def test_backward_ends_with_reduced_gradients() -> None:
     p, q = leaf(), leaf()
     optimizer = wrapped([("p", p), ("q", q)])
     for step in range(3):
@@ -49,7 +29,8 @@ def backward_ends_with_reduced_gradients() -> None:
         torch.testing.assert_close(p.data, torch.full((3,), -mean(step)))
 
 
-def every_op() -> None:
+@on_ranks(2, 3, (3, "mpi_ring"))
+def test_every_op() -> None:
     largest, smallest = 2.0 ** (hvd.size() - 1), 1.0
     product = 2.0 ** sum(range(hvd.size()))
     for op, expected in [(hvd.Sum, total()), (hvd.Min, smallest), (hvd.Max, largest), (hvd.Product, product)]:
@@ -62,7 +43,8 @@ def every_op() -> None:
             optimizer.step()
 
 
-def clipping_needs_no_ritual() -> None:
+@on_ranks(2, 3, (3, "mpi_ring"))
+def test_clipping_needs_no_ritual() -> None:
     p = leaf()
     optimizer = wrapped([p])
     for step in range(2):
@@ -75,7 +57,8 @@ def clipping_needs_no_ritual() -> None:
         torch.testing.assert_close((before - p).norm().item(), 1.0)
 
 
-def the_ritual_still_works() -> None:
+@on_ranks(2, 3, (3, "mpi_ring"))
+def test_the_ritual_still_works() -> None:
     p = leaf()
     optimizer = wrapped([p], backward_passes_per_step=2)
     optimizer.zero_grad()
@@ -90,7 +73,8 @@ def the_ritual_still_works() -> None:
     torch.testing.assert_close(p.data, torch.full((3,), -2 * mean()))
 
 
-def step_without_backward() -> None:
+@on_ranks(2, 3, (3, "mpi_ring"))
+def test_step_without_backward() -> None:
     p = leaf()
     optimizer = wrapped([p], op=hvd.Sum)
     p.grad = torch.full((3,), own())
@@ -108,7 +92,8 @@ def step_without_backward() -> None:
     check(p, 5.0 + total())
 
 
-def two_backwards_in_a_step() -> None:
+@on_ranks(2, 3, (3, "mpi_ring"))
+def test_two_backwards_in_a_step() -> None:
     for op, one, two in [
         (hvd.Average, mean(), mean(1)),
         (hvd.Sum, total(), total(1)),
@@ -126,7 +111,8 @@ def two_backwards_in_a_step() -> None:
             check(p, one + two)
 
 
-def gradients_that_are_never_zeroed() -> None:
+@on_ranks(2, 3, (3, "mpi_ring"))
+def test_gradients_that_are_never_zeroed() -> None:
     for op, expected in [(hvd.Average, mean()), (hvd.Sum, total())]:
         p = leaf()
         optimizer = wrapped([p], op=op)
@@ -143,7 +129,8 @@ def gradients_that_are_never_zeroed() -> None:
         check(p, expected)
 
 
-def windows() -> None:
+@on_ranks(2, 3, (3, "mpi_ring"))
+def test_windows() -> None:
     for op, expected in [(hvd.Average, mean(0) + mean(1) + mean(2)), (hvd.Sum, total(0) + total(1) + total(2))]:
         p = leaf()
         optimizer = wrapped([p], op=op, backward_passes_per_step=3)
@@ -161,7 +148,8 @@ def windows() -> None:
         check(p, 2 * expected)
 
 
-def partial_windows() -> None:
+@on_ranks(2, 3, (3, "mpi_ring"))
+def test_partial_windows() -> None:
     for op, scale in [(hvd.Average, 1 / hvd.size()), (hvd.Sum, 1.0)]:
         p = leaf()
         optimizer = wrapped([p], op=op, backward_passes_per_step=4)
@@ -179,7 +167,8 @@ def partial_windows() -> None:
         check(p, scale * sum(total(step) for step in range(6)))
 
 
-def changing_the_window() -> None:
+@on_ranks(2, 3, (3, "mpi_ring"))
+def test_changing_the_window() -> None:
     p = leaf()
     optimizer = wrapped([p])
     optimizer.set_backward_passes_per_step(2)
@@ -191,7 +180,8 @@ def changing_the_window() -> None:
         optimizer.set_backward_passes_per_step(0)
 
 
-def missing_gradients() -> None:
+@on_ranks(2, 3, (3, "mpi_ring"))
+def test_missing_gradients() -> None:
     last = hvd.size() - 1
     for op, scale in [(hvd.Average, 1 / hvd.size()), (hvd.Sum, 1.0)]:
         everywhere, nowhere, on_last, on_first = leaf(), leaf(1.0), leaf(), leaf()
@@ -213,7 +203,8 @@ def missing_gradients() -> None:
         assert nowhere not in optimizer.state
 
 
-def missing_gradients_are_not_reduced_again() -> None:
+@on_ranks(2, 3, (3, "mpi_ring"))
+def test_missing_gradients_are_not_reduced_again() -> None:
     for op in [hvd.Average, hvd.Sum]:
         p, q = leaf(), leaf()
         optimizer = wrapped([p, q], op=op)
@@ -237,7 +228,8 @@ class Halved:
         return (tensor * 2).reshape(shape).to(dtype)
 
 
-def compression() -> None:
+@on_ranks(2, 3, (3, "mpi_ring"))
+def test_compression() -> None:
     for compress, tolerance in [(hvd.Compression.fp16, 1e-3), (hvd.Compression.bf16, 1e-2), (Halved(), 1e-6)]:
         used, partly, unused = (nn.Parameter(torch.zeros(5, 3)) for _ in range(3))
         optimizer = wrapped([used, partly, unused], compression=compress)
@@ -252,7 +244,8 @@ def compression() -> None:
             optimizer.step()
 
 
-def predivide() -> None:
+@on_ranks(2, 3, (3, "mpi_ring"))
+def test_predivide() -> None:
     p = leaf()
     optimizer = wrapped([p], gradient_predivide_factor=4.0)
     backward([p], own())
@@ -264,7 +257,8 @@ def predivide() -> None:
     torch.testing.assert_close(q.grad.float(), torch.full((2,), 40000.0), rtol=1e-3, atol=0)
 
 
-def other_dtypes() -> None:
+@on_ranks(2, 3, (3, "mpi_ring"))
+def test_other_dtypes() -> None:
     parameters = [
         nn.Parameter(torch.zeros(4, dtype=dtype))
         for dtype in [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float32]
@@ -278,7 +272,8 @@ def other_dtypes() -> None:
             torch.testing.assert_close(parameter.grad, expected, rtol=1e-2, atol=0)
 
 
-def bits_do_not_depend_on_who_is_late() -> None:
+@on_ranks(2, 3, (3, "mpi_ring"))
+def test_bits_do_not_depend_on_who_is_late() -> None:
     """Every round has other delays while backward runs, and lets the ranks finish gradients in another order."""
     timing = random.Random(hvd.rank())
     rounds = []
@@ -300,12 +295,3 @@ def bits_do_not_depend_on_who_is_late() -> None:
 
 def leaf_of(length: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(length))
-
-
-@pytest.mark.parametrize("np", [2, 3])
-def test_gradients(np: int) -> None:
-    run_ranks(everything_about_gradients, np)
-
-
-def test_gradients_over_mpi() -> None:
-    run_ranks(everything_about_gradients, 3, env={"HOROVODISH_PLANE": "mpi_ring"})

@@ -12,30 +12,12 @@ import torch
 import horovodish.torch as hvd
 from horovodish.errors import DuplicateNameError, MismatchError, NotInitializedError, UnsupportedTensorError
 from support.model import FLOATS, INTEGERS, OPS, difference, reduced, values
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 from support.tensors import array_of, tensor_of
 
 
-def all_operations() -> None:
-    hvd.init()
-    torch.manual_seed(0)
-    every_op_and_dtype()
-    every_dtype_moves()
-    factors()
-    the_average_argument()
-    in_place_means_in_place()
-    strides()
-    no_dimensions_and_no_elements()
-    many_handles()
-    dropped_handles()
-    compressed()
-    objects()
-    refusals()
-    if hvd.size() > 1:
-        mismatches()
-
-
-def every_op_and_dtype() -> None:
+@on_ranks(1, 3, (2, "mpi_ring"))
+def test_every_op_and_dtype() -> None:
     for op, dtype, shape in product(OPS, [*INTEGERS, *FLOATS], [(7,), (3, 1001)]):
         arrays = [values(dtype, shape, rank, op) for rank in range(hvd.size())]
         expected = reduced(arrays, op)
@@ -48,7 +30,8 @@ def every_op_and_dtype() -> None:
         assert torch.equal(own, result)
 
 
-def every_dtype_moves() -> None:
+@on_ranks(1, 3, (2, "mpi_ring"))
+def test_every_dtype_moves() -> None:
     for dtype in ["bool", *INTEGERS, *FLOATS]:
         tensors = [tensor_of(values(dtype, (rank + 2, 3), rank)) for rank in range(hvd.size())]
         own = tensors[hvd.rank()]
@@ -62,7 +45,8 @@ def every_dtype_moves() -> None:
         assert torch.equal(same_shape, tensors[root][:2])
 
 
-def factors() -> None:
+@on_ranks(1, 3, (2, "mpi_ring"))
+def test_factors() -> None:
     own = torch.full((5,), float(hvd.rank() + 1))
     ranks = sum(range(1, hvd.size() + 1))
     result = hvd.allreduce(own, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
@@ -71,7 +55,8 @@ def factors() -> None:
     torch.testing.assert_close(hvd.synchronize(handle), torch.full((5,), 2.0 * ranks / hvd.size()))
 
 
-def the_average_argument() -> None:
+@on_ranks(1, 3, (2, "mpi_ring"))
+def test_the_average_argument() -> None:
     own = torch.ones(3)
     assert torch.equal(hvd.allreduce(own, average=False), torch.full((3,), float(hvd.size())))
     assert torch.equal(hvd.allreduce(own, True), own)
@@ -79,7 +64,8 @@ def the_average_argument() -> None:
         hvd.allreduce(own, average=True, op=hvd.Sum)
 
 
-def in_place_means_in_place() -> None:
+@on_ranks(1, 3, (2, "mpi_ring"))
+def test_in_place_means_in_place() -> None:
     own = torch.full((4,), float(hvd.rank()))
     address = own.data_ptr()
     version = own._version
@@ -92,7 +78,8 @@ def in_place_means_in_place() -> None:
     assert hvd.allreduce_(torch.nn.Parameter(own)).requires_grad
 
 
-def strides() -> None:
+@on_ranks(1, 3, (2, "mpi_ring"))
+def test_strides() -> None:
     transposed = torch.arange(6.0).reshape(2, 3).t() + hvd.rank()
     mean = (hvd.size() - 1) / 2
     torch.testing.assert_close(hvd.allreduce(transposed), torch.arange(6.0).reshape(2, 3).t() + mean)
@@ -101,7 +88,8 @@ def strides() -> None:
     assert torch.equal(hvd.allreduce(torch.ones(1).expand(4), op=hvd.Sum), torch.full((4,), float(hvd.size())))
 
 
-def no_dimensions_and_no_elements() -> None:
+@on_ranks(1, 3, (2, "mpi_ring"))
+def test_no_dimensions_and_no_elements() -> None:
     scalar = torch.tensor(hvd.rank())
     assert hvd.allreduce(scalar, op=hvd.Sum).item() == sum(range(hvd.size()))
     assert hvd.broadcast(scalar, hvd.size() - 1).item() == hvd.size() - 1
@@ -113,7 +101,8 @@ def no_dimensions_and_no_elements() -> None:
     assert torch.equal(hvd.allgather(torch.ones(rows, 2)), torch.ones(3, 2))
 
 
-def many_handles() -> None:
+@on_ranks(1, 3, (2, "mpi_ring"))
+def test_many_handles() -> None:
     order = list(range(60)) if hvd.rank() % 2 else list(reversed(range(60)))
     handles = {i: hvd.allreduce_async(torch.full((i,), float(i)), op=hvd.Sum, name=f"many {i}") for i in order}
     for i, handle in handles.items():
@@ -126,14 +115,16 @@ def many_handles() -> None:
     assert hvd.synchronize(sent).item() == 0
 
 
-def dropped_handles() -> None:
+@on_ranks(1, 3, (2, "mpi_ring"))
+def test_dropped_handles() -> None:
     for i in range(30):
         hvd.allreduce_async(torch.full((50_000,), 1.0), name=f"dropped {i}")
         hvd.allgather_async(torch.full((hvd.rank() + 1, 1000), i), name=f"dropped too {i}")
     hvd.barrier()
 
 
-def compressed() -> None:
+@on_ranks(1, 3, (2, "mpi_ring"))
+def test_compressed() -> None:
     own = torch.linspace(-1, 1, 1001) * (hvd.rank() + 1)
     expected = torch.linspace(-1, 1, 1001) * sum(range(1, hvd.size() + 1))
     for compression, tolerance in [(hvd.Compression.fp16, 2e-3), (hvd.Compression.bf16, 2e-2)]:
@@ -145,7 +136,8 @@ def compressed() -> None:
         assert torch.equal(integers, torch.arange(4) * hvd.size())
 
 
-def objects() -> None:
+@on_ranks(1, 3, (2, "mpi_ring"))
+def test_objects() -> None:
     own = {"rank": hvd.rank(), "tensor": torch.arange(hvd.rank()), "text": "x" * 1000 * hvd.rank()}
     of_all = hvd.allgather_object(own)
     assert [entry["rank"] for entry in of_all] == list(range(hvd.size()))
@@ -156,7 +148,8 @@ def objects() -> None:
     assert (received is own) == (hvd.rank() == root)
 
 
-def refusals() -> None:
+@on_ranks(1, 3, (2, "mpi_ring"))
+def test_refusals() -> None:
     refused(lambda: hvd.allreduce_(torch.ones(4, 4).t()), "not contiguous, so no result can be written")
     refused(lambda: hvd.broadcast_(torch.ones(4)[::2], 0), "use the operation without _")
     refused(lambda: hvd.allreduce(torch.ones(2, dtype=torch.bool)), "bool tensors cannot be reduced")
@@ -184,22 +177,14 @@ def refused(call: Callable[[], Any], message: str) -> None:
         call()
 
 
-def mismatches() -> None:
+@on_ranks(3, (2, "mpi_ring"))
+def test_mismatches() -> None:
     last = hvd.rank() == hvd.size() - 1
     with pytest.raises(MismatchError, match=r"tensor 'w'.*shape"):
         hvd.allreduce(torch.ones(3 if last else 2), name="w")
     with pytest.raises(MismatchError, match=r"tensor 'w'.*dtype"):
         hvd.broadcast_(torch.ones(3, dtype=torch.float64 if last else torch.float32), 0, name="w")
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="w").item() == hvd.size()
-
-
-@pytest.mark.parametrize("np", [1, 3])
-def test_operations(np: int) -> None:
-    run_ranks(all_operations, np)
-
-
-def test_operations_over_mpi() -> None:
-    run_ranks(all_operations, 2, env={"HOROVODISH_PLANE": "mpi_ring"})
 
 
 def test_before_init() -> None:

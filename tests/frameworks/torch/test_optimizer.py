@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 
 import horovodish.torch as hvd
 from horovodish.errors import NotInitializedError, UnsupportedTensorError
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 
 def small_model() -> nn.Module:
@@ -40,23 +40,8 @@ def world_of_one() -> Iterator[None]:
     hvd.shutdown()
 
 
-def everything_about_the_optimizer() -> None:
-    hvd.init()
-    the_class()
-    existing_state()
-    zero_grad()
-    zero_grad_without_an_argument()
-    hooks_on_step()
-    schedulers()
-    grad_scaler()
-    state_dicts()
-    copies_and_pickles()
-    names()
-    refusals()
-    nothing_stays_behind()
-
-
-def the_class() -> None:
+@on_ranks(2)
+def test_the_class() -> None:
     for make in (torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad):
         original = make(small_model().parameters(), lr=0.1)
         optimizer = hvd.DistributedOptimizer(original)
@@ -79,7 +64,8 @@ def the_class() -> None:
     assert own.called
 
 
-def existing_state() -> None:
+@on_ranks(2)
+def test_existing_state() -> None:
     model, twin = small_model(), small_model()
     optimizer, expected = (torch.optim.Adam(m.parameters(), lr=0.1) for m in (model, twin))
     for m, o in ((model, optimizer), (twin, expected)):
@@ -95,7 +81,8 @@ def existing_state() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
 
 
-def zero_grad() -> None:
+@on_ranks(2)
+def test_zero_grad() -> None:
     model = small_model()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     train(model, optimizer)
@@ -115,7 +102,8 @@ class KeepsGradients(torch.optim.SGD):
         super().zero_grad(set_to_none=False)
 
 
-def zero_grad_without_an_argument() -> None:
+@on_ranks(2)
+def test_zero_grad_without_an_argument() -> None:
     model = small_model()
     optimizer = hvd.DistributedOptimizer(KeepsGradients(model.parameters(), lr=0.1))
     train(model, optimizer)
@@ -123,7 +111,8 @@ def zero_grad_without_an_argument() -> None:
     assert not any(p.grad.any() for p in model.parameters())
 
 
-def hooks_on_step() -> None:
+@on_ranks(2)
+def test_hooks_on_step() -> None:
     model = small_model()
     original = torch.optim.SGD(model.parameters(), lr=0.1)
     seen = []
@@ -143,7 +132,8 @@ def hooks_on_step() -> None:
     assert len(seen) == 2
 
 
-def schedulers() -> None:
+@on_ranks(2)
+def test_schedulers() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for before in (True, False):
@@ -166,7 +156,8 @@ def schedulers() -> None:
         scheduler.step()
 
 
-def grad_scaler() -> None:
+@on_ranks(2)
+def test_grad_scaler() -> None:
     """An infinite gradient on one rank: every rank skips the step, because every rank has the reduced gradient."""
     model = small_model()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -185,7 +176,8 @@ def grad_scaler() -> None:
     assert scaler.get_scale() == 2.0
 
 
-def state_dicts() -> None:
+@on_ranks(2)
+def test_state_dicts() -> None:
     model, twin = small_model(), small_model()
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1), model.named_parameters())
     plain = torch.optim.Adam(twin.parameters(), lr=0.3)
@@ -202,7 +194,8 @@ def state_dicts() -> None:
     train(model, optimizer)
 
 
-def copies_and_pickles() -> None:
+@on_ranks(2)
+def test_copies_and_pickles() -> None:
     model = small_model()
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1), model.named_parameters())
     train(model, optimizer, 2)
@@ -216,7 +209,8 @@ def copies_and_pickles() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), model_copy.parameters(), strict=True))
 
 
-def names() -> None:
+@on_ranks(2)
+def test_names() -> None:
     model = small_model()
     parameters = list(model.parameters())
 
@@ -236,7 +230,8 @@ def names() -> None:
     train(model, wrap(None))
 
 
-def refusals() -> None:
+@on_ranks(2)
+def test_refusals() -> None:
     parameters = list(small_model().parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     with pytest.raises(ValueError, match=r"gradient_predivide_factor=2.0 needs op=Average"):
@@ -268,7 +263,8 @@ def refusals() -> None:
         hvd.DistributedOptimizer(torch.optim.SGD(elsewhere.parameters(), lr=0.1), elsewhere.named_parameters())
 
 
-def nothing_stays_behind() -> None:
+@on_ranks(2)
+def test_nothing_stays_behind() -> None:
     model = small_model()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), op=hvd.Sum)
     train(model, optimizer, 2)
@@ -278,10 +274,6 @@ def nothing_stays_behind() -> None:
     assert [reference() for reference in gone] == [None, None]
     model.zero_grad()
     model(torch.ones(1, 3)).sum().backward()
-
-
-def test_on_two_ranks() -> None:
-    run_ranks(everything_about_the_optimizer, 2)
 
 
 def test_in_a_world_of_one(world_of_one: None) -> None:

@@ -12,28 +12,11 @@ from torch import Tensor
 
 import horovodish.torch as hvd
 from horovodish.errors import DuplicateNameError, MismatchError, UnsupportedTensorError
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 from support.tensors import sets_with_this_rank
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
-
-
-def reduce_sparse_tensors() -> None:
-    hvd.init()
-    with sets_with_this_rank() as sets:
-        for process_set in sets:
-            every_dtype(process_set)
-            every_shape(process_set)
-            nothing_on_some_ranks_or_on_all(process_set)
-    the_same_index_travels_once()
-    small_numbers_are_not_lost()
-    gradients_of_an_embedding()
-    in_any_order()
-    wrong_arguments()
-    disagreement()
-    if hvd.size() > 1:
-        after_a_rank_has_joined()
 
 
 def entries(rank: int, count: int, shape: tuple[int, ...], sparse: int, dtype: torch.dtype) -> Tensor:
@@ -76,7 +59,17 @@ def nothing_on_some_ranks_or_on_all(process_set: hvd.ProcessSet) -> None:
         check(tensors, process_set)
 
 
-def the_same_index_travels_once() -> None:
+@on_ranks(1, 3)
+def test_on_process_sets() -> None:
+    with sets_with_this_rank() as sets:
+        for process_set in sets:
+            every_dtype(process_set)
+            every_shape(process_set)
+            nothing_on_some_ranks_or_on_all(process_set)
+
+
+@on_ranks(1, 3)
+def test_the_same_index_travels_once() -> None:
     """What a rank has of one index is added up before it is sent."""
     repeated = torch.sparse_coo_tensor(torch.zeros(1, 1000, dtype=torch.int64), torch.ones(1000), (2,))
     sent: list[int] = []
@@ -90,7 +83,8 @@ def the_same_index_travels_once() -> None:
     assert result.to_dense()[0] == 1000 * hvd.size()
 
 
-def small_numbers_are_not_lost() -> None:
+@on_ranks(1, 3)
+def test_small_numbers_are_not_lost() -> None:
     """In float16, 2048 + 1 is 2048."""
     values = [2048.0, 1.0, 1.0][: hvd.size()]
     own = torch.sparse_coo_tensor([[0]], torch.tensor([values[hvd.rank()]]).half(), (1,))
@@ -98,7 +92,8 @@ def small_numbers_are_not_lost() -> None:
     assert result.values()[0] == torch.tensor(sum(values)).half()
 
 
-def gradients_of_an_embedding() -> None:
+@on_ranks(1, 3)
+def test_gradients_of_an_embedding() -> None:
     torch.manual_seed(0)
     embedding = torch.nn.Embedding(10, 4, sparse=True)
     words = [torch.tensor([rank, rank, 3, 9 - rank]) for rank in range(hvd.size())]
@@ -114,7 +109,8 @@ def gradients_of_an_embedding() -> None:
     assert (bits == bits[0]).all()
 
 
-def in_any_order() -> None:
+@on_ranks(1, 3)
+def test_in_any_order() -> None:
     turns = list(range(10)) if hvd.rank() % 2 else list(reversed(range(10)))
     finish = {
         turn: hvd.sparse_allreduce_async(torch.eye(turn + 1).to_sparse(), f"turn {turn}", hvd.Sum) for turn in turns
@@ -125,7 +121,8 @@ def in_any_order() -> None:
         assert finish[turn]() is first
 
 
-def wrong_arguments() -> None:
+@on_ranks(1, 3)
+def test_wrong_arguments() -> None:
     sparse = torch.eye(2).to_sparse()
     calls: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (UnsupportedTensorError, "got a dense one", lambda: hvd.sparse_allreduce_async(torch.eye(2), "x", hvd.Sum)),
@@ -157,7 +154,8 @@ def wrong_arguments() -> None:
     assert finish().values()[0] == hvd.size()
 
 
-def disagreement() -> None:
+@on_ranks(1, 3)
+def test_disagreement() -> None:
     """Also where the sizes of gathered rows are the same."""
     size, last = hvd.size(), hvd.size() - 1
     if size == 1:
@@ -175,15 +173,11 @@ def disagreement() -> None:
             finish()
 
 
-def after_a_rank_has_joined() -> None:
+@on_ranks(3)
+def test_after_a_rank_has_joined() -> None:
     left = hvd.size() - 1
     if hvd.rank() < left:
         tensors = [entries(rank, 5, (7, 3), 1, torch.float64) for rank in range(left)]
         result = hvd.sparse_allreduce_async(tensors[hvd.rank()], "joined", hvd.Average)()
         torch.testing.assert_close(result.to_dense(), torch.stack([t.to_dense() for t in tensors]).mean(0))
     hvd.join()
-
-
-@pytest.mark.parametrize("np", [1, 3])
-def test_sparse(np: int) -> None:
-    run_ranks(reduce_sparse_tensors, np)

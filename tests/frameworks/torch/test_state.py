@@ -14,35 +14,15 @@ import horovodish.torch as hvd
 from horovodish.errors import MismatchError, UnsupportedTensorError
 from support.expect import one_rank_is_wrong
 from support.leaves import leaf
-from support.ranks import run_ranks
-
-
-def everything_about_state() -> None:
-    hvd.init()
-    parameters_and_buffers()
-    named_parameters()
-    plain_parameters()
-    process_sets()
-    tensors_of_other_strides()
-    tensors_of_dtypes_that_no_collective_takes()
-    tensors_that_repeat_their_elements()
-    extra_state_is_passed_over()
-    wrong_parameters()
-    wrong_on_one_rank()
-    different_names()
-    for name, make in OPTIMIZERS.items():
-        for root, wraps in [(0, False), (hvd.size() - 1, True)]:
-            optimizer_state(name, make, root, wraps)
-    no_state_at_all()
-    a_state_of_many_kinds()
-    different_optimizers()
+from support.on_ranks import on_ranks
 
 
 def model() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2))
 
 
-def parameters_and_buffers() -> None:
+@on_ranks(3)
+def test_parameters_and_buffers() -> None:
     torch.manual_seed(hvd.rank())
     for root in range(hvd.size()):
         own = model()
@@ -56,7 +36,8 @@ def parameters_and_buffers() -> None:
         assert own[1].num_batches_tracked.item() == root + 5
 
 
-def named_parameters() -> None:
+@on_ranks(3)
+def test_named_parameters() -> None:
     own = model()
     hvd.broadcast_parameters(own.named_parameters(), root_rank=0)
     hvd.broadcast_parameters(list(own.named_parameters()))
@@ -69,7 +50,8 @@ def named_parameters() -> None:
     assert leaf.detach().tolist() == [hvd.size() - 1] * 2
 
 
-def plain_parameters() -> None:
+@on_ranks(3)
+def test_plain_parameters() -> None:
     """Without names, as a list or as what `parameters()` gives."""
     for take in (list, iter):
         own = nn.Linear(3, 2)
@@ -79,7 +61,8 @@ def plain_parameters() -> None:
         hvd.broadcast_parameters([torch.ones(hvd.rank() + 1)])
 
 
-def process_sets() -> None:
+@on_ranks(3)
+def test_process_sets() -> None:
     """The last two ranks among themselves; the first one keeps its own values, and need not call."""
     last = hvd.size() - 1
     subset = hvd.add_process_set([last - 1, last])
@@ -104,7 +87,8 @@ def process_sets() -> None:
     hvd.remove_process_set(subset)
 
 
-def tensors_of_other_strides() -> None:
+@on_ranks(3)
+def test_tensors_of_other_strides() -> None:
     last = hvd.rank() == hvd.size() - 1
     image = torch.arange(24.0).reshape(1, 2, 3, 4) * (1 if hvd.rank() == 0 else 0)
     own = image.to(memory_format=torch.channels_last) if last else image
@@ -114,7 +98,8 @@ def tensors_of_other_strides() -> None:
     assert own.stride() == strides
 
 
-def tensors_of_dtypes_that_no_collective_takes() -> None:
+@on_ranks(3)
+def test_tensors_of_dtypes_that_no_collective_takes() -> None:
     rotations = torch.polar(torch.ones(2, 3), torch.arange(6.0).reshape(2, 3))
     for expected in (rotations, rotations.t(), rotations.conj(), torch.tensor(1j), rotations[:0]):
         own = expected if hvd.rank() == 0 else torch.zeros_like(expected).conj()
@@ -136,7 +121,8 @@ def tensors_of_dtypes_that_no_collective_takes() -> None:
     torch.testing.assert_close(optimizer.state[parameter]["exp_avg"], torch.full((2,), 0.1j))
 
 
-def tensors_that_repeat_their_elements() -> None:
+@on_ranks(3)
+def test_tensors_that_repeat_their_elements() -> None:
     own = torch.full((1, 4), float(hvd.rank())).expand(3, 4)
     hvd.broadcast_parameters({"own": own}, root_rank=1)
     assert own.tolist() == [[1.0] * 4] * 3
@@ -154,7 +140,8 @@ class WithExtraState(nn.Linear):
         return {"calls": 3}
 
 
-def extra_state_is_passed_over() -> None:
+@on_ranks(3)
+def test_extra_state_is_passed_over() -> None:
     own = nn.Sequential(WithExtraState(2, 2))
     nn.init.constant_(own[0].weight, hvd.rank())
     hvd.broadcast_parameters(own.state_dict(), root_rank=1)
@@ -164,7 +151,8 @@ def extra_state_is_passed_over() -> None:
         hvd.broadcast_parameters({"my_extra_state": {}})
 
 
-def wrong_parameters() -> None:
+@on_ranks(3)
+def test_wrong_parameters() -> None:
     with pytest.raises(TypeError, match=r"or model.named_parameters\(\), not an iterable of int"):
         hvd.broadcast_parameters([1])  # type: ignore[list-item]
     with pytest.raises(TypeError, match=r"or model.named_parameters\(\), not Parameter"):
@@ -181,7 +169,8 @@ def wrong_parameters() -> None:
         hvd.broadcast_parameters({}, root_rank=7)
 
 
-def wrong_on_one_rank() -> None:
+@on_ranks(3)
+def test_wrong_on_one_rank() -> None:
     tensors = model().state_dict()
     one_rank_is_wrong(
         ValueError,
@@ -214,7 +203,8 @@ def wrong_on_one_rank() -> None:
     )
 
 
-def different_names() -> None:
+@on_ranks(3)
+def test_different_names() -> None:
     last = hvd.rank() == hvd.size() - 1
     own = {"a": torch.ones(1), "only here" if last else "only there": torch.ones(1)}
     with pytest.raises(MismatchError, match=rf"rank 0 has only there, only rank {hvd.size() - 1} has only here"):
@@ -238,12 +228,15 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
-def optimizer_state(name: str, make: Make, root: int, wraps: bool) -> None:
+@on_ranks(3)
+@pytest.mark.parametrize(("root", "wraps"), [(0, False), (2, True)])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_state(name: str, root: int, wraps: bool) -> None:
     """The root has trained, the others not at all, or for some more steps."""
     torch.manual_seed(0)
     own = model().to(memory_format=torch.channels_last)
     parameters = list(own.parameters())
-    optimizer = make([{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.5}])
+    optimizer = OPTIMIZERS[name]([{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.5}])
     steps = 2 if hvd.rank() == root else 3 * (hvd.rank() % 2)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -278,7 +271,8 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def no_state_at_all() -> None:
+@on_ranks(3)
+def test_no_state_at_all() -> None:
     parameters = [nn.Parameter(torch.ones(2))]
     optimizer = torch.optim.Adam(parameters)
     hvd.broadcast_optimizer_state(optimizer)
@@ -286,7 +280,8 @@ def no_state_at_all() -> None:
     assert parameters[0].tolist() == [1.0, 1.0]
 
 
-def a_state_of_many_kinds() -> None:
+@on_ranks(3)
+def test_a_state_of_many_kinds() -> None:
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     if hvd.rank() == 0:
@@ -300,14 +295,11 @@ def a_state_of_many_kinds() -> None:
     assert (state["name"], tuple(state["empty"].shape), optimizer.state["common"]) == ("x", (0, 2), {"count": 3})
 
 
-def different_optimizers() -> None:
+@on_ranks(3)
+def test_different_optimizers() -> None:
     parameters = list(model().parameters())
     last = hvd.rank() == hvd.size() - 1
     with pytest.raises(MismatchError, match="only rank 0 has SGD"):
         hvd.broadcast_optimizer_state((torch.optim.Adam if last else torch.optim.SGD)(parameters, lr=0.1))
     with pytest.raises(MismatchError, match=r"only rank 0 has \[6\]"):
         hvd.broadcast_optimizer_state(torch.optim.Adam(parameters[last:]))
-
-
-def test_state() -> None:
-    run_ranks(everything_about_state, 3)

@@ -16,32 +16,12 @@ from torch import Tensor, nn
 import horovodish.torch as hvd
 from horovodish import operation
 from horovodish.errors import MismatchError
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 from support.tensors import sets_with_this_rank
 
 CHANNELS = 4
 OWN = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10, torch.bfloat16: 4e-2, torch.float16: 5e-3}
-
-
-def normalize() -> None:
-    hvd.init()
-    with sets_with_this_rank() as sets:
-        for process_set in sets:
-            every_configuration(process_set)
-            every_dtype(process_set)
-            uneven_batches(process_set)
-            a_large_mean(process_set)
-            layers_in_a_model(process_set)
-    gradient_checkpointing()
-    evaluation_is_local()
-    no_sample_anywhere()
-    too_few_values()
-    what_need_not_travel()
-    one_collective_in_either_direction()
-    if hvd.size() > 1:
-        one_rank_is_wrong()
-        after_a_rank_has_joined()
 
 
 def batches(sizes: list[int], *rest: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -163,7 +143,19 @@ def layers_in_a_model(process_set: hvd.ProcessSet) -> None:
         assert (for_all == for_all[0]).all(), f"{key} differs between the ranks"
 
 
-def gradient_checkpointing() -> None:
+@on_ranks(1, 3)
+def test_on_process_sets() -> None:
+    with sets_with_this_rank() as sets:
+        for process_set in sets:
+            every_configuration(process_set)
+            every_dtype(process_set)
+            uneven_batches(process_set)
+            a_large_mean(process_set)
+            layers_in_a_model(process_set)
+
+
+@on_ranks(1, 3)
+def test_gradient_checkpointing() -> None:
     for reentrant in (False, True):
         module, twin = hvd.SyncBatchNorm(CHANNELS), hvd.SyncBatchNorm(CHANNELS)
         inputs = [batches([3] * hvd.size(), 2)[hvd.rank()].requires_grad_() for _ in range(2)]
@@ -172,7 +164,8 @@ def gradient_checkpointing() -> None:
         torch.testing.assert_close(inputs[1].grad, inputs[0].grad)
 
 
-def evaluation_is_local() -> None:
+@on_ranks(1, 3)
+def test_evaluation_is_local() -> None:
     """Each rank may make as many calls as it likes; without running statistics the rank's own batch counts."""
     for tracked in (True, False):
         module = hvd.SyncBatchNorm(CHANNELS, track_running_stats=tracked).eval()
@@ -183,7 +176,8 @@ def evaluation_is_local() -> None:
             torch.testing.assert_close(module(batch), reference(batch))
 
 
-def no_sample_anywhere() -> None:
+@on_ranks(1, 3)
+def test_no_sample_anywhere() -> None:
     module = hvd.SyncBatchNorm(CHANNELS)
     before = copy.deepcopy(module.state_dict())
     empty = torch.empty(0, CHANNELS, 3, requires_grad=True)
@@ -194,7 +188,8 @@ def no_sample_anywhere() -> None:
     assert torch.equal(module.running_var, before["running_var"])
 
 
-def too_few_values() -> None:
+@on_ranks(1, 3)
+def test_too_few_values() -> None:
     """One value per channel on all ranks together has no variance; every rank says so."""
     module = hvd.SyncBatchNorm(CHANNELS)
     with pytest.raises(ValueError, match="xpected more than 1 value per channel when training"):
@@ -202,7 +197,8 @@ def too_few_values() -> None:
     assert not module.running_mean.any()
 
 
-def what_need_not_travel() -> None:
+@on_ranks(1, 3)
+def test_what_need_not_travel() -> None:
     """The gradient of an input that needs none is not asked for: each rank runs backward as often as it likes."""
     module = hvd.SyncBatchNorm(CHANNELS)
     loss = module(batches([3] * hvd.size())[hvd.rank()]).sum()
@@ -211,7 +207,8 @@ def what_need_not_travel() -> None:
     hvd.barrier()
 
 
-def one_collective_in_either_direction() -> None:
+@on_ranks(1, 3)
+def test_one_collective_in_either_direction() -> None:
     submitted: list[str] = []
     original = operation.submit
     operation.submit = lambda request, *rest, **more: submitted.append(request.name) or original(request, *rest, **more)
@@ -225,7 +222,8 @@ def one_collective_in_either_direction() -> None:
     assert len(first) < 2
 
 
-def one_rank_is_wrong() -> None:
+@on_ranks(3)
+def test_one_rank_is_wrong() -> None:
     last = hvd.size() - 1
     module, right = hvd.SyncBatchNorm(CHANNELS), batches([3] * hvd.size())[0]
     wrong: list[tuple[str, Tensor]] = [
@@ -239,7 +237,8 @@ def one_rank_is_wrong() -> None:
     agree(nn.BatchNorm1d(CHANNELS), batches([3] * hvd.size()), hvd.global_process_set)
 
 
-def after_a_rank_has_joined() -> None:
+@on_ranks(3)
+def test_after_a_rank_has_joined() -> None:
     left = hvd.size() - 1
     if hvd.rank() < left:
         inputs = batches([3] * left, 2)
@@ -251,11 +250,6 @@ def after_a_rank_has_joined() -> None:
             output.pow(3).sum().backward()
         torch.testing.assert_close(mine.grad, joined.grad.split(3)[hvd.rank()], rtol=1e-4, atol=1e-4)
     hvd.join()
-
-
-@pytest.mark.parametrize("np", [1, 3])
-def test_sync_batch_norm(np: int) -> None:
-    run_ranks(normalize, np)
 
 
 def convolution() -> nn.Module:

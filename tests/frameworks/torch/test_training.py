@@ -14,24 +14,12 @@ from torch import nn
 import horovodish
 import horovodish.torch as hvd
 from support.leaves import backward, check, leaf, mean, own, total, wrapped
+from support.on_ranks import on_ranks
 from support.ranks import run_ranks
 
 
-def everything_about_training() -> None:
-    hvd.init()
-    torch.manual_seed(0)
-    gradients_are_overwritten_at_once()
-    uneven_data()
-    an_unused_layer_that_comes_while_others_have_joined()
-    frozen_again()
-    a_penalty_on_gradients()
-    two_models_that_play_against_each_other()
-    grad_scaler_of_a_fused_optimizer()
-    copies_of_the_state()
-    shared_parameters_and_two_backwards()
-
-
-def gradients_are_overwritten_at_once() -> None:
+@on_ranks(3)
+def test_gradients_are_overwritten_at_once() -> None:
     """The first rank is late in every step; the others destroy their gradients as soon as backward has returned."""
     for op, expected in [(hvd.Average, mean), (hvd.Sum, total)]:
         large, small = nn.Parameter(torch.zeros(700_001)), [leaf() for _ in range(20)]
@@ -48,7 +36,8 @@ def gradients_are_overwritten_at_once() -> None:
                 parameter.grad.fill_(float("nan"))
 
 
-def uneven_data() -> None:
+@on_ranks(3)
+def test_uneven_data() -> None:
     """Ranks run out of data one after the other; those that are left reduce with those that have joined."""
     p = leaf()
     optimizer = wrapped([p], op=hvd.Sum)
@@ -63,7 +52,8 @@ def uneven_data() -> None:
     check(p, total())
 
 
-def an_unused_layer_that_comes_while_others_have_joined() -> None:
+@on_ranks(3)
+def test_an_unused_layer_that_comes_while_others_have_joined() -> None:
     p, late = leaf(), nn.Parameter(torch.zeros(3, 2))
     optimizer = wrapped([p, late], op=hvd.Sum)
     last = hvd.size() - 1
@@ -83,7 +73,8 @@ def an_unused_layer_that_comes_while_others_have_joined() -> None:
     check(p, total())
 
 
-def frozen_again() -> None:
+@on_ranks(3)
+def test_frozen_again() -> None:
     for op in (hvd.Average, hvd.Sum):
         p, q = leaf(), leaf()
         optimizer = wrapped([p, q], op=op)
@@ -100,7 +91,8 @@ def frozen_again() -> None:
             optimizer.step()
 
 
-def a_penalty_on_gradients() -> None:
+@on_ranks(3)
+def test_a_penalty_on_gradients() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     hvd.broadcast_parameters(model.state_dict())
     optimizer = wrapped(model.named_parameters())
@@ -116,7 +108,8 @@ def a_penalty_on_gradients() -> None:
         optimizer.step()
 
 
-def two_models_that_play_against_each_other() -> None:
+@on_ranks(3)
+def test_two_models_that_play_against_each_other() -> None:
     """Each optimizer steps after a backward that also reaches the other one's parameters."""
     torch.manual_seed(1)
     generator, critic = nn.Linear(2, 3), nn.Linear(3, 1)
@@ -132,7 +125,8 @@ def two_models_that_play_against_each_other() -> None:
     hvd.check_consistency(nn.ModuleList([generator, critic]))
 
 
-def grad_scaler_of_a_fused_optimizer() -> None:
+@on_ranks(3)
+def test_grad_scaler_of_a_fused_optimizer() -> None:
     """It is told of infinities and scales in its own step; one rank's infinity stops all of them."""
     for unscales in (False, True):
         p = leaf(1.0)
@@ -150,7 +144,8 @@ def grad_scaler_of_a_fused_optimizer() -> None:
             assert scaler.get_scale() == 2.0
 
 
-def copies_of_the_state() -> None:
+@on_ranks(3)
+def test_copies_of_the_state() -> None:
     p = leaf()
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam([p], lr=0.1), [("p", p)])
     backward([p], own())
@@ -175,7 +170,8 @@ def copies_of_the_state() -> None:
         hvd.check_consistency(nn.ParameterList([p]), optimizer)
 
 
-def shared_parameters_and_two_backwards() -> None:
+@on_ranks(3)
+def test_shared_parameters_and_two_backwards() -> None:
     p, q = leaf(), leaf()
     for op, expected in [(hvd.Average, mean), (hvd.Sum, total)]:
         optimizer = wrapped([p, q], op=op)
@@ -185,10 +181,6 @@ def shared_parameters_and_two_backwards() -> None:
             (p * own(step)).sum().backward()
             check(p, 2 * expected(step))
             check(q, 0.0)
-
-
-def test_training() -> None:
-    run_ranks(everything_about_training, 3)
 
 
 def compiled_models() -> None:
