@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,19 @@ import tensorflow as tf
 import horovodish.tensorflow as hvd
 from horovodish.tensorflow import library
 from support.documents import python_blocks
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 from support.tensorflow_tensors import EAGER, GRAPH, called
+
+
+@on_ranks(3)
+def test_five_hundred_under_way_in_three_orders() -> None:
+    many_under_way(500)
+
+
+@on_ranks(2)
+def test_many_under_way_without_callbacks() -> None:
+    with callbacks(kept=False):
+        many_under_way(25)
 
 
 def many_under_way(count: int) -> None:
@@ -32,31 +45,17 @@ def many_under_way(count: int) -> None:
             assert np.array_equal(result, np.full(3, float(index * hvd.size())))
 
 
-def five_hundred() -> None:
-    hvd.init()
-    many_under_way(500)
-
-
-def functions() -> None:
-    hvd.init()
-    retracing_on_one_rank()
-    loops_and_branches()
-    functions_in_functions()
-    the_guide()
-    for way in (EAGER, GRAPH):
-        gradients(way)
-    second_gradients()
-    several_gradients_of_one_operation()
+@contextlib.contextmanager
+def callbacks(kept: bool) -> Iterator[None]:
+    """Whether kernels keep TensorFlow's callbacks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "keeps_callbacks", lambda: False)
-        many_under_way(25)
-        loops_and_branches()
-        gradients(GRAPH)
-        gradients(EAGER)
-        errors_without_callbacks()
+        if not kept:
+            patch.setattr(library, "keeps_callbacks", lambda: False)
+        yield
 
 
-def retracing_on_one_rank() -> None:
+@on_ranks(2)
+def test_retracing_on_one_rank() -> None:
     @tf.function
     def step(x: tf.Tensor, flag: int) -> tf.Tensor:
         return hvd.allreduce(x, op=hvd.Sum) + hvd.allreduce(2.0 * x, op=hvd.Sum) + flag
@@ -67,7 +66,9 @@ def retracing_on_one_rank() -> None:
     assert step.experimental_get_tracing_count() == (4 if hvd.rank() == 0 else 1)
 
 
-def loops_and_branches() -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("kept", [True, False], ids=["callbacks", "no callbacks"])
+def test_loops_and_branches(kept: bool) -> None:
     @tf.function
     def looped(x: tf.Tensor) -> tf.Tensor:
         total = tf.zeros(())
@@ -79,16 +80,19 @@ def loops_and_branches() -> None:
 
     own = float(hvd.rank())
     ranks = sum(range(hvd.size()))
-    assert looped(tf.constant(own)).numpy() == sum(ranks + index * hvd.size() for index in range(40)) + ranks
+    with callbacks(kept):
+        assert looped(tf.constant(own)).numpy() == sum(ranks + index * hvd.size() for index in range(40)) + ranks
 
 
-def functions_in_functions() -> None:
+@on_ranks(2)
+def test_functions_in_functions() -> None:
     inner = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
     outer = tf.function(lambda x: inner(x) - inner(3.0 * x))
     assert outer(tf.ones(())).numpy() == -2.0 * hvd.size()
 
 
-def the_guide() -> None:
+@on_ranks(2)
+def test_the_guide() -> None:
     """The code of the guide runs as it stands, and XLA's part trains as the first one does."""
     weights = []
     inputs = tf.constant(np.random.default_rng(hvd.rank()).normal(size=(4, 8, 3)), tf.float32)
@@ -110,7 +114,10 @@ def the_guide() -> None:
     assert np.array_equal(*hvd.allgather_object(weights[0])[:2])
 
 
-def gradients(way: str) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("way", [EAGER, GRAPH])
+@pytest.mark.parametrize("kept", [True, False], ids=["callbacks", "no callbacks"])
+def test_gradients(way: str, kept: bool) -> None:
     """Against what the sum of the losses of all ranks gives, computed in one go."""
     size, own = hvd.size(), hvd.rank()
     rows = size + 1
@@ -166,11 +173,13 @@ def gradients(way: str) -> None:
                 rank,
             )
     expected = tape.gradient(total, all_x)
-    result = called(ours, way)(tf.constant(everything[own]))
+    with callbacks(kept):
+        result = called(ours, way)(tf.constant(everything[own]))
     np.testing.assert_allclose(result, expected[own], rtol=1e-4, atol=1e-4)
 
 
-def second_gradients() -> None:
+@on_ranks(2)
+def test_second_gradients() -> None:
     @tf.function
     def second(x: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as outer:
@@ -186,7 +195,8 @@ def second_gradients() -> None:
     np.testing.assert_allclose(second(tf.ones(())), 6.0 * size * size * size, rtol=1e-5)
 
 
-def several_gradients_of_one_operation() -> None:
+@on_ranks(2)
+def test_several_gradients_of_one_operation() -> None:
     @tf.function
     def both(x: tf.Tensor) -> Any:
         with tf.GradientTape(persistent=True) as tape:
@@ -197,21 +207,13 @@ def several_gradients_of_one_operation() -> None:
     assert [float(gradient) for gradient in both(tf.ones(()))] == [hvd.size()] * 2
 
 
-def errors_without_callbacks() -> None:
-    if hvd.size() == 1:
-        return
-    with pytest.raises(hvd.MismatchError, match="'eager'"):
-        hvd.allreduce(tf.ones([2 + hvd.rank()]), name="eager")
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"MismatchError: .*'graph'"):
-        tf.function(lambda x: hvd.allreduce(x, name="graph"))(tf.ones([2 + hvd.rank()]))
-
-
-def test_five_hundred_under_way_in_three_orders() -> None:
-    run_ranks(five_hundred, 3)
-
-
-def test_functions() -> None:
-    run_ranks(functions, 2)
+@on_ranks(2)
+def test_errors_without_callbacks() -> None:
+    with callbacks(kept=False):
+        with pytest.raises(hvd.MismatchError, match="'eager'"):
+            hvd.allreduce(tf.ones([2 + hvd.rank()]), name="eager")
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"MismatchError: .*'graph'"):
+            tf.function(lambda x: hvd.allreduce(x, name="graph"))(tf.ones([2 + hvd.rank()]))
 
 
 def test_a_callback_that_is_no_std_function_is_seen() -> None:

@@ -12,29 +12,11 @@ import tensorflow as tf
 import horovodish.tensorflow as hvd
 from horovodish.launched import launcher_environment
 from horovodish.tensorflow.sets import attribute_of, set_of
+from support.on_ranks import on_ranks
 from support.ranks import run_ranks
 from support.tensorflow_tensors import EAGER, GRAPH, XLA, called
 
 PAIR = [0, 2]
-
-
-def in_sets() -> None:
-    pair, single = hvd.ProcessSet(PAIR), hvd.ProcessSet([1])
-    hvd.init(process_sets=[pair, single])
-    for way in (EAGER, GRAPH, XLA):
-        if pair.included():
-            every_operation(way, pair)
-        else:
-            every_refusal(way, pair)
-            every_operation(way, single)
-        if way != XLA:
-            places(way, pair)
-        tapes(way, pair)
-        optimizers(way, pair)
-    attributes(pair)
-    batch_normalization(pair)
-    two_sets_at_once(pair)
-    sets_that_come_and_go()
 
 
 def operations(process_set: hvd.ProcessSet) -> dict[str, tuple[Callable[[], Any], Any]]:
@@ -58,6 +40,17 @@ def operations(process_set: hvd.ProcessSet) -> dict[str, tuple[Callable[[], Any]
         "grouped_reducescatter": (lambda: hvd.grouped_reducescatter([own], **among)[0], [total / members] * rows),
         "barrier": (lambda: hvd.barrier(**among) and None, None),
     }
+
+
+@on_ranks(3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH, XLA])
+def test_every_operation(way: str) -> None:
+    pair, single = hvd.add_process_set(PAIR), hvd.add_process_set([1])
+    if pair.included():
+        every_operation(way, pair)
+    else:
+        every_refusal(way, pair)
+        every_operation(way, single)
 
 
 def every_operation(way: str, process_set: hvd.ProcessSet) -> None:
@@ -90,8 +83,10 @@ def every_refusal(way: str, process_set: hvd.ProcessSet) -> None:
             called(call, EAGER if name.startswith("broadcast_") else way)()
 
 
-def attributes(pair: hvd.ProcessSet) -> None:
+@on_ranks(3)
+def test_attributes_of_operations() -> None:
     """Their length does not depend on the number of all ranks."""
+    pair = hvd.add_process_set(PAIR)
     assert attribute_of(hvd.global_process_set) == "0"
     assert set_of(b"0") is hvd.global_process_set
     if pair.included():
@@ -99,14 +94,20 @@ def attributes(pair: hvd.ProcessSet) -> None:
         assert set_of(b"1 0,2") is pair
 
 
-def places(way: str, pair: hvd.ProcessSet) -> None:
+@on_ranks(3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH])
+def test_places(way: str) -> None:
+    pair = hvd.add_process_set(PAIR)
     identity = pair.process_set_id
     included, size = called(lambda: (hvd.process_set_included_op(identity), hvd.size_op(identity)), way)()
     assert (int(included), int(size)) == ((1, 2) if pair.included() else (0, 0))
 
 
-def tapes(way: str, pair: hvd.ProcessSet) -> None:
+@on_ranks(3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH, XLA])
+def test_tapes(way: str) -> None:
     """A rank outside keeps its own gradients."""
+    pair = hvd.add_process_set(PAIR)
     table, common, local = tf.Variable(tf.zeros([3, 1])), tf.Variable([1.0, 1.0]), tf.Variable(1.0)
 
     def step() -> Any:
@@ -123,7 +124,10 @@ def tapes(way: str, pair: hvd.ProcessSet) -> None:
     assert of_local.numpy() == (hvd.rank() + 1.0) / (2 if pair.included() else 1)
 
 
-def optimizers(way: str, pair: hvd.ProcessSet) -> None:
+@on_ranks(3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH, XLA])
+def test_optimizers(way: str) -> None:
+    pair = hvd.add_process_set(PAIR)
     for passes in (1, 2):
         variable = tf.Variable(0.0)
         optimizer = hvd.DistributedOptimizer(
@@ -139,15 +143,19 @@ def optimizers(way: str, pair: hvd.ProcessSet) -> None:
         assert variable.numpy() == -2.0 * 2 * passes
 
 
-def batch_normalization(pair: hvd.ProcessSet) -> None:
+@on_ranks(3)
+def test_batch_normalization() -> None:
     """The batches of the pair count as one; rank 1 normalizes its own."""
+    pair = hvd.add_process_set(PAIR)
     layer = hvd.SyncBatchNormalization(process_set=pair, momentum=0.0)
     layer(tf.fill([2, 1], float(hvd.rank())), training=True)
     assert np.allclose(layer.moving_mean, 1.0) and np.allclose(layer.moving_variance, 1.0 if pair.included() else 0.0)
 
 
-def two_sets_at_once(pair: hvd.ProcessSet) -> None:
+@on_ranks(3)
+def test_two_sets_at_once() -> None:
     """A function reduces among all and among some; its ranks do not come to both in one order."""
+    pair = hvd.add_process_set(PAIR)
 
     @tf.function
     def both(x: tf.Tensor) -> Any:
@@ -158,10 +166,8 @@ def two_sets_at_once(pair: hvd.ProcessSet) -> None:
     assert (of_all.numpy(), of_some.numpy()) == (3.0, 2.0 if pair.included() else 1.0)
 
 
-def sets_that_come_and_go() -> None:
-    """A function that was traced with a set which is no longer in use says so."""
-    hvd.shutdown()
-    hvd.init(process_sets="dynamic")
+@on_ranks(3)
+def test_a_function_of_a_set_that_was_removed() -> None:
     added = hvd.add_process_set([1, 2])
     function = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="x", process_set=added))
     if added.included():
@@ -176,33 +182,31 @@ def sets_that_come_and_go() -> None:
     hvd.barrier()
 
 
-def outlive_a_set() -> None:
+@on_ranks(3)
+@pytest.mark.parametrize("way", [EAGER, GRAPH])
+def test_functions_that_outlive_their_process_set(way: str) -> None:
     """Functions, and a tape, of a set whose number now stands for other ranks."""
-    for way in (EAGER, GRAPH):
-        hvd.init()
-        old = hvd.add_process_set([0, 1])
-        kept: dict[str, Callable[[], Any]] = {}
-        if old.included():
-            if way == EAGER:
-                kept["gradient"] = gradient_of_an_allreduce(old)
-            else:
-                kept = {name: called(call, way) for name, (call, _) in operations(old).items()}
-                for function in kept.values():
-                    function()
-        number = old.process_set_id
-        hvd.shutdown()
-        hvd.init()
-        new = hvd.add_process_set([1, 2])
-        assert new.process_set_id == number
-        now = "the ranks 0,1, and that number now stands for 1,2" if hvd.rank() == 1 else "rank 0 is not in process set"
-        for name, function in kept.items():
-            with pytest.raises((tf.errors.OpError, hvd.HorovodInternalError, ValueError)) as raised:
+    old = hvd.add_process_set([0, 1])
+    kept: dict[str, Callable[[], Any]] = {}
+    if old.included():
+        if way == EAGER:
+            kept["gradient"] = gradient_of_an_allreduce(old)
+        else:
+            kept = {name: called(call, way) for name, (call, _) in operations(old).items()}
+            for function in kept.values():
                 function()
-            assert now in str(raised.value), (name, str(raised.value))
-        if new.included():
-            assert hvd.allreduce(1.0, op=hvd.Sum, name="goes on", process_set=new).numpy() == 2.0
-        hvd.barrier()
-        hvd.shutdown()
+    number = old.process_set_id
+    hvd.shutdown()
+    hvd.init()
+    new = hvd.add_process_set([1, 2])
+    assert new.process_set_id == number
+    now = "the ranks 0,1, and that number now stands for 1,2" if hvd.rank() == 1 else "rank 0 is not in process set"
+    for name, function in kept.items():
+        with pytest.raises((tf.errors.OpError, hvd.HorovodInternalError, ValueError)) as raised:
+            function()
+        assert now in str(raised.value), (name, str(raised.value))
+    if new.included():
+        assert hvd.allreduce(1.0, op=hvd.Sum, name="goes on", process_set=new).numpy() == 2.0
 
 
 def gradient_of_an_allreduce(process_set: hvd.ProcessSet) -> Callable[[], Any]:
@@ -230,14 +234,6 @@ def outlive_a_world() -> None:
             assert [value.numpy() for value in gradient(tf.constant(1.0))] == [len(ranks)] * 2
             hvd.barrier()
             hvd.shutdown()
-
-
-def test_process_sets() -> None:
-    run_ranks(in_sets, 3)
-
-
-def test_functions_that_outlive_their_process_set() -> None:
-    run_ranks(outlive_a_set, 3)
 
 
 def test_a_function_of_all_ranks_works_in_another_world() -> None:
