@@ -11,7 +11,7 @@ from horovodish.arrays import Array, SupportsDLPack, dtype_code, host_array, wri
 from horovodish.devices import Placement
 from horovodish.operation import Adapter
 from horovodish.reduce_ops import ReduceOp
-from horovodish.submission import Member
+from horovodish.request import Member
 
 __all__ = ["ARRAYS", "Tensor"]
 

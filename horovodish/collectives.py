@@ -41,7 +41,8 @@ from horovodish.devices import ON_HOST
 from horovodish.operation import Adapter, Operation, Shaped
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp
-from horovodish.submission import Handle, Request, agree_on_counters, poll, submit, synchronize
+from horovodish.request import Request
+from horovodish.submission import Handle, agree_on_counters, poll, submit, synchronize
 
 __all__ = [
     "Handle",

@@ -6,13 +6,11 @@ import functools
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from horovodish import _native, basics, nccl_library
 from horovodish.errors import UnsupportedTensorError
-
-if TYPE_CHECKING:
-    from horovodish.submission import Request
+from horovodish.request import Request
 
 __all__ = ["HOST", "ON_HOST", "Placement", "choose", "problem", "use"]
 

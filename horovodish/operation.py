@@ -18,7 +18,8 @@ from horovodish.arrays import ITEM_BYTES
 from horovodish.devices import ON_HOST, Placement
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Adasum, ReduceOp, Sum, chosen_op
-from horovodish.submission import Family, Handle, Member, RefuseOnError, Request, generated_name, submit
+from horovodish.request import Family, Member, Request
+from horovodish.submission import Handle, RefuseOnError, generated_name, submit
 
 __all__ = [
     "Adapter",

@@ -17,7 +17,8 @@ from horovodish.arrays import Array
 from horovodish.jax.primitive import Collective, by_collective, primitive, trees
 from horovodish.operation import Operation
 from horovodish.process_sets import checked_id
-from horovodish.submission import Family, Handle, generated_name
+from horovodish.request import Family
+from horovodish.submission import Handle, generated_name
 
 _warned: set[str] = set()
 _runs = itertools.count(2**40)  # beyond the numbers of XLA's runs

@@ -14,7 +14,7 @@ from horovodish.collectives import Collectives
 from horovodish.devices import Placement
 from horovodish.operation import Adapter
 from horovodish.reduce_ops import ReduceOp
-from horovodish.submission import Member, Request
+from horovodish.request import Member, Request
 from horovodish.torch import cuda
 from horovodish.torch.tensors import member, source_of, target_of
 

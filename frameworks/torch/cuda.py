@@ -10,7 +10,7 @@ from torch import Tensor
 from horovodish import devices
 from horovodish.devices import HOST, ON_HOST, Placement
 from horovodish.errors import UnsupportedTensorError
-from horovodish.submission import Member, Request
+from horovodish.request import Member, Request
 
 
 def placement(request: Request, tensors: Sequence[Tensor], members: Sequence[Member]) -> Placement:

@@ -10,7 +10,7 @@ from horovodish._native import DTYPES
 from horovodish.arrays import FLOATING, REDUCED_AS
 from horovodish.errors import UnsupportedTensorError
 from horovodish.reduce_ops import Adasum, ReduceOp
-from horovodish.submission import Member
+from horovodish.request import Member
 
 TensorT = TypeVar("TensorT", bound=torch.Tensor)
 

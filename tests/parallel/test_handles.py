@@ -20,7 +20,8 @@ import pytest
 
 import horovodish as hvd
 from horovodish._native import DTYPES
-from horovodish.submission import Handle, Request, submit
+from horovodish.request import Request
+from horovodish.submission import Handle, submit
 from support.expect import the_engine_goes_on
 from support.model import PLANES
 from support.on_ranks import on_ranks

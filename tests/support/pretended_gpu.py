@@ -15,7 +15,8 @@ import numpy as np
 
 import horovodish as hvd
 from horovodish import _native, devices
-from horovodish.submission import Handle, Request, submit
+from horovodish.request import Request
+from horovodish.submission import Handle, submit
 from support.sources import CSRC, ROOT
 
 _SOURCES = [ROOT / "tests/native" / name for name in ("host_cuda.cc", "host_nccl.cc", "host_stream.h")]

@@ -22,7 +22,7 @@ from horovodish.operation import Adapter, checked_root
 from horovodish.process_api import *  # noqa: F403
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.reduce_ops import Average, ReduceOp
-from horovodish.submission import Member
+from horovodish.request import Member
 
 # -- the framework
 

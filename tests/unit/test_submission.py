@@ -12,7 +12,8 @@ import pytest
 
 from horovodish import submission
 from horovodish.errors import MismatchError, NotInitializedError, RankLostError
-from horovodish.submission import Handle, Request, generated_name, poll, submit, synchronize
+from horovodish.request import Request
+from horovodish.submission import Handle, generated_name, poll, submit, synchronize
 
 
 class Owner:

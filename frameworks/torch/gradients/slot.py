@@ -12,7 +12,7 @@ from horovodish import devices
 from horovodish.errors import UnsupportedTensorError
 from horovodish.gradient_options import GradientOptions
 from horovodish.gradient_plan import Payload
-from horovodish.submission import Request
+from horovodish.request import Request
 from horovodish.torch import cuda
 from horovodish.torch.compression import Compression
 from horovodish.torch.tensors import check_tensor, dtype_code
