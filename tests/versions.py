@@ -46,7 +46,7 @@ TENSORFLOW = (
 WITH_XLA = (
     *TENSORFLOW,
     "frameworks/tensorflow/test_operations.py",
-    "frameworks/keras/test_training.py::test_on_a_backend[tensorflow]",
+    *(f"frameworks/keras/test_{each}.py" for each in ("surface", "collectives", "optimizer", "loops", "callbacks")),
 )
 JAX = ("frameworks/jax/test_collectives.py", "frameworks/jax/test_programs.py")
 

@@ -24,7 +24,8 @@ def on_ranks(
     as for any test; the values are pickled.
 
     Args:
-        worlds: where to run it. Where a plane is not given, the setting stays as it is.
+        worlds: where to run it. Where a plane is not given, the setting stays as it is. Without worlds, a parameter
+            `world` gives them, as pairs of a number of ranks and a plane, or "" for none.
         planes: each number of ranks is a world on each of these.
         env, timeout: as for `run_ranks`.
 
@@ -48,6 +49,6 @@ def on_ranks(
         test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         pairs = [world if isinstance(world, tuple) else (world, plane) for plane in planes or [""] for world in worlds]
         ids = [f"{np}-{plane}" if plane else str(np) for np, plane in pairs]
-        return pytest.mark.parametrize("world", pairs, ids=ids)(test)
+        return pytest.mark.parametrize("world", pairs, ids=ids)(test) if worlds else test
 
     return made

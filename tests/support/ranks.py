@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,9 @@ from support.world import Call, World
 _SHOWN_CHARACTERS = 6000
 _MOST_IDLE_RANKS = 12
 
-_idle: dict[tuple[tuple[str, ...], str], World] = {}
-"""Worlds whose ranks wait for the next call, by the command that has started them and the folder of their framework;
-the one that was used last comes last."""
+_idle: dict[tuple[tuple[str, ...], str, str], World] = {}
+"""Worlds whose ranks wait for the next call, by the command that has started them, the folder of their framework and
+Keras's backend, which Keras reads when it is imported; the one that was used last comes last."""
 
 
 class RanksFailedError(AssertionError):
@@ -77,7 +78,7 @@ def run_ranks(
         world = World(command, np, env, stops_at_failure=True)
         outcomes = world.call(Call(function, args, {}, begin), timeout, is_last=True)
     else:
-        kind = (tuple(command), framework_of(function))
+        kind = (tuple(command), framework_of(function), os.environ.get("KERAS_BACKEND", ""))
         world = _idle.pop(kind, None) or World(command, np, {}, stops_at_failure=True)
         outcomes = world.call(Call(function, args, env, begin), timeout, is_last=False)
         if not world.is_over:

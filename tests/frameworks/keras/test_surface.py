@@ -1,4 +1,4 @@
-"""Checks of the names, errors and guide of horovodish.keras that any backend of Keras can run, after `init()`."""
+"""The names, errors and guide of horovodish.keras."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 
 import horovodish.keras as hvd
-from horovodish.keras.backends import collectives
 from support.documents import python_blocks
-from support.keras_truth import mlp, sgd
+from support.keras_models import mlp, sgd
+from support.on_ranks import on_ranks
 from support.surface import check_surface
 
+pytestmark = pytest.mark.usefixtures("backend")
 
-def the_names_are_those() -> None:
+
+@on_ranks(2)
+def test_the_public_names() -> None:
     check_surface(hvd)
     assert all(getattr(hvd.callbacks, name).__doc__ for name in hvd.callbacks.__all__)
     if keras.config.backend() == "tensorflow":
@@ -30,14 +33,8 @@ def the_names_are_those() -> None:
         assert MetricAverageCallback is known.callbacks.MetricAverageCallback
 
 
-def join_is_that_of_the_backend() -> None:
-    with mock.patch.object(collectives(), "join", return_value=7) as joined:
-        assert hvd.join(3) == 7
-    joined.assert_called_once_with(3)
-    assert hvd.join() in range(hvd.size())
-
-
-def mistakes_are_refused() -> None:
+@on_ranks(2)
+def test_mistakes_are_refused() -> None:
     weight = keras.Variable(np.zeros(2, "float32"))
     refused: list[tuple[str, dict[str, Any]]] = [
         ("op", {"op": "mean"}),
@@ -69,9 +66,9 @@ def mistakes_are_refused() -> None:
         hvd.allreduce(one)
 
 
-def the_guide_runs(folder: Path) -> None:
-    """In a folder of its own for every rank but for the file that one writes and all read."""
-    os.chdir(folder)
+@on_ranks(2)
+def test_the_guide(tmp_path: Path) -> None:
+    os.chdir(tmp_path)
     training, loading = python_blocks("docs/keras.md")
     x = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
     y = np.stack([x.sum(1), x.prod(1)], 1)

@@ -1,4 +1,4 @@
-"""Checks of horovodish.keras's callbacks and files that any backend of Keras can run, on 2 ranks, after `init()`."""
+"""The callbacks of horovodish.keras in `fit`, and files."""
 
 from __future__ import annotations
 
@@ -15,38 +15,10 @@ import pytest
 
 import horovodish.keras as hvd
 from horovodish.errors import MismatchError
-from support.expect import one_rank_is_wrong
-from support.keras_truth import mlp, sgd
+from support.keras_models import compiled, examples, mlp, only_on, same_everywhere, sgd, three_ranks_too
+from support.on_ranks import on_ranks
 
-
-def examples(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of this rank."""
-    x = np.random.default_rng(hvd.rank()).normal(size=(count, 6)).astype("float32")
-    return x, np.stack([x.sum(1), x.prod(1)], 1)
-
-
-@functools.cache
-def model_of_this_file() -> Any:
-    """One for all checks, because compiling takes longer than training."""
-    model = mlp()
-    model.compile(hvd.DistributedOptimizer(sgd()), loss="mse", metrics=["mae"])
-    return model
-
-
-def compiled(seed: int = 0) -> Any:
-    """The model with fresh weights and an optimizer that has done nothing."""
-    model, random = model_of_this_file(), np.random.default_rng(seed)
-    model.set_weights([random.normal(size=weight.shape) * 0.3 for weight in model.get_weights()])
-    for variable in model.optimizer.variables:
-        variable.assign(np.zeros(variable.shape))
-    model.optimizer.learning_rate = 0.05
-    return model
-
-
-def same_everywhere(model: Any) -> bool:
-    own = [*(weight.tobytes() for weight in model.get_weights()), int(model.optimizer.iterations)]
-    first, *others = hvd.allgather_object(own)
-    return all(first == other for other in others)
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 class StopsAlone(keras.callbacks.Callback):
@@ -70,7 +42,9 @@ class StopsAlone(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def ranks_stop_together() -> None:
+@on_ranks()
+@three_ranks_too
+def test_ranks_stop_together() -> None:
     broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
     x, y = examples(24)
     # A rank's own callback, before and after ours in the list, and in the middle of an epoch.
@@ -98,7 +72,9 @@ def ranks_stop_together() -> None:
     assert all(np.array_equal(*pair) for other in others for pair in zip(weights, other, strict=True))
 
 
-def nan_stops_all_ranks() -> None:
+@on_ranks()
+@three_ranks_too
+def test_nan_stops_all_ranks() -> None:
     """It is in the second batch of the last rank, and in everybody's weights after it."""
     x, y = examples(24)
     if hvd.rank() == hvd.size() - 1:
@@ -113,7 +89,9 @@ def nan_stops_all_ranks() -> None:
     assert {len(logs) for logs in hvd.allgather_object(history.history["loss"])} == {1}
 
 
-def ranks_may_have_different_numbers_of_batches() -> None:
+@on_ranks()
+@three_ranks_too
+def test_ranks_may_have_different_numbers_of_batches() -> None:
     x, y = examples(12 + 8 * hvd.rank())
     model = compiled(seed=hvd.rank())
     before = int(model.optimizer.iterations)
@@ -171,9 +149,9 @@ class Untracked(keras.Model):
         return {"loss": keras.ops.zeros(())}
 
 
-def models_with_several_optimizers() -> None:
-    if keras.config.backend() == "jax":  # whose `train_step` has no side effects
-        return
+@on_ranks(2)
+@only_on("torch", "tensorflow")  # JAX's `train_step` has no side effects
+def test_models_with_several_optimizers() -> None:
     keras.utils.set_random_seed(hvd.rank())
     model, untracked = Adversaries(), Untracked()
     model.built = untracked.built = keras.config.backend() == "torch"  # where Keras asks for it
@@ -206,7 +184,8 @@ def models_with_several_optimizers() -> None:
         untracked.fit(*examples(4), batch_size=4, verbose=0, callbacks=callbacks[:1])
 
 
-def a_model_may_have_been_fitted_before_it_is_wrapped() -> None:
+@on_ranks(2)
+def test_a_model_may_have_been_fitted_before_it_is_wrapped() -> None:
     model, states = mlp(), []
     model.compile(sgd(), loss="mse")
     model.fit(*examples(4), batch_size=4, verbose=0)
@@ -223,7 +202,8 @@ def a_model_may_have_been_fitted_before_it_is_wrapped() -> None:
     assert all(np.array_equal(*pair) for pair in zip(everyones[0], everyones[-1], strict=True))
 
 
-def a_model_may_be_built_by_its_first_batch() -> None:
+@on_ranks(2)
+def test_a_model_may_be_built_by_its_first_batch() -> None:
     """Also where that is the last one of a rank."""
     keras.utils.set_random_seed(hvd.rank())
     model = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(2)])
@@ -234,7 +214,8 @@ def a_model_may_be_built_by_its_first_batch() -> None:
     assert int(model.optimizer.iterations) == hvd.size()
 
 
-def logs_are_averaged() -> None:
+@on_ranks(2)
+def test_logs_are_averaged() -> None:
     average = hvd.callbacks.MetricAverageCallback()
     seen: list[float] = []
     before = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(logs["loss"]))
@@ -260,7 +241,8 @@ class Watch(keras.callbacks.Callback):
         self.rates.append(float(self.model.optimizer.learning_rate))
 
 
-def learning_rates_follow_the_ranks() -> None:
+@on_ranks(2)
+def test_learning_rates_follow_the_ranks() -> None:
     x, y = examples(8)
     model, watch = compiled(), Watch()
     warmup = hvd.callbacks.LearningRateWarmupCallback(0.1 * hvd.size(), warmup_epochs=2)
@@ -279,7 +261,8 @@ def learning_rates_follow_the_ranks() -> None:
         scheduled.fit(x, y, verbose=0, callbacks=[decay, warmup])
 
 
-def learning_rates_are_equal_whatever_the_number_of_batches() -> None:
+@on_ranks(2)
+def test_learning_rates_are_equal_whatever_the_number_of_batches() -> None:
     """Those of the rank with the most batches count, also for one that does not know its own."""
     batches = 2 + hvd.rank()
     inputs, targets = examples(4 * batches)
@@ -294,9 +277,9 @@ def learning_rates_are_equal_whatever_the_number_of_batches() -> None:
         np.testing.assert_allclose(watch.rates[:batches], expected, rtol=1e-6)
 
 
-def a_warmup_reaches_its_end_in_steps_of_several_batches() -> None:
-    if keras.config.backend() == "torch":  # which has no such steps
-        return
+@on_ranks(2)
+@only_on("jax", "tensorflow")  # PyTorch has no such steps
+def test_a_warmup_reaches_its_end_in_steps_of_several_batches() -> None:
     model, watch = mlp(), Watch()
     model.compile(hvd.DistributedOptimizer(sgd()), loss="mse", steps_per_execution=2)
     warmup = hvd.callbacks.LearningRateWarmupCallback(0.1 * hvd.size(), warmup_epochs=1)
@@ -306,7 +289,8 @@ def a_warmup_reaches_its_end_in_steps_of_several_batches() -> None:
     np.testing.assert_allclose(history.history["learning_rate"], [0.1 * hvd.size()] * 2, rtol=1e-6)
 
 
-def momentum_contains_the_learning_rate() -> None:
+@on_ranks(2)
+def test_momentum_contains_the_learning_rate() -> None:
     """Plain SGD in which the step of momentum is divided by the learning rate gives what the correction gives."""
     rates, weight, velocity = [0.1, 0.3, 0.3], 0.0, 0.0
     for rate in rates:
@@ -320,22 +304,23 @@ def momentum_contains_the_learning_rate() -> None:
     np.testing.assert_allclose(model.get_weights()[0], [[weight]], rtol=1e-5)
 
 
-def files_are_those_of_keras(folder: Path) -> None:
+@on_ranks(2)
+def test_files_are_those_of_keras(tmp_path: Path) -> None:
     x, y = examples(8)
     keras.utils.set_random_seed(hvd.rank())
     model = mlp()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")
-    best = hvd.callbacks.BestModelCheckpoint(folder / "best.keras", monitor="loss")
+    best = hvd.callbacks.BestModelCheckpoint(tmp_path / "best.keras", monitor="loss")
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), best]
     model.fit(x, y, epochs=2, batch_size=4, verbose=0, callbacks=callbacks)
     hvd.barrier()
-    path = folder / f"{hvd.rank()}.keras"
+    path = tmp_path / f"{hvd.rank()}.keras"
     model.save(path)
     with zipfile.ZipFile(path) as archive:
         saved = json.loads(archive.read("config.json"))["compile_config"]["optimizer"]
     assert saved == keras.saving.serialize_keras_object(keras.optimizers.Adam(0.01)) | {"config": saved["config"]}
 
-    for file in (path, folder / "best.keras"):
+    for file in (path, tmp_path / "best.keras"):
         plain, wrapped = keras.saving.load_model(file), hvd.load_model(file, compression=hvd.Compression.bf16)
         assert int(plain.optimizer.iterations) > 0
         assert type(plain.optimizer) is plain.optimizer.__class__
@@ -356,34 +341,3 @@ def files_are_those_of_keras(folder: Path) -> None:
     assert len(windows.optimizer.variables) > len(model.optimizer.variables)
     windows.save(path)
     assert int(keras.saving.load_model(path).optimizer.iterations) == 5  # Keras leaves out a state that does not fit
-
-
-def values_are_reduced() -> None:
-    rank = hvd.rank()
-    assert hvd.allreduce(rank + 1.0) == 1.5
-    assert isinstance(hvd.allreduce(np.ones(2, "int32"), op=hvd.Sum), np.ndarray)
-    tensor = keras.ops.ones((2, 3)) * (rank + 1)
-    for value in (tensor, keras.Variable(tensor)):
-        for compression in (hvd.Compression.none, hvd.Compression.bf16):
-            result = hvd.allreduce(value, compression=compression)
-            assert keras.ops.is_tensor(result)
-            assert keras.backend.standardize_dtype(result.dtype) == "float32"
-            np.testing.assert_array_equal(keras.ops.convert_to_numpy(result), np.full((2, 3), 1.5))
-        np.testing.assert_array_equal(keras.ops.convert_to_numpy(hvd.allgather(value))[:, 0], [1, 1, 2, 2])
-        np.testing.assert_array_equal(keras.ops.convert_to_numpy(hvd.broadcast(value, 1)), np.full((2, 3), 2))
-        np.testing.assert_array_equal(keras.ops.convert_to_numpy(hvd.reducescatter(value, op=hvd.Sum)), [[3, 3, 3]])
-    model = compiled(seed=rank)
-    model.optimizer.build(model.trainable_variables)
-    hvd.broadcast_global_variables(1, model)
-    assert same_everywhere(model)
-    for call in (hvd.broadcast_global_variables, lambda root: hvd.broadcast_global_variables(root, None)):
-        with pytest.raises(ValueError, match="pass the model"):
-            call(0)
-    with pytest.raises(MismatchError, match=r"of shape \(3,\)"):
-        hvd.broadcast_variables([keras.Variable(np.zeros(2 + rank))], 0)
-    one_rank_is_wrong(
-        ValueError,
-        "root_rank=7 does not exist",
-        lambda: hvd.broadcast_variables(model.weights, 0),
-        lambda: hvd.broadcast_variables(model.weights, 7),
-    )

@@ -1,4 +1,4 @@
-"""Checks of training loops of the user's own with horovodish.keras, on any backend of Keras, after `init()`."""
+"""Training loops of the user's own with horovodish.keras."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 import horovodish.keras as hvd
-from support.keras_truth import BATCH, CLOSE, EPOCHS, adam, data, fit, mlp
+from support.keras_models import BATCH, CLOSE, EPOCHS, adam, data, fit, mlp, only_on, three_ranks_too
+from support.on_ranks import on_ranks
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 Step = Callable[[Any, Any], None]
 """Trains on a batch of inputs and targets."""
 
 
-def a_loop_trains_as_one_process() -> None:
+@on_ranks()
+@three_ranks_too
+def test_a_loop_trains_as_one_process() -> None:
     """As Keras's own `fit` of the joined batches: with clipping, which must see reduced gradients."""
     keras.utils.set_random_seed(7)
     expected = fit(mlp(), adam(global_clipnorm=0.1), slice(None), BATCH * hvd.size())
@@ -85,10 +91,10 @@ def step_of_jax(model: Any, optimizer: Any) -> Step:
     return step
 
 
-def an_optimizer_may_be_applied_twice_in_a_step() -> None:
+@on_ranks(2)
+@only_on("tensorflow")
+def test_an_optimizer_may_be_applied_twice_in_a_step() -> None:
     """To gradients that on the first rank are ready in the opposite order; TensorFlow heeds no other."""
-    if keras.config.backend() != "tensorflow":
-        return
     import tensorflow as tf
 
     rank, second_is_applied = hvd.rank(), threading.Event()

@@ -1,12 +1,11 @@
-"""Checks of the optimizer of horovodish.keras that any backend of Keras can run, on 2 ranks or more, after `init()`."""
+"""The optimizer of horovodish.keras: what it reduces, and that ranks train as one process does."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import itertools
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -16,27 +15,12 @@ import pytest
 
 import horovodish.keras as hvd
 from horovodish.keras import backends
+from support.keras_models import BATCH, CLOSE, adam, data, fit, mlp, only_on, sgd, three_ranks_too
+from support.on_ranks import on_ranks
 
-STEPS, BATCH, EPOCHS = 5, 4, 2
-# Sums of float32 in another order: a few units in the last place for each step, of weights of magnitude 1.
-CLOSE = {"rtol": 5e-5, "atol": 5e-6}
+pytestmark = pytest.mark.usefixtures("backend")
 
 Make = Callable[[], Any]
-
-
-def sgd(**options: Any) -> Any:
-    return keras.optimizers.SGD(**{"learning_rate": 0.05, "momentum": 0.9, **options})
-
-
-def adam(**options: Any) -> Any:
-    return keras.optimizers.Adam(**{"learning_rate": 1e-2, "epsilon": 1e-5, **options})
-
-
-def mlp() -> Any:
-    inputs = keras.Input((6,))
-    hidden = keras.layers.Dense(8, activation="tanh")(inputs)
-    hidden = keras.layers.Dense(8, activation="tanh")(hidden)
-    return keras.Model(inputs, keras.layers.Dense(2)(hidden))
 
 
 def embeddings() -> Any:
@@ -47,43 +31,53 @@ def embeddings() -> Any:
     return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(rows)))
 
 
-def cases() -> Iterator[tuple[str, Make, Make, Make, dict[str, Any]]]:
-    """A name, the model, the optimizers of the ranks and of one process, and options of the wrapper."""
-    moves = lambda: sgd(nesterov=True, weight_decay=1e-3)  # noqa: E731
-    yield "SGD", mlp, moves, moves, {"num_groups": 2, "gradient_predivide_factor": 3.0}
-    clips = lambda: adam(global_clipnorm=0.1, use_ema=True)  # noqa: E731
-    yield "Adam", mlp, clips, clips, {}
-    yield "embeddings", embeddings, sgd, sgd, {}
-    if keras.config.backend() == "tensorflow":  # the others have no sparse gradients
-        still = lambda: sgd(momentum=0.0)  # noqa: E731
-        yield "embeddings made dense", embeddings, still, still, {"sparse_as_dense": True}
-    # 5 steps an epoch: a window of 2 goes on in the next epoch.
-    accumulates = lambda: sgd(gradient_accumulation_steps=2)  # noqa: E731
-    yield "accumulated by Keras", mlp, accumulates, accumulates, {}
-    averaged = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
-    yield "windows of 2", mlp, sgd, accumulates, averaged
+def moves() -> Any:
+    return sgd(nesterov=True, weight_decay=1e-3)
 
 
-def data() -> tuple[np.ndarray, np.ndarray]:
-    """By step, rank and example."""
-    x = np.random.default_rng(3).normal(size=(STEPS, hvd.size(), BATCH, 6)).astype("float32")
-    return x, np.stack([x.sum(-1), x.prod(-1)], -1)
+def clips() -> Any:
+    return adam(global_clipnorm=0.1, use_ema=True)
 
 
-def fit(
-    model: Any, optimizer: Any, parts: Any, batch: int, callbacks: Any = (), jit_compile: Any = "auto"
-) -> list[np.ndarray]:
-    """Trains on parts of the data and gives the weights."""
-    x, y = (array[:, parts].reshape(-1, array.shape[-1]) for array in data())
-    model.compile(optimizer, loss="mse", jit_compile=jit_compile)
-    model.fit(x, y, epochs=EPOCHS, batch_size=batch, shuffle=False, verbose=0, callbacks=list(callbacks))
-    return model.get_weights()
+def still() -> Any:
+    return sgd(momentum=0.0)
 
 
-def ranks_train_as_one_process() -> None:
+def accumulates() -> Any:
+    """5 steps an epoch: a window of 2 goes on in the next epoch."""
+    return sgd(gradient_accumulation_steps=2)
+
+
+CASES: dict[str, tuple[Make, Make, Make, dict[str, Any]]] = {
+    "SGD": (mlp, moves, moves, {"num_groups": 2, "gradient_predivide_factor": 3.0}),
+    "Adam": (mlp, clips, clips, {}),
+    "embeddings": (embeddings, sgd, sgd, {}),
+    "accumulated by Keras": (mlp, accumulates, accumulates, {}),
+    "windows of 2": (
+        mlp,
+        sgd,
+        accumulates,
+        {"backward_passes_per_step": 2, "average_aggregated_gradients": True},
+    ),
+}
+"""The model, the optimizers of the ranks and of one process, and options of the wrapper."""
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_train_as_one_process(case: str) -> None:
+    train_as_one_process(*CASES[case])
+
+
+@on_ranks(2)
+@only_on("tensorflow")
+def test_sparse_gradients_that_are_made_dense_train_as_one_process() -> None:
+    train_as_one_process(embeddings, still, still, {"sparse_as_dense": True})
+
+
+def train_as_one_process(make_model: Make, make: Make, make_alone: Make, options: dict[str, Any]) -> None:
     # On TensorFlow XLA compiles by default only where there is a GPU, on JAX always.
-    compiled = ("auto", True) if keras.config.backend() == "tensorflow" else ("auto",)
-    for (case, make_model, make, make_alone, options), jit_compile in itertools.product(cases(), compiled):
+    for jit_compile in ("auto", True) if keras.config.backend() == "tensorflow" else ("auto",):
         keras.utils.set_random_seed(7)
         expected = fit(make_model(), make_alone(), slice(None), BATCH * hvd.size())
         keras.utils.set_random_seed(7 if hvd.rank() == 0 else 100 + hvd.rank())
@@ -91,15 +85,15 @@ def ranks_train_as_one_process() -> None:
         optimizer = hvd.DistributedOptimizer(make(), **options)
         weights = fit(make_model(), optimizer, hvd.rank(), BATCH, [broadcast], jit_compile)
         for weight, other in zip(weights, expected, strict=True):
-            np.testing.assert_allclose(weight, other, **CLOSE, err_msg=f"{case}, jit_compile={jit_compile}")
+            np.testing.assert_allclose(weight, other, **CLOSE, err_msg=f"jit_compile={jit_compile}")
         everyones = hvd.allgather_object(weights)
-        assert all(np.array_equal(*pair) for pair in zip(everyones[0], everyones[-1], strict=True)), case
+        assert all(np.array_equal(*pair) for pair in zip(everyones[0], everyones[-1], strict=True))
 
 
-def a_compiled_step_reduces_on_torch() -> None:
+@on_ranks(2)
+@only_on("torch")
+def test_a_compiled_step_reduces() -> None:
     """Without the compiler of machine code, which takes long: what could pass the reduction by is PyTorch's tracer."""
-    if keras.config.backend() != "torch":
-        return
     import torch
 
     gradient = torch.tensor([hvd.rank() + 1.0, 4.0 - 3 * hvd.rank()])
@@ -121,7 +115,9 @@ def a_compiled_step_reduces_on_torch() -> None:
     assert results[0] == results[1]
 
 
-def fit_gives_the_same_bits_again() -> None:
+@on_ranks(3)
+@only_on("jax")
+def test_fit_gives_the_same_bits_again() -> None:
     runs = []
     for _ in range(2):
         keras.utils.set_random_seed(hvd.rank())
@@ -160,10 +156,12 @@ def plain() -> Any:
     return keras.optimizers.SGD(learning_rate=1.0)
 
 
-def every_argument_is_honoured() -> None:
-    """On 2 ranks."""
-    rank = hvd.rank()
-    own = [rank + 1.0, 4.0 - rank]
+def own_gradient() -> list[float]:
+    return [hvd.rank() + 1.0, 4.0 - hvd.rank()]
+
+
+@on_ranks(2)
+def test_ops() -> None:
     expected = {
         hvd.Average: [1.5, 3.5],
         hvd.Sum: [3, 7],
@@ -172,39 +170,58 @@ def every_argument_is_honoured() -> None:
         hvd.Product: [2, 12],
     }
     for op, values in expected.items():
-        for result in applied(plain(), [own], op=op):
+        for result in applied(plain(), [own_gradient()], op=op):
             np.testing.assert_allclose(-result, values, rtol=1e-6, err_msg=op.name)
+    orthogonal = applied(plain(), [[1.0, 0.0] if hvd.rank() == 0 else [0.0, 1.0]], op=hvd.Adasum)
+    np.testing.assert_allclose(-orthogonal[0], [1, 1], rtol=1e-6)
+
+
+@on_ranks(2)
+def test_groups() -> None:
     by_list = lambda variables: [variables[1:], variables[:1]]  # noqa: E731
     for options, sizes in (({}, [3]), ({"num_groups": 2}, [1, 2]), ({"groups": by_list}, [2, 1])):
         adapter = backends.gradients()
         with mock.patch.object(adapter, "reduce", wraps=adapter.reduce) as reductions:
-            for result in applied(plain(), [own, own, own], op=hvd.Sum, **options):
-                np.testing.assert_allclose(-result, expected[hvd.Sum], rtol=1e-6)
+            for result in applied(plain(), [own_gradient()] * 3, op=hvd.Sum, **options):
+                np.testing.assert_allclose(-result, [3, 7], rtol=1e-6)
         _, buckets, _ = reductions.call_args.args
         assert [len(bucket.tensors) for bucket in buckets] == sizes
-    orthogonal = applied(plain(), [[1.0, 0.0] if rank == 0 else [0.0, 1.0]], op=hvd.Adasum)
-    np.testing.assert_allclose(-orthogonal[0], [1, 1], rtol=1e-6)
+
+
+@on_ranks(2)
+def test_compression() -> None:
     big = applied(plain(), [[1.0 + 2.0**-12, 1.0]], compression=hvd.Compression.fp16)
     np.testing.assert_array_equal(-big[0], [1, 1])
 
+
+@on_ranks(2)
+def test_a_process_set() -> None:
     first = hvd.add_process_set([0])
-    np.testing.assert_array_equal(-applied(plain(), [own], process_set=first)[0], own)
-    hvd.remove_process_set(first)
+    np.testing.assert_array_equal(-applied(plain(), [own_gradient()], process_set=first)[0], own_gradient())
+
+
+@on_ranks(2)
+def test_windows() -> None:
     for in_jit in (True, False):
-        window = applied(plain(), [own], times=5, in_jit=in_jit, backward_passes_per_step=2)
+        window = applied(plain(), [own_gradient()], times=5, in_jit=in_jit, backward_passes_per_step=2)
         np.testing.assert_allclose(-window[0], [6, 14], rtol=1e-6)
 
+
+@on_ranks(2)
+def test_local_variables() -> None:
     optimizer = hvd.DistributedOptimizer(plain())
     shared, local = (keras.Variable(np.zeros(2, "float32"), name=name) for name in ("shared", "local"))
     optimizer.register_local_var(local)
     optimizer.build([shared, local])
-    gradient = keras.ops.convert_to_tensor(np.asarray(own, "float32"))
+    gradient = keras.ops.convert_to_tensor(np.asarray(own_gradient(), "float32"))
     optimizer.apply([gradient, gradient], [shared, local])
     np.testing.assert_allclose(keras.ops.convert_to_numpy(shared), [-1.5, -3.5], rtol=1e-6)
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(local), np.divide(own, -2), rtol=1e-6)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(local), np.divide(own_gradient(), -2), rtol=1e-6)
 
 
-def local_layers_are_each_ranks_own() -> None:
+@on_ranks()
+@three_ranks_too
+def test_local_layers_are_each_ranks_own() -> None:
     """In one step: those in the list take their rank's gradient over the number of ranks, the other one the average."""
     start = [np.full_like(weight, 0.1) for weight in mlp().get_weights()]
     start = [weight + 0.1 * hvd.rank() if i < 4 else weight for i, weight in enumerate(start)]
@@ -226,7 +243,8 @@ def local_layers_are_each_ranks_own() -> None:
             np.testing.assert_allclose(one, other, **CLOSE)
 
 
-def local_layers_stay_so_in_mixed_precision() -> None:
+@on_ranks(2)
+def test_local_layers_stay_so_in_mixed_precision() -> None:
     """Also before a callback has moved the reduction to the LossScaleOptimizer that compile() makes."""
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -242,10 +260,10 @@ def local_layers_stay_so_in_mixed_precision() -> None:
     assert all(np.array_equal(*pair) for pair in zip(everyones[0][2:], everyones[-1][2:], strict=True))
 
 
-def absent_gradients() -> None:
+@on_ranks(2)
+@only_on("torch", "tensorflow")
+def test_absent_gradients() -> None:
     """Weight decay moves every variable that has a gradient, and no other."""
-    if keras.config.backend() == "jax":
-        return
     moves = keras.optimizers.SGD(learning_rate=1.0)
     here = [2.0, 4.0] if hvd.rank() == 0 else None
     result = applied(moves, [[1.0, 1.0], here, None])
@@ -258,10 +276,10 @@ def absent_gradients() -> None:
     np.testing.assert_allclose(keras.ops.convert_to_numpy(variables[1]), [1, 1])
 
 
-def sparse_gradients_become_dense() -> None:
-    """On TensorFlow, where they have no maximum otherwise; in windows always, and local ones are divided."""
-    if keras.config.backend() != "tensorflow":
-        return
+@on_ranks(2)
+@only_on("tensorflow")
+def test_sparse_gradients_become_dense() -> None:
+    """They have no maximum otherwise. In windows they become dense always, and local ones are divided."""
     import tensorflow as tf
 
     rank = hvd.rank()
@@ -282,10 +300,10 @@ def sparse_gradients_become_dense() -> None:
     assert float(keras.ops.sum(table)) == -4.0 - 1.0
 
 
-def sparse_gradients_of_some_ranks() -> None:
-    """On 2 ranks: the first has slices, the last one nothing or a dense gradient."""
-    if keras.config.backend() != "tensorflow":
-        return
+@on_ranks(2)
+@only_on("tensorflow")
+def test_sparse_gradients_of_some_ranks() -> None:
+    """The first rank has slices, the last one nothing or a dense gradient."""
     import tensorflow as tf
 
     slices = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([1]), tf.constant([3, 2]))
@@ -300,7 +318,8 @@ def sparse_gradients_of_some_ranks() -> None:
             np.testing.assert_array_equal(keras.ops.convert_to_numpy(weight), [-1, -1])
 
 
-def windows_lose_no_gradient() -> None:
+@on_ranks(2)
+def test_windows_lose_no_gradient() -> None:
     """Passes with gradients of other variables are added up when they run one by one, and refused where one is lost."""
     one = keras.ops.ones(2)
 
@@ -326,7 +345,8 @@ def windows_lose_no_gradient() -> None:
             passes([one, None], [None, one], traced=True)
 
 
-def loss_scaling_is_agreed_upon() -> None:
+@on_ranks(2)
+def test_loss_scaling_is_agreed_upon() -> None:
     """A gradient that overflows on one rank makes all ranks skip the step and halve the scale; without, all get it."""
     for wrong in (np.inf, np.nan):
         gradient = [wrong, 1.0] if hvd.rank() == hvd.size() - 1 else [1.0, 1.0]
@@ -338,7 +358,8 @@ def loss_scaling_is_agreed_upon() -> None:
     np.testing.assert_array_equal(applied(scaling, [[8.0, 16.0]])[0], [-1, -2])
 
 
-def mixed_precision_in_fit() -> None:
+@on_ranks(2)
+def test_mixed_precision_in_fit() -> None:
     """Where compile() puts a LossScaleOptimizer around ours, the callback moves the reduction; else it is an error."""
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -365,7 +386,8 @@ def mixed_precision_in_fit() -> None:
         keras.config.set_dtype_policy("float32")
 
 
-def a_wrapped_optimizer_is_what_it_was() -> None:
+@on_ranks(2)
+def test_a_wrapped_optimizer_is_what_it_was() -> None:
     optimizer = adam()
     before = keras.saving.serialize_keras_object(optimizer)
     assert hvd.DistributedOptimizer(optimizer) is optimizer
