@@ -29,9 +29,9 @@ class Framework(NamedTuple):
 
 FRAMEWORKS = {
     "torch": Framework((2, 13), (2, 13), ("torch",)),
-    "tensorflow": Framework((2, 21), (2, 21), ("tensorflow", "tensorflow-cpu")),
+    "tensorflow": Framework((2, 16), (2, 21), ("tensorflow", "tensorflow-cpu")),
     "keras": Framework((3, 15), (3, 15), ("keras",)),
-    "jax": Framework((0, 10), (0, 10), ("jax",)),
+    "jax": Framework((0, 8), (0, 10), ("jax",)),
 }
 """The frameworks by the names of their modules. The folders of their shims have the same names."""
 

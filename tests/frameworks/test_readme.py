@@ -48,14 +48,17 @@ def test_the_table_says_what_each_package_has() -> None:
 
 
 def public_names(folder: str) -> set[str]:
-    """What this package lists in `__all__`, by its source. The core lists its collectives in a file of their own."""
-    file = ROOT / folder / ("collectives.py" if folder == "horovodish" else "__init__.py")
+    """What the modules of this package list in `__all__`, by their sources. Of the core, its collectives and objects."""
+    files = [ROOT / "horovodish/objects.py"]
+    files += [ROOT / folder / "collectives.py"] if folder == "horovodish" else (ROOT / folder).glob("*.py")
     lists = [
         node.value
-        for node in ast.parse(file.read_text()).body
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     ]
-    return set(ast.literal_eval(lists[0]))
+    elements = [element for found in lists if isinstance(found, ast.List) for element in found.elts]
+    return {element.value for element in elements if isinstance(element, ast.Constant)}
 
 
 def test_it_is_short() -> None:

@@ -192,6 +192,14 @@ def test_fresh_processes_end_with_their_call(how: dict[str, Any]) -> None:
     assert run_ranks(own_pid, 1) == [kept]
 
 
+def test_processes_are_kept_for_each_backend_of_keras(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = run_ranks(own_pid, 1)
+    with monkeypatch.context() as patch:
+        patch.setenv("KERAS_BACKEND", "jax")
+        assert run_ranks(own_pid, 1) != before
+    assert run_ranks(own_pid, 1) == before
+
+
 def print_something() -> int:
     print("printed by the first call")
     return os.getpid()
