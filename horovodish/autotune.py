@@ -257,7 +257,8 @@ def warn_of_no_effect(what: str) -> None:
     if basics.running().settings.autotune:
         _warned_of_no_effect = True
         warnings.warn(
-            f"HOROVODISH_AUTOTUNE=1 (--autotune) has no effect on {what}: their buckets are made once",
+            f"HOROVODISH_AUTOTUNE=1 (--autotune) has no effect on {what}: their buckets are made once. Compare "
+            "jobs with other values of --fusion-threshold-mb instead",
             RuntimeWarning,
             stacklevel=3,
         )

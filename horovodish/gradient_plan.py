@@ -276,7 +276,6 @@ class GradientPlan:
             own = self._alike(own, sources, name)
         sparse = [index for index, gradient in own.items() if gradient is not None and adapter.is_sparse(gradient)]
         dense = [index for index, gradient in own.items() if gradient is not None and index not in sparse]
-        # A compression that keeps what it has not sent would keep it here, by the source of the gradient.
         travelling = {index: self.options.compression.compress(own[index]) for index in dense}
         groups = dict(zip(own, self.options.groups_of([known[index] for index in own]), strict=True))
         payloads = {
