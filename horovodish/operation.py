@@ -205,9 +205,9 @@ class Adapter(ABC, Generic[T]):
             members: list[Member] = []
             for tensor in tensors:
                 source = self.target(tensor, name) if in_place else self.source(tensor, name)
-                if not source.ndim and kind == "allgather":
+                if kind == "allgather" and not source.ndim:
                     source = source.reshape(1)
-                elif not source.ndim and kind in _ROWS:
+                elif kind in _ROWS and not source.ndim:
                     raise ValueError(
                         f"{name}: this {self.noun} of zero dimensions has no rows to {_ROWS[kind]}; pass one with a "
                         "dimension"

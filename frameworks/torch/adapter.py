@@ -13,8 +13,6 @@ from horovodish import _native
 from horovodish.collectives import Collectives
 from horovodish.devices import Placement
 from horovodish.operation import Adapter
-from horovodish.reduce_ops import ReduceOp
-from horovodish.request import Member, Request
 from horovodish.torch import cuda
 from horovodish.torch.tensors import member, source_of, target_of
 
@@ -24,20 +22,13 @@ __all__ = ["COLLECTIVES", "TENSORS"]
 class _TensorAdapter(Adapter[Tensor]):
     noun = "tensor"
 
-    def source(self, tensor: Tensor, name: str) -> Tensor:
-        return source_of(tensor, name)
-
-    def target(self, tensor: Tensor, name: str) -> Tensor:
-        return target_of(tensor, name)
+    source = staticmethod(source_of)
+    target = staticmethod(target_of)
+    member = staticmethod(member)
+    placement = staticmethod(cuda.placement)
 
     def empty(self, source: Tensor, shape: Sequence[int] | None) -> Tensor:
         return torch.empty_like(source) if shape is None else source.new_empty(shape)
-
-    def member(self, source: Tensor, target: Tensor | None, name: str, op: ReduceOp | None) -> Member:
-        return member(source, target, name, op)
-
-    def placement(self, request: Request, sources: Sequence[Tensor], members: Sequence[Member]) -> Placement:
-        return cuda.placement(request, sources, members)
 
     def copies(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         return [source.to("cpu", copy=True) for source in sources], [

@@ -13,7 +13,7 @@ from horovodish.errors import UnsupportedTensorError
 from horovodish.request import Member, Request
 
 
-def placement(request: Request, tensors: Sequence[Tensor], members: Sequence[Member]) -> Placement:
+def placement(request: Request, sources: Sequence[Tensor], members: Sequence[Member]) -> Placement:
     """Where an operation on these tensors takes place.
 
     Raises:
@@ -21,16 +21,16 @@ def placement(request: Request, tensors: Sequence[Tensor], members: Sequence[Mem
         ValueError: a CUDA graph is being captured.
     """
     name = request.name
-    ordinal = ordinal_of(tensors[0])
-    for tensor in tensors[1:]:
+    ordinal = ordinal_of(sources[0])
+    for tensor in sources[1:]:
         if ordinal_of(tensor) != ordinal:
             raise UnsupportedTensorError(
-                f"{name}: tensors of one group are on {tensors[0].device} and on {tensor.device}; make it a group for "
+                f"{name}: tensors of one group are on {sources[0].device} and on {tensor.device}; make it a group for "
                 "each device"
             )
     if ordinal == HOST:
         return ON_HOST
-    if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
+    if sources[0].is_cuda and torch.cuda.is_current_stream_capturing():
         raise ValueError(
             f"{name}: a CUDA graph is being captured, and collectives cannot be part of one; call it outside of the "
             "capture"

@@ -73,7 +73,7 @@ def source_of(tensor: torch.Tensor, name: str) -> torch.Tensor:
         UnsupportedTensorError: as `check_tensor`.
     """
     check_tensor(tensor, name)
-    return tensor.detach().contiguous()
+    return (tensor.detach() if tensor.requires_grad else tensor).contiguous()
 
 
 def target_of(tensor: TensorT, name: str) -> TensorT:
