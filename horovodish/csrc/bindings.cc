@@ -14,6 +14,7 @@
 #include "frontend.h"
 #include "mpi_exit.h"
 #include "mpi_requests.h"
+#include "operation_table.h"
 #include "planes/nccl_launch.h"
 #include "planes/schedule.h"
 #include "planes/shards.h"
@@ -304,6 +305,61 @@ void bind_negotiation(py::module_& module) {
       .def("full_requests", &Negotiation::full_requests);
 }
 
+// An operation table without a process set: keeps what it asks its owner for.
+class TableAlone final : private OperationTable::Owner {
+ public:
+  void submit(const std::string& name, const std::string& family, int64_t run, const std::string& refusal) {
+    auto request = std::make_shared<Request>();
+    request->name = name;
+    request->family = {.name = family, .run = run};
+    request->refusal = refusal;
+    auto operation = std::make_shared<Operation>();
+    operation->request = std::move(request);
+    operation->handle = std::make_shared<Handle>(++submitted_);
+    table_.submit(operation);
+  }
+  void begin(const std::string& name, uint64_t decision) {
+    table_.begin(name, decision);
+    table_.submit_next(name);
+  }
+  void fail(const std::string& name, const std::vector<std::string>& families) { table_.fail(name, "why", families); }
+  void end(uint64_t decision) { table_.end(OperationTable::Pointer(table_.executing().at(decision)), nullptr); }
+  void abandon() {
+    const Error error{ErrorKind::rank_lost, "lost"};
+    table_.abandon_undecided(error);
+    table_.abandon_executing(error);
+  }
+  bool busy() const { return table_.busy(); }
+  // What has happened since the last call: the name of what was stated, or how the submission with this number ended.
+  py::list take_news() { return std::exchange(news_, py::list()); }
+
+ private:
+  void state(const std::shared_ptr<Operation>& operation) override {
+    news_.append(py::make_tuple("stated", operation->request->name));
+  }
+  void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept override {
+    news_.append(py::make_tuple(error == nullptr ? "done" : class_name(error->kind), operation->handle->id()));
+  }
+  void submit_again(const std::shared_ptr<Operation>& operation) noexcept override { table_.submit(operation); }
+
+  uint64_t submitted_ = 0;
+  py::list news_;
+  OperationTable table_{0, 0, *this};
+};
+
+void bind_operation_table(py::module_& module) {
+  py::class_<TableAlone>(module, "OperationTable")
+      .def(py::init())
+      .def("submit", &TableAlone::submit, py::arg("name"), py::arg("family") = "", py::arg("run") = 0,
+           py::arg("refusal") = "")
+      .def("begin", &TableAlone::begin, py::arg("name"), py::arg("decision"))
+      .def("fail", &TableAlone::fail, py::arg("name"), py::arg("families") = std::vector<std::string>{})
+      .def("end", &TableAlone::end, py::arg("decision"))
+      .def("abandon", &TableAlone::abandon)
+      .def("busy", &TableAlone::busy)
+      .def("take_news", &TableAlone::take_news);
+}
+
 void bind_tree(py::module_& module) {
   module.def(
       "tree_node",
@@ -581,6 +637,7 @@ PYBIND11_MODULE(_native, module) {
 
   py::module_ testing = module.def_submodule("testing", "Parts of the engine without I/O, for its tests.");
   bind_negotiation(testing);
+  bind_operation_table(testing);
   bind_tree(testing);
   bind_timeline(testing);
   bind_schedules(testing);

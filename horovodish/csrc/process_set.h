@@ -4,30 +4,28 @@
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "arena.h"
-#include "families.h"
 #include "launch_order.h"
 #include "negotiation.h"
 #include "neighbours.h"
 #include "operation.h"
+#include "operation_table.h"
 #include "peer_watch.h"
 #include "planes/plane.h"
 #include "process_set_config.h"
-#include "stall.h"
+#include "watch.h"
 
 namespace horovodish {
 
-class ProcessSet {
+class ProcessSet final : private OperationTable::Owner {
  public:
   using Clock = std::chrono::steady_clock;
   // Called once for every operation, with its error or none. Throws nothing.
@@ -49,7 +47,7 @@ class ProcessSet {
   void flush(bool all_threads_wait) noexcept;
   // Whether news of neighbours matters now. One that has made room for what is unsent says so.
   bool awaits_news() const { return busy() || neighbours_.has_unsent(); }
-  bool busy() const { return !undecided_.empty() || families_.hold_any() || !executing_.empty() || join_; }
+  bool busy() const { return operations_.busy(); }
   // Whether something is under way that moves only while this rank looks.
   bool polls() const { return busy() && plane_ && plane_->needs_polling(); }
   // How long the driver may sleep when nobody rings; nothing means for ever.
@@ -89,40 +87,26 @@ class ProcessSet {
   void leave(const Lost& lost, const Error& error);
   bool advance();
 
-  // Before the decision.
-  void take_up(const std::shared_ptr<Operation>& operation);
-  bool name_in_use(const Request& request) const;
-  void refuse_name(const std::shared_ptr<Operation>& operation);
-  void submit_next(const std::string& name);
-  void fail(const std::string& name, const Error& error);
-  void fail_family(const std::string& family, const Decision& decision);
-  void abandon_undecided(const Error& error) noexcept;
+  // What the table of operations asks for.
+  void state(const std::shared_ptr<Operation>& operation) override;
+  void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept override;
+  void submit_again(const std::shared_ptr<Operation>& operation) noexcept override { submit(operation); }
 
   // From the decision to the end.
+  void exchange();
   void apply_decisions();
-  void execute(const Decision& decision);
-  std::shared_ptr<Operation> neutral(const std::string& signature) const;
+  void execute(const Decision& decision, Clock::time_point now);
+  std::shared_ptr<Operation> neutral(const Decision& decision, Clock::time_point now);
   void take_turn(uint64_t decision);
   bool advance_plane();
   void complete(const std::shared_ptr<Operation>& operation);
   void refuse(const std::shared_ptr<Operation>& operation, const Error& error);
-  void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept;
   uint64_t finished() const;
-  void abandon_executing(const Error& error) noexcept;
 
   // When a rank is lost.
   void apply_lost(const Decision& lost);
   void end_plane();
   void fail_everywhere(const Lost& lost);
-
-  // While nothing moves.
-  void inspect();
-  void inspect_as_root(StallInspector::Action action, Clock::time_point now);
-  void inspect_as_other(StallInspector::Action action, Clock::time_point now);
-  std::optional<uint64_t> waiting() const;
-  std::string describe_waiting() const;
-  std::string status() const;
-  void end_stuck();
 
   const ProcessSetConfig config_;
   const EngineOptions options_;
@@ -133,29 +117,16 @@ class ProcessSet {
   Negotiation negotiation_;
   std::unique_ptr<Plane> plane_;  // null once it has come to its end after a loss
 
-  Families families_;
-  std::unordered_map<std::string, std::shared_ptr<Operation>> undecided_;
-  // By name, what waits for an undecided operation of that name: after a refusal the caller may use the name again before
-  // all ranks know of it, and a rank may refuse a second operation while the first one is under way.
-  std::unordered_map<std::string, std::deque<std::shared_ptr<Operation>>> behind_;
-  std::map<uint64_t, std::shared_ptr<Operation>> executing_;  // by the number of its decision
-  std::shared_ptr<Operation> join_;  // null when this rank has not joined
+  OperationTable operations_;
+  Watch watch_;
 
   std::optional<Last> last_;  // once a rank is lost
   std::exception_ptr failure_;  // what a step of this set has thrown
   bool said_farewell_ = false;
   std::optional<Broken> broken_;
 
-  std::optional<StallInspector> stall_;  // unless nobody wants to know
-  Clock::time_point next_inspection_{};
-  uint64_t news_ = 0;  // counts what shows that this rank is not stuck, or that the root is not
-  Clock::time_point stacks_shown_ = Clock::time_point::max();  // for the idle time since then, the value of last_news_
-  Clock::time_point last_news_{};  // the last submission or decision
   Clock::time_point last_progress_{};
   std::optional<Clock::time_point> last_turn_;  // when an operation of another set was last given one
-  std::shared_ptr<const Request> last_submitted_;
-  std::string stuck_text_;  // at the root, that every rank waits and why nothing is decided; empty when that is not so
-  Clock::time_point stuck_since_{};
 };
 
 }  // namespace horovodish
