@@ -198,9 +198,9 @@ $(foreach sanitizer,$(SANITIZERS),$(eval $(call sanitized,$(sanitizer))))
 explore: build/explore
 	build/explore deep
 
-NEGOTIATION_SOURCES = $(addprefix horovodish/csrc/,negotiation.cc negotiation_messages.cc pending.cc request.cc rank_set.cc \
+NEGOTIATION_SOURCES = $(addprefix horovodish/csrc/negotiation/,negotiation.cc negotiation_messages.cc pending.cc request.cc rank_set.cc \
 	response_cache.cc unheard.cc)
-build/explore: tests/native/explore.cc $(NEGOTIATION_SOURCES) $(wildcard horovodish/csrc/*.h)
+build/explore: tests/native/explore.cc $(NEGOTIATION_SOURCES) $(wildcard horovodish/csrc/*/*.h)
 	@mkdir -p build
 	$(CXX) -std=c++20 -O1 -fno-access-control -Ihorovodish/csrc $(filter %.cc,$^) -o $@
 
@@ -213,7 +213,7 @@ fuzz: dev build/fuzz-negotiation
 	for target in $(FUZZ_TARGETS); do \
 		$(BIN)/python tests/fuzz/run.py $$target -max_total_time=$(FUZZ_SECONDS) || exit 1; done
 
-build/fuzz-negotiation: tests/fuzz/negotiation.cc $(NEGOTIATION_SOURCES) $(wildcard horovodish/csrc/*.h horovodish/csrc/*/*.h)
+build/fuzz-negotiation: tests/fuzz/negotiation.cc $(NEGOTIATION_SOURCES) $(wildcard horovodish/csrc/*/*.h)
 	@mkdir -p build
 	$(FUZZ_CXX) -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
 		-Ihorovodish/csrc $(filter %.cc,$^) -o $@

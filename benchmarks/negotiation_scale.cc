@@ -17,9 +17,9 @@
 #include <utility>
 #include <vector>
 
-#include "negotiation.h"
-#include "request.h"
-#include "tree.h"
+#include "negotiation/negotiation.h"
+#include "negotiation/request.h"
+#include "negotiation/tree.h"
 
 using namespace horovodish;
 

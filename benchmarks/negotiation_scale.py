@@ -51,7 +51,7 @@ class Cost:
 def compiled(folder: str) -> str:
     """The program beside this script, built."""
     program = str(Path(folder, "negotiation_scale"))
-    sources = [str(CSRC / f"{name}.cc") for name in SOURCES]
+    sources = [str(CSRC / "negotiation" / f"{name}.cc") for name in SOURCES]
     options = ["-std=c++20", "-O3", "-ffp-contract=off", f"-I{CSRC}"]
     subprocess.run(["c++", *options, str(Path(__file__).with_suffix(".cc")), *sources, "-o", program], check=True)
     return program

@@ -7,21 +7,21 @@
 #include <stdexcept>
 #include <string>
 
-#include "bucket_plan.h"
+#include "abi/mpi_exit.h"
+#include "abi/mpi_requests.h"
 #include "c_interface.h"
-#include "device.h"
-#include "engine.h"
-#include "frontend.h"
-#include "mpi_exit.h"
-#include "mpi_requests.h"
-#include "operation_table.h"
-#include "planes/nccl_launch.h"
-#include "planes/schedule.h"
+#include "engine/bucket_plan.h"
+#include "engine/engine.h"
+#include "engine/frontend.h"
+#include "engine/operation_table.h"
+#include "gpu/device.h"
+#include "negotiation/tree.h"
+#include "planes/mpi/schedule.h"
+#include "planes/nccl/nccl_launch.h"
 #include "planes/shards.h"
-#include "timeline_writer.h"
-#include "tree.h"
-#include "xla_call.h"
-#include "xla_handlers.h"
+#include "timeline/timeline_writer.h"
+#include "xla/xla_call.h"
+#include "xla/xla_handlers.h"
 
 namespace py = pybind11;
 

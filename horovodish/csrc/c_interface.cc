@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "frontend.h"
+#include "engine/frontend.h"
 
 namespace horovodish::c_interface {
 

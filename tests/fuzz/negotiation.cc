@@ -12,9 +12,9 @@
 #include <string_view>
 #include <utility>
 
-#include "links/link.h"
-#include "negotiation.h"
-#include "request.h"
+#include "negotiation/links/link.h"
+#include "negotiation/negotiation.h"
+#include "negotiation/request.h"
 
 namespace {
 

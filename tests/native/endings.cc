@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "frontend.h"
+#include "engine/frontend.h"
 #include "ranks.h"
 
 using namespace horovodish;

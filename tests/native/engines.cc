@@ -11,9 +11,9 @@
 #include <random>
 #include <thread>
 
-#include "adasum.h"
-#include "bucket_plan.h"
-#include "frontend.h"
+#include "engine/bucket_plan.h"
+#include "engine/frontend.h"
+#include "planes/adasum.h"
 #include "ranks.h"
 
 using namespace horovodish;

@@ -21,8 +21,8 @@
 #include <variant>
 #include <vector>
 
-#include "negotiation.h"
-#include "request.h"
+#include "negotiation/negotiation.h"
+#include "negotiation/request.h"
 
 using namespace horovodish;
 

@@ -15,7 +15,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "frontend.h"
+#include "engine/frontend.h"
 #include "ranks.h"
 
 namespace {

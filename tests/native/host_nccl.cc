@@ -32,7 +32,7 @@
 #include <utility>
 #include <vector>
 
-#include "half.h"
+#include "arithmetic/half.h"
 #include "host_stream.h"
 
 namespace {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "engine.h"
+#include "engine/engine.h"
 
 #define CHECK(condition)                                                           \
   do {                                                                             \

@@ -39,6 +39,48 @@ def test_this_test_sees_foreign_headers() -> None:
     assert foreign_includes(source, "bindings.cc") == ["mpi.h", "cuda_runtime.h"]
 
 
+ROOMS: dict[str, set[str]] = {
+    "abi": set(),
+    "arithmetic": set(),
+    "memory": set(),
+    "negotiation": {"abi", "arithmetic", "memory"},
+    "timeline": {"memory", "negotiation"},
+    "operation": {"arithmetic", "negotiation", "timeline"},
+    "gpu": {"abi", "arithmetic", "operation"},
+    "planes": {"abi", "arithmetic", "gpu", "memory", "negotiation", "operation"},
+    "engine": {"abi", "gpu", "memory", "negotiation", "operation", "planes", "timeline"},
+    "xla": {"abi", "engine", "gpu", "operation"},
+    "tensorflow": {"abi", "arithmetic", "c_interface.h"},
+}
+"""What the files of each folder may include of the others. Whoever stands further down may not be included from above."""
+
+
+def wrong_includes(source: str, room: str) -> set[str]:
+    """The folders, and files that lie in none, that a file of this folder must not include."""
+    included = {path.split("/")[0] for path in re.findall(r'^#include "([^"]+)"', source, re.MULTILINE)}
+    return included - {room} - ROOMS[room]
+
+
+@pytest.mark.parametrize("room", [path.name for path in sorted(CSRC.iterdir()) if path.is_dir()])
+def test_a_folder_includes_only_those_above_it(room: str) -> None:
+    files = [path for path in SOURCES + HEADERS if path.relative_to(CSRC).parts[0] == room]
+    found = {path.name: wrong_includes(path.read_text(), room) for path in files}
+    assert {file: wrong for file, wrong in found.items() if wrong} == {}
+
+
+def test_no_two_folders_include_each_other() -> None:
+    above: set[str] = {"c_interface.h"}
+    for room, needs in ROOMS.items():
+        assert needs <= above, f"{room} stands above {needs - above}"
+        above.add(room)
+
+
+def test_this_test_sees_wrong_includes() -> None:
+    assert wrong_includes('#include <vector>\n#include "engine/engine.h"', "planes") == {"engine"}
+    assert wrong_includes('#include "bindings.h"', "xla") == {"bindings.h"}
+    assert wrong_includes('#include "planes/plane.h"\n#include "memory/arena.h"', "planes") == set()
+
+
 def first_include(source: Path) -> str:
     found = re.search(r'^#include\s*[<"]([^>"]+)', source.read_text(), re.MULTILINE)
     return "" if found is None else found[1]

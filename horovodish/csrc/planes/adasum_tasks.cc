@@ -6,9 +6,9 @@
 #include <optional>
 #include <vector>
 
-#include "adasum.h"
+#include "arithmetic/standard_floats.h"
+#include "planes/adasum.h"
 #include "planes/shards.h"
-#include "standard_floats.h"
 
 namespace horovodish {
 

@@ -3,9 +3,9 @@
 
 #include <memory>
 
-#include "fusion.h"
-#include "planes/schedule_run.h"
-#include "planes/shared_memory.h"
+#include "planes/fusion.h"
+#include "planes/mpi/schedule_run.h"
+#include "planes/shared_memory/shared_memory.h"
 
 namespace horovodish {
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "planes/nccl.h"
+#include "planes/nccl/nccl.h"
 #include "planes/plane.h"
 
 namespace horovodish {

@@ -6,8 +6,8 @@
 
 #include <memory>
 
-#include "planes/mpi_ring.h"
-#include "planes/shared_memory.h"
+#include "planes/mpi/mpi_ring.h"
+#include "planes/shared_memory/shared_memory.h"
 
 namespace horovodish {
 

@@ -6,8 +6,8 @@
 
 #include "planes/by_device.h"
 #include "planes/hierarchical.h"
-#include "planes/mpi_ring.h"
-#include "planes/shared_memory.h"
+#include "planes/mpi/mpi_ring.h"
+#include "planes/shared_memory/shared_memory.h"
 #include "planes/solo.h"
 
 namespace horovodish {

@@ -3,10 +3,10 @@
 
 #include <memory>
 
-#include "arena.h"
-#include "launch_order.h"
+#include "gpu/launch_order.h"
+#include "memory/arena.h"
+#include "negotiation/process_set_config.h"
 #include "planes/plane.h"
-#include "process_set_config.h"
 
 namespace horovodish {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "operation.h"
+#include "operation/operation.h"
 
 namespace horovodish {
 

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "fusion.h"
+#include "planes/fusion.h"
 
 namespace horovodish {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "abi/tensorflow.h"
-#include "types.h"
+#include "arithmetic/types.h"
 
 namespace horovodish::tensorflow {
 

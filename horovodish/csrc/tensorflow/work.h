@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "arithmetic/types.h"
 #include "c_interface.h"
 #include "tensorflow/tensors.h"
-#include "types.h"
 
 namespace horovodish::tensorflow {
 

@@ -1,0 +1,64 @@
+#include "abi/mpi_exit.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <thread>
+
+namespace horovodish {
+
+namespace {
+
+abi::MpiExit functions;
+abi::MpiHandle world = 0;
+pid_t process = 0;
+std::atomic<bool> peers_are_lost{false};
+int own_rank = 0;
+std::chrono::duration<double> warning{0};
+
+// MPI does not say which ranks it waits for.
+void warn_if_it_takes_long() {
+  if (warning.count() <= 0) return;
+  try {
+    std::thread([] {
+      std::this_thread::sleep_for(warning);
+      std::fprintf(
+          stderr,
+          "horovodish: warning: rank %d has ended its script and has waited in MPI_Finalize for %.0f s: another rank "
+          "has not ended its script, or is stopped.\n",
+          own_rank, warning.count());
+    }).detach();
+  } catch (const std::exception&) {  // the system has no thread for it
+  }
+}
+
+void finalize(int status, void*) {
+  int finalized = 0;
+  if (status != 0 || peers_are_lost || getpid() != process || functions.finalized(&finalized) != abi::kMpiSuccess ||
+      finalized)
+    return;
+  // The engine may have stopped before a rank died.
+  int agreed = 1;
+  if (world != 0 && functions.agree != nullptr && functions.agree(world, &agreed) != abi::kMpiSuccess) return;
+  warn_if_it_takes_long();
+  functions.finalize();
+}
+
+}  // namespace
+
+void finalize_mpi_at_exit(const std::string& library, abi::MpiHandle tolerant_world, int rank, double warning_seconds) {
+  functions.resolve(library);
+  world = tolerant_world;
+  own_rank = rank;
+  warning = std::chrono::duration<double>(warning_seconds);
+  process = getpid();
+  on_exit(finalize, nullptr);
+}
+
+void do_not_finalize_mpi() { peers_are_lost = true; }
+
+}  // namespace horovodish

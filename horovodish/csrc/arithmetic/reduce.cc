@@ -1,0 +1,376 @@
+#include "arithmetic/reduce.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+#include "arithmetic/half.h"
+#include "arithmetic/instructions.h"
+#include "arithmetic/standard_floats.h"
+
+#define HOROVODISH_INLINE inline __attribute__((always_inline))
+// Of a loop: its target may be one of its sources, but no element depends on another.
+#if defined(__clang__)
+#define HOROVODISH_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define HOROVODISH_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+namespace horovodish {
+
+namespace {
+
+// Elements reduced at a time: the accumulators of a block stay in the L1 cache.
+constexpr size_t kBlock = 512;
+
+template <class T>
+struct Element {  // integers
+  using Accumulator = T;
+  static HOROVODISH_INLINE T load(T value) { return value; }
+  static HOROVODISH_INLINE T store(T value) { return value; }
+};
+template <>
+struct Element<Float16> {
+  using Accumulator = float;
+  static HOROVODISH_INLINE float load(Float16 value) { return to_float(value); }
+  static HOROVODISH_INLINE Float16 store(float value) { return to_float16(value); }
+};
+template <>
+struct Element<BFloat16> {
+  using Accumulator = float;
+  static HOROVODISH_INLINE float load(BFloat16 value) { return to_float(value); }
+  static HOROVODISH_INLINE BFloat16 store(float value) { return to_bfloat16(value); }
+};
+
+template <class A>
+HOROVODISH_INLINE A scaled(A value, double factor) {
+  if constexpr (std::is_floating_point_v<A>) {
+    return value * static_cast<A>(factor);
+  } else {
+    // Conversion of an out-of-range double is undefined; 2^63 itself is the first double above the int64 range.
+    const double product = static_cast<double>(value) * factor;
+    if (product >= static_cast<double>(std::numeric_limits<A>::max())) return std::numeric_limits<A>::max();
+    if (product <= static_cast<double>(std::numeric_limits<A>::min())) return std::numeric_limits<A>::min();
+    return static_cast<A>(product);
+  }
+}
+
+struct Add {
+  template <class A>
+  HOROVODISH_INLINE A operator()(A a, A b) const {
+    if constexpr (std::is_floating_point_v<A>) return a + b;
+    if constexpr (std::is_integral_v<A>) return static_cast<A>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+  }
+};
+struct Multiply {
+  template <class A>
+  HOROVODISH_INLINE A operator()(A a, A b) const {
+    if constexpr (std::is_floating_point_v<A>) return a * b;
+    if constexpr (std::is_integral_v<A>) return static_cast<A>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+  }
+};
+struct Minimum {
+  template <class A>
+  HOROVODISH_INLINE A operator()(A a, A b) const {
+    return a < b || a != a ? a : b;
+  }
+};
+struct Maximum {
+  template <class A>
+  HOROVODISH_INLINE A operator()(A a, A b) const {
+    return a > b || a != a ? a : b;
+  }
+};
+
+template <class Function>
+HOROVODISH_INLINE void with_operator(ReduceOp op, Function function) {
+  switch (op) {
+    case ReduceOp::average:
+    case ReduceOp::sum:
+      return function(Add{});
+    case ReduceOp::min:
+      return function(Minimum{});
+    case ReduceOp::max:
+      return function(Maximum{});
+    case ReduceOp::product:
+      return function(Multiply{});
+    case ReduceOp::adasum:
+      throw std::logic_error("Adasum is no element-wise reduction");
+  }
+}
+
+// Floating-point numbers times `factor`, which is exact where it is 1; integers as they are.
+template <class T, class A>
+HOROVODISH_INLINE T finished(A value, double factor) {
+  if constexpr (std::is_floating_point_v<A>) value *= static_cast<A>(factor);
+  return Element<T>::store(value);
+}
+
+// Where nothing is scaled before the reduction, and only floating-point numbers after it: each element is read and written
+// once, but for what more than two sources keep in the accumulator.
+template <class T, class Op>
+HOROVODISH_INLINE void reduce_unscaled(T* target, const T* const* sources, size_t sources_count, size_t count,
+                                       double factor, Op op) {
+  using E = Element<T>;
+  using A = typename E::Accumulator;
+  const T* const first = sources[0];
+  const T* const last = sources[sources_count - 1];
+  if (sources_count == 2) {
+    HOROVODISH_INDEPENDENT
+    for (size_t i = 0; i < count; ++i) target[i] = finished<T>(op(E::load(first[i]), E::load(last[i])), factor);
+    return;
+  }
+  A accumulator[kBlock];
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t length = std::min(kBlock, count - begin);
+    const T* source = sources[1] + begin;
+    for (size_t i = 0; i < length; ++i) accumulator[i] = op(E::load(first[begin + i]), E::load(source[i]));
+    for (size_t s = 2; s + 1 < sources_count; ++s) {
+      source = sources[s] + begin;
+      for (size_t i = 0; i < length; ++i) accumulator[i] = op(accumulator[i], E::load(source[i]));
+    }
+    HOROVODISH_INDEPENDENT
+    for (size_t i = 0; i < length; ++i) {
+      target[begin + i] = finished<T>(op(accumulator[i], E::load(last[begin + i])), factor);
+    }
+  }
+}
+
+// Everything else, in passes over blocks. The operator is chosen for each block: compiling all passes for each operator
+// would take several times as long.
+template <class T>
+HOROVODISH_INLINE void reduce_scaled(ReduceOp op, T* target, const T* const* sources, size_t sources_count,
+                                     size_t count, double prescale, double factor, int divisor) {
+  using E = Element<T>;
+  using A = typename E::Accumulator;
+  A accumulator[kBlock];
+  A block[kBlock];
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t length = std::min(kBlock, count - begin);
+    for (size_t s = 0; s < sources_count; ++s) {
+      const T* source = sources[s] + begin;
+      A* const loaded = s == 0 ? accumulator : block;
+      if (prescale == 1.0) {
+        for (size_t i = 0; i < length; ++i) loaded[i] = E::load(source[i]);
+      } else {
+        for (size_t i = 0; i < length; ++i) loaded[i] = scaled(E::load(source[i]), prescale);
+      }
+      if (s == 0) continue;
+      with_operator(op, [&](auto combine) __attribute__((always_inline)) {
+        for (size_t i = 0; i < length; ++i) accumulator[i] = combine(accumulator[i], block[i]);
+      });
+    }
+    if constexpr (std::is_integral_v<A>) {
+      if (divisor != 1) {
+        for (size_t i = 0; i < length; ++i) accumulator[i] = static_cast<A>(accumulator[i] / divisor);
+      }
+    }
+    if (factor != 1.0) {
+      for (size_t i = 0; i < length; ++i) accumulator[i] = scaled(accumulator[i], factor);
+    }
+    for (size_t i = 0; i < length; ++i) target[begin + i] = E::store(accumulator[i]);
+  }
+}
+
+template <class T>
+HOROVODISH_INLINE void reduce_typed(ReduceOp op, void* to, const void* const* from, size_t sources_count, size_t count,
+                                    const Scaling& scaling) {
+  using E = Element<T>;
+  constexpr bool is_floating = std::is_floating_point_v<typename E::Accumulator>;
+  auto* const target = static_cast<T*>(to);
+  const auto* const sources = reinterpret_cast<const T* const*>(from);
+  const double factor = is_floating ? scaling.postscale / scaling.divisor : scaling.postscale;
+  if (scaling.prescale != 1.0 || (!is_floating && (factor != 1.0 || scaling.divisor != 1))) {
+    return reduce_scaled(op, target, sources, sources_count, count, scaling.prescale, factor, scaling.divisor);
+  }
+  if (sources_count == 1) {
+    const T* const source = sources[0];
+    HOROVODISH_INDEPENDENT
+    for (size_t i = 0; i < count; ++i) target[i] = finished<T>(E::load(source[i]), factor);
+    return;
+  }
+  with_operator(op, [&](auto combine) __attribute__((always_inline)) {
+    reduce_unscaled(target, sources, sources_count, count, factor, combine);
+  });
+}
+
+#define HOROVODISH_REDUCE(NAME, T)                                                                                \
+  HOROVODISH_VARIANTS(void, NAME,                                                                                 \
+                      (ReduceOp op, void* target, const void* const* sources, size_t sources_count, size_t count, \
+                       const Scaling& scaling),                                                                   \
+                      (op, target, sources, sources_count, count, scaling),                                       \
+                      return reduce_typed<T>(op, target, sources, sources_count, count, scaling))
+HOROVODISH_REDUCE(reduce_uint8, uint8_t)
+HOROVODISH_REDUCE(reduce_int8, int8_t)
+HOROVODISH_REDUCE(reduce_int16, int16_t)
+HOROVODISH_REDUCE(reduce_int32, int32_t)
+HOROVODISH_REDUCE(reduce_int64, int64_t)
+HOROVODISH_REDUCE(reduce_float16, Float16)
+HOROVODISH_REDUCE(reduce_bfloat16, BFloat16)
+HOROVODISH_REDUCE(reduce_float32, float)
+HOROVODISH_REDUCE(reduce_float64, double)
+#undef HOROVODISH_REDUCE
+
+// Independent sums, so that the compiler can keep them in vector registers.
+constexpr size_t kLanes = 16;
+
+template <class T>
+HOROVODISH_INLINE double dot_typed(const T* left, const T* right, size_t count) {
+  using E = Element<T>;
+  double lanes[kLanes] = {};
+  const size_t whole = count - count % kLanes;
+  for (size_t begin = 0; begin < whole; begin += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] +=
+          static_cast<double>(E::load(left[begin + lane])) * static_cast<double>(E::load(right[begin + lane]));
+    }
+  }
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  for (size_t i = whole; i < count; ++i) {
+    sum += static_cast<double>(E::load(left[i])) * static_cast<double>(E::load(right[i]));
+  }
+  return sum;
+}
+
+template <class T>
+HOROVODISH_INLINE void weighted_sum_typed(T* target, const T* const* sources, const double* weights,
+                                          size_t sources_count, size_t count) {
+  using E = Element<T>;
+  using A = typename E::Accumulator;
+  A accumulator[kBlock];
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t length = std::min(kBlock, count - begin);
+    std::fill_n(accumulator, length, A{0});
+    for (size_t s = 0; s < sources_count; ++s) {
+      const T* source = sources[s] + begin;
+      for (size_t i = 0; i < length; ++i) accumulator[i] += scaled<A>(E::load(source[i]), weights[s]);
+    }
+    for (size_t i = 0; i < length; ++i) target[begin + i] = E::store(accumulator[i]);
+  }
+}
+
+#define HOROVODISH_ADASUM(SUFFIX, T)                                                                                   \
+  HOROVODISH_VARIANTS(double, dot_##SUFFIX, (const void* left, const void* right, size_t count), (left, right, count), \
+                      return dot_typed(static_cast<const T*>(left), static_cast<const T*>(right), count))              \
+  HOROVODISH_VARIANTS(                                                                                                 \
+      void, weighted_sum_##SUFFIX,                                                                                     \
+      (void* target, const void* const* sources, const double* weights, size_t sources_count, size_t count),           \
+      (target, sources, weights, sources_count, count),                                                                \
+      return weighted_sum_typed(static_cast<T*>(target), reinterpret_cast<const T* const*>(sources), weights,          \
+                                sources_count, count))
+HOROVODISH_ADASUM(float16, Float16)
+HOROVODISH_ADASUM(bfloat16, BFloat16)
+HOROVODISH_ADASUM(float32, float)
+HOROVODISH_ADASUM(float64, double)
+#undef HOROVODISH_ADASUM
+
+template <class T>
+void fill_typed(ReduceOp op, void* target, size_t count) {
+  using A = typename Element<T>::Accumulator;
+  using Limits = std::numeric_limits<A>;
+  A value = 0;
+  if (op == ReduceOp::product) value = 1;
+  if (op == ReduceOp::min) value = Limits::has_infinity ? Limits::infinity() : Limits::max();
+  if (op == ReduceOp::max) value = Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
+  std::fill_n(static_cast<T*>(target), count, Element<T>::store(value));
+}
+
+}  // namespace
+
+void reduce(DType dtype, ReduceOp op, void* target, const void* const* sources, size_t sources_count, size_t count,
+            const Scaling& scaling) {
+  const StandardFloats mode;
+  switch (dtype) {
+    case DType::uint8:
+      return reduce_uint8(op, target, sources, sources_count, count, scaling);
+    case DType::int8:
+      return reduce_int8(op, target, sources, sources_count, count, scaling);
+    case DType::int16:
+      return reduce_int16(op, target, sources, sources_count, count, scaling);
+    case DType::int32:
+      return reduce_int32(op, target, sources, sources_count, count, scaling);
+    case DType::int64:
+      return reduce_int64(op, target, sources, sources_count, count, scaling);
+    case DType::float16:
+      return reduce_float16(op, target, sources, sources_count, count, scaling);
+    case DType::bfloat16:
+      return reduce_bfloat16(op, target, sources, sources_count, count, scaling);
+    case DType::float32:
+      return reduce_float32(op, target, sources, sources_count, count, scaling);
+    case DType::float64:
+      return reduce_float64(op, target, sources, sources_count, count, scaling);
+    case DType::boolean:
+    case DType::uint16:
+    case DType::uint32:
+    case DType::uint64:
+      throw std::logic_error(std::string(name_of(dtype)) + " has no reduction");
+  }
+}
+
+void fill_neutral(DType dtype, ReduceOp op, void* target, size_t count) {
+  switch (dtype) {
+    case DType::boolean:
+    case DType::uint8:
+      return fill_typed<uint8_t>(op, target, count);
+    case DType::int8:
+      return fill_typed<int8_t>(op, target, count);
+    case DType::int16:
+      return fill_typed<int16_t>(op, target, count);
+    case DType::int32:
+      return fill_typed<int32_t>(op, target, count);
+    case DType::int64:
+      return fill_typed<int64_t>(op, target, count);
+    case DType::float16:
+      return fill_typed<Float16>(op, target, count);
+    case DType::bfloat16:
+      return fill_typed<BFloat16>(op, target, count);
+    case DType::float32:
+      return fill_typed<float>(op, target, count);
+    case DType::float64:
+      return fill_typed<double>(op, target, count);
+    case DType::uint16:
+    case DType::uint32:
+    case DType::uint64:
+      throw std::logic_error(std::string(name_of(dtype)) + " has no reduction");
+  }
+}
+
+double dot(DType dtype, const void* left, const void* right, size_t count) {
+  const StandardFloats mode;
+  switch (dtype) {
+    case DType::float16:
+      return dot_float16(left, right, count);
+    case DType::bfloat16:
+      return dot_bfloat16(left, right, count);
+    case DType::float32:
+      return dot_float32(left, right, count);
+    case DType::float64:
+      return dot_float64(left, right, count);
+    default:
+      throw std::logic_error("only floating-point numbers have a dot product");
+  }
+}
+
+void weighted_sum(DType dtype, void* target, const void* const* sources, const double* weights, size_t sources_count,
+                  size_t count) {
+  const StandardFloats mode;
+  switch (dtype) {
+    case DType::float16:
+      return weighted_sum_float16(target, sources, weights, sources_count, count);
+    case DType::bfloat16:
+      return weighted_sum_bfloat16(target, sources, weights, sources_count, count);
+    case DType::float32:
+      return weighted_sum_float32(target, sources, weights, sources_count, count);
+    case DType::float64:
+      return weighted_sum_float64(target, sources, weights, sources_count, count);
+    default:
+      throw std::logic_error("only floating-point numbers have a weighted sum");
+  }
+}
+
+}  // namespace horovodish

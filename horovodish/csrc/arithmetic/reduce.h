@@ -1,0 +1,37 @@
+// The arithmetic: every dtype x reduction operator, with averaging and scaling fused in.
+#pragma once
+
+#include <cstddef>
+
+#include "arithmetic/types.h"
+
+namespace horovodish {
+
+struct Scaling {
+  double prescale = 1.0;   // multiplies every contribution before the reduction
+  double postscale = 1.0;  // multiplies the result
+  int divisor = 1;         // of an average: how many ranks contributed
+};
+
+// target[i] = postscale / divisor * (prescale * sources[0][i] op prescale * sources[1][i] op ...), reduced from left to
+// right, so that the bits of an element depend neither on its place nor on how the work is split. `target` may be one
+// of the sources.
+//   float16, bfloat16: accumulated in float32, rounded once.
+//   integers: sums and products wrap around; an average then rounds towards zero; a scale is applied in float64 and
+//   rounds towards zero, too. Min and Max return NaN where any contribution is NaN.
+//   Denormals are kept, whatever the calling thread does with them.
+void reduce(DType dtype, ReduceOp op, void* target, const void* const* sources, size_t sources_count, size_t count,
+            const Scaling& scaling);
+
+// The value that changes no result of `op`, `count` times.
+void fill_neutral(DType dtype, ReduceOp op, void* target, size_t count);
+
+// left[0] * right[0] + left[1] * right[1] + ... of a floating-point dtype, in float64. The order of the additions is fixed.
+double dot(DType dtype, const void* left, const void* right, size_t count);
+
+// target[i] = weights[0] * sources[0][i] + weights[1] * sources[1][i] + ... of a floating-point dtype. `target` may be one
+// of the sources.
+void weighted_sum(DType dtype, void* target, const void* const* sources, const double* weights, size_t sources_count,
+                  size_t count);
+
+}  // namespace horovodish

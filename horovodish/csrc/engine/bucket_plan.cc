@@ -1,0 +1,156 @@
+#include "engine/bucket_plan.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "gpu/device.h"
+
+namespace horovodish {
+
+BucketPlan::BucketPlan(Engine& engine, const Request& shared, const std::vector<PlannedMember>& members,
+                       const std::vector<int>& devices, int process_set)
+    : engine_(engine), process_set_(process_set) {
+  for (size_t index = 0; index < members.size(); ++index) {
+    const auto& [member, bucket] = members[index];
+    if (bucket >= buckets_.size()) buckets_.resize(bucket + 1);
+    Bucket& its = buckets_[bucket];
+    if (!its.request) {
+      its.request = std::make_shared<Request>(shared);
+      its.request->name = shared.name + ", bucket " + std::to_string(bucket);
+      its.request->device = devices.at(devices.size() == 1 ? 0 : bucket);
+    }
+    places_.push_back({bucket, its.request->members.size()});
+    its.request->members.push_back(member);
+    its.indices.push_back(index);
+  }
+  for (Bucket& bucket : buckets_) {
+    if (!bucket.request) throw std::invalid_argument("a bucket without tensors in plan '" + shared.name + "'");
+    bucket.signature = std::make_shared<const std::string>(bucket.request->signature());
+    begin(bucket);
+  }
+  open_buckets_ = buckets_.size();
+}
+
+void BucketPlan::begin(Bucket& bucket) {
+  const size_t size = bucket.request->members.size();
+  bucket.buffers.assign(size, {});
+  bucket.stated.assign(size, false);
+  bucket.absent_positions.clear();
+  bucket.streams.clear();
+  bucket.missing = size;
+  bucket.operation.reset();
+}
+
+void BucketPlan::submit(size_t index, const void* source, void* target, uintptr_t stream) {
+  state(index, {static_cast<const std::byte*>(source), static_cast<std::byte*>(target)}, false, stream);
+}
+
+void BucketPlan::absent(size_t index, void* zeroed, uintptr_t stream) {
+  const auto memory = static_cast<std::byte*>(zeroed);
+  state(index, {memory, memory}, true, stream);
+}
+
+void BucketPlan::state(size_t index, Buffer buffer, bool absent, uintptr_t stream) {
+  const Place place = places_.at(index);
+  std::lock_guard lock(mutex_);
+  Bucket& bucket = buckets_[place.bucket];
+  if (bucket.stated[place.position]) {
+    throw std::logic_error("gradient of '" + bucket.request->members[place.position].name +
+                           "' was submitted twice in one step");
+  }
+  bucket.stated[place.position] = true;
+  bucket.buffers[place.position] = buffer;
+  if (absent) bucket.absent_positions.push_back(place.position);
+  const bool on_host = bucket.request->on_host();
+  auto& streams = bucket.streams;
+  if (!on_host && std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
+  if (--bucket.missing > 0) return;
+
+  auto operation = std::make_shared<Operation>();
+  operation->process_set = process_set_;
+  operation->request = bucket.request;
+  operation->signature = bucket.signature;
+  operation->buffers = bucket.buffers;
+  operation->absent = make_mask(bucket.absent_positions, bucket.buffers.size());
+  operation->handle = engine_.make_handle();
+  // An event that is recorded now comes after all that the stream was given before.
+  for (const uintptr_t each : streams) operation->ready.push_back(Device::get(bucket.request->device).record(each));
+  --open_buckets_;
+  // After the last bucket the step has nothing left to do but wait.
+  engine_.enqueue(operation, open_buckets_ == 0);
+  bucket.operation = std::move(operation);
+}
+
+void BucketPlan::flush() const {
+  for (const Bucket& bucket : buckets_) {
+    for (size_t i = 0; i < bucket.stated.size(); ++i) {
+      if (!bucket.stated[i]) {
+        throw std::logic_error("gradient of '" + bucket.request->members[i].name +
+                               "' was neither submitted nor declared absent in this step");
+      }
+    }
+  }
+}
+
+bool BucketPlan::settled() const {
+  return std::all_of(buckets_.begin(), buckets_.end(),
+                     [](const Bucket& bucket) { return bucket.operation && bucket.operation->handle->settled(); });
+}
+
+bool BucketPlan::wait(std::chrono::nanoseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (const Bucket& bucket : buckets_) {
+    if (!bucket.operation) throw std::logic_error("'" + bucket.request->name + "' has not been submitted in this step");
+    if (!engine_.wait(*bucket.operation->handle, deadline - std::chrono::steady_clock::now())) return false;
+  }
+  return true;
+}
+
+const Error* BucketPlan::error() const {
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.operation == nullptr) continue;
+    if (const Error* error = bucket.operation->handle->error()) return error;
+  }
+  return nullptr;
+}
+
+bool BucketPlan::memory_abandoned() const {
+  return std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
+    return bucket.operation && bucket.operation->handle->memory_abandoned();
+  });
+}
+
+void BucketPlan::order_after(uintptr_t stream) const {
+  for (const Bucket& bucket : buckets_) {
+    DeviceEvent* const event = bucket.operation ? bucket.operation->handle->event() : nullptr;
+    if (event == nullptr) continue;
+    event->order_after(stream);
+    for (const uintptr_t each : bucket.streams) {
+      if (each != stream) event->order_after(each);
+    }
+  }
+}
+
+std::vector<size_t> BucketPlan::absent_everywhere() const {
+  std::vector<size_t> result;
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.operation == nullptr || bucket.operation->absent.empty()) continue;
+    for (size_t i = 0; i < bucket.indices.size(); ++i) {
+      if (mask_bit(bucket.operation->absent, i)) result.push_back(bucket.indices[i]);
+    }
+  }
+  return result;
+}
+
+bool BucketPlan::any_joined() const {
+  return std::any_of(buckets_.begin(), buckets_.end(),
+                     [](const Bucket& bucket) { return bucket.operation && bucket.operation->any_joined; });
+}
+
+void BucketPlan::reset() {
+  std::lock_guard lock(mutex_);
+  for (Bucket& bucket : buckets_) begin(bucket);
+  open_buckets_ = buckets_.size();
+}
+
+}  // namespace horovodish

@@ -1,0 +1,216 @@
+// The engine of one rank: takes submissions, negotiates them with the other ranks, runs the decided ones on a plane and
+// settles their handles. It knows nothing of Python.
+#pragma once
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "abi/mpi_requests.h"
+#include "engine/completion_threads.h"
+#include "engine/process_set.h"
+#include "engine/seat.h"
+#include "engine/waiting_threads.h"
+#include "gpu/launch_order.h"
+#include "memory/arena.h"
+#include "memory/peer_watch.h"
+#include "operation/operation.h"
+#include "timeline/timeline.h"
+
+namespace horovodish {
+
+class DuplicateName : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+class EngineStopped : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class ForkedProcess : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct EngineConfig {
+  int rank = 0;
+  int size = 1;
+  // Of the ranks of this host by local rank; empty when no process set can need shared memory.
+  std::vector<std::shared_ptr<std::byte>> arena_memory;
+  std::vector<int> peer_sockets;  // -1 for this rank; the engine closes them
+  size_t local_rank = 0;
+  size_t local_size = 1;
+  EngineOptions options;
+
+  static constexpr size_t kSlots = MpiTags::kSlots;
+  // Process sets that may be alive at once, the global one included. Only memory that is used costs anything.
+  static constexpr size_t kRegions = 64;
+  // A request may ask for chunks as large as this, whatever the settings say.
+  static constexpr size_t kLargestChunkBytes = 1 << 20;
+  static ArenaLayout arena_layout(size_t local_ranks, size_t chunk_bytes) {
+    return {local_ranks, std::max(chunk_bytes, kLargestChunkBytes), kSlots, kRegions};
+  }
+};
+
+// A rank among some of the ranks.
+struct Place {
+  int rank = -1;  // -1: it is none of them
+  int size = 0;  // 0: they are not known on this rank
+  std::string ranks = {};  // of a process set: of the world, ascending, separated by commas
+};
+
+class Engine {
+ public:
+  explicit Engine(EngineConfig config);
+  ~Engine();
+
+  // A process set begins. All of its ranks must have added it before one submits to it. Throws std::invalid_argument
+  // when `id` is in use.
+  void add_process_set(int id, ProcessSetConfig config);
+  // Does a caller on this rank have operations under way in a process set?
+  bool process_set_busy(int id);
+  // The end of a process set; throws std::invalid_argument when operations are under way in it.
+  void remove_process_set(int id);
+  // Makes the memory of a region as new, before any rank adds the process set that will use it.
+  void clear_region(size_t region);
+
+  std::shared_ptr<Handle> make_handle() { return std::make_shared<Handle>(++last_handle_id_); }
+  // An operation to be enqueued. `buffers`: one for each member of the request.
+  std::shared_ptr<Operation> make_operation(std::shared_ptr<const Request> request, std::vector<Buffer> buffers,
+                                            int process_set);
+
+  // Hands over an operation with its handle; returns at once. `waits`: the calling thread is about to wait for it, so
+  // the engine's thread can go on sleeping. Throws DuplicateName, EngineStopped, ForkedProcess.
+  void enqueue(std::shared_ptr<Operation> operation, bool waits);
+
+  // Hands over an operation. When nothing else is under way, the calling thread then drives the engine for `limit` at most:
+  // what is small ends without a change of threads, and what follows the operation is called before this returns.
+  // Throws as enqueue() does.
+  void enqueue_and_drive(const std::shared_ptr<Operation>& operation, std::chrono::nanoseconds limit);
+
+  // Says that this rank cannot take part in an operation that the others may wait for; it then fails on all of them, and
+  // its family with it.
+  void refuse(Kind kind, const std::string& name, int process_set, const std::string& why, Family family = {});
+
+  // Drives the engine until the handle is settled or the time is over; true when it is settled. A thread that has waited
+  // once counts as one that may submit what peers wait for, whenever it does not wait. Throws ForkedProcess.
+  bool wait(const Handle& handle, std::chrono::nanoseconds limit);
+  // Like wait(), for a thread that does other work when the limit is over. Such a thread is not counted.
+  bool drive(const Handle& handle, std::chrono::nanoseconds limit);
+
+  // What the ranks of a process set made the others wait, by rank; known to its first rank alone.
+  std::map<int, Lateness> lateness(int process_set);
+  // How many operations of this rank the response cache of a process set did not know.
+  uint64_t full_requests(int process_set);
+
+  // Records, from the next submission on, until stop_timeline() or stop(). Throws std::invalid_argument when a recording
+  // is under way.
+  void start_timeline(TimelineConfig config);
+  // Throws std::invalid_argument when there is nothing to stop.
+  void stop_timeline();
+
+  // Handles since the last call whose memory is no longer needed: settled, on a GPU also done, and not abandoned.
+  std::vector<uint64_t> take_settled();
+
+  // Leaves the job: whatever is pending on this rank fails, and peers that need it from now on are told the reason. What they
+  // are executing goes on, unless this rank had a part in it that is not done. `failed`: it leaves because of an error. The
+  // destructor does it otherwise.
+  void stop(bool failed, const std::string& reason) noexcept;
+  // The engine's message about the lost rank, empty if no operation here failed because of one. Frameworks wrap errors, but
+  // every such error contains this text.
+  std::string loss();
+  // The calling thread, without Python's lock, is about to end the process. Other threads that come back from here could
+  // not run any more: Python ends a thread that wants its lock back by force. They wait for the end instead.
+  void hold_other_threads();
+  // Where a thread passes that may be about to go back to Python. Threads that a framework waits for when the process ends,
+  // as JAX does, must not pass here.
+  void hold_at_exit() const;
+  // The same for a thread that takes Python's lock back in between, which the end of the process waits for.
+  void begin_return() const;
+  void end_return() const { --returning_; }
+
+  int rank() const { return config_.rank; }
+  int size() const { return config_.size; }
+  bool horovods_gradients() const { return config_.options.horovods_gradients; }
+  Place local_place() const { return {static_cast<int>(config_.local_rank), static_cast<int>(config_.local_size)}; }
+  // This rank within a process set. Never waits.
+  Place place(int process_set);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  class Driver;
+  // A process set as its callers see it.
+  struct Use {
+    Place place;
+    size_t under_way = 0;  // operations whose caller has a handle; a refusal has none
+    std::unordered_set<std::string> names;  // of those that belong to no family
+  };
+
+  void check_process() const;
+  void start_thread();
+  void run();
+  bool turn() noexcept;
+  bool take_submissions() noexcept;
+  bool nothing_submitted();
+  bool farewells_sent();
+  bool awaits_news() const;
+  std::chrono::nanoseconds spin() const;
+  ProcessSet& process_set(int id);
+  void drive_until(const Handle& handle, Clock::time_point deadline) noexcept;
+  void say_who_waits() noexcept;
+  void leave_seat() noexcept;
+  std::optional<std::chrono::nanoseconds> nap() const;
+  void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept;
+  Error described(const Operation& operation, const Error& error) const noexcept;
+  std::shared_ptr<Timeline> take_timeline();
+
+  EngineConfig config_;
+  const pid_t process_ = getpid();
+  std::atomic<uint64_t> last_handle_id_{0};
+
+  std::mutex inbox_mutex_;
+  std::vector<std::shared_ptr<Operation>> inbox_;  // guarded by inbox_mutex_
+  std::map<int, Use> uses_;  // by process set; guarded by inbox_mutex_
+  std::vector<uint64_t> settled_;  // guarded by inbox_mutex_
+  std::vector<std::pair<uint64_t, std::shared_ptr<DeviceEvent>>>
+      on_device_;  // settled, but the GPU is not done; likewise
+  bool closed_ = false;  // guarded by inbox_mutex_
+  std::string loss_;  // guarded by inbox_mutex_
+  std::shared_ptr<Timeline> timeline_;  // null: none is recorded; guarded by inbox_mutex_
+  std::atomic<bool> has_submissions_{false};
+
+  Seat seat_;
+  WaitingThreads waiting_threads_;
+  std::shared_ptr<Arena> arena_;  // null when no process set can need it, and after stop()
+  Doorbell own_doorbell_;  // used when there is no arena
+  // Owns the arena if it lies there. stop() replaces it with the seat and inbox_mutex_ held, so either is enough to read it. A
+  // thread that rings or sleeps without both has a copy, so the arena outlives the last such thread.
+  std::shared_ptr<Doorbell> doorbell_{std::shared_ptr<void>(), &own_doorbell_};
+  std::unique_ptr<PeerWatch> peer_watch_;
+  std::unique_ptr<CompletionThreads> completion_threads_ = std::make_unique<CompletionThreads>();  // null after stop()
+  const Operation* driven_ = nullptr;  // by enqueue_and_drive(); used only by the thread that holds the seat
+  LaunchOrder launch_order_;  // used only by the thread that holds the seat
+  std::map<int, std::unique_ptr<ProcessSet>> process_sets_;  // used only by the thread that holds the seat
+
+  std::atomic<bool> stopping_{false};
+  std::atomic<std::thread::id> ends_process_{};  // a thread that called hold_other_threads()
+  mutable std::atomic<int> returning_{0};  // threads between begin_return() and end_return()
+  std::thread thread_;
+};
+
+}  // namespace horovodish

@@ -1,0 +1,162 @@
+#include "engine/watch.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+#include <utility>
+
+namespace horovodish {
+
+namespace {
+
+// Every rank waits and nothing can be decided. A thread that has never waited, such as one of a framework, may still submit
+// something, so the ranks fail only when nothing was submitted for this time.
+constexpr std::chrono::seconds kStuckAfter{5};
+
+void warn(const std::string& text) { std::fprintf(stderr, "horovodish: warning: %s\n", text.c_str()); }
+
+Watch::Inspection stall(std::string text) { return {.lost = Lost{.loss = Loss::stall, .text = std::move(text)}}; }
+
+}  // namespace
+
+Watch::Watch(const ProcessSetConfig& config, const EngineOptions& options, Negotiation& negotiation,
+             Neighbours& neighbours, const OperationTable& operations)
+    : config_(config), options_(options), negotiation_(negotiation), neighbours_(neighbours), operations_(operations) {
+  if (!StallInspector::wanted(options_.stall)) return;
+  RankSet all;
+  for (const int rank : config_.ranks) all.add(RankSet(rank));
+  stall_.emplace(options_.stall, neighbours_.at_root() ? all : RankSet());
+}
+
+void Watch::submitted(const Operation& operation, Clock::time_point now) {
+  last_news_ = now;
+  if (operation.request->kind == Kind::join) return;
+  ++news_;
+  last_submitted_ = operation.request;
+}
+
+void Watch::decided(Clock::time_point now) {
+  last_news_ = now;
+  ++news_;
+  stuck_text_.clear();
+}
+
+void Watch::stuck(const std::string& text) {
+  stuck_text_ = text;
+  stuck_since_ = Clock::now();
+}
+
+void Watch::asked(Clock::time_point now) {
+  if (!neighbours_.at_root()) ++news_;
+  neighbours_.nudge_children();
+  const auto warning = options_.stall.warning;
+  const bool lags = warning.count() > 0 && now - last_news_ > warning && operations_.undecided() == 0 &&
+                    operations_.executing().empty();
+  if (options_.stack_signal != 0 && lags && std::exchange(stacks_shown_, last_news_) != last_news_) {
+    kill(getpid(), options_.stack_signal);
+  }
+  negotiation_.tell(config_.world_rank(config_.own), status(now));
+}
+
+void Watch::told(int rank, const std::string& text) {
+  if (stall_) stall_->told(rank, text);
+}
+
+Watch::Inspection Watch::inspect() {
+  const Clock::time_point now = Clock::now();
+  if (stall_ && now >= next_inspection_) {
+    next_inspection_ = now + std::chrono::duration_cast<Clock::duration>(stall_->interval() / 2);
+    const StallInspector::Action action = stall_->look(now, waiting());
+    const Inspection found = neighbours_.at_root() ? inspect_as_root(action, now) : inspect_as_other(action, now);
+    if (found.asks || found.lost) return found;
+  }
+  return inspect_stuck();
+}
+
+Watch::Inspection Watch::inspect_as_root(StallInspector::Action action, Clock::time_point now) {
+  switch (action) {
+    case StallInspector::Action::none:
+      break;
+    case StallInspector::Action::ask:
+      negotiation_.ask();
+      return {.asks = true};
+    case StallInspector::Action::report:
+      warn(stall_->report(now, describe_waiting()));
+      break;
+    case StallInspector::Action::give_up:
+      return stall(stall_->report(now, describe_waiting()));
+  }
+  return {};
+}
+
+Watch::Inspection Watch::inspect_as_other(StallInspector::Action action, Clock::time_point now) {
+  // The root may be idle and asleep, and then does not know that it is waited for.
+  if (waiting() && now - last_news_ > stall_->interval()) neighbours_.nudge_parent();
+  if (action != StallInspector::Action::report && action != StallInspector::Action::give_up) return {};
+  const int rank = config_.world_rank(config_.own);
+  const std::string silence =
+      stall_->report_silence(now, rank, status(now), neighbours_.parent_rank(), config_.ranks[0]);
+  if (action == StallInspector::Action::give_up) return stall(silence);
+  warn(silence);
+  return {};
+}
+
+// At the root: ends what nobody can go on with. Where the user wants no check for stalls, that remains a warning.
+Watch::Inspection Watch::inspect_stuck() {
+  if (stuck_text_.empty()) return {};
+  if (!negotiation_.all_wait()) stuck_text_.clear();
+  if (stuck_text_.empty() || Clock::now() - stuck_since_ < kStuckAfter) return {};
+  const std::string text = std::exchange(stuck_text_, {});
+  if (stall_) return stall(text);
+  warn(text);
+  return {};
+}
+
+std::optional<std::chrono::nanoseconds> Watch::nap() const {
+  using Nanoseconds = std::chrono::nanoseconds;
+  std::optional<Nanoseconds> nap;
+  if (!stuck_text_.empty()) nap = kStuckAfter;
+  if (stall_ && (negotiation_.anything_pending() || negotiation_.any_joined() || !operations_.executing().empty())) {
+    const auto interval = std::chrono::duration_cast<Nanoseconds>(stall_->interval());
+    nap = std::min(nap.value_or(interval), interval);
+  }
+  return nap;
+}
+
+// What has waited longest, as a number that stays the same as long as nothing moves.
+std::optional<uint64_t> Watch::waiting() const {
+  const bool executes = !operations_.executing().empty();
+  if (!neighbours_.at_root()) return operations_.busy() ? std::optional(news_) : std::nullopt;
+  if (const auto oldest = negotiation_.oldest()) return oldest;
+  if (!executes && !negotiation_.any_joined()) return std::nullopt;
+  return std::numeric_limits<uint64_t>::max() - news_;
+}
+
+// At the root.
+std::string Watch::describe_waiting() const {
+  std::string text = negotiation_.describe_pending();
+  if (operations_.executing().empty()) return text;
+  if (!text.empty()) text += "; ";
+  return text + label_of(*operations_.executing().begin()->second->request) + " has been begun but not finished";
+}
+
+// What this rank is doing, for a report.
+std::string Watch::status(Clock::time_point now) const {
+  if (!operations_.executing().empty()) {
+    return "is executing " + label_of(*operations_.executing().begin()->second->request);
+  }
+  if (operations_.join()) return "has joined";
+  if (const size_t count = operations_.undecided(); count > 0) {
+    const auto more = count > 1 ? " and " + std::to_string(count - 1) + " more" : std::string();
+    return "waits for " + label_of(operations_.some_undecided()) + more;
+  }
+  if (last_submitted_ == nullptr) return "has not submitted anything yet";
+  const auto idle = std::chrono::duration_cast<std::chrono::seconds>(now - last_news_).count();
+  return "has nothing under way; it last submitted " + label_of(*last_submitted_) + ", and nothing for " +
+         std::to_string(idle) + " s";
+}
+
+}  // namespace horovodish

@@ -1,0 +1,70 @@
+// Looks for ranks of a process set that wait for too long. The root of the negotiation asks all of them and speaks for all; another
+// rank speaks for itself, and only where the root does not answer. stall.h decides when.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "engine/operation_table.h"
+#include "negotiation/negotiation.h"
+#include "negotiation/neighbours.h"
+#include "negotiation/process_set_config.h"
+#include "negotiation/stall.h"
+
+namespace horovodish {
+
+class Watch {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // All of them outlive it.
+  Watch(const ProcessSetConfig& config, const EngineOptions& options, Negotiation& negotiation, Neighbours& neighbours,
+        const OperationTable& operations);
+
+  // What this rank does, and what it hears of the others.
+  void submitted(const Operation& operation, Clock::time_point now);
+  void decided(Clock::time_point now);
+  void moved() { ++news_; }
+  // Every rank waits, and nothing can be decided, as `text` says.
+  void stuck(const std::string& text);
+  // The root asks what this rank is doing: tells it, and shows the Python stacks of a rank that the others wait for.
+  void asked(Clock::time_point now);
+  void told(int rank, const std::string& text);
+
+  struct Inspection {
+    bool asks = false;  // this rank has asked the others
+    std::optional<Lost> lost = {};  // why everything that is under way is to be given up
+  };
+  // While nothing moves.
+  Inspection inspect();
+  // After which time to look again; none while nothing waits.
+  std::optional<std::chrono::nanoseconds> nap() const;
+
+ private:
+  Inspection inspect_as_root(StallInspector::Action action, Clock::time_point now);
+  Inspection inspect_as_other(StallInspector::Action action, Clock::time_point now);
+  Inspection inspect_stuck();
+  std::optional<uint64_t> waiting() const;
+  std::string describe_waiting() const;
+  std::string status(Clock::time_point now) const;
+
+  const ProcessSetConfig& config_;
+  const EngineOptions& options_;
+  Negotiation& negotiation_;
+  Neighbours& neighbours_;
+  const OperationTable& operations_;
+  std::optional<StallInspector> stall_;  // unless nobody wants to know
+  Clock::time_point next_inspection_{};
+  uint64_t news_ = 0;  // counts submissions, decisions and movements, and at other ranks the root's questions
+  Clock::time_point last_news_{};  // the last submission or decision
+  Clock::time_point stacks_shown_ =
+      Clock::time_point::max();  // the last_news_ of the idle time for which they were shown
+  std::shared_ptr<const Request> last_submitted_;
+  std::string stuck_text_;  // empty unless every rank waits and nothing can be decided
+  Clock::time_point stuck_since_{};
+};
+
+}  // namespace horovodish

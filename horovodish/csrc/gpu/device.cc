@@ -1,0 +1,242 @@
+#include "gpu/device.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include "arithmetic/reduce.h"
+
+namespace horovodish {
+
+namespace {
+
+struct Libraries {
+  std::mutex mutex;
+  std::optional<abi::Cuda> cuda;  // the rest is guarded by mutex, too, until it is set; then nothing changes it
+  std::optional<abi::Nccl> nccl;
+};
+
+// Never destroyed: what uses them may be at work until the process has ended.
+Libraries& libraries() {
+  static auto* const all = new Libraries;
+  return *all;
+}
+
+template <class Library>
+void load_once(std::optional<Library>& library, const std::string& path) {
+  if (library) return;
+  Library loaded;
+  try {
+    loaded.load(path);
+  } catch (const std::exception& error) {
+    throw std::runtime_error(path + ": " + error.what());
+  }
+  library = std::move(loaded);
+}
+
+abi::CuPointer address_of(const void* pointer) { return reinterpret_cast<abi::CuPointer>(pointer); }
+Device::Stream stream_of(uintptr_t stream) { return reinterpret_cast<Device::Stream>(stream); }
+
+}  // namespace
+
+int load_device_libraries(const std::string& cuda, const std::string& nccl) {
+  Libraries& all = libraries();
+  std::lock_guard lock(all.mutex);
+  load_once(all.cuda, cuda);
+  if (!nccl.empty()) load_once(all.nccl, nccl);
+  return all.nccl ? all.nccl->version : 0;
+}
+
+const abi::Nccl* nccl_library() {
+  Libraries& all = libraries();
+  std::lock_guard lock(all.mutex);
+  return all.nccl ? &*all.nccl : nullptr;
+}
+
+// An event of CUDA's, which is used anew for another purpose afterwards.
+class Device::Event : public DeviceEvent {
+ public:
+  Event(Device& device, abi::CuEvent event) : device_(device), event_(event) {}
+  ~Event() override {
+    std::lock_guard lock(device_.mutex_);
+    device_.idle_events_.push_back(event_);
+  }
+  void order_after(uintptr_t stream) override {
+    const Scope scope(device_);
+    device_.check_not_captured(stream_of(stream));
+    device_.cuda_.check(device_.cuda_.stream_wait_event(stream_of(stream), event_, 0), "a stream was made to wait");
+  }
+  bool done() override {
+    const Scope scope(device_);
+    return device_.cuda_.event_query(event_) != abi::kCudaNotReady;
+  }
+
+ private:
+  Device& device_;
+  const abi::CuEvent event_;
+};
+
+class Device::Memory : public DeviceMemory {
+ public:
+  Memory(Device& device, std::byte* data, size_t bytes, uintptr_t stream)
+      : device_(device), data_(data), bytes_(bytes), stream_(stream) {}
+  ~Memory() override {
+    try {
+      give_back(stream_);
+    } catch (const std::runtime_error&) {  // CUDA has ended with the process, and the memory with it
+    }
+  }
+  std::byte* data() override { return data_; }
+  void move_to(std::byte* target, uintptr_t stream) override {
+    const Scope scope(device_);
+    device_.copy(target, data_, bytes_, stream);
+    give_back(stream);
+  }
+  void give_back(uintptr_t stream) override {
+    if (data_ == nullptr) return;
+    const Scope scope(device_);
+    const abi::CuPointer address = address_of(std::exchange(data_, nullptr));
+    device_.cuda_.check(device_.cuda_.memory_free(address, stream_of(stream)), "memory was given back");
+  }
+
+ private:
+  Device& device_;
+  std::byte* data_;
+  const size_t bytes_;
+  const uintptr_t stream_;
+};
+
+Device& Device::get(int ordinal) {
+  static std::mutex mutex;
+  static auto* const devices = new std::map<int, Device*>;  // guarded by mutex
+  std::lock_guard lock(mutex);
+  Device*& device = (*devices)[ordinal];
+  if (device == nullptr) device = new Device(ordinal);
+  return *device;
+}
+
+Device::Device(int ordinal)
+    : cuda_([]() -> const abi::Cuda& {
+        Libraries& all = libraries();
+        std::lock_guard lock(all.mutex);
+        if (!all.cuda) throw std::runtime_error("CUDA's driver library has not been loaded");
+        return *all.cuda;
+      }()),
+      ordinal_(ordinal) {
+  abi::CuDevice device = 0;
+  abi::CuUuid uuid{};
+  char name[256] = "";
+  cuda_.check(cuda_.device_get(&device, ordinal), "the device was looked up");
+  cuda_.check(cuda_.device_get_name(name, sizeof name, device), "the device was asked for its name");
+  cuda_.check(cuda_.device_get_uuid(&uuid, device), "the device was asked for its id");
+  cuda_.check(cuda_.primary_context_retain(&context_, device), "the device's context was opened");
+  name_ = name;
+  uuid_.assign(uuid.bytes.begin(), uuid.bytes.end());
+  const Scope scope(*this);
+  int least = 0, greatest = 0;
+  cuda_.check(cuda_.stream_priority_range(&least, &greatest), "the stream priorities were looked up");
+  // What waits for other ranks must not wait for the kernels of this one as well.
+  cuda_.check(cuda_.stream_create(&stream_, abi::kCudaStreamNonBlocking, greatest), "a stream was made");
+}
+
+Device::Scope::Scope(Device& device) : cuda_(device.cuda_) {
+  cuda_.check(cuda_.context_push(device.context_), "the device was selected");
+  cuda_.exchange_capture_mode(&capture_mode_);
+}
+
+Device::Scope::~Scope() {
+  abi::CuContext context = nullptr;
+  cuda_.exchange_capture_mode(&capture_mode_);
+  cuda_.context_pop(&context);
+}
+
+// What is done to a stream that is being captured would end the capture with an error of CUDA's.
+void Device::check_not_captured(Stream stream) const {
+  int status = abi::kCudaCaptureNone;
+  const int asked = cuda_.stream_is_capturing(stream, &status);
+  if (asked == abi::kCudaStreamCaptureImplicit || (asked == abi::kCudaSuccess && status != abi::kCudaCaptureNone)) {
+    throw std::invalid_argument(
+        "a CUDA graph is being captured, and collectives cannot be part of one, because the ranks agree upon each of "
+        "them when it is called. Remedy: call the collective, and wait for it, outside of the capture.");
+  }
+  cuda_.check(asked, "a stream was looked at");
+}
+
+std::shared_ptr<DeviceEvent> Device::record(uintptr_t stream) {
+  const Scope scope(*this);
+  check_not_captured(stream_of(stream));
+  abi::CuEvent event = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    if (!idle_events_.empty()) {
+      event = idle_events_.back();
+      idle_events_.pop_back();
+    }
+  }
+  if (event == nullptr) cuda_.check(cuda_.event_create(&event, abi::kCudaEventDisableTiming), "an event was made");
+  auto recorded = std::make_shared<Event>(*this, event);
+  cuda_.check(cuda_.event_record(event, stream_of(stream)), "an event was recorded");
+  return recorded;
+}
+
+void Device::copy(std::byte* target, const std::byte* source, size_t bytes, uintptr_t stream) {
+  if (bytes == 0 || target == source) return;
+  cuda_.check(cuda_.copy(address_of(target), address_of(source), bytes, stream_of(stream)), "a tensor was copied");
+}
+
+void Device::fill_neutral(DType dtype, ReduceOp op, std::byte* target, size_t count) {
+  if (count == 0) return;
+  alignas(uint64_t) std::byte value[sizeof(uint64_t)] = {};
+  horovodish::fill_neutral(dtype, op, value, 1);
+  const auto words = std::bit_cast<std::array<uint32_t, 2>>(value);
+  const abi::CuPointer start = address_of(target);
+  int result = abi::kCudaSuccess;
+  switch (bytes_of(dtype)) {
+    case 1:
+      result = cuda_.fill_8(start, static_cast<unsigned char>(words[0]), count, stream_);
+      break;
+    case 2:
+      result = cuda_.fill_16(start, static_cast<unsigned short>(words[0]), count, stream_);
+      break;
+    case 4:
+      result = cuda_.fill_32(start, words[0], count, stream_);
+      break;
+    default:
+      if (words[0] == words[1]) {
+        result = cuda_.fill_32(start, words[0], 2 * count, stream_);
+        break;
+      }
+      // The two halves of each value, one after the other.
+      result = cuda_.fill_2d_32(start, 8, words[0], 1, count, stream_);
+      cuda_.check(result, "memory was filled");
+      result = cuda_.fill_2d_32(start + 4, 8, words[1], 1, count, stream_);
+  }
+  cuda_.check(result, "memory was filled");
+}
+
+std::byte* Device::scratch(size_t bytes) {
+  if (bytes <= scratch_bytes_) return scratch_;
+  // In the order of the stream, so that what uses the old one now goes on.
+  if (scratch_ != nullptr) {
+    scratch_bytes_ = 0;
+    cuda_.check(cuda_.memory_free(address_of(std::exchange(scratch_, nullptr)), stream_), "memory was given back");
+  }
+  abi::CuPointer made = 0;
+  cuda_.check(cuda_.memory_allocate(&made, bytes, stream_), "the fusion buffer was allocated");
+  scratch_ = reinterpret_cast<std::byte*>(made);
+  scratch_bytes_ = bytes;
+  return scratch_;
+}
+
+std::unique_ptr<DeviceMemory> Device::allocate(size_t bytes, uintptr_t stream) {
+  abi::CuPointer made = 0;
+  if (bytes > 0) cuda_.check(cuda_.memory_allocate(&made, bytes, stream_of(stream)), "memory was allocated");
+  return std::make_unique<Memory>(*this, reinterpret_cast<std::byte*>(made), bytes, stream);
+}
+
+}  // namespace horovodish

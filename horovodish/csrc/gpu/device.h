@@ -1,0 +1,90 @@
+// A CUDA device as the engine uses it: the device's primary context, which frameworks use, too, and one stream on which
+// everything of the engine happens in order. The host never waits for the device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "abi/cuda.h"
+#include "abi/nccl.h"
+#include "arithmetic/types.h"
+#include "operation/handle.h"
+
+namespace horovodish {
+
+// Loads the libraries by which devices are used, once for the process. An empty `nccl` means that there is none.
+// Returns NCCL's version, 0 for none. Throws std::runtime_error naming the library and what is wrong with it.
+int load_device_libraries(const std::string& cuda, const std::string& nccl);
+// Null before load_device_libraries() or where there is none.
+const abi::Nccl* nccl_library();
+
+class Device {
+ public:
+  using Stream = abi::CuStream;
+
+  // Is made by the first call, and never destroyed. Throws std::runtime_error.
+  static Device& get(int ordinal);
+
+  // The calling thread uses the device for the length of a scope. What it does there does not disturb a CUDA graph that
+  // another thread captures.
+  class Scope {
+   public:
+    explicit Scope(Device& device);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    const abi::Cuda& cuda_;
+    int capture_mode_ = abi::kCudaCaptureModeRelaxed;
+  };
+
+  // When what was handed to a stream so far is done. Throws std::invalid_argument when a CUDA graph is being captured
+  // from the stream: the engine would not be part of it. The event's order_after() does the same.
+  std::shared_ptr<DeviceEvent> record(uintptr_t stream);
+
+  // The rest acts on the engine's stream, within a Scope.
+  Stream stream() const { return stream_; }
+  std::shared_ptr<DeviceEvent> record_own() { return record(reinterpret_cast<uintptr_t>(stream_)); }
+  void wait_for(DeviceEvent& event) { event.order_after(reinterpret_cast<uintptr_t>(stream_)); }
+  void copy(std::byte* target, const std::byte* source, size_t bytes) {
+    copy(target, source, bytes, reinterpret_cast<uintptr_t>(stream_));
+  }
+  // The value that changes no result of `op`, `count` times.
+  void fill_neutral(DType dtype, ReduceOp op, std::byte* target, size_t count);
+  // Memory for what happens on the stream next; it is used anew by whatever asks next.
+  std::byte* scratch(size_t bytes);
+  std::unique_ptr<DeviceMemory> allocate(size_t bytes) { return allocate(bytes, reinterpret_cast<uintptr_t>(stream_)); }
+
+  // These two act on a framework's stream, within a Scope.
+  void copy(std::byte* target, const std::byte* source, size_t bytes, uintptr_t stream);
+  std::unique_ptr<DeviceMemory> allocate(size_t bytes, uintptr_t stream);
+
+  int ordinal() const { return ordinal_; }
+  const std::string& name() const { return name_; }
+  const std::string& uuid() const { return uuid_; }  // 16 bytes
+
+ private:
+  class Event;
+  class Memory;
+
+  explicit Device(int ordinal);
+  void check_not_captured(Stream stream) const;
+
+  const abi::Cuda& cuda_;
+  const int ordinal_;
+  abi::CuContext context_ = nullptr;
+  Stream stream_ = nullptr;
+  std::string name_, uuid_;
+  std::byte* scratch_ = nullptr;
+  size_t scratch_bytes_ = 0;
+
+  std::mutex mutex_;
+  std::vector<abi::CuEvent> idle_events_;  // guarded by mutex_
+};
+
+}  // namespace horovodish

@@ -1,0 +1,64 @@
+// One word per rank that everybody rings who has news for its engine: own enqueues, peers' messages and chunk flags,
+// the watch for lost peers, shutdown. Ringing costs a system call only when the rank sleeps and wants to know.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+#include "memory/futex.h"
+
+namespace horovodish {
+
+class Doorbell {
+ public:
+  // Who sleeps. The values are also the futex bits by which just that thread is woken.
+  enum Sleeper : uint32_t {
+    nobody = 0,
+    engine = 1,  // the engine thread
+    caller = 2,  // a thread in synchronize(), which drives the engine while it waits
+    indifferent =
+        4,  // the engine thread, with nothing under way: news of peers can wait until this rank has work itself
+  };
+
+  // Rung by peers, after they have written what the news is about.
+  void ring() {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    const uint32_t who = sleeper_.load(std::memory_order_relaxed);
+    if (who == engine || who == caller) wake(who);
+  }
+  // Rung by this rank's own threads: also wakes an indifferent sleeper.
+  void ring_own() {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    const uint32_t who = sleeper_.load(std::memory_order_relaxed);
+    if (who != nobody) wake(who == indifferent ? engine : who);
+  }
+  // Rung by a thread that is about to drive, or to wait for the one that does.
+  void ring_caller() {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (sleeper_.load(std::memory_order_relaxed) == caller) wake(caller);
+  }
+
+  // To sleep without missing a ring: take the value, announce, look once more for news, and only then sleep.
+  uint32_t value() const { return value_.load(std::memory_order_acquire); }
+  void announce(Sleeper who) {
+    sleeper_.store(who, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
+  void sleep(uint32_t value, Sleeper who, std::optional<std::chrono::nanoseconds> limit) {
+    futex_wait(value_, value, who == caller ? caller : engine, limit);
+  }
+  void wake_engine() { wake(engine); }
+
+ private:
+  void wake(uint32_t who) {
+    value_.fetch_add(1, std::memory_order_release);
+    futex_wake(value_, who);
+  }
+
+  std::atomic<uint32_t> value_{0};
+  std::atomic<uint32_t> sleeper_{nobody};
+};
+
+}  // namespace horovodish

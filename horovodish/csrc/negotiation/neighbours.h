@@ -1,0 +1,59 @@
+// A rank's edges in the tree in which a process set negotiates. They carry the messages of its Negotiation, and tell it
+// when a neighbour has gone.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "memory/arena.h"
+#include "memory/peer_watch.h"
+#include "negotiation/links/link.h"
+#include "negotiation/negotiation.h"
+#include "negotiation/process_set_config.h"
+#include "negotiation/rank_set.h"
+
+namespace horovodish {
+
+class Neighbours {
+ public:
+  // `arena` and `watch` may be null where this rank is alone on its host. They and `config` outlive it.
+  Neighbours(const ProcessSetConfig& config, Arena* arena, const PeerWatch* watch);
+
+  // What the negotiation wants to know: whether this rank has no parent, and its own rank and its children's subtrees.
+  bool at_root() const { return !parent_; }
+  std::vector<RankSet> participants() const;
+  bool between_others() const { return parent_ && !children_.empty(); }
+
+  // Hands on what has arrived, last of all from a neighbour that it has gone; true when anything has moved.
+  bool receive(Negotiation& negotiation);
+  void send(Negotiation& negotiation);
+  bool has_unsent() const;
+  // Wakes the engine of a neighbour on this host even if it has nothing under way.
+  void nudge_parent();
+  void nudge_children();
+  // The last message of this rank; advance_farewell() until it is true.
+  void send_farewell(const Lost& lost);
+  bool advance_farewell();
+
+  int parent_rank() const { return parent_->rank; }  // not at the root
+
+ private:
+  struct Edge {
+    int index;  // within the set
+    int rank;  // of the world
+    std::unique_ptr<Link> link;
+    std::optional<size_t> local;  // local rank in the arena, when on this host
+    bool lost = false;
+  };
+
+  Edge edge_to(int index, Arena* arena) const;
+  bool receive_from(Edge& edge, std::optional<size_t> child, Negotiation& negotiation);
+
+  const ProcessSetConfig& config_;
+  const PeerWatch* const watch_;
+  std::optional<Edge> parent_;
+  std::vector<Edge> children_;  // child i is participant i + 1 of the negotiation
+};
+
+}  // namespace horovodish

@@ -1,0 +1,48 @@
+// What a process set is told when it begins.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "abi/mpi.h"
+#include "negotiation/stall.h"
+
+namespace horovodish {
+
+struct ProcessSetConfig {
+  int id = 0;                           // 0: the global set
+  std::vector<int> ranks;               // of the world, in the order of their ranks within the set
+  int own = 0;                          // this rank's index in `ranks`
+  std::vector<std::vector<int>> hosts;  // indices by host, each list ascending, the hosts by their first index
+  // Where there are several ranks on this host:
+  std::vector<size_t> local;  // their local ranks in the arena, in the order of this host's list
+  size_t region = 0;          // of the arena, equal on all of them
+  // Where there are several hosts:
+  std::optional<abi::Mpi> mpi;  // with a communicator of exactly these ranks
+  int generation = 0;           // how often an engine used that communicator before, equal on all ranks
+
+  int world_rank(int index) const { return ranks[static_cast<size_t>(index)]; }
+  // Of this rank, in `hosts`.
+  size_t own_host() const {
+    const auto holds_own = [this](const auto& host) { return std::binary_search(host.begin(), host.end(), own); };
+    return static_cast<size_t>(std::find_if(hosts.begin(), hosts.end(), holds_own) - hosts.begin());
+  }
+};
+
+struct EngineOptions {
+  size_t chunk_bytes = 0;             // of the shared-memory plane, where a request does not say otherwise
+  size_t ring_segment_bytes = 0;      // of a message between hosts, in the same way
+  size_t cache_capacity = 0;          // entries of the response cache
+  std::chrono::microseconds spin{0};  // how long a waiting caller spins before it sleeps
+  StallInspector::Options stall;
+  std::string plane;        // how bytes move, as the setting says
+  bool shared_gpu = false;  // several ranks may use one GPU
+  int stack_signal = 0;  // makes this process print its Python stacks, when a rank lags; 0: none
+  bool horovods_gradients = false;  // collectives have Horovod's gradients, for programs that depend on it
+};
+
+}  // namespace horovodish

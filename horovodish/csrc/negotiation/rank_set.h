@@ -1,0 +1,33 @@
+// A set of ranks as sorted intervals: "all 512 ranks" is one interval, in memory and on the wire.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "negotiation/wire.h"
+
+namespace horovodish {
+
+class RankSet {
+ public:
+  RankSet() = default;
+  explicit RankSet(int rank) : intervals_{{rank, rank}} {}
+
+  void add(const RankSet& other);
+  void remove(const RankSet& other);
+  int count() const;
+  bool empty() const { return intervals_.empty(); }
+  bool contains(int rank) const;
+  bool overlaps(const RankSet& other) const;
+  int first() const { return intervals_.front().first; }
+  // "rank 3" or "ranks 0-2, 5".
+  std::string text() const;
+  void encode(Writer& writer) const;
+  static RankSet decode(Reader& reader);
+
+ private:
+  std::vector<std::pair<int, int>> intervals_;  // inclusive, sorted, neither overlapping nor adjacent
+};
+
+}  // namespace horovodish

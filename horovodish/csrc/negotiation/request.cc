@@ -1,0 +1,228 @@
+#include "negotiation/request.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+
+namespace horovodish {
+
+namespace {
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "(";
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (i > 0) text += ", ";
+    text += shape[i] == Member::kAnyLength ? "any" : std::to_string(shape[i]);
+  }
+  return text + (shape.size() == 1 ? ",)" : ")");
+}
+
+std::string number_text(double value) {
+  std::ostringstream stream;
+  stream.precision(17);
+  stream << value;
+  return stream.str();
+}
+
+std::string pair_text(size_t chunk, size_t segment) {
+  return std::to_string(chunk) + " and " + std::to_string(segment) + " bytes";
+}
+
+std::string place_text(const Request& request) { return request.on_host() ? "host memory" : "a CUDA device"; }
+
+struct Difference {
+  std::string subject, what, left, right, remedy;
+};
+
+Difference member_difference(const std::string& subject, const Member& a, const Member& b) {
+  if (a.name != b.name) {
+    return {subject, "tensor", "'" + a.name + "'", "'" + b.name + "'",
+            "every rank must build the same model and pass its parameters in the same order"};
+  }
+  if (a.dtype != b.dtype) {
+    return {a.name, "dtype", std::string(name_of(a.dtype)), std::string(name_of(b.dtype)),
+            "convert the tensor to one dtype on every rank"};
+  }
+  return {a.name, "shape", shape_text(a.shape), shape_text(b.shape),
+          "the shapes must be equal on every rank (only the first dimension of an allgather may differ)"};
+}
+
+// A leaf that only one of them has, if this operation shows it.
+Difference tree_difference(const Request& a, const Request& b) {
+  for (size_t i = 0; i < std::min(a.members.size(), b.members.size()); ++i) {
+    if (a.members[i].name != b.members[i].name) return member_difference(a.name, a.members[i], b.members[i]);
+  }
+  const auto text = [](const Family& family) {
+    return family.members == 0 ? std::string("none") : std::to_string(family.members) + " leaves";
+  };
+  return {a.family.name.empty() ? b.family.name : a.family.name, "tree", text(a.family),
+          text(b.family) + (a.family.members == b.family.members ? " in other places" : ""),
+          "pass a tree of the same structure on every rank"};
+}
+
+bool alike(const Member& a, const Member& b) { return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape; }
+
+// None where they differ in the family alone: one of the ranks may call the same from another function.
+std::optional<Difference> first_difference(const Request& a, const Request& b) {
+  if (a.kind != b.kind) {
+    return Difference{a.name, "collective", std::string(name_of(a.kind)), std::string(name_of(b.kind)),
+                      "every rank must call the same collective for a name; give the calls names of their own"};
+  }
+  if (a.op != b.op) {
+    return Difference{a.name, "reduction op", std::string(name_of(a.op)), std::string(name_of(b.op)),
+                      "pass the same op on every rank"};
+  }
+  if (a.family.members != b.family.members) return tree_difference(a, b);
+  const size_t common = std::min(a.members.size(), b.members.size());
+  size_t first = 0;
+  while (first < common && alike(a.members[first], b.members[first])) ++first;
+  const bool is_one = first < common && a.members[first].name == b.members[first].name;
+  if (a.members.size() != b.members.size() && !is_one) {
+    const auto& longer = a.members.size() > b.members.size() ? a.members : b.members;
+    return Difference{a.name, "number of tensors", std::to_string(a.members.size()), std::to_string(b.members.size()),
+                      "every rank must pass the same tensors, with the same dtypes, in the same order; '" +
+                          longer[first].name + "' is the first that another rank does not have there"};
+  }
+  if (first < common) return member_difference(a.name, a.members[first], b.members[first]);
+  if (a.family.structure != b.family.structure) return tree_difference(a, b);
+  if (a.root != b.root) {
+    return Difference{a.name, "root rank", std::to_string(a.root), std::to_string(b.root),
+                      "pass the same root_rank on every rank"};
+  }
+  if (a.prescale != b.prescale) {
+    return Difference{a.name, "prescale_factor", number_text(a.prescale), number_text(b.prescale),
+                      "pass the same prescale_factor on every rank"};
+  }
+  if (a.postscale != b.postscale) {
+    return Difference{a.name, "postscale_factor", number_text(a.postscale), number_text(b.postscale),
+                      "pass the same postscale_factor on every rank"};
+  }
+  if (a.chunk_bytes != b.chunk_bytes || a.segment_bytes != b.segment_bytes) {
+    return Difference{a.name, "chunks and segments", pair_text(a.chunk_bytes, a.segment_bytes),
+                      pair_text(b.chunk_bytes, b.segment_bytes),
+                      "let every rank use the tuned values from the same step on"};
+  }
+  if (a.on_host() == b.on_host()) return std::nullopt;
+  return Difference{a.name, "device", place_text(a), place_text(b),
+                    "keep the tensor on the same kind of device on every rank"};
+}
+
+}  // namespace
+
+int64_t Member::count() const {
+  uint64_t total = 1;  // what another rank names may be more than there can be
+  for (const int64_t length : shape) {
+    if (length != kAnyLength) total *= static_cast<uint64_t>(length);
+  }
+  return static_cast<int64_t>(total);
+}
+
+std::string Request::signature() const {
+  Writer writer;
+  writer.text(family.name);  // first, for family_of()
+  if (!family.name.empty()) {
+    writer.number(family.members);
+    writer.signed_number(family.structure);
+  }
+  writer.number(static_cast<uint64_t>(kind));
+  writer.text(name);
+  writer.number(static_cast<uint64_t>(op));
+  writer.real(prescale);
+  writer.real(postscale);
+  writer.signed_number(root);
+  writer.number(on_host() ? 0 : 1);  // ranks use different ordinals for "my GPU"
+  writer.number(chunk_bytes);
+  writer.number(segment_bytes);
+  writer.number(members.size());
+  for (const Member& member : members) {
+    writer.text(member.name);
+    writer.number(static_cast<uint64_t>(member.dtype));
+    writer.number(member.shape.size());
+    for (const int64_t length : member.shape) writer.signed_number(length);
+  }
+  writer.text(refusal);
+  return writer.take();
+}
+
+std::string_view Request::family_of(std::string_view signature) { return Reader(signature).text(); }
+
+Request Request::decode(std::string_view signature) {
+  Reader reader(signature);
+  Request request;
+  request.family.name = reader.text();
+  if (!request.family.name.empty()) {
+    request.family.members = reader.number();
+    request.family.structure = reader.signed_number();
+  }
+  request.kind = static_cast<Kind>(reader.number_below(kKindNames.size()));
+  request.name = reader.text();
+  request.op = static_cast<ReduceOp>(reader.number_below(kReduceOpNames.size()));
+  request.prescale = reader.real();
+  request.postscale = reader.real();
+  request.root = static_cast<int>(reader.signed_number());
+  request.device = reader.number() == 0 ? kHost : kSomeGpu;
+  request.chunk_bytes = reader.number();
+  request.segment_bytes = reader.number();
+  request.members.resize(reader.count());
+  for (Member& member : request.members) {
+    member.name = reader.text();
+    member.dtype = static_cast<DType>(reader.number_below(kDTypeNames.size()));
+    member.shape.resize(reader.count());
+    for (int64_t& length : member.shape) {
+      length = reader.signed_number();
+      if (length < Member::kAnyLength) throw std::runtime_error("control message: a negative length");
+    }
+  }
+  request.refusal = reader.text();
+  if (!reader.done()) throw std::runtime_error("control message: a request with more than there is to say");
+  return request;
+}
+
+std::string Request::problem_with_joined(const RankSet& joined) const {
+  if (kind != Kind::broadcast || !joined.contains(root)) return {};
+  return "rank " + std::to_string(root) +
+         " is the root of this broadcast and has joined, so it has no value to send. Remedy: broadcast from a rank "
+         "that "
+         "still has data, or after all ranks have joined.";
+}
+
+std::string label_of(const Request& request) {
+  const std::string name = "'" + request.name + "'";
+  if (request.members.empty() || request.members[0].name == request.name) return name;
+  return name + " (first: " + request.members[0].name + ")";
+}
+
+Mismatch find_mismatch(std::vector<std::pair<std::string, RankSet>> signatures) {
+  // In the order of the ranks, so that the text does not depend on who came first.
+  std::sort(signatures.begin(), signatures.end(),
+            [](const auto& a, const auto& b) { return a.second.first() < b.second.first(); });
+  std::set<std::string> names;
+  std::string refusal;
+  bool family_refused = false;
+  for (const auto& [signature, ranks] : signatures) {
+    const Request request = Request::decode(signature);
+    if (!request.family.name.empty()) names.insert(request.family.name);
+    if (request.refusal.empty()) continue;
+    if (refusal.empty()) refusal = ranks.text() + " cannot take part: " + request.refusal;
+    family_refused |= !request.family.name.empty();
+  }
+  std::vector<std::string> families(names.begin(), names.end());
+  if (!refusal.empty()) return {refusal, family_refused ? families : std::vector<std::string>{}};
+  for (size_t i = 1; i < signatures.size(); ++i) {
+    const auto& [left_signature, left_ranks] = signatures[0];
+    const auto& [right_signature, right_ranks] = signatures[i];
+    const auto difference = first_difference(Request::decode(left_signature), Request::decode(right_signature));
+    if (!difference) continue;
+    const std::string text = "tensor '" + difference->subject + "': the ranks disagree about its " + difference->what +
+                             ": " + left_ranks.text() + (left_ranks.count() > 1 ? " have " : " has ") +
+                             difference->left + ", " + right_ranks.text() +
+                             (right_ranks.count() > 1 ? " have " : " has ") + difference->right +
+                             ". Remedy: " + difference->remedy + ".";
+    return {text, families};
+  }
+  return {};
+}
+
+}  // namespace horovodish

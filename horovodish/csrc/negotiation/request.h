@@ -1,0 +1,78 @@
+// What a rank asks for: one collective over one tensor, or over the tensors of a bucket that are negotiated as a unit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "arithmetic/types.h"
+#include "negotiation/rank_set.h"
+
+namespace horovodish {
+
+struct Member {
+  std::string name;
+  DType dtype = DType::float32;
+  // An allgather's first dimension may differ by rank: it is kAnyLength here and travels with the data.
+  std::vector<int64_t> shape;
+
+  static constexpr int64_t kAnyLength = -1;
+  // Elements; of an allgather, elements per row.
+  int64_t count() const;
+};
+
+// Operations that belong together, as the buckets of a tree do. Where the ranks disagree about one of them, every rank fails
+// all of them that are not decided: otherwise what only some ranks have would wait for ever, or be taken for a part of
+// what comes next.
+struct Family {
+  std::string name;  // empty: the operation stands alone
+  size_t members = 0;  // of all its operations; 0 where that is not compared
+  int64_t structure = 0;  // a digest of what there is, equal on ranks that have the same
+  int64_t run = 0;  // tells those of this rank apart; the ranks need not agree on it
+};
+
+struct Request {
+  static constexpr int kHost = -1;
+  static constexpr int kSomeGpu = -2;  // on a rank that has joined and named none
+
+  Kind kind = Kind::allreduce;
+  std::string name;
+  ReduceOp op = ReduceOp::sum;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  int root = 0;     // of a broadcast
+  int device = kHost;  // otherwise the CUDA ordinal of this rank
+  // How it moves, where that is not left to the settings; 0 where it is.
+  size_t chunk_bytes = 0;    // within a host
+  size_t segment_bytes = 0;  // between hosts that have one rank each
+  std::vector<Member> members;
+  Family family;
+  std::string refusal;  // why this rank cannot take part, so that no rank waits for it; empty when it can
+
+  bool on_host() const { return device == kHost; }
+
+  // Two ranks ask for the same thing exactly when their signatures are equal byte for byte.
+  std::string signature() const;
+  static Request decode(std::string_view signature);
+  // The family's name, without decoding the rest.
+  static std::string_view family_of(std::string_view signature);
+
+  // Why the other ranks cannot do this without a contribution of the joined ones; empty when they can.
+  std::string problem_with_joined(const RankSet& joined) const;
+};
+
+// The operation's name in messages: 'gradients of optimizer 1, bucket 0' (first: layer.weight), or 'loss'.
+std::string label_of(const Request& request);
+inline std::string label_of(std::string_view signature) { return label_of(Request::decode(signature)); }
+
+struct Mismatch {
+  // How the requests of one name differ, or who refuses, naming ranks and values; empty when all are the same.
+  std::string text;
+  std::vector<std::string> families;  // that fail with it; none where every rank that refuses does so without a family
+};
+Mismatch find_mismatch(std::vector<std::pair<std::string, RankSet>> signatures);
+
+}  // namespace horovodish

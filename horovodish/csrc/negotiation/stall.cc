@@ -1,0 +1,88 @@
+#include "negotiation/stall.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace horovodish {
+
+namespace {
+// What an answer may take; who has not answered by then is stopped or stuck. Between hosts every idle rank on the way
+// may pass the question on half a second later, and then the answer, and a busy machine may be slow to let it do so.
+constexpr StallInspector::Seconds kAnswerTime{5.0};
+// How much later than the root another rank reports. The root may be slow to learn that somebody waits.
+constexpr double kPatience = 1.5;
+constexpr StallInspector::Seconds kGrace{3.0};
+// While something waits the root asks at least this often within the shutdown time. A rank that hears the question begins to wait
+// anew, so it gives up before the root does only where the root does not run.
+constexpr double kAsksPerShutdown = 4;
+constexpr StallInspector::Seconds kLongestInterval{1.0};
+}  // namespace
+
+StallInspector::Action StallInspector::look(Clock::time_point now, std::optional<uint64_t> oldest) {
+  if (oldest != oldest_) {
+    oldest_ = oldest;
+    since_ = now;
+    asked_.reset();
+    last_asked_.reset();
+    reported_ = false;
+    answers_.clear();
+  }
+  if (!oldest_) return Action::none;
+  const Seconds waited = now - since_;
+  if (options_.shutdown > Seconds(0) && waited > options_.shutdown) return Action::give_up;
+  const Seconds warning = ranks_.empty() ? options_.warning * kPatience + kGrace : options_.warning;
+  if (options_.warning > Seconds(0) && waited > warning && !asked_) {
+    asked_ = last_asked_ = now;
+    answers_.clear();  // those to earlier questions are old
+    return Action::ask;
+  }
+  if (must_ask(now)) {
+    last_asked_ = now;
+    return Action::ask;
+  }
+  if (asked_ && !reported_ && (answers_.size() == static_cast<size_t>(ranks_.count()) || now - *asked_ > kAnswerTime)) {
+    reported_ = true;
+    return Action::report;
+  }
+  return Action::none;
+}
+
+// Ranks that wait hear again that the root is well.
+bool StallInspector::must_ask(Clock::time_point now) const {
+  const Seconds quiet = now - last_asked_.value_or(since_);
+  const bool reported_long_ago = reported_ && options_.warning > Seconds(0) && quiet > options_.warning;
+  return reported_long_ago || (options_.shutdown > Seconds(0) && quiet > options_.shutdown / kAsksPerShutdown);
+}
+
+std::string StallInspector::report(Clock::time_point now, const std::string& pending) const {
+  const auto waited = static_cast<long>(std::lround(Seconds(now - since_).count()));
+  std::string text = "ranks have waited for others for " + std::to_string(waited) + " s: " + pending + ".";
+  RankSet silent = ranks_;
+  for (const auto& [rank, answer] : answers_) {
+    text += "\n  rank " + std::to_string(rank) + " " + answer;
+    silent.remove(RankSet(rank));
+  }
+  if (asked_ && !silent.empty()) {
+    text += "\n  " + silent.text() + (silent.count() > 1 ? " do" : " does") +
+            " not answer: stopped, or stuck where the engine cannot run";
+  }
+  return text;
+}
+
+std::string StallInspector::report_silence(Clock::time_point now, int rank, const std::string& status, int parent,
+                                           int root) const {
+  const auto waited = static_cast<long>(std::lround(Seconds(now - since_).count()));
+  const std::string way = parent == root ? "" : " by way of rank " + std::to_string(parent);
+  return "rank " + std::to_string(rank) + " " + status + ", for " + std::to_string(waited) +
+         " s by now, and no answer comes from rank " + std::to_string(root) + way +
+         ": stopped, or stuck where the engine cannot run";
+}
+
+StallInspector::Seconds StallInspector::interval() const {
+  Seconds shortest = kLongestInterval;
+  if (options_.warning > Seconds(0)) shortest = std::min(shortest, options_.warning / 4);
+  if (options_.shutdown > Seconds(0)) shortest = std::min(shortest, options_.shutdown / (2 * kAsksPerShutdown));
+  return shortest;
+}
+
+}  // namespace horovodish

@@ -1,0 +1,104 @@
+// A collective on this rank, from its submission to its end.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "arithmetic/reduce.h"
+#include "negotiation/mask.h"
+#include "negotiation/request.h"
+#include "operation/handle.h"
+#include "timeline/timeline.h"
+
+namespace horovodish {
+
+// The memory of one member. Null pointers stand for a rank that has joined: it contributes the neutral value, or no
+// rows, and wants no result. The outputs of an allgather and of an alltoall are allocated by the plane.
+struct Buffer {
+  const std::byte* source = nullptr;
+  std::byte* target = nullptr;
+  int64_t first_dim = 0;             // rows of this rank's contribution to an allgather
+  std::vector<int64_t> splits = {};  // rows for every rank of an alltoall
+};
+
+struct Operation {
+  int process_set = 0;
+  std::shared_ptr<const Request> request;
+  std::shared_ptr<const std::string> signature;
+  std::vector<Buffer> buffers;  // one per member
+  Mask absent;  // members that this rank has no value for; once decided, that no rank has a value for
+  uint64_t decision = 0;  // known once decided: its number in the order of decisions
+  int contributors = 0;  // known once decided: ranks that have not joined
+  bool any_joined = false;  // known once decided
+  int root = 0;  // known once decided: index of the root within the process set
+  std::shared_ptr<Handle> handle;
+  bool reported = false;  // shows up in Engine::take_settled() once its memory is no longer needed
+  std::vector<std::shared_ptr<DeviceEvent>> ready;  // when the inputs are there, on streams of the framework
+  std::shared_ptr<DeviceEvent> done;  // of an operation on a device, once launched: when it is complete
+  std::function<void()> inner;  // of an operation that a plane makes of its own: called instead of settling its handle
+  std::function<void(const Handle&)> then;  // is called on a thread for that when the handle is settled; may be empty
+  std::shared_ptr<Operation> next;  // in the queue of those whose `then` is to be called
+  Trace trace;
+
+  // The neutral value of a rank that has joined must not be scaled. Then every other rank scales its own contribution when it
+  // packs it; otherwise that is left to the reduction, which does it in passing.
+  double packing_scale() const { return any_joined ? request->prescale : 1.0; }
+  Scaling scaling() const {
+    const bool average = request->op == ReduceOp::average;
+    return {any_joined ? 1.0 : request->prescale, request->postscale, average ? std::max(contributors, 1) : 1};
+  }
+};
+
+// By which a rank says that it cannot take part.
+inline std::shared_ptr<Operation> refusal_of(Kind kind, const std::string& name, int process_set, std::string why,
+                                             Family family = {}) {
+  auto request = std::make_shared<Request>();
+  request->family = std::move(family);
+  request->kind = kind;
+  request->name = name;
+  request->refusal = std::move(why);
+  auto operation = std::make_shared<Operation>();
+  operation->process_set = process_set;
+  operation->signature = std::make_shared<const std::string>(request->signature());
+  operation->request = std::move(request);
+  operation->handle = std::make_shared<Handle>(0);
+  return operation;
+}
+
+inline std::string subject_of(const Request& request) {
+  return std::string(name_of(request.kind)) + " '" + request.name + "'";
+}
+inline constexpr const char* kNameInUse =
+    "an operation of that name has not completed yet. Remedy: synchronize it first, or give the two operations "
+    "different names.";
+
+// Bytes of one row of a member whose first dimension may differ by rank.
+inline size_t row_bytes(const Member& member) { return static_cast<size_t>(member.count()) * bytes_of(member.dtype); }
+
+// Adds the next member's output to the handle, once it is known how many rows come from every rank.
+inline Handle::Output& allocate_rows(Operation& operation, size_t member, const std::vector<int64_t>& rows_by_rank) {
+  const int64_t rows = std::accumulate(rows_by_rank.begin(), rows_by_rank.end(), int64_t{0});
+  const size_t bytes = row_bytes(operation.request->members[member]) * static_cast<size_t>(rows);
+  auto& outputs = operation.handle->outputs;
+  outputs.push_back({std::make_unique_for_overwrite<std::byte[]>(bytes), bytes, rows_by_rank});
+  return outputs.back();
+}
+
+// The rows of a reducescatter's member that rank `index` of `ranks` gets: as even as possible, the first ranks one
+// more.
+struct Rows {
+  int64_t begin, count;
+};
+inline Rows rows_of(int64_t rows, size_t index, size_t ranks) {
+  const auto i = static_cast<int64_t>(index), n = static_cast<int64_t>(ranks);
+  const int64_t base = rows / n, more = rows % n;
+  return {i * base + std::min(i, more), base + (i < more ? 1 : 0)};
+}
+
+}  // namespace horovodish

@@ -1,0 +1,122 @@
+#include "planes/adasum.h"
+
+#include <cmath>
+#include <utility>
+
+#include "arithmetic/reduce.h"
+#include "arithmetic/standard_floats.h"
+
+namespace horovodish {
+
+namespace {
+
+size_t pairs_of(size_t ranks) { return ranks * (ranks + 1) / 2; }
+
+// Of a sum of products in float64, relative to its terms; with a margin.
+constexpr double kRounding = 1e-13;
+
+// A combination of the gradients of ranks [begin, begin + weights.size()).
+struct Combination {
+  size_t begin;
+  std::vector<double> weights;
+};
+
+class Products {
+ public:
+  Products(const double* of_pairs, size_t ranks) : of_pairs_(of_pairs), ranks_(ranks) {}
+
+  // 0 where the terms cancel so far that rounding is all that is left.
+  double operator()(const Combination& a, const Combination& b) const {
+    double sum = 0, magnitude = 0;
+    for (size_t i = 0; i < a.weights.size(); ++i) {
+      for (size_t j = 0; j < b.weights.size(); ++j) {
+        const double term = a.weights[i] * b.weights[j] * of_pair(a.begin + i, b.begin + j);
+        sum += term;
+        magnitude += std::abs(term);
+      }
+    }
+    return std::abs(sum) < kRounding * magnitude ? 0 : sum;
+  }
+
+ private:
+  double of_pair(size_t i, size_t j) const {
+    if (i > j) std::swap(i, j);
+    return of_pairs_[i * ranks_ - i * (i + 1) / 2 + j];
+  }
+  const double* of_pairs_;
+  size_t ranks_;
+};
+
+// A gradient of zeros has nothing in common with any other.
+double kept(double product, double square) { return square > 0 ? 1 - product / (2 * square) : 1; }
+
+void merge(Combination& a, const Combination& b, const Products& products) {
+  const double product = products(a, b);
+  const double of_a = kept(product, products(a, a)), of_b = kept(product, products(b, b));
+  for (double& weight : a.weights) weight *= of_a;
+  for (const double weight : b.weights) a.weights.push_back(weight * of_b);
+}
+
+}  // namespace
+
+std::vector<double> adasum_coefficients(const double* of_pairs, size_t ranks) {
+  const StandardFloats mode;
+  const Products products(of_pairs, ranks);
+  std::vector<Combination> level;
+  for (size_t rank = 0; rank < ranks; ++rank) level.push_back({rank, {1.0}});
+  while (level.size() > 1) {
+    std::vector<Combination> next;
+    for (size_t i = 0; i < level.size(); i += 2) {
+      next.push_back(std::move(level[i]));
+      if (i + 1 < level.size()) merge(next.back(), level[i + 1], products);
+    }
+    level = std::move(next);
+  }
+  return level.front().weights;
+}
+
+Adasum::Adasum(const Concatenation& concatenation, size_t ranks, double scale)
+    : concatenation_(concatenation),
+      ranks_(ranks),
+      pairs_(pairs_of(ranks)),
+      scale_(scale),
+      products_(concatenation.segments().size() * pairs_) {}
+
+void Adasum::add_products(size_t begin, size_t count, const std::vector<const std::byte*>& sources) {
+  const StandardFloats mode;
+  const DType dtype = concatenation_.dtype();
+  const size_t item = concatenation_.item_bytes();
+  concatenation_.for_each_piece(
+      begin, count, [&](const Concatenation::Segment& segment, size_t, size_t length, size_t position) {
+        double* product = products_.data() + segment_of(segment) * pairs_;
+        for (size_t i = 0; i < ranks_; ++i) {
+          for (size_t j = i; j < ranks_; ++j) {
+            *product++ += dot(dtype, sources[i] + position * item, sources[j] + position * item, length);
+          }
+        }
+      });
+}
+
+void Adasum::set_table(std::vector<double> products) {
+  const StandardFloats mode;
+  products_ = std::move(products);
+  for (size_t segment = 0; segment < concatenation_.segments().size(); ++segment) {
+    auto& weights = coefficients_.emplace_back(adasum_coefficients(products_.data() + segment * pairs_, ranks_));
+    for (double& weight : weights) weight *= scale_;
+  }
+}
+
+void Adasum::combine(size_t begin, size_t count, const std::vector<const std::byte*>& sources,
+                     std::byte* target) const {
+  const size_t item = concatenation_.item_bytes();
+  std::vector<const void*> pieces(ranks_);
+  concatenation_.for_each_piece(begin, count,
+                                [&](const Concatenation::Segment& segment, size_t, size_t length, size_t position) {
+                                  for (size_t rank = 0; rank < ranks_; ++rank)
+                                    pieces[rank] = sources[rank] + position * item;
+                                  weighted_sum(concatenation_.dtype(), target + position * item, pieces.data(),
+                                               coefficients_[segment_of(segment)].data(), ranks_, length);
+                                });
+}
+
+}  // namespace horovodish

@@ -1,0 +1,52 @@
+// Adasum: a sum in which what the ranks' gradients have in common counts once.
+//
+//     adasum(a, b) = (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b
+//
+// of neighbouring ranks, then of neighbouring pairs, and so on up a binary tree; a rank without a partner goes up as it is.
+// Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020, arXiv:2006.02924.
+//
+// Every value in that tree is a combination of the ranks' gradients, so its products follow from those of the gradients.
+// Hence two passes over a tensor, in which each rank needs no more than a shard of every gradient: first the products of
+// all pairs of gradients, then one weighted sum. As many bytes move as in the two halves of a ring.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "planes/fusion.h"
+
+namespace horovodish {
+
+// Of the tensors of a concatenation, whose products are added up piece by piece.
+class Adasum {
+ public:
+  // `scale` multiplies the result.
+  Adasum(const Concatenation& concatenation, size_t ranks, double scale);
+
+  // Takes elements [begin, begin + count) into account; `sources` points at them on every rank.
+  void add_products(size_t begin, size_t count, const std::vector<const std::byte*>& sources);
+  // What this rank has added up, for the others: `table_size()` numbers.
+  const double* table() const { return products_.data(); }
+  size_t table_size() const { return products_.size(); }
+  // The products of all elements, as the sum of the ranks' tables.
+  void set_table(std::vector<double> products);
+
+  // After set_table: the result for elements [begin, begin + count).
+  void combine(size_t begin, size_t count, const std::vector<const std::byte*>& sources, std::byte* target) const;
+
+ private:
+  size_t segment_of(const Concatenation::Segment& segment) const {
+    return static_cast<size_t>(&segment - concatenation_.segments().data());
+  }
+
+  const Concatenation& concatenation_;
+  const size_t ranks_, pairs_;
+  const double scale_;
+  std::vector<double> products_;  // by segment: of every pair of ranks i <= j
+  std::vector<std::vector<double>> coefficients_;  // by segment: of every rank
+};
+
+// The coefficients of the ranks' gradients in their Adasum, from the products of all pairs i <= j, in that order.
+std::vector<double> adasum_coefficients(const double* products, size_t ranks);
+
+}  // namespace horovodish

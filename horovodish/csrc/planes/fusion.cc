@@ -1,0 +1,68 @@
+#include "planes/fusion.h"
+
+#include <cstring>
+
+#include "arithmetic/reduce.h"
+
+namespace horovodish {
+
+std::vector<DType> dtypes_of(const Request& request) {
+  std::vector<DType> dtypes;
+  for (const Member& member : request.members) {
+    if (std::find(dtypes.begin(), dtypes.end(), member.dtype) == dtypes.end()) dtypes.push_back(member.dtype);
+  }
+  return dtypes;
+}
+
+std::vector<Concatenation> Concatenation::by_dtype(const Operation& operation) {
+  std::vector<Concatenation> result;
+  const auto& members = operation.request->members;
+  for (const DType dtype : dtypes_of(*operation.request)) {
+    Concatenation& concatenation = result.emplace_back(dtype);
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (members[i].dtype != dtype) continue;
+      concatenation.append(operation.buffers[i].source, operation.buffers[i].target,
+                           static_cast<size_t>(members[i].count()));
+    }
+  }
+  return result;
+}
+
+Concatenation Concatenation::as_bytes(const Operation& operation) {
+  Concatenation result(DType::uint8);
+  const auto& members = operation.request->members;
+  for (size_t i = 0; i < members.size(); ++i) {
+    result.append(operation.buffers[i].source, operation.buffers[i].target,
+                  static_cast<size_t>(members[i].count()) * bytes_of(members[i].dtype));
+  }
+  return result;
+}
+
+void Concatenation::append(const std::byte* source, std::byte* target, size_t count) {
+  if (count == 0) return;
+  segments_.push_back({source, target, count_, count});
+  count_ += count;
+}
+
+void Concatenation::pack(size_t begin, size_t count, ReduceOp op, std::byte* out, double scale) const {
+  const size_t item = item_bytes();
+  for_each_piece(begin, count, [&](const Segment& segment, size_t first, size_t length, size_t position) {
+    if (segment.source == nullptr) {
+      fill_neutral(dtype_, op, out + position * item, length);
+    } else if (scale != 1.0) {
+      const void* source = segment.source + first * item;
+      reduce(dtype_, op, out + position * item, &source, 1, length, {.prescale = scale});
+    } else {
+      std::memcpy(out + position * item, segment.source + first * item, length * item);
+    }
+  });
+}
+
+void Concatenation::unpack(size_t begin, size_t count, const std::byte* in) const {
+  const size_t item = item_bytes();
+  for_each_piece(begin, count, [&](const Segment& segment, size_t first, size_t length, size_t position) {
+    if (segment.target != nullptr) std::memcpy(segment.target + first * item, in + position * item, length * item);
+  });
+}
+
+}  // namespace horovodish

@@ -1,0 +1,320 @@
+#include "planes/nccl/nccl.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "memory/thread_setup.h"
+#include "negotiation/wire.h"
+
+namespace horovodish {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long a rank waits for what its GPU still does when a peer has gone.
+constexpr std::chrono::milliseconds kFarewellLimit{1000};
+constexpr std::chrono::milliseconds kFarewellNap{1};
+constexpr std::chrono::milliseconds kEndLimit{1000};
+// NCCL launches from a thread of its own (all versions from 2.27 on), for which a nap of the engine's would be too long.
+constexpr std::chrono::microseconds kLaunchSpin{200};
+
+std::string host_name() {
+  char name[256] = "";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+std::string version_text(int version) {
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
+}  // namespace
+
+NcclPlane::NcclPlane(NcclConfig config, Plane& host, LaunchOrder& order, OnComplete on_complete, OnRefuse on_refuse)
+    : config_(std::move(config)),
+      host_(host),
+      order_(order),
+      on_complete_(std::move(on_complete)),
+      on_refuse_(std::move(on_refuse)) {}
+
+NcclPlane::~NcclPlane() {
+  order_.forget(config_.process_set);
+  if (!communicator_) return;
+  Operation* const launching = !items_.empty() && items_.front()->launch ? items_.front()->operation.get() : nullptr;
+  try {
+    const Device::Scope scope(*device_);
+    drain(kFarewellLimit);  // what a rank that has left in order has had its part in
+    if (launched_.empty() && launching == nullptr) communicator_->finalize(kFarewellLimit);
+    const bool ended = communicator_->end(kEndLimit);
+    // The memory of an operation that is given up is in use until the aborted kernel has ended.
+    if (launching != nullptr && ended) launching->done = device_->record_own();
+  } catch (const std::runtime_error&) {  // the GPU has failed, or CUDA has ended with the process
+  }
+  if (launching != nullptr && !launching->done) launching->handle->abandon_memory();
+}
+
+void NcclPlane::drain(std::chrono::milliseconds limit) {
+  const auto end = Clock::now() + limit;
+  try {
+    for (forget_done(); !launched_.empty() && Clock::now() < end; forget_done()) {
+      if (communicator_) communicator_->ready();  // throws when nothing more will come
+      std::this_thread::sleep_for(kFarewellNap);
+    }
+  } catch (const std::exception&) {
+  }
+}
+
+void NcclPlane::start(std::shared_ptr<Operation> operation) {
+  const auto item = std::make_shared<Item>();
+  item->operation = std::move(operation);
+  items_.push_back(item);
+  const Request& request = *item->operation->request;
+  if (stays(request)) return;
+  // Every rank must introduce itself for the same operations. The ranks hear the verdict at different times, so only what
+  // has been decided may count here.
+  if (!verdict_ || (verdict_->any_joined && !item->operation->any_joined)) introduce(*item->operation);
+  item->verdict = verdict_;
+  if (needs_rows(request)) count(item);
+}
+
+Progress NcclPlane::advance() {
+  if (!device_ && items_.empty()) return Progress::done;
+  if (communicator_ && (!items_.empty() || !launched_.empty())) {
+    const Device::Scope scope(*device_);
+    communicator_->ready();  // throws what has gone wrong in the background
+    forget_done();
+  }
+  bool progressed = false;
+  while (!items_.empty() && advance_first()) progressed = true;
+  if (progressed) return Progress::progressed;
+  return items_.empty() ? Progress::done : Progress::pending;
+}
+
+// The host's plane takes its operations up in one order on all ranks, so this one needs no decision of its own.
+void NcclPlane::tell_each_other(const std::string& name, const std::string& text,
+                                std::function<void(const std::vector<std::string>&)> then) {
+  auto request = std::make_shared<Request>();
+  request->kind = Kind::allgather;
+  request->name = name;
+  request->members = {{name, DType::uint8, {Member::kAnyLength}}};
+  auto operation = std::make_shared<Operation>();
+  operation->process_set = config_.process_set;
+  operation->request = request;
+  operation->contributors = static_cast<int>(config_.ranks.size());
+  operation->handle = std::make_shared<Handle>(0);
+  const auto said = std::make_shared<const std::string>(text);
+  operation->buffers = {
+      {reinterpret_cast<const std::byte*>(said->data()), nullptr, static_cast<int64_t>(said->size())}};
+  operation->inner = [said, handle = operation->handle, then = std::move(then)] {
+    const Handle::Output& output = handle->outputs.at(0);
+    const char* at = reinterpret_cast<const char*>(output.data.get());
+    std::vector<std::string> told;
+    for (const int64_t length : output.rows) {
+      told.emplace_back(at, static_cast<size_t>(length));
+      at += length;
+    }
+    then(told);
+  };
+  host_.start(std::move(operation));
+}
+
+void NcclPlane::introduce(const Operation& operation) {
+  verdict_ = std::make_shared<Verdict>();
+  verdict_->any_joined = operation.any_joined;
+  Introduction own;
+  own.host = host_name();
+  own.ordinal = operation.request->device;
+  own.shares = config_.shared_gpu;
+  try {
+    const abi::Nccl* const nccl = nccl_library();
+    if (own.ordinal < 0) {
+      throw std::runtime_error(
+          "it has joined without having used a GPU, so it has none to take part with. Remedy: pass "
+          "join(device=torch.cuda.current_device())");
+    }
+    device_ = &Device::get(own.ordinal);
+    if (nccl == nullptr) throw std::runtime_error("NCCL was not found. Remedy: pip install nvidia-nccl-cu12 or -cu13");
+    own.gpu = device_->name();
+    own.gpu_id = device_->uuid();
+    own.nccl_version = nccl->version;
+    if (config_.own == 0 && !communicator_) {
+      const Device::Scope scope(*device_);
+      const NewThreadsAnywhere cores;
+      abi::NcclUniqueId id{};
+      if (nccl->get_unique_id(&id) != abi::NcclResult::success) {
+        throw std::runtime_error(
+            std::string("NCCL cannot open a socket for the other ranks: ") + nccl->get_last_error(nullptr) +
+            ". Remedy: see what it says with NCCL_DEBUG=INFO; NCCL_SOCKET_IFNAME chooses the network");
+      }
+      own.id.assign(id.bytes, sizeof id.bytes);
+    }
+  } catch (const std::exception& error) {
+    own.problem = error.what();
+  }
+  Writer writer;
+  for (const std::string* text : {&own.problem, &own.host, &own.gpu, &own.gpu_id, &own.id}) writer.text(*text);
+  writer.signed_number(own.ordinal);
+  writer.number(static_cast<uint64_t>(own.nccl_version));
+  writer.number(own.shares ? 1 : 0);
+  tell_each_other("the ranks' GPUs", writer.take(),
+                  [this, verdict = verdict_](const auto& told) { judge(told, *verdict); });
+}
+
+void NcclPlane::judge(const std::vector<std::string>& told, Verdict& verdict) const {
+  std::vector<Introduction> ranks;
+  for (const std::string& text : told) {
+    Reader reader(text);
+    Introduction& rank = ranks.emplace_back();
+    for (std::string* part : {&rank.problem, &rank.host, &rank.gpu, &rank.gpu_id, &rank.id}) *part = reader.text();
+    rank.ordinal = static_cast<int>(reader.signed_number());
+    rank.nccl_version = static_cast<int>(reader.number());
+    rank.shares = reader.number() != 0;
+  }
+  verdict.refusal = refusal(ranks);
+  if (verdict.refusal.empty()) ranks[0].id.copy(verdict.id.bytes, sizeof verdict.id.bytes);  // empty once connected
+  verdict.known = true;
+}
+
+// Why these ranks cannot have a communicator, in words better than NCCL's; empty when they can.
+std::string NcclPlane::refusal(const std::vector<Introduction>& ranks) const {
+  const auto name = [this](size_t index) { return "rank " + std::to_string(config_.ranks[index]); };
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (!ranks[i].problem.empty()) return name(i) + " on host " + ranks[i].host + ": " + ranks[i].problem;
+  }
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i].nccl_version != ranks[0].nccl_version) {
+      return name(0) + " has NCCL " + version_text(ranks[0].nccl_version) + ", " + name(i) + " on host " +
+             ranks[i].host + " has NCCL " + version_text(ranks[i].nccl_version) +
+             ". Remedy: install the same version on every host.";
+    }
+    for (size_t j = 0; j < i; ++j) {
+      if (ranks[i].gpu_id != ranks[j].gpu_id || (ranks[i].shares && ranks[j].shares)) continue;
+      return name(j) + " and " + name(i) + " both use GPU " + std::to_string(ranks[i].ordinal) + " (" + ranks[i].gpu +
+             ") of host " + ranks[i].host +
+             ", and NCCL needs one for each rank. Remedy: let every rank choose its own before it uses CUDA, "
+             "torch.cuda.set_device(hvd.local_rank()), and start no more ranks on a host than it has GPUs.";
+    }
+  }
+  return {};
+}
+
+void NcclPlane::count(const std::shared_ptr<Item>& item) {
+  item->counted = false;
+  Writer writer;
+  for (const Buffer& buffer : item->operation->buffers) {
+    if (item->operation->request->kind == Kind::allgather) {
+      writer.signed_number(buffer.first_dim);
+    } else {
+      for (const int64_t rows : buffer.splits) writer.signed_number(rows);
+    }
+  }
+  tell_each_other(item->operation->request->name + ": rows", writer.take(), [item](const auto& told) {
+    for (const std::string& text : told) {
+      Reader reader(text);
+      auto& rows = item->rows.emplace_back();
+      while (!reader.done()) rows.push_back(reader.signed_number());
+    }
+    item->counted = true;
+  });
+}
+
+// True when the first operation has come further.
+bool NcclPlane::advance_first() {
+  const std::shared_ptr<Item> item = items_.front();
+  Operation& operation = *item->operation;
+  const bool stays = this->stays(*operation.request);
+  if (!item->counted || !(stays || item->verdict->known)) return false;
+  if (!order_.is_next(config_.process_set, operation.decision)) {
+    if (config_.process_set != 0 && !order_.ended().empty()) throw std::runtime_error(order_.ended());
+    return false;
+  }
+  if (stays) {
+    copy_alone(operation);
+    complete(item->operation);
+    return true;
+  }
+  const std::string problem =
+      item->verdict->refusal.empty() ? problem_for_nccl(*operation.request) : item->verdict->refusal;
+  if (!problem.empty()) {
+    items_.pop_front();
+    order_.launched();
+    on_refuse_(item->operation, {ErrorKind::internal, problem});
+    return true;
+  }
+  const Device::Scope scope(*device_);
+  if (!communicator_) {
+    const Trace::Span span(operation.trace, Phase::connect);
+    communicator_ = std::make_unique<NcclCommunicator>(*nccl_library(), *device_, item->verdict->id,
+                                                       static_cast<int>(config_.ranks.size()), config_.own);
+    return true;
+  }
+  if (!communicator_->ready()) return false;
+  if (!item->launch) return launch(*item);
+  unpack(*item);
+  complete(item->operation);
+  return true;
+}
+
+bool NcclPlane::launch(Item& item) {
+  Operation& operation = *item.operation;
+  for (const auto& event : operation.ready) device_->wait_for(*event);
+  {
+    const Trace::Span span(operation.trace, Phase::pack);
+    item.launch = std::make_unique<NcclLaunch>(operation, item.rows, *communicator_, *device_, config_.own,
+                                               static_cast<int>(config_.ranks.size()));
+    item.launch->pack();
+  }
+  const Trace::Span span(operation.trace, Phase::nccl, true);
+  item.launch->call();
+  const auto end = Clock::now() + kLaunchSpin;
+  while (!communicator_->ready() && Clock::now() < end) std::this_thread::yield();
+  return true;
+}
+
+void NcclPlane::unpack(Item& item) {
+  const Trace::Span span(item.operation->trace, Phase::unpack);
+  item.launch->unpack();
+  item.operation->done = device_->record_own();
+  launched_.push_back(item.operation->done);
+}
+
+void NcclPlane::complete(std::shared_ptr<Operation> operation) {
+  items_.pop_front();
+  order_.launched();
+  on_complete_(operation);
+}
+
+void NcclPlane::copy_alone(Operation& operation) {
+  const Request& request = *operation.request;
+  Device& device = Device::get(request.device);
+  const Device::Scope scope(device);
+  const Trace::Span span(operation.trace, Phase::unpack);
+  for (const auto& event : operation.ready) device.wait_for(*event);
+  for (size_t i = 0; i < request.members.size(); ++i) {
+    const Member& member = request.members[i];
+    const Buffer& buffer = operation.buffers[i];
+    if (needs_rows(request)) {
+      const int64_t rows = request.kind == Kind::allgather ? buffer.first_dim : buffer.splits[0];
+      const size_t bytes = row_bytes(member) * static_cast<size_t>(rows);
+      operation.handle->outputs.push_back({nullptr, bytes, {rows}, device.allocate(bytes)});
+      device.copy(operation.handle->outputs.back().on_device->data(), buffer.source, bytes);
+    } else {
+      device.copy(buffer.target, buffer.source, static_cast<size_t>(member.count()) * bytes_of(member.dtype));
+    }
+  }
+  operation.done = device.record_own();
+}
+
+// They come in the order of the stream.
+void NcclPlane::forget_done() {
+  while (!launched_.empty() && launched_.front()->done()) launched_.pop_front();
+}
+
+}  // namespace horovodish

@@ -1,0 +1,101 @@
+// The plane of CUDA tensors: NCCL on the engine's stream of this rank's GPU.
+//
+// An operation passes these stages; only the first in the queue moves, and all of a rank's process sets share one order
+// of launches (launch_order.h):
+//     introduce   once for the plane: the ranks tell each other their GPUs, and the first one NCCL's id, over the host's
+//                 plane. All ranks see the same, and come to the same verdict. Once more for the first operation without
+//                 joined ranks, if a rank had joined before: it may have had no GPU.
+//     count       where the number of rows differs by rank: they tell it each other, likewise
+//     connect     once for the plane: the communicator is made
+//     launch      packing, the call, and when NCCL has launched that, unpacking
+// It is complete when launched; its event comes when the GPU has done it. No stage waits: NCCL's calls return at once and
+// are asked for their end.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gpu/launch_order.h"
+#include "planes/nccl/nccl_communicator.h"
+#include "planes/nccl/nccl_launch.h"
+#include "planes/plane.h"
+
+namespace horovodish {
+
+struct NcclConfig {
+  int process_set = 0;
+  int own = 0;  // index of this rank in `ranks`
+  std::vector<int> ranks;  // of the world
+  bool alone = false;  // a rank that is alone uses NCCL, too, even where a copy would do
+  bool shared_gpu = false;  // several ranks may use one GPU
+};
+
+class NcclPlane : public Plane {
+ public:
+  // `host` and `order` outlive the plane.
+  NcclPlane(NcclConfig config, Plane& host, LaunchOrder& order, OnComplete on_complete, OnRefuse on_refuse);
+  // Waits for a moment for what was launched, then ends it.
+  ~NcclPlane() override;
+
+  void start(std::shared_ptr<Operation> operation) override;
+  Progress advance() override;
+  bool needs_polling() const override { return !items_.empty(); }
+  bool needs_watching() const override { return !launched_.empty(); }
+  void drain(std::chrono::milliseconds limit) override;
+
+ private:
+  // What the ranks tell each other before the others wait for them.
+  struct Introduction {
+    std::string problem, host, gpu, gpu_id;
+    int ordinal = -1, nccl_version = 0;
+    bool shares = false;
+    std::string id;  // of the communicator, from the first rank
+  };
+  struct Verdict {
+    bool any_joined = false;  // when it was asked for
+    bool known = false;
+    std::string refusal;  // why this set cannot use NCCL; empty when it can
+    abi::NcclUniqueId id{};
+  };
+  struct Item {
+    std::shared_ptr<Operation> operation;
+    std::shared_ptr<const Verdict> verdict;
+    NcclLaunch::Rows rows;
+    bool counted = true;  // whether the rows are known
+    std::unique_ptr<NcclLaunch> launch;  // null until launched
+  };
+
+  void introduce(const Operation& operation);
+  void judge(const std::vector<std::string>& told, Verdict& verdict) const;
+  std::string refusal(const std::vector<Introduction>& ranks) const;
+  void count(const std::shared_ptr<Item>& item);
+  void tell_each_other(const std::string& name, const std::string& text,
+                       std::function<void(const std::vector<std::string>&)> then);
+  bool advance_first();
+  bool launch(Item& item);
+  void unpack(Item& item);
+  void copy_alone(Operation& operation);
+  void complete(std::shared_ptr<Operation> operation);
+  // Whether nothing travels and nothing is multiplied.
+  bool stays(const Request& request) const {
+    return config_.ranks.size() == 1 && !config_.alone && !is_scaled(request);
+  }
+  void forget_done();
+
+  const NcclConfig config_;
+  Plane& host_;
+  LaunchOrder& order_;
+  const OnComplete on_complete_;
+  const OnRefuse on_refuse_;
+
+  Device* device_ = nullptr;  // null until the first operation, and where there is none
+  std::shared_ptr<Verdict> verdict_;  // for operations from now on; null until the first one
+  std::unique_ptr<NcclCommunicator> communicator_;
+  std::deque<std::shared_ptr<Item>> items_;
+  std::deque<std::shared_ptr<DeviceEvent>> launched_;  // of operations that the GPU has not done yet
+};
+
+}  // namespace horovodish

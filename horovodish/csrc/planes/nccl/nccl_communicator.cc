@@ -1,0 +1,129 @@
+#include "planes/nccl/nccl_communicator.h"
+
+#include <future>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "arithmetic/half.h"
+#include "memory/thread_setup.h"
+
+namespace horovodish {
+
+namespace {
+constexpr std::chrono::milliseconds kNap{1};
+}  // namespace
+
+abi::NcclType nccl_type(DType dtype) {
+  switch (dtype) {
+    case DType::uint8:
+      return abi::NcclType::uint8;
+    case DType::int8:
+      return abi::NcclType::int8;
+    case DType::int32:
+      return abi::NcclType::int32;
+    case DType::int64:
+      return abi::NcclType::int64;
+    case DType::float16:
+      return abi::NcclType::float16;
+    case DType::bfloat16:
+      return abi::NcclType::bfloat16;
+    case DType::float32:
+      return abi::NcclType::float32;
+    case DType::float64:
+      return abi::NcclType::float64;
+    case DType::boolean:
+    case DType::int16:
+    case DType::uint16:
+    case DType::uint32:
+    case DType::uint64:
+      break;
+  }
+  throw std::logic_error("NCCL has no " + std::string(name_of(dtype)));
+}
+
+NcclCommunicator::NcclCommunicator(const abi::Nccl& nccl, Device& device, const abi::NcclUniqueId& id, int ranks,
+                                   int rank)
+    : nccl_(nccl), device_(device) {
+  abi::NcclConfig config;
+  config.blocking = 0;
+  const NewThreadsAnywhere cores;
+  check(nccl_.comm_init_rank_config(&communicator_, ranks, id, rank, &config), "connecting the ranks");
+}
+
+bool NcclCommunicator::end(std::chrono::milliseconds limit) {
+  if (communicator_ == nullptr) return true;
+  std::promise<void> promise;
+  const auto ended = promise.get_future();
+  std::thread([&device = device_, communicator = std::exchange(communicator_, nullptr),
+               last_call = finalized_ ? nccl_.comm_destroy : nccl_.comm_abort, promise = std::move(promise)]() mutable {
+    try {
+      const Device::Scope scope(device);
+      last_call(communicator);
+      promise.set_value();
+    } catch (const std::exception&) {  // CUDA has ended with the process
+    }
+  }).detach();
+  return ended.wait_for(limit) == std::future_status::ready;
+}
+
+bool NcclCommunicator::ready() {
+  abi::NcclResult state = abi::NcclResult::success;
+  check(nccl_.comm_get_async_error(communicator_, &state), "asking for errors");
+  check(state, "a collective was under way");
+  return state == abi::NcclResult::success;
+}
+
+void NcclCommunicator::finalize(std::chrono::milliseconds limit) noexcept {
+  abi::NcclResult state = abi::NcclResult::in_progress;
+  // One that is still being made, or has failed, is refused.
+  if (nccl_.comm_get_async_error(communicator_, &state) != abi::NcclResult::success) return;
+  if (state != abi::NcclResult::success) return;
+  state = nccl_.comm_finalize(communicator_);
+  for (auto left = limit; state == abi::NcclResult::in_progress && left.count() > 0; left -= kNap) {
+    std::this_thread::sleep_for(kNap);
+    if (nccl_.comm_get_async_error(communicator_, &state) != abi::NcclResult::success) return;
+  }
+  finalized_ = state == abi::NcclResult::success;
+}
+
+void NcclCommunicator::check(abi::NcclResult result, const char* what) const {
+  if (result == abi::NcclResult::success || result == abi::NcclResult::in_progress) return;
+  const char* const last = nccl_.get_last_error(communicator_);
+  std::string text = std::string("NCCL failed while ") + what + ": " + nccl_.get_error_string(result);
+  if (last != nullptr && *last != '\0') text += " (" + std::string(last) + ")";
+  throw std::runtime_error(
+      text + " on GPU " + std::to_string(device_.ordinal()) +
+      ". Remedy: run the job again with NCCL_DEBUG=WARN, or INFO, in the environment of the ranks, "
+      "at which NCCL itself says more.");
+}
+
+abi::NcclOp NcclCommunicator::sum_of_multiples(DType dtype, double factor) {
+  Float16 half{};
+  BFloat16 brain{};
+  auto single = static_cast<float>(factor);
+  double twice = factor;
+  void* scalar = &twice;
+  if (dtype == DType::float16) {
+    half = to_float16(single);
+    scalar = &half;
+  } else if (dtype == DType::bfloat16) {
+    brain = to_bfloat16(single);
+    scalar = &brain;
+  } else if (dtype == DType::float32) {
+    scalar = &single;
+  }
+  abi::NcclOp op{};
+  check(nccl_.red_op_create_pre_mul_sum(&op, scalar, nccl_type(dtype), abi::NcclScalarResidence::host_immediate,
+                                        communicator_),
+        "making a scaled sum");
+  factors_.push_back(op);
+  return op;
+}
+
+void NcclCommunicator::forget_factors() {
+  for (const abi::NcclOp op : factors_) nccl_.red_op_destroy(op, communicator_);
+  factors_.clear();
+}
+
+}  // namespace horovodish

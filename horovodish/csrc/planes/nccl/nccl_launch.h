@@ -1,0 +1,87 @@
+// One operation as calls of NCCL's: packing and the calls themselves, and what is left to copy afterwards.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "gpu/device.h"
+#include "operation/operation.h"
+#include "planes/fusion.h"
+#include "planes/nccl/nccl_communicator.h"
+
+namespace horovodish {
+
+// Why NCCL cannot do what a request asks for; empty when it can. The same on all ranks that ask for the same.
+std::string problem_for_nccl(Kind kind, ReduceOp op, const std::vector<DType>& dtypes, double prescale,
+                             double postscale);
+std::string problem_for_nccl(const Request& request);
+// Whether a request multiplies its values.
+bool is_scaled(const Request& request);
+// Whether every rank must know how many rows come from which rank.
+inline bool needs_rows(const Request& request) {
+  return request.kind == Kind::allgather || request.kind == Kind::alltoall;
+}
+
+struct DeviceCopy {
+  std::byte* target;
+  const std::byte* source;
+  size_t bytes;
+};
+
+class NcclLaunch {
+ public:
+  // By rank, what it has sent as its row counts: for each member one (allgather), or one for each rank (alltoall).
+  using Rows = std::vector<std::vector<int64_t>>;
+
+  NcclLaunch(Operation& operation, const Rows& rows, NcclCommunicator& communicator, Device& device, int own,
+             int ranks);
+
+  // In this order on the device's stream, the last when NCCL has launched what the second has asked for.
+  void pack();
+  void call();
+  void unpack();
+
+ private:
+  // Of members that travel as they are or as one vector.
+  struct Piece {
+    const std::byte* source;
+    std::byte* target;
+    DType dtype;
+    size_t count;
+  };
+  struct Neutral {
+    std::byte* target;
+    DType dtype;
+    size_t count;
+  };
+
+  void plan();
+  void plan_allreduce();
+  void plan_vector(DType dtype, const std::vector<Concatenation::Segment>& segments);
+  void plan_reducescatter();
+  void plan_broadcast();
+  std::byte* reserve(size_t bytes);
+  abi::NcclOp op_for(DType dtype);
+  void call_reducescatter(const Piece& piece, const Member& member, abi::NcclOp op);
+  void call_allgather(size_t member);
+  void call_alltoall(size_t member);
+  void check(abi::NcclResult result) const { communicator_.check(result, "a collective was launched"); }
+  int64_t rows_between(int from, int to, size_t member) const;
+
+  Operation& operation_;
+  const Request& request_;
+  const Rows& rows_;
+  NcclCommunicator& communicator_;
+  const abi::Nccl& nccl_;
+  Device& device_;
+  const int own_, ranks_;
+
+  std::byte* scratch_ = nullptr;
+  size_t reserved_ = 0;  // bytes of it
+  std::vector<Piece> pieces_;
+  std::vector<Neutral> neutrals_;
+  std::vector<DeviceCopy> before_, after_;
+};
+
+}  // namespace horovodish

@@ -1,0 +1,160 @@
+#include "timeline/timeline.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+
+#include "memory/thread_setup.h"
+#include "timeline/timeline_writer.h"
+
+namespace horovodish {
+
+namespace {
+
+// What a rank can record while its writer does not get to run.
+constexpr size_t kRecords = 1 << 15, kDescriptions = 1 << 12;
+// How often the writer looks. A killed process loses what came after its last look.
+constexpr std::chrono::milliseconds kInterval{20};
+using What = TimelineRecord::What;
+
+constexpr std::string_view kUnnamed = ".noname.";  // of generated names, before their number
+
+}  // namespace
+
+struct Timeline::Output {
+  TraceFile file;
+  TimelineWriter writer{file};
+};
+
+Timeline::Timeline(const TimelineConfig& config)
+    : mark_cycles_(config.mark_cycles),
+      records_(kRecords),
+      descriptions_(kDescriptions),
+      output_(new Output{{config.descriptor, config.rank, config.origin}}) {
+  output_->file.name_process(config.name);
+  writer_ = std::thread([this] { run(); });
+}
+
+Timeline::~Timeline() { finish(); }
+
+Timeline::Track* Timeline::submitted(const std::shared_ptr<const Request>& request, const Signature& signature,
+                                     int process_set, int64_t at) {
+  Track& track = track_of(process_set, request->name);
+  const bool known = track.signature == signature || (track.signature && *track.signature == *signature);
+  if (!known && describe(track, request)) track.signature = signature;
+  push(TimelineRecord(What::submitted, track.number, at));
+  track.busy = true;
+  return &track;
+}
+
+// Operations that are decided in one round of the engine are decided at the same time.
+void Timeline::decided(const Track& track, int64_t at) {
+  if (mark_cycles_ && at != last_decision_) {
+    push(TimelineRecord(What::cycle, kEngineTrack, at));
+  }
+  push(TimelineRecord(What::decided, track.number, at));
+  last_decision_ = at;
+}
+
+void Timeline::phase(const Track& track, Phase phase, int64_t begin) {
+  last_phase_ = now();
+  push(TimelineRecord(phase, track.number, begin, last_phase_));
+}
+
+// An operation is settled right after its last phase, or after its decision when it has none.
+void Timeline::settled(Track& track, bool failed) {
+  const int64_t at = failed ? now() : std::max(last_phase_, last_decision_);
+  push(TimelineRecord(failed ? What::failed : What::settled, track.number, at));
+  track.busy = false;
+}
+
+// Generated names are new each time: all of them share a track, or as many as are under way at once.
+Timeline::Track& Timeline::track_of(int process_set, std::string_view name) {
+  const size_t cut = name.find(kUnnamed);
+  if (cut == std::string_view::npos) return named(process_set, name);
+  const std::string_view common = name.substr(0, cut + kUnnamed.size() - 1);
+  Track* track = &named(process_set, common);
+  for (int lane = 2; track->busy; ++lane) {
+    track = &named(process_set, std::string(common) + " (" + std::to_string(lane) + ")");
+  }
+  return *track;
+}
+
+Timeline::Track& Timeline::named(int process_set, std::string_view name) {
+  Tracks& tracks = tracks_[process_set];
+  const auto found = tracks.find(name);
+  if (found != tracks.end()) return found->second;
+  Track& track = tracks[std::string(name)];
+  track.name = (process_set == 0 ? "" : "set " + std::to_string(process_set) + ": ") + std::string(name);
+  track.number = ++last_track_;
+  return track;
+}
+
+// Both or none, so that the writer finds each description that a record speaks of.
+bool Timeline::describe(const Track& track, const std::shared_ptr<const Request>& request) {
+  if (records_.full() || !descriptions_.push({track.name, request})) return false;
+  push(TimelineRecord(What::described, track.number));
+  return true;
+}
+
+void Timeline::push(TimelineRecord&& record) {
+  if (finished_.load(std::memory_order_relaxed) || records_.push(std::move(record))) return;
+  dropped_.store(dropped_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
+// What is left is written by the thread that ends the timeline: the writer's may not get to run for a while.
+void Timeline::finish() {
+  {
+    std::lock_guard lock(mutex_);
+    if (finishing_) return;
+    finishing_ = true;
+  }
+  changed_.notify_one();
+  writer_.join();
+  finished_ = true;
+  write([this] {
+    write_records();
+    output_->writer.end_all(now());
+    output_->file.finish();
+  });
+  output_.reset();
+}
+
+void Timeline::run() {
+  set_up_thread("horovodish-time");
+  const sched_param parameters{};
+  pthread_setschedparam(pthread_self(), SCHED_IDLE, &parameters);
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, kInterval, [this] { return finishing_; })) {
+    lock.unlock();
+    write([this] { write_records(); });
+    lock.lock();
+  }
+}
+
+// A trace that cannot be written ends where it is. The engine goes on.
+template <class Step>
+void Timeline::write(Step step) noexcept {
+  if (failed_) return;
+  try {
+    step();
+  } catch (const std::exception& error) {
+    failed_ = true;
+    std::fprintf(stderr, "horovodish: warning: the timeline cannot be written any further: %s\n", error.what());
+  }
+}
+
+void Timeline::write_records() {
+  while (const auto record = records_.take()) {
+    if (record->what == What::described) {
+      output_->writer.describe(record->track, descriptions_.take().value());
+    } else {
+      output_->writer.take(*record);
+    }
+  }
+  output_->writer.dropped(dropped_.load(std::memory_order_relaxed), now());
+  output_->file.flush();
+}
+
+}  // namespace horovodish

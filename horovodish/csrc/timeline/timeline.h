@@ -1,0 +1,173 @@
+// When each operation went through which phase on this rank, as a trace that a thread of its own writes.
+//
+// The thread that drives the engine pushes small records into a ring: a time, a number and what happened. It never
+// formats, writes or waits. The writer runs on what time others leave over; when it does not keep up, records are
+// dropped and counted. An operation that is not recorded costs a look at a null pointer where it would be.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "memory/single_producer_ring.h"
+#include "negotiation/request.h"
+
+namespace horovodish {
+
+// What a plane does for an operation. Before come "negotiate", from the submission to the decision, and "queue", from
+// there to the first of these.
+enum class Phase : uint8_t { pack, reduce, exchange, unpack, connect, nccl };
+
+// Number of the track for what concerns no operation.
+constexpr uint32_t kEngineTrack = 1;
+
+// What a track is called and what the operations on it are about.
+struct TrackDescription {
+  std::string name;
+  std::shared_ptr<const Request> request;
+};
+
+// Small, because recording costs what it costs to get its cache line back from the thread that writes.
+struct TimelineRecord {
+  enum class What : uint8_t { described, submitted, decided, phase, settled, failed, cycle };
+
+  TimelineRecord() : TimelineRecord(What::described, 0) {}
+  explicit TimelineRecord(What what, uint32_t track, int64_t at = 0) : at(at), what(what), track(track) {}
+  TimelineRecord(Phase phase, uint32_t track, int64_t begin, int64_t end)
+      : at(end), length(static_cast<float>(end - begin)), what(What::phase), phase(phase), track(track) {}
+
+  int64_t at;  // nanoseconds of the steady clock; of a phase: when it ended
+  float length = 0;  // nanoseconds; of a phase
+  What what : 4;
+  Phase phase : 4 = Phase::pack;
+  uint32_t track : 24;
+};
+static_assert(sizeof(TimelineRecord) == 16);
+
+struct TimelineConfig {
+  int descriptor = -1;  // of an empty file; the timeline closes it
+  int rank = 0;
+  std::string name;  // of the process
+  int64_t origin = 0;  // nanoseconds of the steady clock that are 0 in the trace
+  bool mark_cycles = false;
+};
+
+class Timeline {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Signature = std::shared_ptr<const std::string>;
+
+  // What operations of one name have in common. At most one of them is under way.
+  struct Track {
+    std::string name;
+    uint32_t number = 0;
+    bool busy = false;
+    Signature signature;  // of the operation that the writer has a description of
+  };
+
+  explicit Timeline(const TimelineConfig& config);
+  ~Timeline();
+
+  static int64_t now() { return nanoseconds(Clock::now()); }
+  static int64_t nanoseconds(Clock::time_point time) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+  }
+
+  // Called by whoever drives the engine, one thread at a time.
+  Track* submitted(const std::shared_ptr<const Request>& request, const Signature& signature, int process_set,
+                   int64_t at);
+  void decided(const Track& track, int64_t at);
+  int64_t begin(bool follows) const { return follows && last_phase_ != 0 ? last_phase_ : now(); }
+  void phase(const Track& track, Phase phase, int64_t begin);
+  void settled(Track& track, bool failed);
+
+  // Ends the trace and writes it to the end; what is pushed from now on is ignored.
+  void finish();
+
+ private:
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+  using Tracks = std::unordered_map<std::string, Track, Hash, std::equal_to<>>;
+
+  Track& track_of(int process_set, std::string_view name);
+  Track& named(int process_set, std::string_view name);
+  bool describe(const Track& track, const std::shared_ptr<const Request>& request);
+  void push(TimelineRecord&& record);
+  void run();
+  void write_records();
+  template <class Step>
+  void write(Step step) noexcept;
+
+  struct Output;
+
+  const bool mark_cycles_;
+  SingleProducerRing<TimelineRecord> records_;
+  SingleProducerRing<TrackDescription> descriptions_;  // one for each record that says so
+  std::unordered_map<int, Tracks> tracks_;  // by process set and name
+  uint32_t last_track_ = kEngineTrack;
+  int64_t last_phase_ = 0, last_decision_ = 0;  // when the one ended and the other was made
+  std::atomic<uint64_t> dropped_{0};
+  std::atomic<bool> finished_{false};
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool finishing_ = false;  // guarded by mutex_
+  std::unique_ptr<Output> output_;  // the writer's alone until it has ended
+  bool failed_ = false;  // likewise
+  std::thread writer_;
+};
+
+// What an operation carries in order to be recorded.
+struct Trace {
+  std::shared_ptr<Timeline> timeline;  // null: it is not
+  int64_t submitted_at = 0;  // 0: when the engine takes it up
+  Timeline::Track* track = nullptr;  // null until submitted()
+
+  void submitted(const std::shared_ptr<const Request>& request, const Timeline::Signature& signature, int process_set,
+                 Timeline::Clock::time_point taken_up) {
+    if (!timeline) return;
+    const int64_t at = submitted_at != 0 ? submitted_at : Timeline::nanoseconds(taken_up);
+    track = timeline->submitted(request, signature, process_set, at);
+  }
+  void decided(Timeline::Clock::time_point at) const {
+    if (track != nullptr) timeline->decided(*track, Timeline::nanoseconds(at));
+  }
+  void settled(bool failed) const {
+    if (track != nullptr) timeline->settled(*track, failed);
+  }
+
+  // A phase of an operation, for the length of a scope.
+  class Span {
+   public:
+    // `follows`: the phase that was recorded last has just ended, which saves a look at the clock.
+    Span(const Trace& trace, Phase phase, bool follows = false)
+        : timeline_(trace.timeline.get()),
+          track_(trace.track),
+          phase_(phase),
+          begin_(track_ == nullptr ? 0 : timeline_->begin(follows)) {}
+    ~Span() {
+      if (track_ != nullptr) timeline_->phase(*track_, phase_, begin_);
+    }
+    Span(const Span&) = delete;
+    Span& operator=(const Span&) = delete;
+    // Nothing was done.
+    void cancel() { track_ = nullptr; }
+
+   private:
+    Timeline* const timeline_;
+    const Timeline::Track* track_;
+    const Phase phase_;
+    const int64_t begin_;
+  };
+};
+
+}  // namespace horovodish

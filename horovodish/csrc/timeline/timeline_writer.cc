@@ -1,0 +1,111 @@
+#include "timeline/timeline_writer.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace horovodish {
+
+namespace {
+
+using What = TimelineRecord::What;
+
+constexpr std::array<std::string_view, 6> kPhaseNames{"pack", "reduce", "exchange", "unpack", "connect", "nccl"};
+
+std::string arguments_of(const Request& request) {
+  size_t bytes = 0;
+  for (const Member& member : request.members) {
+    bytes += static_cast<size_t>(member.count()) * bytes_of(member.dtype);
+  }
+  const bool rows = request.kind == Kind::allgather || request.kind == Kind::alltoall;
+  std::string text = (rows ? "\"row_bytes\":" : "\"bytes\":") + std::to_string(bytes) +
+                     ",\"tensors\":" + std::to_string(request.members.size());
+  if (request.members.size() > 1) {
+    text +=
+        ",\"first\":" + json_text(request.members.front().name) + ",\"last\":" + json_text(request.members.back().name);
+  }
+  return text;
+}
+
+}  // namespace
+
+void TimelineWriter::take(const TimelineRecord& record) {
+  if (record.what == What::cycle) return mark("cycle", record.at, {});
+  if (record.what == What::submitted) return submitted(record.track, record.at);
+  if (!track(record.track).busy) return;
+  switch (record.what) {
+    case What::decided:
+      end_waiting(record.track, record.at);
+      tracks_[record.track].waits = "queue";
+      break;
+    case What::phase: {
+      const int64_t begin = record.at - static_cast<int64_t>(record.length);
+      end_waiting(record.track, begin);
+      slice(record.track, kPhaseNames[static_cast<size_t>(record.phase)], begin, record.at);
+      break;
+    }
+    default:
+      end(record.track, record.at, record.what == What::failed);
+  }
+}
+
+void TimelineWriter::dropped(uint64_t count, int64_t at) {
+  if (count == dropped_) return;
+  mark("records dropped", at, "\"count\":" + std::to_string(count - dropped_) + ",\"total\":" + std::to_string(count));
+  dropped_ = count;
+}
+
+void TimelineWriter::end_all(int64_t at) {
+  for (uint32_t number = 0; number < tracks_.size(); ++number) {
+    if (tracks_[number].busy) end(number, at, false);
+  }
+}
+
+void TimelineWriter::describe(uint32_t number, const TrackDescription& description) {
+  Track& described = track(number);
+  if (!std::exchange(described.named, true)) file_.name_track(number, description.name);
+  described.kind = name_of(description.request->kind);
+  described.arguments = arguments_of(*description.request);
+}
+
+TimelineWriter::Track& TimelineWriter::track(uint32_t number) {
+  if (number >= tracks_.size()) tracks_.resize(number + 1);
+  return tracks_[number];
+}
+
+void TimelineWriter::submitted(uint32_t number, int64_t at) {
+  Track& begun = track(number);
+  if (begun.busy) end(number, at, false);
+  begun.busy = true;
+  begun.waits = "negotiate";
+  begun.last = std::max(at, begun.last);
+  file_.begin(number, begun.kind, begun.last, begun.arguments);
+}
+
+void TimelineWriter::end_waiting(uint32_t number, int64_t at) {
+  Track& track = tracks_[number];
+  if (!track.waits.empty()) slice(number, std::exchange(track.waits, {}), track.last, at);
+}
+
+// A phase from `begin` to `end`, which lasts and does not overlap the one before.
+void TimelineWriter::slice(uint32_t number, std::string_view name, int64_t begin, int64_t end) {
+  Track& track = tracks_[number];
+  begin = std::max(begin, track.last);
+  track.last = std::max(end, begin + 1);
+  file_.slice(number, name, begin, track.last);
+}
+
+void TimelineWriter::end(uint32_t number, int64_t at, bool failed) {
+  end_waiting(number, at);
+  Track& track = tracks_[number];
+  track.last = std::max(at, track.last);
+  track.busy = false;
+  file_.end(number, track.last, failed ? "\"failed\":true" : "");
+}
+
+void TimelineWriter::mark(std::string_view name, int64_t at, std::string_view arguments) {
+  if (!std::exchange(track(kEngineTrack).named, true)) file_.name_track(kEngineTrack, "engine");
+  file_.mark(kEngineTrack, name, at, arguments);
+}
+
+}  // namespace horovodish

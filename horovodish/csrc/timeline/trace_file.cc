@@ -1,0 +1,157 @@
+#include "timeline/trace_file.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+namespace horovodish {
+
+namespace {
+
+// The kernel ends a write() that is hit by a SIGKILL between two pages, never within one. So every page of the file
+// holds whole lines and is written by calls of its own.
+constexpr size_t kPageBytes = 4096;
+// An event holds at most three texts, and fits into a page.
+constexpr size_t kLongestText = 500;
+
+void append_number(std::string& text, int64_t value) {
+  char digits[24];
+  text.append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
+}
+
+}  // namespace
+
+std::string json_text(std::string_view value) {
+  std::string text = "\"";
+  for (const char character : value) {
+    const auto byte = static_cast<unsigned char>(character);
+    const bool within_character = (byte & 0xc0) == 0x80;  // UTF-8
+    if (text.size() > kLongestText && !within_character) {
+      text += "...";
+      break;
+    }
+    if (byte < 0x20) {
+      char escape[8];
+      std::snprintf(escape, sizeof escape, "\\u%04x", byte);
+      text += escape;
+      continue;
+    }
+    if (byte == '"' || byte == '\\') text += '\\';
+    text += character;
+  }
+  return text + '"';
+}
+
+TraceFile::TraceFile(int descriptor, int process, int64_t origin)
+    : descriptor_(descriptor), process_(std::to_string(process)), origin_(origin) {
+  add("[\n");
+}
+
+TraceFile::~TraceFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void TraceFile::name_process(std::string_view name) {
+  open("M", 0);
+  this->name("process_name");
+  close("\"name\":" + json_text(name));
+  open("M", 0);
+  this->name("process_sort_index");
+  close("\"sort_index\":" + process_);
+}
+
+void TraceFile::name_track(uint64_t track, std::string_view name) {
+  open("M", track);
+  this->name("thread_name");
+  close("\"name\":" + json_text(name));
+}
+
+void TraceFile::begin(uint64_t track, std::string_view name, int64_t at, std::string_view arguments) {
+  open("B", track);
+  time("ts", at - origin_);
+  this->name(name);
+  close(arguments);
+}
+
+void TraceFile::end(uint64_t track, int64_t at, std::string_view arguments) {
+  open("E", track);
+  time("ts", at - origin_);
+  close(arguments);
+}
+
+void TraceFile::slice(uint64_t track, std::string_view name, int64_t begin, int64_t end) {
+  open("X", track);
+  time("ts", begin - origin_);
+  time("dur", end - begin);
+  this->name(name);
+  close({});
+}
+
+void TraceFile::mark(uint64_t track, std::string_view name, int64_t at, std::string_view arguments) {
+  open("i", track);
+  time("ts", at - origin_);
+  this->name(name);
+  line_ += ",\"s\":\"p\"";
+  close(arguments);
+}
+
+void TraceFile::finish() {
+  add("]\n");
+  flush();
+}
+
+void TraceFile::open(std::string_view type, uint64_t track) {
+  line_ = first_ ? "{\"ph\":\"" : ",{\"ph\":\"";
+  first_ = false;
+  line_.append(type).append("\",\"pid\":").append(process_).append(",\"tid\":");
+  append_number(line_, static_cast<int64_t>(track));
+}
+
+void TraceFile::time(std::string_view key, int64_t nanoseconds) {
+  line_.append(",\"").append(key).append("\":");
+  if (nanoseconds < 0) line_ += '-';
+  const int64_t length = nanoseconds < 0 ? -nanoseconds : nanoseconds;
+  append_number(line_, length / 1000);
+  const auto rest = static_cast<int>(length % 1000);
+  const char digits[] = {'.', static_cast<char>('0' + rest / 100), static_cast<char>('0' + rest / 10 % 10),
+                         static_cast<char>('0' + rest % 10)};
+  line_.append(digits, sizeof digits);
+}
+
+void TraceFile::name(std::string_view name) { line_.append(",\"name\":\"").append(name).append("\""); }
+
+void TraceFile::close(std::string_view arguments) {
+  if (!arguments.empty()) line_.append(",\"args\":{").append(arguments).append("}");
+  line_ += "}\n";
+  add(line_);
+}
+
+void TraceFile::add(std::string_view line) {
+  const size_t room = kPageBytes - written_ % kPageBytes;
+  if (page_.size() + line.size() > room) {
+    if (page_.size() < room) page_.append(room - page_.size() - 1, ' ') += '\n';
+    flush();
+  }
+  page_ += line;
+}
+
+void TraceFile::flush() {
+  for (size_t done = 0; done < page_.size() && descriptor_ >= 0;) {
+    const ssize_t count = write(descriptor_, page_.data() + done, page_.size() - done);
+    if (count >= 0) {
+      done += static_cast<size_t>(count);
+    } else if (errno != EINTR) {
+      std::fprintf(stderr, "horovodish: warning: the timeline ends here, because it cannot be written: %s\n",
+                   std::strerror(errno));
+      ::close(std::exchange(descriptor_, -1));
+    }
+  }
+  written_ += page_.size();
+  page_.clear();
+}
+
+}  // namespace horovodish

@@ -1,0 +1,267 @@
+#include "xla/xla_call.h"
+
+#include <algorithm>
+#include <atomic>
+#include <stdexcept>
+#include <utility>
+
+#include "engine/frontend.h"
+
+namespace horovodish {
+
+namespace {
+
+DType dtype_of(const xla::Buffer& buffer) {
+  switch (buffer.dtype) {
+    case xla::kPred:
+      return DType::boolean;
+    case xla::kU8:
+      return DType::uint8;
+    case xla::kS8:
+      return DType::int8;
+    case xla::kS16:
+      return DType::int16;
+    case xla::kS32:
+      return DType::int32;
+    case xla::kS64:
+      return DType::int64;
+    case xla::kU16:
+      return DType::uint16;
+    case xla::kU32:
+      return DType::uint32;
+    case xla::kU64:
+      return DType::uint64;
+    case xla::kF16:
+      return DType::float16;
+    case xla::kBF16:
+      return DType::bfloat16;
+    case xla::kF32:
+      return DType::float32;
+    case xla::kF64:
+      return DType::float64;
+  }
+  throw std::runtime_error("a dtype that the engine does not know");
+}
+
+xla::ErrorCode code_of(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::mismatch:
+      return xla::kInvalidArgument;
+    case ErrorKind::rank_lost:
+      return xla::kUnavailable;
+    case ErrorKind::stalled:
+      return xla::kDeadlineExceeded;
+    case ErrorKind::engine_stopped:
+      return xla::kCancelled;
+    case ErrorKind::duplicate_name:
+    case ErrorKind::internal:
+      break;
+  }
+  return xla::kInternal;
+}
+
+constexpr const char* kCompileAgain =
+    ". Remedy: compile it again after init() (JAX: jax.clear_caches(); TensorFlow: make a new tf.function).";
+
+// A program outlives the world that it was compiled in.
+void check_place(const Engine& engine, const Place& place, const xla::CallFrame& frame) {
+  const Attributes given(frame);
+  const std::string ranks(given.text("ranks"));
+  if (given.number("rank") == engine.rank() && ranks == place.ranks) return;
+  throw std::runtime_error("the program was compiled on rank " + std::to_string(given.number("rank")) +
+                           " for a process set of the ranks " + ranks + ", which now is one of " +
+                           (place.ranks.empty() ? "none" : place.ranks) + ", and this is rank " +
+                           std::to_string(engine.rank()) + kCompileAgain);
+}
+
+// Nor does it change the gradients of its collectives.
+void check_gradients(const Engine& engine, const xla::CallFrame& frame) {
+  const int64_t given = Attributes(frame).number("gradients");
+  if (given < 0 || (given != 0) == engine.horovods_gradients()) return;
+  throw std::runtime_error(std::string("the program was compiled for ") + (given != 0 ? "Horovod's" : "exact") +
+                           " gradients of collectives, and init() was called for " +
+                           (given != 0 ? "exact ones" : "Horovod's") + " since (HOROVODISH_COLLECTIVE_GRADIENTS)" +
+                           kCompileAgain);
+}
+
+}  // namespace
+
+std::vector<std::string_view> lines(std::string_view text) {
+  std::vector<std::string_view> found;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    found.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return found;
+}
+
+std::vector<std::string> names_of(const Request& request) {
+  std::vector<std::string> names;
+  for (const Member& member : request.members) names.push_back(member.name);
+  return names;
+}
+
+Failure other_size(const std::string& what, const std::vector<std::string>& members, size_t index, size_t bytes,
+                   size_t compiled_bytes) {
+  const std::string member = members.size() > 1 ? ", tensor '" + members.at(index) + "'" : "";
+  return {xla::kInvalidArgument,
+          what + member + ": the ranks gave " + std::to_string(bytes) + " bytes, but the program was compiled for " +
+              std::to_string(compiled_bytes) +
+              ", as many from every rank. Remedy: move rows that differ by rank outside of the compiled program."};
+}
+
+std::string named(const std::exception& error, const std::string& what) {
+  const std::string text = error.what();
+  return text.starts_with(what) ? text : what + ": " + text;
+}
+
+Failure failure_of(const Handle& handle) {
+  const Error* error = handle.error();
+  return error == nullptr ? Failure{} : Failure{code_of(error->kind), error->message};
+}
+
+xla::Error* error_of(const xla::Api& api, const Failure& failure) {
+  if (failure.message.empty()) return nullptr;
+  xla::ErrorCreateArgs args{sizeof(args), nullptr, failure.message.c_str(), failure.code};
+  return api.error_create(&args);
+}
+
+std::string_view Attributes::text(std::string_view name) const {
+  const auto* span = static_cast<const xla::ByteSpan*>(value(name, xla::kStringAttribute));
+  return {span->data, span->size};
+}
+
+int64_t Attributes::number(std::string_view name) const {
+  return *static_cast<const int64_t*>(scalar(name, xla::kS64));
+}
+
+double Attributes::real(std::string_view name) const { return *static_cast<const double*>(scalar(name, xla::kF64)); }
+
+const void* Attributes::scalar(std::string_view name, xla::DataType type) const {
+  const auto* scalar = static_cast<const xla::Scalar*>(value(name, xla::kScalarAttribute));
+  if (scalar->dtype != type) throw std::runtime_error("attribute " + std::string(name) + " is of another type");
+  return scalar->value;
+}
+
+const void* Attributes::value(std::string_view name, xla::AttributeType type) const {
+  for (int64_t i = 0; i < attributes_.size; ++i) {
+    if (std::string_view(attributes_.names[i]->data, attributes_.names[i]->size) != name) continue;
+    if (attributes_.types[i] != type) break;
+    return attributes_.values[i];
+  }
+  throw std::runtime_error("a call without attribute " + std::string(name));
+}
+
+const xla::Buffer& buffer_at(const xla::Buffers& buffers, size_t index) {
+  if (index >= static_cast<size_t>(buffers.size) || buffers.types[index] != xla::kBufferType) {
+    throw std::runtime_error("a missing buffer");
+  }
+  return *static_cast<const xla::Buffer*>(buffers.buffers[index]);
+}
+
+Target memory_of(const xla::Buffer& buffer) {
+  size_t bytes = bytes_of(dtype_of(buffer));
+  for (int64_t i = 0; i < buffer.rank; ++i) bytes *= static_cast<size_t>(buffer.dims[i]);
+  return {static_cast<std::byte*>(buffer.data), bytes};
+}
+
+std::vector<Target> memory_of(const xla::Buffers& buffers) {
+  std::vector<Target> memory;
+  for (size_t i = 0; i < static_cast<size_t>(buffers.size); ++i) memory.push_back(memory_of(buffer_at(buffers, i)));
+  return memory;
+}
+
+std::vector<Target> members_of(const xla::CallFrame& frame) {
+  std::vector<Target> memory = memory_of(frame.arguments);
+  memory.resize(lines(Attributes(frame).text("members")).size());
+  return memory;
+}
+
+std::shared_ptr<Request> request_of(const xla::CallFrame& frame) {
+  const Attributes given(frame);
+  auto request = std::make_shared<Request>();
+  request->kind = static_cast<Kind>(given.number("kind"));
+  request->name = given.text("name");
+  request->op = static_cast<ReduceOp>(given.number("op"));
+  request->prescale = given.real("prescale");
+  request->postscale = given.real("postscale");
+  request->root = static_cast<int>(given.number("root"));
+  request->family = {std::string(given.text("tree")), static_cast<size_t>(given.number("leaves")),
+                     given.number("structure"), run_of(frame)};
+  const auto names = lines(given.text("members"));
+  for (size_t i = 0; i < names.size(); ++i) {
+    const xla::Buffer& buffer = buffer_at(frame.arguments, i);
+    Member member{std::string(names[i]), dtype_of(buffer), {buffer.dims, buffer.dims + buffer.rank}};
+    request->members.push_back(std::move(member));
+  }
+  return request;
+}
+
+std::shared_ptr<Handle> hand_over(
+    const xla::CallFrame& frame, std::string& what,
+    const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set, const Place&)>&
+        submit_it) {
+  auto request = request_of(frame);
+  const Kind kind = request->kind;
+  const std::string name = request->name;
+  const Family family = request->family;
+  const auto process_set = static_cast<int>(Attributes(frame).number("process_set"));
+  what = std::string(name_of(kind)) + " '" + name + "'";
+  const auto engine = running_engine();
+  try {
+    const Place place = engine->place(process_set);
+    check_place(*engine, place, frame);
+    check_gradients(*engine, frame);
+    return submit_it(*engine, std::move(request), process_set, place);
+  } catch (const EngineStopped&) {
+    throw;
+  } catch (const std::exception& error) {
+    engine->refuse(kind, name, process_set, named(error, what), family);
+    throw;
+  }
+}
+
+int64_t new_run() {
+  static std::atomic<int64_t> runs{0};
+  return --runs;  // the runtimes' own are positive
+}
+
+int64_t run_id_of(const xla::CallFrame& frame) {
+  xla::RunIdGetArgs args{sizeof(args), nullptr, frame.context, 0};
+  if (frame.api->run_id_get(&args) != nullptr)
+    throw std::runtime_error("XLA did not tell which run of the program it is");
+  return args.run_id;
+}
+
+int64_t run_of(const xla::CallFrame& frame) {
+  const size_t members = lines(Attributes(frame).text("members")).size();
+  if (static_cast<size_t>(frame.arguments.size) > members) {
+    return *static_cast<const int64_t*>(buffer_at(frame.arguments, members).data);
+  }
+  const int64_t told = run_id_of(frame);
+  return told == 0 ? new_run() : told;
+}
+
+bool answers_metadata(xla::CallFrame& frame) {
+  if (frame.extensions == nullptr || frame.extensions->type != xla::kMetadataExtension) return false;
+  auto& metadata = *reinterpret_cast<xla::MetadataExtension*>(frame.extensions)->metadata;
+  // Early versions ask without their table, and want to hear what all of them are.
+  const int minor = frame.api == nullptr ? xla::kEarlyMinorVersion : frame.api->api_version.minor_version;
+  metadata.api_version = {sizeof(xla::ApiVersion), nullptr, xla::kMajorVersion, minor};
+  return true;
+}
+
+bool speaks_our_interface(const xla::Api& api) {
+  return api.api_version.major_version == xla::kMajorVersion && api.struct_size >= sizeof(xla::Api);
+}
+
+void check_interface(const xla::CallFrame& frame) {
+  if (!speaks_our_interface(*frame.api) || frame.struct_size < offsetof(xla::CallFrame, future)) {
+    throw std::runtime_error(
+        "this jaxlib speaks another version of XLA's foreign function interface than horovodish. Remedy: use jaxlib "
+        "0.7 or later, and tell us of a version that does not work.");
+  }
+}
+
+}  // namespace horovodish

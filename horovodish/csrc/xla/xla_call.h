@@ -1,0 +1,109 @@
+// A call of an XLA program, in the engine's terms: arguments, attributes and errors, on whichever device it runs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "abi/xla_ffi.h"
+#include "engine/engine.h"
+
+namespace horovodish {
+
+namespace xla = abi::xla;
+
+struct Failure {
+  xla::ErrorCode code = xla::kInternal;
+  std::string message;  // empty: there is none
+};
+
+// What an operation that has ended failed with.
+Failure failure_of(const Handle& handle);
+// The runtime's form of a failure; null where there is none.
+xla::Error* error_of(const xla::Api& api, const Failure& failure);
+
+// Memory of the runtime's: an argument or a result.
+struct Target {
+  std::byte* data;
+  size_t bytes;
+};
+
+// The attributes of a call, by name. All of it throws std::runtime_error where the program does not fit to the handler.
+class Attributes {
+ public:
+  explicit Attributes(const xla::CallFrame& frame) : attributes_(frame.attributes) {}
+
+  std::string_view text(std::string_view name) const;
+  int64_t number(std::string_view name) const;
+  double real(std::string_view name) const;
+
+ private:
+  const void* scalar(std::string_view name, xla::DataType type) const;
+  const void* value(std::string_view name, xla::AttributeType type) const;
+
+  const xla::Attributes& attributes_;
+};
+
+const xla::Buffer& buffer_at(const xla::Buffers& buffers, size_t index);
+Target memory_of(const xla::Buffer& buffer);
+std::vector<Target> memory_of(const xla::Buffers& buffers);
+// The arguments of a call that begins an operation: its members, without the number of the run.
+std::vector<Target> members_of(const xla::CallFrame& frame);
+
+// The lines of a text. The newline after the last one may be missing.
+std::vector<std::string_view> lines(std::string_view text);
+// The names of the members, for messages.
+std::vector<std::string> names_of(const Request& request);
+// The ranks' rows of one of the members did not add up to what the program was compiled for.
+Failure other_size(const std::string& what, const std::vector<std::string>& members, size_t index, size_t bytes,
+                   size_t compiled_bytes);
+// An error's text, which begins with the operation where the engine's own does not.
+std::string named(const std::exception& error, const std::string& what);
+
+// The operation that the attributes and the shapes of the arguments describe; its members are the arguments in order. After
+// them there may be the number of the run, s64[1].
+// Attributes: kind, op, root (s64), prescale, postscale (f64), name, and members: their names, each ended by a newline; and
+// of the tree that it is a part of, if any: tree, its name, and leaves and structure (s64), see Family.
+std::shared_ptr<Request> request_of(const xla::CallFrame& frame);
+// Hands the operation to the engine: `submit_it` gives the handle. `what` is set to its kind and name, for messages about
+// what the engine throws. Where this rank cannot take part, the others, which may wait for it, are told why. Attributes: as
+// request_of(), and process_set, rank (s64), ranks: those of the set, as in Place; gradients (s64): 1 where the program has
+// Horovod's, 0 where it has exact ones, -1 where it has none. Throws what the engine and `submit_it` throw, and
+// std::runtime_error where the program was compiled for other ranks or gradients.
+std::shared_ptr<Handle> hand_over(
+    const xla::CallFrame& frame, std::string& what,
+    const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set, const Place&)>&
+        submit_it);
+
+// A number that no execution has had. For a runtime that does not tell them apart.
+int64_t new_run();
+// Tells executions of programs apart; 0 where the runtime does not.
+int64_t run_id_of(const xla::CallFrame& frame);
+
+// Return the run's number for a call that begins an operation: the last argument if there is one, else XLA's run id, else a new
+// number.
+int64_t run_of(const xla::CallFrame& frame);
+
+// The runtime asks once, at registration, which version of the interface a handler speaks.
+bool answers_metadata(xla::CallFrame& frame);
+bool speaks_our_interface(const xla::Api& api);
+void check_interface(const xla::CallFrame& frame);
+// What every handler does: runs `body` where the runtime asks for nothing else, and makes an error of the program of the
+// Failure that it gives or of what it throws.
+template <class Body>
+xla::Error* handled(xla::CallFrame& frame, Body&& body) {
+  if (answers_metadata(frame)) return nullptr;
+  try {
+    check_interface(frame);
+    return error_of(*frame.api, body());
+  } catch (const std::exception& error) {
+    return error_of(*frame.api, {xla::kInternal, std::string("horovodish: ") + error.what()});
+  }
+}
+
+}  // namespace horovodish

@@ -1,0 +1,220 @@
+#include "xla/xla_cuda_ops.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/frontend.h"
+#include "gpu/device.h"
+#include "xla/xla_call.h"
+#include "xla/xla_layout.h"
+
+namespace horovodish {
+
+namespace {
+
+// As CUDA's own allocations.
+constexpr size_t kAlignment = 256;
+// How often a `done` that waits looks whether the engine has stopped.
+constexpr std::chrono::milliseconds kWaitSlice{50};
+
+// Of a program that is being run.
+struct Execution {
+  int64_t id = 0;
+  int device = 0;
+  uintptr_t stream = 0;
+};
+
+Execution execution_of(const xla::CallFrame& frame) {
+  const xla::Api& api = *frame.api;
+  xla::StreamGetArgs stream{sizeof(stream), nullptr, frame.context, nullptr};
+  xla::DeviceOrdinalGetArgs device{sizeof(device), nullptr, frame.context, 0};
+  if (api.stream_get(&stream) != nullptr || api.device_ordinal_get(&device) != nullptr) {
+    throw std::runtime_error("XLA did not tell on which GPU and stream the program runs");
+  }
+  return {run_id_of(frame), device.ordinal, reinterpret_cast<uintptr_t>(stream.stream)};
+}
+
+// One operation, from its `start` until its `done` has taken the result.
+struct Call {
+  Call() = default;
+  Call(const Call&) = delete;
+  ~Call();
+
+  std::string what;                      // for messages, as the next one
+  std::vector<std::string> members;
+  std::shared_ptr<Handle> handle;        // null if the operation was not handed to the engine
+  std::unique_ptr<DeviceMemory> memory;  // null once it is given back
+  std::vector<Target> results;           // within `memory`; none where the engine allocates them
+  uintptr_t stream = 0;                  // of `start`
+  Failure failure;                       // why it was not handed over
+};
+
+// What failed, or was never asked for, leaves its memory to the stream, after whatever the GPU still does with it.
+Call::~Call() {
+  if (!memory || !handle) return;
+  try {
+    if (handle->event() != nullptr) handle->event()->order_after(stream);
+    if (!handle->memory_abandoned()) return;
+  } catch (const std::exception&) {  // the GPU has failed, or CUDA has ended with the process
+  }
+  (void)memory.release();
+}
+
+class Calls {
+ public:
+  // `group` is that of the operations that belong together, of which this one has the number `index`.
+  struct Key {
+    int64_t execution;
+    std::string group;
+    int64_t index;
+    auto operator<=>(const Key&) const = default;
+  };
+
+  // One of the same key is one that its program has given up.
+  void add(Key key, std::shared_ptr<Call> call) {
+    std::lock_guard lock(mutex_);
+    calls_[std::move(key)].swap(call);
+  }
+  // Null where it has been taken.
+  std::shared_ptr<Call> take(const Key& key) {
+    std::lock_guard lock(mutex_);
+    const auto found = calls_.extract(key);
+    return found.empty() ? nullptr : found.mapped();
+  }
+  // A program ends where a `done` fails, so nobody asks for its other operations. Executions without a number, which are
+  // TensorFlow's, cannot be told apart: there it is those of the group.
+  void forget(const Key& failed) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(calls_, [&](const auto& entry) {
+      const Key& key = entry.first;
+      return key.execution == failed.execution && (key.execution != 0 || key.group == failed.group);
+    });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Key, std::shared_ptr<Call>> calls_;  // guarded by mutex_
+};
+
+Calls& calls() {
+  static auto* const calls = new Calls;  // XLA's threads may use it until the process has ended
+  return *calls;
+}
+
+Device& device_of(const Execution& execution) {
+  static std::atomic<int> used{-1};
+  int first = -1;
+  if (!used.compare_exchange_strong(first, execution.device) && first != execution.device) {
+    throw std::runtime_error("the program runs on GPU " + std::to_string(execution.device) +
+                             ", but this process has used GPU " + std::to_string(first) +
+                             ", and a rank uses one GPU. Remedy: set CUDA_VISIBLE_DEVICES, or jax_default_device, "
+                             "before the first array is made.");
+  }
+  return Device::get(execution.device);
+}
+
+std::shared_ptr<Handle> submitted(const xla::CallFrame& frame, Engine& engine, std::shared_ptr<Request> request,
+                                  int process_set, const Place& place, const Execution& execution,
+                                  const std::shared_ptr<Call>& call) {
+  Device& device = device_of(execution);
+  request->device = execution.device;
+  call->stream = execution.stream;
+  call->members = names_of(*request);
+  Layout layout;
+  {
+    const Device::Scope scope(device);
+    call->memory = device.allocate(layout_bytes(frame, *request, kAlignment), execution.stream);
+    layout = lay_out(frame, *request, place, call->memory->data(), kAlignment);
+    const auto arguments = members_of(frame);
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      device.copy(layout.arguments[i], arguments[i].data, arguments[i].bytes, execution.stream);
+    }
+  }
+  call->results = std::move(layout.results);
+  // Until it has ended the engine uses the memory of the call.
+  return submit(
+      engine, std::move(request), std::move(layout.buffers), process_set, [call](const Handle&) {}, execution.stream);
+}
+
+void wait_until_launched(const Handle& handle) {
+  while (!handle.settled()) {
+    try {
+      running_engine()->wait(handle, kWaitSlice);
+    } catch (const EngineStopped&) {  // then the operation fails
+    }
+  }
+}
+
+// Puts the copies of the results on the stream, behind the operation.
+Failure collect(Call& call, const std::vector<Target>& wanted, const Execution& execution) {
+  Device& device = device_of(execution);
+  if (DeviceEvent* const event = call.handle->event()) event->order_after(execution.stream);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    Handle::Output* const output = call.results.empty() ? &call.handle->outputs.at(i) : nullptr;
+    const size_t bytes = output != nullptr ? output->bytes : call.results.at(i).bytes;
+    if (bytes != wanted[i].bytes) return other_size(call.what, call.members, i, bytes, wanted[i].bytes);
+    if (output != nullptr) {
+      output->on_device->move_to(wanted[i].data, execution.stream);
+    } else {
+      const Device::Scope scope(device);
+      device.copy(wanted[i].data, call.results[i].data, bytes, execution.stream);
+    }
+  }
+  std::exchange(call.memory, nullptr)->give_back(execution.stream);
+  return {};
+}
+
+Calls::Key key_of(const xla::CallFrame& frame, const Execution& execution) {
+  const Attributes given(frame);
+  return {execution.id, std::string(given.text("group")), given.number("index")};
+}
+
+}  // namespace
+
+xla::Error* xla_cuda_start(xla::CallFrame* frame) {
+  return handled(*frame, [&]() -> Failure {
+    const Execution execution = execution_of(*frame);
+    const auto call = std::make_shared<Call>();
+    try {
+      call->handle = hand_over(*frame, call->what,
+                               [&](Engine& engine, std::shared_ptr<Request> request, int set, const Place& place) {
+                                 return submitted(*frame, engine, std::move(request), set, place, execution, call);
+                               });
+    } catch (const std::exception& error) {
+      call->failure = {xla::kInternal, named(error, call->what)};
+    }
+    calls().add(key_of(*frame, execution), call);
+    return {};
+  });
+}
+
+xla::Error* xla_cuda_done(xla::CallFrame* frame) {
+  return handled(*frame, [&]() -> Failure {
+    const Execution execution = execution_of(*frame);
+    const Calls::Key key = key_of(*frame, execution);
+    const auto call = calls().take(key);
+    if (!call) throw std::runtime_error("the result of an operation was asked for twice");
+    Failure failure = call->failure;
+    if (call->handle) {
+      wait_until_launched(*call->handle);
+      failure = failure_of(*call->handle);
+    }
+    std::vector<Target> results = memory_of(frame->results);
+    results.erase(results.begin());  // the number
+    if (failure.message.empty()) failure = collect(*call, results, execution);
+    if (!failure.message.empty()) calls().forget(key);
+    return failure;
+  });
+}
+
+}  // namespace horovodish

@@ -1,0 +1,36 @@
+#include "xla/xla_handlers.h"
+
+#include <stdexcept>
+#include <string_view>
+
+#include "xla/xla_call.h"
+#include "xla/xla_cuda_ops.h"
+#include "xla/xla_ops.h"
+
+namespace horovodish {
+
+std::vector<NamedHandler> xla_handlers(const std::string& platform) {
+  if (platform == "cuda") return {{"horovodish_start", &xla_cuda_start}, {"horovodish_done", &xla_cuda_done}};
+  return {{"horovodish_run", &xla_run},
+          {"horovodish_start", &xla_start},
+          {"horovodish_done", &xla_done},
+          {"horovodish_rest", &xla_rest}};
+}
+
+void register_xla_handlers(const xla::Api& api, const std::string& platform) {
+  if (!speaks_our_interface(api)) throw std::runtime_error("its foreign function interface is of another version");
+  for (const auto& [name, handler] : xla_handlers(platform)) {
+    const std::string_view text(name);
+    xla::HandlerRegisterArgs args{sizeof(args),
+                                  nullptr,
+                                  {text.data(), text.size()},
+                                  {platform.data(), platform.size()},
+                                  {nullptr, nullptr, nullptr, handler},
+                                  0};
+    if (api.handler_register(&args) != nullptr) {
+      throw std::runtime_error("it did not take horovodish's calls for " + platform);
+    }
+  }
+}
+
+}  // namespace horovodish

@@ -1,0 +1,259 @@
+#include "xla/xla_ops.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "engine/frontend.h"
+#include "xla/staging.h"
+#include "xla/xla_call.h"
+#include "xla/xla_layout.h"
+
+namespace horovodish {
+
+namespace {
+
+// A `done` that waits.
+struct Waiter {
+  const xla::Api* api;
+  xla::Future* future;
+  std::vector<Target> wanted;
+};
+
+// One operation, from its `start` until its `done` has taken the result.
+struct Call {
+  Call() = default;
+  Call(const Call&) = delete;
+  ~Call();
+
+  int64_t run = 0;  // of its program
+  std::string what;  // for messages, as the next one
+  std::vector<std::string> members;
+  std::shared_ptr<Handle> handle;  // null if the operation was not handed to the engine
+  StagingPool::Block memory;
+  std::vector<Target> results;  // within `memory`; none where the engine allocates them
+
+  // Guarded by Calls::mutex_.
+  bool settled = false;
+  Failure failure;  // known once it is settled
+  std::optional<Waiter> waiter;
+};
+
+StagingPool& pool() {
+  static auto* const pool = new StagingPool;  // XLA's threads may use it until the process has ended
+  return *pool;
+}
+
+Call::~Call() {
+  if (handle && handle->memory_abandoned()) {
+    memory.abandon();
+  } else {
+    pool().give_back(std::move(memory));
+  }
+}
+
+// Whether an operation has succeeded, which its completion thread may not have said yet.
+bool has_result(const Call& call) { return call.handle && call.handle->settled() && call.handle->error() == nullptr; }
+
+// All that the program hands over has been handed over, so for a moment this thread has nothing better to do.
+void drive(const Call& call) {
+  if (!call.handle || call.handle->settled()) return;
+  try {
+    running_engine()->drive(*call.handle, kDriveLimit);
+  } catch (const EngineStopped&) {  // then the operation has failed
+  }
+}
+
+// Copies the results of an operation that has not failed to where the runtime wants them.
+Failure collect(const Call& call, const std::vector<Target>& wanted) {
+  const bool allocated = call.results.empty();
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const Handle::Output* output = allocated ? &call.handle->outputs.at(i) : nullptr;
+    const Target got = allocated ? Target{output->data.get(), output->bytes} : call.results.at(i);
+    if (got.bytes != wanted[i].bytes) {
+      return other_size(call.what, call.members, i, got.bytes, wanted[i].bytes);
+    }
+    if (got.bytes > 0) std::memcpy(wanted[i].data, got.data, got.bytes);
+  }
+  return {};
+}
+
+// Runs what follows in the program.
+void fulfil(const Waiter& waiter, const Failure& failure) {
+  if (failure.message.empty()) {
+    xla::FutureSetAvailableArgs args{sizeof(args), nullptr, waiter.future};
+    waiter.api->future_set_available(&args);
+  } else {
+    xla::FutureSetErrorArgs args{sizeof(args), nullptr, waiter.future, error_of(*waiter.api, failure)};
+    waiter.api->future_set_error(&args);
+  }
+}
+
+// A program ends where a `done` fails: nobody asks for its other operations, whose memory goes as soon as the engine does not
+// need it any more.
+class Calls {
+ public:
+  int32_t add(std::shared_ptr<Call> call) {
+    std::lock_guard lock(mutex_);
+    if (std::find(failed_runs_.begin(), failed_runs_.end(), call->run) != failed_runs_.end()) return kForgotten;
+    while (static_cast<int32_t>(++last_) == kForgotten || calls_.contains(static_cast<int32_t>(last_))) {
+    }
+    const auto number = static_cast<int32_t>(last_);
+    calls_.emplace(number, std::move(call));
+    return number;
+  }
+
+  void settle(const std::shared_ptr<Call>& call, Failure failure) {
+    std::optional<Waiter> waiter;
+    {
+      std::lock_guard lock(mutex_);
+      call->settled = true;
+      call->failure = failure;
+      waiter = std::exchange(call->waiter, std::nullopt);
+    }
+    if (waiter) fulfil(*waiter, result_of(*call, failure, waiter->wanted));
+  }
+
+  // The `done` of an operation: either it has the result, or `waits` is asked for a future.
+  template <class Waits>
+  Failure finish(int32_t number, std::vector<Target> wanted, Waits&& waits) {
+    std::shared_ptr<Call> call;
+    {
+      std::lock_guard lock(mutex_);
+      const auto found = calls_.extract(number);
+      if (found.empty() && last_failure_.message.empty()) {
+        throw std::runtime_error("the result of an operation was asked for twice");
+      }
+      // XLA runs the calls of a program at once, so this one may come when another one has failed.
+      if (found.empty()) return last_failure_;
+      call = found.mapped();
+    }
+    drive(*call);
+    Failure failure;
+    {
+      std::lock_guard lock(mutex_);
+      if (!call->settled && !has_result(*call)) {
+        call->waiter = waits(std::move(wanted));
+        return {};
+      }
+      failure = call->failure;
+    }
+    return result_of(*call, failure, wanted);
+  }
+
+ private:
+  static constexpr int32_t kForgotten = 0;
+  // A `start` of a program that has failed comes within moments, if XLA had begun it before.
+  static constexpr size_t kFailedRuns = 64;
+
+  // Return the failure of a settled operation: `failure` if it has a message, else what collect() reports.
+  Failure result_of(const Call& call, Failure failure, const std::vector<Target>& wanted) {
+    if (failure.message.empty()) failure = collect(call, wanted);
+    if (failure.message.empty()) return {};
+    std::lock_guard lock(mutex_);
+    last_failure_ = failure;
+    std::erase_if(calls_, [&](const auto& entry) { return entry.second->run == call.run; });
+    failed_runs_.push_back(call.run);
+    if (failed_runs_.size() > kFailedRuns) failed_runs_.pop_front();
+    return failure;
+  }
+
+  std::mutex mutex_;
+  uint32_t last_ = 0;  // begins again after 2^32 operations; guarded by mutex_
+  std::unordered_map<int32_t, std::shared_ptr<Call>> calls_;  // guarded by mutex_
+  std::deque<int64_t> failed_runs_;  // the last ones; guarded by mutex_
+  Failure last_failure_;  // guarded by mutex_
+};
+
+Calls& calls() {
+  static auto* const calls = new Calls;
+  return *calls;
+}
+
+// Copies the arguments into the call's memory, and gives the buffers there.
+std::vector<Buffer> stage(const xla::CallFrame& frame, Request& request, const Place& place, Call& call) {
+  call.memory = pool().take(layout_bytes(frame, request, StagingPool::kAlignment));
+  Layout layout = lay_out(frame, request, place, call.memory.data(), StagingPool::kAlignment);
+  const std::vector<Target> arguments = members_of(frame);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].bytes > 0) std::memcpy(layout.arguments[i], arguments[i].data, arguments[i].bytes);
+  }
+  call.results = std::move(layout.results);
+  if (request.kind != Kind::barrier) return std::move(layout.buffers);
+  request.members.clear();  // which only passes through
+  return {};
+}
+
+std::shared_ptr<Handle> submitted(const xla::CallFrame& frame, Engine& engine, std::shared_ptr<Request> request,
+                                  int process_set, const Place& place, const std::shared_ptr<Call>& call) {
+  call->members = names_of(*request);
+  auto buffers = stage(frame, *request, place, *call);
+  return submit(engine, std::move(request), std::move(buffers), process_set,
+                [call](const Handle& handle) { calls().settle(call, failure_of(handle)); });
+}
+
+}  // namespace
+
+xla::Error* xla_run(xla::CallFrame* frame) {
+  return handled(*frame, [&]() -> Failure {
+    *static_cast<int64_t*>(buffer_at(frame->results, 0).data) = new_run();
+    return {};
+  });
+}
+
+xla::Error* xla_start(xla::CallFrame* frame) {
+  return handled(*frame, [&]() -> Failure {
+    const auto call = std::make_shared<Call>();
+    try {
+      call->run = run_of(*frame);
+      call->handle = hand_over(*frame, call->what,
+                               [&](Engine& engine, std::shared_ptr<Request> request, int set, const Place& place) {
+                                 return submitted(*frame, engine, std::move(request), set, place, call);
+                               });
+    } catch (const std::exception& error) {
+      calls().settle(call, {xla::kInternal, named(error, call->what)});
+    }
+    *static_cast<int32_t*>(buffer_at(frame->results, 0).data) = calls().add(call);
+    return {};
+  });
+}
+
+xla::Error* xla_done(xla::CallFrame* frame) {
+  return handled(*frame, [&]() -> Failure {
+    const xla::Buffer& numbers = buffer_at(frame->arguments, 0);
+    const auto waits = [&](std::vector<Target> wanted) {
+      xla::FutureCreateArgs args{sizeof(args), nullptr, nullptr};
+      if (frame->api->future_create(&args) != nullptr) throw std::runtime_error("XLA gave no future");
+      frame->future = args.future;
+      return Waiter{frame->api, args.future, std::move(wanted)};
+    };
+    std::vector<Target> results = memory_of(frame->results);
+    const Target passed_on = results.front();
+    results.erase(results.begin());
+    if (passed_on.data != numbers.data) std::memcpy(passed_on.data, numbers.data, passed_on.bytes);
+    return calls().finish(*static_cast<const int32_t*>(numbers.data), std::move(results), waits);
+  });
+}
+
+xla::Error* xla_rest(xla::CallFrame* frame) {
+  return handled(*frame, [&]() -> Failure {
+    const Target rest = memory_of(frame->results).front();
+    const auto* const numbers = static_cast<const int32_t*>(buffer_at(frame->arguments, 0).data);
+    std::memcpy(rest.data, numbers + 1, rest.bytes);
+    return {};
+  });
+}
+
+}  // namespace horovodish
