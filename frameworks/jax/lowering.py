@@ -1,8 +1,8 @@
 """The collectives in compiled programs.
 
-Each operation becomes two calls of the native engine, `start` and `done`: see `csrc/xla/xla_ops.h`, and for CUDA devices,
-where NCCL can do what is asked, `csrc/xla/xla_cuda_ops.h`. Every `done` depends on every `start` of its primitive, and on
-the `done` before it. Both have side effects for XLA, so it neither merges, drops nor hoists them.
+Each operation becomes two calls of the native engine, `start` and `done`: see `csrc/xla/xla_ops.h`, and for CUDA
+devices, where NCCL can do what is asked, `csrc/xla/xla_cuda_ops.h`. Every `done` depends on every `start` of its
+primitive and on the `done` before it. Both have side effects for XLA, so it neither merges, drops nor hoists them.
 """
 
 from __future__ import annotations

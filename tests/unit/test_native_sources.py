@@ -52,7 +52,7 @@ ROOMS: dict[str, set[str]] = {
     "xla": {"abi", "engine", "gpu", "operation"},
     "tensorflow": {"abi", "arithmetic", "c_interface.h"},
 }
-"""What the files of each folder may include of the others. Whoever stands further down may not be included from above."""
+"""What the files of each folder may include of the others: only folders further up in this table."""
 
 
 def wrong_includes(source: str, room: str) -> set[str]:
