@@ -171,7 +171,7 @@ build/installed:
 	touch $@
 
 # The engine as threads of one process under ThreadSanitizer, then under AddressSanitizer and UndefinedBehaviorSanitizer.
-ENGINE_SOURCES = $(shell find horovodish/csrc -name '*.cc' ! -name bindings.cc ! -path '*/tensorflow/*')
+ENGINE_SOURCES = $(shell find horovodish/csrc -name '*.cc' ! -path '*/python/*' ! -path '*/tensorflow/*')
 SANITIZERS := thread address,undefined
 NATIVE_TESTS := engines endings failing_calls
 test-sanitize: $(foreach sanitizer,$(SANITIZERS),$(NATIVE_TESTS:%=build/sanitize-$(sanitizer)/%))

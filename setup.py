@@ -62,7 +62,7 @@ def needs_recompile(object_file: str, source: str) -> bool:
 
 
 OBJECTS = f"build/objects-{sysconfig.get_platform()}"
-BINDINGS = [str(CSRC / "bindings.cc")]
+BINDINGS = files(CSRC / "python", ".cc")
 OPERATIONS = files(CSRC / "tensorflow", ".cc")
 ENGINE = [path for path in files(CSRC, ".cc") if path not in BINDINGS + OPERATIONS]
 OPTIONS = ["-std=c++20", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden", "-ffp-contract=off", "-MMD"]
@@ -83,7 +83,7 @@ class BuildExt(build_ext):
             options = [level, *OPTIONS]
             return self.compiler.compile(sources, output_dir=folder, include_dirs=includes, extra_postargs=options)
 
-        with ThreadPoolExecutor() as pool:  # bindings.cc takes longest, so it must not come last
+        with ThreadPoolExecutor() as pool:  # the bindings take longest, so they must not come last
             bindings = pool.submit(compiled, BINDINGS, f"{OBJECTS}/{sys.implementation.cache_tag}", "-O2")
             engine = pool.submit(compiled, ENGINE, OBJECTS, "-O3")
             operations = pool.submit(compiled, OPERATIONS, OBJECTS, "-O2")

@@ -1,0 +1,328 @@
+// Engine, handles and the plans of optimizers.
+#include <unistd.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "engine/bucket_plan.h"
+#include "engine/engine.h"
+#include "engine/frontend.h"
+#include "gpu/device.h"
+#include "python/bindings.h"
+
+namespace py = pybind11;
+
+namespace horovodish {
+
+namespace {
+
+py::object error_tuple(const Error* error) {
+  if (error == nullptr) return py::none();
+  return py::make_tuple(class_name(error->kind), error->message);
+}
+
+std::chrono::nanoseconds nanoseconds(double seconds) {
+  return std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, 1e6) * 1e9));
+}
+
+// A handle together with its engine, which a wait drives. The engine outlives the handles that Python holds.
+struct PyHandle {
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<Handle> handle;
+  std::optional<uintptr_t> stream;  // on which a device's memory was handed over
+};
+
+// Keeps the memory of an output alive for as long as Python views it.
+struct PyOutput {
+  std::shared_ptr<Handle> handle;
+  size_t index;
+};
+
+// Python's lock is given up for a call of the engine.
+class WithoutGil {
+ public:
+  explicit WithoutGil(const Engine& engine) : engine_(engine), state_(PyEval_SaveThread()) {}
+  ~WithoutGil() {
+    engine_.begin_return();
+    PyEval_RestoreThread(state_);
+    engine_.end_return();
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  const Engine& engine_;
+  PyThreadState* const state_;
+};
+
+// For a call that keeps the lock: a thread that finds the engine stopped because the process ends waits for the end.
+template <class Call>
+void quietly_at_exit(const Engine& engine, const Call& call) {
+  try {
+    call();
+  } catch (const EngineStopped&) {
+    const WithoutGil without_gil(engine);
+    throw;
+  }
+}
+
+using PyFamily = std::tuple<std::string, size_t, int64_t, int64_t>;  // name, members, structure, run
+using PyTensor = std::tuple<uintptr_t, uintptr_t, int, std::vector<int64_t>>;
+
+PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::string& name, int op, double prescale,
+                 double postscale, int root, const std::vector<PyTensor>& tensors, int device, bool waits,
+                 int process_set, const std::vector<int64_t>& splits, const std::vector<std::string>& member_names,
+                 std::optional<uintptr_t> stream, const std::optional<PyFamily>& family, py::dict kept,
+                 const py::object& keep_alive) {
+  auto request = std::make_shared<Request>();
+  request->kind = static_cast<Kind>(kind);
+  request->name = name;
+  request->op = static_cast<ReduceOp>(op);
+  request->prescale = prescale;
+  request->postscale = postscale;
+  request->root = root;
+  request->device = device;
+  if (family) {
+    const auto& [its_name, its_members, structure, run] = *family;
+    request->family = {its_name, its_members, structure, run};
+  }
+  std::vector<Buffer> buffers;
+  const bool any_rows = request->kind == Kind::allgather || request->kind == Kind::alltoall;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& [source, target, dtype, shape] = tensors[i];
+    const std::string numbered = tensors.size() == 1 ? name : name + "[" + std::to_string(i) + "]";
+    Member member{member_names.empty() ? numbered : member_names.at(i), static_cast<DType>(dtype), shape};
+    Buffer buffer{reinterpret_cast<const std::byte*>(source), reinterpret_cast<std::byte*>(target), 0, splits};
+    if (any_rows) {
+      buffer.first_dim = member.shape.at(0);
+      member.shape[0] = Member::kAnyLength;
+    }
+    request->members.push_back(std::move(member));
+    buffers.push_back(std::move(buffer));
+  }
+  auto operation = engine->make_operation(std::move(request), std::move(buffers), process_set);
+  operation->reported = true;
+  if (stream) operation->ready.push_back(Device::get(device).record(*stream));
+  const auto handle = operation->handle;
+  // Before anything is handed over: a signal of Python's may arrive as soon as this function returns.
+  const py::int_ id(handle->id());
+  kept[id] = keep_alive;
+  try {
+    const WithoutGil without_gil(*engine);
+    engine->enqueue(std::move(operation), waits);
+  } catch (...) {
+    kept.attr("pop")(id);
+    throw;
+  }
+  return {engine, handle, stream};
+}
+
+// Makes a stream wait for the result. The one on which the memory was handed over waits, too: a framework's allocator may
+// give that memory away in the order of that stream.
+void order_after(const PyHandle& self, uintptr_t stream) {
+  DeviceEvent* const event = self.handle->event();
+  if (event == nullptr) return;
+  event->order_after(stream);
+  if (self.stream && *self.stream != stream) event->order_after(*self.stream);
+}
+
+std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_t local_size,
+                                    const std::vector<int>& arena_descriptors, std::vector<int> peer_sockets,
+                                    size_t chunk_bytes, size_t ring_segment_bytes, size_t cache_capacity,
+                                    int64_t spin_us, double stall_warning_seconds, double stall_shutdown_seconds,
+                                    int stack_signal, std::string plane, bool shared_gpu, bool horovods_gradients) {
+  EngineConfig config;
+  config.rank = rank;
+  config.size = size;
+  config.local_rank = local_rank;
+  config.local_size = local_size;
+  const size_t bytes = EngineConfig::arena_layout(arena_descriptors.size(), chunk_bytes).bytes();
+  for (const int descriptor : arena_descriptors) config.arena_memory.push_back(map_memory(descriptor, bytes));
+  config.peer_sockets = std::move(peer_sockets);
+  config.options = {chunk_bytes,
+                    ring_segment_bytes,
+                    cache_capacity,
+                    std::chrono::microseconds(spin_us),
+                    {StallInspector::Seconds(stall_warning_seconds), StallInspector::Seconds(stall_shutdown_seconds)},
+                    std::move(plane),
+                    shared_gpu,
+                    stack_signal,
+                    horovods_gradients};
+  // Its threads and its shared memory are not in a forked child, where it is left to the process's end.
+  const std::shared_ptr<Engine> engine(new Engine(std::move(config)), [process = getpid()](Engine* engine) {
+    if (getpid() == process) delete engine;
+  });
+  set_running_engine(engine);
+  return engine;
+}
+
+void start_timeline(Engine& engine, int descriptor, const std::string& name, int64_t origin, bool mark_cycles) {
+  engine.start_timeline({descriptor, engine.rank(), name, origin, mark_cycles});
+}
+
+void add_process_set(Engine& engine, int id, std::vector<int> ranks, std::vector<std::vector<int>> hosts,
+                     std::vector<size_t> local, size_t region, const std::optional<py::dict>& mpi, int generation) {
+  ProcessSetConfig config;
+  config.own = static_cast<int>(std::find(ranks.begin(), ranks.end(), engine.rank()) - ranks.begin());
+  config.ranks = std::move(ranks);
+  config.hosts = std::move(hosts);
+  config.local = std::move(local);
+  config.region = region;
+  config.generation = generation;
+  if (mpi) {
+    abi::Mpi table;
+    table.library = (*mpi)["library"].cast<std::string>();
+    table.communicator = (*mpi)["comm"].cast<uintptr_t>();
+    table.byte_type = (*mpi)["byte"].cast<uintptr_t>();
+    table.request_bytes = (*mpi)["request_bytes"].cast<size_t>();
+    table.status_bytes = (*mpi)["status_bytes"].cast<size_t>();
+    table.world_ranks = config.ranks;
+    config.mpi = std::move(table);
+  }
+  py::gil_scoped_release release;
+  engine.add_process_set(id, std::move(config));
+}
+
+LatenessTable lateness_of(Engine& engine, int process_set) {
+  py::gil_scoped_release release;
+  return lateness_table(engine.lateness(process_set));
+}
+
+void bind_handle(py::module_& module) {
+  py::class_<PyOutput>(module, "Output", py::buffer_protocol()).def_buffer([](PyOutput& self) {
+    const Handle::Output& output = self.handle->outputs.at(self.index);
+    return py::buffer_info(output.data.get(), 1, py::format_descriptor<uint8_t>::format(),
+                           static_cast<py::ssize_t>(output.bytes));
+  });
+
+  py::class_<PyHandle>(module, "Handle")
+      .def_property_readonly("id", [](const PyHandle& self) { return self.handle->id(); })
+      .def("poll", [](const PyHandle& self) { return self.handle->settled(); })
+      .def(
+          "wait",
+          [](const PyHandle& self, double seconds) {
+            const WithoutGil without_gil(*self.engine);
+            return self.engine->wait(*self.handle, nanoseconds(seconds));
+          },
+          py::arg("seconds"))
+      .def("error", [](const PyHandle& self) { return error_tuple(self.handle->error()); })
+      .def("memory_abandoned", [](const PyHandle& self) { return self.handle->memory_abandoned(); })
+      .def("output",
+           [](const PyHandle& self, size_t index) {
+             if (index >= self.handle->outputs.size()) throw py::index_error("no such output");
+             return py::memoryview(py::cast(PyOutput{self.handle, index}));
+           })
+      .def("order_after", &order_after, py::arg("stream"))
+      .def(
+          "move_output",
+          [](const PyHandle& self, size_t index, uintptr_t target, uintptr_t stream) {
+            const auto& memory = self.handle->outputs.at(index).on_device;
+            if (!memory) throw py::value_error("this output is in host memory");
+            memory->move_to(reinterpret_cast<std::byte*>(target), stream);
+          },
+          py::arg("index"), py::arg("target"), py::arg("stream"))
+      .def("rows", [](const PyHandle& self, size_t index) { return self.handle->outputs.at(index).rows; })
+      .def("last_joined", [](const PyHandle& self) { return self.handle->last_joined; });
+}
+
+void bind_plan(py::module_& module) {
+  py::class_<BucketPlan>(module, "BucketPlan")
+      .def(
+          "submit",
+          [](BucketPlan& self, size_t index, uintptr_t source, uintptr_t target, uintptr_t stream) {
+            quietly_at_exit(self.engine(), [&] {
+              self.submit(index, reinterpret_cast<const void*>(source), reinterpret_cast<void*>(target), stream);
+            });
+          },
+          py::arg("index"), py::arg("source"), py::arg("target"), py::arg("stream") = 0)
+      .def(
+          "absent",
+          [](BucketPlan& self, size_t index, uintptr_t target, uintptr_t stream) {
+            quietly_at_exit(self.engine(), [&] { self.absent(index, reinterpret_cast<void*>(target), stream); });
+          },
+          py::arg("index"), py::arg("target"), py::arg("stream") = 0)
+      .def("order_after", &BucketPlan::order_after, py::arg("stream"))
+      .def("flush", &BucketPlan::flush)
+      .def(
+          "wait",
+          [](BucketPlan& self, double seconds) {
+            const WithoutGil without_gil(self.engine());
+            return self.wait(nanoseconds(seconds));
+          },
+          py::arg("seconds"))
+      .def("poll", &BucketPlan::settled)
+      .def("error", [](const BucketPlan& self) { return error_tuple(self.error()); })
+      .def("memory_abandoned", &BucketPlan::memory_abandoned)
+      .def("absent_everywhere", &BucketPlan::absent_everywhere)
+      .def("any_joined", &BucketPlan::any_joined)
+      .def("reset", &BucketPlan::reset);
+}
+
+}  // namespace
+
+LatenessTable lateness_table(const std::map<int, Lateness>& by_rank) {
+  LatenessTable table;
+  for (const auto& [rank, its] : by_rank) table[rank] = {its.times_last, its.total_seconds, its.longest_seconds};
+  return table;
+}
+
+void bind_engine(py::module_& module) {
+  bind_handle(module);
+  bind_plan(module);
+  py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
+      .def(py::init(&make_engine), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("local_rank"),
+           py::arg("local_size"), py::arg("arena_descriptors"), py::arg("peer_sockets"), py::arg("chunk_bytes"),
+           py::arg("ring_segment_bytes"), py::arg("cache_capacity"), py::arg("spin_us"),
+           py::arg("stall_warning_seconds"), py::arg("stall_shutdown_seconds"), py::arg("stack_signal"),
+           py::arg("plane"), py::arg("shared_gpu"), py::arg("horovods_gradients"))
+      .def_property_readonly("horovods_gradients", &Engine::horovods_gradients)
+      .def("add_process_set", &add_process_set, py::arg("id"), py::kw_only(), py::arg("ranks"), py::arg("hosts"),
+           py::arg("local"), py::arg("region"), py::arg("mpi"), py::arg("generation"))
+      .def("remove_process_set", &Engine::remove_process_set, py::arg("id"), py::call_guard<py::gil_scoped_release>())
+      .def("process_set_busy", &Engine::process_set_busy, py::arg("id"), py::call_guard<py::gil_scoped_release>())
+      .def("clear_region", &Engine::clear_region, py::arg("region"))
+      .def("enqueue", &enqueue, py::arg("kind"), py::arg("name"), py::arg("op"), py::arg("prescale"),
+           py::arg("postscale"), py::arg("root"), py::arg("tensors"), py::arg("device"), py::arg("waits"),
+           py::arg("process_set"), py::arg("splits"), py::arg("member_names"), py::arg("stream"), py::arg("family"),
+           py::arg("kept"), py::arg("keep_alive"))
+      .def(
+          "refuse",
+          [](Engine& self, int kind, const std::string& name, int process_set, const std::string& why) {
+            self.refuse(static_cast<Kind>(kind), name, process_set, why);
+          },
+          py::arg("kind"), py::arg("name"), py::arg("process_set"), py::arg("why"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "plan",
+          [](Engine& self, const std::string& name, int op, double prescale, double postscale,
+             const std::vector<std::tuple<std::string, int, std::vector<int64_t>, size_t>>& members,
+             const std::vector<int>& devices, int process_set, size_t chunk_bytes, size_t segment_bytes) {
+            Request shared;
+            shared.name = name;
+            shared.op = static_cast<ReduceOp>(op);
+            shared.prescale = prescale;
+            shared.postscale = postscale;
+            shared.chunk_bytes = chunk_bytes;
+            shared.segment_bytes = segment_bytes;
+            std::vector<BucketPlan::PlannedMember> planned;
+            for (const auto& [member_name, dtype, shape, bucket] : members) {
+              planned.push_back({{member_name, static_cast<DType>(dtype), shape}, bucket});
+            }
+            return std::make_unique<BucketPlan>(self, shared, planned, devices, process_set);
+          },
+          py::arg("name"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("members"),
+          py::arg("devices"), py::arg("process_set") = 0, py::arg("chunk_bytes") = 0, py::arg("segment_bytes") = 0,
+          py::keep_alive<0, 1>())
+      .def("lateness", &lateness_of, py::arg("process_set"))
+      .def("full_requests", &Engine::full_requests, py::arg("process_set"), py::call_guard<py::gil_scoped_release>())
+      .def("start_timeline", &start_timeline, py::arg("descriptor"), py::kw_only(), py::arg("name"), py::arg("origin"),
+           py::arg("mark_cycles"), py::call_guard<py::gil_scoped_release>())
+      .def("stop_timeline", &Engine::stop_timeline, py::call_guard<py::gil_scoped_release>())
+      .def("take_settled", &Engine::take_settled)
+      .def("hold_other_threads", &Engine::hold_other_threads, py::call_guard<py::gil_scoped_release>())
+      .def("loss", &Engine::loss)
+      .def("stop", &Engine::stop, py::arg("failed"), py::arg("reason"), py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace horovodish

@@ -1,0 +1,110 @@
+// The extension module: its constants, its errors, and what needs no engine.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "abi/mpi_exit.h"
+#include "abi/mpi_requests.h"
+#include "c_interface.h"
+#include "engine/engine.h"
+#include "gpu/device.h"
+#include "planes/nccl/nccl_launch.h"
+#include "python/bindings.h"
+#include "xla/xla_handlers.h"
+
+namespace py = pybind11;
+
+namespace horovodish {
+
+namespace {
+
+// Instance of a class in horovodish.errors, for pybind11 to raise.
+void raise(const char* class_name, const char* message) {
+  const py::object type = py::module_::import("horovodish.errors").attr(class_name);
+  PyErr_SetString(type.ptr(), message);
+}
+
+template <class Names>
+py::dict numbered(const Names& names) {
+  py::dict result;
+  for (size_t i = 0; i < names.size(); ++i) result[py::str(names[i].data(), names[i].size())] = i;
+  return result;
+}
+
+// Where the memory of a contiguous array begins. NumPy's own attributes for that take four times as long.
+uintptr_t address_of(const py::object& array) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_SIMPLE) != 0) throw py::error_already_set();
+  const auto address = reinterpret_cast<uintptr_t>(view.buf);
+  PyBuffer_Release(&view);
+  return address;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, module) {
+  module.attr("DTYPES") = numbered(kDTypeNames);
+  module.attr("REDUCE_OPS") = numbered(kReduceOpNames);
+  module.attr("KINDS") = numbered(kKindNames);
+  module.attr("REGIONS") = EngineConfig::kRegions;
+  module.attr("GENERATIONS") = MpiTags::kGenerations;
+  module.def("address", &address_of, py::arg("array"));
+  module.def("arena_bytes", [](size_t local_ranks, size_t chunk_bytes) {
+    return EngineConfig::arena_layout(local_ranks, chunk_bytes).bytes();
+  });
+
+  module.def("c_interface", [] { return reinterpret_cast<uintptr_t>(&c_interface::table()); });
+  module.def("load_device_libraries", &load_device_libraries, py::arg("cuda"), py::arg("nccl"),
+             py::call_guard<py::gil_scoped_release>());
+  module.def("open_device", [](int ordinal) { static_cast<void>(Device::get(ordinal)); }, py::arg("ordinal"));
+  module.def(
+      "problem_for_nccl",
+      [](int kind, int op, const std::vector<int>& dtypes, double prescale, double postscale) {
+        std::vector<DType> given;
+        for (const int dtype : dtypes) given.push_back(static_cast<DType>(dtype));
+        return problem_for_nccl(static_cast<Kind>(kind), static_cast<ReduceOp>(op), given, prescale, postscale);
+      },
+      py::arg("kind"), py::arg("op"), py::arg("dtypes"), py::arg("prescale"), py::arg("postscale"));
+
+  module.def("finalize_mpi_at_exit", &finalize_mpi_at_exit, py::arg("library"), py::arg("tolerant_world"),
+             py::arg("rank"), py::arg("warning_seconds"));
+  module.def("do_not_finalize_mpi", &do_not_finalize_mpi);
+
+  py::register_local_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const DuplicateName& error) {
+      raise("DuplicateNameError", error.what());
+    } catch (const EngineStopped& error) {
+      raise("EngineStoppedError", error.what());
+    } catch (const ForkedProcess& error) {
+      raise("ForkedProcessError", error.what());
+    } catch (const std::logic_error& error) {
+      PyErr_SetString(PyExc_ValueError, error.what());
+    }
+  });
+
+  // As JAX registers them.
+  module.def(
+      "xla_handlers",
+      [](const std::string& platform) {
+        py::dict capsules;
+        for (const auto& [name, handler] : xla_handlers(platform)) {
+          capsules[name] = py::capsule(reinterpret_cast<void*>(handler), "xla._CUSTOM_CALL_TARGET");
+        }
+        return capsules;
+      },
+      py::arg("platform"));
+  module.def(
+      "register_xla_handlers",
+      [](uintptr_t api, const std::string& platform) {
+        register_xla_handlers(*reinterpret_cast<const abi::xla::Api*>(api), platform);
+      },
+      py::arg("api"), py::arg("platform"));
+
+  bind_engine(module);
+  py::module_ testing = module.def_submodule("testing", "Parts of the engine without I/O, for its tests.");
+  bind_testing(testing);
+}
+
+}  // namespace horovodish

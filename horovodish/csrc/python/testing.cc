@@ -1,0 +1,253 @@
+// Parts of the engine without I/O, for its tests.
+#include <string>
+#include <utility>
+
+#include "abi/mpi_requests.h"
+#include "engine/operation_table.h"
+#include "negotiation/tree.h"
+#include "planes/mpi/schedule.h"
+#include "planes/shards.h"
+#include "python/bindings.h"
+#include "timeline/timeline_writer.h"
+#include "xla/xla_call.h"
+
+namespace py = pybind11;
+
+namespace horovodish {
+
+namespace {
+
+// The negotiation without the engine, for tests that play the network themselves.
+void bind_negotiation(py::module_& module) {
+  py::class_<Negotiation>(module, "Negotiation")
+      .def(py::init([](bool root, const std::vector<std::vector<int>>& participants, size_t cache_capacity) {
+             std::vector<RankSet> sets;
+             for (const auto& ranks : participants) {
+               RankSet set;
+               for (const int rank : ranks) set.add(RankSet(rank));
+               sets.push_back(std::move(set));
+             }
+             return std::make_unique<Negotiation>(root, std::move(sets), cache_capacity);
+           }),
+           py::arg("root"), py::arg("participants"), py::arg("cache_capacity"))
+      .def(
+          "submit",
+          [](Negotiation& self, const std::string& name, const std::vector<int64_t>& shape,
+             const std::vector<size_t>& absent, size_t members, std::optional<int> broadcast_from,
+             const std::string& family, const std::string& refusal) {
+            Request request;
+            request.name = name;
+            if (broadcast_from) {
+              request.kind = Kind::broadcast;
+              request.root = *broadcast_from;
+            }
+            request.members.assign(members, {name, DType::float32, shape});
+            request.family.name = family;
+            request.refusal = refusal;
+            self.submit(name, request.signature(), make_mask(absent, members));
+          },
+          py::arg("name"), py::arg("shape"), py::arg("absent") = std::vector<size_t>{}, py::arg("members") = 1,
+          py::arg("broadcast_from") = std::nullopt, py::arg("family") = "", py::arg("refusal") = "")
+      .def("flush", &Negotiation::flush)
+      .def("join", &Negotiation::join)
+      .def(
+          "lost",
+          [](Negotiation& self, bool failed, uint64_t finished, const std::string& text) {
+            self.lost({failed ? Loss::failed : Loss::left, finished, text});
+          },
+          py::arg("failed"), py::arg("finished"), py::arg("text"))
+      .def(
+          "parent_lost", [](Negotiation& self, const std::string& text) { self.parent_lost({Loss::failed, 0, text}); },
+          py::arg("text"))
+      .def("ask", &Negotiation::ask)
+      .def("ask_turn", &Negotiation::ask_turn, py::arg("process_set"), py::arg("decision"))
+      .def("tell", &Negotiation::tell, py::arg("rank"), py::arg("text"))
+      .def("set_now", &Negotiation::set_now, py::arg("seconds"))
+      .def("lateness", [](const Negotiation& self) { return lateness_table(self.lateness()); })
+      .def("from_child", [](Negotiation& self, size_t child,
+                            const py::bytes& message) { self.from_child(child, std::string(message)); })
+      .def("from_parent", [](Negotiation& self, const py::bytes& message) { self.from_parent(std::string(message)); })
+      .def("take_for_parent", [](Negotiation& self) { return py::bytes(self.take_for_parent()); })
+      .def("take_for_children", [](Negotiation& self) { return py::bytes(self.take_for_children()); })
+      .def("take_decisions",
+           [](Negotiation& self) {
+             static constexpr const char* kTypes[] = {"execute", "fail",  "join_done", "lost",
+                                                      "stuck",   "asked", "told",      "turn"};
+             py::list result;
+             while (const auto taken = self.take_decision()) {
+               const Decision& decision = *taken;
+               std::vector<size_t> absent;
+               for (size_t bit = 0; bit < decision.absent.size() * 8; ++bit) {
+                 if (mask_bit(decision.absent, bit)) absent.push_back(bit);
+               }
+               py::dict entry;
+               entry["type"] = kTypes[static_cast<size_t>(decision.type)];
+               entry["name"] = decision.name;
+               entry["text"] = decision.text;
+               entry["number"] = decision.number;
+               entry["joined"] = decision.joined_ranks;
+               entry["rank"] = decision.rank;
+               entry["absent"] = absent;
+               entry["submitted"] = decision.submitted;
+               entry["families"] = decision.families;
+               result.append(entry);
+             }
+             return result;
+           })
+      .def("cached", &Negotiation::cached)
+      .def("unheard", &Negotiation::unheard)
+      .def("anything_pending", &Negotiation::anything_pending)
+      .def("full_requests", &Negotiation::full_requests);
+}
+
+// An operation table without a process set: keeps what it asks its owner for.
+class TableAlone final : private OperationTable::Owner {
+ public:
+  void submit(const std::string& name, const std::string& family, int64_t run, const std::string& refusal) {
+    auto request = std::make_shared<Request>();
+    request->name = name;
+    request->family = {.name = family, .run = run};
+    request->refusal = refusal;
+    auto operation = std::make_shared<Operation>();
+    operation->request = std::move(request);
+    operation->handle = std::make_shared<Handle>(++submitted_);
+    table_.submit(operation);
+  }
+  void begin(const std::string& name, uint64_t decision) {
+    table_.begin(name, decision);
+    table_.submit_next(name);
+  }
+  void fail(const std::string& name, const std::vector<std::string>& families) { table_.fail(name, "why", families); }
+  void end(uint64_t decision) { table_.end(OperationTable::Pointer(table_.executing().at(decision)), nullptr); }
+  void abandon() {
+    const Error error{ErrorKind::rank_lost, "lost"};
+    table_.abandon_undecided(error);
+    table_.abandon_executing(error);
+  }
+  bool busy() const { return table_.busy(); }
+  // What has happened since the last call: the name of what was stated, or how the submission with this number ended.
+  py::list take_news() { return std::exchange(news_, py::list()); }
+
+ private:
+  void state(const std::shared_ptr<Operation>& operation) override {
+    news_.append(py::make_tuple("stated", operation->request->name));
+  }
+  void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept override {
+    news_.append(py::make_tuple(error == nullptr ? "done" : class_name(error->kind), operation->handle->id()));
+  }
+  void submit_again(const std::shared_ptr<Operation>& operation) noexcept override { table_.submit(operation); }
+
+  uint64_t submitted_ = 0;
+  py::list news_;
+  OperationTable table_{0, 0, *this};
+};
+
+void bind_operation_table(py::module_& module) {
+  py::class_<TableAlone>(module, "OperationTable")
+      .def(py::init())
+      .def("submit", &TableAlone::submit, py::arg("name"), py::arg("family") = "", py::arg("run") = 0,
+           py::arg("refusal") = "")
+      .def("begin", &TableAlone::begin, py::arg("name"), py::arg("decision"))
+      .def("fail", &TableAlone::fail, py::arg("name"), py::arg("families") = std::vector<std::string>{})
+      .def("end", &TableAlone::end, py::arg("decision"))
+      .def("abandon", &TableAlone::abandon)
+      .def("busy", &TableAlone::busy)
+      .def("take_news", &TableAlone::take_news);
+}
+
+void bind_tree(py::module_& module) {
+  module.def(
+      "tree_node",
+      [](const HostIndices& hosts, int index) {
+        const TreeNode node = tree_node(hosts, index);
+        return py::make_tuple(node.parent, node.children);
+      },
+      py::arg("hosts"), py::arg("index"));
+  module.def("subtree", &subtree, py::arg("hosts"), py::arg("index"));
+  module.attr("TREE_ARITY") = kTreeArity;
+}
+
+// The timeline without its thread.
+void bind_timeline(py::module_& module) {
+  using Ring = SingleProducerRing<int>;
+  using What = TimelineRecord::What;
+  py::class_<Ring>(module, "Ring")
+      .def(py::init<size_t>(), py::arg("capacity"))
+      .def(
+          "push", [](Ring& self, int value) { return self.push(std::move(value)); }, py::arg("value"))
+      .def("take", &Ring::take);
+  // Records: what happened (a value of TimelineRecord::What), on which track, from when to when, and the name of what is
+  // described before.
+  using Records = std::vector<std::tuple<int, uint32_t, int64_t, int64_t, std::string>>;
+  module.def(
+      "write_timeline",
+      [](int descriptor, const Records& records, uint64_t dropped) {
+        TraceFile file(descriptor, 0, 0);
+        TimelineWriter writer(file);
+        int64_t end = 0;
+        for (const auto& [what, track, from, to, name] : records) {
+          if (!name.empty()) {
+            auto request = std::make_shared<Request>();
+            request->name = name;
+            request->members = {{name, DType::float32, {3}}};
+            writer.describe(track, {name, request});
+          }
+          const bool phase = what == static_cast<int>(What::phase);
+          writer.take(phase ? TimelineRecord(Phase::pack, track, from, to)
+                            : TimelineRecord(static_cast<What>(what), track, from));
+          end = to;
+        }
+        writer.dropped(dropped, end);
+        writer.end_all(end);
+        file.finish();
+      },
+      py::arg("descriptor"), py::arg("records"), py::arg("dropped"));
+}
+
+void bind_schedules(py::module_& module) {
+  const auto as_dict = [](const Schedule& schedule) {
+    static constexpr const char* kThen[] = {"store", "reduce", "reduce_finish"};
+    py::list sends, receives;
+    for (const Send& send : schedule.sends) sends.append(py::make_tuple(send.peer, send.begin, send.count, send.after));
+    for (const Receive& receive : schedule.receives) {
+      receives.append(py::make_tuple(receive.peer, receive.begin, receive.count, receive.after,
+                                     kThen[static_cast<size_t>(receive.then)]));
+    }
+    return py::make_tuple(sends, receives);
+  };
+  module.def("ring_reduce_scatter", [as_dict](int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
+    return as_dict(ring_reduce_scatter(rank, ranks, begins, segment));
+  });
+  module.def("direct_exchange",
+             [as_dict](int rank, int ranks, const std::vector<size_t>& sent, const std::vector<size_t>& received,
+                       size_t segment) { return as_dict(direct_exchange(rank, ranks, sent, received, segment)); });
+  module.def("ring_allreduce", [as_dict](int rank, int ranks, size_t count, size_t segment) {
+    return as_dict(ring_allreduce(rank, ranks, count, segment));
+  });
+  module.def("direct_allgather", [as_dict](int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
+    return as_dict(direct_allgather(rank, ranks, begins, segment));
+  });
+  module.def("tree_broadcast", [as_dict](int rank, int ranks, int root, size_t count, size_t segment) {
+    return as_dict(tree_broadcast(rank, ranks, root, count, segment));
+  });
+  module.def("exchanged_chunk", &exchanged_chunk);
+  module.def("exchange_tags", [](const std::vector<std::vector<int>>& hosts, uint64_t chunk, int generation) {
+    const HostShards shards(hosts, MpiTags::kExchanges);
+    std::vector<int> tags;
+    for (size_t i = 0; i < shards.count(); ++i) tags.push_back(MpiTags(generation).exchange(chunk, shards.tag(i)));
+    return tags;
+  });
+}
+
+}  // namespace
+
+void bind_testing(py::module_& module) {
+  bind_negotiation(module);
+  bind_operation_table(module);
+  bind_tree(module);
+  bind_timeline(module);
+  bind_schedules(module);
+  module.def("lines", &lines);
+}
+
+}  // namespace horovodish
