@@ -12,7 +12,7 @@ import pytest
 from support.ranks import run_ranks
 
 World = int | tuple[int, str]
-"""A number of ranks, or that and a value of HOROVODISH_PLANE."""
+"""A number of ranks, or that and a setting: `name=value`, or a plane."""
 
 
 def on_ranks(
@@ -24,8 +24,8 @@ def on_ranks(
     as for any test; the values are pickled.
 
     Args:
-        worlds: where to run it. Where a plane is not given, the setting stays as it is. Without worlds, a parameter
-            `world` gives them, as pairs of a number of ranks and a plane, or "" for none.
+        worlds: where to run it. Without worlds, a parameter `world` gives them, as pairs of a number of ranks and a
+            setting, or "" for none.
         planes: each number of ranks is a world on each of these.
         env, timeout: as for `run_ranks`.
 
@@ -38,8 +38,8 @@ def on_ranks(
     def made(check: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(check)
         def test(**given: Any) -> None:
-            np, plane = given.pop("world")
-            variables = {**(env or {}), **({"HOROVODISH_PLANE": plane} if plane else {})}
+            np, setting = given.pop("world")
+            variables = {**(env or {}), **_variable_of(setting)}
             args = tuple(given[name] for name in own)
             run_ranks(check, np, args=args, env=variables, timeout=timeout, begin=True)
 
@@ -52,3 +52,8 @@ def on_ranks(
         return pytest.mark.parametrize("world", pairs, ids=ids)(test) if worlds else test
 
     return made
+
+
+def _variable_of(setting: str) -> dict[str, str]:
+    name, _, value = setting.rpartition("=")
+    return {f"HOROVODISH_{(name or 'plane').upper()}": value} if setting else {}

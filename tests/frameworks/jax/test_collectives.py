@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -15,8 +17,9 @@ from jax import lax
 from jax import numpy as jnp
 
 import horovodish.jax as hvd
+from horovodish.errors import NotInitializedError
 from support.expect import mismatch
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 # The class depends on whether the program fails while JAX dispatches it.
 FAILED = (jax.errors.JaxRuntimeError, ValueError)
@@ -27,6 +30,16 @@ DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "fl
 def both(function: Any) -> list[Any]:
     """The function outside and inside of jit."""
     return [function, jax.jit(function)]
+
+
+@contextmanager
+def x64() -> Iterator[None]:
+    """JAX keeps int64, uint64 and float64 as they are."""
+    jax.config.update("jax_enable_x64", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", False)
 
 
 def ours(rank: int, dtype: str, shape: tuple[int, ...] = (4, 3)) -> np.ndarray:
@@ -41,44 +54,49 @@ def equal(got: Any, expected: Any) -> None:
     np.testing.assert_array_equal(np.asarray(got), expected)
 
 
-def what_is_only_moved() -> None:
-    for dtype in ("bool", "uint16", "uint32", "uint64"):
-        all_ranks = [ours(other, dtype) for other in range(hvd.size())]
-        own = jnp.asarray(all_ranks[hvd.rank()])
+@on_ranks(2)
+def test_what_is_only_moved() -> None:
+    with x64():
+        for dtype in ("bool", "uint16", "uint32", "uint64"):
+            all_ranks = [ours(other, dtype) for other in range(hvd.size())]
+            own = jnp.asarray(all_ranks[hvd.rank()])
+            for run in both(lambda x: hvd.allgather(x)):
+                equal(run(own), np.concatenate(all_ranks))
+            for run in both(lambda x: hvd.broadcast(x, root_rank=1)):
+                equal(run(own), all_ranks[1])
+
+
+@on_ranks(2)
+def test_the_operations() -> None:
+    with x64():
+        rank, size = hvd.rank(), hvd.size()
+        for dtype in DTYPES:
+            all_ranks = [ours(other, dtype) for other in range(size)]
+            own = jnp.asarray(all_ranks[rank])
+            total = sum(array.astype(np.float64) for array in all_ranks).astype(own.dtype)
+            rows = np.array_split(total, size)[rank]
+            largest = np.max([array.astype(np.float64) for array in all_ranks], 0).astype(own.dtype)
+            whole = np.concatenate(all_ranks)
+            parts = np.concatenate([np.array_split(array, 2)[rank] for array in all_ranks[:2]]) if size == 2 else None
+            for run in both(lambda x: hvd.allreduce(x, op=hvd.Sum)):
+                equal(run(own), total)
+            for run in both(lambda x: hvd.allreduce(x, op=hvd.Max, name="largest")):
+                equal(run(own), largest)
+            for run in both(lambda x: hvd.allgather(x)):
+                equal(run(own), whole)
+            for run in both(lambda x: hvd.broadcast(x, root_rank=1)):
+                equal(run(own), all_ranks[1])
+            for run in both(lambda x: hvd.reducescatter(x, op=hvd.Sum)):
+                equal(run(own), rows)
+            for run in both(lambda x: hvd.alltoall(x)) if parts is not None else []:
+                equal(run(own), parts)
         for run in both(lambda x: hvd.allgather(x)):
-            equal(run(own), np.concatenate(all_ranks))
-        for run in both(lambda x: hvd.broadcast(x, root_rank=1)):
-            equal(run(own), all_ranks[1])
+            equal(run(jnp.array([rank == 0])), np.arange(size) == 0)
+            equal(run(jnp.float32(rank)), np.arange(size, dtype=np.float32))
 
 
-def the_operations() -> None:
-    rank, size = hvd.rank(), hvd.size()
-    for dtype in DTYPES:
-        all_ranks = [ours(other, dtype) for other in range(size)]
-        own = jnp.asarray(all_ranks[rank])
-        total = sum(array.astype(np.float64) for array in all_ranks).astype(own.dtype)
-        rows = np.array_split(total, size)[rank]
-        largest = np.max([array.astype(np.float64) for array in all_ranks], 0).astype(own.dtype)
-        whole = np.concatenate(all_ranks)
-        parts = np.concatenate([np.array_split(array, 2)[rank] for array in all_ranks[:2]]) if size == 2 else None
-        for run in both(lambda x: hvd.allreduce(x, op=hvd.Sum)):
-            equal(run(own), total)
-        for run in both(lambda x: hvd.allreduce(x, op=hvd.Max, name="largest")):
-            equal(run(own), largest)
-        for run in both(lambda x: hvd.allgather(x)):
-            equal(run(own), whole)
-        for run in both(lambda x: hvd.broadcast(x, root_rank=1)):
-            equal(run(own), all_ranks[1])
-        for run in both(lambda x: hvd.reducescatter(x, op=hvd.Sum)):
-            equal(run(own), rows)
-        for run in both(lambda x: hvd.alltoall(x)) if parts is not None else []:
-            equal(run(own), parts)
-    for run in both(lambda x: hvd.allgather(x)):
-        equal(run(jnp.array([rank == 0])), np.arange(size) == 0)
-        equal(run(jnp.float32(rank)), np.arange(size, dtype=np.float32))
-
-
-def the_scales() -> None:
+@on_ranks(2)
+def test_the_scales() -> None:
     for run in both(lambda x: hvd.allreduce(x, op=hvd.Average, prescale_factor=4, postscale_factor=0.5)):
         equal(
             run(jnp.full(3, hvd.rank() + 1.0)), np.full(3, sum(range(1, hvd.size() + 1)) / hvd.size() * 2, np.float32)
@@ -90,7 +108,8 @@ def the_scales() -> None:
         equal(run(jnp.full(5000, denormal)), np.full(5000, denormal * hvd.size(), np.float32))
 
 
-def trees() -> None:
+@on_ranks(2)
+def test_trees() -> None:
     tree = {"a": [jnp.full((2, 2), hvd.rank() + 0.0), jnp.arange(3)], "b": {"c": jnp.ones((), jnp.bfloat16)}, "d": None}
     for run in both(lambda tree: hvd.allreduce(tree, op=hvd.Sum)):
         total = run(tree)
@@ -127,7 +146,8 @@ def trees() -> None:
             equal(run(jnp.ones((count, 2))), np.full((count, 2), hvd.size(), np.float32))
 
 
-def rows_that_differ() -> None:
+@on_ranks(2)
+def test_rows_that_differ() -> None:
     rank, size = hvd.rank(), hvd.size()
     equal(hvd.allgather(jnp.full(rank, rank)), np.repeat(np.arange(size), np.arange(size)).astype(np.int32))
     rows, counts = hvd.alltoall(jnp.full(size, rank), splits=[size] + [0] * (size - 1))
@@ -147,7 +167,8 @@ def rows_that_differ() -> None:
     equal(jax.grad(loss)(jnp.ones(3)), np.full(3, size, np.float32))
 
 
-def process_sets() -> None:
+@on_ranks(2)
+def test_process_sets() -> None:
     odd = hvd.add_process_set(range(1, hvd.size(), 2))
     if odd.included():
         for run in both(lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=odd)):
@@ -164,7 +185,8 @@ def process_sets() -> None:
             run(jnp.ones(2))
 
 
-def what_is_wrong() -> None:
+@on_ranks(2)
+def test_what_is_wrong() -> None:
     for run in both(lambda x: hvd.allreduce(x, name="wrong")):
         for values, text in [
             (jnp.ones(2, jnp.complex64), "dtype complex64 is not supported"),
@@ -201,7 +223,8 @@ def what_is_wrong() -> None:
         hvd.grouped_allreduce(jnp.zeros(3))
 
 
-def ranks_that_disagree() -> None:
+@on_ranks(2)
+def test_ranks_that_disagree() -> None:
     """Outside of jit the error has its class; inside it is JAX's, with the same text. The names can be used again."""
     rank = hvd.rank()
     parts = ("tensor 'shape': the ranks disagree about its shape:", "rank 0 has (2,)", "rank 1 has (3,)", "Remedy:")
@@ -228,27 +251,14 @@ def ranks_that_disagree() -> None:
         jax.block_until_ready(jax.jit(lambda tree: hvd.allreduce(tree, name="tree"))(tree))
 
 
-def everything() -> None:
-    with pytest.raises(hvd_errors().NotInitializedError):
-        hvd.allreduce(jnp.ones(2))
-    with pytest.raises(hvd_errors().NotInitializedError):
-        jax.jit(lambda x: hvd.allreduce(x))(jnp.ones(2))
-    hvd.init()
-    jax.config.update("jax_enable_x64", True)
-    the_operations()
-    what_is_only_moved()
-    jax.config.update("jax_enable_x64", False)
-    the_scales()
-    trees()
-    rows_that_differ()
-    process_sets()
-    what_is_wrong()
-    ranks_that_disagree()
-    left_from_an_engine_that_was_stopped()
-    ranks_that_run_out_of_data()
+def test_before_init() -> None:
+    for run in both(lambda x: hvd.allreduce(x)):
+        with pytest.raises(NotInitializedError):
+            run(jnp.ones(2))
 
 
-def left_from_an_engine_that_was_stopped() -> None:
+@on_ranks(2)
+def test_left_from_an_engine_that_was_stopped() -> None:
     run = jax.jit(lambda x: hvd.allreduce(x, name="later"))
     run(jnp.ones(2)).block_until_ready()
     gc.collect()  # tracebacks of the errors before hold handles, which hold the engine
@@ -259,15 +269,9 @@ def left_from_an_engine_that_was_stopped() -> None:
     equal(run(jnp.ones(2)), np.ones(2, np.float32))
 
 
-def hvd_errors() -> Any:
-    import horovodish.errors
-
-    return horovodish.errors
-
-
-def sets_of_three_ranks() -> None:
+@on_ranks(3)
+def test_sets_of_three_ranks() -> None:
     """Sets that have ranks in common and sets that have none, in one program; and rows in numbers that all differ."""
-    hvd.init()
     rank = hvd.rank()
     first, last, overlapping = (hvd.add_process_set(ranks) for ranks in ([0, 1], [2], [1, 2]))
     mine = first if first.included() else last
@@ -303,7 +307,8 @@ def sets_of_three_ranks() -> None:
         hvd.remove_process_set(process_set)
 
 
-def ranks_that_run_out_of_data() -> None:
+@on_ranks(2)
+def test_ranks_that_run_out_of_data() -> None:
     """A program that rank 1 has started, but that has not come to its collective, belongs before the join."""
 
     def step(values: Any) -> Any:
@@ -319,11 +324,3 @@ def ranks_that_run_out_of_data() -> None:
     with mock.patch.object(jax, "live_arrays", return_value=[failed, *jax.live_arrays()]):
         assert hvd.join() == 0
     equal(hvd.broadcast_parameters(values, root_rank=0), np.full(3, 4, np.float32))
-
-
-def test_collectives() -> None:
-    run_ranks(everything, 2)
-
-
-def test_sets_of_three_ranks() -> None:
-    run_ranks(sets_of_three_ranks, 3)

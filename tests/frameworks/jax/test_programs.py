@@ -19,6 +19,7 @@ import horovodish
 import horovodish.jax as hvd
 from horovodish.jax import lowering
 from horovodish.jax.primitive import primitive
+from support.on_ranks import on_ranks
 from support.ranks import run_ranks
 
 # The class depends on whether the program fails while JAX dispatches it.
@@ -41,7 +42,8 @@ def total(x: Any, name: str | None = None) -> Any:
     return hvd.allreduce(x, op=hvd.Sum, name=name)
 
 
-def nothing_is_dropped_merged_or_hoisted() -> None:
+@on_ranks(2)
+def test_nothing_is_dropped_merged_or_hoisted() -> None:
     x, size = jnp.ones(3), hvd.size()
     assert calls(lambda x: x + 0 * total(x), x) == (1, 1)
     assert calls(lambda x: (total(x), x)[1], x) == (1, 1), "dropped where the result is not used"
@@ -72,7 +74,8 @@ def nothing_is_dropped_merged_or_hoisted() -> None:
     np.testing.assert_allclose(carried, size**4 + sum(size**power for power in range(4)))
 
 
-def every_done_depends_on_every_start() -> None:
+@on_ranks(2)
+def test_every_done_depends_on_every_start() -> None:
     """Otherwise ranks that come to the calls in different orders could wait for one another for ever."""
     tree = [jnp.ones(1_500_000 + index) for index in range(6)]
     text = hlo(lambda tree: hvd.allreduce(tree, name="tree"), tree)
@@ -86,7 +89,8 @@ def every_done_depends_on_every_start() -> None:
     )
 
 
-def leaves_travel_together() -> None:
+@on_ranks(2)
+def test_leaves_travel_together() -> None:
     """A program with two calls for each leaf would take XLA seconds to compile."""
     large, small, of_another_dtype = jnp.ones(1_500_000), jnp.ones(4), jnp.arange(4)
     tree = {"large": large, "small": [small, small, small], "other": of_another_dtype}
@@ -99,7 +103,8 @@ def leaves_travel_together() -> None:
         assert hlo(collective, tree).count(START) == calls
 
 
-def results_are_used_one_after_another() -> None:
+@on_ranks(2)
+def test_results_are_used_one_after_another() -> None:
     """So that the memory of one serves the next."""
     tree = [jnp.ones(1_500_000 + index) for index in range(6)]
 
@@ -110,7 +115,8 @@ def results_are_used_one_after_another() -> None:
     assert compiled.memory_analysis().temp_size_in_bytes < 1.5 * tree[0].nbytes
 
 
-def names() -> None:
+@on_ranks(2)
+def test_names() -> None:
     def looped(x: Any) -> Any:
         for _ in range(3):
             x = hvd.allreduce(x)
@@ -127,7 +133,8 @@ def names() -> None:
     assert sorted(found) == ["again", "again#2"]
 
 
-def a_name_that_is_in_flight() -> None:
+@on_ranks(2)
+def test_a_name_that_is_in_flight() -> None:
     """The rank that finds it refuses, and so no other rank waits for the second operation."""
     program = jax.jit(lambda x: total(x, "twice"))
     program.lower(jnp.ones(3)).compile()
@@ -157,7 +164,8 @@ mean_of_all.defvjp(
 )
 
 
-def derivatives() -> None:
+@on_ranks(2)
+def test_derivatives() -> None:
     rank, size = hvd.rank(), hvd.size()
     weights = jnp.arange(4.0) + rank
     summed = sum(np.arange(4.0) + other for other in range(size))
@@ -205,7 +213,8 @@ def derivatives() -> None:
             derivative(lambda x: hvd.allreduce(x, op=hvd.Max, name="largest").sum())(jnp.ones(2))
 
 
-def batches() -> None:
+@on_ranks(2)
+def test_batches() -> None:
     rank, size = hvd.rank(), hvd.size()
     rows = jnp.arange(12.0).reshape(3, 4) + rank
     every = np.stack([np.arange(12.0).reshape(3, 4) + other for other in range(size)])
@@ -278,7 +287,8 @@ def orders_that_differ() -> list[np.ndarray]:
     return runs[0]
 
 
-def no_numbers() -> None:
+@on_ranks(2)
+def test_no_numbers() -> None:
     """NaN and infinity are in the results of all ranks, and nowhere else in them."""
     x = jnp.where(jnp.arange(5) == hvd.rank(), jnp.array([jnp.nan, jnp.inf, 0, 0, 0]), 1.0)
     for op in (hvd.Sum, hvd.Average, hvd.Max, hvd.Min):
@@ -287,14 +297,16 @@ def no_numbers() -> None:
         assert np.isposinf(result).tolist() == [False, op is not hvd.Min] + [False] * 3, op
 
 
-def runs_that_are_not_waited_for() -> None:
+@on_ranks(2)
+def test_runs_that_are_not_waited_for() -> None:
     """The next run of a program begins when the last one is done with its names."""
     program = jax.jit(lambda x: total(x[0, 0], "runs") + 0 * (x @ x)[0, 0])
     results = [program(jnp.full((300, 300), float(index))) for index in range(20)]
     np.testing.assert_allclose(results, hvd.size() * np.arange(20.0))
 
 
-def starts_are_within_the_backward_pass() -> None:
+@on_ranks(2)
+def test_starts_are_within_the_backward_pass() -> None:
     """And no result is asked for before all have begun: the order in which XLA runs the program."""
     layers = {f"layer_{number}": jnp.ones((1024, 1024)) for number in range(6)}  # a bucket each
 
@@ -311,7 +323,8 @@ def starts_are_within_the_backward_pass() -> None:
     assert re.fullmatch(r"(dot )*((dot )+start ){6}(done ?){6}", order), order
 
 
-def programs_for_several_shapes_and_arguments() -> None:
+@on_ranks(2)
+def test_programs_for_several_shapes_and_arguments() -> None:
     def reduced(x: Any, op: Any, process_set: Any) -> Any:
         return hvd.allreduce(x, op=op, process_set=process_set, name="static")
 
@@ -322,7 +335,8 @@ def programs_for_several_shapes_and_arguments() -> None:
             np.testing.assert_array_equal(result, np.full(length, expected))
 
 
-def calls_of_python_beside_collectives() -> None:
+@on_ranks(2)
+def test_calls_of_python_beside_collectives() -> None:
     seen = []
 
     @jax.jit
@@ -339,14 +353,16 @@ def calls_of_python_beside_collectives() -> None:
     assert seen == [[hvd.size()] * 2] * 3
 
 
-def programs_that_are_stored() -> None:
+@on_ranks(2)
+def test_programs_that_are_stored() -> None:
     compiled = jax.jit(lambda x: total(x, "stored")).lower(jnp.ones(2)).compile()
     stored = serialize_executable.serialize(compiled)
     again = serialize_executable.deserialize_and_load(*stored, execution_devices=jax.local_devices()[:1])
     np.testing.assert_array_equal(again(jnp.ones(2)), np.full(2, hvd.size()))
 
 
-def memory_is_not_shared() -> None:
+@on_ranks(2)
+def test_memory_is_not_shared() -> None:
     """What is given away or written later takes nothing else with it."""
     x, given = jnp.arange(1000.0), np.ones(1000, np.float32)
     results = [hvd.allreduce(x), hvd.broadcast(x, 0), hvd.barrier(x), hvd.allgather(x), hvd.broadcast_parameters(x)]
@@ -360,7 +376,8 @@ def memory_is_not_shared() -> None:
         np.testing.assert_array_equal(x, np.arange(1000.0))
 
 
-def threads_with_names_of_their_own() -> None:
+@on_ranks(2)
+def test_threads_with_names_of_their_own() -> None:
     def work(name: str) -> None:
         program = jax.jit(lambda x: total(x, name))
         for _ in range(20):
@@ -375,7 +392,8 @@ def threads_with_names_of_their_own() -> None:
     assert results == [hvd.size()] * 40
 
 
-def through_the_host() -> None:
+@on_ranks(2)
+def test_through_the_host() -> None:
     """What a program on a GPU does; there is none here, so the CPU takes that way."""
 
     def staged(ctx: Any, *operands: Any, collectives: Any) -> Any:
@@ -394,40 +412,17 @@ def through_the_host() -> None:
         jax.jit(lambda x: total(x, "cuda")).trace(jnp.ones(2)).lower(lowering_platforms=("cuda",))
 
 
-def everything() -> None:
-    hvd.init()
-    nothing_is_dropped_merged_or_hoisted()
-    every_done_depends_on_every_start()
-    leaves_travel_together()
-    results_are_used_one_after_another()
-    starts_are_within_the_backward_pass()
-    names()
-    a_name_that_is_in_flight()
-    derivatives()
-    batches()
-    several_devices()
+def test_several_devices() -> None:
+    run_ranks(several_devices, 2, env={"JAX_NUM_CPU_DEVICES": "2"}, begin=True)
+
+
+@on_ranks(2)
+def test_orders_that_differ() -> None:
     orders_that_differ()
-    no_numbers()
-    runs_that_are_not_waited_for()
-    programs_for_several_shapes_and_arguments()
-    calls_of_python_beside_collectives()
-    programs_that_are_stored()
-    memory_is_not_shared()
-    threads_with_names_of_their_own()
-    through_the_host()
-
-
-def test_programs() -> None:
-    run_ranks(everything, 2, env={"JAX_NUM_CPU_DEVICES": "2"})
-
-
-def in_orders_of_their_own() -> list[np.ndarray]:
-    hvd.init()
-    return orders_that_differ()
 
 
 def test_three_ranks_give_the_same_bits_in_every_run() -> None:
-    runs = [run_ranks(in_orders_of_their_own, 3) for _ in range(2)]
+    runs = [run_ranks(orders_that_differ, 3, begin=True) for _ in range(2)]
     for by_rank in runs:
         for result in by_rank:
             np.testing.assert_array_equal(result, runs[0][0])

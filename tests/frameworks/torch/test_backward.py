@@ -26,33 +26,14 @@ from horovodish.errors import MismatchError, UnsupportedTensorError
 from horovodish.torch.gradients.backward import join, leave
 from horovodish.torch.names import PlanNames
 from support.leaves import backward, check, leaf, mean, own, total, wrapped
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
+
+around_backward = on_ranks(3, (2, "fusion_threshold_mb=0"))
 
 
-def everything_around_backward() -> None:
-    hvd.init(process_sets="dynamic")
+@around_backward
+def test_two_optimizers_in_one_backward() -> None:
     torch.manual_seed(0)
-    two_optimizers_in_one_backward()
-    two_optimizers_met_in_another_order()
-    two_threads_at_once()
-    a_parameter_wrapped_again()
-    later_parameters()
-    unfrozen_parameters()
-    closures()
-    checkpointing()
-    nested_backwards_are_one_pass()
-    everything_in_checkpoints()
-    a_step_for_each_gradient()
-    non_contiguous_gradients()
-    backward_that_raises()
-    what_travels_outlives_the_optimizer()
-    a_converted_model()
-    names_say_which_ranks()
-    mismatches()
-    a_new_engine()
-
-
-def two_optimizers_in_one_backward() -> None:
     models = [nn.Linear(3, 3) for _ in range(2)]
     optimizers = [wrapped(model.named_parameters()) for model in models]
     for model in models:
@@ -67,7 +48,8 @@ def two_optimizers_in_one_backward() -> None:
     assert torch.equal(hvd.allgather(weights[None]), weights.expand(hvd.size(), -1))
 
 
-def two_optimizers_met_in_another_order() -> None:
+@around_backward
+def test_two_optimizers_met_in_another_order() -> None:
     """The ranks' backward passes finish the gradients of two optimizers in opposite orders, and lack some of them."""
     p, q = [leaf(), leaf()], [leaf(), leaf()]
     optimizers = [wrapped(p), wrapped(q)]
@@ -88,8 +70,10 @@ def two_optimizers_met_in_another_order() -> None:
             q[0].zero_()
 
 
-def two_threads_at_once() -> None:
+@around_backward
+def test_two_threads_at_once() -> None:
     """On rank 0 one thread's backward ends while another thread is in the middle of its own."""
+    torch.manual_seed(0)
     p, q = [leaf(), leaf()], [leaf()]
     optimizers = [wrapped(p), wrapped(q)]
     for step in range(3):
@@ -126,7 +110,8 @@ def backward_with_a_pause(
     (first + parameters[1] * factor).sum().backward()
 
 
-def a_parameter_wrapped_again() -> None:
+@around_backward
+def test_a_parameter_wrapped_again() -> None:
     p, q = leaf(), leaf()
     old = wrapped([p, q], op=hvd.Sum)
     backward([p, q], own())
@@ -145,7 +130,8 @@ def a_parameter_wrapped_again() -> None:
     check(p, own())
 
 
-def later_parameters() -> None:
+@around_backward
+def test_later_parameters() -> None:
     p, q = leaf(), leaf()
     optimizer = wrapped([("p", p)])
     backward([p], own())
@@ -159,7 +145,8 @@ def later_parameters() -> None:
         optimizer.step()
 
 
-def unfrozen_parameters() -> None:
+@around_backward
+def test_unfrozen_parameters() -> None:
     p, q = leaf(), leaf()
     q.requires_grad_(False)
     optimizer = wrapped([p, q])
@@ -174,7 +161,8 @@ def unfrozen_parameters() -> None:
         optimizer.step()
 
 
-def closures() -> None:
+@around_backward
+def test_closures() -> None:
     p = leaf()
     optimizer = wrapped([p], backward_passes_per_step=2)
 
@@ -192,7 +180,8 @@ def closures() -> None:
     optimizer.step()
 
 
-def checkpointing() -> None:
+@around_backward
+def test_checkpointing() -> None:
     for use_reentrant in (False, True):
         torch.manual_seed(3)
         first, shared, alone = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
@@ -211,7 +200,9 @@ def checkpointing() -> None:
                 torch.testing.assert_close(parameter.grad, hvd.allreduce(gradient))
 
 
-def nested_backwards_are_one_pass() -> None:
+@around_backward
+def test_nested_backwards_are_one_pass() -> None:
+    torch.manual_seed(0)
     outer, inner = nn.Linear(3, 3), nn.Linear(3, 3)
     parameters = [*outer.parameters(), *inner.parameters()]
     optimizer = wrapped(parameters, backward_passes_per_step=2)
@@ -225,8 +216,10 @@ def nested_backwards_are_one_pass() -> None:
                 torch.testing.assert_close(parameter.grad, gradient if passes == 1 else 2 * hvd.allreduce(gradient))
 
 
-def everything_in_checkpoints() -> None:
+@around_backward
+def test_everything_in_checkpoints() -> None:
     """No parameter has its hook called by the outer backward."""
+    torch.manual_seed(0)
     first, second = nn.Linear(3, 3), nn.Linear(3, 3)
     parameters = [*first.parameters(), *second.parameters()]
 
@@ -250,7 +243,8 @@ def everything_in_checkpoints() -> None:
                         torch.testing.assert_close(parameter.grad, expected)
 
 
-def a_step_for_each_gradient() -> None:
+@around_backward
+def test_a_step_for_each_gradient() -> None:
     """The user's hook has stepped and dropped the gradient before ours is called."""
     for compression in (hvd.Compression.none, hvd.Compression.fp16):
         optimizers: dict[torch.Tensor, Any] = {}
@@ -270,7 +264,9 @@ def a_step_for_each_gradient() -> None:
             torch.testing.assert_close(parameter.detach(), torch.full((3,), -sum(map(total, range(3)))))
 
 
-def non_contiguous_gradients() -> None:
+@around_backward
+def test_non_contiguous_gradients() -> None:
+    torch.manual_seed(0)
     p, q = nn.Parameter(torch.zeros(4, 6)), nn.Parameter(torch.zeros(6, 4).t())
     optimizer = wrapped([p, q])
     p.grad = torch.zeros(6, 4).t()
@@ -295,7 +291,8 @@ class Raises(torch.autograd.Function):
         return gradients[0], None
 
 
-def backward_that_raises() -> None:
+@around_backward
+def test_backward_that_raises() -> None:
     p, q = leaf(), leaf(1.0)
     optimizer = wrapped([p, q])
     for step in range(6):
@@ -311,7 +308,8 @@ def backward_that_raises() -> None:
         optimizer.step()
 
 
-def what_travels_outlives_the_optimizer() -> None:
+@around_backward
+def test_what_travels_outlives_the_optimizer() -> None:
     """A backward has raised, so nobody has waited for what it had handed over."""
     p, q = leaf(), leaf(1.0)
     optimizer = wrapped([p, q])
@@ -327,7 +325,9 @@ def what_travels_outlives_the_optimizer() -> None:
     assert handed_over() is not None
 
 
-def a_converted_model() -> None:
+@around_backward
+def test_a_converted_model() -> None:
+    torch.manual_seed(0)
     for passes in (0, 2):
         model = nn.Linear(3, 4)
         optimizer = wrapped(model.named_parameters())
@@ -341,7 +341,8 @@ def a_converted_model() -> None:
         optimizer.zero_grad()
 
 
-def names_say_which_ranks() -> None:
+@on_ranks(3, env={"HOROVODISH_PROCESS_SETS": "dynamic"})
+def test_names_say_which_ranks() -> None:
     sets = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
     names = PlanNames(sets[hvd.rank()])
     expected = f"gradients of optimizer 1 of ranks [{hvd.rank()}]"
@@ -351,7 +352,9 @@ def names_say_which_ranks() -> None:
         hvd.remove_process_set(each)
 
 
-def mismatches() -> None:
+@around_backward
+def test_mismatches() -> None:
+    torch.manual_seed(0)
     last = hvd.rank() == hvd.size() - 1
     model = nn.Linear(3, 5 if last else 4)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
@@ -366,7 +369,8 @@ def mismatches() -> None:
     check(p, mean())
 
 
-def a_new_engine() -> None:
+@around_backward
+def test_a_new_engine() -> None:
     p, q = leaf(), leaf()
     q.requires_grad_(False)
     optimizer = wrapped([p, q])
@@ -380,14 +384,6 @@ def a_new_engine() -> None:
         backward([p], own(step))
         check(p, mean(step))
         optimizer.step()
-
-
-def test_around_backward() -> None:
-    run_ranks(everything_around_backward, 3)
-
-
-def test_around_backward_without_fusion() -> None:
-    run_ranks(everything_around_backward, 2, env={"HOROVODISH_FUSION_THRESHOLD_MB": "0"})
 
 
 class Ends:

@@ -12,16 +12,7 @@ from torch import nn
 import horovodish
 import horovodish.torch as hvd
 from horovodish.errors import MismatchError
-from support.ranks import run_ranks
-
-
-def everything_about_consistency() -> None:
-    hvd.init()
-    what_is_equal()
-    for name, spoil, text in SPOILED:
-        what_differs(name, spoil, text)
-    models_that_differ()
-    process_sets()
+from support.on_ranks import on_ranks
 
 
 def made() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -40,7 +31,8 @@ def made() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def what_is_equal() -> None:
+@on_ranks(3)
+def test_what_is_equal() -> None:
     model, optimizer = made()
     hvd.check_consistency(model)
     hvd.check_consistency(model, optimizer)
@@ -54,27 +46,29 @@ def _next_float(value: torch.Tensor) -> None:
     value.flatten()[-1:].copy_(torch.nextafter(value.flatten()[-1:], torch.tensor([9.0])))
 
 
-SPOILED: list[tuple[str, Any, str]] = [
-    ("a bit of a parameter", lambda m, o: _next_float(m[2].weight.data), "parameter '2.weight'"),
-    ("the sign of a zero", lambda m, o: m.zero.neg_(), "buffer 'zero'"),
-    ("a buffer", lambda m, o: m[1].running_var.mul_(2), "buffer '1.running_var'"),
-    ("a counter", lambda m, o: m[1].num_batches_tracked.add_(1), "buffer '1.num_batches_tracked'"),
-    ("two bytes", lambda m, o: m.brain.add_(1), "buffer 'brain'"),
-    ("a flag", lambda m, o: m.flag.logical_not_(), "buffer 'flag'"),
-    ("other strides", lambda m, o: m.transposed[2, 1].add_(1), "buffer 'transposed'"),
-    ("rows", lambda m, o: m.rows._values().add_(1), "buffer 'rows'"),
-    (
-        "an average",
+SPOILED: dict[str, tuple[Any, str]] = {
+    "a bit of a parameter": (lambda m, o: _next_float(m[2].weight.data), "parameter '2.weight'"),
+    "the sign of a zero": (lambda m, o: m.zero.neg_(), "buffer 'zero'"),
+    "a buffer": (lambda m, o: m[1].running_var.mul_(2), "buffer '1.running_var'"),
+    "a counter": (lambda m, o: m[1].num_batches_tracked.add_(1), "buffer '1.num_batches_tracked'"),
+    "two bytes": (lambda m, o: m.brain.add_(1), "buffer 'brain'"),
+    "a flag": (lambda m, o: m.flag.logical_not_(), "buffer 'flag'"),
+    "other strides": (lambda m, o: m.transposed[2, 1].add_(1), "buffer 'transposed'"),
+    "rows": (lambda m, o: m.rows._values().add_(1), "buffer 'rows'"),
+    "an average": (
         lambda m, o: o.state[m[0].bias]["exp_avg"].add_(1),
         "optimizer state 'exp_avg' of parameter '0.bias'",
     ),
-    ("a step", lambda m, o: o.state[m[0].bias]["step"].add_(1), "optimizer state 'step' of parameter '0.bias'"),
-    ("a rate", lambda m, o: o.param_groups[0].update(lr=0.2), "option 'lr' of parameter group 0"),
-    ("a pair", lambda m, o: o.param_groups[0].update(betas=(0.9, 0.5)), "option 'betas'[1] of parameter group 0"),
-]
+    "a step": (lambda m, o: o.state[m[0].bias]["step"].add_(1), "optimizer state 'step' of parameter '0.bias'"),
+    "a rate": (lambda m, o: o.param_groups[0].update(lr=0.2), "option 'lr' of parameter group 0"),
+    "a pair": (lambda m, o: o.param_groups[0].update(betas=(0.9, 0.5)), "option 'betas'[1] of parameter group 0"),
+}
 
 
-def what_differs(name: str, spoil: Any, text: str) -> None:
+@pytest.mark.parametrize("name", SPOILED)
+@on_ranks(3)
+def test_what_differs(name: str) -> None:
+    spoil, text = SPOILED[name]
     model, optimizer = made()
     last = hvd.size() - 1
     if hvd.rank() == last:
@@ -88,7 +82,8 @@ def what_differs(name: str, spoil: Any, text: str) -> None:
     assert re.search(pattern, str(raised.value)), f"{name}: {raised.value}"
 
 
-def models_that_differ() -> None:
+@on_ranks(3)
+def test_models_that_differ() -> None:
     last = hvd.rank() == hvd.size() - 1
     model = nn.Linear(3, 2, bias=not last)
     nn.init.ones_(model.weight)
@@ -99,7 +94,8 @@ def models_that_differ() -> None:
         hvd.check_consistency(model)
 
 
-def process_sets() -> None:
+@on_ranks(3)
+def test_process_sets() -> None:
     model = nn.Linear(2, 2)
     nn.init.constant_(model.weight, float(hvd.rank()))
     nn.init.ones_(model.bias)
@@ -110,10 +106,6 @@ def process_sets() -> None:
         with pytest.raises(ValueError, match="is not in process set"):
             hvd.check_consistency(model, process_set=single)
     horovodish.remove_process_set(single)
-
-
-def test_consistency() -> None:
-    run_ranks(everything_about_consistency, 3)
 
 
 def test_a_world_of_one_is_consistent() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import horovodish.torch as hvd
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 STEPS = 12
 BATCH = 4
@@ -110,14 +110,20 @@ class Shared(nn.Module):
 DENSE_MODELS: list[Callable[[], nn.Module]] = [mlp, cnn, Transformer, Unused, Shared]
 
 
-def cases() -> Iterator[tuple[str, Callable[[], nn.Module], Callable[[], nn.Module], Make, Any, dict[str, Any]]]:
-    """A name, the model of the ranks, that of one process, the optimizer, the tolerance, and options of the wrapper."""
+Case = tuple[Callable[[], nn.Module], Make, dict[str, float], dict[str, Any]]
+
+
+def cases() -> Iterator[tuple[str, Case]]:
+    """A name; the model, the optimizer, the tolerance, and options of the wrapper."""
     for make_model in DENSE_MODELS:
         for name, (make, tolerance) in OPTIMIZERS.items():
-            yield f"{make_model.__name__}, {name}", make_model, make_model, make, tolerance, {}
+            yield f"{make_model.__name__}, {name}", (make_model, make, tolerance, {})
     for name, (make, tolerance) in SPARSE_OPTIMIZERS.items():
         for options in ({}, {"sparse_as_dense": True}):
-            yield f"Embeddings, {name}, {options}", Embeddings, Embeddings, make, tolerance, options
+            yield f"Embeddings, {name}, {'dense' if options else 'sparse'}", (Embeddings, make, tolerance, options)
+
+
+CASES = dict(cases())
 
 
 def batch(step: int, ranks: range) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,33 +142,21 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: range) -> t
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def compare_everything() -> None:
-    hvd.init()
+@pytest.mark.parametrize("name", CASES)
+@on_ranks(2, 3, (2, "mpi_ring"), (2, "fusion_threshold_mb=0.0001"))
+def test_ranks_train_as_one_process(name: str) -> None:
+    make_model, make_optimizer, tolerance, options = CASES[name]
     rank = hvd.rank()
-    for case, make_model, make_alone, make_optimizer, tolerance, options in cases():
-        torch.manual_seed(7)
-        alone = make_alone()
-        expected = train(alone, make_optimizer(alone.parameters()), range(hvd.size()))
+    torch.manual_seed(7)
+    alone = make_model()
+    expected = train(alone, make_optimizer(alone.parameters()), range(hvd.size()))
 
-        torch.manual_seed(7 if rank == 0 else 100 + rank)
-        model = make_model()
-        optimizer = make_optimizer(model.parameters())
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        weights = train(model, optimizer, range(rank, rank + 1))
+    torch.manual_seed(7 if rank == 0 else 100 + rank)
+    model = make_model()
+    optimizer = make_optimizer(model.parameters())
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    weights = train(model, optimizer, range(rank, rank + 1))
 
-        torch.testing.assert_close(weights, expected, **tolerance, msg=lambda text, case=case: f"{case}: {text}")
-        hvd.check_consistency(model, optimizer)
-
-
-@pytest.mark.parametrize("np", [2, 3])
-def test_ranks_train_as_one_process(np: int) -> None:
-    run_ranks(compare_everything, np)
-
-
-def test_small_buckets_give_the_same() -> None:
-    run_ranks(compare_everything, 2, env={"HOROVODISH_FUSION_THRESHOLD_MB": "0.0001"})
-
-
-def test_over_mpi() -> None:
-    run_ranks(compare_everything, 2, env={"HOROVODISH_PLANE": "mpi_ring"})
+    torch.testing.assert_close(weights, expected, **tolerance)
+    hvd.check_consistency(model, optimizer)
