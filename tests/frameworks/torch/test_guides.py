@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDatas
 
 import horovodish.torch as hvd
 from support.documents import columns, python_blocks
-from support.ranks import run_ranks
+from support.on_ranks import on_ranks
 
 HOROVOD, DDP = "docs/from-horovod.md", "docs/from-ddp.md"
 
@@ -42,15 +42,8 @@ def run(code: str, samples: int = 128, **names: Any) -> dict[str, Any]:
     return scope
 
 
-def follow_the_guides(folder: Path) -> None:
-    hvd.init()
-    from_horovod()
-    from_ddp(folder)
-    data_that_ends_unevenly()
-    seeds_and_evaluation()
-
-
-def from_horovod() -> None:
+@on_ranks(2)
+def test_from_horovod() -> None:
     before, after = columns(*python_blocks(HOROVOD))
     assert "\nimport horovod.torch as hvd\n" in before and "import horovod." not in after
     changed = before.replace("import horovod.torch", "import horovodish.torch")
@@ -62,15 +55,16 @@ def from_horovod() -> None:
     hvd.check_consistency(models[0])
 
 
-def from_ddp(folder: Path) -> None:
+@on_ranks(2)
+def test_from_ddp(tmp_path: Path) -> None:
     ddp, ours = columns(python_blocks(DDP)[0])
     store = as_under_torchrun()
     for code, file in ((ddp, "ddp.pt"), (ours, "ours.pt")):
-        run(code, path=folder / file)
+        run(code, path=tmp_path / file)
     destroy_process_group()
     hvd.barrier()  # rank 0 has written both files, and nobody needs its store any more
     del store
-    weights = [torch.load(folder / file, weights_only=True) for file in ("ours.pt", "ddp.pt")]
+    weights = [torch.load(tmp_path / file, weights_only=True) for file in ("ours.pt", "ddp.pt")]
     torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
 
 
@@ -83,7 +77,8 @@ def as_under_torchrun() -> TCPStore | None:
     return store
 
 
-def data_that_ends_unevenly() -> None:
+@on_ranks(2)
+def test_data_that_ends_unevenly() -> None:
     model = nn.Linear(6, 1)
     optimizer = hvd.DistributedOptimizer(SGD(model.parameters(), lr=0.05, momentum=0.9), model.named_parameters())
     hvd.broadcast_parameters(model.state_dict())
@@ -92,7 +87,8 @@ def data_that_ends_unevenly() -> None:
     hvd.check_consistency(model, optimizer)
 
 
-def seeds_and_evaluation() -> None:
+@on_ranks(2)
+def test_seeds_and_evaluation() -> None:
     """Each rank draws its own numbers, and the metric is that of all samples, which the ranks do not divide."""
     *_, seeds, evaluation = python_blocks(DDP)
     run(seeds, seed=5)
@@ -107,10 +103,6 @@ def seeds_and_evaluation() -> None:
     assert scope["evaluate"](model, scope["dataset"]) == pytest.approx(expected, rel=1e-6)
     (logging,) = python_blocks("docs/faq.md")
     assert run(logging, loss=torch.tensor(float(hvd.rank())))["average"] == (hvd.size() - 1) / 2
-
-
-def test_the_guides(tmp_path: Path) -> None:
-    run_ranks(follow_the_guides, 2, args=(tmp_path,))
 
 
 def test_large_batches() -> None:
