@@ -81,7 +81,6 @@ COMBINATIONS = (
     Combination("3.12", TENSORFLOW, ("tensorflow-cpu==2.19.*",)),
     Combination("3.13", WITH_XLA, ("tensorflow-cpu==2.20.*",)),
     Combination("3.11", WITH_XLA, ("tensorflow-cpu==2.21.*",)),
-    Combination("3.11", JAX, ("jax==0.7.*", "optax>=0.2")),
     Combination("3.12", JAX, ("jax==0.8.*", "optax>=0.2")),
     Combination("3.13", JAX, ("jax==0.9.*", "optax>=0.2")),
     Combination("3.12", JAX, ("jax==0.10.*", "optax>=0.2")),

@@ -73,7 +73,7 @@ def _submit(
     sources = [host_memory(array) for array in arrays]
 
     def placed(values: list[Array], counts: list[list[int]]) -> tuple[list[jax.Array], list[list[int]]]:
-        # A barrier has no results. Of the user's NumPy array, JAX 0.7 makes one that shares its memory.
+        # A barrier has no results. Of the user's NumPy array, JAX makes one that shares its memory.
         results = values or [np.array(source) for source in sources]
         return jax.device_put(results, [array.sharding for array in arrays]), counts
 
