@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -223,8 +224,8 @@ std::shared_ptr<Handle> hand_over(
 }
 
 int64_t new_run() {
-  static std::atomic<int64_t> runs{0};
-  return --runs;  // the runtimes' own are positive
+  static std::atomic<int64_t> runs{std::numeric_limits<int64_t>::min()};
+  return runs++;  // the runtimes' own are of either sign, but small
 }
 
 int64_t run_id_of(const xla::CallFrame& frame) {
