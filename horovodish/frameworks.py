@@ -28,7 +28,7 @@ class Framework(NamedTuple):
 
 
 FRAMEWORKS = {
-    "torch": Framework((2, 6), (2, 13), ("torch",)),
+    "torch": Framework((2, 1), (2, 13), ("torch",)),
     "tensorflow": Framework((2, 16), (2, 21), ("tensorflow", "tensorflow-cpu")),
     "keras": Framework((3, 15), (3, 15), ("keras",)),
     "jax": Framework((0, 8), (0, 10), ("jax",)),
