@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
+from horovodish.array_adapter import ARRAYS
+from horovodish.operation import Operation
+from horovodish.request import Family
+from horovodish.submission import Handle
 from support.model import PLANES
 from support.on_ranks import on_ranks
 from support.processes import all_pids, resume, stop
@@ -60,6 +64,25 @@ def leave_at_once() -> None:
 @pytest.mark.parametrize("plane", PLANES)
 def test_what_a_leaving_rank_has_completed_is_completed_everywhere(plane: str) -> None:
     run_ranks(leave_at_once, 3, env={"HOROVODISH_PLANE": plane})
+
+
+@on_ranks(2)
+def test_what_is_submitted_late_of_a_run_that_has_failed_names_the_cause() -> None:
+    """As a compiled program does, whose parts come one after the other while another rank has given up and left."""
+    family = Family("program", 2, 0, run=1)
+
+    def part(name: str, length: int) -> Handle[np.ndarray]:
+        return ARRAYS.one(Operation("allreduce", name, family=family), np.zeros(length))
+
+    with pytest.raises(hvd.MismatchError, match=r"'program\.first': the ranks disagree about its shape"):
+        part("program.first", 2 + hvd.rank()).wait()
+    if hvd.rank() == 0:
+        hvd.shutdown()
+        return
+    with pytest.raises(hvd.RankLostError, match=r"rank 0 called shutdown\(\)"):
+        hvd.barrier()
+    with pytest.raises(hvd.MismatchError, match=r"together with 'program\.first': .* disagree about its shape"):
+        part("program.second", 2).wait()
 
 
 ACTS = {"leaves": hvd.shutdown, "exits": sys.exit}

@@ -60,6 +60,9 @@ class OperationTable {
   // It has been executed, or could not be.
   void end(const Pointer& operation, const Error* error) noexcept;
 
+  // Why what this run has yet to submit fails; null if it does not.
+  const Error* failure_of(const Family& family) const;
+
   // Everything that is not decided, or all that is executed, ends with an error. These need no memory.
   void abandon_undecided(const Error& error) noexcept;
   void abandon_executing(const Error& error) noexcept;
@@ -84,7 +87,6 @@ class OperationTable {
   void fail_one(const std::string& name, const Error& error);
   void fail_family(const std::string& family, const std::string& name, const Error& error);
   void end_run(const Family& family, const Error& error);
-  const Error* failure_of(const Family& family) const;
 
   const int process_set_, rank_;
   Owner& owner_;

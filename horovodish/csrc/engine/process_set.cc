@@ -147,7 +147,9 @@ void ProcessSet::submit(const std::shared_ptr<Operation>& operation) noexcept {
   guarded([&] {
     if (!last_) return operations_.submit(operation);
     operation->trace.submitted(operation->request, operation->signature, operation->process_set, Clock::now());
-    settle(operation, &last_->error);
+    // A run that had failed before the ranks parted names its own cause.
+    const Error* const earlier = operations_.failure_of(operation->request->family);
+    settle(operation, earlier != nullptr ? earlier : &last_->error);
   });
   // If the table had stored the operation, leave_because_of() has failed it already.
   if (failure_ && !operation->handle->settled()) settle(operation, &last_->error);
