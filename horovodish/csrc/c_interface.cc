@@ -112,22 +112,16 @@ void hand_over(Engine& engine, const Submission& submission, const horovodish::P
   request->postscale = submission.postscale;
   request->root = submission.root;
   request->family = family_of(submission);
-  const bool any_rows = request->kind == Kind::allgather || request->kind == Kind::alltoall;
   std::vector<Buffer> buffers;
   buffers.reserve(submission.tensor_count);
   request->members.reserve(submission.tensor_count);
   for (size_t i = 0; i < submission.tensor_count; ++i) {
     const Tensor& tensor = submission.tensors[i];
-    Member member{submission.tensor_count == 1 ? name : name + "[" + std::to_string(i) + "]",
-                  static_cast<DType>(tensor.dtype),
-                  {tensor.dims, tensor.dims + tensor.rank}};
-    Buffer buffer{static_cast<const std::byte*>(tensor.source), static_cast<std::byte*>(tensor.target), 0, splits};
-    if (any_rows) {
-      buffer.first_dim = member.shape[0];
-      member.shape[0] = Member::kAnyLength;
-    }
-    request->members.push_back(std::move(member));
-    buffers.push_back(std::move(buffer));
+    add_member(*request, buffers,
+               {member_name(name, i, submission.tensor_count),
+                static_cast<DType>(tensor.dtype),
+                {tensor.dims, tensor.dims + tensor.rank}},
+               {static_cast<const std::byte*>(tensor.source), static_cast<std::byte*>(tensor.target), 0, splits});
   }
   horovodish::submit(
       engine, std::move(request), std::move(buffers), submission.process_set,

@@ -353,21 +353,27 @@ def test_a_clock_that_is_ahead_makes_nobody_late_in_the_future() -> None:
     assert root.lateness() == {2: (1, 2.0, 2.0)}
 
 
-def test_a_turn_has_its_place_among_the_decisions_of_all_ranks() -> None:
-    """Of another process set, asked for by a rank below: the order in which GPUs launch."""
-    root = testing.Negotiation(root=True, participants=[[0], [1]], cache_capacity=16)
-    below = testing.Negotiation(root=False, participants=[[1]], cache_capacity=16)
+def test_what_is_said_reaches_the_root_and_what_it_announces_has_one_place_among_the_decisions() -> None:
+    root = testing.Negotiation(root=True, participants=[[0], [1, 2]], cache_capacity=16)
+    middle = testing.Negotiation(root=False, participants=[[1], [2]], cache_capacity=16)
+    leaf = testing.Negotiation(root=False, participants=[[2]], cache_capacity=16)
+    nodes = [root, middle, leaf]
+    leaf.say("from below")
     for name in ("a", "b"):
-        below.submit(name, [1])
-        below.ask_turn(5, 40 + len(name))
-        root.submit(name, [1])
-    root.ask_turn(6, 7)
-    root.from_child(1, below.take_for_parent())
-    below.from_parent(root.take_for_children())
-    orders = [[(d["type"], d["name"], d["rank"], d["number"]) for d in n.take_decisions()] for n in (root, below)]
-    assert orders[0] == orders[1]
-    assert [kind for kind, *_ in orders[0]].count("execute") == 2
-    assert [(rank, number) for kind, _, rank, number in orders[0] if kind == "turn"] == [(6, 7), (5, 41), (5, 41)]
+        for node in nodes:
+            node.submit(name, [1])
+    root.say("from the root")
+    middle.from_child(1, leaf.take_for_parent())
+    root.announce("first")
+    root.from_child(1, middle.take_for_parent())
+    root.announce("last")
+    middle.from_parent(root.take_for_children())
+    leaf.from_parent(middle.take_for_children())
+    at_root, *below = ([(d["type"], d["name"] or d["note"]) for d in node.take_decisions()] for node in nodes)
+    assert [note for kind, note in at_root if kind == "said"] == ["from the root", "from below"]
+    order = [("announced", "first"), ("execute", "a"), ("execute", "b"), ("announced", "last")]
+    assert [each for each in at_root if each[0] != "said"] == order
+    assert below == [order, order]
 
 
 def test_a_tensor_that_leaves_the_cache_while_the_ranks_disagree_ends_once() -> None:

@@ -35,8 +35,7 @@ def statements(rank: int) -> list[bytes]:
         below.flush,
         below.join,
         lambda: below.lost(True, 3, "gone"),
-        lambda: below.tell(rank, "sleeps"),
-        lambda: below.ask_turn(1, 2),
+        lambda: below.say("sleeps"),
     ):
         states()
         said.append(below.take_for_parent())
@@ -52,7 +51,7 @@ def decisions() -> list[bytes]:
             root.from_child(participant, statements(participant)["abc".index(name)])
         root.submit(name, [3] if name != "b" else [2, 3], [1] if name == "b" else [], 9 if name == "b" else 1)
         said.append(root.take_for_children())
-    for says in (root.ask, root.join, lambda: root.ask_turn(1, 2), lambda: root.lost(True, 3, "gone")):
+    for says in (lambda: root.announce("who sleeps?"), root.join, lambda: root.lost(True, 3, "gone")):
         says()
         said.append(root.take_for_children())
     return said
@@ -64,7 +63,7 @@ UP, DOWN = [*statements(1), *statements(2)], decisions()
 @pytest.mark.parametrize(
     ("message", "what"),
     [
-        (b"\x0b", "unknown record"),
+        (b"\x0a", "unknown record"),
         (b"\0\1", "it names an unknown id"),
         (b"\1\1\xff\xff\3", "it names an unknown id"),
         (b"\0" + HUGE, "there is no"),
@@ -76,7 +75,8 @@ UP, DOWN = [*statements(1), *statements(2)], decisions()
         (b"\5\xff\xff\xff\xff\x0f", "there is no"),
         (b"\7", "it answers no decision"),
         (b"\x08\3\0\0", "there is no"),
-        (b"\x09\1" + HUGE, "cut short"),
+        (b"\x09\2", "there is no"),
+        (b"\x09\1\0\0\0" + HUGE, "cut short"),
     ],
 )
 @pytest.mark.parametrize("root", [True, False])
@@ -88,7 +88,7 @@ def test_a_statement_that_no_node_makes_is_refused(root: bool, message: bytes, w
 @pytest.mark.parametrize(
     ("message", "what"),
     [
-        (b"\x0a", "unknown record"),
+        (b"\x09", "unknown record"),
         (b"\0\7", "a decision about an id that is not cached"),
         (b"\1\7\2", "a decision about an id that is not cached"),
         (b"\4\7", "a decision about an id that is not cached"),
@@ -97,6 +97,7 @@ def test_a_statement_that_no_node_makes_is_refused(root: bool, message: bytes, w
         (b"\5\1a\0" + HUGE, "there is no"),
         (b"\6\xff\xff\xff\xff\x0f", "there is no"),
         (b"\7\3\0\0", "there is no"),
+        (b"\x08\2", "there is no"),
     ],
 )
 def test_a_decision_that_no_root_makes_is_refused(message: bytes, what: str) -> None:

@@ -66,13 +66,8 @@ void BucketPlan::state(size_t index, Buffer buffer, bool absent, uintptr_t strea
   if (!on_host && std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
   if (--bucket.missing > 0) return;
 
-  auto operation = std::make_shared<Operation>();
-  operation->process_set = process_set_;
-  operation->request = bucket.request;
-  operation->signature = bucket.signature;
-  operation->buffers = bucket.buffers;
+  auto operation = operation_of(bucket.request, bucket.buffers, process_set_, engine_.make_handle(), bucket.signature);
   operation->absent = make_mask(bucket.absent_positions, bucket.buffers.size());
-  operation->handle = engine_.make_handle();
   // An event that is recorded now comes after all that the stream was given before.
   for (const uintptr_t each : streams) operation->ready.push_back(Device::get(bucket.request->device).record(each));
   --open_buckets_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "memory/thread_setup.h"
+#include "planes/make_plane.h"
 
 namespace horovodish {
 
@@ -63,14 +64,10 @@ Engine::~Engine() { stop(false, "rank " + std::to_string(config_.rank) + " left"
 void Engine::add_process_set(int id, ProcessSetConfig config) {
   if (config.mpi) config.mpi->resolve();
   config.id = id;
-  const auto on_settled = [this](const std::shared_ptr<Operation>& operation, const Error* error) {
-    settle(operation, error);
-  };
   Place place{config.own, static_cast<int>(config.ranks.size())};
   for (const int rank : config.ranks) place.ranks += (place.ranks.empty() ? "" : ",") + std::to_string(rank);
-  const auto ask_turn = [this](int set, uint64_t decision) { process_set(0).ask_turn(set, decision); };
-  const auto give_turn = [this](int set, uint64_t decision) {
-    if (const auto found = process_sets_.find(set); found != process_sets_.end()) found->second->add_turn(decision);
+  const auto plane = [this](const ProcessSetConfig& of, const auto& on_complete, const auto& on_refuse) {
+    return make_plane(of, config_.options, arena_.get(), launch_order_, on_complete, on_refuse);
   };
   std::shared_ptr<Doorbell> doorbell;
   {
@@ -80,7 +77,7 @@ void Engine::add_process_set(int id, ProcessSetConfig config) {
       throw std::invalid_argument("process set " + std::to_string(id) + " exists already");
     }
     process_sets_[id] = std::make_unique<ProcessSet>(std::move(config), config_.options, arena_.get(),
-                                                     peer_watch_.get(), launch_order_, on_settled, ask_turn, give_turn);
+                                                     peer_watch_.get(), plane, static_cast<ProcessSet::Owner&>(*this));
   }
   {
     std::lock_guard lock(inbox_mutex_);
@@ -144,17 +141,6 @@ void Engine::begin_return() const {
   if (ends == std::thread::id{} || ends == std::this_thread::get_id()) return;
   --returning_;
   while (true) std::this_thread::sleep_for(kForEver);
-}
-
-std::shared_ptr<Operation> Engine::make_operation(std::shared_ptr<const Request> request, std::vector<Buffer> buffers,
-                                                  int process_set) {
-  auto operation = std::make_shared<Operation>();
-  operation->process_set = process_set;
-  operation->signature = std::make_shared<const std::string>(request->signature());
-  operation->request = std::move(request);
-  operation->buffers = std::move(buffers);
-  operation->handle = make_handle();
-  return operation;
 }
 
 void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {

@@ -25,10 +25,10 @@
 #include "engine/process_set.h"
 #include "engine/seat.h"
 #include "engine/waiting_threads.h"
-#include "gpu/launch_order.h"
 #include "memory/arena.h"
 #include "memory/peer_watch.h"
 #include "operation/operation.h"
+#include "planes/nccl/launch_order.h"
 #include "timeline/timeline.h"
 
 namespace horovodish {
@@ -74,7 +74,7 @@ struct Place {
   std::string ranks = {};  // of a process set: of the world, ascending, separated by commas
 };
 
-class Engine {
+class Engine final : private ProcessSet::Owner {
  public:
   explicit Engine(EngineConfig config);
   ~Engine();
@@ -90,10 +90,6 @@ class Engine {
   void clear_region(size_t region);
 
   std::shared_ptr<Handle> make_handle() { return std::make_shared<Handle>(++last_handle_id_); }
-  // An operation to be enqueued. `buffers`: one for each member of the request.
-  std::shared_ptr<Operation> make_operation(std::shared_ptr<const Request> request, std::vector<Buffer> buffers,
-                                            int process_set);
-
   // Hands over an operation with its handle; returns at once. `waits`: the calling thread is about to wait for it, so
   // the engine's thread can go on sleeping. Throws DuplicateName, EngineStopped, ForkedProcess.
   void enqueue(std::shared_ptr<Operation> operation, bool waits);
@@ -175,7 +171,14 @@ class Engine {
   void say_who_waits() noexcept;
   void leave_seat() noexcept;
   std::optional<std::chrono::nanoseconds> nap() const;
-  void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept;
+
+  // What the process sets tell it.
+  void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept override;
+  void announced(const Note& note) override { launch_order_.announced(note.process_set, note.decision); }
+  void decisions_ended(int process_set, const std::string& why) override {
+    if (process_set == 0) launch_order_.end(why);
+  }
+
   Error described(const Operation& operation, const Error& error) const noexcept;
   std::shared_ptr<Timeline> take_timeline();
 
@@ -204,8 +207,10 @@ class Engine {
   std::unique_ptr<PeerWatch> peer_watch_;
   std::unique_ptr<CompletionThreads> completion_threads_ = std::make_unique<CompletionThreads>();  // null after stop()
   const Operation* driven_ = nullptr;  // by enqueue_and_drive(); used only by the thread that holds the seat
-  LaunchOrder launch_order_;  // used only by the thread that holds the seat
-  std::map<int, std::unique_ptr<ProcessSet>> process_sets_;  // used only by the thread that holds the seat
+  LaunchOrder launch_order_{[this](int set, uint64_t decision) {
+    process_set(0).say({.topic = Note::Topic::launch, .process_set = set, .decision = decision});
+  }};  // used only by the thread that holds the seat, as the next one
+  std::map<int, std::unique_ptr<ProcessSet>> process_sets_;
 
   std::atomic<bool> stopping_{false};
   std::atomic<std::thread::id> ends_process_{};  // a thread that called hold_other_threads()

@@ -7,7 +7,6 @@
 
 #include "abi/mpi_exit.h"
 #include "negotiation/shared_clock.h"
-#include "planes/make_plane.h"
 
 namespace horovodish {
 
@@ -22,12 +21,12 @@ constexpr std::chrono::seconds kNewsTime{3};
 // How long the engine of an idle rank sleeps where peers on other hosts cannot wake it, or where it is between others
 // in the tree, whose news does not wake a rank that has nothing under way.
 constexpr std::chrono::milliseconds kIdleNap{500};
-// For this long after a turn, a rank that nobody can wake naps for kLongestNap at most. A turn passes through such ranks, and
-// a job that reduces CUDA tensors in several sets asks for turns in every step.
-constexpr std::chrono::seconds kTurnsGoOn{60};
-// How often the engine looks whether what it has launched on the GPU has failed.
+// For this long after a note for the owner, a rank that nobody can wake naps for kLongestNap at most. Notes pass through such
+// ranks, and a job that needs them needs them in every step.
+constexpr std::chrono::seconds kNotesGoOn{60};
+// How often the engine looks whether what a plane has launched has failed.
 constexpr std::chrono::milliseconds kWatchNap{100};
-// How long a rank that leaves waits for what its GPU still does. Peers may need it that have computed for longer.
+// How long a rank that leaves waits for what it has launched. Peers may need it that have computed for longer.
 constexpr std::chrono::seconds kDrainLimit{10};
 
 ErrorKind kind_of(Loss loss) { return loss == Loss::stall ? ErrorKind::stalled : ErrorKind::rank_lost; }
@@ -47,17 +46,14 @@ std::string text_of(int rank, const std::exception_ptr& failure) {
 }  // namespace
 
 ProcessSet::ProcessSet(ProcessSetConfig config, const EngineOptions& options, Arena* arena, const PeerWatch* watch,
-                       LaunchOrder& order, Settle settle, Turn ask_turn, Turn give_turn)
+                       const MakePlane& make_plane, Owner& owner)
     : config_(std::move(config)),
       options_(options),
-      order_(order),
-      settle_(std::move(settle)),
-      ask_turn_(std::move(ask_turn)),
-      give_turn_(std::move(give_turn)),
+      owner_(owner),
       neighbours_(config_, arena, watch),
       negotiation_(neighbours_.at_root(), neighbours_.participants(), options_.cache_capacity),
       plane_(make_plane(
-          config_, options_, arena, order_, [this](const auto& operation) { complete(operation); },
+          config_, [this](const auto& operation) { complete(operation); },
           [this](const auto& operation, const Error& error) { refuse(operation, error); })),
       operations_(config_.id, world_rank(), *this),
       watch_(config_, options_, negotiation_, neighbours_, operations_) {}
@@ -80,7 +76,7 @@ void ProcessSet::leave_because_of(const std::exception_ptr& failure) noexcept {
   if (!last_) last_ = {0, {ErrorKind::rank_lost, kOutOfMemory}};
   try {
     if (last_->error.message == kOutOfMemory) last_->error.message = text_of(world_rank(), failure);
-    if (config_.id == 0) order_.end(last_->error.message);
+    owner_.decisions_ended(config_.id, last_->error.message);
   } catch (const std::bad_alloc&) {
   }
   try {
@@ -133,7 +129,8 @@ std::optional<std::chrono::nanoseconds> ProcessSet::nap() const {
   std::optional<Nanoseconds> nap;
   const auto at_most = [&](Nanoseconds limit) { nap = std::min(nap.value_or(limit), limit); };
   if (config_.mpi || neighbours_.between_others()) {
-    at_most(last_turn_ && Clock::now() - *last_turn_ < kTurnsGoOn ? Nanoseconds(kLongestNap) : Nanoseconds(kIdleNap));
+    const bool notes_go_on = last_announced_ && Clock::now() - *last_announced_ < kNotesGoOn;
+    at_most(notes_go_on ? Nanoseconds(kLongestNap) : Nanoseconds(kIdleNap));
   }
   if (config_.mpi && neighbours_.has_unsent()) at_most(kLongestNap);
   if (broken_) at_most(kNewsTime);
@@ -165,7 +162,7 @@ void ProcessSet::state(const std::shared_ptr<Operation>& operation) {
 }
 
 void ProcessSet::settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept {
-  settle_(operation, error);
+  owner_.settle(operation, error);
 }
 
 void ProcessSet::exchange() {
@@ -193,16 +190,11 @@ void ProcessSet::apply_decisions() {
       case Decision::Type::lost:
         apply_lost(decision);
         break;
-      case Decision::Type::asked:
-        watch_.asked(now);
+      case Decision::Type::said:
+        apply_said(decision.note);
         break;
-      case Decision::Type::told:
-        watch_.told(decision.rank, decision.text);
-        break;
-      case Decision::Type::turn:
-        last_turn_ = now;
-        neighbours_.nudge_children();
-        give_turn_(decision.rank, decision.number);
+      case Decision::Type::announced:
+        apply_announced(decision.note, now);
         break;
       case Decision::Type::stuck:
         watch_.stuck(decision.text);
@@ -212,6 +204,26 @@ void ProcessSet::apply_decisions() {
         operations_.end_join(decision.rank);
         break;
     }
+  }
+}
+
+// At the root.
+void ProcessSet::apply_said(const Note& note) {
+  if (note.topic == Note::Topic::status) {
+    watch_.told(note.rank, note.text);
+  } else {
+    negotiation_.announce(note);
+    neighbours_.send(negotiation_);
+  }
+}
+
+void ProcessSet::apply_announced(const Note& note, Clock::time_point now) {
+  neighbours_.nudge_children();
+  if (note.topic == Note::Topic::status) {
+    watch_.asked(now);
+  } else {
+    last_announced_ = now;
+    owner_.announced(note);
   }
 }
 
@@ -228,7 +240,6 @@ void ProcessSet::execute(const Decision& decision, Clock::time_point now) {
     refuse(operation, {ErrorKind::internal, "root_rank=" + std::to_string(operation->request->root) +
                                                 " is not in the process set. Remedy: name one of its ranks."});
   } else {
-    if (!operation->request->on_host()) take_turn(decision.number);
     plane_->start(operation);
   }
   operations_.submit_next(decision.name);
@@ -238,17 +249,12 @@ void ProcessSet::execute(const Decision& decision, Clock::time_point now) {
 std::shared_ptr<Operation> ProcessSet::neutral(const Decision& decision, Clock::time_point now) {
   const auto& join = operations_.join();
   if (!join) throw OperationTable::unexpected(decision.name);
-  auto operation = std::make_shared<Operation>();
-  operation->process_set = join->process_set;
   const auto request = std::make_shared<Request>(Request::decode(decision.signature));
   if (!request->on_host() && !join->request->on_host()) request->device = join->request->device;
-  operation->request = request;
-  operation->handle = std::make_shared<Handle>(0);
-  operation->buffers.assign(request->members.size(), {});
-  if (request->kind == Kind::alltoall) {
-    for (Buffer& buffer : operation->buffers) buffer.splits.assign(config_.ranks.size(), 0);
-  }
-  operation->signature = std::make_shared<const std::string>(decision.signature);
+  Buffer none;
+  if (request->kind == Kind::alltoall) none.splits.assign(config_.ranks.size(), 0);
+  auto operation = operation_of(request, std::vector(request->members.size(), none), join->process_set,
+                                std::make_shared<Handle>(0), std::make_shared<const std::string>(decision.signature));
   operation->trace = {join->trace.timeline};
   operation->trace.submitted(request, operation->signature, operation->process_set, now);
   operation->decision = decision.number;
@@ -256,23 +262,9 @@ std::shared_ptr<Operation> ProcessSet::neutral(const Decision& decision, Clock::
   return operation;
 }
 
-// A rank alone waits for nobody, so its place in the order makes no difference to others.
-void ProcessSet::take_turn(uint64_t decision) {
-  if (config_.id == 0 || config_.ranks.size() == 1) {
-    order_.add(config_.id, decision);
-  } else if (config_.own == 0) {
-    ask_turn_(config_.id, decision);
-  }
-}
-
-// A set that has ended alone launches nothing any more, and a turn of its own would hold up all that follow.
-void ProcessSet::add_turn(uint64_t decision) {
-  if (plane_) order_.add(config_.id, decision);
-}
-
-void ProcessSet::ask_turn(int process_set, uint64_t decision) noexcept {
+void ProcessSet::say(const Note& note) noexcept {
   guarded([&] {
-    negotiation_.ask_turn(process_set, decision);
+    negotiation_.say(note);
     exchange();
   });
 }
@@ -314,7 +306,7 @@ void ProcessSet::apply_lost(const Decision& lost) {
   if (lost.loss >= Loss::failed) do_not_finalize_mpi();
   if (!last_) last_ = {0, {kind_of(lost.loss), lost.text}};
   last_->decision = lost.number;
-  if (config_.id == 0) order_.end(lost.text);
+  owner_.decisions_ended(config_.id, lost.text);
   operations_.abandon_undecided(last_->error);
   end_plane();
 }

@@ -14,7 +14,6 @@
 
 #include "engine/operation_table.h"
 #include "engine/watch.h"
-#include "gpu/launch_order.h"
 #include "memory/arena.h"
 #include "memory/peer_watch.h"
 #include "negotiation/negotiation.h"
@@ -28,15 +27,23 @@ namespace horovodish {
 class ProcessSet final : private OperationTable::Owner {
  public:
   using Clock = std::chrono::steady_clock;
-  // Called once for every operation, with its error or none. Throws nothing.
-  using Settle = std::function<void(const std::shared_ptr<Operation>&, const Error*)>;
-  // Called with a process set and the number of a decision of its own: its first rank asks for a turn; the global set has
-  // given it one.
-  using Turn = std::function<void(int, uint64_t)>;
+  using MakePlane =
+      std::function<std::unique_ptr<Plane>(const ProcessSetConfig&, const Plane::OnComplete&, const Plane::OnRefuse&)>;
 
-  // `arena` and `watch` may be null where this rank is alone on its host. They and `order` outlive the set.
+  class Owner {
+   public:
+    virtual ~Owner() = default;
+    // Every operation ends once, with an error or none.
+    virtual void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept = 0;
+    // A note that is not for the process set itself.
+    virtual void announced(const Note& note) = 0;
+    // Nothing is decided any more, for this reason.
+    virtual void decisions_ended(int process_set, const std::string& why) = 0;
+  };
+
+  // `arena` and `watch` may be null where this rank is alone on its host. They and `owner` outlive the set.
   ProcessSet(ProcessSetConfig config, const EngineOptions& options, Arena* arena, const PeerWatch* watch,
-             LaunchOrder& order, Settle settle, Turn ask_turn, Turn give_turn);
+             const MakePlane& make_plane, Owner& owner);
 
   // An exception in the functions that are noexcept ends this rank's part in the set: what it has under way fails, and the peers
   // are told why.
@@ -53,10 +60,8 @@ class ProcessSet final : private OperationTable::Owner {
   // How long the driver may sleep when nobody rings; nothing means for ever.
   std::optional<std::chrono::nanoseconds> nap() const;
 
-  // Of the global set: asks for a turn for a decision of another one.
-  void ask_turn(int process_set, uint64_t decision) noexcept;
-  // The turn of an operation of this set has come up.
-  void add_turn(uint64_t decision);
+  // To the root, which announces it to all ranks.
+  void say(const Note& note) noexcept;
 
   // Ends everything that this rank has under way and says farewell to the peers; advance_farewell() until it is true.
   void leave(bool failed, const std::string& reason) noexcept;
@@ -95,9 +100,10 @@ class ProcessSet final : private OperationTable::Owner {
   // From the decision to the end.
   void exchange();
   void apply_decisions();
+  void apply_said(const Note& note);
+  void apply_announced(const Note& note, Clock::time_point now);
   void execute(const Decision& decision, Clock::time_point now);
   std::shared_ptr<Operation> neutral(const Decision& decision, Clock::time_point now);
-  void take_turn(uint64_t decision);
   bool advance_plane();
   void complete(const std::shared_ptr<Operation>& operation);
   void refuse(const std::shared_ptr<Operation>& operation, const Error& error);
@@ -110,9 +116,7 @@ class ProcessSet final : private OperationTable::Owner {
 
   const ProcessSetConfig config_;
   const EngineOptions options_;
-  LaunchOrder& order_;
-  const Settle settle_;
-  const Turn ask_turn_, give_turn_;
+  Owner& owner_;
   Neighbours neighbours_;
   Negotiation negotiation_;
   std::unique_ptr<Plane> plane_;  // null once it has come to its end after a loss
@@ -126,7 +130,7 @@ class ProcessSet final : private OperationTable::Owner {
   std::optional<Broken> broken_;
 
   Clock::time_point last_progress_{};
-  std::optional<Clock::time_point> last_turn_;  // when an operation of another set was last given one
+  std::optional<Clock::time_point> last_announced_;  // to the owner
 };
 
 }  // namespace horovodish

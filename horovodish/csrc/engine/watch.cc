@@ -51,14 +51,13 @@ void Watch::stuck(const std::string& text) {
 
 void Watch::asked(Clock::time_point now) {
   if (!neighbours_.at_root()) ++news_;
-  neighbours_.nudge_children();
   const auto warning = options_.stall.warning;
   const bool lags = warning.count() > 0 && now - last_news_ > warning && operations_.undecided() == 0 &&
                     operations_.executing().empty();
   if (options_.stack_signal != 0 && lags && std::exchange(stacks_shown_, last_news_) != last_news_) {
     kill(getpid(), options_.stack_signal);
   }
-  negotiation_.tell(config_.world_rank(config_.own), status(now));
+  negotiation_.say({.topic = Note::Topic::status, .rank = config_.world_rank(config_.own), .text = status(now)});
 }
 
 void Watch::told(int rank, const std::string& text) {
@@ -81,7 +80,7 @@ Watch::Inspection Watch::inspect_as_root(StallInspector::Action action, Clock::t
     case StallInspector::Action::none:
       break;
     case StallInspector::Action::ask:
-      negotiation_.ask();
+      negotiation_.announce({.topic = Note::Topic::status});
       return {.asks = true};
     case StallInspector::Action::report:
       warn(stall_->report(now, describe_waiting()));

@@ -56,8 +56,7 @@ class Negotiation::Child final : public Upward {
   void waiting(uint64_t decisions_seen) override { node_.state_waiting(participant_, decisions_seen); }
   void heard() override { node_.hear(participant_); }
   void lost(const Lost& lost) override { node_.lost(lost); }
-  void told(int rank, std::string_view text) override { node_.tell(rank, text); }
-  void turn_asked(int process_set, uint64_t decision) override { node_.ask_turn(process_set, decision); }
+  void say(const Note& note) override { node_.say(note); }
 
  private:
   Negotiation& node_;
@@ -114,20 +113,18 @@ void Negotiation::lost(const Lost& lost) {
   up_.lost(lost);
 }
 
-void Negotiation::ask() {
-  down_.ask();
-  decisions_.push_back({.type = Decision::Type::asked});
+void Negotiation::say(const Note& note) {
+  if (root_) {
+    decisions_.push_back({.type = Decision::Type::said, .note = note});
+  } else {
+    up_.say(note);
+    urgent_ = true;
+  }
 }
 
-void Negotiation::tell(int rank, std::string_view text) {
-  if (!root_) return up_.told(rank, text);
-  decisions_.push_back({.type = Decision::Type::told, .text = std::string(text), .rank = rank});
-}
-
-void Negotiation::ask_turn(int process_set, uint64_t decision) {
-  if (root_) return give_turn(process_set, decision);
-  up_.turn_asked(process_set, decision);
-  urgent_ = true;
+void Negotiation::announce(const Note& note) {
+  down_.announce(note);
+  decisions_.push_back({.type = Decision::Type::announced, .note = note});
 }
 
 // For the parent's Unheard.
@@ -386,11 +383,6 @@ void Negotiation::join_done(int last_rank) {
   decisions_.push_back({.type = Decision::Type::join_done, .rank = last_rank});
   ++decisions_seen_;
   for (const Submission& its : std::exchange(after_join_, {})) submit(its.name, its.signature, its.absent);
-}
-
-void Negotiation::give_turn(int process_set, uint64_t decision) {
-  down_.give_turn(process_set, decision);
-  decisions_.push_back({.type = Decision::Type::turn, .rank = process_set, .number = decision});
 }
 
 void Negotiation::give_up(const Lost& lost) {

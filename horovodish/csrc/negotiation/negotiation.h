@@ -51,9 +51,8 @@ struct Decision {
     join_done,  // every rank has joined, `rank` last
     lost,  // a rank has gone, as `text`, `loss` and `number` say: nothing is decided any more
     stuck,  // root only: every rank waits, but for different tensors, as long as all_wait(); `text` says who waits for what
-    asked,  // the root wants to know what this rank is doing: tell() it
-    told,  // root only: what `rank` is doing
-    turn,  // operation `number` of process set `rank` may be launched on the GPUs, after all turns before
+    announced,  // the root has announced `note` to every rank
+    said,  // root only: a rank has said `note`
   };
   Type type;
   std::string name = {};
@@ -66,6 +65,7 @@ struct Decision {
   Mask absent = {};
   uint64_t number = 0;  // of an execute: its place in the order of decisions; of a loss: see Lost::finished
   std::vector<std::string> families = {};
+  Note note = {};
 };
 
 class Negotiation final : private Downward {
@@ -92,12 +92,9 @@ class Negotiation final : private Downward {
   // Of what is not decided yet, a number for what has waited longest, and a line for each of the first few.
   std::optional<uint64_t> oldest() const;
   std::string describe_pending() const;
-  // Root: ask every rank what it is doing. Any rank: the answer.
-  void ask() override;
-  void tell(int rank, std::string_view text);
-
-  // Gives an operation of a process set its place in the order of this one's decisions.
-  void ask_turn(int process_set, uint64_t decision);
+  // To the root, or from the root to every rank.
+  void say(const Note& note);
+  void announce(const Note& note) override;
   // Whether the parent should be woken for what take_for_parent() gave.
   bool take_urgent() { return std::exchange(urgent_, false); }
 
@@ -162,7 +159,6 @@ class Negotiation final : private Downward {
   void fail(std::string_view name, std::string_view text, const std::vector<std::string>& families) override;
   void join_done(int last_rank) override;
   void give_up(const Lost& lost) override;
-  void give_turn(int process_set, uint64_t decision) override;
 
   const bool root_;
   Participants participants_;

@@ -20,8 +20,7 @@ enum class Up : uint64_t {
   waiting,
   heard,
   lost,
-  told,
-  turn
+  note
 };
 enum class Down : uint64_t {
   execute = Records::kOne,
@@ -32,8 +31,7 @@ enum class Down : uint64_t {
   fail,
   join_done,
   lost,
-  ask,
-  turn
+  note
 };
 
 // Statements less than this apart count as made at one time, so that they need not say it each.
@@ -116,16 +114,9 @@ void UpwardWriter::lost(const Lost& lost) {
   lost.encode(records_);
 }
 
-void UpwardWriter::told(int rank, std::string_view text) {
-  begin(records_, Up::told);
-  records_.number(static_cast<uint64_t>(rank));
-  records_.text(text);
-}
-
-void UpwardWriter::turn_asked(int process_set, uint64_t decision) {
-  begin(records_, Up::turn);
-  records_.number(static_cast<uint64_t>(process_set));
-  records_.number(decision);
+void UpwardWriter::say(const Note& note) {
+  begin(records_, Up::note);
+  note.encode(records_);
 }
 
 void UpwardWriter::write(const Span& span) {
@@ -184,16 +175,9 @@ void read_upward(std::string_view message, const RankSet& sender, double now, Up
       case Up::lost:
         receiver.lost(Lost::decode(reader));
         break;
-      case Up::told: {
-        const int rank = reader.rank();
-        receiver.told(rank, reader.text());
+      case Up::note:
+        receiver.say(Note::decode(reader));
         break;
-      }
-      case Up::turn: {
-        const int process_set = reader.rank();
-        receiver.turn_asked(process_set, reader.number());
-        break;
-      }
       default:
         throw std::runtime_error("control message: unknown record");
     }
@@ -241,12 +225,9 @@ void DownwardWriter::give_up(const Lost& lost) {
   lost.encode(records_);
 }
 
-void DownwardWriter::ask() { begin(records_, Down::ask); }
-
-void DownwardWriter::give_turn(int process_set, uint64_t decision) {
-  begin(records_, Down::turn);
-  records_.number(static_cast<uint64_t>(process_set));
-  records_.number(decision);
+void DownwardWriter::announce(const Note& note) {
+  begin(records_, Down::note);
+  note.encode(records_);
 }
 
 void read_downward(std::string_view message, Downward& receiver) {
@@ -288,14 +269,9 @@ void read_downward(std::string_view message, Downward& receiver) {
       case Down::lost:
         receiver.give_up(Lost::decode(reader));
         break;
-      case Down::ask:
-        receiver.ask();
+      case Down::note:
+        receiver.announce(Note::decode(reader));
         break;
-      case Down::turn: {
-        const int process_set = reader.rank();
-        receiver.give_turn(process_set, reader.number());
-        break;
-      }
       default:
         throw std::runtime_error("control message: unknown record");
     }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "negotiation/loss.h"
+#include "negotiation/note.h"
 #include "negotiation/rank_set.h"
 #include "negotiation/records.h"
 #include "negotiation/response_cache.h"
@@ -32,8 +33,7 @@ class Upward {
   virtual void heard() = 0;
   // Of single ranks, for the root:
   virtual void lost(const Lost& lost) = 0;
-  virtual void told(int rank, std::string_view text) = 0;
-  virtual void turn_asked(int process_set, uint64_t decision) = 0;
+  virtual void say(const Note& note) = 0;
 };
 
 class Downward {
@@ -51,8 +51,7 @@ class Downward {
   virtual void fail(std::string_view name, std::string_view text, const std::vector<std::string>& families) = 0;
   virtual void join_done(int last_rank) = 0;
   virtual void give_up(const Lost& lost) = 0;  // whatever is undecided
-  virtual void ask() = 0;  // what every rank is doing
-  virtual void give_turn(int process_set, uint64_t decision) = 0;
+  virtual void announce(const Note& note) = 0;
 };
 
 class UpwardWriter final : public Upward {
@@ -66,8 +65,7 @@ class UpwardWriter final : public Upward {
   void waiting(uint64_t decisions_seen) override;
   void heard() override;
   void lost(const Lost& lost) override;
-  void told(int rank, std::string_view text) override;
-  void turn_asked(int process_set, uint64_t decision) override;
+  void say(const Note& note) override;
 
   std::string take();
 
@@ -87,8 +85,7 @@ class DownwardWriter final : public Downward {
   void fail(std::string_view name, std::string_view text, const std::vector<std::string>& families) override;
   void join_done(int last_rank) override;
   void give_up(const Lost& lost) override;
-  void ask() override;
-  void give_turn(int process_set, uint64_t decision) override;
+  void announce(const Note& note) override;
 
   std::string take() { return records_.take(); }
 

@@ -53,6 +53,8 @@ struct Request {
   std::string refusal;  // why this rank cannot take part, so that no rank waits for it; empty when it can
 
   bool on_host() const { return device == kHost; }
+  // Whether the ranks may differ in the number of rows, so that only the engine knows how long the results are.
+  bool any_rows() const { return kind == Kind::allgather || kind == Kind::alltoall; }
 
   // Two ranks ask for the same thing exactly when their signatures are equal byte for byte.
   std::string signature() const;

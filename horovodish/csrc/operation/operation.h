@@ -8,6 +8,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "arithmetic/reduce.h"
@@ -55,6 +56,31 @@ struct Operation {
   }
 };
 
+// As it is handed over. `signature`: of the request, where it is known already.
+inline std::shared_ptr<Operation> operation_of(std::shared_ptr<const Request> request, std::vector<Buffer> buffers,
+                                               int process_set, std::shared_ptr<Handle> handle,
+                                               std::shared_ptr<const std::string> signature = nullptr) {
+  if (!signature) signature = std::make_shared<const std::string>(request->signature());
+  auto operation = std::make_shared<Operation>();
+  operation->process_set = process_set;
+  operation->request = std::move(request);
+  operation->signature = std::move(signature);
+  operation->buffers = std::move(buffers);
+  operation->handle = std::move(handle);
+  return operation;
+}
+
+// Adds a tensor to what is to be handed over.
+inline void add_member(Request& request, std::vector<Buffer>& buffers, Member member, Buffer buffer) {
+  if (request.any_rows()) buffer.first_dim = std::exchange(member.shape.at(0), Member::kAnyLength);
+  request.members.push_back(std::move(member));
+  buffers.push_back(std::move(buffer));
+}
+// What messages call a tensor to which the caller has given no name of its own.
+inline std::string member_name(const std::string& name, size_t index, size_t members) {
+  return members == 1 ? name : name + "[" + std::to_string(index) + "]";
+}
+
 // By which a rank says that it cannot take part.
 inline std::shared_ptr<Operation> refusal_of(Kind kind, const std::string& name, int process_set, std::string why,
                                              Family family = {}) {
@@ -63,12 +89,7 @@ inline std::shared_ptr<Operation> refusal_of(Kind kind, const std::string& name,
   request->kind = kind;
   request->name = name;
   request->refusal = std::move(why);
-  auto operation = std::make_shared<Operation>();
-  operation->process_set = process_set;
-  operation->signature = std::make_shared<const std::string>(request->signature());
-  operation->request = std::move(request);
-  operation->handle = std::make_shared<Handle>(0);
-  return operation;
+  return operation_of(std::move(request), {}, process_set, std::make_shared<Handle>(0));
 }
 
 inline std::string subject_of(const Request& request) {

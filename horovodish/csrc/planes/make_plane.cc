@@ -4,15 +4,22 @@
 #include <optional>
 #include <utility>
 
-#include "planes/by_device.h"
-#include "planes/hierarchical.h"
 #include "planes/mpi/mpi_ring.h"
+#include "planes/nccl/nccl.h"
+#include "planes/router.h"
 #include "planes/shared_memory/shared_memory.h"
 #include "planes/solo.h"
 
 namespace horovodish {
 
 namespace {
+
+// On several hosts with several ranks each. Allreduce and broadcast go through the stream of the shared-memory plane, in which
+// every local rank drives the ring of its own shard. Adasum needs every rank's values in the end, and other collectives send
+// different data to different ranks: they gain nothing from a detour through a neighbour.
+bool goes_straight_between_all_ranks(const Request& request) {
+  return request.kind != Kind::broadcast && (request.kind != Kind::allreduce || request.op == ReduceOp::adasum);
+}
 
 std::unique_ptr<Plane> make_host_plane(const ProcessSetConfig& config, const EngineOptions& options, Arena* arena,
                                        const Plane::OnComplete& on_complete) {
@@ -36,7 +43,9 @@ std::unique_ptr<Plane> make_host_plane(const ProcessSetConfig& config, const Eng
     ring = std::make_unique<MpiRingPlane>(*config.mpi, config.own, size, config.generation, options.ring_segment_bytes,
                                           on_complete);
   }
-  if (stream && ring) return std::make_unique<HierarchicalPlane>(std::move(stream), std::move(ring));
+  if (stream && ring) {
+    return std::make_unique<Router>(std::move(stream), std::move(ring), goes_straight_between_all_ranks);
+  }
   if (stream) return stream;
   return ring;
 }
@@ -49,7 +58,8 @@ std::unique_ptr<Plane> make_plane(const ProcessSetConfig& config, const EngineOp
   auto host = make_host_plane(config, options, arena, on_complete);
   NcclConfig nccl{config.id, config.own, config.ranks, options.plane == "nccl", options.shared_gpu};
   auto device = std::make_unique<NcclPlane>(std::move(nccl), *host, order, on_complete, on_refuse);
-  return std::make_unique<PlaneByDevice>(std::move(host), std::move(device));
+  return std::make_unique<Router>(std::move(host), std::move(device),
+                                  [](const Request& request) { return !request.on_host(); });
 }
 
 }  // namespace horovodish

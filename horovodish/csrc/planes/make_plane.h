@@ -3,9 +3,9 @@
 
 #include <memory>
 
-#include "gpu/launch_order.h"
 #include "memory/arena.h"
 #include "negotiation/process_set_config.h"
+#include "planes/nccl/launch_order.h"
 #include "planes/plane.h"
 
 namespace horovodish {

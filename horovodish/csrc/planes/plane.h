@@ -10,7 +10,7 @@
 
 namespace horovodish {
 
-enum class Progress { done, pending, progressed };
+enum class Progress { done, pending, progressed };  // of two planes together: the greater one
 
 class Plane {
  public:

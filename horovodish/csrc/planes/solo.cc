@@ -20,7 +20,7 @@ void SoloPlane::copy_and_scale(Operation& operation) {
     const Member& member = request.members[i];
     const Buffer& buffer = operation.buffers[i];
     const size_t count = static_cast<size_t>(member.count());
-    if (request.kind == Kind::allgather || request.kind == Kind::alltoall) {
+    if (request.any_rows()) {
       const int64_t rows = request.kind == Kind::allgather ? buffer.first_dim : buffer.splits[0];
       Handle::Output& output = allocate_rows(operation, i, {rows});
       if (output.bytes > 0) std::memcpy(output.data.get(), buffer.source, output.bytes);

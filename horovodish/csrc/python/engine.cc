@@ -88,20 +88,13 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
     request->family = {its_name, its_members, structure, run};
   }
   std::vector<Buffer> buffers;
-  const bool any_rows = request->kind == Kind::allgather || request->kind == Kind::alltoall;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto& [source, target, dtype, shape] = tensors[i];
-    const std::string numbered = tensors.size() == 1 ? name : name + "[" + std::to_string(i) + "]";
-    Member member{member_names.empty() ? numbered : member_names.at(i), static_cast<DType>(dtype), shape};
-    Buffer buffer{reinterpret_cast<const std::byte*>(source), reinterpret_cast<std::byte*>(target), 0, splits};
-    if (any_rows) {
-      buffer.first_dim = member.shape.at(0);
-      member.shape[0] = Member::kAnyLength;
-    }
-    request->members.push_back(std::move(member));
-    buffers.push_back(std::move(buffer));
+    const std::string its_name = member_names.empty() ? member_name(name, i, tensors.size()) : member_names.at(i);
+    add_member(*request, buffers, {its_name, static_cast<DType>(dtype), shape},
+               {reinterpret_cast<const std::byte*>(source), reinterpret_cast<std::byte*>(target), 0, splits});
   }
-  auto operation = engine->make_operation(std::move(request), std::move(buffers), process_set);
+  auto operation = operation_of(std::move(request), std::move(buffers), process_set, engine->make_handle());
   operation->reported = true;
   if (stream) operation->ready.push_back(Device::get(device).record(*stream));
   const auto handle = operation->handle;

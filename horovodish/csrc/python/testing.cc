@@ -59,9 +59,11 @@ void bind_negotiation(py::module_& module) {
       .def(
           "parent_lost", [](Negotiation& self, const std::string& text) { self.parent_lost({Loss::failed, 0, text}); },
           py::arg("text"))
-      .def("ask", &Negotiation::ask)
-      .def("ask_turn", &Negotiation::ask_turn, py::arg("process_set"), py::arg("decision"))
-      .def("tell", &Negotiation::tell, py::arg("rank"), py::arg("text"))
+      .def(
+          "say", [](Negotiation& self, const std::string& text) { self.say({.text = text}); }, py::arg("text"))
+      .def(
+          "announce", [](Negotiation& self, const std::string& text) { self.announce({.text = text}); },
+          py::arg("text"))
       .def("set_now", &Negotiation::set_now, py::arg("seconds"))
       .def("lateness", [](const Negotiation& self) { return lateness_table(self.lateness()); })
       .def("from_child", [](Negotiation& self, size_t child,
@@ -71,8 +73,8 @@ void bind_negotiation(py::module_& module) {
       .def("take_for_children", [](Negotiation& self) { return py::bytes(self.take_for_children()); })
       .def("take_decisions",
            [](Negotiation& self) {
-             static constexpr const char* kTypes[] = {"execute", "fail",  "join_done", "lost",
-                                                      "stuck",   "asked", "told",      "turn"};
+             static constexpr const char* kTypes[] = {"execute", "fail",      "join_done", "lost",
+                                                      "stuck",   "announced", "said"};
              py::list result;
              while (const auto taken = self.take_decision()) {
                const Decision& decision = *taken;
@@ -90,6 +92,7 @@ void bind_negotiation(py::module_& module) {
                entry["absent"] = absent;
                entry["submitted"] = decision.submitted;
                entry["families"] = decision.families;
+               entry["note"] = decision.note.text;
                result.append(entry);
              }
              return result;

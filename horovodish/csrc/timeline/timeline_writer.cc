@@ -17,8 +17,7 @@ std::string arguments_of(const Request& request) {
   for (const Member& member : request.members) {
     bytes += static_cast<size_t>(member.count()) * bytes_of(member.dtype);
   }
-  const bool rows = request.kind == Kind::allgather || request.kind == Kind::alltoall;
-  std::string text = (rows ? "\"row_bytes\":" : "\"bytes\":") + std::to_string(bytes) +
+  std::string text = (request.any_rows() ? "\"row_bytes\":" : "\"bytes\":") + std::to_string(bytes) +
                      ",\"tensors\":" + std::to_string(request.members.size());
   if (request.members.size() > 1) {
     text +=

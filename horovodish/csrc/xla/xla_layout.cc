@@ -29,7 +29,6 @@ size_t layout_bytes(const xla::CallFrame& frame, const Request& request, size_t 
 }
 
 Layout lay_out(const xla::CallFrame& frame, Request& request, const Place& place, std::byte* memory, size_t alignment) {
-  const bool engine_allocates = request.kind == Kind::allgather || request.kind == Kind::alltoall;
   const bool in_place =
       request.kind == Kind::allreduce || request.kind == Kind::broadcast || request.kind == Kind::barrier;
   const auto ranks = static_cast<size_t>(place.size), index = static_cast<size_t>(place.rank);
@@ -49,7 +48,7 @@ Layout lay_out(const xla::CallFrame& frame, Request& request, const Place& place
       layout.results.push_back({memory, rows * row});
       memory += aligned(bytes, alignment);
     }
-    if (engine_allocates) {
+    if (request.any_rows()) {
       buffer.first_dim = member.shape.at(0);
       if (request.kind == Kind::alltoall) buffer.splits = even_splits(buffer.first_dim, place.size);
       member.shape[0] = Member::kAnyLength;

@@ -42,10 +42,12 @@ NcclPlane::NcclPlane(NcclConfig config, Plane& host, LaunchOrder& order, OnCompl
       host_(host),
       order_(order),
       on_complete_(std::move(on_complete)),
-      on_refuse_(std::move(on_refuse)) {}
+      on_refuse_(std::move(on_refuse)) {
+  order_.open(config_.process_set);
+}
 
 NcclPlane::~NcclPlane() {
-  order_.forget(config_.process_set);
+  order_.close(config_.process_set);
   if (!communicator_) return;
   Operation* const launching = !items_.empty() && items_.front()->launch ? items_.front()->operation.get() : nullptr;
   try {
@@ -75,13 +77,14 @@ void NcclPlane::start(std::shared_ptr<Operation> operation) {
   const auto item = std::make_shared<Item>();
   item->operation = std::move(operation);
   items_.push_back(item);
+  order(*item->operation);
   const Request& request = *item->operation->request;
   if (stays(request)) return;
   // Every rank must introduce itself for the same operations. The ranks hear the verdict at different times, so only what
   // has been decided may count here.
   if (!verdict_ || (verdict_->any_joined && !item->operation->any_joined)) introduce(*item->operation);
   item->verdict = verdict_;
-  if (needs_rows(request)) count(item);
+  if (request.any_rows()) count(item);
 }
 
 Progress NcclPlane::advance() {
@@ -104,14 +107,10 @@ void NcclPlane::tell_each_other(const std::string& name, const std::string& text
   request->kind = Kind::allgather;
   request->name = name;
   request->members = {{name, DType::uint8, {Member::kAnyLength}}};
-  auto operation = std::make_shared<Operation>();
-  operation->process_set = config_.process_set;
-  operation->request = request;
-  operation->contributors = static_cast<int>(config_.ranks.size());
-  operation->handle = std::make_shared<Handle>(0);
   const auto said = std::make_shared<const std::string>(text);
-  operation->buffers = {
-      {reinterpret_cast<const std::byte*>(said->data()), nullptr, static_cast<int64_t>(said->size())}};
+  const Buffer buffer{reinterpret_cast<const std::byte*>(said->data()), nullptr, static_cast<int64_t>(said->size())};
+  auto operation = operation_of(request, {buffer}, config_.process_set, std::make_shared<Handle>(0));
+  operation->contributors = static_cast<int>(config_.ranks.size());
   operation->inner = [said, handle = operation->handle, then = std::move(then)] {
     const Handle::Output& output = handle->outputs.at(0);
     const char* at = reinterpret_cast<const char*>(output.data.get());
@@ -123,6 +122,14 @@ void NcclPlane::tell_each_other(const std::string& name, const std::string& text
     then(told);
   };
   host_.start(std::move(operation));
+}
+
+void NcclPlane::order(const Operation& operation) {
+  if (config_.process_set == 0 || config_.ranks.size() == 1) {
+    order_.add(config_.process_set, operation.decision);
+  } else if (config_.own == 0) {
+    order_.ask(config_.process_set, operation.decision);
+  }
 }
 
 void NcclPlane::introduce(const Operation& operation) {
@@ -300,7 +307,7 @@ void NcclPlane::copy_alone(Operation& operation) {
   for (size_t i = 0; i < request.members.size(); ++i) {
     const Member& member = request.members[i];
     const Buffer& buffer = operation.buffers[i];
-    if (needs_rows(request)) {
+    if (request.any_rows()) {
       const int64_t rows = request.kind == Kind::allgather ? buffer.first_dim : buffer.splits[0];
       const size_t bytes = row_bytes(member) * static_cast<size_t>(rows);
       operation.handle->outputs.push_back({nullptr, bytes, {rows}, device.allocate(bytes)});

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu/launch_order.h"
+#include "planes/nccl/launch_order.h"
 #include "planes/nccl/nccl_communicator.h"
 #include "planes/nccl/nccl_launch.h"
 #include "planes/plane.h"
@@ -68,6 +68,7 @@ class NcclPlane : public Plane {
     std::unique_ptr<NcclLaunch> launch;  // null until launched
   };
 
+  void order(const Operation& operation);
   void introduce(const Operation& operation);
   void judge(const std::vector<std::string>& told, Verdict& verdict) const;
   std::string refusal(const std::vector<Introduction>& ranks) const;

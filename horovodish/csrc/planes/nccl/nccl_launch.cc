@@ -156,7 +156,7 @@ void NcclLaunch::pack() {
     device_.fill_neutral(neutral.dtype, request_.op, neutral.target, neutral.count);
   }
   for (const DeviceCopy& copy : before_) device_.copy(copy.target, copy.source, copy.bytes);
-  if (!needs_rows(request_)) return;
+  if (!request_.any_rows()) return;
   for (size_t member = 0; member < request_.members.size(); ++member) {
     std::vector<int64_t> rows;
     for (int from = 0; from < ranks_; ++from) rows.push_back(rows_between(from, own_, member));
@@ -194,7 +194,7 @@ void NcclLaunch::call() {
                              communicator_.get(), device_.stream()));
     }
   }
-  for (size_t member = 0; needs_rows(request_) && member < request_.members.size(); ++member) {
+  for (size_t member = 0; request_.any_rows() && member < request_.members.size(); ++member) {
     if (request_.kind == Kind::allgather) {
       call_allgather(member);
     } else {

@@ -18,10 +18,6 @@ std::string problem_for_nccl(Kind kind, ReduceOp op, const std::vector<DType>& d
 std::string problem_for_nccl(const Request& request);
 // Whether a request multiplies its values.
 bool is_scaled(const Request& request);
-// Whether every rank must know how many rows come from which rank.
-inline bool needs_rows(const Request& request) {
-  return request.kind == Kind::allgather || request.kind == Kind::alltoall;
-}
 
 struct DeviceCopy {
   std::byte* target;
