@@ -90,7 +90,7 @@ void join(Engine& engine) {
   auto request = std::make_shared<Request>();
   request->kind = Kind::join;
   request->name = "join";
-  const auto joins = engine.make_operation(request, {}, 0);
+  const auto joins = operation_of(request, {}, 0, engine.make_handle());
   engine.enqueue(joins, true);
   finish(engine, joins->handle);
 }
