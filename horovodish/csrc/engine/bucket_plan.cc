@@ -19,7 +19,7 @@ BucketPlan::BucketPlan(Engine& engine, const Request& shared, const std::vector<
       its.request->name = shared.name + ", bucket " + std::to_string(bucket);
       its.request->device = devices.at(devices.size() == 1 ? 0 : bucket);
     }
-    places_.push_back({bucket, its.request->members.size()});
+    positions_.push_back({bucket, its.request->members.size()});
     its.request->members.push_back(member);
     its.indices.push_back(index);
   }
@@ -35,7 +35,7 @@ void BucketPlan::begin(Bucket& bucket) {
   const size_t size = bucket.request->members.size();
   bucket.buffers.assign(size, {});
   bucket.stated.assign(size, false);
-  bucket.absent_positions.clear();
+  bucket.absent_members.clear();
   bucket.streams.clear();
   bucket.missing = size;
   bucket.operation.reset();
@@ -51,23 +51,23 @@ void BucketPlan::absent(size_t index, void* zeroed, uintptr_t stream) {
 }
 
 void BucketPlan::state(size_t index, Buffer buffer, bool absent, uintptr_t stream) {
-  const Place place = places_.at(index);
+  const Position position = positions_.at(index);
   std::lock_guard lock(mutex_);
-  Bucket& bucket = buckets_[place.bucket];
-  if (bucket.stated[place.position]) {
-    throw std::logic_error("gradient of '" + bucket.request->members[place.position].name +
+  Bucket& bucket = buckets_[position.bucket];
+  if (bucket.stated[position.member]) {
+    throw std::logic_error("gradient of '" + bucket.request->members[position.member].name +
                            "' was submitted twice in one step");
   }
-  bucket.stated[place.position] = true;
-  bucket.buffers[place.position] = buffer;
-  if (absent) bucket.absent_positions.push_back(place.position);
+  bucket.stated[position.member] = true;
+  bucket.buffers[position.member] = buffer;
+  if (absent) bucket.absent_members.push_back(position.member);
   const bool on_host = bucket.request->on_host();
   auto& streams = bucket.streams;
   if (!on_host && std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
   if (--bucket.missing > 0) return;
 
   auto operation = operation_of(bucket.request, bucket.buffers, process_set_, engine_.make_handle(), bucket.signature);
-  operation->absent = make_mask(bucket.absent_positions, bucket.buffers.size());
+  operation->absent = make_mask(bucket.absent_members, bucket.buffers.size());
   // An event that is recorded now comes after all that the stream was given before.
   for (const uintptr_t each : streams) operation->ready.push_back(Device::get(bucket.request->device).record(each));
   --open_buckets_;

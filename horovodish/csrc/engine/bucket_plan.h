@@ -50,16 +50,16 @@ class BucketPlan {
   const Engine& engine() const { return engine_; }
 
  private:
-  struct Place {
-    size_t bucket, position;
+  struct Position {
+    size_t bucket, member;
   };
   struct Bucket {
     std::shared_ptr<Request> request;
     std::shared_ptr<const std::string> signature;
-    std::vector<size_t> indices;  // of the plan, by position
+    std::vector<size_t> indices;  // of the plan, by member
     std::vector<Buffer> buffers;
     std::vector<bool> stated;
-    std::vector<size_t> absent_positions;
+    std::vector<size_t> absent_members;
     std::vector<uintptr_t> streams;  // on which its tensors were handed over, each once; of a device only
     size_t missing = 0;
     std::shared_ptr<Operation> operation;  // null until submitted
@@ -71,7 +71,7 @@ class BucketPlan {
   Engine& engine_;
   const int process_set_;
   std::mutex mutex_;
-  std::vector<Place> places_;  // by index
+  std::vector<Position> positions_;  // by index
   std::vector<Bucket> buckets_;  // guarded by mutex_ until all are submitted
   size_t open_buckets_ = 0;  // guarded by mutex_
 };

@@ -80,15 +80,15 @@ Adasum::Adasum(const Concatenation& concatenation, size_t ranks, double scale)
       ranks_(ranks),
       pairs_(pairs_of(ranks)),
       scale_(scale),
-      products_(concatenation.segments().size() * pairs_) {}
+      products_(concatenation.tensors().size() * pairs_) {}
 
-void Adasum::add_products(size_t begin, size_t count, const std::vector<const std::byte*>& sources) {
+void Adasum::add_products(Range range, const std::vector<const std::byte*>& sources) {
   const StandardFloats mode;
   const DType dtype = concatenation_.dtype();
   const size_t item = concatenation_.item_bytes();
   concatenation_.for_each_piece(
-      begin, count, [&](const Concatenation::Segment& segment, size_t, size_t length, size_t position) {
-        double* product = products_.data() + segment_of(segment) * pairs_;
+      range, [&](const Concatenation::Tensor& tensor, size_t, size_t length, size_t position) {
+        double* product = products_.data() + concatenation_.index_of(tensor) * pairs_;
         for (size_t i = 0; i < ranks_; ++i) {
           for (size_t j = i; j < ranks_; ++j) {
             *product++ += dot(dtype, sources[i] + position * item, sources[j] + position * item, length);
@@ -100,22 +100,21 @@ void Adasum::add_products(size_t begin, size_t count, const std::vector<const st
 void Adasum::set_table(std::vector<double> products) {
   const StandardFloats mode;
   products_ = std::move(products);
-  for (size_t segment = 0; segment < concatenation_.segments().size(); ++segment) {
-    auto& weights = coefficients_.emplace_back(adasum_coefficients(products_.data() + segment * pairs_, ranks_));
+  for (size_t tensor = 0; tensor < concatenation_.tensors().size(); ++tensor) {
+    auto& weights = coefficients_.emplace_back(adasum_coefficients(products_.data() + tensor * pairs_, ranks_));
     for (double& weight : weights) weight *= scale_;
   }
 }
 
-void Adasum::combine(size_t begin, size_t count, const std::vector<const std::byte*>& sources,
-                     std::byte* target) const {
+void Adasum::combine(Range range, const std::vector<const std::byte*>& sources, std::byte* target) const {
   const size_t item = concatenation_.item_bytes();
   std::vector<const void*> pieces(ranks_);
-  concatenation_.for_each_piece(begin, count,
-                                [&](const Concatenation::Segment& segment, size_t, size_t length, size_t position) {
+  concatenation_.for_each_piece(range,
+                                [&](const Concatenation::Tensor& tensor, size_t, size_t length, size_t position) {
                                   for (size_t rank = 0; rank < ranks_; ++rank)
                                     pieces[rank] = sources[rank] + position * item;
                                   weighted_sum(concatenation_.dtype(), target + position * item, pieces.data(),
-                                               coefficients_[segment_of(segment)].data(), ranks_, length);
+                                               coefficients_[concatenation_.index_of(tensor)].data(), ranks_, length);
                                 });
 }
 

@@ -23,27 +23,23 @@ class Adasum {
   // `scale` multiplies the result.
   Adasum(const Concatenation& concatenation, size_t ranks, double scale);
 
-  // Takes elements [begin, begin + count) into account; `sources` points at them on every rank.
-  void add_products(size_t begin, size_t count, const std::vector<const std::byte*>& sources);
+  // Takes these elements into account; `sources` points at them on every rank.
+  void add_products(Range range, const std::vector<const std::byte*>& sources);
   // What this rank has added up, for the others: `table_size()` numbers.
   const double* table() const { return products_.data(); }
   size_t table_size() const { return products_.size(); }
   // The products of all elements, as the sum of the ranks' tables.
   void set_table(std::vector<double> products);
 
-  // After set_table: the result for elements [begin, begin + count).
-  void combine(size_t begin, size_t count, const std::vector<const std::byte*>& sources, std::byte* target) const;
+  // After set_table: the result for these elements.
+  void combine(Range range, const std::vector<const std::byte*>& sources, std::byte* target) const;
 
  private:
-  size_t segment_of(const Concatenation::Segment& segment) const {
-    return static_cast<size_t>(&segment - concatenation_.segments().data());
-  }
-
   const Concatenation& concatenation_;
   const size_t ranks_, pairs_;
   const double scale_;
-  std::vector<double> products_;  // by segment: of every pair of ranks i <= j
-  std::vector<std::vector<double>> coefficients_;  // by segment: of every rank
+  std::vector<double> products_;  // by tensor: of every pair of ranks i <= j
+  std::vector<std::vector<double>> coefficients_;  // by tensor: of every rank
 };
 
 // The coefficients of the ranks' gradients in their Adasum, from the products of all pairs i <= j, in that order.

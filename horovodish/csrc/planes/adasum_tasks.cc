@@ -47,50 +47,43 @@ class AdasumStream : public StreamTask {
       const auto [begin, bytes] = table_part(chunk);
       std::memcpy(slot, reinterpret_cast<const std::byte*>(adasum_.table()) + begin, bytes);
     } else {
-      const Range range = whole(chunk);
-      concatenation_.pack(range.begin, range.count, ReduceOp::adasum, slot);
+      concatenation_.pack(whole(chunk), ReduceOp::adasum, slot);
     }
   }
 
   void combine(uint64_t chunk, const Slots& slots) override {
     if (is_table(chunk)) return add_tables(chunk, slots);
     const Range range = whole(chunk);
-    const auto begins = shards_of(range.count, slots.size(), concatenation_.item_bytes());
-    const size_t first = begins[own_], count = begins[own_ + 1] - first;
-    const size_t offset = first * concatenation_.item_bytes();
+    const size_t item = concatenation_.item_bytes();
+    const Range part = shard_of(range, slots.size(), item, own_);
+    const size_t offset = (part.begin - range.begin) * item;
     std::vector<const std::byte*> sources;
     for (const std::byte* slot : slots) sources.push_back(slot + offset);
     if (chunk < data_chunks_) {
-      adasum_.add_products(range.begin + first, count, sources);
+      adasum_.add_products(part, sources);
       ++multiplied_;
     } else {
-      adasum_.combine(range.begin + first, count, sources, slots[own_] + offset);
+      adasum_.combine(part, sources, slots[own_] + offset);
     }
   }
 
   void collect(uint64_t chunk, const Slots& slots) override {
     if (chunk < data_chunks_ || is_table(chunk)) return;
     const Range range = whole(chunk);
-    const auto begins = shards_of(range.count, slots.size(), concatenation_.item_bytes());
+    const size_t item = concatenation_.item_bytes();
     for (size_t rank = 0; rank < slots.size(); ++rank) {
-      const std::byte* shard = slots[rank] + begins[rank] * concatenation_.item_bytes();
-      concatenation_.unpack(range.begin + begins[rank], begins[rank + 1] - begins[rank], shard);
+      const Range part = shard_of(range, slots.size(), item, rank);
+      concatenation_.unpack(part, slots[rank] + (part.begin - range.begin) * item);
     }
   }
 
  private:
-  struct Range {
-    size_t begin, count;
-  };
   size_t table_bytes() const { return adasum_.table_size() * sizeof(double); }
   bool is_table(uint64_t chunk) const { return chunk >= data_chunks_ && chunk < data_chunks_ + table_chunks_; }
-  Range table_part(uint64_t chunk) const {
-    const size_t begin = (chunk - data_chunks_) * chunk_bytes_;
-    return {begin, std::min(chunk_bytes_, table_bytes() - begin)};
-  }
+  Range table_part(uint64_t chunk) const { return piece_of(table_bytes(), chunk_bytes_, chunk - data_chunks_); }
   Range whole(uint64_t chunk) const {
-    const size_t begin = (chunk < data_chunks_ ? chunk : chunk - data_chunks_ - table_chunks_) * chunk_;
-    return {begin, std::min(chunk_, concatenation_.count() - begin)};
+    return piece_of(concatenation_.count(), chunk_,
+                    chunk < data_chunks_ ? chunk : chunk - data_chunks_ - table_chunks_);
   }
 
   void add_tables(uint64_t chunk, const Slots& slots) {
@@ -128,7 +121,7 @@ class AdasumRun : public MpiTask {
         theirs_(ranks_ * own_bytes()),
         adasum_(concatenation_, ranks_, scale_of(operation)),
         tables_(ranks_ * adasum_.table_size()) {
-    concatenation_.pack(0, concatenation_.count(), ReduceOp::adasum, buffer_.data());
+    concatenation_.pack(concatenation_.whole(), ReduceOp::adasum, buffer_.data());
     if (own_bytes() > 0) std::memcpy(theirs_.data() + own_ * own_bytes(), shard(), own_bytes());
     std::vector<size_t> sent(begins_), received(ranks_ + 1);
     for (size_t& begin : sent) begin *= item_;
@@ -151,26 +144,26 @@ class AdasumRun : public MpiTask {
   }
 
  private:
-  enum class Phase { exchange, tables, gather };
+  enum class Step { exchange, tables, gather };
 
   void step() {
     while (run_ && run_->done()) next();
   }
 
   void next() {
-    switch (phase_) {
-      case Phase::exchange:
-        phase_ = Phase::tables;
-        adasum_.add_products(begins_[own_], own_count(), theirs());
+    switch (step_) {
+      case Step::exchange:
+        step_ = Step::tables;
+        adasum_.add_products(own_shard(), theirs());
         std::copy_n(adasum_.table(), adasum_.table_size(), tables_.data() + own_ * adasum_.table_size());
         return gather(reinterpret_cast<std::byte*>(tables_.data()), sizeof(double), table_begins());
-      case Phase::tables:
-        phase_ = Phase::gather;
+      case Step::tables:
+        step_ = Step::gather;
         adasum_.set_table(sum_of_tables());
-        adasum_.combine(begins_[own_], own_count(), theirs(), shard());
+        adasum_.combine(own_shard(), theirs(), shard());
         return gather(buffer_.data(), item_, begins_);
-      case Phase::gather:
-        concatenation_.unpack(0, concatenation_.count(), buffer_.data());
+      case Step::gather:
+        concatenation_.unpack(concatenation_.whole(), buffer_.data());
         run_.reset();
     }
   }
@@ -181,8 +174,8 @@ class AdasumRun : public MpiTask {
   }
 
   size_t segment(size_t item) const { return std::max<size_t>(1, environment_.segment_bytes / item); }
-  size_t own_count() const { return begins_[own_ + 1] - begins_[own_]; }
-  size_t own_bytes() const { return own_count() * item_; }
+  Range own_shard() const { return {begins_[own_], begins_[own_ + 1] - begins_[own_]}; }
+  size_t own_bytes() const { return own_shard().count * item_; }
   std::byte* shard() { return buffer_.data() + begins_[own_] * item_; }
   std::vector<const std::byte*> theirs() const {
     std::vector<const std::byte*> pointers;
@@ -209,7 +202,7 @@ class AdasumRun : public MpiTask {
   std::vector<std::byte> theirs_;     // everybody's part of the own shard
   Adasum adasum_;
   std::vector<double> tables_;  // by rank
-  Phase phase_ = Phase::exchange;
+  Step step_ = Step::exchange;
   std::unique_ptr<ScheduleRun> run_;
 };
 

@@ -40,28 +40,28 @@ Concatenation Concatenation::as_bytes(const Operation& operation) {
 
 void Concatenation::append(const std::byte* source, std::byte* target, size_t count) {
   if (count == 0) return;
-  segments_.push_back({source, target, count_, count});
+  tensors_.push_back({source, target, {count_, count}});
   count_ += count;
 }
 
-void Concatenation::pack(size_t begin, size_t count, ReduceOp op, std::byte* out, double scale) const {
+void Concatenation::pack(Range range, ReduceOp op, std::byte* out, double scale) const {
   const size_t item = item_bytes();
-  for_each_piece(begin, count, [&](const Segment& segment, size_t first, size_t length, size_t position) {
-    if (segment.source == nullptr) {
+  for_each_piece(range, [&](const Tensor& tensor, size_t first, size_t length, size_t position) {
+    if (tensor.source == nullptr) {
       fill_neutral(dtype_, op, out + position * item, length);
     } else if (scale != 1.0) {
-      const void* source = segment.source + first * item;
+      const void* source = tensor.source + first * item;
       reduce(dtype_, op, out + position * item, &source, 1, length, {.prescale = scale});
     } else {
-      std::memcpy(out + position * item, segment.source + first * item, length * item);
+      std::memcpy(out + position * item, tensor.source + first * item, length * item);
     }
   });
 }
 
-void Concatenation::unpack(size_t begin, size_t count, const std::byte* in) const {
+void Concatenation::unpack(Range range, const std::byte* in) const {
   const size_t item = item_bytes();
-  for_each_piece(begin, count, [&](const Segment& segment, size_t first, size_t length, size_t position) {
-    if (segment.target != nullptr) std::memcpy(segment.target + first * item, in + position * item, length * item);
+  for_each_piece(range, [&](const Tensor& tensor, size_t first, size_t length, size_t position) {
+    if (tensor.target != nullptr) std::memcpy(tensor.target + first * item, in + position * item, length * item);
   });
 }
 

@@ -9,6 +9,7 @@
 
 #include "arithmetic/types.h"
 #include "operation/operation.h"
+#include "planes/shards.h"
 
 namespace horovodish {
 
@@ -17,11 +18,10 @@ std::vector<DType> dtypes_of(const Request& request);
 
 class Concatenation {
  public:
-  struct Segment {
+  struct Tensor {
     const std::byte* source;  // null: the neutral value
     std::byte* target;        // null: the result is not wanted
-    size_t begin;             // elements before this segment
-    size_t count;
+    Range range;              // of the concatenation
   };
 
   explicit Concatenation(DType dtype) : dtype_(dtype) {}
@@ -35,30 +35,31 @@ class Concatenation {
   DType dtype() const { return dtype_; }
   size_t count() const { return count_; }
   size_t item_bytes() const { return bytes_of(dtype_); }
-  const std::vector<Segment>& segments() const { return segments_; }
+  Range whole() const { return {0, count_}; }
+  const std::vector<Tensor>& tensors() const { return tensors_; }
+  size_t index_of(const Tensor& tensor) const { return static_cast<size_t>(&tensor - tensors_.data()); }
 
-  // Copies [begin, begin + count) of the sources to `out`, times `scale`; the neutral value of `op` where a source is null.
-  void pack(size_t begin, size_t count, ReduceOp op, std::byte* out, double scale = 1.0) const;
-  // Copies `in` to [begin, begin + count) of the targets.
-  void unpack(size_t begin, size_t count, const std::byte* in) const;
+  // Copies this range of the sources to `out`, times `scale`; the neutral value of `op` where a source is null.
+  void pack(Range range, ReduceOp op, std::byte* out, double scale = 1.0) const;
+  // Copies `in` to this range of the targets.
+  void unpack(Range range, const std::byte* in) const;
 
-  // visit(segment, first element within the segment, elements, first element within the range)
+  // visit(tensor, first element within the tensor, elements, first element within the range)
   template <class Visit>
-  void for_each_piece(size_t begin, size_t count, Visit visit) const {
-    const size_t end = begin + count;
-    auto segment = std::upper_bound(segments_.begin(), segments_.end(), begin,
-                                    [](size_t position, const Segment& s) { return position < s.begin + s.count; });
-    for (; segment != segments_.end() && segment->begin < end; ++segment) {
-      const size_t from = std::max(begin, segment->begin);
-      const size_t to = std::min(end, segment->begin + segment->count);
-      if (to > from) visit(*segment, from - segment->begin, to - from, from - begin);
+  void for_each_piece(Range range, Visit visit) const {
+    auto tensor = std::upper_bound(tensors_.begin(), tensors_.end(), range.begin,
+                                   [](size_t position, const Tensor& its) { return position < its.range.end(); });
+    for (; tensor != tensors_.end() && tensor->range.begin < range.end(); ++tensor) {
+      const size_t from = std::max(range.begin, tensor->range.begin);
+      const size_t to = std::min(range.end(), tensor->range.end());
+      if (to > from) visit(*tensor, from - tensor->range.begin, to - from, from - range.begin);
     }
   }
 
  private:
   DType dtype_;
   size_t count_ = 0;
-  std::vector<Segment> segments_;
+  std::vector<Tensor> tensors_;
 };
 
 }  // namespace horovodish

@@ -7,6 +7,18 @@
 
 namespace horovodish {
 
+// Some of the elements, or bytes, of a whole.
+struct Range {
+  size_t begin, count;
+  size_t end() const { return begin + count; }
+};
+
+// Piece `index` of a whole that is cut into pieces of `length`. The last one may be shorter; those after it are empty.
+inline Range piece_of(size_t whole, size_t length, size_t index) {
+  const size_t begin = std::min(index * length, whole);
+  return {begin, std::min(length, whole - begin)};
+}
+
 inline size_t ceil_divide(size_t a, size_t b) { return (a + b - 1) / b; }
 
 // Where shard `index` of `count` elements of `item_bytes` begins; `count` for those that are left empty. Shards begin at
@@ -15,6 +27,11 @@ inline size_t shard_begin(size_t count, size_t shards, size_t item_bytes, size_t
   constexpr size_t kCacheLine = 64;
   const size_t line = kCacheLine / item_bytes;
   return std::min(index * ceil_divide(ceil_divide(count, shards), line) * line, count);
+}
+
+inline Range shard_of(Range whole, size_t shards, size_t item_bytes, size_t index) {
+  const auto begin = [&](size_t i) { return shard_begin(whole.count, shards, item_bytes, i); };
+  return {whole.begin + begin(index), begin(index + 1) - begin(index)};
 }
 
 // How ranks of several hosts share out a chunk: into as many shards as the largest host has ranks, unless there are too few

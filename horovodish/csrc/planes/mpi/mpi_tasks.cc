@@ -77,34 +77,46 @@ class ContiguousAllreduce : public MpiTask {
   std::optional<ScheduleRun> run_;
 };
 
-// One dtype of an allreduce. It is reduced in the target where there is just one, otherwise in memory into which the
-// tensors are packed.
-class AllreduceRun : public MpiTask {
+// What is done to a concatenation in one piece of memory: in the target where there is just one, otherwise in a buffer into
+// which the tensors are packed.
+class InOnePiece : public MpiTask {
  public:
-  AllreduceRun(const MpiEnvironment& environment, const Operation& operation, Concatenation concatenation)
-      : concatenation_(std::move(concatenation)) {
-    const size_t count = concatenation_.count();
-    const auto& first = concatenation_.segments().front();
-    const bool in_target = concatenation_.segments().size() == 1 && first.target != nullptr;
-    if (!in_target) fusion_buffer_ = std::make_unique_for_overwrite<std::byte[]>(count * concatenation_.item_bytes());
-    std::byte* buffer = in_target ? first.target : fusion_buffer_.get();
-    const double scale = operation.packing_scale();
-    if (buffer != first.source || scale != 1.0) concatenation_.pack(0, count, operation.request->op, buffer, scale);
+  explicit InOnePiece(Concatenation concatenation) : concatenation_(std::move(concatenation)) {
+    const auto& first = concatenation_.tensors().front();
+    memory_ = concatenation_.tensors().size() == 1 ? first.target : nullptr;
+    if (memory_ != nullptr) return;
+    fusion_buffer_ = std::make_unique_for_overwrite<std::byte[]>(concatenation_.count() * concatenation_.item_bytes());
+    memory_ = fusion_buffer_.get();
+  }
+  void allreduce(const MpiEnvironment& environment, const Operation& operation) {
+    const ReduceOp op = operation.request->op;
+    pack(op, operation.packing_scale());
     run_ =
-        make_allreduce(environment, concatenation_.dtype(), operation.request->op, operation.scaling(), buffer, count);
+        make_allreduce(environment, concatenation_.dtype(), op, operation.scaling(), memory_, concatenation_.count());
+  }
+  void broadcast(const MpiEnvironment& environment, int root) {
+    if (root == environment.rank) pack(ReduceOp::sum, 1.0);
+    run_ = make_broadcast(environment, root, memory_, concatenation_.count());
   }
 
   bool advance() override {
+    if (done()) return false;
     const bool progressed = run_->advance();
-    if (run_->done() && fusion_buffer_) concatenation_.unpack(0, concatenation_.count(), fusion_buffer_.get());
+    if (run_->done() && fusion_buffer_) concatenation_.unpack(concatenation_.whole(), fusion_buffer_.get());
     return progressed;
   }
   bool done() const override { return run_->done(); }
   void cancel_receives() noexcept override { run_->cancel_receives(); }
 
  private:
+  void pack(ReduceOp op, double scale) {
+    if (memory_ == concatenation_.tensors().front().source && scale == 1.0) return;
+    concatenation_.pack(concatenation_.whole(), op, memory_, scale);
+  }
+
   const Concatenation concatenation_;
   std::unique_ptr<std::byte[]> fusion_buffer_;
+  std::byte* memory_;
   std::unique_ptr<MpiTask> run_;
 };
 
@@ -147,7 +159,9 @@ std::unique_ptr<MpiTask> make_allreduce_of_dtypes(const Operation& operation, co
   return std::make_unique<Sequence>(
       count, [&operation, environment, by_dtype = std::move(by_dtype)](size_t index) -> std::unique_ptr<MpiTask> {
         if (operation.request->op == ReduceOp::adasum) return make_adasum(environment, operation, by_dtype[index]);
-        return std::make_unique<AllreduceRun>(environment, operation, by_dtype[index]);
+        auto task = std::make_unique<InOnePiece>(by_dtype[index]);
+        task->allreduce(environment, operation);
+        return task;
       });
 }
 
@@ -164,37 +178,13 @@ class ContiguousBroadcast : public MpiTask {
   ScheduleRun run_;
 };
 
-class BroadcastTask : public MpiTask {
- public:
-  BroadcastTask(const Operation& operation, const MpiEnvironment& environment)
-      : concatenation_(Concatenation::as_bytes(operation)) {
-    const size_t count = concatenation_.count();
-    if (count == 0) return;
-    const bool root = operation.root == environment.rank;
-    const auto& first = concatenation_.segments().front();
-    const bool in_target = concatenation_.segments().size() == 1 && first.target != nullptr;
-    if (!in_target) fusion_buffer_.resize(count);
-    std::byte* buffer = in_target ? first.target : fusion_buffer_.data();
-    if (root && buffer != first.source) concatenation_.pack(0, count, ReduceOp::sum, buffer);
-    run_ = make_broadcast(environment, operation.root, buffer, count);
-  }
-  bool advance() override {
-    if (done()) return false;
-    const bool progressed = run_->advance();
-    if (run_->done() && !fusion_buffer_.empty())
-      concatenation_.unpack(0, concatenation_.count(), fusion_buffer_.data());
-    return progressed;
-  }
-  bool done() const override { return !run_ || run_->done(); }
-  void cancel_receives() noexcept override {
-    if (run_) run_->cancel_receives();
-  }
-
- private:
-  const Concatenation concatenation_;
-  std::vector<std::byte> fusion_buffer_;
-  std::unique_ptr<MpiTask> run_;
-};
+std::unique_ptr<MpiTask> make_broadcast_of_tensors(const Operation& operation, const MpiEnvironment& environment) {
+  Concatenation bytes = Concatenation::as_bytes(operation);
+  if (bytes.count() == 0) return nullptr;
+  auto task = std::make_unique<InOnePiece>(std::move(bytes));
+  task->broadcast(environment, operation.root);
+  return task;
+}
 
 // One dtype of a reducescatter: the tensors are packed so that what belongs to a rank lies together.
 class ReducescatterRun : public MpiTask {
@@ -219,7 +209,7 @@ class ReducescatterRun : public MpiTask {
     }
     concatenation_ = std::move(by_rank);
     buffer_.resize(concatenation_.count() * item);
-    concatenation_.pack(0, concatenation_.count(), op_, buffer_.data(), operation.packing_scale());
+    concatenation_.pack(concatenation_.whole(), op_, buffer_.data(), operation.packing_scale());
     const Scaling scaling = operation.scaling();
     if (scaling.prescale != 1.0) {
       const void* source = buffer_.data();
@@ -244,7 +234,7 @@ class ReducescatterRun : public MpiTask {
  private:
   void finish() {
     const size_t begin = begins_[own_];
-    concatenation_.unpack(begin, begins_[own_ + 1] - begin, buffer_.data() + begin * bytes_of(dtype_));
+    concatenation_.unpack({begin, begins_[own_ + 1] - begin}, buffer_.data() + begin * bytes_of(dtype_));
   }
 
   const DType dtype_;
@@ -362,7 +352,7 @@ std::unique_ptr<MpiTask> make_mpi_task(const std::shared_ptr<Operation>& operati
     case Kind::alltoall:
       return std::make_unique<RowsTask>(operation, environment);
     case Kind::broadcast:
-      return std::make_unique<BroadcastTask>(*operation, environment);
+      return make_broadcast_of_tensors(*operation, environment);
     case Kind::barrier:
     case Kind::join:
       return nullptr;  // that every rank has submitted it is all there is to do

@@ -2,16 +2,14 @@
 
 #include <algorithm>
 
+#include "planes/shards.h"
+
 namespace horovodish {
 
 namespace {
 
 // Buffers of more segments than this go down a chain: the pipeline is then long enough to hide its depth.
 constexpr size_t kChainSegments = 8;
-
-struct Range {
-  size_t begin, count;
-};
 
 std::vector<Range> segments_of(Range range, size_t segment) {
   std::vector<Range> result;

@@ -87,41 +87,41 @@ std::byte* NcclLaunch::reserve(size_t bytes) {
 
 void NcclLaunch::plan_allreduce() {
   for (const Concatenation& whole : Concatenation::by_dtype(operation_)) {
-    std::vector<Concatenation::Segment> small;
-    for (const auto& segment : whole.segments()) {
-      if (segment.count * whole.item_bytes() < kLarge) {
-        small.push_back(segment);
+    std::vector<Concatenation::Tensor> small;
+    for (const auto& tensor : whole.tensors()) {
+      if (tensor.range.count * whole.item_bytes() < kLarge) {
+        small.push_back(tensor);
       } else {
-        plan_vector(whole.dtype(), {segment});
+        plan_vector(whole.dtype(), {tensor});
       }
     }
     plan_vector(whole.dtype(), small);
   }
 }
 
-// Several segments become one long vector in the fusion buffer. One alone needs none.
-void NcclLaunch::plan_vector(DType dtype, const std::vector<Concatenation::Segment>& segments) {
-  if (segments.empty()) return;
-  const auto& first = segments[0];
-  if (segments.size() == 1 && first.source != nullptr && first.target != nullptr) {
-    pieces_.push_back({first.source, first.target, dtype, first.count});
+// Several tensors become one long vector in the fusion buffer. One alone needs none.
+void NcclLaunch::plan_vector(DType dtype, const std::vector<Concatenation::Tensor>& tensors) {
+  if (tensors.empty()) return;
+  const auto& first = tensors[0];
+  if (tensors.size() == 1 && first.source != nullptr && first.target != nullptr) {
+    pieces_.push_back({first.source, first.target, dtype, first.range.count});
     return;
   }
   size_t total = 0;
-  for (const auto& segment : segments) total += segment.count;
+  for (const auto& tensor : tensors) total += tensor.range.count;
   std::byte* const buffer = reserve(total * bytes_of(dtype));
   pieces_.push_back({buffer, buffer, dtype, total});
   size_t begin = 0;
-  for (const auto& segment : segments) {
+  for (const auto& tensor : tensors) {
     std::byte* const place = buffer == nullptr ? nullptr : buffer + begin;
-    const size_t bytes = segment.count * bytes_of(dtype);
+    const size_t bytes = tensor.range.count * bytes_of(dtype);
     begin += bytes;
-    if (segment.source == nullptr) {
-      neutrals_.push_back({place, dtype, segment.count});
+    if (tensor.source == nullptr) {
+      neutrals_.push_back({place, dtype, tensor.range.count});
     } else {
-      before_.push_back({place, segment.source, bytes});
+      before_.push_back({place, tensor.source, bytes});
     }
-    if (segment.target != nullptr) after_.push_back({segment.target, place, bytes});
+    if (tensor.target != nullptr) after_.push_back({tensor.target, place, bytes});
   }
 }
 

@@ -54,7 +54,7 @@ class NcclLaunch {
 
   void plan();
   void plan_allreduce();
-  void plan_vector(DType dtype, const std::vector<Concatenation::Segment>& segments);
+  void plan_vector(DType dtype, const std::vector<Concatenation::Tensor>& tensors);
   void plan_reducescatter();
   void plan_broadcast();
   std::byte* reserve(size_t bytes);

@@ -44,7 +44,7 @@ class AllreduceTask : public StreamTask {
     for (size_t index = 0; index < shards_; ++index) {
       const Range part = shard(range, index);
       if (is_own(index) && reduces_in_place()) continue;
-      concatenation_.pack(part.begin, part.count, op_, slot + (part.begin - range.begin) * item_, packing_scale_);
+      concatenation_.pack(part, op_, slot + (part.begin - range.begin) * item_, packing_scale_);
     }
   }
 
@@ -75,42 +75,31 @@ class AllreduceTask : public StreamTask {
     for (size_t index = 0; index < shards_; ++index) {
       if (is_own(index) && world_.across == nullptr) continue;
       const Range part = shard(range, index);
-      concatenation_.unpack(part.begin, part.count, slots[index % world_.ranks] + (part.begin - range.begin) * item_);
+      concatenation_.unpack(part, slots[index % world_.ranks] + (part.begin - range.begin) * item_);
     }
   }
 
  private:
-  struct Range {
-    size_t begin, count;  // elements of the concatenation
-  };
-
-  Range whole(uint64_t chunk) const {
-    const size_t begin = chunk * chunk_;
-    return {begin, std::min(chunk_, concatenation_.count() - begin)};
-  }
-  Range shard(const Range& range, size_t index) const {
-    const auto begin = [&](size_t i) { return shard_begin(range.count, shards_, item_, i); };
-    return {range.begin + begin(index), begin(index + 1) - begin(index)};
-  }
+  Range whole(uint64_t chunk) const { return piece_of(concatenation_.count(), chunk_, chunk); }
+  Range shard(const Range& range, size_t index) const { return shard_of(range, shards_, item_, index); }
   bool is_own(size_t index) const { return index % world_.ranks == world_.own; }
   // The own shard is reduced from where it lies, unless it takes a neutral or a scaled value from the slot.
   bool reduces_in_place() const {
-    return has_collect() && packing_scale_ == 1.0 && concatenation_.segments().front().source != nullptr;
+    return has_collect() && packing_scale_ == 1.0 && concatenation_.tensors().front().source != nullptr;
   }
 
   void combine_shard(const Range& range, const Range& part, const Slots& slots) {
     const bool exchanged = world_.across != nullptr;
     const Scaling scaling = exchanged ? Scaling{.prescale = scaling_.prescale} : scaling_;
     concatenation_.for_each_piece(
-        part.begin, part.count,
-        [&](const Concatenation::Segment& segment, size_t first, size_t length, size_t position) {
+        part, [&](const Concatenation::Tensor& tensor, size_t first, size_t length, size_t position) {
           // A joined rank wants no result, and its slot is still being read when each rank reduces for itself.
-          if (!has_collect() && segment.target == nullptr) return;
+          if (!has_collect() && tensor.target == nullptr) return;
           const size_t offset = (part.begin - range.begin + position) * item_;
           for (size_t rank = 0; rank < world_.ranks; ++rank) sources_[rank] = slots[rank] + offset;
-          if (reduces_in_place()) sources_[world_.own] = segment.source + first * item_;
+          if (reduces_in_place()) sources_[world_.own] = tensor.source + first * item_;
           std::byte* const slot = slots[world_.own] + offset;
-          std::byte* const target = exchanged || segment.target == nullptr ? slot : segment.target + first * item_;
+          std::byte* const target = exchanged || tensor.target == nullptr ? slot : tensor.target + first * item_;
           reduce(concatenation_.dtype(), op_, target, sources_.data(), world_.ranks, length, scaling);
           if (has_collect() && target != slot) std::memcpy(slot, target, length * item_);
         });
@@ -153,7 +142,7 @@ class BroadcastTask : public StreamTask {
   bool has_collect() const override { return world_.across != nullptr; }
 
   void publish(uint64_t chunk, std::byte* slot) override {
-    if (is_root_) concatenation_.pack(begin(chunk), length(chunk), ReduceOp::sum, slot);
+    if (is_root_) concatenation_.pack(whole(chunk), ReduceOp::sum, slot);
   }
   void combine(uint64_t chunk, const Slots& slots) override {
     if (!has_collect()) take(chunk, slots);
@@ -163,20 +152,19 @@ class BroadcastTask : public StreamTask {
     if (world_.own != source_) return tasks;
     const auto entry = [&](size_t host) { return entries_[host]; };
     tasks.push_back(make_broadcast(world_.across->ring(sequence, 0, entry), static_cast<int>(root_host_),
-                                   slots[world_.own], length(chunk)));
+                                   slots[world_.own], whole(chunk).count));
     return tasks;
   }
   void collect(uint64_t chunk, const Slots& slots) override { take(chunk, slots); }
 
  private:
-  size_t begin(uint64_t chunk) const { return chunk * world_.chunk_bytes; }
-  size_t length(uint64_t chunk) const { return std::min(world_.chunk_bytes, concatenation_.count() - begin(chunk)); }
+  Range whole(uint64_t chunk) const { return piece_of(concatenation_.count(), world_.chunk_bytes, chunk); }
   void take(uint64_t chunk, const Slots& slots) {
-    if (!is_root_) return concatenation_.unpack(begin(chunk), length(chunk), slots[source_]);
-    concatenation_.for_each_piece(begin(chunk), length(chunk),
-                                  [](const Concatenation::Segment& segment, size_t first, size_t count, size_t) {
-                                    if (segment.target != nullptr && segment.target != segment.source) {
-                                      std::memcpy(segment.target + first, segment.source + first, count);
+    if (!is_root_) return concatenation_.unpack(whole(chunk), slots[source_]);
+    concatenation_.for_each_piece(whole(chunk),
+                                  [](const Concatenation::Tensor& tensor, size_t first, size_t count, size_t) {
+                                    if (tensor.target != nullptr && tensor.target != tensor.source) {
+                                      std::memcpy(tensor.target + first, tensor.source + first, count);
                                     }
                                   });
   }
@@ -203,7 +191,7 @@ class ReducescatterTask : public StreamTask {
       if (members[i].dtype != dtype || members[i].count() == 0) continue;
       const auto row = static_cast<size_t>(members[i].count() / members[i].shape[0]);
       const Rows rows = rows_of(members[i].shape[0], own, ranks);
-      own_.push_back({static_cast<size_t>(rows.begin) * row, static_cast<size_t>(rows.begin + rows.count) * row});
+      own_.push_back({static_cast<size_t>(rows.begin) * row, static_cast<size_t>(rows.count) * row});
       concatenation_.append(operation.buffers[i].source, operation.buffers[i].target,
                             static_cast<size_t>(members[i].count()));
     }
@@ -211,37 +199,32 @@ class ReducescatterTask : public StreamTask {
 
   uint64_t chunks() const override { return ceil_divide(concatenation_.count(), chunk_); }
   void publish(uint64_t chunk, std::byte* slot) override {
-    concatenation_.pack(begin(chunk), length(chunk), op_, slot, packing_scale_);
+    concatenation_.pack(whole(chunk), op_, slot, packing_scale_);
   }
   void combine(uint64_t chunk, const Slots& slots) override {
     const size_t item = concatenation_.item_bytes();
     std::vector<const void*> sources(slots.size());
     concatenation_.for_each_piece(
-        begin(chunk), length(chunk),
-        [&](const Concatenation::Segment& segment, size_t first, size_t count, size_t position) {
-          const Range own = own_[static_cast<size_t>(&segment - concatenation_.segments().data())];
-          const size_t from = std::max(first, own.begin), to = std::min(first + count, own.end);
-          if (segment.target == nullptr || from >= to) return;
+        whole(chunk), [&](const Concatenation::Tensor& tensor, size_t first, size_t count, size_t position) {
+          const Range own = own_[concatenation_.index_of(tensor)];
+          const size_t from = std::max(first, own.begin), to = std::min(first + count, own.end());
+          if (tensor.target == nullptr || from >= to) return;
           for (size_t rank = 0; rank < slots.size(); ++rank)
             sources[rank] = slots[rank] + (position + from - first) * item;
-          reduce(concatenation_.dtype(), op_, segment.target + (from - own.begin) * item, sources.data(), slots.size(),
+          reduce(concatenation_.dtype(), op_, tensor.target + (from - own.begin) * item, sources.data(), slots.size(),
                  to - from, scaling_);
         });
   }
 
  private:
-  struct Range {
-    size_t begin, end;  // elements of the segment
-  };
-  size_t begin(uint64_t chunk) const { return chunk * chunk_; }
-  size_t length(uint64_t chunk) const { return std::min(chunk_, concatenation_.count() - begin(chunk)); }
+  Range whole(uint64_t chunk) const { return piece_of(concatenation_.count(), chunk_, chunk); }
 
   Concatenation concatenation_;
   const ReduceOp op_;
   const Scaling scaling_;
   const double packing_scale_;
   const size_t chunk_;
-  std::vector<Range> own_;  // by segment: what this rank keeps
+  std::vector<Range> own_;  // by tensor: what this rank keeps of it
 };
 
 // Collectives whose lengths no rank knows beforehand. The first chunks carry every rank's table of row counts; the
@@ -270,9 +253,7 @@ class RowsTask : public StreamTask {
       std::memcpy(slot, reinterpret_cast<const std::byte*>(table_.data()) + begin, bytes);
       return;
     }
-    const size_t begin = (chunk - table_chunks_) * chunk_;
-    const size_t total = contributions_[own_].count();
-    if (begin < total) contributions_[own_].pack(begin, std::min(chunk_, total - begin), ReduceOp::sum, slot);
+    contributions_[own_].pack(data_part(chunk, own_), ReduceOp::sum, slot);
   }
 
   void combine(uint64_t chunk, const Slots& slots) override {
@@ -282,19 +263,15 @@ class RowsTask : public StreamTask {
         std::memcpy(reinterpret_cast<std::byte*>(counts_[rank].data()) + begin, slots[rank], bytes);
         continue;
       }
-      const size_t begin = (chunk - table_chunks_) * chunk_;
-      const size_t total = contributions_[rank].count();
-      if (begin < total) contributions_[rank].unpack(begin, std::min(chunk_, total - begin), slots[rank]);
+      contributions_[rank].unpack(data_part(chunk, rank), slots[rank]);
     }
     if (chunk < table_chunks_ && ++tables_read_ == table_chunks_) lay_out();
   }
 
  private:
-  struct Part {
-    size_t begin, bytes;
-  };
-  Part table_part(uint64_t chunk) const {
-    return {chunk * chunk_, std::min(chunk_, table_.size() * sizeof(int64_t) - chunk * chunk_)};
+  Range table_part(uint64_t chunk) const { return piece_of(table_.size() * sizeof(int64_t), chunk_, chunk); }
+  Range data_part(uint64_t chunk, size_t rank) const {
+    return piece_of(contributions_[rank].count(), chunk_, chunk - table_chunks_);
   }
 
   void lay_out() {
