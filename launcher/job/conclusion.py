@@ -61,6 +61,8 @@ def _verdict(job: Job, absence: Mapping[str, str], *, is_fault_of_a_rank: bool) 
         return 1, "\n".join([*lines, f"only {len(job.hosts)} of {np} ranks were started {ended}"])
     if job.completed:
         return 1, f"a rank left with exit status 0 but without MPI_Finalize, so {mpirun} ended the other ranks"
+    if job.lost and not job.mpirun_was_killed:
+        status = 128 + signal.SIGKILL  # mpirun's own depends on whether it ends by itself
     return status or 1, _who_ended_the_ranks(job, mpirun, status)
 
 
