@@ -13,7 +13,7 @@ FUZZ_SECONDS ?= 600
 FUZZ_TARGETS ?= frames introduction hello config hostfile traces
 FUZZ_CXX ?= $(shell command -v clang++ || ls /usr/bin/clang++-* 2>/dev/null | tail -n 1)
 
-BUILD_TOOLS := 'setuptools>=77' 'pybind11>=3.0'
+BUILD_TOOLS := 'setuptools>=77' 'nanobind>=3.1'
 # Much of a test is waiting, so three of them share two cores.
 PYTEST := pytest --numprocesses $(TEST_WORKERS) --dist worksteal
 CORE_TESTS := --ignore=tests/frameworks

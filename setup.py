@@ -1,13 +1,13 @@
 """Builds horovodish: maps the folders to packages and compiles the native parts. Metadata stands in pyproject.toml."""
 
+import os
 import re
 import sys
 import sysconfig
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import pybind11
-from pybind11.setup_helpers import ParallelCompile
+import nanobind
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
@@ -65,7 +65,10 @@ OBJECTS = f"build/objects-{sysconfig.get_platform()}"
 BINDINGS = files(CSRC / "python", ".cc")
 OPERATIONS = files(CSRC / "tensorflow", ".cc")
 ENGINE = [path for path in files(CSRC, ".cc") if path not in BINDINGS + OPERATIONS]
+NANOBIND = f"{nanobind.source_dir()}/nb_combined.cpp"
+NANOBIND_HEADERS = [nanobind.include_dir(), f"{nanobind.source_dir()}/../ext/robin_map/include"]
 OPTIONS = ["-std=c++20", "-g0", "-Wall", "-Wextra", "-fvisibility=hidden", "-ffp-contract=off", "-MMD"]
+OPTIONS += [f"-isystem{folder}" for folder in NANOBIND_HEADERS]
 
 # `depends` brings the files into the sdist.
 native = Extension("horovodish._native", [], depends=BINDINGS + ENGINE + files(CSRC, ".h"), language="c++")
@@ -78,21 +81,28 @@ class BuildExt(build_ext):
     """Keeps the object files. Only those of the bindings differ by interpreter, all others are compiled once."""
 
     def build_extensions(self) -> None:
-        def compiled(sources: list[str], folder: str, level: str) -> list[str]:
-            includes = [str(CSRC), pybind11.get_include()]
-            options = [level, *OPTIONS]
-            return self.compiler.compile(sources, output_dir=folder, include_dirs=includes, extra_postargs=options)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
 
-        with ThreadPoolExecutor() as pool:  # the bindings take longest, so they must not come last
-            bindings = pool.submit(compiled, BINDINGS, f"{OBJECTS}/{sys.implementation.cache_tag}", "-O2")
-            engine = pool.submit(compiled, ENGINE, OBJECTS, "-O3")
-            operations = pool.submit(compiled, OPERATIONS, OBJECTS, "-O2")
-        native.extra_objects = bindings.result() + engine.result()
-        tensorflow_ops.extra_objects = operations.result()
+            def compiled(sources: list[str], folder: str, *options: str) -> list[Future[str]]:
+                return [pool.submit(self.compile_one, source, folder, options) for source in sources]
+
+            # The largest begin first, or they would end last.
+            engine = compiled(sorted(ENGINE, key=lambda path: -(ROOT / path).stat().st_size), OBJECTS, "-O3")
+            of_interpreter = f"{OBJECTS}/{sys.implementation.cache_tag}"
+            bindings = compiled(BINDINGS, of_interpreter, "-O2", "-fno-strict-aliasing")  # which nanobind asks for
+            bindings += compiled([NANOBIND], of_interpreter, "-O2", "-fno-strict-aliasing", "-w")
+            operations = compiled(OPERATIONS, OBJECTS, "-O2")
+        native.extra_objects = [each.result() for each in bindings + engine]
+        tensorflow_ops.extra_objects = [each.result() for each in operations]
         super().build_extensions()
 
+    def compile_one(self, source: str, folder: str, options: tuple[str, ...]) -> str:
+        (made,) = self.compiler.object_filenames([source], output_dir=folder)
+        if needs_recompile(made, source):
+            given = [*OPTIONS, *options]
+            self.compiler.compile([source], output_dir=folder, include_dirs=[str(CSRC)], extra_postargs=given)
+        return made
 
-ParallelCompile(default=0, needs_recompile=needs_recompile).install()
 
 setup(
     long_description=readme(),

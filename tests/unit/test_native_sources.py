@@ -10,16 +10,16 @@ import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pybind11
+import nanobind
 import pytest
 
 from support.sources import CSRC
 
-FOREIGN = re.compile(r"^(ATen/|Python\.h|c10/|cuda|jax|mpi|nccl|pybind11/|tensorflow/|torch/|xla)", re.IGNORECASE)
-ONLY_BINDINGS = re.compile(r"^(Python\.h|pybind11/)")
+FOREIGN = re.compile(r"^(ATen/|Python\.h|c10/|cuda|jax|mpi|nccl|nanobind/|tensorflow/|torch/|xla)", re.IGNORECASE)
+ONLY_BINDINGS = re.compile(r"^(Python\.h|nanobind/)")
 HEADERS = sorted(CSRC.rglob("*.h"))
 SOURCES = sorted(CSRC.rglob("*.cc"))
-INCLUDES = [f"-I{folder}" for folder in (CSRC, pybind11.get_include(), sysconfig.get_paths()["include"])]
+INCLUDES = [f"-I{folder}" for folder in (CSRC, nanobind.include_dir(), sysconfig.get_paths()["include"])]
 
 
 def foreign_includes(source: str, path: str) -> list[str]:
@@ -36,9 +36,9 @@ def test_no_foreign_header_is_included(path: Path) -> None:
 
 
 def test_this_test_sees_foreign_headers() -> None:
-    headers = ["<mpi.h>", "<vector>", "<pybind11/pybind11.h>", '"abi/mpi.h"', "<cuda_runtime.h>"]
+    headers = ["<mpi.h>", "<vector>", "<nanobind/nanobind.h>", '"abi/mpi.h"', "<cuda_runtime.h>"]
     source = "\n".join(f"#include {header}" for header in headers)
-    assert foreign_includes(source, "engine/engine.cc") == ["mpi.h", "pybind11/pybind11.h", "cuda_runtime.h"]
+    assert foreign_includes(source, "engine/engine.cc") == ["mpi.h", "nanobind/nanobind.h", "cuda_runtime.h"]
     assert foreign_includes(source, "python/engine.cc") == ["mpi.h", "cuda_runtime.h"]
 
 

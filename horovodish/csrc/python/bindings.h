@@ -1,8 +1,16 @@
 // Python's door to the engine, in parts: module.cc opens it, and each other file makes a part of the module.
 #pragma once
 
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <map>
@@ -12,9 +20,9 @@
 
 namespace horovodish {
 
-void bind_engine(pybind11::module_& module);
+void bind_engine(nanobind::module_& module);
 // Parts of the engine without I/O, for its tests.
-void bind_testing(pybind11::module_& module);
+void bind_testing(nanobind::module_& module);
 
 // By rank: how often it was last, and the seconds that it was behind, in total and at most.
 using LatenessTable = std::map<int, std::tuple<uint64_t, double, double>>;

@@ -11,15 +11,15 @@
 #include "gpu/device.h"
 #include "python/bindings.h"
 
-namespace py = pybind11;
+namespace nb = nanobind;
 
 namespace horovodish {
 
 namespace {
 
-py::object error_tuple(const Error* error) {
-  if (error == nullptr) return py::none();
-  return py::make_tuple(class_name(error->kind), error->message);
+nb::object error_tuple(const Error* error) {
+  if (error == nullptr) return nb::none();
+  return nb::make_tuple(class_name(error->kind), error->message);
 }
 
 std::chrono::nanoseconds nanoseconds(double seconds) {
@@ -73,8 +73,8 @@ using PyTensor = std::tuple<uintptr_t, uintptr_t, int, std::vector<int64_t>>;
 PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::string& name, int op, double prescale,
                  double postscale, int root, const std::vector<PyTensor>& tensors, int device, bool waits,
                  int process_set, const std::vector<int64_t>& splits, const std::vector<std::string>& member_names,
-                 std::optional<uintptr_t> stream, const std::optional<PyFamily>& family, py::dict kept,
-                 const py::object& keep_alive) {
+                 std::optional<uintptr_t> stream, const std::optional<PyFamily>& family, nb::dict kept,
+                 const nb::object& keep_alive) {
   auto request = std::make_shared<Request>();
   request->kind = static_cast<Kind>(kind);
   request->name = name;
@@ -99,7 +99,7 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   if (stream) operation->ready.push_back(Device::get(device).record(*stream));
   const auto handle = operation->handle;
   // Before anything is handed over: a signal of Python's may arrive as soon as this function returns.
-  const py::int_ id(handle->id());
+  const nb::int_ id(handle->id());
   kept[id] = keep_alive;
   try {
     const WithoutGil without_gil(*engine);
@@ -155,7 +155,7 @@ void start_timeline(Engine& engine, int descriptor, const std::string& name, int
 }
 
 void add_process_set(Engine& engine, int id, std::vector<int> ranks, std::vector<std::vector<int>> hosts,
-                     std::vector<size_t> local, size_t region, const std::optional<py::dict>& mpi, int generation) {
+                     std::vector<size_t> local, size_t region, const std::optional<nb::dict>& mpi, int generation) {
   ProcessSetConfig config;
   config.own = static_cast<int>(std::find(ranks.begin(), ranks.end(), engine.rank()) - ranks.begin());
   config.ranks = std::move(ranks);
@@ -165,32 +165,36 @@ void add_process_set(Engine& engine, int id, std::vector<int> ranks, std::vector
   config.generation = generation;
   if (mpi) {
     abi::Mpi table;
-    table.library = (*mpi)["library"].cast<std::string>();
-    table.communicator = (*mpi)["comm"].cast<uintptr_t>();
-    table.byte_type = (*mpi)["byte"].cast<uintptr_t>();
-    table.request_bytes = (*mpi)["request_bytes"].cast<size_t>();
-    table.status_bytes = (*mpi)["status_bytes"].cast<size_t>();
+    table.library = nb::cast<std::string>((*mpi)["library"]);
+    table.communicator = nb::cast<uintptr_t>((*mpi)["comm"]);
+    table.byte_type = nb::cast<uintptr_t>((*mpi)["byte"]);
+    table.request_bytes = nb::cast<size_t>((*mpi)["request_bytes"]);
+    table.status_bytes = nb::cast<size_t>((*mpi)["status_bytes"]);
     table.world_ranks = config.ranks;
     config.mpi = std::move(table);
   }
-  py::gil_scoped_release release;
+  nb::gil_scoped_release release;
   engine.add_process_set(id, std::move(config));
 }
 
 LatenessTable lateness_of(Engine& engine, int process_set) {
-  py::gil_scoped_release release;
+  nb::gil_scoped_release release;
   return lateness_table(engine.lateness(process_set));
 }
 
-void bind_handle(py::module_& module) {
-  py::class_<PyOutput>(module, "Output", py::buffer_protocol()).def_buffer([](PyOutput& self) {
-    const Handle::Output& output = self.handle->outputs.at(self.index);
-    return py::buffer_info(output.data.get(), 1, py::format_descriptor<uint8_t>::format(),
-                           static_cast<py::ssize_t>(output.bytes));
-  });
+// Python's buffer protocol.
+int view_output(PyObject* self, Py_buffer* view, int flags) {
+  const auto& [handle, index] = *nb::inst_ptr<PyOutput>(self);
+  const Handle::Output& output = handle->outputs.at(index);
+  return PyBuffer_FillInfo(view, self, output.data.get(), static_cast<Py_ssize_t>(output.bytes), 0, flags);
+}
 
-  py::class_<PyHandle>(module, "Handle")
-      .def_property_readonly("id", [](const PyHandle& self) { return self.handle->id(); })
+void bind_handle(nb::module_& module) {
+  PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&view_output)}, {0, nullptr}};
+  nb::class_<PyOutput>(module, "Output", nb::type_slots(slots));
+
+  nb::class_<PyHandle>(module, "Handle")
+      .def_prop_ro("id", [](const PyHandle& self) { return self.handle->id(); })
       .def("poll", [](const PyHandle& self) { return self.handle->settled(); })
       .def(
           "wait",
@@ -198,29 +202,29 @@ void bind_handle(py::module_& module) {
             const WithoutGil without_gil(*self.engine);
             return self.engine->wait(*self.handle, nanoseconds(seconds));
           },
-          py::arg("seconds"))
+          nb::arg("seconds"))
       .def("error", [](const PyHandle& self) { return error_tuple(self.handle->error()); })
       .def("memory_abandoned", [](const PyHandle& self) { return self.handle->memory_abandoned(); })
       .def("output",
            [](const PyHandle& self, size_t index) {
-             if (index >= self.handle->outputs.size()) throw py::index_error("no such output");
-             return py::memoryview(py::cast(PyOutput{self.handle, index}));
+             if (index >= self.handle->outputs.size()) throw nb::index_error("no such output");
+             return nb::steal(PyMemoryView_FromObject(nb::cast(PyOutput{self.handle, index}).ptr()));
            })
-      .def("order_after", &order_after, py::arg("stream"))
+      .def("order_after", &order_after, nb::arg("stream"))
       .def(
           "move_output",
           [](const PyHandle& self, size_t index, uintptr_t target, uintptr_t stream) {
             const auto& memory = self.handle->outputs.at(index).on_device;
-            if (!memory) throw py::value_error("this output is in host memory");
+            if (!memory) throw nb::value_error("this output is in host memory");
             memory->move_to(reinterpret_cast<std::byte*>(target), stream);
           },
-          py::arg("index"), py::arg("target"), py::arg("stream"))
+          nb::arg("index"), nb::arg("target"), nb::arg("stream"))
       .def("rows", [](const PyHandle& self, size_t index) { return self.handle->outputs.at(index).rows; })
       .def("last_joined", [](const PyHandle& self) { return self.handle->last_joined; });
 }
 
-void bind_plan(py::module_& module) {
-  py::class_<BucketPlan>(module, "BucketPlan")
+void bind_plan(nb::module_& module) {
+  nb::class_<BucketPlan>(module, "BucketPlan")
       .def(
           "submit",
           [](BucketPlan& self, size_t index, uintptr_t source, uintptr_t target, uintptr_t stream) {
@@ -228,14 +232,14 @@ void bind_plan(py::module_& module) {
               self.submit(index, reinterpret_cast<const void*>(source), reinterpret_cast<void*>(target), stream);
             });
           },
-          py::arg("index"), py::arg("source"), py::arg("target"), py::arg("stream") = 0)
+          nb::arg("index"), nb::arg("source"), nb::arg("target"), nb::arg("stream") = 0)
       .def(
           "absent",
           [](BucketPlan& self, size_t index, uintptr_t target, uintptr_t stream) {
             quietly_at_exit(self.engine(), [&] { self.absent(index, reinterpret_cast<void*>(target), stream); });
           },
-          py::arg("index"), py::arg("target"), py::arg("stream") = 0)
-      .def("order_after", &BucketPlan::order_after, py::arg("stream"))
+          nb::arg("index"), nb::arg("target"), nb::arg("stream") = 0)
+      .def("order_after", &BucketPlan::order_after, nb::arg("stream"))
       .def("flush", &BucketPlan::flush)
       .def(
           "wait",
@@ -243,7 +247,7 @@ void bind_plan(py::module_& module) {
             const WithoutGil without_gil(self.engine());
             return self.wait(nanoseconds(seconds));
           },
-          py::arg("seconds"))
+          nb::arg("seconds"))
       .def("poll", &BucketPlan::settled)
       .def("error", [](const BucketPlan& self) { return error_tuple(self.error()); })
       .def("memory_abandoned", &BucketPlan::memory_abandoned)
@@ -260,32 +264,32 @@ LatenessTable lateness_table(const std::map<int, Lateness>& by_rank) {
   return table;
 }
 
-void bind_engine(py::module_& module) {
+void bind_engine(nb::module_& module) {
   bind_handle(module);
   bind_plan(module);
-  py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
-      .def(py::init(&make_engine), py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("local_rank"),
-           py::arg("local_size"), py::arg("arena_descriptors"), py::arg("peer_sockets"), py::arg("chunk_bytes"),
-           py::arg("ring_segment_bytes"), py::arg("cache_capacity"), py::arg("spin_us"),
-           py::arg("stall_warning_seconds"), py::arg("stall_shutdown_seconds"), py::arg("stack_signal"),
-           py::arg("plane"), py::arg("shared_gpu"), py::arg("horovods_gradients"))
-      .def_property_readonly("horovods_gradients", &Engine::horovods_gradients)
-      .def("add_process_set", &add_process_set, py::arg("id"), py::kw_only(), py::arg("ranks"), py::arg("hosts"),
-           py::arg("local"), py::arg("region"), py::arg("mpi"), py::arg("generation"))
-      .def("remove_process_set", &Engine::remove_process_set, py::arg("id"), py::call_guard<py::gil_scoped_release>())
-      .def("process_set_busy", &Engine::process_set_busy, py::arg("id"), py::call_guard<py::gil_scoped_release>())
-      .def("clear_region", &Engine::clear_region, py::arg("region"))
-      .def("enqueue", &enqueue, py::arg("kind"), py::arg("name"), py::arg("op"), py::arg("prescale"),
-           py::arg("postscale"), py::arg("root"), py::arg("tensors"), py::arg("device"), py::arg("waits"),
-           py::arg("process_set"), py::arg("splits"), py::arg("member_names"), py::arg("stream"), py::arg("family"),
-           py::arg("kept"), py::arg("keep_alive"))
+  nb::class_<Engine>(module, "Engine")
+      .def(nb::new_(&make_engine), nb::kw_only(), nb::arg("rank"), nb::arg("size"), nb::arg("local_rank"),
+           nb::arg("local_size"), nb::arg("arena_descriptors"), nb::arg("peer_sockets"), nb::arg("chunk_bytes"),
+           nb::arg("ring_segment_bytes"), nb::arg("cache_capacity"), nb::arg("spin_us"),
+           nb::arg("stall_warning_seconds"), nb::arg("stall_shutdown_seconds"), nb::arg("stack_signal"),
+           nb::arg("plane"), nb::arg("shared_gpu"), nb::arg("horovods_gradients"))
+      .def_prop_ro("horovods_gradients", &Engine::horovods_gradients)
+      .def("add_process_set", &add_process_set, nb::arg("id"), nb::kw_only(), nb::arg("ranks"), nb::arg("hosts"),
+           nb::arg("local"), nb::arg("region"), nb::arg("mpi"), nb::arg("generation"))
+      .def("remove_process_set", &Engine::remove_process_set, nb::arg("id"), nb::call_guard<nb::gil_scoped_release>())
+      .def("process_set_busy", &Engine::process_set_busy, nb::arg("id"), nb::call_guard<nb::gil_scoped_release>())
+      .def("clear_region", &Engine::clear_region, nb::arg("region"))
+      .def("enqueue", &enqueue, nb::arg("kind"), nb::arg("name"), nb::arg("op"), nb::arg("prescale"),
+           nb::arg("postscale"), nb::arg("root"), nb::arg("tensors"), nb::arg("device"), nb::arg("waits"),
+           nb::arg("process_set"), nb::arg("splits"), nb::arg("member_names"), nb::arg("stream"), nb::arg("family"),
+           nb::arg("kept"), nb::arg("keep_alive").none())
       .def(
           "refuse",
           [](Engine& self, int kind, const std::string& name, int process_set, const std::string& why) {
             self.refuse(static_cast<Kind>(kind), name, process_set, why);
           },
-          py::arg("kind"), py::arg("name"), py::arg("process_set"), py::arg("why"),
-          py::call_guard<py::gil_scoped_release>())
+          nb::arg("kind"), nb::arg("name"), nb::arg("process_set"), nb::arg("why"),
+          nb::call_guard<nb::gil_scoped_release>())
       .def(
           "plan",
           [](Engine& self, const std::string& name, int op, double prescale, double postscale,
@@ -304,18 +308,18 @@ void bind_engine(py::module_& module) {
             }
             return std::make_unique<BucketPlan>(self, shared, planned, devices, process_set);
           },
-          py::arg("name"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("members"),
-          py::arg("devices"), py::arg("process_set") = 0, py::arg("chunk_bytes") = 0, py::arg("segment_bytes") = 0,
-          py::keep_alive<0, 1>())
-      .def("lateness", &lateness_of, py::arg("process_set"))
-      .def("full_requests", &Engine::full_requests, py::arg("process_set"), py::call_guard<py::gil_scoped_release>())
-      .def("start_timeline", &start_timeline, py::arg("descriptor"), py::kw_only(), py::arg("name"), py::arg("origin"),
-           py::arg("mark_cycles"), py::call_guard<py::gil_scoped_release>())
-      .def("stop_timeline", &Engine::stop_timeline, py::call_guard<py::gil_scoped_release>())
+          nb::arg("name"), nb::arg("op"), nb::arg("prescale"), nb::arg("postscale"), nb::arg("members"),
+          nb::arg("devices"), nb::arg("process_set") = 0, nb::arg("chunk_bytes") = 0, nb::arg("segment_bytes") = 0,
+          nb::keep_alive<0, 1>())
+      .def("lateness", &lateness_of, nb::arg("process_set"))
+      .def("full_requests", &Engine::full_requests, nb::arg("process_set"), nb::call_guard<nb::gil_scoped_release>())
+      .def("start_timeline", &start_timeline, nb::arg("descriptor"), nb::kw_only(), nb::arg("name"), nb::arg("origin"),
+           nb::arg("mark_cycles"), nb::call_guard<nb::gil_scoped_release>())
+      .def("stop_timeline", &Engine::stop_timeline, nb::call_guard<nb::gil_scoped_release>())
       .def("take_settled", &Engine::take_settled)
-      .def("hold_other_threads", &Engine::hold_other_threads, py::call_guard<py::gil_scoped_release>())
+      .def("hold_other_threads", &Engine::hold_other_threads, nb::call_guard<nb::gil_scoped_release>())
       .def("loss", &Engine::loss)
-      .def("stop", &Engine::stop, py::arg("failed"), py::arg("reason"), py::call_guard<py::gil_scoped_release>());
+      .def("stop", &Engine::stop, nb::arg("failed"), nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace horovodish

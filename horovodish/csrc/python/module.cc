@@ -12,29 +12,29 @@
 #include "python/bindings.h"
 #include "xla/xla_handlers.h"
 
-namespace py = pybind11;
+namespace nb = nanobind;
 
 namespace horovodish {
 
 namespace {
 
-// Instance of a class in horovodish.errors, for pybind11 to raise.
+// Instance of a class in horovodish.errors, for nanobind to raise.
 void raise(const char* class_name, const char* message) {
-  const py::object type = py::module_::import("horovodish.errors").attr(class_name);
+  const nb::object type = nb::module_::import_("horovodish.errors").attr(class_name);
   PyErr_SetString(type.ptr(), message);
 }
 
 template <class Names>
-py::dict numbered(const Names& names) {
-  py::dict result;
-  for (size_t i = 0; i < names.size(); ++i) result[py::str(names[i].data(), names[i].size())] = i;
+nb::dict numbered(const Names& names) {
+  nb::dict result;
+  for (size_t i = 0; i < names.size(); ++i) result[nb::str(names[i].data(), names[i].size())] = i;
   return result;
 }
 
 // Where the memory of a contiguous array begins. NumPy's own attributes for that take four times as long.
-uintptr_t address_of(const py::object& array) {
+uintptr_t address_of(const nb::object& array) {
   Py_buffer view;
-  if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_SIMPLE) != 0) throw py::error_already_set();
+  if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
   const auto address = reinterpret_cast<uintptr_t>(view.buf);
   PyBuffer_Release(&view);
   return address;
@@ -42,21 +42,22 @@ uintptr_t address_of(const py::object& array) {
 
 }  // namespace
 
-PYBIND11_MODULE(_native, module) {
+NB_MODULE(_native, module) {
+  nb::set_leak_warnings(false);  // a process may end with operations under way, whose handles stay
   module.attr("DTYPES") = numbered(kDTypeNames);
   module.attr("REDUCE_OPS") = numbered(kReduceOpNames);
   module.attr("KINDS") = numbered(kKindNames);
   module.attr("REGIONS") = EngineConfig::kRegions;
   module.attr("GENERATIONS") = MpiTags::kGenerations;
-  module.def("address", &address_of, py::arg("array"));
+  module.def("address", &address_of, nb::arg("array"));
   module.def("arena_bytes", [](size_t local_ranks, size_t chunk_bytes) {
     return EngineConfig::arena_layout(local_ranks, chunk_bytes).bytes();
   });
 
   module.def("c_interface", [] { return reinterpret_cast<uintptr_t>(&c_interface::table()); });
-  module.def("load_device_libraries", &load_device_libraries, py::arg("cuda"), py::arg("nccl"),
-             py::call_guard<py::gil_scoped_release>());
-  module.def("open_device", [](int ordinal) { static_cast<void>(Device::get(ordinal)); }, py::arg("ordinal"));
+  module.def("load_device_libraries", &load_device_libraries, nb::arg("cuda"), nb::arg("nccl"),
+             nb::call_guard<nb::gil_scoped_release>());
+  module.def("open_device", [](int ordinal) { static_cast<void>(Device::get(ordinal)); }, nb::arg("ordinal"));
   module.def(
       "problem_for_nccl",
       [](int kind, int op, const std::vector<int>& dtypes, double prescale, double postscale) {
@@ -64,15 +65,15 @@ PYBIND11_MODULE(_native, module) {
         for (const int dtype : dtypes) given.push_back(static_cast<DType>(dtype));
         return problem_for_nccl(static_cast<Kind>(kind), static_cast<ReduceOp>(op), given, prescale, postscale);
       },
-      py::arg("kind"), py::arg("op"), py::arg("dtypes"), py::arg("prescale"), py::arg("postscale"));
+      nb::arg("kind"), nb::arg("op"), nb::arg("dtypes"), nb::arg("prescale"), nb::arg("postscale"));
 
-  module.def("finalize_mpi_at_exit", &finalize_mpi_at_exit, py::arg("library"), py::arg("tolerant_world"),
-             py::arg("rank"), py::arg("warning_seconds"));
+  module.def("finalize_mpi_at_exit", &finalize_mpi_at_exit, nb::arg("library"), nb::arg("tolerant_world"),
+             nb::arg("rank"), nb::arg("warning_seconds"));
   module.def("do_not_finalize_mpi", &do_not_finalize_mpi);
 
-  py::register_local_exception_translator([](std::exception_ptr pointer) {
+  nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
     try {
-      if (pointer) std::rethrow_exception(pointer);
+      std::rethrow_exception(pointer);
     } catch (const DuplicateName& error) {
       raise("DuplicateNameError", error.what());
     } catch (const EngineStopped& error) {
@@ -88,22 +89,22 @@ PYBIND11_MODULE(_native, module) {
   module.def(
       "xla_handlers",
       [](const std::string& platform) {
-        py::dict capsules;
+        nb::dict capsules;
         for (const auto& [name, handler] : xla_handlers(platform)) {
-          capsules[name] = py::capsule(reinterpret_cast<void*>(handler), "xla._CUSTOM_CALL_TARGET");
+          capsules[name] = nb::capsule(reinterpret_cast<void*>(handler), "xla._CUSTOM_CALL_TARGET");
         }
         return capsules;
       },
-      py::arg("platform"));
+      nb::arg("platform"));
   module.def(
       "register_xla_handlers",
       [](uintptr_t api, const std::string& platform) {
         register_xla_handlers(*reinterpret_cast<const abi::xla::Api*>(api), platform);
       },
-      py::arg("api"), py::arg("platform"));
+      nb::arg("api"), nb::arg("platform"));
 
   bind_engine(module);
-  py::module_ testing = module.def_submodule("testing", "Parts of the engine without I/O, for its tests.");
+  nb::module_ testing = module.def_submodule("testing", "Parts of the engine without I/O, for its tests.");
   bind_testing(testing);
 }
 

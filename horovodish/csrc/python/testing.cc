@@ -11,16 +11,18 @@
 #include "timeline/timeline_writer.h"
 #include "xla/xla_call.h"
 
-namespace py = pybind11;
+namespace nb = nanobind;
 
 namespace horovodish {
 
 namespace {
 
+nb::bytes as_bytes(const std::string& message) { return nb::bytes(message.data(), message.size()); }
+
 // The negotiation without the engine, for tests that play the network themselves.
-void bind_negotiation(py::module_& module) {
-  py::class_<Negotiation>(module, "Negotiation")
-      .def(py::init([](bool root, const std::vector<std::vector<int>>& participants, size_t cache_capacity) {
+void bind_negotiation(nb::module_& module) {
+  nb::class_<Negotiation>(module, "Negotiation")
+      .def(nb::new_([](bool root, const std::vector<std::vector<int>>& participants, size_t cache_capacity) {
              std::vector<RankSet> sets;
              for (const auto& ranks : participants) {
                RankSet set;
@@ -29,7 +31,7 @@ void bind_negotiation(py::module_& module) {
              }
              return std::make_unique<Negotiation>(root, std::move(sets), cache_capacity);
            }),
-           py::arg("root"), py::arg("participants"), py::arg("cache_capacity"))
+           nb::arg("root"), nb::arg("participants"), nb::arg("cache_capacity"))
       .def(
           "submit",
           [](Negotiation& self, const std::string& name, const std::vector<int64_t>& shape,
@@ -46,8 +48,8 @@ void bind_negotiation(py::module_& module) {
             request.refusal = refusal;
             self.submit(name, request.signature(), make_mask(absent, members));
           },
-          py::arg("name"), py::arg("shape"), py::arg("absent") = std::vector<size_t>{}, py::arg("members") = 1,
-          py::arg("broadcast_from") = std::nullopt, py::arg("family") = "", py::arg("refusal") = "")
+          nb::arg("name"), nb::arg("shape"), nb::arg("absent") = std::vector<size_t>{}, nb::arg("members") = 1,
+          nb::arg("broadcast_from") = std::nullopt, nb::arg("family") = "", nb::arg("refusal") = "")
       .def("flush", &Negotiation::flush)
       .def("join", &Negotiation::join)
       .def(
@@ -55,34 +57,35 @@ void bind_negotiation(py::module_& module) {
           [](Negotiation& self, bool failed, uint64_t finished, const std::string& text) {
             self.lost({failed ? Loss::failed : Loss::left, finished, text});
           },
-          py::arg("failed"), py::arg("finished"), py::arg("text"))
+          nb::arg("failed"), nb::arg("finished"), nb::arg("text"))
       .def(
           "parent_lost", [](Negotiation& self, const std::string& text) { self.parent_lost({Loss::failed, 0, text}); },
-          py::arg("text"))
+          nb::arg("text"))
       .def(
-          "say", [](Negotiation& self, const std::string& text) { self.say({.text = text}); }, py::arg("text"))
+          "say", [](Negotiation& self, const std::string& text) { self.say({.text = text}); }, nb::arg("text"))
       .def(
           "announce", [](Negotiation& self, const std::string& text) { self.announce({.text = text}); },
-          py::arg("text"))
-      .def("set_now", &Negotiation::set_now, py::arg("seconds"))
+          nb::arg("text"))
+      .def("set_now", &Negotiation::set_now, nb::arg("seconds"))
       .def("lateness", [](const Negotiation& self) { return lateness_table(self.lateness()); })
       .def("from_child", [](Negotiation& self, size_t child,
-                            const py::bytes& message) { self.from_child(child, std::string(message)); })
-      .def("from_parent", [](Negotiation& self, const py::bytes& message) { self.from_parent(std::string(message)); })
-      .def("take_for_parent", [](Negotiation& self) { return py::bytes(self.take_for_parent()); })
-      .def("take_for_children", [](Negotiation& self) { return py::bytes(self.take_for_children()); })
+                            const nb::bytes& message) { self.from_child(child, {message.c_str(), message.size()}); })
+      .def("from_parent",
+           [](Negotiation& self, const nb::bytes& message) { self.from_parent({message.c_str(), message.size()}); })
+      .def("take_for_parent", [](Negotiation& self) { return as_bytes(self.take_for_parent()); })
+      .def("take_for_children", [](Negotiation& self) { return as_bytes(self.take_for_children()); })
       .def("take_decisions",
            [](Negotiation& self) {
              static constexpr const char* kTypes[] = {"execute", "fail",      "join_done", "lost",
                                                       "stuck",   "announced", "said"};
-             py::list result;
+             nb::list result;
              while (const auto taken = self.take_decision()) {
                const Decision& decision = *taken;
                std::vector<size_t> absent;
                for (size_t bit = 0; bit < decision.absent.size() * 8; ++bit) {
                  if (mask_bit(decision.absent, bit)) absent.push_back(bit);
                }
-               py::dict entry;
+               nb::dict entry;
                entry["type"] = kTypes[static_cast<size_t>(decision.type)];
                entry["name"] = decision.name;
                entry["text"] = decision.text;
@@ -129,55 +132,55 @@ class TableAlone final : private OperationTable::Owner {
   }
   bool busy() const { return table_.busy(); }
   // What has happened since the last call: the name of what was stated, or how the submission with this number ended.
-  py::list take_news() { return std::exchange(news_, py::list()); }
+  nb::list take_news() { return std::exchange(news_, nb::list()); }
 
  private:
   void state(const std::shared_ptr<Operation>& operation) override {
-    news_.append(py::make_tuple("stated", operation->request->name));
+    news_.append(nb::make_tuple("stated", operation->request->name));
   }
   void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept override {
-    news_.append(py::make_tuple(error == nullptr ? "done" : class_name(error->kind), operation->handle->id()));
+    news_.append(nb::make_tuple(error == nullptr ? "done" : class_name(error->kind), operation->handle->id()));
   }
   void submit_again(const std::shared_ptr<Operation>& operation) noexcept override { table_.submit(operation); }
 
   uint64_t submitted_ = 0;
-  py::list news_;
+  nb::list news_;
   OperationTable table_{0, 0, *this};
 };
 
-void bind_operation_table(py::module_& module) {
-  py::class_<TableAlone>(module, "OperationTable")
-      .def(py::init())
-      .def("submit", &TableAlone::submit, py::arg("name"), py::arg("family") = "", py::arg("run") = 0,
-           py::arg("refusal") = "")
-      .def("begin", &TableAlone::begin, py::arg("name"), py::arg("decision"))
-      .def("fail", &TableAlone::fail, py::arg("name"), py::arg("families") = std::vector<std::string>{})
-      .def("end", &TableAlone::end, py::arg("decision"))
+void bind_operation_table(nb::module_& module) {
+  nb::class_<TableAlone>(module, "OperationTable")
+      .def(nb::init<>())
+      .def("submit", &TableAlone::submit, nb::arg("name"), nb::arg("family") = "", nb::arg("run") = 0,
+           nb::arg("refusal") = "")
+      .def("begin", &TableAlone::begin, nb::arg("name"), nb::arg("decision"))
+      .def("fail", &TableAlone::fail, nb::arg("name"), nb::arg("families") = std::vector<std::string>{})
+      .def("end", &TableAlone::end, nb::arg("decision"))
       .def("abandon", &TableAlone::abandon)
       .def("busy", &TableAlone::busy)
       .def("take_news", &TableAlone::take_news);
 }
 
-void bind_tree(py::module_& module) {
+void bind_tree(nb::module_& module) {
   module.def(
       "tree_node",
       [](const HostIndices& hosts, int index) {
         const TreeNode node = tree_node(hosts, index);
-        return py::make_tuple(node.parent, node.children);
+        return nb::make_tuple(node.parent, node.children);
       },
-      py::arg("hosts"), py::arg("index"));
-  module.def("subtree", &subtree, py::arg("hosts"), py::arg("index"));
+      nb::arg("hosts"), nb::arg("index"));
+  module.def("subtree", &subtree, nb::arg("hosts"), nb::arg("index"));
   module.attr("TREE_ARITY") = kTreeArity;
 }
 
 // The timeline without its thread.
-void bind_timeline(py::module_& module) {
+void bind_timeline(nb::module_& module) {
   using Ring = SingleProducerRing<int>;
   using What = TimelineRecord::What;
-  py::class_<Ring>(module, "Ring")
-      .def(py::init<size_t>(), py::arg("capacity"))
+  nb::class_<Ring>(module, "Ring")
+      .def(nb::init<size_t>(), nb::arg("capacity"))
       .def(
-          "push", [](Ring& self, int value) { return self.push(std::move(value)); }, py::arg("value"))
+          "push", [](Ring& self, int value) { return self.push(std::move(value)); }, nb::arg("value"))
       .def("take", &Ring::take);
   // Records: what happened (a value of TimelineRecord::What), on which track, from when to when, and the name of what is
   // described before.
@@ -204,19 +207,19 @@ void bind_timeline(py::module_& module) {
         writer.end_all(end);
         file.finish();
       },
-      py::arg("descriptor"), py::arg("records"), py::arg("dropped"));
+      nb::arg("descriptor"), nb::arg("records"), nb::arg("dropped"));
 }
 
-void bind_schedules(py::module_& module) {
+void bind_schedules(nb::module_& module) {
   const auto as_dict = [](const Schedule& schedule) {
     static constexpr const char* kThen[] = {"store", "reduce", "reduce_finish"};
-    py::list sends, receives;
-    for (const Send& send : schedule.sends) sends.append(py::make_tuple(send.peer, send.begin, send.count, send.after));
+    nb::list sends, receives;
+    for (const Send& send : schedule.sends) sends.append(nb::make_tuple(send.peer, send.begin, send.count, send.after));
     for (const Receive& receive : schedule.receives) {
-      receives.append(py::make_tuple(receive.peer, receive.begin, receive.count, receive.after,
+      receives.append(nb::make_tuple(receive.peer, receive.begin, receive.count, receive.after,
                                      kThen[static_cast<size_t>(receive.then)]));
     }
-    return py::make_tuple(sends, receives);
+    return nb::make_tuple(sends, receives);
   };
   module.def("ring_reduce_scatter", [as_dict](int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
     return as_dict(ring_reduce_scatter(rank, ranks, begins, segment));
@@ -244,7 +247,7 @@ void bind_schedules(py::module_& module) {
 
 }  // namespace
 
-void bind_testing(py::module_& module) {
+void bind_testing(nb::module_& module) {
   bind_negotiation(module);
   bind_operation_table(module);
   bind_tree(module);
