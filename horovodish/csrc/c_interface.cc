@@ -121,7 +121,7 @@ void hand_over(Engine& engine, const Submission& submission, const horovodish::P
                {member_name(name, i, submission.tensor_count),
                 static_cast<DType>(tensor.dtype),
                 {tensor.dims, tensor.dims + tensor.rank}},
-               {static_cast<const std::byte*>(tensor.source), static_cast<std::byte*>(tensor.target), 0, splits});
+               {static_cast<const std::byte*>(tensor.source), static_cast<std::byte*>(tensor.target), splits});
   }
   horovodish::submit(
       engine, std::move(request), std::move(buffers), submission.process_set,

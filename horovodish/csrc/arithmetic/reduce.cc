@@ -312,7 +312,7 @@ void reduce(DType dtype, ReduceOp op, void* target, const void* const* sources, 
   }
 }
 
-void fill_neutral(DType dtype, ReduceOp op, void* target, size_t count) {
+void fill_identity(DType dtype, ReduceOp op, void* target, size_t count) {
   switch (dtype) {
     case DType::boolean:
     case DType::uint8:

@@ -24,7 +24,7 @@ void reduce(DType dtype, ReduceOp op, void* target, const void* const* sources, 
             const Scaling& scaling);
 
 // The value that changes no result of `op`, `count` times.
-void fill_neutral(DType dtype, ReduceOp op, void* target, size_t count);
+void fill_identity(DType dtype, ReduceOp op, void* target, size_t count);
 
 // left[0] * right[0] + left[1] * right[1] + ... of a floating-point dtype, in float64. The order of the additions is fixed.
 double dot(DType dtype, const void* left, const void* right, size_t count);

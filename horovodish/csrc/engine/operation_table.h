@@ -52,7 +52,7 @@ class OperationTable {
   // Decided, with this number: it is executed from now on. Throws unexpected() if this rank has not submitted it.
   Pointer begin(const std::string& name, uint64_t decision);
   // The same for the part of a rank that has joined, which nobody has submitted.
-  void begin_neutral(const Pointer& operation) { executing_.emplace(operation->decision, operation); }
+  void begin_for_joined(const Pointer& operation) { executing_.emplace(operation->decision, operation); }
   // Once one of that name has begun or ended: the next one that was submitted under it.
   void submit_next(const std::string& name);
   // Decided: the operation and all of these families fail.

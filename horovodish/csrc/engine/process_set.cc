@@ -229,7 +229,7 @@ void ProcessSet::apply_announced(const Note& note, Clock::time_point now) {
 
 void ProcessSet::execute(const Decision& decision, Clock::time_point now) {
   const auto operation =
-      decision.submitted ? operations_.begin(decision.name, decision.number) : neutral(decision, now);
+      decision.submitted ? operations_.begin(decision.name, decision.number) : operation_for_joined(decision, now);
   operation->absent = decision.absent;
   operation->contributors = static_cast<int>(config_.ranks.size()) - decision.joined_ranks;
   operation->any_joined = decision.joined_ranks > 0;
@@ -246,19 +246,19 @@ void ProcessSet::execute(const Decision& decision, Clock::time_point now) {
 }
 
 // The part of a rank that has joined.
-std::shared_ptr<Operation> ProcessSet::neutral(const Decision& decision, Clock::time_point now) {
+std::shared_ptr<Operation> ProcessSet::operation_for_joined(const Decision& decision, Clock::time_point now) {
   const auto& join = operations_.join();
   if (!join) throw OperationTable::unexpected(decision.name);
   const auto request = std::make_shared<Request>(Request::decode(decision.signature));
   if (!request->on_host() && !join->request->on_host()) request->device = join->request->device;
   Buffer none;
-  if (request->kind == Kind::alltoall) none.splits.assign(config_.ranks.size(), 0);
+  if (request->any_rows()) none.rows.assign(request->kind == Kind::allgather ? 1 : config_.ranks.size(), 0);
   auto operation = operation_of(request, std::vector(request->members.size(), none), join->process_set,
                                 std::make_shared<Handle>(0), std::make_shared<const std::string>(decision.signature));
   operation->trace = {join->trace.timeline};
   operation->trace.submitted(request, operation->signature, operation->process_set, now);
   operation->decision = decision.number;
-  operations_.begin_neutral(operation);
+  operations_.begin_for_joined(operation);
   return operation;
 }
 

@@ -103,7 +103,7 @@ class ProcessSet final : private OperationTable::Owner {
   void apply_said(const Note& note);
   void apply_announced(const Note& note, Clock::time_point now);
   void execute(const Decision& decision, Clock::time_point now);
-  std::shared_ptr<Operation> neutral(const Decision& decision, Clock::time_point now);
+  std::shared_ptr<Operation> operation_for_joined(const Decision& decision, Clock::time_point now);
   bool advance_plane();
   void complete(const std::shared_ptr<Operation>& operation);
   void refuse(const std::shared_ptr<Operation>& operation, const Error& error);

@@ -189,10 +189,10 @@ void Device::copy(std::byte* target, const std::byte* source, size_t bytes, uint
   cuda_.check(cuda_.copy(address_of(target), address_of(source), bytes, stream_of(stream)), "a tensor was copied");
 }
 
-void Device::fill_neutral(DType dtype, ReduceOp op, std::byte* target, size_t count) {
+void Device::fill_identity(DType dtype, ReduceOp op, std::byte* target, size_t count) {
   if (count == 0) return;
   alignas(uint64_t) std::byte value[sizeof(uint64_t)] = {};
-  horovodish::fill_neutral(dtype, op, value, 1);
+  horovodish::fill_identity(dtype, op, value, 1);
   const auto words = std::bit_cast<std::array<uint32_t, 2>>(value);
   const abi::CuPointer start = address_of(target);
   int result = abi::kCudaSuccess;

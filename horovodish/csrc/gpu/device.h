@@ -55,7 +55,7 @@ class Device {
     copy(target, source, bytes, reinterpret_cast<uintptr_t>(stream_));
   }
   // The value that changes no result of `op`, `count` times.
-  void fill_neutral(DType dtype, ReduceOp op, std::byte* target, size_t count);
+  void fill_identity(DType dtype, ReduceOp op, std::byte* target, size_t count);
   // Memory for what happens on the stream next; it is used anew by whatever asks next.
   std::byte* scratch(size_t bytes);
   std::unique_ptr<DeviceMemory> allocate(size_t bytes) { return allocate(bytes, reinterpret_cast<uintptr_t>(stream_)); }

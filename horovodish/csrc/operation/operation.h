@@ -19,13 +19,13 @@
 
 namespace horovodish {
 
-// The memory of one member. Null pointers stand for a rank that has joined: it contributes the neutral value, or no
-// rows, and wants no result. The outputs of an allgather and of an alltoall are allocated by the plane.
+// The memory of one member. Null pointers stand for a rank that has joined: it contributes the identity of the op, or no
+// rows, and wants no result. The plane allocates the outputs of an allgather and of an alltoall.
 struct Buffer {
   const std::byte* source = nullptr;
   std::byte* target = nullptr;
-  int64_t first_dim = 0;             // rows of this rank's contribution to an allgather
-  std::vector<int64_t> splits = {};  // rows for every rank of an alltoall
+  // Of an allgather: how many rows this rank contributes. Of an alltoall: how many it sends to every rank.
+  std::vector<int64_t> rows = {};
 };
 
 struct Operation {
@@ -47,8 +47,8 @@ struct Operation {
   std::shared_ptr<Operation> next;  // in the queue of those whose `then` is to be called
   Trace trace;
 
-  // The neutral value of a rank that has joined must not be scaled. Then every other rank scales its own contribution when it
-  // packs it; otherwise that is left to the reduction, which does it in passing.
+  // A rank that has joined contributes the identity, which must not be scaled. Then every other rank scales its own
+  // contribution when it packs it; otherwise the reduction does it in passing.
   double packing_scale() const { return any_joined ? request->prescale : 1.0; }
   Scaling scaling() const {
     const bool average = request->op == ReduceOp::average;
@@ -72,7 +72,10 @@ inline std::shared_ptr<Operation> operation_of(std::shared_ptr<const Request> re
 
 // Adds a tensor to what is to be handed over.
 inline void add_member(Request& request, std::vector<Buffer>& buffers, Member member, Buffer buffer) {
-  if (request.any_rows()) buffer.first_dim = std::exchange(member.shape.at(0), Member::kAnyLength);
+  if (request.any_rows()) {
+    const int64_t rows = std::exchange(member.shape.at(0), Member::kAnyLength);
+    if (request.kind == Kind::allgather) buffer.rows = {rows};
+  }
   request.members.push_back(std::move(member));
   buffers.push_back(std::move(buffer));
 }
@@ -109,17 +112,6 @@ inline Handle::Output& allocate_rows(Operation& operation, size_t member, const 
   auto& outputs = operation.handle->outputs;
   outputs.push_back({std::make_unique_for_overwrite<std::byte[]>(bytes), bytes, rows_by_rank});
   return outputs.back();
-}
-
-// The rows of a reducescatter's member that rank `index` of `ranks` gets: as even as possible, the first ranks one
-// more.
-struct Rows {
-  int64_t begin, count;
-};
-inline Rows rows_of(int64_t rows, size_t index, size_t ranks) {
-  const auto i = static_cast<int64_t>(index), n = static_cast<int64_t>(ranks);
-  const int64_t base = rows / n, more = rows % n;
-  return {i * base + std::min(i, more), base + (i < more ? 1 : 0)};
 }
 
 }  // namespace horovodish

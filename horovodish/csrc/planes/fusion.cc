@@ -38,6 +38,28 @@ Concatenation Concatenation::as_bytes(const Operation& operation) {
   return result;
 }
 
+std::vector<ByRank> by_rank(const Operation& operation, size_t own, size_t ranks) {
+  std::vector<ByRank> result;
+  const auto& members = operation.request->members;
+  for (const DType dtype : dtypes_of(*operation.request)) {
+    ByRank& all = result.emplace_back(Concatenation(dtype), std::vector<size_t>{0});
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      for (size_t i = 0; i < members.size(); ++i) {
+        if (members[i].dtype != dtype || members[i].count() == 0) continue;
+        const auto rows = static_cast<size_t>(members[i].shape[0]);
+        const size_t row = static_cast<size_t>(members[i].count()) / rows;
+        const Range part = rows_of(rows, rank, ranks);
+        const Buffer& buffer = operation.buffers[i];
+        const std::byte* source = buffer.source;
+        if (source != nullptr) source += part.begin * row * bytes_of(dtype);
+        all.concatenation.append(source, rank == own ? buffer.target : nullptr, part.count * row);
+      }
+      all.begins.push_back(all.concatenation.count());
+    }
+  }
+  return result;
+}
+
 void Concatenation::append(const std::byte* source, std::byte* target, size_t count) {
   if (count == 0) return;
   tensors_.push_back({source, target, {count_, count}});
@@ -48,7 +70,7 @@ void Concatenation::pack(Range range, ReduceOp op, std::byte* out, double scale)
   const size_t item = item_bytes();
   for_each_piece(range, [&](const Tensor& tensor, size_t first, size_t length, size_t position) {
     if (tensor.source == nullptr) {
-      fill_neutral(dtype_, op, out + position * item, length);
+      fill_identity(dtype_, op, out + position * item, length);
     } else if (scale != 1.0) {
       const void* source = tensor.source + first * item;
       reduce(dtype_, op, out + position * item, &source, 1, length, {.prescale = scale});

@@ -19,7 +19,7 @@ std::vector<DType> dtypes_of(const Request& request);
 class Concatenation {
  public:
   struct Tensor {
-    const std::byte* source;  // null: the neutral value
+    const std::byte* source;  // null: the identity of the op
     std::byte* target;        // null: the result is not wanted
     Range range;              // of the concatenation
   };
@@ -39,7 +39,7 @@ class Concatenation {
   const std::vector<Tensor>& tensors() const { return tensors_; }
   size_t index_of(const Tensor& tensor) const { return static_cast<size_t>(&tensor - tensors_.data()); }
 
-  // Copies this range of the sources to `out`, times `scale`; the neutral value of `op` where a source is null.
+  // Copies this range of the sources to `out`, times `scale`; the identity of `op` where a source is null.
   void pack(Range range, ReduceOp op, std::byte* out, double scale = 1.0) const;
   // Copies `in` to this range of the targets.
   void unpack(Range range, const std::byte* in) const;
@@ -61,5 +61,13 @@ class Concatenation {
   size_t count_ = 0;
   std::vector<Tensor> tensors_;
 };
+
+// The members of a reducescatter, laid out so that what belongs to one rank lies together.
+struct ByRank {
+  Concatenation concatenation;  // only what is for this rank has targets
+  std::vector<size_t> begins;   // by rank, and the end of all
+};
+// One per dtype; `own` is this rank's index among `ranks`.
+std::vector<ByRank> by_rank(const Operation& operation, size_t own, size_t ranks);
 
 }  // namespace horovodish

@@ -5,21 +5,9 @@
 #include <cstddef>
 #include <vector>
 
+#include "operation/range.h"
+
 namespace horovodish {
-
-// Some of the elements, or bytes, of a whole.
-struct Range {
-  size_t begin, count;
-  size_t end() const { return begin + count; }
-};
-
-// Piece `index` of a whole that is cut into pieces of `length`. The last one may be shorter; those after it are empty.
-inline Range piece_of(size_t whole, size_t length, size_t index) {
-  const size_t begin = std::min(index * length, whole);
-  return {begin, std::min(length, whole - begin)};
-}
-
-inline size_t ceil_divide(size_t a, size_t b) { return (a + b - 1) / b; }
 
 // Where shard `index` of `count` elements of `item_bytes` begins; `count` for those that are left empty. Shards begin at
 // multiples of a cache line, so that no two ranks write to one.

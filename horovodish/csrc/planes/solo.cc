@@ -21,8 +21,7 @@ void SoloPlane::copy_and_scale(Operation& operation) {
     const Buffer& buffer = operation.buffers[i];
     const size_t count = static_cast<size_t>(member.count());
     if (request.any_rows()) {
-      const int64_t rows = request.kind == Kind::allgather ? buffer.first_dim : buffer.splits[0];
-      Handle::Output& output = allocate_rows(operation, i, {rows});
+      Handle::Output& output = allocate_rows(operation, i, buffer.rows);
       if (output.bytes > 0) std::memcpy(output.data.get(), buffer.source, output.bytes);
     } else if (scaling.prescale != 1.0 || scaling.postscale != 1.0) {
       const void* source = buffer.source;

@@ -92,7 +92,7 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
     const auto& [source, target, dtype, shape] = tensors[i];
     const std::string its_name = member_names.empty() ? member_name(name, i, tensors.size()) : member_names.at(i);
     add_member(*request, buffers, {its_name, static_cast<DType>(dtype), shape},
-               {reinterpret_cast<const std::byte*>(source), reinterpret_cast<std::byte*>(target), 0, splits});
+               {reinterpret_cast<const std::byte*>(source), reinterpret_cast<std::byte*>(target), splits});
   }
   auto operation = operation_of(std::move(request), std::move(buffers), process_set, engine->make_handle());
   operation->reported = true;

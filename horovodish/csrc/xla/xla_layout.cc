@@ -42,16 +42,14 @@ Layout lay_out(const xla::CallFrame& frame, Request& request, const Place& place
     memory += aligned(bytes, alignment);
     if (in_place) layout.results.push_back({buffer.target, bytes});
     if (request.kind == Kind::reducescatter) {
-      const auto rows = static_cast<size_t>(rows_of(member.shape.at(0), index, ranks).count);
-      const size_t row = member.shape[0] == 0 ? 0 : bytes / static_cast<size_t>(member.shape[0]);
+      const auto rows = static_cast<size_t>(member.shape.at(0));
       buffer.target = memory;
-      layout.results.push_back({memory, rows * row});
+      layout.results.push_back({memory, rows == 0 ? 0 : bytes / rows * rows_of(rows, index, ranks).count});
       memory += aligned(bytes, alignment);
     }
     if (request.any_rows()) {
-      buffer.first_dim = member.shape.at(0);
-      if (request.kind == Kind::alltoall) buffer.splits = even_splits(buffer.first_dim, place.size);
-      member.shape[0] = Member::kAnyLength;
+      const int64_t rows = std::exchange(member.shape.at(0), Member::kAnyLength);
+      buffer.rows = request.kind == Kind::allgather ? std::vector{rows} : even_splits(rows, place.size);
     }
     layout.buffers.push_back(std::move(buffer));
   }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "operation/operation.h"
+#include "operation/range.h"
 #include "xla/xla_call.h"
 
 namespace horovodish {

@@ -32,7 +32,7 @@ struct MpiEnvironment {
 };
 
 // A schedule on a buffer.
-class ScheduleRun {
+class ScheduleRun : public MpiTask {
  public:
   // `reduce_into(range, incoming, count, finish)` combines a received range; needed where the schedule reduces.
   using ReduceInto = std::function<void(std::byte* range, const std::byte* incoming, size_t count, bool finish)>;
@@ -40,9 +40,11 @@ class ScheduleRun {
   // `buffer` takes what is received; what is sent is read from `sent`, or from `buffer` too when that is null.
   ScheduleRun(const MpiEnvironment& environment, Schedule schedule, std::byte* buffer, size_t item_bytes,
               ReduceInto reduce_into = nullptr, const std::byte* sent = nullptr);
-  bool advance();
-  bool done() const { return sends_done_ == schedule_.sends.size() && receives_done_ == schedule_.receives.size(); }
-  void cancel_receives() noexcept;
+  bool advance() override;
+  bool done() const override {
+    return sends_done_ == schedule_.sends.size() && receives_done_ == schedule_.receives.size();
+  }
+  void cancel_receives() noexcept override;
 
  private:
   struct Transfer {

@@ -108,7 +108,7 @@ void NcclPlane::tell_each_other(const std::string& name, const std::string& text
   request->name = name;
   request->members = {{name, DType::uint8, {Member::kAnyLength}}};
   const auto said = std::make_shared<const std::string>(text);
-  const Buffer buffer{reinterpret_cast<const std::byte*>(said->data()), nullptr, static_cast<int64_t>(said->size())};
+  const Buffer buffer{reinterpret_cast<const std::byte*>(said->data()), nullptr, {static_cast<int64_t>(said->size())}};
   auto operation = operation_of(request, {buffer}, config_.process_set, std::make_shared<Handle>(0));
   operation->contributors = static_cast<int>(config_.ranks.size());
   operation->inner = [said, handle = operation->handle, then = std::move(then)] {
@@ -213,20 +213,13 @@ std::string NcclPlane::refusal(const std::vector<Introduction>& ranks) const {
 }
 
 void NcclPlane::count(const std::shared_ptr<Item>& item) {
+  const auto own = static_cast<size_t>(config_.own);
+  RowTable& table = item->rows.emplace(*item->operation, own, config_.ranks.size());
   item->counted = false;
-  Writer writer;
-  for (const Buffer& buffer : item->operation->buffers) {
-    if (item->operation->request->kind == Kind::allgather) {
-      writer.signed_number(buffer.first_dim);
-    } else {
-      for (const int64_t rows : buffer.splits) writer.signed_number(rows);
-    }
-  }
-  tell_each_other(item->operation->request->name + ": rows", writer.take(), [item](const auto& told) {
-    for (const std::string& text : told) {
-      Reader reader(text);
-      auto& rows = item->rows.emplace_back();
-      while (!reader.done()) rows.push_back(reader.signed_number());
+  const std::string line(reinterpret_cast<const char*>(table.line(own)), table.line_bytes());
+  tell_each_other(item->operation->request->name + ": rows", line, [item](const std::vector<std::string>& lines) {
+    for (size_t rank = 0; rank < lines.size(); ++rank) {
+      std::memcpy(item->rows->line(rank), lines[rank].data(), lines[rank].size());
     }
     item->counted = true;
   });
@@ -308,9 +301,8 @@ void NcclPlane::copy_alone(Operation& operation) {
     const Member& member = request.members[i];
     const Buffer& buffer = operation.buffers[i];
     if (request.any_rows()) {
-      const int64_t rows = request.kind == Kind::allgather ? buffer.first_dim : buffer.splits[0];
-      const size_t bytes = row_bytes(member) * static_cast<size_t>(rows);
-      operation.handle->outputs.push_back({nullptr, bytes, {rows}, device.allocate(bytes)});
+      const size_t bytes = row_bytes(member) * static_cast<size_t>(buffer.rows[0]);
+      operation.handle->outputs.push_back({nullptr, bytes, buffer.rows, device.allocate(bytes)});
       device.copy(operation.handle->outputs.back().on_device->data(), buffer.source, bytes);
     } else {
       device.copy(buffer.target, buffer.source, static_cast<size_t>(member.count()) * bytes_of(member.dtype));

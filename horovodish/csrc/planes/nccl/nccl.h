@@ -63,7 +63,7 @@ class NcclPlane : public Plane {
   struct Item {
     std::shared_ptr<Operation> operation;
     std::shared_ptr<const Verdict> verdict;
-    NcclLaunch::Rows rows;
+    std::optional<RowTable> rows;  // of an allgather or alltoall
     bool counted = true;  // whether the rows are known
     std::unique_ptr<NcclLaunch> launch;  // null until launched
   };

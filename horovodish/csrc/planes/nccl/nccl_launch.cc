@@ -52,8 +52,8 @@ bool is_scaled(const Request& request) {
   return reduces && (request.prescale != 1.0 || request.postscale != 1.0);
 }
 
-NcclLaunch::NcclLaunch(Operation& operation, const Rows& rows, NcclCommunicator& communicator, Device& device, int own,
-                       int ranks)
+NcclLaunch::NcclLaunch(Operation& operation, const std::optional<RowTable>& rows, NcclCommunicator& communicator,
+                       Device& device, int own, int ranks)
     : operation_(operation),
       request_(*operation.request),
       rows_(rows),
@@ -71,7 +71,7 @@ NcclLaunch::NcclLaunch(Operation& operation, const Rows& rows, NcclCommunicator&
 void NcclLaunch::plan() {
   reserved_ = 0;
   pieces_.clear();
-  neutrals_.clear();
+  identities_.clear();
   before_.clear();
   after_.clear();
   if (request_.kind == Kind::allreduce) plan_allreduce();
@@ -117,7 +117,7 @@ void NcclLaunch::plan_vector(DType dtype, const std::vector<Concatenation::Tenso
     const size_t bytes = tensor.range.count * bytes_of(dtype);
     begin += bytes;
     if (tensor.source == nullptr) {
-      neutrals_.push_back({place, dtype, tensor.range.count});
+      identities_.push_back({place, dtype, tensor.range.count});
     } else {
       before_.push_back({place, tensor.source, bytes});
     }
@@ -132,9 +132,9 @@ void NcclLaunch::plan_reducescatter() {
     const std::byte* source = operation_.buffers[i].source;
     std::byte* target = operation_.buffers[i].target;
     if (operation_.buffers[i].source == nullptr && count > 0) {  // this rank has joined
-      std::byte* const neutral = reserve(count * bytes_of(member.dtype));
-      neutrals_.push_back({neutral, member.dtype, count});
-      source = neutral;
+      std::byte* const identity = reserve(count * bytes_of(member.dtype));
+      identities_.push_back({identity, member.dtype, count});
+      source = identity;
       target = reserve(count * bytes_of(member.dtype));
     }
     pieces_.push_back({source, target, member.dtype, count});
@@ -152,14 +152,13 @@ void NcclLaunch::plan_broadcast() {
 }
 
 void NcclLaunch::pack() {
-  for (const Neutral& neutral : neutrals_) {
-    device_.fill_neutral(neutral.dtype, request_.op, neutral.target, neutral.count);
+  for (const Identity& identity : identities_) {
+    device_.fill_identity(identity.dtype, request_.op, identity.target, identity.count);
   }
   for (const DeviceCopy& copy : before_) device_.copy(copy.target, copy.source, copy.bytes);
   if (!request_.any_rows()) return;
   for (size_t member = 0; member < request_.members.size(); ++member) {
-    std::vector<int64_t> rows;
-    for (int from = 0; from < ranks_; ++from) rows.push_back(rows_between(from, own_, member));
+    const std::vector<int64_t> rows = rows_->incoming(member);
     const size_t bytes = row_bytes(request_.members[member]) *
                          static_cast<size_t>(std::accumulate(rows.begin(), rows.end(), int64_t{0}));
     operation_.handle->outputs.push_back({nullptr, bytes, rows, device_.allocate(bytes)});
@@ -212,7 +211,7 @@ void NcclLaunch::unpack() {
 }
 
 // Factors and the average are one multiplication of each contribution before it is added. A rank that has joined
-// contributes neutral values, and does not count for an average.
+// contributes the identity, and does not count for an average.
 abi::NcclOp NcclLaunch::op_for(DType dtype) {
   switch (request_.op) {
     case ReduceOp::min:
@@ -234,20 +233,19 @@ abi::NcclOp NcclLaunch::op_for(DType dtype) {
 // NCCL deals out equal parts only. Where the rows cannot be, each part is reduced to its rank.
 void NcclLaunch::call_reducescatter(const Piece& piece, const Member& member, abi::NcclOp op) {
   if (piece.count == 0) return;
-  const int64_t rows = member.shape[0];
-  const size_t row = piece.count / static_cast<size_t>(rows);
-  if (rows % ranks_ == 0) {
-    check(nccl_.reduce_scatter(piece.source, piece.target, piece.count / static_cast<size_t>(ranks_),
-                               nccl_type(piece.dtype), op, communicator_.get(), device_.stream()));
+  const auto rows = static_cast<size_t>(member.shape[0]), ranks = static_cast<size_t>(ranks_);
+  const size_t row = piece.count / rows;
+  if (rows % ranks == 0) {
+    check(nccl_.reduce_scatter(piece.source, piece.target, piece.count / ranks, nccl_type(piece.dtype), op,
+                               communicator_.get(), device_.stream()));
     return;
   }
   for (int rank = 0; rank < ranks_; ++rank) {
-    const auto part = horovodish::rows_of(rows, static_cast<size_t>(rank), static_cast<size_t>(ranks_));
+    const Range part = rows_of(rows, static_cast<size_t>(rank), ranks);
     if (part.count == 0) continue;
-    const size_t begin = static_cast<size_t>(part.begin) * row * bytes_of(piece.dtype);
-    check(nccl_.reduce(piece.source + begin, rank == own_ ? piece.target : nullptr,
-                       static_cast<size_t>(part.count) * row, nccl_type(piece.dtype), op, rank, communicator_.get(),
-                       device_.stream()));
+    const size_t begin = part.begin * row * bytes_of(piece.dtype);
+    check(nccl_.reduce(piece.source + begin, rank == own_ ? piece.target : nullptr, part.count * row,
+                       nccl_type(piece.dtype), op, rank, communicator_.get(), device_.stream()));
   }
 }
 
@@ -278,10 +276,12 @@ void NcclLaunch::call_allgather(size_t member) {
 void NcclLaunch::call_alltoall(size_t member) {
   const Handle::Output& output = operation_.handle->outputs[member];
   const size_t row = row_bytes(request_.members[member]);
+  const auto bytes = [&](int from, int to) {
+    return static_cast<size_t>(rows_->between(member, static_cast<size_t>(from), static_cast<size_t>(to))) * row;
+  };
   size_t sent = 0, received = 0;
   for (int peer = 0; peer < ranks_; ++peer) {
-    const size_t to_peer = static_cast<size_t>(rows_between(own_, peer, member)) * row;
-    const size_t from_peer = static_cast<size_t>(rows_between(peer, own_, member)) * row;
+    const size_t to_peer = bytes(own_, peer), from_peer = bytes(peer, own_);
     if (to_peer > 0) {
       check(nccl_.send(operation_.buffers[member].source + sent, to_peer, abi::NcclType::uint8, peer,
                        communicator_.get(), device_.stream()));
@@ -293,13 +293,6 @@ void NcclLaunch::call_alltoall(size_t member) {
     sent += to_peer;
     received += from_peer;
   }
-}
-
-// Rows of a member that a rank sends to another one.
-int64_t NcclLaunch::rows_between(int from, int to, size_t member) const {
-  const auto& sent = rows_[static_cast<size_t>(from)];
-  if (request_.kind == Kind::allgather) return sent[member];
-  return sent[member * static_cast<size_t>(ranks_) + static_cast<size_t>(to)];
 }
 
 }  // namespace horovodish

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "operation/operation.h"
 #include "planes/fusion.h"
 #include "planes/nccl/nccl_communicator.h"
+#include "planes/rows.h"
 
 namespace horovodish {
 
@@ -27,11 +29,9 @@ struct DeviceCopy {
 
 class NcclLaunch {
  public:
-  // By rank, what it has sent as its row counts: for each member one (allgather), or one for each rank (alltoall).
-  using Rows = std::vector<std::vector<int64_t>>;
-
-  NcclLaunch(Operation& operation, const Rows& rows, NcclCommunicator& communicator, Device& device, int own,
-             int ranks);
+  // `rows`: of an allgather or alltoall.
+  NcclLaunch(Operation& operation, const std::optional<RowTable>& rows, NcclCommunicator& communicator, Device& device,
+             int own, int ranks);
 
   // In this order on the device's stream, the last when NCCL has launched what the second has asked for.
   void pack();
@@ -46,7 +46,7 @@ class NcclLaunch {
     DType dtype;
     size_t count;
   };
-  struct Neutral {
+  struct Identity {
     std::byte* target;
     DType dtype;
     size_t count;
@@ -63,11 +63,10 @@ class NcclLaunch {
   void call_allgather(size_t member);
   void call_alltoall(size_t member);
   void check(abi::NcclResult result) const { communicator_.check(result, "a collective was launched"); }
-  int64_t rows_between(int from, int to, size_t member) const;
 
   Operation& operation_;
   const Request& request_;
-  const Rows& rows_;
+  const std::optional<RowTable>& rows_;
   NcclCommunicator& communicator_;
   const abi::Nccl& nccl_;
   Device& device_;
@@ -76,7 +75,7 @@ class NcclLaunch {
   std::byte* scratch_ = nullptr;
   size_t reserved_ = 0;  // bytes of it
   std::vector<Piece> pieces_;
-  std::vector<Neutral> neutrals_;
+  std::vector<Identity> identities_;
   std::vector<DeviceCopy> before_, after_;
 };
 

@@ -6,22 +6,24 @@
 #include "planes/adasum_tasks.h"
 #include "planes/fusion.h"
 #include "planes/mpi/mpi_tasks.h"
+#include "planes/rows.h"
 #include "planes/shards.h"
 
 namespace horovodish {
 
 namespace {
 
-// A chunk of at most this many bytes is reduced by every rank for itself: below, the second wait for the peers costs
+// An allreduce of at most this many bytes is reduced by every rank for itself: below, the second wait for the peers costs
 // more than the arithmetic that it saves.
 constexpr size_t kUnsharedBytes = 16 << 10;
 
-// A chunk is cut into shards, one for each rank of this host; the owner of a shard reduces it straight into the
-// targets. With several hosts there are as many shards as the largest host has ranks, see HostShards, and their owners
+// Allreduce and reducescatter. A chunk is cut into shards, one for each rank of this host; the owner of a shard reduces it
+// straight into the targets. With several hosts there are as many shards as the largest host has ranks, see HostShards, and their owners
 // reduce them in the slot, where they are exchanged with the owners on the other hosts.
-class AllreduceTask : public StreamTask {
+class ReduceTask : public StreamTask {
  public:
-  AllreduceTask(const Operation& operation, Concatenation concatenation, const StreamWorld& world)
+  // `unshared`: every rank reduces for itself what it wants.
+  ReduceTask(const Operation& operation, Concatenation concatenation, const StreamWorld& world, bool unshared)
       : concatenation_(std::move(concatenation)),
         op_(operation.request->op),
         scaling_(operation.scaling()),
@@ -29,15 +31,14 @@ class AllreduceTask : public StreamTask {
         world_(world),
         item_(concatenation_.item_bytes()),
         chunk_(world.chunk_bytes / item_),
-        small_(concatenation_.count() * item_ <= kUnsharedBytes),
-        shards_(small_                    ? 1
+        unshared_(unshared),
+        shards_(unshared                  ? 1
                 : world.across != nullptr ? world.across->shards.count()
                                           : world.ranks),
         sources_(world.ranks) {}
 
   uint64_t chunks() const override { return ceil_divide(concatenation_.count(), chunk_); }
-  // On one host every rank reduces a small chunk for itself.
-  bool has_collect() const override { return world_.across != nullptr || !small_; }
+  bool has_collect() const override { return world_.across != nullptr || !unshared_; }
 
   void publish(uint64_t chunk, std::byte* slot) override {
     const Range range = whole(chunk);
@@ -83,7 +84,7 @@ class AllreduceTask : public StreamTask {
   Range whole(uint64_t chunk) const { return piece_of(concatenation_.count(), chunk_, chunk); }
   Range shard(const Range& range, size_t index) const { return shard_of(range, shards_, item_, index); }
   bool is_own(size_t index) const { return index % world_.ranks == world_.own; }
-  // The own shard is reduced from where it lies, unless it takes a neutral or a scaled value from the slot.
+  // The own shard is reduced from where it lies, unless it takes the identity or a scaled value from the slot.
   bool reduces_in_place() const {
     return has_collect() && packing_scale_ == 1.0 && concatenation_.tensors().front().source != nullptr;
   }
@@ -93,7 +94,7 @@ class AllreduceTask : public StreamTask {
     const Scaling scaling = exchanged ? Scaling{.prescale = scaling_.prescale} : scaling_;
     concatenation_.for_each_piece(
         part, [&](const Concatenation::Tensor& tensor, size_t first, size_t length, size_t position) {
-          // A joined rank wants no result, and its slot is still being read when each rank reduces for itself.
+          // Nobody wants the result here, and the slot is still being read when each rank reduces for itself.
           if (!has_collect() && tensor.target == nullptr) return;
           const size_t offset = (part.begin - range.begin + position) * item_;
           for (size_t rank = 0; rank < world_.ranks; ++rank) sources_[rank] = slots[rank] + offset;
@@ -111,7 +112,7 @@ class AllreduceTask : public StreamTask {
   const double packing_scale_;
   const StreamWorld world_;
   const size_t item_, chunk_;
-  const bool small_;
+  const bool unshared_;
   const size_t shards_;
   std::vector<const void*> sources_;
 };
@@ -177,72 +178,17 @@ class BroadcastTask : public StreamTask {
   bool is_root_ = false;
 };
 
-// Every rank publishes everything and reduces its own rows straight into its output.
-class ReducescatterTask : public StreamTask {
- public:
-  ReducescatterTask(const Operation& operation, DType dtype, size_t own, size_t ranks, size_t chunk_bytes)
-      : concatenation_(dtype),
-        op_(operation.request->op),
-        scaling_(operation.scaling()),
-        packing_scale_(operation.packing_scale()),
-        chunk_(chunk_bytes / bytes_of(dtype)) {
-    const auto& members = operation.request->members;
-    for (size_t i = 0; i < members.size(); ++i) {
-      if (members[i].dtype != dtype || members[i].count() == 0) continue;
-      const auto row = static_cast<size_t>(members[i].count() / members[i].shape[0]);
-      const Rows rows = rows_of(members[i].shape[0], own, ranks);
-      own_.push_back({static_cast<size_t>(rows.begin) * row, static_cast<size_t>(rows.count) * row});
-      concatenation_.append(operation.buffers[i].source, operation.buffers[i].target,
-                            static_cast<size_t>(members[i].count()));
-    }
-  }
-
-  uint64_t chunks() const override { return ceil_divide(concatenation_.count(), chunk_); }
-  void publish(uint64_t chunk, std::byte* slot) override {
-    concatenation_.pack(whole(chunk), op_, slot, packing_scale_);
-  }
-  void combine(uint64_t chunk, const Slots& slots) override {
-    const size_t item = concatenation_.item_bytes();
-    std::vector<const void*> sources(slots.size());
-    concatenation_.for_each_piece(
-        whole(chunk), [&](const Concatenation::Tensor& tensor, size_t first, size_t count, size_t position) {
-          const Range own = own_[concatenation_.index_of(tensor)];
-          const size_t from = std::max(first, own.begin), to = std::min(first + count, own.end());
-          if (tensor.target == nullptr || from >= to) return;
-          for (size_t rank = 0; rank < slots.size(); ++rank)
-            sources[rank] = slots[rank] + (position + from - first) * item;
-          reduce(concatenation_.dtype(), op_, tensor.target + (from - own.begin) * item, sources.data(), slots.size(),
-                 to - from, scaling_);
-        });
-  }
-
- private:
-  Range whole(uint64_t chunk) const { return piece_of(concatenation_.count(), chunk_, chunk); }
-
-  Concatenation concatenation_;
-  const ReduceOp op_;
-  const Scaling scaling_;
-  const double packing_scale_;
-  const size_t chunk_;
-  std::vector<Range> own_;  // by tensor: what this rank keeps of it
-};
-
-// Collectives whose lengths no rank knows beforehand. The first chunks carry every rank's table of row counts; the
-// chunks after them carry the data of every rank side by side, and each rank copies out what is for it.
+// Allgather and alltoall. The first chunks carry every rank's line of the table; the chunks after them carry the data of
+// every rank side by side, and each rank copies out what is for it.
 class RowsTask : public StreamTask {
  public:
   RowsTask(std::shared_ptr<Operation> operation, size_t own, size_t ranks, size_t chunk_bytes)
-      : operation_(std::move(operation)), own_(own), chunk_(chunk_bytes), counts_(ranks) {
-    for (const Buffer& buffer : operation_->buffers) {
-      if (operation_->request->kind == Kind::alltoall) {
-        table_.insert(table_.end(), buffer.splits.begin(), buffer.splits.end());
-      } else {
-        table_.push_back(buffer.first_dim);
-      }
-    }
-    table_chunks_ = ceil_divide(table_.size() * sizeof(int64_t), chunk_);
-    for (auto& counts : counts_) counts.resize(table_.size());
-  }
+      : operation_(std::move(operation)),
+        own_(own),
+        ranks_(ranks),
+        chunk_(chunk_bytes),
+        table_(*operation_, own, ranks),
+        table_chunks_(ceil_divide(table_.line_bytes(), chunk_)) {}
 
   uint64_t chunks() const override { return table_chunks_ + data_chunks_; }
   bool all_chunks_known() const override { return tables_read_ == table_chunks_; }
@@ -250,17 +196,17 @@ class RowsTask : public StreamTask {
   void publish(uint64_t chunk, std::byte* slot) override {
     if (chunk < table_chunks_) {
       const auto [begin, bytes] = table_part(chunk);
-      std::memcpy(slot, reinterpret_cast<const std::byte*>(table_.data()) + begin, bytes);
+      std::memcpy(slot, line(own_) + begin, bytes);
       return;
     }
     contributions_[own_].pack(data_part(chunk, own_), ReduceOp::sum, slot);
   }
 
   void combine(uint64_t chunk, const Slots& slots) override {
-    for (size_t rank = 0; rank < counts_.size(); ++rank) {
+    for (size_t rank = 0; rank < ranks_; ++rank) {
       if (chunk < table_chunks_) {
         const auto [begin, bytes] = table_part(chunk);
-        std::memcpy(reinterpret_cast<std::byte*>(counts_[rank].data()) + begin, slots[rank], bytes);
+        std::memcpy(line(rank) + begin, slots[rank], bytes);
         continue;
       }
       contributions_[rank].unpack(data_part(chunk, rank), slots[rank]);
@@ -269,20 +215,17 @@ class RowsTask : public StreamTask {
   }
 
  private:
-  Range table_part(uint64_t chunk) const { return piece_of(table_.size() * sizeof(int64_t), chunk_, chunk); }
+  std::byte* line(size_t rank) { return reinterpret_cast<std::byte*>(table_.line(rank)); }
+  Range table_part(uint64_t chunk) const { return piece_of(table_.line_bytes(), chunk_, chunk); }
   Range data_part(uint64_t chunk, size_t rank) const {
     return piece_of(contributions_[rank].count(), chunk_, chunk - table_chunks_);
   }
 
   void lay_out() {
-    const size_t ranks = counts_.size();
-    const bool alltoall = operation_->request->kind == Kind::alltoall;
-    contributions_.assign(ranks, Concatenation(DType::uint8));
+    contributions_.assign(ranks_, Concatenation(DType::uint8));
     for (size_t i = 0; i < operation_->buffers.size(); ++i) {
-      std::vector<int64_t> rows(ranks);
-      for (size_t rank = 0; rank < ranks; ++rank) rows[rank] = counts_[rank][alltoall ? i * ranks + own_ : i];
-      std::byte* target = allocate_rows(*operation_, i, rows).data.get();
-      for (size_t rank = 0; rank < ranks; ++rank) target = append_rows(rank, i, alltoall, target);
+      std::byte* target = allocate_rows(*operation_, i, table_.incoming(i)).data.get();
+      for (size_t rank = 0; rank < ranks_; ++rank) target = append_rows(rank, i, target);
     }
     for (const Concatenation& contribution : contributions_) {
       data_chunks_ = std::max(data_chunks_, ceil_divide(contribution.count(), chunk_));
@@ -290,12 +233,13 @@ class RowsTask : public StreamTask {
   }
 
   // What `rank` contributes of member `i`: its rows are for everybody, or one run of them for each rank.
-  std::byte* append_rows(size_t rank, size_t i, bool alltoall, std::byte* target) {
+  std::byte* append_rows(size_t rank, size_t i, std::byte* target) {
+    const bool alltoall = operation_->request->kind == Kind::alltoall;
     const size_t row = row_bytes(operation_->request->members[i]);
     const std::byte* source = rank == own_ ? operation_->buffers[i].source : target;
-    const size_t runs = alltoall ? counts_.size() : 1;
+    const size_t runs = alltoall ? ranks_ : 1;
     for (size_t run = 0; run < runs; ++run) {
-      const size_t bytes = row * static_cast<size_t>(counts_[rank][i * runs + run]);
+      const size_t bytes = row * static_cast<size_t>(table_.between(i, rank, run));
       const bool mine = !alltoall || run == own_;
       contributions_[rank].append(source, mine ? target : nullptr, bytes);
       if (rank == own_) source += bytes;
@@ -305,10 +249,10 @@ class RowsTask : public StreamTask {
   }
 
   const std::shared_ptr<Operation> operation_;
-  const size_t own_, chunk_;
-  std::vector<int64_t> table_;  // this rank's row counts
-  uint64_t table_chunks_ = 0, tables_read_ = 0, data_chunks_ = 0;
-  std::vector<std::vector<int64_t>> counts_;  // by rank: its table
+  const size_t own_, ranks_, chunk_;
+  RowTable table_;
+  const uint64_t table_chunks_;
+  uint64_t tables_read_ = 0, data_chunks_ = 0;
   std::vector<Concatenation> contributions_;  // by rank
 };
 
@@ -324,13 +268,14 @@ std::vector<std::unique_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr
         if (operation->request->op == ReduceOp::adasum) {
           tasks.push_back(make_adasum_stream(*operation, std::move(concatenation), own, ranks, chunk_bytes));
         } else {
-          tasks.push_back(std::make_unique<AllreduceTask>(*operation, std::move(concatenation), world));
+          const bool small = concatenation.count() * concatenation.item_bytes() <= kUnsharedBytes;
+          tasks.push_back(std::make_unique<ReduceTask>(*operation, std::move(concatenation), world, small));
         }
       }
       break;
     case Kind::reducescatter:
-      for (const DType dtype : dtypes_of(*operation->request)) {
-        tasks.push_back(std::make_unique<ReducescatterTask>(*operation, dtype, own, ranks, chunk_bytes));
+      for (ByRank& values : by_rank(*operation, own, ranks)) {
+        tasks.push_back(std::make_unique<ReduceTask>(*operation, std::move(values.concatenation), world, true));
       }
       break;
     case Kind::allgather:

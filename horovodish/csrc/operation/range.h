@@ -1,0 +1,29 @@
+// Parts of a whole.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+namespace horovodish {
+
+// Some of the elements, rows or bytes of a whole.
+struct Range {
+  size_t begin, count;
+  size_t end() const { return begin + count; }
+};
+
+inline size_t ceil_divide(size_t a, size_t b) { return (a + b - 1) / b; }
+
+// Piece `index` of a whole that is cut into pieces of `length`. The last one may be shorter; those after it are empty.
+inline Range piece_of(size_t whole, size_t length, size_t index) {
+  const size_t begin = std::min(index * length, whole);
+  return {begin, std::min(length, whole - begin)};
+}
+
+// The rows of a reducescatter's member that rank `index` of `ranks` gets: as even as possible, the first ranks one more.
+inline Range rows_of(size_t rows, size_t index, size_t ranks) {
+  const size_t base = rows / ranks, more = rows % ranks;
+  return {index * base + std::min(index, more), base + (index < more ? 1 : 0)};
+}
+
+}  // namespace horovodish
