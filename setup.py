@@ -61,6 +61,20 @@ def needs_recompile(object_file: str, source: str) -> bool:
     return any(not Path(path).exists() or Path(path).stat().st_mtime > changed for path in [source, *read])
 
 
+def rooms(sources: list[str]) -> list[str]:
+    """A source for each folder, which includes the sources there: most of the time goes into the headers they share."""
+    made = []
+    for folder in sorted({Path(source).parent for source in sources}):
+        path = ROOT / "build" / "rooms" / f"{'_'.join(folder.relative_to(CSRC.parent).parts)}.cc"
+        inside = [Path(source).relative_to(CSRC) for source in sources if Path(source).parent == folder]
+        text = "".join(f'#include "{source}"\n' for source in inside)
+        if not path.exists() or path.read_text() != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        made.append(str(path.relative_to(ROOT)))
+    return made
+
+
 OBJECTS = f"build/objects-{sysconfig.get_platform()}"
 BINDINGS = files(CSRC / "python", ".cc")
 OPERATIONS = files(CSRC / "tensorflow", ".cc")
@@ -86,12 +100,11 @@ class BuildExt(build_ext):
             def compiled(sources: list[str], folder: str, *options: str) -> list[Future[str]]:
                 return [pool.submit(self.compile_one, source, folder, options) for source in sources]
 
-            # The largest begin first, or they would end last.
-            engine = compiled(sorted(ENGINE, key=lambda path: -(ROOT / path).stat().st_size), OBJECTS, "-O3")
+            engine = compiled(rooms(ENGINE), OBJECTS, "-O3")
             of_interpreter = f"{OBJECTS}/{sys.implementation.cache_tag}"
             bindings = compiled(BINDINGS, of_interpreter, "-O2", "-fno-strict-aliasing")  # which nanobind asks for
             bindings += compiled([NANOBIND], of_interpreter, "-O2", "-fno-strict-aliasing", "-w")
-            operations = compiled(OPERATIONS, OBJECTS, "-O2")
+            operations = compiled(rooms(OPERATIONS), OBJECTS, "-O2")
         native.extra_objects = [each.result() for each in bindings + engine]
         tensorflow_ops.extra_objects = [each.result() for each in operations]
         super().build_extensions()

@@ -96,7 +96,7 @@ Steps& steps() {
   return *all;
 }
 
-void settled(void* argument, const c_interface::Outcome* outcome) {
+void settle_execution(void* argument, const c_interface::Outcome* outcome) {
   const std::unique_ptr<std::shared_ptr<Execution>> owner(static_cast<std::shared_ptr<Execution>*>(argument));
   const std::shared_ptr<Execution>& execution = *owner;
   if (outcome->memory_abandoned) execution->work.abandon();
@@ -144,7 +144,7 @@ void run(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback
     execution->conclude(&given_up);
     return;
   }
-  execution->work.submit(&settled, new std::shared_ptr<Execution>(execution));
+  execution->work.submit(&settle_execution, new std::shared_ptr<Execution>(execution));
 }
 
 }  // namespace horovodish::tensorflow

@@ -90,7 +90,7 @@ Tickets& tickets() {
   return *all;
 }
 
-void settled(void* argument, const c_interface::Outcome* outcome) {
+void settle_ticket(void* argument, const c_interface::Outcome* outcome) {
   const std::unique_ptr<std::shared_ptr<Ticket>> owner(static_cast<std::shared_ptr<Ticket>*>(argument));
   Ticket& ticket = **owner;
   if (outcome->memory_abandoned) ticket.work.abandon();
@@ -124,7 +124,7 @@ void submit_for_ticket(void* kernel, TF_OpKernelContext* context) {
     return;
   }
   *static_cast<int64_t*>(TF_TensorData(number.get())) = tickets().add(ticket);
-  ticket->work.submit(&settled, new std::shared_ptr<Ticket>(ticket));
+  ticket->work.submit(&settle_ticket, new std::shared_ptr<Ticket>(ticket));
 }
 
 void look_at_ticket(void*, TF_OpKernelContext* context) {

@@ -45,12 +45,12 @@ Execution execution_of(const xla::CallFrame& frame) {
 }
 
 // One operation, from its `start` until its `done` has taken the result.
-struct Call {
-  Call() = default;
-  Call(const Call&) = delete;
-  ~Call();
+struct CudaCall {
+  CudaCall() = default;
+  CudaCall(const CudaCall&) = delete;
+  ~CudaCall();
 
-  std::string what;                      // for messages, as the next one
+  std::string what;  // for messages, as the next one
   std::vector<std::string> members;
   std::shared_ptr<Handle> handle;        // null if the operation was not handed to the engine
   std::unique_ptr<DeviceMemory> memory;  // null once it is given back
@@ -60,7 +60,7 @@ struct Call {
 };
 
 // What failed, or was never asked for, leaves its memory to the stream, after whatever the GPU still does with it.
-Call::~Call() {
+CudaCall::~CudaCall() {
   if (!memory || !handle) return;
   try {
     if (handle->event() != nullptr) handle->event()->order_after(stream);
@@ -70,7 +70,7 @@ Call::~Call() {
   (void)memory.release();
 }
 
-class Calls {
+class CudaCalls {
  public:
   // `group` is that of the operations that belong together, of which this one has the number `index`.
   struct Key {
@@ -81,12 +81,12 @@ class Calls {
   };
 
   // One of the same key is one that its program has given up.
-  void add(Key key, std::shared_ptr<Call> call) {
+  void add(Key key, std::shared_ptr<CudaCall> call) {
     std::lock_guard lock(mutex_);
     calls_[std::move(key)].swap(call);
   }
   // Null where it has been taken.
-  std::shared_ptr<Call> take(const Key& key) {
+  std::shared_ptr<CudaCall> take(const Key& key) {
     std::lock_guard lock(mutex_);
     const auto found = calls_.extract(key);
     return found.empty() ? nullptr : found.mapped();
@@ -103,11 +103,11 @@ class Calls {
 
  private:
   std::mutex mutex_;
-  std::map<Key, std::shared_ptr<Call>> calls_;  // guarded by mutex_
+  std::map<Key, std::shared_ptr<CudaCall>> calls_;  // guarded by mutex_
 };
 
-Calls& calls() {
-  static auto* const calls = new Calls;  // XLA's threads may use it until the process has ended
+CudaCalls& cuda_calls() {
+  static auto* const calls = new CudaCalls;  // XLA's threads may use it until the process has ended
   return *calls;
 }
 
@@ -125,7 +125,7 @@ Device& device_of(const Execution& execution) {
 
 std::shared_ptr<Handle> submitted(const xla::CallFrame& frame, Engine& engine, std::shared_ptr<Request> request,
                                   int process_set, const Place& place, const Execution& execution,
-                                  const std::shared_ptr<Call>& call) {
+                                  const std::shared_ptr<CudaCall>& call) {
   Device& device = device_of(execution);
   request->device = execution.device;
   call->stream = execution.stream;
@@ -156,7 +156,7 @@ void wait_until_launched(const Handle& handle) {
 }
 
 // Puts the copies of the results on the stream, behind the operation.
-Failure collect(Call& call, const std::vector<Target>& wanted, const Execution& execution) {
+Failure collect(CudaCall& call, const std::vector<Target>& wanted, const Execution& execution) {
   Device& device = device_of(execution);
   if (DeviceEvent* const event = call.handle->event()) event->order_after(execution.stream);
   for (size_t i = 0; i < wanted.size(); ++i) {
@@ -174,7 +174,7 @@ Failure collect(Call& call, const std::vector<Target>& wanted, const Execution& 
   return {};
 }
 
-Calls::Key key_of(const xla::CallFrame& frame, const Execution& execution) {
+CudaCalls::Key key_of(const xla::CallFrame& frame, const Execution& execution) {
   const Attributes given(frame);
   return {execution.id, std::string(given.text("group")), given.number("index")};
 }
@@ -184,7 +184,7 @@ Calls::Key key_of(const xla::CallFrame& frame, const Execution& execution) {
 xla::Error* xla_cuda_start(xla::CallFrame* frame) {
   return handled(*frame, [&]() -> Failure {
     const Execution execution = execution_of(*frame);
-    const auto call = std::make_shared<Call>();
+    const auto call = std::make_shared<CudaCall>();
     try {
       call->handle = hand_over(*frame, call->what,
                                [&](Engine& engine, std::shared_ptr<Request> request, int set, const Place& place) {
@@ -193,7 +193,7 @@ xla::Error* xla_cuda_start(xla::CallFrame* frame) {
     } catch (const std::exception& error) {
       call->failure = {xla::kInternal, named(error, call->what)};
     }
-    calls().add(key_of(*frame, execution), call);
+    cuda_calls().add(key_of(*frame, execution), call);
     return {};
   });
 }
@@ -201,8 +201,8 @@ xla::Error* xla_cuda_start(xla::CallFrame* frame) {
 xla::Error* xla_cuda_done(xla::CallFrame* frame) {
   return handled(*frame, [&]() -> Failure {
     const Execution execution = execution_of(*frame);
-    const Calls::Key key = key_of(*frame, execution);
-    const auto call = calls().take(key);
+    const CudaCalls::Key key = key_of(*frame, execution);
+    const auto call = cuda_calls().take(key);
     if (!call) throw std::runtime_error("the result of an operation was asked for twice");
     Failure failure = call->failure;
     if (call->handle) {
@@ -212,7 +212,7 @@ xla::Error* xla_cuda_done(xla::CallFrame* frame) {
     std::vector<Target> results = memory_of(frame->results);
     results.erase(results.begin());  // the number
     if (failure.message.empty()) failure = collect(*call, results, execution);
-    if (!failure.message.empty()) calls().forget(key);
+    if (!failure.message.empty()) cuda_calls().forget(key);
     return failure;
   });
 }
