@@ -53,10 +53,10 @@ class World {
     for (int rank = 0; rank < ranks; ++rank) {
       Node& node = nodes_.emplace_back();
       node.tree = tree_node(hosts, rank);
-      std::vector<RankSet> participants{RankSet(rank)};
+      std::vector<RankSet> participants{RankSet(WorldRank(rank))};
       for (const int child : node.tree.children) {
         RankSet& below = participants.emplace_back();
-        for (const int one : subtree(hosts, child)) below.add(RankSet(one));
+        for (const int one : subtree(hosts, child)) below.add(RankSet(WorldRank(one)));
       }
       node.negotiation = std::make_unique<Negotiation>(rank == 0, std::move(participants), capacity);
     }

@@ -61,7 +61,7 @@ std::string problem(const Submission& submission, const std::vector<int64_t>& sp
   const auto kind = static_cast<Kind>(submission.kind);
   const bool has_rows = kind == Kind::allgather || kind == Kind::alltoall || kind == Kind::reducescatter;
   for (size_t i = 0; i < submission.tensor_count; ++i) {
-    if (has_rows && submission.tensors[i].rank == 0)
+    if (has_rows && submission.tensors[i].dimensions == 0)
       return "a tensor of zero dimensions has no rows; pass one with a dimension";
   }
   if (kind != Kind::alltoall) return {};
@@ -77,7 +77,7 @@ std::string problem(const Submission& submission, const std::vector<int64_t>& sp
 }
 
 std::vector<int64_t> splits_of(const Submission& submission, const horovodish::Place& place) {
-  if (static_cast<Kind>(submission.kind) != Kind::alltoall || submission.tensors[0].rank == 0) return {};
+  if (static_cast<Kind>(submission.kind) != Kind::alltoall || submission.tensors[0].dimensions == 0) return {};
   if (submission.split_count > 0) return {submission.splits, submission.splits + submission.split_count};
   return std::vector<int64_t>(static_cast<size_t>(place.size), submission.tensors[0].dims[0] / place.size);
 }
@@ -110,7 +110,7 @@ void hand_over(Engine& engine, const Submission& submission, const horovodish::P
   request->op = static_cast<ReduceOp>(submission.op);
   request->prescale = submission.prescale;
   request->postscale = submission.postscale;
-  request->root = submission.root;
+  request->root = WorldRank(submission.root);
   request->family = family_of(submission);
   std::vector<Buffer> buffers;
   buffers.reserve(submission.tensor_count);
@@ -120,7 +120,7 @@ void hand_over(Engine& engine, const Submission& submission, const horovodish::P
     add_member(*request, buffers,
                {member_name(name, i, submission.tensor_count),
                 static_cast<DType>(tensor.dtype),
-                {tensor.dims, tensor.dims + tensor.rank}},
+                {tensor.dims, tensor.dims + tensor.dimensions}},
                {static_cast<const std::byte*>(tensor.source), static_cast<std::byte*>(tensor.target), splits});
   }
   horovodish::submit(
@@ -134,7 +134,7 @@ void submit(const Submission* submission, Then then, void* argument) {
     const auto engine = running_engine();
     const horovodish::Place place = engine->place(submission->process_set);
     if (place.rank < 0) {
-      throw std::invalid_argument(name + ": rank " + std::to_string(engine->rank()) + " is not in process set " +
+      throw std::invalid_argument(name + ": " + text_of(engine->rank()) + " is not in process set " +
                                   std::to_string(submission->process_set) +
                                   ", or the set is not in use. Make the call on its ranks only");
     }

@@ -11,7 +11,7 @@ struct Tensor {
   const void* source = nullptr;
   void* target = nullptr;  // null where the engine allocates the result
   int dtype = 0;  // a DType
-  int rank = 0;
+  int dimensions = 0;
   const int64_t* dims = nullptr;
 };
 

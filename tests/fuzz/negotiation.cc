@@ -81,9 +81,9 @@ bool accepts(Function function) {
 
 void play(Commands commands) {
   RankSet left;
-  for (const int rank : {1, 2, 3}) left.add(RankSet(rank));
+  for (const int rank : {1, 2, 3}) left.add(RankSet(WorldRank(rank)));
   const bool root = commands.byte() % 2 == 0;
-  Negotiation node(root, {RankSet(0), left, RankSet(4)}, 2);
+  Negotiation node(root, {RankSet(WorldRank(0)), left, RankSet(WorldRank(4))}, 2);
   double now = 1;
   while (!commands.done()) {
     node.set_now(now += 0.01);
@@ -128,7 +128,7 @@ void decode(std::string_view bytes) {
     const Request request = Request::decode(bytes);
     for (const Member& member : request.members) member.count();
     if (Request::decode(request.signature()).signature() != request.signature()) std::abort();
-    find_mismatch({{own_request(0).signature(), RankSet(0)}, {std::string(bytes), RankSet(1)}});
+    find_mismatch({{own_request(0).signature(), RankSet(WorldRank(0))}, {std::string(bytes), RankSet(WorldRank(1))}});
   });
 }
 

@@ -178,7 +178,7 @@ class Explorer {
     return rank == 0 ? std::vector<int>{1, 2} : std::vector<int>{};
   }
   RankSet subtree_of(int rank) const {
-    RankSet ranks(rank);
+    RankSet ranks{WorldRank(rank)};
     for (const int child : children_of(rank)) ranks.add(subtree_of(child));
     return ranks;
   }
@@ -188,7 +188,7 @@ class Explorer {
     State state;
     state.nodes.reserve(kRanks);
     for (int rank = 0; rank < static_cast<int>(kRanks); ++rank) {
-      std::vector<RankSet> participants{RankSet(rank)};
+      std::vector<RankSet> participants{RankSet(WorldRank(rank))};
       for (const int child : children_of(rank)) participants.push_back(subtree_of(child));
       state.nodes.emplace_back(rank == 0, std::move(participants), kCacheCapacity);
     }
@@ -436,7 +436,7 @@ class Explorer {
   static void write(Writer& writer, const Negotiation& node) {
     for (const bool joined : node.participants_.joined) writer.number(joined);
     writer.number(node.joined_sent_);
-    writer.signed_number(node.last_joined_);
+    writer.signed_number(number_of(node.last_joined_));
     writer.number(node.cache_.uses_);
     writer.number(node.cache_.last_id_);
     for (const auto id : node.cache_.by_use_) {

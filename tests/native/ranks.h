@@ -49,7 +49,7 @@ class Host {
 
   EngineConfig config(int rank) const {
     EngineConfig config;
-    config.rank = rank;
+    config.rank = WorldRank(rank);
     config.size = ranks_;
     config.local_rank = static_cast<size_t>(rank);
     config.local_size = n();
@@ -65,7 +65,7 @@ class Host {
     config.region = region;
     config.hosts.resize(1);
     for (int i = 0; i < ranks_; ++i) {
-      config.ranks.push_back(i);
+      config.ranks.push_back(WorldRank(i));
       config.hosts[0].push_back(i);
       config.local.push_back(static_cast<size_t>(i));
     }
@@ -93,17 +93,13 @@ inline std::shared_ptr<Operation> operation(Engine& engine, Kind kind, const std
   auto request = std::make_shared<Request>();
   request->kind = kind;
   request->name = name;
-  request->root = root;
+  request->root = WorldRank(root);
   request->op = op;
-  const auto length = static_cast<int64_t>(source.size());
-  request->members = {{name, DType::float32, {kind == Kind::allgather ? Member::kAnyLength : length}}};
-  auto result = std::make_shared<Operation>();
-  result->signature = std::make_shared<const std::string>(request->signature());
-  result->request = request;
-  result->buffers = {{reinterpret_cast<const std::byte*>(source.data()),
-                      target == nullptr ? nullptr : reinterpret_cast<std::byte*>(target->data()), length}};
-  result->handle = engine.make_handle();
-  return result;
+  std::vector<Buffer> buffers;
+  add_member(*request, buffers, {name, DType::float32, {static_cast<int64_t>(source.size())}},
+             {reinterpret_cast<const std::byte*>(source.data()),
+              target == nullptr ? nullptr : reinterpret_cast<std::byte*>(target->data())});
+  return operation_of(std::move(request), std::move(buffers), 0, engine.make_handle());
 }
 
 inline void wait(Engine& engine, const std::shared_ptr<Handle>& handle) {

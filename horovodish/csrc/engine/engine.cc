@@ -59,13 +59,15 @@ Engine::Engine(EngineConfig config) : config_(std::move(config)) {
   if (config_.size > 1) start_thread();
 }
 
-Engine::~Engine() { stop(false, "rank " + std::to_string(config_.rank) + " left"); }
+Engine::~Engine() { stop(false, text_of(config_.rank) + " left"); }
 
 void Engine::add_process_set(int id, ProcessSetConfig config) {
   if (config.mpi) config.mpi->resolve();
   config.id = id;
   Place place{config.own, static_cast<int>(config.ranks.size())};
-  for (const int rank : config.ranks) place.ranks += (place.ranks.empty() ? "" : ",") + std::to_string(rank);
+  for (const WorldRank rank : config.ranks) {
+    place.ranks += (place.ranks.empty() ? "" : ",") + std::to_string(number_of(rank));
+  }
   const auto plane = [this](const ProcessSetConfig& of, const auto& on_complete, const auto& on_refuse) {
     return make_plane(of, config_.options, arena_.get(), launch_order_, on_complete, on_refuse);
   };
@@ -99,8 +101,8 @@ void Engine::remove_process_set(int id) {
   {
     std::lock_guard lock(inbox_mutex_);
     if (uses_[id].under_way > 0) {
-      throw std::invalid_argument("process set " + std::to_string(id) + " has operations under way on rank " +
-                                  std::to_string(config_.rank) + ". Remedy: synchronize them before it is removed.");
+      throw std::invalid_argument("process set " + std::to_string(id) + " has operations under way on " +
+                                  text_of(config_.rank) + ". Remedy: synchronize them before it is removed.");
     }
     uses_.erase(id);  // what another thread submits from now on finds no set
   }
@@ -120,7 +122,7 @@ void Engine::clear_region(size_t region) {
 // The threads and the memory of the engine stay behind in a fork.
 void Engine::check_process() const {
   if (getpid() == process_) return;
-  throw ForkedProcess("process " + std::to_string(getpid()) + " was forked from rank " + std::to_string(config_.rank) +
+  throw ForkedProcess("process " + std::to_string(getpid()) + " was forked from " + text_of(config_.rank) +
                       " and cannot use its engine. Remedy: use horovodish in the process that called init() only.");
 }
 
@@ -157,7 +159,7 @@ void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
     if (!request.on_host() && !thread_.joinable()) start_thread();
     Use& use = uses_[operation->process_set];
     if (holds_name(request) && !use.names.insert(request.name).second) {
-      throw DuplicateName(subject_of(request) + " on rank " + std::to_string(config_.rank) + ": " + kNameInUse);
+      throw DuplicateName(subject_of(request) + " on " + text_of(config_.rank) + ": " + kNameInUse);
     }
     use.under_way += has_caller(*operation);
     // A caller that is about to wait drives the engine, which takes the time anyway when it takes the operation up.
@@ -225,7 +227,7 @@ bool Engine::drive(const Handle& handle, std::chrono::nanoseconds limit) {
   return handle.settled();
 }
 
-std::map<int, Lateness> Engine::lateness(int process_set) {
+std::map<WorldRank, Lateness> Engine::lateness(int process_set) {
   const SeatHold hold(seat_);
   return this->process_set(process_set).lateness();
 }
@@ -454,8 +456,7 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
 
 Error Engine::described(const Operation& operation, const Error& error) const noexcept {
   try {
-    return {error.kind,
-            subject_of(*operation.request) + " failed on rank " + std::to_string(config_.rank) + ": " + error.message};
+    return {error.kind, subject_of(*operation.request) + " failed on " + text_of(config_.rank) + ": " + error.message};
   } catch (const std::bad_alloc&) {
     return {error.kind, kOutOfMemory};
   }

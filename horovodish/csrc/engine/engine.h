@@ -48,7 +48,7 @@ class ForkedProcess : public std::runtime_error {
 };
 
 struct EngineConfig {
-  int rank = 0;
+  WorldRank rank{};
   int size = 1;
   // Of the ranks of this host by local rank; empty when no process set can need shared memory.
   std::vector<std::shared_ptr<std::byte>> arena_memory;
@@ -110,7 +110,7 @@ class Engine final : private ProcessSet::Owner {
   bool drive(const Handle& handle, std::chrono::nanoseconds limit);
 
   // What the ranks of a process set made the others wait, by rank; known to its first rank alone.
-  std::map<int, Lateness> lateness(int process_set);
+  std::map<WorldRank, Lateness> lateness(int process_set);
   // How many operations of this rank the response cache of a process set did not know.
   uint64_t full_requests(int process_set);
 
@@ -140,7 +140,7 @@ class Engine final : private ProcessSet::Owner {
   void begin_return() const;
   void end_return() const { --returning_; }
 
-  int rank() const { return config_.rank; }
+  WorldRank rank() const { return config_.rank; }
   int size() const { return config_.size; }
   bool horovods_gradients() const { return config_.options.horovods_gradients; }
   Place local_place() const { return {static_cast<int>(config_.local_rank), static_cast<int>(config_.local_size)}; }

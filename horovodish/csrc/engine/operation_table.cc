@@ -15,7 +15,7 @@ void OperationTable::submit(const Pointer& operation) {
   if (hold(operation)) return;
   if (request.refusal.empty() && names_.contains(request.name)) {
     // The other ranks may wait for it.
-    const std::string why = subject_of(request) + " on rank " + std::to_string(rank_) + ": " + kNameInUse;
+    const std::string why = subject_of(request) + " on " + text_of(rank_) + ": " + kNameInUse;
     submit(refusal_of(request.kind, request.name, process_set_, why));
     const Error error{ErrorKind::duplicate_name, kNameInUse};
     return owner_.settle(operation, &error);
@@ -41,9 +41,9 @@ bool OperationTable::hold(const Pointer& operation) {
   return false;
 }
 
-void OperationTable::end_join(int last) noexcept {
+void OperationTable::end_join(WorldRank last) noexcept {
   const Pointer join = std::exchange(join_, nullptr);
-  join->handle->last_joined = last;
+  join->handle->last_joined = number_of(last);
   owner_.settle(join, nullptr);
 }
 

@@ -42,13 +42,14 @@ class OperationTable {
     virtual void submit_again(const Pointer& operation) noexcept = 0;
   };
 
-  // `rank`: of the world, for messages.
-  OperationTable(int process_set, int rank, Owner& owner) : process_set_(process_set), rank_(rank), owner_(owner) {}
+  // `rank`: for messages.
+  OperationTable(int process_set, WorldRank rank, Owner& owner)
+      : process_set_(process_set), rank_(rank), owner_(owner) {}
 
   void submit(const Pointer& operation);
   static std::logic_error unexpected(const std::string& name);
   // The end of a join, which every rank has called, rank `last` last.
-  void end_join(int last) noexcept;
+  void end_join(WorldRank last) noexcept;
   // Decided, with this number: it is executed from now on. Throws unexpected() if this rank has not submitted it.
   Pointer begin(const std::string& name, uint64_t decision);
   // The same for the part of a rank that has joined, which nobody has submitted.
@@ -88,7 +89,8 @@ class OperationTable {
   void fail_family(const std::string& family, const std::string& name, const Error& error);
   void end_run(const Family& family, const Error& error);
 
-  const int process_set_, rank_;
+  const int process_set_;
+  const WorldRank rank_;
   Owner& owner_;
   std::unordered_map<std::string, Pointer> undecided_;
   Executing executing_;

@@ -31,7 +31,7 @@ constexpr std::chrono::seconds kDrainLimit{10};
 
 ErrorKind kind_of(Loss loss) { return loss == Loss::stall ? ErrorKind::stalled : ErrorKind::rank_lost; }
 
-std::string text_of(int rank, const std::exception_ptr& failure) {
+std::string text_of(WorldRank rank, const std::exception_ptr& failure) {
   std::string why;
   try {
     std::rethrow_exception(failure);
@@ -40,7 +40,7 @@ std::string text_of(int rank, const std::exception_ptr& failure) {
   } catch (const std::exception& error) {
     why = error.what();
   }
-  return "rank " + std::to_string(rank) + ": " + why;
+  return horovodish::text_of(rank) + ": " + why;
 }
 
 }  // namespace
@@ -237,7 +237,7 @@ void ProcessSet::execute(const Decision& decision, Clock::time_point now) {
   operation->root = static_cast<int>(root - config_.ranks.begin());
   operation->trace.decided(now);
   if (operation->request->kind == Kind::broadcast && root == config_.ranks.end()) {
-    refuse(operation, {ErrorKind::internal, "root_rank=" + std::to_string(operation->request->root) +
+    refuse(operation, {ErrorKind::internal, "root_rank=" + std::to_string(number_of(operation->request->root)) +
                                                 " is not in the process set. Remedy: name one of its ranks."});
   } else {
     plane_->start(operation);
@@ -328,7 +328,7 @@ void ProcessSet::fail_everywhere(const Lost& lost) {
 
 void ProcessSet::leave(bool failed, const std::string& reason) noexcept {
   guarded([&] {
-    const Error error{ErrorKind::engine_stopped, "shutdown() was called on rank " + std::to_string(world_rank()) +
+    const Error error{ErrorKind::engine_stopped, "shutdown() was called on " + horovodish::text_of(world_rank()) +
                                                      " while the operation was pending"};
     if (plane_ && !failed) plane_->drain(kDrainLimit);
     leave({failed ? Loss::failed : Loss::left, finished(), reason}, error);

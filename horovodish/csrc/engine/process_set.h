@@ -69,9 +69,9 @@ class ProcessSet final : private OperationTable::Owner {
   // Whether peers on other hosts may still need what MPI has taken from this rank but not sent yet.
   bool may_hold_data() const { return config_.mpi && !last_; }
 
-  const std::map<int, Lateness>& lateness() const { return negotiation_.lateness(); }
+  const std::map<WorldRank, Lateness>& lateness() const { return negotiation_.lateness(); }
   uint64_t full_requests() const { return negotiation_.full_requests(); }
-  int world_rank() const { return config_.world_rank(config_.own); }
+  WorldRank world_rank() const { return config_.world_rank(config_.own); }
   size_t region() const { return config_.region; }
 
  private:

@@ -1,6 +1,6 @@
-// Who drives the engine: one thread at a time. The engine's own thread drives in the background; a caller that has to
-// wait anyway takes over and drives itself, which saves two thread switches per operation and leaves the core to the
-// one thread that has something to do.
+// The seat is the progress lock: the thread that holds it drives the engine. The engine's own thread drives in the
+// background; a caller that has to wait anyway takes over and drives itself, which saves two thread switches per operation
+// and leaves the core to the one thread that has something to do.
 #pragma once
 
 #include <atomic>
@@ -61,7 +61,7 @@ class Seat {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<int> callers_{0};  // waiting, not driving
-  bool taken_ = false;           // guarded by mutex_
+  bool taken_ = false;  // guarded by mutex_
 };
 
 // The seat for the length of a scope, taken as a caller.

@@ -27,7 +27,7 @@ Watch::Watch(const ProcessSetConfig& config, const EngineOptions& options, Negot
     : config_(config), options_(options), negotiation_(negotiation), neighbours_(neighbours), operations_(operations) {
   if (!StallInspector::wanted(options_.stall)) return;
   RankSet all;
-  for (const int rank : config_.ranks) all.add(RankSet(rank));
+  for (const WorldRank rank : config_.ranks) all.add(RankSet(rank));
   stall_.emplace(options_.stall, neighbours_.at_root() ? all : RankSet());
 }
 
@@ -60,7 +60,7 @@ void Watch::asked(Clock::time_point now) {
   negotiation_.say({.topic = Note::Topic::status, .rank = config_.world_rank(config_.own), .text = status(now)});
 }
 
-void Watch::told(int rank, const std::string& text) {
+void Watch::told(WorldRank rank, const std::string& text) {
   if (stall_) stall_->told(rank, text);
 }
 
@@ -95,7 +95,7 @@ Watch::Inspection Watch::inspect_as_other(StallInspector::Action action, Clock::
   // The root may be idle and asleep, and then does not know that it is waited for.
   if (waiting() && now - last_news_ > stall_->interval()) neighbours_.nudge_parent();
   if (action != StallInspector::Action::report && action != StallInspector::Action::give_up) return {};
-  const int rank = config_.world_rank(config_.own);
+  const WorldRank rank = config_.world_rank(config_.own);
   const std::string silence =
       stall_->report_silence(now, rank, status(now), neighbours_.parent_rank(), config_.ranks[0]);
   if (action == StallInspector::Action::give_up) return stall(silence);

@@ -32,7 +32,7 @@ class Watch {
   void stuck(const std::string& text);
   // The root asks what this rank is doing: tells it, and shows the Python stacks of a rank that the others wait for.
   void asked(Clock::time_point now);
-  void told(int rank, const std::string& text);
+  void told(WorldRank rank, const std::string& text);
 
   struct Inspection {
     bool asks = false;  // this rank has asked the others

@@ -52,7 +52,7 @@ class Negotiation::Child final : public Upward {
   void request(std::string_view name, const Signatures& signatures, const Statement& statement) override {
     node_.state_request(participant_, std::string(name), signatures, statement);
   }
-  void joined(int last_rank) override { node_.state_joined(participant_, last_rank); }
+  void joined(WorldRank last_rank) override { node_.state_joined(participant_, last_rank); }
   void waiting(uint64_t decisions_seen) override { node_.state_waiting(participant_, decisions_seen); }
   void heard() override { node_.hear(participant_); }
   void lost(const Lost& lost) override { node_.lost(lost); }
@@ -204,7 +204,7 @@ void Negotiation::spell_out(Id id) {
   by_name_.emplace(cache_.name(id), std::move(found.mapped()));
 }
 
-void Negotiation::state_joined(size_t participant, int last_rank) {
+void Negotiation::state_joined(size_t participant, WorldRank last_rank) {
   if (lost_) return;
   participants_.joined[participant] = true;
   last_joined_ = last_rank;
@@ -291,7 +291,7 @@ void Negotiation::decide(const std::string& name, const std::string& signature, 
     const std::string problem = request.problem_with_joined(statement.joined);
     if (!problem.empty()) return fail(name, problem, families_of(request));
   }
-  lateness_[statement.span.last_rank].add(statement.span.seconds());
+  lateness_[*statement.span.last_rank].add(statement.span.seconds());
   if (id) {
     execute(*id, statement.joined.count(), statement.absent);
   } else {
@@ -368,7 +368,7 @@ void Negotiation::fail(std::string_view name, std::string_view text, const std::
     const auto is_stale = [&](const std::string& signature) { return failed.ends(entry->first, signature); };
     entry = entry->second.take_out(is_stale) ? std::next(entry) : by_name_.erase(entry);
   }
-  std::erase_if(after_join_, [&](const Submission& its) { return failed.ends(its.name, its.signature); });
+  std::erase_if(after_join_, [&](const HeldBack& its) { return failed.ends(its.name, its.signature); });
   decisions_.push_back(
       {.type = Decision::Type::fail, .name = std::string(name), .text = std::string(text), .families = families});
   ++decisions_seen_;
@@ -376,13 +376,13 @@ void Negotiation::fail(std::string_view name, std::string_view text, const std::
   if (!joined_sent_) finish_complete();
 }
 
-void Negotiation::join_done(int last_rank) {
+void Negotiation::join_done(WorldRank last_rank) {
   down_.join_done(last_rank);
   participants_.joined.assign(participants_.count(), false);
   joined_sent_ = false;
   decisions_.push_back({.type = Decision::Type::join_done, .rank = last_rank});
   ++decisions_seen_;
-  for (const Submission& its : std::exchange(after_join_, {})) submit(its.name, its.signature, its.absent);
+  for (const HeldBack& its : std::exchange(after_join_, {})) submit(its.name, its.signature, its.absent);
 }
 
 void Negotiation::give_up(const Lost& lost) {

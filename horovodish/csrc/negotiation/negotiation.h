@@ -60,7 +60,7 @@ struct Decision {
   bool submitted = false;  // execute only: true if this rank submitted the tensor, false if it has joined
   std::string signature = {};  // of an execute that this rank has not submitted
   int joined_ranks = 0;
-  int rank = -1;
+  WorldRank rank{};
   Loss loss = Loss::left;
   Mask absent = {};
   uint64_t number = 0;  // of an execute: its place in the order of decisions; of a loss: see Lost::finished
@@ -101,7 +101,7 @@ class Negotiation final : private Downward {
   // The time of what comes next, on a clock that all ranks share.
   void set_now(double seconds) { now_ = seconds; }
   // At the root: by rank, of those that were ever last.
-  const std::map<int, Lateness>& lateness() const { return lateness_; }
+  const std::map<WorldRank, Lateness>& lateness() const { return lateness_; }
 
   void from_child(size_t child, std::string_view message);
   void from_parent(std::string_view message);
@@ -119,12 +119,12 @@ class Negotiation final : private Downward {
 
  private:
   class Child;
-  struct Submission {
+  struct HeldBack {
     std::string name, signature;
     Mask absent;
   };
 
-  int own_rank() const { return participants_.own_rank(); }
+  WorldRank own_rank() const { return participants_.own_rank(); }
   Statement own_statement(const Mask& absent) const { return {{own_rank(), now_, now_}, {}, absent}; }
 
   // Statements of a participant.
@@ -132,7 +132,7 @@ class Negotiation final : private Downward {
   void state_signature(size_t participant, const std::string& name, std::string_view signature,
                        const Statement& statement);
   void state_request(size_t participant, const std::string& name, Signatures signatures, const Statement& statement);
-  void state_joined(size_t participant, int last_rank);
+  void state_joined(size_t participant, WorldRank last_rank);
   void state_waiting(size_t participant, uint64_t decisions_seen);
   void hear(size_t participant);
   void acknowledge();
@@ -157,7 +157,7 @@ class Negotiation final : private Downward {
   void execute_new(Id id, std::string_view name, std::string_view signature, int joined, const Mask& absent) override;
   void forget(Id id) override;
   void fail(std::string_view name, std::string_view text, const std::vector<std::string>& families) override;
-  void join_done(int last_rank) override;
+  void join_done(WorldRank last_rank) override;
   void give_up(const Lost& lost) override;
 
   const bool root_;
@@ -167,8 +167,8 @@ class Negotiation final : private Downward {
   std::unordered_map<Id, Pending> by_id_;
   std::unordered_map<std::string, Pending> by_name_;
   Unheard unheard_;
-  std::vector<Submission> after_join_;  // of this rank
-  int last_joined_ = -1;
+  std::vector<HeldBack> after_join_;  // of this rank
+  WorldRank last_joined_{};
   bool joined_sent_ = false;
   bool urgent_ = false;
   std::vector<std::optional<uint64_t>> waiting_;  // by participant: decisions it had seen when it began to wait
@@ -176,7 +176,7 @@ class Negotiation final : private Downward {
   uint64_t statements_ = 0;  // so far; the serial of a tensor is the number of the first about it
   uint64_t full_requests_ = 0;
   double now_ = 0;
-  std::map<int, Lateness> lateness_;  // by rank
+  std::map<WorldRank, Lateness> lateness_;  // by rank
   std::optional<Lost> lost_;  // the first one
   uint64_t finished_ = 0;  // the least of all that were lost
   UpwardWriter up_;

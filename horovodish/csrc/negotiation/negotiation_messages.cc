@@ -52,7 +52,7 @@ Id read_id(Reader& reader) { return static_cast<Id>(reader.number_below(1ull << 
 Span read_span(Reader& reader, const RankSet& sender, double now) {
   const double last_seconds = std::min(reader.real(), now);
   if (sender.count() == 1) return {sender.first(), last_seconds, last_seconds};
-  const int last_rank = reader.rank();
+  const WorldRank last_rank = reader.rank();
   return {last_rank, last_seconds - reader.real(), last_seconds};
 }
 
@@ -97,7 +97,7 @@ void UpwardWriter::request(std::string_view name, const Signatures& signatures, 
   }
 }
 
-void UpwardWriter::joined(int last_rank) {
+void UpwardWriter::joined(WorldRank last_rank) {
   begin(records_, Up::joined);
   records_.number(static_cast<uint64_t>(last_rank));
 }
@@ -125,7 +125,7 @@ void UpwardWriter::write(const Span& span) {
   begin(records_, Up::span);
   records_.real(span.last_seconds);
   if (leaf_) return;
-  records_.number(static_cast<uint64_t>(span.last_rank));
+  records_.number(static_cast<uint64_t>(*span.last_rank));
   records_.real(span.seconds());
 }
 
@@ -215,7 +215,7 @@ void DownwardWriter::fail(std::string_view name, std::string_view text, const st
   for (const std::string& family : families) records_.text(family);
 }
 
-void DownwardWriter::join_done(int last_rank) {
+void DownwardWriter::join_done(WorldRank last_rank) {
   begin(records_, Down::join_done);
   records_.number(static_cast<uint64_t>(last_rank));
 }
@@ -244,14 +244,14 @@ void read_downward(std::string_view message, Downward& receiver) {
       }
       case Down::execute_with: {
         const auto id = read_id(reader);
-        const int joined = reader.rank();
+        const int joined = reader.positive_int();
         receiver.execute(id, joined, Mask(reader.text()));
         break;
       }
       case Down::execute_new: {
         const auto id = read_id(reader);
         const std::string_view name = reader.text(), signature = reader.text();
-        const int joined = reader.rank();
+        const int joined = reader.positive_int();
         receiver.execute_new(id, name, signature, joined, Mask(reader.text()));
         break;
       }

@@ -27,7 +27,7 @@ class Upward {
   // Of the sender's whole subtree:
   virtual void ready(Id id, const Statement& statement) = 0;  // for a tensor that the cache knows
   virtual void request(std::string_view name, const Signatures& signatures, const Statement& statement) = 0;  // in full
-  virtual void joined(int last_rank) = 0;
+  virtual void joined(WorldRank last_rank) = 0;
   virtual void waiting(uint64_t decisions_seen) = 0;
   // Of the sender: it has applied one more of the decisions that its parent remembers for it, see unheard.h.
   virtual void heard() = 0;
@@ -49,7 +49,7 @@ class Downward {
                            const Mask& absent) = 0;
   virtual void forget(Id id) = 0;  // it leaves the cache
   virtual void fail(std::string_view name, std::string_view text, const std::vector<std::string>& families) = 0;
-  virtual void join_done(int last_rank) = 0;
+  virtual void join_done(WorldRank last_rank) = 0;
   virtual void give_up(const Lost& lost) = 0;  // whatever is undecided
   virtual void announce(const Note& note) = 0;
 };
@@ -61,7 +61,7 @@ class UpwardWriter final : public Upward {
 
   void ready(Id id, const Statement& statement) override;
   void request(std::string_view name, const Signatures& signatures, const Statement& statement) override;
-  void joined(int last_rank) override;
+  void joined(WorldRank last_rank) override;
   void waiting(uint64_t decisions_seen) override;
   void heard() override;
   void lost(const Lost& lost) override;
@@ -83,7 +83,7 @@ class DownwardWriter final : public Downward {
   void execute_new(Id id, std::string_view name, std::string_view signature, int joined, const Mask& absent) override;
   void forget(Id id) override;
   void fail(std::string_view name, std::string_view text, const std::vector<std::string>& families) override;
-  void join_done(int last_rank) override;
+  void join_done(WorldRank last_rank) override;
   void give_up(const Lost& lost) override;
   void announce(const Note& note) override;
 

@@ -18,7 +18,7 @@ Neighbours::Neighbours(const ProcessSetConfig& config, Arena* arena, const PeerW
 }
 
 Neighbours::Edge Neighbours::edge_to(int index, Arena* arena) const {
-  const int rank = config_.world_rank(index);
+  const WorldRank rank = config_.world_rank(index);
   const std::vector<int>& local = config_.hosts[config_.own_host()];
   const auto found = std::find(local.begin(), local.end(), index);
   if (found == local.end()) {
@@ -61,8 +61,7 @@ bool Neighbours::receive_from(Edge& edge, std::optional<size_t> child, Negotiati
   const auto& farewell = edge.link->farewell();
   if (!farewell && !dead) return progressed;
   edge.lost = true;
-  const std::string died =
-      "rank " + std::to_string(edge.rank) + " has died: it was killed or it crashed. See the end of its output.";
+  const std::string died = text_of(edge.rank) + " has died: it was killed or it crashed. See the end of its output.";
   const Lost lost = farewell ? *farewell : Lost{.loss = Loss::failed, .text = died};
   if (child) {
     negotiation.lost(lost);

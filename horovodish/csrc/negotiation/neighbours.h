@@ -36,12 +36,12 @@ class Neighbours {
   void send_farewell(const Lost& lost);
   bool advance_farewell();
 
-  int parent_rank() const { return parent_->rank; }  // not at the root
+  WorldRank parent_rank() const { return parent_->rank; }  // not at the root
 
  private:
   struct Edge {
     int index;  // within the set
-    int rank;  // of the world
+    WorldRank rank;
     std::unique_ptr<Link> link;
     std::optional<size_t> local;  // local rank in the arena, when on this host
     bool lost = false;

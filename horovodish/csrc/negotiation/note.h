@@ -6,6 +6,7 @@
 #include <string>
 
 #include "negotiation/wire.h"
+#include "negotiation/world_rank.h"
 
 namespace horovodish {
 
@@ -17,7 +18,8 @@ struct Note {
   static constexpr uint64_t kTopics = 2;
 
   Topic topic = Topic::status;
-  int rank = 0, process_set = 0;
+  WorldRank rank{};
+  int process_set = 0;
   uint64_t decision = 0;
   std::string text = {};
 
@@ -30,7 +32,8 @@ struct Note {
   }
   static Note decode(Reader& reader) {
     const auto topic = static_cast<Topic>(reader.number_below(kTopics));
-    const int rank = reader.rank(), process_set = reader.rank();
+    const WorldRank rank = reader.rank();
+    const int process_set = reader.positive_int();
     const uint64_t decision = reader.number();
     return {topic, rank, process_set, decision, std::string(reader.text())};
   }

@@ -20,7 +20,7 @@ struct Participants {
 
   explicit Participants(std::vector<RankSet> subtrees) : ranks(std::move(subtrees)), joined(ranks.size()) {}
   size_t count() const { return ranks.size(); }
-  int own_rank() const { return ranks[0].first(); }
+  WorldRank own_rank() const { return ranks[0].first(); }
 };
 
 class Pending {

@@ -10,12 +10,13 @@
 
 #include "abi/mpi.h"
 #include "negotiation/stall.h"
+#include "negotiation/world_rank.h"
 
 namespace horovodish {
 
 struct ProcessSetConfig {
   int id = 0;                           // 0: the global set
-  std::vector<int> ranks;               // of the world, in the order of their ranks within the set
+  std::vector<WorldRank> ranks;         // in the order of their ranks within the set
   int own = 0;                          // this rank's index in `ranks`
   std::vector<std::vector<int>> hosts;  // indices by host, each list ascending, the hosts by their first index
   // Where there are several ranks on this host:
@@ -25,7 +26,7 @@ struct ProcessSetConfig {
   std::optional<abi::Mpi> mpi;  // with a communicator of exactly these ranks
   int generation = 0;           // how often an engine used that communicator before, equal on all ranks
 
-  int world_rank(int index) const { return ranks[static_cast<size_t>(index)]; }
+  WorldRank world_rank(int index) const { return ranks[static_cast<size_t>(index)]; }
   // Of this rank, in `hosts`.
   size_t own_host() const {
     const auto holds_own = [this](const auto& host) { return std::binary_search(host.begin(), host.end(), own); };

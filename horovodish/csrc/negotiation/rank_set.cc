@@ -36,9 +36,10 @@ int RankSet::count() const {
   return total;
 }
 
-bool RankSet::contains(int rank) const {
+bool RankSet::contains(WorldRank rank) const {
+  const int number = number_of(rank);
   return std::any_of(intervals_.begin(), intervals_.end(),
-                     [&](const auto& interval) { return interval.first <= rank && rank <= interval.second; });
+                     [&](const auto& interval) { return interval.first <= number && number <= interval.second; });
 }
 
 bool RankSet::overlaps(const RankSet& other) const {
@@ -72,7 +73,7 @@ void RankSet::encode(Writer& writer) const {
 RankSet RankSet::decode(Reader& reader) {
   RankSet set;
   for (size_t left = reader.count(); left > 0; --left) {
-    const int first = reader.rank(), last = reader.rank();
+    const int first = reader.positive_int(), last = reader.positive_int();
     if (first > last || (!set.empty() && first <= set.intervals_.back().second + 1)) {
       throw std::runtime_error("control message: ranks out of order");
     }

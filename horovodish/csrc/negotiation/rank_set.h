@@ -1,4 +1,4 @@
-// A set of ranks as sorted intervals: "all 512 ranks" is one interval, in memory and on the wire.
+// A set of ranks of the world as sorted intervals: "all 512 ranks" is one interval, in memory and on the wire.
 #pragma once
 
 #include <string>
@@ -6,21 +6,22 @@
 #include <vector>
 
 #include "negotiation/wire.h"
+#include "negotiation/world_rank.h"
 
 namespace horovodish {
 
 class RankSet {
  public:
   RankSet() = default;
-  explicit RankSet(int rank) : intervals_{{rank, rank}} {}
+  explicit RankSet(WorldRank rank) : intervals_{{number_of(rank), number_of(rank)}} {}
 
   void add(const RankSet& other);
   void remove(const RankSet& other);
   int count() const;
   bool empty() const { return intervals_.empty(); }
-  bool contains(int rank) const;
+  bool contains(WorldRank rank) const;
   bool overlaps(const RankSet& other) const;
-  int first() const { return intervals_.front().first; }
+  WorldRank first() const { return WorldRank(intervals_.front().first); }
   // "rank 3" or "ranks 0-2, 5".
   std::string text() const;
   void encode(Writer& writer) const;

@@ -88,7 +88,7 @@ std::optional<Difference> first_difference(const Request& a, const Request& b) {
   if (first < common) return member_difference(a.name, a.members[first], b.members[first]);
   if (a.family.structure != b.family.structure) return tree_difference(a, b);
   if (a.root != b.root) {
-    return Difference{a.name, "root rank", std::to_string(a.root), std::to_string(b.root),
+    return Difference{a.name, "root rank", std::to_string(number_of(a.root)), std::to_string(number_of(b.root)),
                       "pass the same root_rank on every rank"};
   }
   if (a.prescale != b.prescale) {
@@ -131,7 +131,7 @@ std::string Request::signature() const {
   writer.number(static_cast<uint64_t>(op));
   writer.real(prescale);
   writer.real(postscale);
-  writer.signed_number(root);
+  writer.signed_number(number_of(root));
   writer.number(on_host() ? 0 : 1);  // ranks use different ordinals for "my GPU"
   writer.number(chunk_bytes);
   writer.number(segment_bytes);
@@ -161,7 +161,7 @@ Request Request::decode(std::string_view signature) {
   request.op = static_cast<ReduceOp>(reader.number_below(kReduceOpNames.size()));
   request.prescale = reader.real();
   request.postscale = reader.real();
-  request.root = static_cast<int>(reader.signed_number());
+  request.root = WorldRank(static_cast<int>(reader.signed_number()));
   request.device = reader.number() == 0 ? kHost : kSomeGpu;
   request.chunk_bytes = reader.number();
   request.segment_bytes = reader.number();
@@ -182,7 +182,7 @@ Request Request::decode(std::string_view signature) {
 
 std::string Request::problem_with_joined(const RankSet& joined) const {
   if (kind != Kind::broadcast || !joined.contains(root)) return {};
-  return "rank " + std::to_string(root) +
+  return text_of(root) +
          " is the root of this broadcast and has joined, so it has no value to send. Remedy: broadcast from a rank "
          "that "
          "still has data, or after all ranks have joined.";

@@ -43,7 +43,7 @@ struct Request {
   ReduceOp op = ReduceOp::sum;
   double prescale = 1.0;
   double postscale = 1.0;
-  int root = 0;     // of a broadcast
+  WorldRank root{};  // of a broadcast
   int device = kHost;  // otherwise the CUDA ordinal of this rank
   // How it moves, where that is not left to the settings; 0 where it is.
   size_t chunk_bytes = 0;    // within a host

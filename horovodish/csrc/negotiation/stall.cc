@@ -59,7 +59,7 @@ std::string StallInspector::report(Clock::time_point now, const std::string& pen
   std::string text = "ranks have waited for others for " + std::to_string(waited) + " s: " + pending + ".";
   RankSet silent = ranks_;
   for (const auto& [rank, answer] : answers_) {
-    text += "\n  rank " + std::to_string(rank) + " " + answer;
+    text += "\n  " + text_of(rank) + " " + answer;
     silent.remove(RankSet(rank));
   }
   if (asked_ && !silent.empty()) {
@@ -69,13 +69,12 @@ std::string StallInspector::report(Clock::time_point now, const std::string& pen
   return text;
 }
 
-std::string StallInspector::report_silence(Clock::time_point now, int rank, const std::string& status, int parent,
-                                           int root) const {
+std::string StallInspector::report_silence(Clock::time_point now, WorldRank rank, const std::string& status,
+                                           WorldRank parent, WorldRank root) const {
   const auto waited = static_cast<long>(std::lround(Seconds(now - since_).count()));
-  const std::string way = parent == root ? "" : " by way of rank " + std::to_string(parent);
-  return "rank " + std::to_string(rank) + " " + status + ", for " + std::to_string(waited) +
-         " s by now, and no answer comes from rank " + std::to_string(root) + way +
-         ": stopped, or stuck where the engine cannot run";
+  const std::string way = parent == root ? "" : " by way of " + text_of(parent);
+  return text_of(rank) + " " + status + ", for " + std::to_string(waited) + " s by now, and no answer comes from " +
+         text_of(root) + way + ": stopped, or stuck where the engine cannot run";
 }
 
 StallInspector::Seconds StallInspector::interval() const {

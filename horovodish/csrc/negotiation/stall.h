@@ -35,11 +35,12 @@ class StallInspector {
 
   // `oldest`: a number for what has waited longest, nothing when nothing waits.
   Action look(Clock::time_point now, std::optional<uint64_t> oldest);
-  void told(int rank, const std::string& text) { answers_[rank] = text; }
+  void told(WorldRank rank, const std::string& text) { answers_[rank] = text; }
   // The root's. `pending`: what waits, and for whom.
   std::string report(Clock::time_point now, const std::string& pending) const;
   // Another rank's. `status`: what this rank is doing.
-  std::string report_silence(Clock::time_point now, int rank, const std::string& status, int parent, int root) const;
+  std::string report_silence(Clock::time_point now, WorldRank rank, const std::string& status, WorldRank parent,
+                             WorldRank root) const;
   // How often look() wants to be called while something waits.
   Seconds interval() const;
 
@@ -53,7 +54,7 @@ class StallInspector {
   std::optional<Clock::time_point> asked_;  // for the report
   std::optional<Clock::time_point> last_asked_;
   bool reported_ = false;
-  std::map<int, std::string> answers_;  // by rank
+  std::map<WorldRank, std::string> answers_;
 };
 
 }  // namespace horovodish

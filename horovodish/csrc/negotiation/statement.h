@@ -1,6 +1,7 @@
 // What a subtree of ranks states about one tensor (or a bucket, negotiated as a unit): that it is ready for it.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,13 +13,13 @@ namespace horovodish {
 
 // When some ranks have made a statement: the first of them and the last, and which one that was.
 struct Span {
-  int last_rank = -1;
+  std::optional<WorldRank> last_rank = {};  // none: nobody has
   double first_seconds = 0, last_seconds = 0;
 
   double seconds() const { return last_seconds - first_seconds; }
   void add(const Span& other) {
-    if (last_rank < 0 || other.first_seconds < first_seconds) first_seconds = other.first_seconds;
-    if (last_rank < 0 || other.last_seconds > last_seconds) {
+    if (!last_rank || other.first_seconds < first_seconds) first_seconds = other.first_seconds;
+    if (!last_rank || other.last_seconds > last_seconds) {
       last_seconds = other.last_seconds;
       last_rank = other.last_rank;
     }

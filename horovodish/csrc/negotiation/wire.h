@@ -10,6 +10,8 @@
 #include <string_view>
 #include <utility>
 
+#include "negotiation/world_rank.h"
+
 namespace horovodish {
 
 class Writer {
@@ -64,7 +66,8 @@ class Reader {
   // How many things follow. Each takes a byte or more, so a wrong number costs no more memory than the message.
   size_t count() { return number_below(bytes_.size() + 1); }
   // INT_MAX is no rank, so that the number of ranks in a range from 0 is an int, too.
-  int rank() { return static_cast<int>(number_below(std::numeric_limits<int>::max())); }
+  int positive_int() { return static_cast<int>(number_below(std::numeric_limits<int>::max())); }
+  WorldRank rank() { return WorldRank(positive_int()); }
   int64_t signed_number() {
     const uint64_t value = number();
     return static_cast<int64_t>(value >> 1) ^ -static_cast<int64_t>(value & 1);

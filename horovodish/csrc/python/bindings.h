@@ -26,6 +26,6 @@ void bind_testing(nanobind::module_& module);
 
 // By rank: how often it was last, and the seconds that it was behind, in total and at most.
 using LatenessTable = std::map<int, std::tuple<uint64_t, double, double>>;
-LatenessTable lateness_table(const std::map<int, Lateness>& by_rank);
+LatenessTable lateness_table(const std::map<WorldRank, Lateness>& by_rank);
 
 }  // namespace horovodish

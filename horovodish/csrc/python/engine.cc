@@ -81,7 +81,7 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   request->op = static_cast<ReduceOp>(op);
   request->prescale = prescale;
   request->postscale = postscale;
-  request->root = root;
+  request->root = WorldRank(root);
   request->device = device;
   if (family) {
     const auto& [its_name, its_members, structure, run] = *family;
@@ -126,7 +126,7 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_
                                     int64_t spin_us, double stall_warning_seconds, double stall_shutdown_seconds,
                                     int stack_signal, std::string plane, bool shared_gpu, bool horovods_gradients) {
   EngineConfig config;
-  config.rank = rank;
+  config.rank = WorldRank(rank);
   config.size = size;
   config.local_rank = local_rank;
   config.local_size = local_size;
@@ -151,14 +151,14 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_
 }
 
 void start_timeline(Engine& engine, int descriptor, const std::string& name, int64_t origin, bool mark_cycles) {
-  engine.start_timeline({descriptor, engine.rank(), name, origin, mark_cycles});
+  engine.start_timeline({descriptor, number_of(engine.rank()), name, origin, mark_cycles});
 }
 
 void add_process_set(Engine& engine, int id, std::vector<int> ranks, std::vector<std::vector<int>> hosts,
                      std::vector<size_t> local, size_t region, const std::optional<nb::dict>& mpi, int generation) {
   ProcessSetConfig config;
-  config.own = static_cast<int>(std::find(ranks.begin(), ranks.end(), engine.rank()) - ranks.begin());
-  config.ranks = std::move(ranks);
+  config.own = static_cast<int>(std::find(ranks.begin(), ranks.end(), number_of(engine.rank())) - ranks.begin());
+  for (const int rank : ranks) config.ranks.push_back(WorldRank(rank));
   config.hosts = std::move(hosts);
   config.local = std::move(local);
   config.region = region;
@@ -170,7 +170,7 @@ void add_process_set(Engine& engine, int id, std::vector<int> ranks, std::vector
     table.byte_type = nb::cast<uintptr_t>((*mpi)["byte"]);
     table.request_bytes = nb::cast<size_t>((*mpi)["request_bytes"]);
     table.status_bytes = nb::cast<size_t>((*mpi)["status_bytes"]);
-    table.world_ranks = config.ranks;
+    table.world_ranks = std::move(ranks);
     config.mpi = std::move(table);
   }
   nb::gil_scoped_release release;
@@ -258,9 +258,10 @@ void bind_plan(nb::module_& module) {
 
 }  // namespace
 
-LatenessTable lateness_table(const std::map<int, Lateness>& by_rank) {
+LatenessTable lateness_table(const std::map<WorldRank, Lateness>& by_rank) {
   LatenessTable table;
-  for (const auto& [rank, its] : by_rank) table[rank] = {its.times_last, its.total_seconds, its.longest_seconds};
+  for (const auto& [rank, its] : by_rank)
+    table[number_of(rank)] = {its.times_last, its.total_seconds, its.longest_seconds};
   return table;
 }
 

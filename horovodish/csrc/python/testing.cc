@@ -26,7 +26,7 @@ void bind_negotiation(nb::module_& module) {
              std::vector<RankSet> sets;
              for (const auto& ranks : participants) {
                RankSet set;
-               for (const int rank : ranks) set.add(RankSet(rank));
+               for (const int rank : ranks) set.add(RankSet(WorldRank(rank)));
                sets.push_back(std::move(set));
              }
              return std::make_unique<Negotiation>(root, std::move(sets), cache_capacity);
@@ -41,7 +41,7 @@ void bind_negotiation(nb::module_& module) {
             request.name = name;
             if (broadcast_from) {
               request.kind = Kind::broadcast;
-              request.root = *broadcast_from;
+              request.root = WorldRank(*broadcast_from);
             }
             request.members.assign(members, {name, DType::float32, shape});
             request.family.name = family;
@@ -91,7 +91,7 @@ void bind_negotiation(nb::module_& module) {
                entry["text"] = decision.text;
                entry["number"] = decision.number;
                entry["joined"] = decision.joined_ranks;
-               entry["rank"] = decision.rank;
+               entry["rank"] = number_of(decision.rank);
                entry["absent"] = absent;
                entry["submitted"] = decision.submitted;
                entry["families"] = decision.families;
@@ -145,7 +145,7 @@ class TableAlone final : private OperationTable::Owner {
 
   uint64_t submitted_ = 0;
   nb::list news_;
-  OperationTable table_{0, 0, *this};
+  OperationTable table_{0, WorldRank(0), *this};
 };
 
 void bind_operation_table(nb::module_& module) {

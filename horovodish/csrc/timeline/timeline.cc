@@ -22,7 +22,7 @@ constexpr std::string_view kUnnamed = ".noname.";  // of generated names, before
 
 }  // namespace
 
-struct Timeline::Output {
+struct Timeline::Recording {
   TraceFile file;
   TimelineWriter writer{file};
 };
@@ -31,8 +31,8 @@ Timeline::Timeline(const TimelineConfig& config)
     : mark_cycles_(config.mark_cycles),
       records_(kRecords),
       descriptions_(kDescriptions),
-      output_(new Output{{config.descriptor, config.rank, config.origin}}) {
-  output_->file.name_process(config.name);
+      recording_(new Recording{{config.descriptor, config.rank, config.origin}}) {
+  recording_->file.name_process(config.name);
   writer_ = std::thread([this] { run(); });
 }
 
@@ -115,10 +115,10 @@ void Timeline::finish() {
   finished_ = true;
   write([this] {
     write_records();
-    output_->writer.end_all(now());
-    output_->file.finish();
+    recording_->writer.end_all(now());
+    recording_->file.finish();
   });
-  output_.reset();
+  recording_.reset();
 }
 
 void Timeline::run() {
@@ -148,13 +148,13 @@ void Timeline::write(Step step) noexcept {
 void Timeline::write_records() {
   while (const auto record = records_.take()) {
     if (record->what == What::described) {
-      output_->writer.describe(record->track, descriptions_.take().value());
+      recording_->writer.describe(record->track, descriptions_.take().value());
     } else {
-      output_->writer.take(*record);
+      recording_->writer.take(*record);
     }
   }
-  output_->writer.dropped(dropped_.load(std::memory_order_relaxed), now());
-  output_->file.flush();
+  recording_->writer.dropped(dropped_.load(std::memory_order_relaxed), now());
+  recording_->file.flush();
 }
 
 }  // namespace horovodish

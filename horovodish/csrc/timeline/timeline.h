@@ -107,7 +107,7 @@ class Timeline {
   template <class Step>
   void write(Step step) noexcept;
 
-  struct Output;
+  struct Recording;
 
   const bool mark_cycles_;
   SingleProducerRing<TimelineRecord> records_;
@@ -121,7 +121,7 @@ class Timeline {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool finishing_ = false;  // guarded by mutex_
-  std::unique_ptr<Output> output_;  // the writer's alone until it has ended
+  std::unique_ptr<Recording> recording_;  // the writer's alone until it has ended
   bool failed_ = false;  // likewise
   std::thread writer_;
 };

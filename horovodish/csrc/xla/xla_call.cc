@@ -68,11 +68,11 @@ constexpr const char* kCompileAgain =
 void check_place(const Engine& engine, const Place& place, const xla::CallFrame& frame) {
   const Attributes given(frame);
   const std::string ranks(given.text("ranks"));
-  if (given.number("rank") == engine.rank() && ranks == place.ranks) return;
+  if (given.number("rank") == number_of(engine.rank()) && ranks == place.ranks) return;
   throw std::runtime_error("the program was compiled on rank " + std::to_string(given.number("rank")) +
                            " for a process set of the ranks " + ranks + ", which now is one of " +
-                           (place.ranks.empty() ? "none" : place.ranks) + ", and this is rank " +
-                           std::to_string(engine.rank()) + kCompileAgain);
+                           (place.ranks.empty() ? "none" : place.ranks) + ", and this is " + text_of(engine.rank()) +
+                           kCompileAgain);
 }
 
 // Nor does it change the gradients of its collectives.
@@ -187,7 +187,7 @@ std::shared_ptr<Request> request_of(const xla::CallFrame& frame) {
   request->op = static_cast<ReduceOp>(given.number("op"));
   request->prescale = given.real("prescale");
   request->postscale = given.real("postscale");
-  request->root = static_cast<int>(given.number("root"));
+  request->root = WorldRank(static_cast<int>(given.number("root")));
   request->family = {std::string(given.text("tree")), static_cast<size_t>(given.number("leaves")),
                      given.number("structure"), run_of(frame)};
   const auto names = lines(given.text("members"));

@@ -79,11 +79,11 @@ void NcclPlane::start(std::shared_ptr<Operation> operation) {
   items_.push_back(item);
   order(*item->operation);
   const Request& request = *item->operation->request;
-  if (stays(request)) return;
-  // Every rank must introduce itself for the same operations. The ranks hear the verdict at different times, so only what
+  if (is_local_copy(request)) return;
+  // All ranks must do this for the same operations. They hear the result at different times, so only what
   // has been decided may count here.
-  if (!verdict_ || (verdict_->any_joined && !item->operation->any_joined)) introduce(*item->operation);
-  item->verdict = verdict_;
+  if (!validation_ || (validation_->any_joined && !item->operation->any_joined)) exchange_bootstrap(*item->operation);
+  item->validation = validation_;
   if (request.any_rows()) count(item);
 }
 
@@ -132,10 +132,10 @@ void NcclPlane::order(const Operation& operation) {
   }
 }
 
-void NcclPlane::introduce(const Operation& operation) {
-  verdict_ = std::make_shared<Verdict>();
-  verdict_->any_joined = operation.any_joined;
-  Introduction own;
+void NcclPlane::exchange_bootstrap(const Operation& operation) {
+  validation_ = std::make_shared<Validation>();
+  validation_->any_joined = operation.any_joined;
+  Bootstrap own;
   own.host = host_name();
   own.ordinal = operation.request->device;
   own.shares = config_.shared_gpu;
@@ -171,27 +171,28 @@ void NcclPlane::introduce(const Operation& operation) {
   writer.number(static_cast<uint64_t>(own.nccl_version));
   writer.number(own.shares ? 1 : 0);
   tell_each_other("the ranks' GPUs", writer.take(),
-                  [this, verdict = verdict_](const auto& told) { judge(told, *verdict); });
+                  [this, validation = validation_](const auto& told) { validate(told, *validation); });
 }
 
-void NcclPlane::judge(const std::vector<std::string>& told, Verdict& verdict) const {
-  std::vector<Introduction> ranks;
+void NcclPlane::validate(const std::vector<std::string>& told, Validation& validation) const {
+  std::vector<Bootstrap> ranks;
   for (const std::string& text : told) {
     Reader reader(text);
-    Introduction& rank = ranks.emplace_back();
+    Bootstrap& rank = ranks.emplace_back();
     for (std::string* part : {&rank.problem, &rank.host, &rank.gpu, &rank.gpu_id, &rank.id}) *part = reader.text();
     rank.ordinal = static_cast<int>(reader.signed_number());
     rank.nccl_version = static_cast<int>(reader.number());
     rank.shares = reader.number() != 0;
   }
-  verdict.refusal = refusal(ranks);
-  if (verdict.refusal.empty()) ranks[0].id.copy(verdict.id.bytes, sizeof verdict.id.bytes);  // empty once connected
-  verdict.known = true;
+  validation.refusal = refusal(ranks);
+  if (validation.refusal.empty())
+    ranks[0].id.copy(validation.id.bytes, sizeof validation.id.bytes);  // empty once connected
+  validation.known = true;
 }
 
 // Why these ranks cannot have a communicator, in words better than NCCL's; empty when they can.
-std::string NcclPlane::refusal(const std::vector<Introduction>& ranks) const {
-  const auto name = [this](size_t index) { return "rank " + std::to_string(config_.ranks[index]); };
+std::string NcclPlane::refusal(const std::vector<Bootstrap>& ranks) const {
+  const auto name = [this](size_t index) { return text_of(config_.ranks[index]); };
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (!ranks[i].problem.empty()) return name(i) + " on host " + ranks[i].host + ": " + ranks[i].problem;
   }
@@ -229,19 +230,19 @@ void NcclPlane::count(const std::shared_ptr<Item>& item) {
 bool NcclPlane::advance_first() {
   const std::shared_ptr<Item> item = items_.front();
   Operation& operation = *item->operation;
-  const bool stays = this->stays(*operation.request);
-  if (!item->counted || !(stays || item->verdict->known)) return false;
+  const bool is_local_copy = this->is_local_copy(*operation.request);
+  if (!item->counted || !(is_local_copy || item->validation->known)) return false;
   if (!order_.is_next(config_.process_set, operation.decision)) {
     if (config_.process_set != 0 && !order_.ended().empty()) throw std::runtime_error(order_.ended());
     return false;
   }
-  if (stays) {
+  if (is_local_copy) {
     copy_alone(operation);
     complete(item->operation);
     return true;
   }
   const std::string problem =
-      item->verdict->refusal.empty() ? problem_for_nccl(*operation.request) : item->verdict->refusal;
+      item->validation->refusal.empty() ? problem_for_nccl(*operation.request) : item->validation->refusal;
   if (!problem.empty()) {
     items_.pop_front();
     order_.launched();
@@ -251,7 +252,7 @@ bool NcclPlane::advance_first() {
   const Device::Scope scope(*device_);
   if (!communicator_) {
     const Trace::Span span(operation.trace, Phase::connect);
-    communicator_ = std::make_unique<NcclCommunicator>(*nccl_library(), *device_, item->verdict->id,
+    communicator_ = std::make_unique<NcclCommunicator>(*nccl_library(), *device_, item->validation->id,
                                                        static_cast<int>(config_.ranks.size()), config_.own);
     return true;
   }

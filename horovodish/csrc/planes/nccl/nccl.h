@@ -2,8 +2,8 @@
 //
 // An operation passes these stages; only the first in the queue moves, and all of a rank's process sets share one order
 // of launches (launch_order.h):
-//     introduce   once for the plane: the ranks tell each other their GPUs, and the first one NCCL's id, over the host's
-//                 plane. All ranks see the same, and come to the same verdict. Once more for the first operation without
+//     bootstrap   once for the plane: the ranks tell each other their GPUs, and the first one NCCL's id, over the host's
+//                 plane. All ranks see the same, and come to the same result. Once more for the first operation without
 //                 joined ranks, if a rank had joined before: it may have had no GPU.
 //     count       where the number of rows differs by rank: they tell it each other, likewise
 //     connect     once for the plane: the communicator is made
@@ -28,7 +28,7 @@ namespace horovodish {
 struct NcclConfig {
   int process_set = 0;
   int own = 0;  // index of this rank in `ranks`
-  std::vector<int> ranks;  // of the world
+  std::vector<WorldRank> ranks;
   bool alone = false;  // a rank that is alone uses NCCL, too, even where a copy would do
   bool shared_gpu = false;  // several ranks may use one GPU
 };
@@ -48,13 +48,13 @@ class NcclPlane : public Plane {
 
  private:
   // What the ranks tell each other before the others wait for them.
-  struct Introduction {
+  struct Bootstrap {
     std::string problem, host, gpu, gpu_id;
     int ordinal = -1, nccl_version = 0;
     bool shares = false;
     std::string id;  // of the communicator, from the first rank
   };
-  struct Verdict {
+  struct Validation {
     bool any_joined = false;  // when it was asked for
     bool known = false;
     std::string refusal;  // why this set cannot use NCCL; empty when it can
@@ -62,16 +62,16 @@ class NcclPlane : public Plane {
   };
   struct Item {
     std::shared_ptr<Operation> operation;
-    std::shared_ptr<const Verdict> verdict;
+    std::shared_ptr<const Validation> validation;
     std::optional<RowTable> rows;  // of an allgather or alltoall
     bool counted = true;  // whether the rows are known
     std::unique_ptr<NcclLaunch> launch;  // null until launched
   };
 
   void order(const Operation& operation);
-  void introduce(const Operation& operation);
-  void judge(const std::vector<std::string>& told, Verdict& verdict) const;
-  std::string refusal(const std::vector<Introduction>& ranks) const;
+  void exchange_bootstrap(const Operation& operation);
+  void validate(const std::vector<std::string>& told, Validation& validation) const;
+  std::string refusal(const std::vector<Bootstrap>& ranks) const;
   void count(const std::shared_ptr<Item>& item);
   void tell_each_other(const std::string& name, const std::string& text,
                        std::function<void(const std::vector<std::string>&)> then);
@@ -81,7 +81,7 @@ class NcclPlane : public Plane {
   void copy_alone(Operation& operation);
   void complete(std::shared_ptr<Operation> operation);
   // Whether nothing travels and nothing is multiplied.
-  bool stays(const Request& request) const {
+  bool is_local_copy(const Request& request) const {
     return config_.ranks.size() == 1 && !config_.alone && !is_scaled(request);
   }
   void forget_done();
@@ -93,7 +93,7 @@ class NcclPlane : public Plane {
   const OnRefuse on_refuse_;
 
   Device* device_ = nullptr;  // null until the first operation, and where there is none
-  std::shared_ptr<Verdict> verdict_;  // for operations from now on; null until the first one
+  std::shared_ptr<Validation> validation_;  // for operations from now on; null until the first one
   std::unique_ptr<NcclCommunicator> communicator_;
   std::deque<std::shared_ptr<Item>> items_;
   std::deque<std::shared_ptr<DeviceEvent>> launched_;  // of operations that the GPU has not done yet

@@ -1,0 +1,13 @@
+// A rank of the world. The index of a rank within a process set is a plain int, so neither can be taken for the other.
+#pragma once
+
+#include <string>
+
+namespace horovodish {
+
+enum class WorldRank : int {};
+
+inline int number_of(WorldRank rank) { return static_cast<int>(rank); }
+inline std::string text_of(WorldRank rank) { return "rank " + std::to_string(number_of(rank)); }
+
+}  // namespace horovodish
