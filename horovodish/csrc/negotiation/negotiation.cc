@@ -191,17 +191,15 @@ void Negotiation::state_request(size_t participant, const std::string& name, Sig
 Pending& Negotiation::stated_in_full(const std::string& name) {
   if (const auto found = by_name_.find(name); found != by_name_.end()) return found->second;
   // Others may have stated the same name by its id, with the signature that the cache holds.
-  if (const auto id = cache_.find(name)) spell_out(*id);
-  if (const auto found = by_name_.find(name); found != by_name_.end()) return found->second;
+  if (const auto id = cache_.find(name); id && by_id_.contains(*id)) return to_full_request(*id);
   return by_name_.try_emplace(name, participants_, ++statements_).first->second;
 }
 
 // Statements made by this id so far count as statements by its name from now on.
-void Negotiation::spell_out(Id id) {
+Pending& Negotiation::to_full_request(Id id) {
   auto found = by_id_.extract(id);
-  if (found.empty()) return;
-  found.mapped().spell_out(*cache_.signature(id));
-  by_name_.emplace(cache_.name(id), std::move(found.mapped()));
+  found.mapped().to_full_request(*cache_.signature(id));
+  return by_name_.emplace(cache_.name(id), std::move(found.mapped())).first->second;
 }
 
 void Negotiation::state_joined(size_t participant, WorldRank last_rank) {
@@ -353,7 +351,7 @@ void Negotiation::forget(Id id) {
   down_.forget(id);
   acknowledge();
   if (!lost_) unheard_.add(Forgotten{id, cache_.name(id), signature});
-  spell_out(id);
+  if (by_id_.contains(id)) to_full_request(id);
   cache_.erase(id);
 }
 

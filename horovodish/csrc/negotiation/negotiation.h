@@ -138,7 +138,7 @@ class Negotiation final : private Downward {
   void acknowledge();
   void take_back_waiting(size_t participant);
   Pending& stated_in_full(const std::string& name);
-  void spell_out(Id id);
+  Pending& to_full_request(Id id);
   // Made by a participant that had not heard that it has failed.
   bool is_stale(size_t participant, std::string_view name, std::string_view signature) const;
 

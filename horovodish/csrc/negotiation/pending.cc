@@ -23,7 +23,7 @@ void Pending::add(const Signatures& signatures) {
   }
 }
 
-void Pending::spell_out(const std::string& signature) {
+void Pending::to_full_request(const std::string& signature) {
   RankSet ranks;
   for (size_t i = 0; i < participants_.count(); ++i) {
     if (stated_[i]) ranks.add(participants_.ranks[i]);

@@ -34,7 +34,7 @@ class Pending {
   // In full: the signatures of the participant's ranks. Those that are known already change nothing.
   void add(const Signatures& signatures);
   // What was stated by an id so far was stated with this signature.
-  void spell_out(const std::string& signature);
+  void to_full_request(const std::string& signature);
   // Takes out the statements with such signatures. False when nothing is left. Participants whose other ranks have
   // stated it, too, are incomplete then, unless they have joined.
   bool take_out(const std::function<bool(const std::string&)>& is_stale);
