@@ -19,6 +19,9 @@ constexpr std::chrono::microseconds kFarewellNap{20};
 // MPI moves data while it is asked. A caller that napped between two segments would hold up both ends of the connection:
 // 64 MiB between two hosts then take 1.5 times as long.
 constexpr std::chrono::milliseconds kPollingSpin{2};
+// After this long without news a caller that looks for more lets other threads run in between. The one that it waits for may need
+// this core: ranks in other containers cannot be counted. Earlier it would only be late for the news.
+constexpr std::chrono::microseconds kYieldAfter{10};
 constexpr std::chrono::hours kForEver{24};
 // How long the end of the process waits for threads that are on their way back to Python, which takes microseconds.
 constexpr std::chrono::seconds kReturnLimit{1};
@@ -329,6 +332,7 @@ void Engine::run() {
     doorbell->announce(awaits_news() ? Doorbell::engine : Doorbell::indifferent);
     const bool again = stopping_ || seat_.callers_waiting() || turn();
     const auto limit = nap();
+    sleeps_until_ = Clock::now() + limit.value_or(kForEver);
     seat_.leave();
     if (!again) doorbell->sleep(value, Doorbell::engine, limit);
   }
@@ -346,7 +350,11 @@ void Engine::drive_until(const Handle& handle, Clock::time_point deadline) noexc
     if (now >= deadline) return;
     if (idle_since == Clock::time_point{}) idle_since = now;
     if (now - idle_since < spin()) {
-      pause_processor();
+      if (now - idle_since < kYieldAfter) {
+        pause_processor();
+      } else {
+        std::this_thread::yield();
+      }
       continue;
     }
     say_who_waits();
@@ -367,10 +375,13 @@ void Engine::say_who_waits() noexcept {
   for (auto& [id, set] : process_sets_) set->flush(waiting_threads_.all_wait_in(id));
 }
 
-// Hands the rest of the work back to the engine's thread, which sleeps or waits for the seat.
+// Hands the rest of the work back to the engine's thread, which sleeps or waits for the seat. It is woken where it would sleep for too
+// long.
 void Engine::leave_seat() noexcept {
   doorbell_->announce(awaits_news() ? Doorbell::engine : Doorbell::indifferent);
-  const bool wake = turn() || nap().has_value();
+  const bool moved = turn();
+  const auto limit = nap();
+  const bool wake = moved || (limit && Clock::now() + *limit < sleeps_until_);
   if (wake) doorbell_->announce(Doorbell::nobody);
   const auto doorbell = wake ? doorbell_ : nullptr;
   seat_.leave();

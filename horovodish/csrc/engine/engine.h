@@ -212,6 +212,8 @@ class Engine final : private ProcessSet::Owner {
   }};  // used only by the thread that holds the seat, as the next one
   std::map<int, std::unique_ptr<ProcessSet>> process_sets_;
 
+  Clock::time_point
+      sleeps_until_{};  // the engine's thread, unless it is woken; used only by the thread that holds the seat
   std::atomic<bool> stopping_{false};
   std::atomic<std::thread::id> ends_process_{};  // a thread that called hold_other_threads()
   mutable std::atomic<int> returning_{0};  // threads between begin_return() and end_return()
