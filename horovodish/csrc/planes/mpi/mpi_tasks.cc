@@ -13,9 +13,9 @@ namespace horovodish {
 
 namespace {
 
-// An allreduce of at most this many bytes and ranks takes one step, in which everybody sends everything to everybody.
-constexpr size_t kDirectBytes = 8 << 10;
-constexpr int kDirectRanks = 16;
+// An allreduce in which a rank would send at most this many bytes takes one step, in which everybody sends everything to
+// everybody. A ring sends less, where there are more than two ranks, in twice as many steps for each of them.
+constexpr size_t kDirectBytes = 120 << 10;
 
 // The schedule of a ring that reduces `count` elements in place.
 std::unique_ptr<MpiTask> ring_of(const MpiEnvironment& environment, Schedule schedule, DType dtype, ReduceOp op,
@@ -48,8 +48,9 @@ class DirectAllreduce : public MpiTask {
         count_(count),
         bytes_(count * bytes_of(dtype)),
         blocks_(static_cast<size_t>(environment.ranks()) * bytes_),
-        run_(environment, direct_allgather(environment.rank, environment.ranks(), begins(), count), blocks_.data(),
-             bytes_of(dtype)) {
+        run_(environment,
+             direct_allgather(environment.rank, environment.ranks(), begins(), segment_of(environment, dtype)),
+             blocks_.data(), bytes_of(dtype)) {
     std::memcpy(blocks_.data() + static_cast<size_t>(environment.rank) * bytes_, buffer, bytes_);
   }
 
@@ -263,7 +264,7 @@ class RowsTask : public MpiTask {
 
 std::unique_ptr<MpiTask> make_allreduce(const MpiEnvironment& environment, DType dtype, ReduceOp op,
                                         const Scaling& scaling, std::byte* buffer, size_t count) {
-  if (count * bytes_of(dtype) <= kDirectBytes && environment.ranks() <= kDirectRanks) {
+  if (count * bytes_of(dtype) * static_cast<size_t>(environment.ranks() - 1) <= kDirectBytes) {
     return std::make_unique<DirectAllreduce>(environment, dtype, op, scaling, buffer, count);
   }
   auto schedule = ring_allreduce(environment.rank, environment.ranks(), count, segment_of(environment, dtype));
