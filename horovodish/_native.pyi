@@ -193,3 +193,14 @@ class testing:
     def exchange_tags(hosts: list[list[int]], chunk: int, generation: int) -> list[int]: ...
     @staticmethod
     def lines(text: str) -> list[str]: ...
+    @staticmethod
+    def reduce_with(
+        *,
+        level: int,
+        dtype: int,
+        op: int,
+        values: list[bytes],
+        prescale: float,
+        postscale: float,
+        divisor: int,
+    ) -> bytes | None: ...

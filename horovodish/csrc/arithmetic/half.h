@@ -16,12 +16,13 @@ struct BFloat16 {
 
 inline float to_float(BFloat16 value) { return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16); }
 
-// For what arithmetic makes of bfloat16 numbers: of a NaN, the bits that are cut off are then zero, so rounding does not
-// reach the others.
-inline BFloat16 to_bfloat16(float value) {
+// The bits whose upper half is the nearest bfloat16, for what arithmetic makes of bfloat16 numbers: of a NaN, the bits that are
+// cut off are then zero, so rounding does not reach the others.
+inline uint32_t rounded_bits(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
-  return {static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+  return bits + 0x7fff + ((bits >> 16) & 1);
 }
+inline BFloat16 to_bfloat16(float value) { return {static_cast<uint16_t>(rounded_bits(value) >> 16)}; }
 
 inline float to_float(Float16 value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;

@@ -1,5 +1,7 @@
 #include "arithmetic/instructions.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #if defined(__x86_64__)
@@ -7,6 +9,12 @@
 #endif
 
 namespace horovodish {
+
+namespace {
+std::atomic<Instructions> allowed{Instructions::x86_64_v4};
+}
+
+void limit_instructions(Instructions most) { allowed = most; }
 
 #if defined(__x86_64__)
 
@@ -44,7 +52,7 @@ Instructions detected() {
 
 Instructions instructions() {
   static const Instructions level = detected();
-  return level;
+  return std::min(level, allowed.load(std::memory_order_relaxed));
 }
 
 #else

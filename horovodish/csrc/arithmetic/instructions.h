@@ -6,6 +6,8 @@ namespace horovodish {
 enum class Instructions { baseline, x86_64_v3, x86_64_v4 };
 
 Instructions instructions();
+// For tests: from now on no others are used, though the processor may have more.
+void limit_instructions(Instructions most);
 
 }  // namespace horovodish
 

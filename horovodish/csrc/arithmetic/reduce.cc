@@ -12,6 +12,10 @@
 #include "arithmetic/instructions.h"
 #include "arithmetic/standard_floats.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #define HOROVODISH_INLINE inline __attribute__((always_inline))
 // Of a loop: its target may be one of its sources, but no element depends on another.
 #if defined(__clang__)
@@ -45,6 +49,46 @@ struct Element<BFloat16> {
   static HOROVODISH_INLINE float load(BFloat16 value) { return to_float(value); }
   static HOROVODISH_INLINE BFloat16 store(float value) { return to_bfloat16(value); }
 };
+
+#if defined(__x86_64__)
+// Processors that have the instructions of x86-64-v3 convert eight float16 numbers at once. Compilers do not find that by themselves.
+constexpr size_t kConverted = 8;
+__attribute__((target("avx,f16c"))) void widen(const Float16* from, float* to, size_t count) {
+  size_t i = 0;
+  for (; i + kConverted <= count; i += kConverted) {
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+  }
+  for (; i < count; ++i) to[i] = to_float(from[i]);
+}
+__attribute__((target("avx,f16c"))) void narrow(const float* from, Float16* to, size_t count) {
+  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  size_t i = 0;
+  for (; i + kConverted <= count; i += kConverted) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), kNearest));
+  }
+  for (; i < count; ++i) to[i] = to_float16(from[i]);
+}
+bool converts_float16() { return instructions() >= Instructions::x86_64_v3; }
+#else
+constexpr bool converts_float16() { return false; }
+void widen(const Float16*, float*, size_t) {}
+void narrow(const float*, Float16*, size_t) {}
+#endif
+
+template <class T, class A>
+HOROVODISH_INLINE void load_block(const T* from, A* to, size_t count) {
+  if constexpr (std::is_same_v<T, Float16>) {
+    if (converts_float16()) return widen(from, to, count);
+  }
+  for (size_t i = 0; i < count; ++i) to[i] = Element<T>::load(from[i]);
+}
+template <class T, class A>
+HOROVODISH_INLINE void store_block(const A* from, T* to, size_t count) {
+  if constexpr (std::is_same_v<T, Float16>) {
+    if (converts_float16()) return narrow(from, to, count);
+  }
+  for (size_t i = 0; i < count; ++i) to[i] = Element<T>::store(from[i]);
+}
 
 template <class A>
 HOROVODISH_INLINE A scaled(A value, double factor) {
@@ -110,6 +154,32 @@ HOROVODISH_INLINE T finished(A value, double factor) {
   return Element<T>::store(value);
 }
 
+HOROVODISH_INLINE uint32_t word_at(const BFloat16* numbers) {
+  uint32_t word;
+  std::memcpy(&word, numbers, sizeof word);
+  return word;
+}
+
+// bfloat16 numbers by pairs, as the two halves of a word. Each is a float once the other half is cleared or shifted out, so no
+// number changes its place in a vector register, which would take longer than the arithmetic. `count` is even.
+template <bool kScaled, class Op>
+HOROVODISH_INLINE void reduce_pairs(BFloat16* target, const BFloat16* left, const BFloat16* right, size_t count,
+                                    float factor, Op op) {
+  constexpr uint32_t kUpper = 0xffff0000;
+  HOROVODISH_INDEPENDENT
+  for (size_t i = 0; i < count; i += 2) {
+    const uint32_t a = word_at(left + i), b = word_at(right + i);
+    float lower = op(std::bit_cast<float>(a << 16), std::bit_cast<float>(b << 16));
+    float upper = op(std::bit_cast<float>(a & kUpper), std::bit_cast<float>(b & kUpper));
+    if constexpr (kScaled) {
+      lower *= factor;
+      upper *= factor;
+    }
+    const uint32_t pair = rounded_bits(lower) >> 16 | (rounded_bits(upper) & kUpper);
+    std::memcpy(target + i, &pair, sizeof pair);
+  }
+}
+
 // Where nothing is scaled before the reduction, and only floating-point numbers after it: each element is read and written
 // once, but for what more than two sources keep in the accumulator.
 template <class T, class Op>
@@ -120,8 +190,17 @@ HOROVODISH_INLINE void reduce_unscaled(T* target, const T* const* sources, size_
   const T* const first = sources[0];
   const T* const last = sources[sources_count - 1];
   if (sources_count == 2) {
+    size_t done = 0;
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      done = count / 2 * 2;
+      if (factor == 1.0) {
+        reduce_pairs<false>(target, first, last, done, 1, op);
+      } else {
+        reduce_pairs<true>(target, first, last, done, static_cast<float>(factor), op);
+      }
+    }
     HOROVODISH_INDEPENDENT
-    for (size_t i = 0; i < count; ++i) target[i] = finished<T>(op(E::load(first[i]), E::load(last[i])), factor);
+    for (size_t i = done; i < count; ++i) target[i] = finished<T>(op(E::load(first[i]), E::load(last[i])), factor);
     return;
   }
   A accumulator[kBlock];
@@ -140,7 +219,7 @@ HOROVODISH_INLINE void reduce_unscaled(T* target, const T* const* sources, size_
   }
 }
 
-// Everything else, in passes over blocks. The operator is chosen for each block: compiling all passes for each operator
+// Everything else, and float16 where the processor converts it, in passes over blocks. The operator is chosen for each block: compiling all passes for each operator
 // would take several times as long.
 template <class T>
 HOROVODISH_INLINE void reduce_scaled(ReduceOp op, T* target, const T* const* sources, size_t sources_count,
@@ -154,10 +233,9 @@ HOROVODISH_INLINE void reduce_scaled(ReduceOp op, T* target, const T* const* sou
     for (size_t s = 0; s < sources_count; ++s) {
       const T* source = sources[s] + begin;
       A* const loaded = s == 0 ? accumulator : block;
-      if (prescale == 1.0) {
-        for (size_t i = 0; i < length; ++i) loaded[i] = E::load(source[i]);
-      } else {
-        for (size_t i = 0; i < length; ++i) loaded[i] = scaled(E::load(source[i]), prescale);
+      load_block(source, loaded, length);
+      if (prescale != 1.0) {
+        for (size_t i = 0; i < length; ++i) loaded[i] = scaled(loaded[i], prescale);
       }
       if (s == 0) continue;
       with_operator(op, [&](auto combine) __attribute__((always_inline)) {
@@ -172,7 +250,7 @@ HOROVODISH_INLINE void reduce_scaled(ReduceOp op, T* target, const T* const* sou
     if (factor != 1.0) {
       for (size_t i = 0; i < length; ++i) accumulator[i] = scaled(accumulator[i], factor);
     }
-    for (size_t i = 0; i < length; ++i) target[begin + i] = E::store(accumulator[i]);
+    store_block(accumulator, target + begin, length);
   }
 }
 
@@ -184,7 +262,8 @@ HOROVODISH_INLINE void reduce_typed(ReduceOp op, void* to, const void* const* fr
   auto* const target = static_cast<T*>(to);
   const auto* const sources = reinterpret_cast<const T* const*>(from);
   const double factor = is_floating ? scaling.postscale / scaling.divisor : scaling.postscale;
-  if (scaling.prescale != 1.0 || (!is_floating && (factor != 1.0 || scaling.divisor != 1))) {
+  const bool converts = std::is_same_v<T, Float16> && converts_float16();
+  if (converts || scaling.prescale != 1.0 || (!is_floating && (factor != 1.0 || scaling.divisor != 1))) {
     return reduce_scaled(op, target, sources, sources_count, count, scaling.prescale, factor, scaling.divisor);
   }
   if (sources_count == 1) {

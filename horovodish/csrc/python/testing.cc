@@ -1,8 +1,11 @@
 // Parts of the engine without I/O, for its tests.
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "abi/mpi_requests.h"
+#include "arithmetic/instructions.h"
+#include "arithmetic/reduce.h"
 #include "engine/operation_table.h"
 #include "negotiation/tree.h"
 #include "planes/mpi/schedule.h"
@@ -245,6 +248,25 @@ void bind_schedules(nb::module_& module) {
   });
 }
 
+// The reduction of values with no more instructions than `level`, which are numbered from 0. Null where the processor lacks them.
+std::optional<nb::bytes> reduce_with(int level, int dtype, int op, const std::vector<nb::bytes>& values,
+                                     double prescale, double postscale, int divisor) {
+  const auto wanted = static_cast<Instructions>(level);
+  limit_instructions(wanted);
+  const bool has_them = instructions() == wanted;
+  std::vector<const void*> sources;
+  for (const nb::bytes& each : values) sources.push_back(each.c_str());
+  std::string target(values.at(0).size(), '\0');
+  const auto type = static_cast<DType>(dtype);
+  if (has_them) {
+    reduce(type, static_cast<ReduceOp>(op), target.data(), sources.data(), sources.size(),
+           target.size() / bytes_of(type), {prescale, postscale, divisor});
+  }
+  limit_instructions(Instructions::x86_64_v4);
+  if (!has_them) return std::nullopt;
+  return as_bytes(target);
+}
+
 }  // namespace
 
 void bind_testing(nb::module_& module) {
@@ -254,6 +276,8 @@ void bind_testing(nb::module_& module) {
   bind_timeline(module);
   bind_schedules(module);
   module.def("lines", &lines);
+  module.def("reduce_with", &reduce_with, nb::kw_only(), nb::arg("level"), nb::arg("dtype"), nb::arg("op"),
+             nb::arg("values"), nb::arg("prescale"), nb::arg("postscale"), nb::arg("divisor"));
 }
 
 }  // namespace horovodish
