@@ -198,7 +198,7 @@ $(foreach sanitizer,$(SANITIZERS),$(eval $(call sanitized,$(sanitizer))))
 explore: build/explore
 	build/explore deep
 
-NEGOTIATION_SOURCES = $(addprefix horovodish/csrc/negotiation/,negotiation.cc negotiation_messages.cc pending.cc request.cc rank_set.cc \
+NEGOTIATION_SOURCES = $(addprefix horovodish/csrc/negotiation/,negotiation.cc pending.cc request.cc rank_set.cc \
 	response_cache.cc unheard.cc)
 build/explore: tests/native/explore.cc $(NEGOTIATION_SOURCES) $(wildcard horovodish/csrc/*/*.h)
 	@mkdir -p build

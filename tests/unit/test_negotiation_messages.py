@@ -67,7 +67,7 @@ UP, DOWN = [*statements(1), *statements(2)], decisions()
         (b"\0\1", "it names an unknown id"),
         (b"\1\1\xff\xff\3", "it names an unknown id"),
         (b"\0" + HUGE, "there is no"),
-        (b"\4\1a\0\0\0", "no request"),
+        (b"\4\1a\0\0\0", "a request of no rank"),
         (b"\4\1a\0\0" + HUGE, "there is no"),
         (b"\4\1a\0\0\1\0\0", "a request of no rank"),
         (b"\4\1a\1\5\2\0", "ranks out of order"),

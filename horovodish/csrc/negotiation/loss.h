@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 
 #include "negotiation/wire.h"
 
@@ -13,7 +14,8 @@ enum class Loss : uint64_t {
   failed,  // a rank has died, or leaves because of an error: it does not finalize MPI
   stall,   // nobody has gone, but some have waited for too long
 };
-inline constexpr uint64_t kLosses = 3;
+template <>
+inline constexpr uint64_t kEnumerators<Loss> = 3;
 
 struct Lost {
   Loss loss = Loss::left;
@@ -21,16 +23,7 @@ struct Lost {
   uint64_t finished = 0;
   std::string text = {};
 
-  void encode(Writer& writer) const {
-    writer.number(static_cast<uint64_t>(loss));
-    writer.number(finished);
-    writer.text(text);
-  }
-  static Lost decode(Reader& reader) {
-    const auto loss = static_cast<Loss>(reader.number_below(kLosses));
-    const uint64_t finished = reader.number();
-    return {loss, finished, std::string(reader.text())};
-  }
+  static auto fields(auto& its) { return std::tie(its.loss, its.finished, its.text); }
 };
 
 }  // namespace horovodish

@@ -1,6 +1,7 @@
 #include "negotiation/negotiation.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <limits>
 #include <map>
@@ -18,11 +19,18 @@ constexpr const char* kRemedies =
     "numbers "
     "of batches (use a sampler that gives all the same number, or call hvd.join() after a rank's last batch), or a "
     "collective is called under `if rank == 0:`.";
+// Statements less than this apart count as made at one time, so that they need not say it each.
+constexpr double kMomentSeconds = 1e-4;
 constexpr uint64_t kDoesNotWait = std::numeric_limits<uint64_t>::max();  // instead of a number of decisions
 
 std::vector<std::string> families_of(const Request& request) {
   if (request.family.name.empty()) return {};
   return {request.family.name};
+}
+
+bool is_same_moment(const Span& a, const Span& b) {
+  return a.last_rank == b.last_rank && std::abs(a.first_seconds - b.first_seconds) < kMomentSeconds &&
+         std::abs(a.last_seconds - b.last_seconds) < kMomentSeconds;
 }
 
 template <class Key>
@@ -44,23 +52,37 @@ void Lateness::add(double seconds) {
 }
 
 // What a child says of its subtree counts for its participant; what it passes on of single ranks is for the root.
-class Negotiation::Child final : public Upward {
+class Negotiation::Child {
  public:
   Child(Negotiation& node, size_t participant) : node_(node), participant_(participant) {}
 
-  void ready(Id id, const Statement& statement) override { node_.state_id(participant_, id, statement); }
-  void request(std::string_view name, const Signatures& signatures, const Statement& statement) override {
-    node_.state_request(participant_, std::string(name), signatures, statement);
+  void operator()(const Span& span) {
+    // Another host's clock may be ahead of ours.
+    const double ahead = std::max(span.last_seconds - node_.now_, 0.0);
+    span_ = {span.last_rank, span.first_seconds - ahead, span.last_seconds - ahead};
   }
-  void joined(WorldRank last_rank) override { node_.state_joined(participant_, last_rank); }
-  void waiting(uint64_t decisions_seen) override { node_.state_waiting(participant_, decisions_seen); }
-  void heard() override { node_.hear(participant_); }
-  void lost(const Lost& lost) override { node_.lost(lost); }
-  void say(const Note& note) override { node_.say(note); }
+  void operator()(Ready ready) {
+    ready.statement.span = span_;
+    node_.state_id(participant_, ready.id, ready.statement);
+  }
+  void operator()(FullRequest request) {
+    const auto is_of_nobody = [](const auto& its) { return its.second.empty(); };
+    if (request.signatures.empty() || std::ranges::any_of(request.signatures, is_of_nobody)) {
+      throw std::runtime_error("control message: a request of no rank");
+    }
+    request.statement.span = span_;
+    node_.state_request(participant_, std::string(request.name), std::move(request.signatures), request.statement);
+  }
+  void operator()(const Joined& joined) { node_.state_joined(participant_, joined.last_rank); }
+  void operator()(const Waiting& waiting) { node_.state_waiting(participant_, waiting.decisions_seen); }
+  void operator()(const Heard&) { node_.hear(participant_); }
+  void operator()(const Lost& lost) { node_.lost(lost); }
+  void operator()(const Note& note) { node_.say(note); }
 
  private:
   Negotiation& node_;
   const size_t participant_;
+  Span span_;
 };
 
 Negotiation::Negotiation(bool root, std::vector<RankSet> participants, size_t cache_capacity)
@@ -68,15 +90,20 @@ Negotiation::Negotiation(bool root, std::vector<RankSet> participants, size_t ca
       participants_(std::move(participants)),
       cache_(cache_capacity),
       unheard_(participants_.count() - 1),
-      waiting_(participants_.count()),
-      up_(participants_.count() == 1) {}
+      waiting_(participants_.count()) {}
 
 void Negotiation::from_child(size_t child, std::string_view message) {
-  Child receiver(*this, child);
-  read_upward(message, participants_.ranks[child], now_, receiver);
+  UpwardRecords::read(message, Child(*this, child));
 }
 
-void Negotiation::from_parent(std::string_view message) { read_downward(message, *this); }
+void Negotiation::from_parent(std::string_view message) {
+  DownwardRecords::read(message, [this](const auto& decided) { apply(decided); });
+}
+
+std::string Negotiation::take_for_parent() {
+  span_.reset();
+  return up_.take();
+}
 
 void Negotiation::submit(std::string_view name, std::string_view signature, const Mask& absent) {
   if (participants_.joined[0]) {
@@ -109,27 +136,27 @@ void Negotiation::take_back_flush() {
 void Negotiation::join() { state_joined(0, own_rank()); }
 
 void Negotiation::lost(const Lost& lost) {
-  if (root_) return give_up(lost);
-  up_.lost(lost);
+  if (root_) return apply(lost);
+  up_.add(lost);
 }
 
 void Negotiation::say(const Note& note) {
   if (root_) {
     decisions_.push_back({.type = Decision::Type::said, .note = note});
   } else {
-    up_.say(note);
+    up_.add(note);
     urgent_ = true;
   }
 }
 
 void Negotiation::announce(const Note& note) {
-  down_.announce(note);
+  down_.add(note);
   decisions_.push_back({.type = Decision::Type::announced, .note = note});
 }
 
 // For the parent's Unheard.
 void Negotiation::acknowledge() {
-  if (!root_) up_.heard();
+  if (!root_) up_.add(Heard{});
 }
 
 std::optional<Decision> Negotiation::take_decision() {
@@ -222,7 +249,7 @@ void Negotiation::state_waiting(size_t participant, uint64_t decisions_seen) {
 void Negotiation::take_back_waiting(size_t participant) {
   const bool said_so = !root_ && all_wait();
   waiting_[participant].reset();
-  if (said_so) up_.waiting(kDoesNotWait);
+  if (said_so) up_.add(Waiting{kDoesNotWait});
 }
 
 bool Negotiation::all_wait() const {
@@ -236,19 +263,26 @@ void Negotiation::finish_id(Id id) {
   Pending& pending = by_id_.at(id);
   if (root_) return decide(cache_.name(id), *cache_.signature(id), pending.summary(), id);
   pending.set_passed_up();
-  up_.ready(id, pending.summary());
+  pass_up(Ready{id, pending.summary()});
 }
 
 void Negotiation::finish_request(const std::string& name) {
   Pending& pending = by_name_.at(name);
   if (root_) {
     const Mismatch mismatch = find_mismatch(pending.signatures());
-    if (!mismatch.text.empty()) return fail(name, mismatch.text, mismatch.families);
+    if (!mismatch.text.empty()) return apply(Fail{name, mismatch.text, mismatch.families});
     const std::string signature = pending.signatures()[0].first;
     return decide(name, signature, pending.summary(), std::nullopt);
   }
   pending.set_passed_up();
-  up_.request(name, pending.signatures(), pending.summary());
+  pass_up(FullRequest{name, pending.summary(), pending.signatures()});
+}
+
+template <class Record>
+void Negotiation::pass_up(const Record& record) {
+  const Span& span = record.statement.span;
+  if (!span_ || !is_same_moment(*span_, span)) up_.add(span_.emplace(span));
+  up_.add(record);
 }
 
 void Negotiation::finish_complete() {
@@ -266,15 +300,15 @@ void Negotiation::finish_complete() {
 void Negotiation::finish_joined() {
   const auto& joined = participants_.joined;
   if (joined_sent_ || std::find(joined.begin(), joined.end(), false) != joined.end()) return;
-  if (root_) return join_done(last_joined_);
+  if (root_) return apply(JoinDone{last_joined_});
   joined_sent_ = true;
-  up_.joined(last_joined_);
+  up_.add(Joined{last_joined_});
 }
 
 // Ranks that wait at the same point of the decision stream will not say anything more before the next decision.
 void Negotiation::finish_waiting() {
   if (!all_wait()) return;
-  if (!root_) return up_.waiting(decisions_seen_);
+  if (!root_) return up_.add(Waiting{decisions_seen_});
   if (!anything_pending()) return;
   decisions_.push_back(
       {.type = Decision::Type::stuck,
@@ -287,27 +321,27 @@ void Negotiation::decide(const std::string& name, const std::string& signature, 
   if (!statement.joined.empty()) {
     const Request request = Request::decode(signature);
     const std::string problem = request.problem_with_joined(statement.joined);
-    if (!problem.empty()) return fail(name, problem, families_of(request));
+    if (!problem.empty()) return apply(Fail{name, problem, families_of(request)});
   }
-  lateness_[*statement.span.last_rank].add(statement.span.seconds());
+  lateness_[statement.span.last_rank].add(statement.span.seconds());
   if (id) {
-    execute(*id, statement.joined.count(), statement.absent);
+    apply(Execute{*id, statement.joined.count(), statement.absent});
   } else {
     decide_new(name, signature, statement.joined.count(), statement.absent);
   }
 }
 
 void Negotiation::decide_new(const std::string& name, const std::string& signature, int joined, const Mask& absent) {
-  Id victim = kNotCached;
+  Id victim = 0;
   bool room = true;
   if (const auto old = cache_.find(name)) {
-    forget(*old);
+    apply(Forget{*old});
   } else {
     const auto space = cache_.make_room(name, victim);
-    if (space == ResponseCache::Room::evict) forget(victim);
+    if (space == ResponseCache::Room::evict) apply(Forget{victim});
     room = space != ResponseCache::Room::none;
   }
-  execute_new(room ? cache_.next_id() : kNotCached, name, signature, joined, absent);
+  apply(ExecuteNew{room ? cache_.next_id() : ExecuteNew::kNotCached, name, signature, joined, absent});
 }
 
 const std::string& Negotiation::known_signature(Id id) const {
@@ -316,27 +350,25 @@ const std::string& Negotiation::known_signature(Id id) const {
   return *signature;
 }
 
-void Negotiation::execute(Id id, int joined, const Mask& absent) {
-  const std::string& signature = known_signature(id);
-  down_.execute(id, joined, absent);
-  const auto pending = by_id_.extract(id);
-  const bool submitted = !pending.empty() && pending.mapped().stated_here();
-  cache_.touch(id);
-  decisions_.push_back({.type = Decision::Type::execute,
-                        .name = cache_.name(id),
-                        .submitted = submitted,
-                        .signature = submitted ? std::string{} : signature,
-                        .joined_ranks = joined,
-                        .absent = absent,
-                        .number = ++decisions_seen_});
+void Negotiation::apply(const Execute& decided) {
+  const std::string& signature = known_signature(decided.id);
+  down_.add(decided);
+  const auto pending = by_id_.extract(decided.id);
+  cache_.touch(decided.id);
+  execute(cache_.name(decided.id), signature, !pending.empty() && pending.mapped().stated_here(), decided.joined,
+          decided.absent);
 }
 
-void Negotiation::execute_new(Id id, std::string_view name, std::string_view signature, int joined,
-                              const Mask& absent) {
-  down_.execute_new(id, name, signature, joined, absent);
-  const auto pending = by_name_.extract(std::string(name));
-  const bool submitted = !pending.empty() && pending.mapped().stated_here();
-  if (id != kNotCached) cache_.insert(id, name, signature);
+void Negotiation::apply(const ExecuteNew& decided) {
+  down_.add(decided);
+  const auto pending = by_name_.extract(std::string(decided.name));
+  if (decided.id != ExecuteNew::kNotCached) cache_.insert(decided.id, decided.name, decided.signature);
+  execute(decided.name, decided.signature, !pending.empty() && pending.mapped().stated_here(), decided.joined,
+          decided.absent);
+}
+
+void Negotiation::execute(std::string_view name, std::string_view signature, bool submitted, int joined,
+                          const Mask& absent) {
   decisions_.push_back({.type = Decision::Type::execute,
                         .name = std::string(name),
                         .submitted = submitted,
@@ -346,19 +378,20 @@ void Negotiation::execute_new(Id id, std::string_view name, std::string_view sig
                         .number = ++decisions_seen_});
 }
 
-void Negotiation::forget(Id id) {
+void Negotiation::apply(const Forget& decided) {
+  const Id id = decided.id;
   const std::string& signature = known_signature(id);
-  down_.forget(id);
+  down_.add(decided);
   acknowledge();
   if (!lost_) unheard_.add(Forgotten{id, cache_.name(id), signature});
   if (by_id_.contains(id)) to_full_request(id);
   cache_.erase(id);
 }
 
-void Negotiation::fail(std::string_view name, std::string_view text, const std::vector<std::string>& families) {
-  down_.fail(name, text, families);
+void Negotiation::apply(const Fail& decided) {
+  down_.add(decided);
   acknowledge();
-  const Failed failed{std::string(name), families};
+  const Failed failed{std::string(decided.name), decided.families};
   if (!lost_) unheard_.add(failed);
   std::erase_if(
       by_id_, [&](const auto& entry) { return failed.ends(cache_.name(entry.first), *cache_.signature(entry.first)); });
@@ -367,25 +400,27 @@ void Negotiation::fail(std::string_view name, std::string_view text, const std::
     entry = entry->second.take_out(is_stale) ? std::next(entry) : by_name_.erase(entry);
   }
   std::erase_if(after_join_, [&](const HeldBack& its) { return failed.ends(its.name, its.signature); });
-  decisions_.push_back(
-      {.type = Decision::Type::fail, .name = std::string(name), .text = std::string(text), .families = families});
+  decisions_.push_back({.type = Decision::Type::fail,
+                        .name = failed.name,
+                        .text = std::string(decided.text),
+                        .families = failed.families});
   ++decisions_seen_;
   // Where ranks of a family are taken out, those that are left may be complete: the others have joined.
   if (!joined_sent_) finish_complete();
 }
 
-void Negotiation::join_done(WorldRank last_rank) {
-  down_.join_done(last_rank);
+void Negotiation::apply(const JoinDone& decided) {
+  down_.add(decided);
   participants_.joined.assign(participants_.count(), false);
   joined_sent_ = false;
-  decisions_.push_back({.type = Decision::Type::join_done, .rank = last_rank});
+  decisions_.push_back({.type = Decision::Type::join_done, .rank = decided.last_rank});
   ++decisions_seen_;
   for (const HeldBack& its : std::exchange(after_join_, {})) submit(its.name, its.signature, its.absent);
 }
 
-void Negotiation::give_up(const Lost& lost) {
+void Negotiation::apply(const Lost& lost) {
   if (lost_ && lost.loss <= lost_->loss && lost.finished >= finished_) return;
-  down_.give_up(lost);
+  down_.add(lost);
   by_id_.clear();
   by_name_.clear();
   unheard_.clear();

@@ -68,7 +68,7 @@ struct Decision {
   Note note = {};
 };
 
-class Negotiation final : private Downward {
+class Negotiation {
  public:
   // `root`: this node has no parent. `participants[0]` is this rank, the others are the subtrees of its children.
   Negotiation(bool root, std::vector<RankSet> participants, size_t cache_capacity);
@@ -81,7 +81,7 @@ class Negotiation final : private Downward {
 
   // A rank has gone. Known first to this node, or the parent itself is the one that has gone.
   void lost(const Lost& lost);
-  void parent_lost(const Lost& lost) { give_up(lost); }
+  void parent_lost(const Lost& lost) { apply(lost); }
   uint64_t decisions_seen() const { return decisions_seen_; }
 
   bool anything_pending() const { return !by_id_.empty() || !by_name_.empty(); }
@@ -94,7 +94,7 @@ class Negotiation final : private Downward {
   std::string describe_pending() const;
   // To the root, or from the root to every rank.
   void say(const Note& note);
-  void announce(const Note& note) override;
+  void announce(const Note& note);
   // Whether the parent should be woken for what take_for_parent() gave.
   bool take_urgent() { return std::exchange(urgent_, false); }
 
@@ -106,7 +106,7 @@ class Negotiation final : private Downward {
   void from_child(size_t child, std::string_view message);
   void from_parent(std::string_view message);
 
-  std::string take_for_parent() { return up_.take(); }
+  std::string take_for_parent();
   std::string take_for_children() { return down_.take(); }
   // The oldest decision that this rank has not taken yet. Until it takes a failure, it may submit what that ends.
   std::optional<Decision> take_decision();
@@ -118,6 +118,7 @@ class Negotiation final : private Downward {
   uint64_t full_requests() const { return full_requests_; }
 
  private:
+  using Id = ResponseCache::Id;
   class Child;
   struct HeldBack {
     std::string name, signature;
@@ -145,6 +146,8 @@ class Negotiation final : private Downward {
   // All participants have made them: the root decides, another node tells its parent.
   void finish_id(Id id);
   void finish_request(const std::string& name);
+  template <class Record>
+  void pass_up(const Record& record);
   void finish_complete();
   void finish_joined();
   void finish_waiting();
@@ -153,12 +156,14 @@ class Negotiation final : private Downward {
 
   const std::string& known_signature(Id id) const;
   // Decisions, made by the root or received from the parent: passed on, and applied in the same order on every rank.
-  void execute(Id id, int joined, const Mask& absent) override;
-  void execute_new(Id id, std::string_view name, std::string_view signature, int joined, const Mask& absent) override;
-  void forget(Id id) override;
-  void fail(std::string_view name, std::string_view text, const std::vector<std::string>& families) override;
-  void join_done(WorldRank last_rank) override;
-  void give_up(const Lost& lost) override;
+  void apply(const Execute& decided);
+  void apply(const ExecuteNew& decided);
+  void apply(const Forget& decided);
+  void apply(const Fail& decided);
+  void apply(const JoinDone& decided);
+  void apply(const Lost& lost);
+  void apply(const Note& note) { announce(note); }
+  void execute(std::string_view name, std::string_view signature, bool submitted, int joined, const Mask& absent);
 
   const bool root_;
   Participants participants_;
@@ -179,8 +184,9 @@ class Negotiation final : private Downward {
   std::map<WorldRank, Lateness> lateness_;  // by rank
   std::optional<Lost> lost_;  // the first one
   uint64_t finished_ = 0;  // the least of all that were lost
-  UpwardWriter up_;
-  DownwardWriter down_;
+  UpwardRecords up_;
+  std::optional<Span> span_;  // that is in `up_` last
+  DownwardRecords down_;
   std::deque<Decision> decisions_;
 };
 

@@ -1,100 +1,98 @@
 // What the neighbours in the negotiation's tree say to each other: statements upwards, decisions downwards.
-//
-// A message is a sequence of records. Each is a call of Upward or Downward: a writer writes it down, and reading the
-// message makes the same call again at the other end of the edge.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "negotiation/loss.h"
 #include "negotiation/note.h"
-#include "negotiation/rank_set.h"
 #include "negotiation/records.h"
 #include "negotiation/response_cache.h"
 #include "negotiation/statement.h"
 
 namespace horovodish {
 
-class Upward {
- public:
-  using Id = ResponseCache::Id;
-  virtual ~Upward() = default;
+// Upwards, of the sender's whole subtree. Its ranks have made the statements in the Span that was sent last.
 
-  // Of the sender's whole subtree:
-  virtual void ready(Id id, const Statement& statement) = 0;  // for a tensor that the cache knows
-  virtual void request(std::string_view name, const Signatures& signatures, const Statement& statement) = 0;  // in full
-  virtual void joined(WorldRank last_rank) = 0;
-  virtual void waiting(uint64_t decisions_seen) = 0;
-  // Of the sender: it has applied one more of the decisions that its parent remembers for it, see unheard.h.
-  virtual void heard() = 0;
-  // Of single ranks, for the root:
-  virtual void lost(const Lost& lost) = 0;
-  virtual void say(const Note& note) = 0;
+struct Ready {  // for a tensor that the cache knows
+  ResponseCache::Id id = 0;
+  Statement statement = {};
+
+  bool is_only_an_id() const { return statement.joined.empty() && statement.absent.empty(); }
+  static auto fields(auto& its) { return std::tie(its.id, its.statement); }
 };
 
-class Downward {
- public:
-  using Id = ResponseCache::Id;
-  static constexpr Id kNotCached = 0;
-  virtual ~Downward() = default;
+struct FullRequest {
+  std::string_view name;
+  Statement statement;
+  Signatures signatures;
 
-  // `joined`: how many ranks do not contribute. `absent`: members that no rank has a value for.
-  virtual void execute(Id id, int joined, const Mask& absent) = 0;
-  // What was stated in full. It enters the cache, unless `id` is kNotCached.
-  virtual void execute_new(Id id, std::string_view name, std::string_view signature, int joined,
-                           const Mask& absent) = 0;
-  virtual void forget(Id id) = 0;  // it leaves the cache
-  virtual void fail(std::string_view name, std::string_view text, const std::vector<std::string>& families) = 0;
-  virtual void join_done(WorldRank last_rank) = 0;
-  virtual void give_up(const Lost& lost) = 0;  // whatever is undecided
-  virtual void announce(const Note& note) = 0;
+  static auto fields(auto& its) { return std::tie(its.name, its.statement, its.signatures); }
 };
 
-class UpwardWriter final : public Upward {
- public:
-  // `leaf`: the subtree is one rank. That it was the first and the last to state something need not be said.
-  explicit UpwardWriter(bool leaf) : leaf_(leaf) {}
+struct Joined {
+  WorldRank last_rank;
 
-  void ready(Id id, const Statement& statement) override;
-  void request(std::string_view name, const Signatures& signatures, const Statement& statement) override;
-  void joined(WorldRank last_rank) override;
-  void waiting(uint64_t decisions_seen) override;
-  void heard() override;
-  void lost(const Lost& lost) override;
-  void say(const Note& note) override;
-
-  std::string take();
-
- private:
-  void write(const Span& span);
-
-  const bool leaf_;
-  Records records_;
-  std::optional<Span> span_;  // that the message has said last
+  static auto fields(auto& its) { return std::tie(its.last_rank); }
 };
 
-class DownwardWriter final : public Downward {
- public:
-  void execute(Id id, int joined, const Mask& absent) override;
-  void execute_new(Id id, std::string_view name, std::string_view signature, int joined, const Mask& absent) override;
-  void forget(Id id) override;
-  void fail(std::string_view name, std::string_view text, const std::vector<std::string>& families) override;
-  void join_done(WorldRank last_rank) override;
-  void give_up(const Lost& lost) override;
-  void announce(const Note& note) override;
+struct Waiting {
+  uint64_t decisions_seen;
 
-  std::string take() { return records_.take(); }
-
- private:
-  Records records_;
+  static auto fields(auto& its) { return std::tie(its.decisions_seen); }
 };
 
-// `sender`: the ranks of its subtree. Where another host's clock is ahead of ours, a statement counts as made `now`.
-void read_upward(std::string_view message, const RankSet& sender, double now, Upward& receiver);
-void read_downward(std::string_view message, Downward& receiver);
+// Upwards, of the sender: it has applied one more of the decisions that its parent remembers for it, see unheard.h.
+struct Heard {
+  static auto fields(auto&) { return std::tie(); }
+};
+
+// Downwards.
+
+struct Execute {  // what was stated by this id
+  ResponseCache::Id id = 0;
+  int joined = 0;  // how many ranks do not contribute
+  Mask absent = {};  // members that no rank has a value for
+
+  bool is_only_an_id() const { return joined == 0 && absent.empty(); }
+  static auto fields(auto& its) { return std::tie(its.id, its.joined, its.absent); }
+};
+
+struct ExecuteNew {  // what was stated in full. It enters the cache, unless `id` is kNotCached
+  static constexpr ResponseCache::Id kNotCached = 0;
+
+  ResponseCache::Id id;
+  std::string_view name, signature;
+  int joined;
+  Mask absent;
+
+  static auto fields(auto& its) { return std::tie(its.id, its.name, its.signature, its.joined, its.absent); }
+};
+
+struct Forget {  // it leaves the cache
+  ResponseCache::Id id;
+
+  static auto fields(auto& its) { return std::tie(its.id); }
+};
+
+struct Fail {
+  std::string_view name, text;
+  std::vector<std::string> families;
+
+  static auto fields(auto& its) { return std::tie(its.name, its.text, its.families); }
+};
+
+struct JoinDone {
+  WorldRank last_rank;
+
+  static auto fields(auto& its) { return std::tie(its.last_rank); }
+};
+
+// Lost and Note are of single ranks, and go from any rank to the root and from the root to all of them.
+using UpwardRecords = Records<Ready, Span, FullRequest, Joined, Waiting, Heard, Lost, Note>;
+using DownwardRecords = Records<Execute, ExecuteNew, Forget, Fail, JoinDone, Lost, Note>;
 
 }  // namespace horovodish

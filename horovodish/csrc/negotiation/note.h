@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 
 #include "negotiation/wire.h"
 #include "negotiation/world_rank.h"
@@ -15,7 +16,6 @@ struct Note {
     status,  // the root asks what the ranks are doing; `rank` does what `text` says
     launch,  // decision `decision` of process set `process_set` needs its place in the order of launches; it has it now
   };
-  static constexpr uint64_t kTopics = 2;
 
   Topic topic = Topic::status;
   WorldRank rank{};
@@ -23,20 +23,9 @@ struct Note {
   uint64_t decision = 0;
   std::string text = {};
 
-  void encode(Writer& writer) const {
-    writer.number(static_cast<uint64_t>(topic));
-    writer.number(static_cast<uint64_t>(rank));
-    writer.number(static_cast<uint64_t>(process_set));
-    writer.number(decision);
-    writer.text(text);
-  }
-  static Note decode(Reader& reader) {
-    const auto topic = static_cast<Topic>(reader.number_below(kTopics));
-    const WorldRank rank = reader.rank();
-    const int process_set = reader.positive_int();
-    const uint64_t decision = reader.number();
-    return {topic, rank, process_set, decision, std::string(reader.text())};
-  }
+  static auto fields(auto& its) { return std::tie(its.topic, its.rank, its.process_set, its.decision, its.text); }
 };
+template <>
+inline constexpr uint64_t kEnumerators<Note::Topic> = 2;
 
 }  // namespace horovodish

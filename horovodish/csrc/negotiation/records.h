@@ -1,46 +1,81 @@
-// The records of a control message. Those that say nothing but an id become one when their ids are consecutive, which
-// they are in a training that does the same in each step.
+// A control message is a sequence of records: the number of a type, then its fields. Records that say nothing but an id
+// become one when their ids are consecutive, which they are in a training that does the same in each step.
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "negotiation/wire.h"
 
 namespace horovodish {
 
-class Records : public Writer {
+// The records of one message, of these types. `ById` has an `id`, and can often be said by it alone.
+template <class ById, class... Others>
+class Records {
  public:
-  // The types of two records: one about a single id, and one about a run of ids, with the first one and their number.
-  static constexpr uint64_t kOne = 0, kRun = 1;
-
-  // A record of another type, whose fields are written next.
-  void begin(uint64_t type) {
-    end_run();
-    number(type);
+  void add(const ById& record) {
+    if (record.is_only_an_id()) return add_id(record.id);
+    add_typed(record, kInFull);
   }
-  void id(uint64_t id) {
+  template <class Record>
+  void add(const Record& record) {
+    uint64_t type = kOthers;
+    (void)((std::is_same_v<Record, Others> || (++type, false)) || ...);
+    add_typed(record, type);
+  }
+  std::string take() {
+    end_run();
+    return writer_.take();
+  }
+
+  // Gives the receiver every record of a message.
+  template <class Receiver>
+  static void read(std::string_view message, Receiver&& receiver) {
+    Reader reader(message);
+    while (!reader.done()) {
+      const uint64_t type = reader.number();
+      if (type <= kRun) {
+        const auto first = reader.read<uint32_t>(), count = type == kRun ? reader.read<uint32_t>() : 1;
+        for (uint32_t i = 0; i < count; ++i) receiver(ById{.id = first + i});
+      } else if (type == kInFull) {
+        receiver(reader.read<ById>());
+      } else {
+        uint64_t other = kOthers;
+        const bool known = ((type == other++ && (receiver(reader.read<Others>()), true)) || ...);
+        if (!known) throw std::runtime_error("control message: unknown record");
+      }
+    }
+  }
+
+ private:
+  // A single id; a run of ids, with the first one and their number; what is not only an id; the other types from here.
+  static constexpr uint64_t kOne = 0, kRun = 1, kInFull = 2, kOthers = 3;
+
+  template <class Record>
+  void add_typed(const Record& record, uint64_t type) {
+    end_run();
+    writer_.number(type);
+    writer_.write(record);
+  }
+  void add_id(uint32_t id) {
     if (count_ == 0 || id != first_ + count_) {
       end_run();
       first_ = id;
     }
     ++count_;
   }
-  std::string take() {
-    end_run();
-    return Writer::take();
-  }
-
- private:
   void end_run() {
     if (count_ == 0) return;
-    number(count_ == 1 ? kOne : kRun);
-    number(first_);
-    if (count_ > 1) number(count_);
+    writer_.number(count_ == 1 ? kOne : kRun);
+    writer_.number(first_);
+    if (count_ > 1) writer_.number(count_);
     count_ = 0;
   }
 
-  uint64_t first_ = 0, count_ = 0;  // a run of ids that is not written yet
+  Writer writer_;
+  uint32_t first_ = 0, count_ = 0;  // a run of ids that is not written yet
 };
 
 }  // namespace horovodish

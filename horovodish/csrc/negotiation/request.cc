@@ -121,61 +121,23 @@ int64_t Member::count() const {
 
 std::string Request::signature() const {
   Writer writer;
-  writer.text(family.name);  // first, for family_of()
-  if (!family.name.empty()) {
-    writer.number(family.members);
-    writer.signed_number(family.structure);
-  }
-  writer.number(static_cast<uint64_t>(kind));
-  writer.text(name);
-  writer.number(static_cast<uint64_t>(op));
-  writer.real(prescale);
-  writer.real(postscale);
-  writer.signed_number(number_of(root));
-  writer.number(on_host() ? 0 : 1);  // ranks use different ordinals for "my GPU"
-  writer.number(chunk_bytes);
-  writer.number(segment_bytes);
-  writer.number(members.size());
-  for (const Member& member : members) {
-    writer.text(member.name);
-    writer.number(static_cast<uint64_t>(member.dtype));
-    writer.number(member.shape.size());
-    for (const int64_t length : member.shape) writer.signed_number(length);
-  }
-  writer.text(refusal);
+  writer.write(*this);
+  writer.write(on_host());
   return writer.take();
 }
 
+// The family comes first, and its name first in it.
 std::string_view Request::family_of(std::string_view signature) { return Reader(signature).text(); }
 
 Request Request::decode(std::string_view signature) {
   Reader reader(signature);
-  Request request;
-  request.family.name = reader.text();
-  if (!request.family.name.empty()) {
-    request.family.members = reader.number();
-    request.family.structure = reader.signed_number();
-  }
-  request.kind = static_cast<Kind>(reader.number_below(kKindNames.size()));
-  request.name = reader.text();
-  request.op = static_cast<ReduceOp>(reader.number_below(kReduceOpNames.size()));
-  request.prescale = reader.real();
-  request.postscale = reader.real();
-  request.root = WorldRank(static_cast<int>(reader.signed_number()));
-  request.device = reader.number() == 0 ? kHost : kSomeGpu;
-  request.chunk_bytes = reader.number();
-  request.segment_bytes = reader.number();
-  request.members.resize(reader.count());
-  for (Member& member : request.members) {
-    member.name = reader.text();
-    member.dtype = static_cast<DType>(reader.number_below(kDTypeNames.size()));
-    member.shape.resize(reader.count());
-    for (int64_t& length : member.shape) {
-      length = reader.signed_number();
+  auto request = reader.read<Request>();
+  request.device = reader.read<bool>() ? kHost : kSomeGpu;
+  for (const Member& member : request.members) {
+    for (const int64_t length : member.shape) {
       if (length < Member::kAnyLength) throw std::runtime_error("control message: a negative length");
     }
   }
-  request.refusal = reader.text();
   if (!reader.done()) throw std::runtime_error("control message: a request with more than there is to say");
   return request;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,11 +14,20 @@
 
 namespace horovodish {
 
+template <>
+inline constexpr uint64_t kEnumerators<Kind> = kKindNames.size();
+template <>
+inline constexpr uint64_t kEnumerators<ReduceOp> = kReduceOpNames.size();
+template <>
+inline constexpr uint64_t kEnumerators<DType> = kDTypeNames.size();
+
 struct Member {
   std::string name;
   DType dtype = DType::float32;
   // An allgather's first dimension may differ by rank: it is kAnyLength here and travels with the data.
   std::vector<int64_t> shape;
+
+  static auto fields(auto& its) { return std::tie(its.name, its.dtype, its.shape); }
 
   static constexpr int64_t kAnyLength = -1;
   // Elements; of an allgather, elements per row.
@@ -32,6 +42,8 @@ struct Family {
   size_t members = 0;  // of all its operations; 0 where that is not compared
   int64_t structure = 0;  // a digest of what there is, equal on ranks that have the same
   int64_t run = 0;  // tells those of this rank apart; the ranks need not agree on it
+
+  static auto fields(auto& its) { return std::tie(its.name, its.members, its.structure); }
 };
 
 struct Request {
@@ -51,6 +63,12 @@ struct Request {
   std::vector<Member> members;
   Family family;
   std::string refusal;  // why this rank cannot take part, so that no rank waits for it; empty when it can
+
+  // Of the device, a signature says only whether it is one: ranks use different ordinals for "my GPU".
+  static auto fields(auto& its) {
+    return std::tie(its.family, its.kind, its.name, its.op, its.prescale, its.postscale, its.root, its.chunk_bytes,
+                    its.segment_bytes, its.members, its.refusal);
+  }
 
   bool on_host() const { return device == kHost; }
   // Whether the ranks may differ in the number of rows, so that only the engine knows how long the results are.

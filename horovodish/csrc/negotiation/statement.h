@@ -1,8 +1,10 @@
 // What a subtree of ranks states about one tensor (or a bucket, negotiated as a unit): that it is ready for it.
 #pragma once
 
-#include <optional>
+#include <algorithm>
+#include <limits>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -11,25 +13,27 @@
 
 namespace horovodish {
 
-// When some ranks have made a statement: the first of them and the last, and which one that was.
+// When some ranks have made a statement: the first of them and the last, and which one that was. Empty: nobody has.
 struct Span {
-  std::optional<WorldRank> last_rank = {};  // none: nobody has
-  double first_seconds = 0, last_seconds = 0;
+  WorldRank last_rank{};
+  double first_seconds = std::numeric_limits<double>::infinity(), last_seconds = -first_seconds;
 
   double seconds() const { return last_seconds - first_seconds; }
   void add(const Span& other) {
-    if (!last_rank || other.first_seconds < first_seconds) first_seconds = other.first_seconds;
-    if (!last_rank || other.last_seconds > last_seconds) {
-      last_seconds = other.last_seconds;
-      last_rank = other.last_rank;
-    }
+    first_seconds = std::min(first_seconds, other.first_seconds);
+    if (other.last_seconds <= last_seconds) return;
+    last_seconds = other.last_seconds;
+    last_rank = other.last_rank;
   }
+  static auto fields(auto& its) { return std::tie(its.last_rank, its.first_seconds, its.last_seconds); }
 };
 
 struct Statement {
-  Span span;
+  Span span;  // travels by itself, as statements that follow each other often have the same
   RankSet joined = {};  // those that have joined, and do not contribute
   Mask absent = {};  // members that none of the others has a value for
+
+  static auto fields(auto& its) { return std::tie(its.joined, its.absent); }
 };
 
 // The requests that were made under one name, and by whom: one, unless the ranks disagree.

@@ -1,5 +1,12 @@
 // Encoding of control messages: little-endian base-128 integers, raw doubles and length-prefixed strings.
 // Both ends are the same build on the same architecture, so there is no version field.
+//
+// A struct that travels lists its fields once, and write() and read() follow the list:
+//     struct Lost {
+//       Loss loss;
+//       std::string text;
+//       static auto fields(auto& its) { return std::tie(its.loss, its.text); }
+//     };
 #pragma once
 
 #include <cstdint>
@@ -8,14 +15,51 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "negotiation/world_rank.h"
 
 namespace horovodish {
 
+// How many enumerators there are, from 0.
+template <class Enum>
+inline constexpr uint64_t kEnumerators = 0;
+
+template <class T>
+concept Listed = requires(T& its) { T::fields(its); };
+
 class Writer {
  public:
+  template <class T>
+  void write(const T& value) {
+    if constexpr (Listed<T>) {
+      std::apply([this](const auto&... its) { (write(its), ...); }, T::fields(value));
+    } else if constexpr (requires { value.encode(*this); }) {
+      value.encode(*this);
+    } else if constexpr (std::is_same_v<T, double>) {
+      real(value);
+    } else if constexpr (std::is_same_v<T, int64_t>) {
+      signed_number(value);
+    } else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) {
+      number(static_cast<uint64_t>(value));
+    } else {
+      text(value);
+    }
+  }
+  template <class T>
+  void write(const std::vector<T>& values) {
+    number(values.size());
+    for (const T& value : values) write(value);
+  }
+  template <class First, class Second>
+  void write(const std::pair<First, Second>& pair) {
+    write(pair.first);
+    write(pair.second);
+  }
+
   void number(uint64_t value) {
     while (value >= 0x80) {
       bytes_.push_back(static_cast<char>(value | 0x80));
@@ -47,6 +91,47 @@ class Writer {
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : bytes_(bytes) {}
+
+  template <class T>
+  T read() {
+    T value{};
+    read(value);
+    return value;
+  }
+  template <class T>
+  void read(T& value) {
+    if constexpr (Listed<T>) {
+      std::apply([this](auto&... its) { (read(its), ...); }, T::fields(value));
+    } else if constexpr (requires { value = T::decode(*this); }) {
+      value = T::decode(*this);
+    } else if constexpr (std::is_same_v<T, double>) {
+      value = real();
+    } else if constexpr (std::is_same_v<T, int64_t>) {
+      value = signed_number();
+    } else if constexpr (std::is_same_v<T, WorldRank>) {
+      value = rank();
+    } else if constexpr (std::is_enum_v<T>) {
+      value = static_cast<T>(number_below(kEnumerators<T>));
+    } else if constexpr (std::is_same_v<T, uint64_t>) {
+      value = number();
+    } else if constexpr (std::is_same_v<T, bool>) {
+      value = number_below(2) != 0;
+    } else if constexpr (std::is_integral_v<T>) {
+      value = static_cast<T>(number_below(static_cast<uint64_t>(std::numeric_limits<T>::max())));
+    } else {
+      value = text();
+    }
+  }
+  template <class T>
+  void read(std::vector<T>& values) {
+    values.resize(count());
+    for (T& value : values) read(value);
+  }
+  template <class First, class Second>
+  void read(std::pair<First, Second>& pair) {
+    read(pair.first);
+    read(pair.second);
+  }
 
   uint64_t number() {
     uint64_t value = 0;

@@ -22,7 +22,7 @@ class Link {
   // The last message of this rank: it leaves the job.
   void send_farewell(const Lost& lost) {
     Writer writer;
-    lost.encode(writer);
+    writer.write(lost);
     append(writer.take(), kFarewell);
     leaves_ = true;
   }
@@ -53,8 +53,7 @@ class Link {
       consumed_ = 0;
     }
     if ((word & kFarewell) == 0) return message;
-    Reader reader(message);
-    farewell_ = Lost::decode(reader);
+    farewell_ = Reader(message).read<Lost>();
     return std::nullopt;
   }
   // How and why the peer has left, once it has said farewell.

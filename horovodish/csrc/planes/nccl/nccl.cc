@@ -166,24 +166,14 @@ void NcclPlane::exchange_bootstrap(const Operation& operation) {
     own.problem = error.what();
   }
   Writer writer;
-  for (const std::string* text : {&own.problem, &own.host, &own.gpu, &own.gpu_id, &own.id}) writer.text(*text);
-  writer.signed_number(own.ordinal);
-  writer.number(static_cast<uint64_t>(own.nccl_version));
-  writer.number(own.shares ? 1 : 0);
+  writer.write(own);
   tell_each_other("the ranks' GPUs", writer.take(),
                   [this, validation = validation_](const auto& told) { validate(told, *validation); });
 }
 
 void NcclPlane::validate(const std::vector<std::string>& told, Validation& validation) const {
   std::vector<Bootstrap> ranks;
-  for (const std::string& text : told) {
-    Reader reader(text);
-    Bootstrap& rank = ranks.emplace_back();
-    for (std::string* part : {&rank.problem, &rank.host, &rank.gpu, &rank.gpu_id, &rank.id}) *part = reader.text();
-    rank.ordinal = static_cast<int>(reader.signed_number());
-    rank.nccl_version = static_cast<int>(reader.number());
-    rank.shares = reader.number() != 0;
-  }
+  for (const std::string& text : told) ranks.push_back(Reader(text).read<Bootstrap>());
   validation.refusal = refusal(ranks);
   if (validation.refusal.empty())
     ranks[0].id.copy(validation.id.bytes, sizeof validation.id.bytes);  // empty once connected

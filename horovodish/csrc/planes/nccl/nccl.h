@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "planes/nccl/launch_order.h"
@@ -50,9 +51,14 @@ class NcclPlane : public Plane {
   // What the ranks tell each other before the others wait for them.
   struct Bootstrap {
     std::string problem, host, gpu, gpu_id;
-    int ordinal = -1, nccl_version = 0;
+    int64_t ordinal = -1;
+    int nccl_version = 0;
     bool shares = false;
     std::string id;  // of the communicator, from the first rank
+
+    static auto fields(auto& its) {
+      return std::tie(its.problem, its.host, its.gpu, its.gpu_id, its.ordinal, its.nccl_version, its.shares, its.id);
+    }
   };
   struct Validation {
     bool any_joined = false;  // when it was asked for
