@@ -11,6 +11,10 @@ from horovodish.launcher.job.output import say, say_unless_stuck
 from horovodish.launcher.job.waiting import ranks_in_words
 from horovodish.launcher.mpirun.messages import worth_reading
 
+KILLED = 128 + signal.SIGKILL
+HYDRA_LOST = (signal.SIGKILL, 255)
+"""MPICH's mpiexec ends with these where it has lost a process, or a host. Then it kills all others."""
+
 
 def conclude(job: Job) -> int:
     """Says what made a job that has run end, and returns the exit status."""
@@ -61,8 +65,8 @@ def _verdict(job: Job, absence: Mapping[str, str], *, is_fault_of_a_rank: bool) 
         return 1, "\n".join([*lines, f"only {len(job.hosts)} of {np} ranks were started {ended}"])
     if job.completed:
         return 1, f"a rank left with exit status 0 but without MPI_Finalize, so {mpirun} ended the other ranks"
-    if job.lost and not job.mpirun_was_killed:
-        status = 128 + signal.SIGKILL  # mpirun's own depends on whether it ends by itself
+    if job.lost and (job.mpirun_was_told or status in HYDRA_LOST):
+        status = KILLED  # as Open MPI's mpirun where it ends by itself
     return status or 1, _who_ended_the_ranks(job, mpirun, status)
 
 
@@ -70,7 +74,7 @@ def _who_ended_the_ranks(job: Job, mpirun: str, status: int) -> str:
     here = socket.gethostname()
     if job.mpirun_was_killed:
         return f"{mpirun} was killed by {signal_name(-job.mpirun_status)}"
-    if job.lost:
+    if job.lost and (len(job.lost) < job.options.np or status == KILLED):  # else mpirun killed all of them
         host = job.hosts[job.lost[0]]
         ranks = [rank for rank in job.lost if job.hosts[rank] == host]
         unreachable = "" if host == here else ", or the host cannot be reached any more"

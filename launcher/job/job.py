@@ -77,6 +77,7 @@ class Job:
         completed: how many ranks ended with exit status 0.
         mpirun_status: exit status of mpirun, negative for a signal.
         mpirun_was_killed: whether a signal that the launcher did not send ended mpirun.
+        mpirun_was_told: whether the launcher had to send mpirun a signal.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Job:
         self.completed = 0
         self.mpirun_status = 0
         self.mpirun_was_killed = False
+        self.mpirun_was_told = False
 
         self._np = options.np
         self._output = output
@@ -402,10 +404,11 @@ class Job:
         patience = 0.0 if is_stuck else MPIRUN_SECONDS
         for number, seconds in ((None, patience), (signal.SIGTERM, 1.0), (signal.SIGKILL, None)):
             if number is not None:
+                self.mpirun_was_told = True
                 os.killpg(mpirun.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.mpirun_status = mpirun.wait(seconds)
-                self.mpirun_was_killed = number is None and self.mpirun_status < 0
+                self.mpirun_was_killed = not self.mpirun_was_told and self.mpirun_status < 0
                 break
 
     def _finish_output(self) -> None:

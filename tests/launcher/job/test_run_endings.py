@@ -100,6 +100,7 @@ def test_mpi_abort(launch_ranks: Callable[..., Any]) -> None:
     job = launch_ranks(2, f"comm.Barrier()\nif rank == 1:\n    comm.Abort(5){WAITS}")
     assert job.finish() == 5
     assert "MPI_ABORT" in "\n".join(job.stderr.lines).upper()
+    assert "vanished" not in "\n".join(job.stderr.lines)
 
 
 def test_a_rank_that_leaves_without_finalizing(launch_ranks: Callable[..., Any]) -> None:
