@@ -80,6 +80,37 @@ std::shared_ptr<Handle> hand_over(
     const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set, const Place&)>&
         submit_it);
 
+// One operation, from its `start` until its `done` has taken the result.
+struct StartedCall {
+  std::string what;  // for messages, as the next one
+  std::vector<std::string> members;
+  std::shared_ptr<Handle> handle;  // null if the operation was not handed to the engine
+  std::vector<Target> results;  // in memory of the call; none where the engine allocates them
+};
+
+// hand_over() of what the program starts. Returns why this failed.
+template <class Submit>
+Failure start(const xla::CallFrame& frame, StartedCall& call, Submit&& submit_it) {
+  try {
+    call.handle = hand_over(frame, call.what, submit_it);
+    return {};
+  } catch (const std::exception& error) {
+    return {xla::kInternal, named(error, call.what)};
+  }
+}
+
+// Calls copy(wanted, output of the engine, or null, result) for each result of an operation that has not failed.
+template <class Copy>
+Failure collect(const StartedCall& call, const std::vector<Target>& wanted, Copy&& copy) {
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    Handle::Output* const output = call.results.empty() ? &call.handle->outputs.at(i) : nullptr;
+    const Target result = output != nullptr ? Target{output->data.get(), output->bytes} : call.results.at(i);
+    if (result.bytes != wanted[i].bytes) return other_size(call.what, call.members, i, result.bytes, wanted[i].bytes);
+    copy(wanted[i], output, result);
+  }
+  return {};
+}
+
 // A number that no execution has had. For a runtime that does not tell them apart.
 int64_t new_run();
 // Tells executions of programs apart; 0 where the runtime does not.

@@ -44,19 +44,14 @@ Execution execution_of(const xla::CallFrame& frame) {
   return {run_id_of(frame), device.ordinal, reinterpret_cast<uintptr_t>(stream.stream)};
 }
 
-// One operation, from its `start` until its `done` has taken the result.
-struct CudaCall {
+struct CudaCall : StartedCall {
   CudaCall() = default;
   CudaCall(const CudaCall&) = delete;
   ~CudaCall();
 
-  std::string what;  // for messages, as the next one
-  std::vector<std::string> members;
-  std::shared_ptr<Handle> handle;        // null if the operation was not handed to the engine
   std::unique_ptr<DeviceMemory> memory;  // null once it is given back
-  std::vector<Target> results;           // within `memory`; none where the engine allocates them
-  uintptr_t stream = 0;                  // of `start`
-  Failure failure;                       // why it was not handed over
+  uintptr_t stream = 0;  // of `start`
+  Failure failure;  // why it was not handed over
 };
 
 // What failed, or was never asked for, leaves its memory to the stream, after whatever the GPU still does with it.
@@ -156,22 +151,16 @@ void wait_until_launched(const Handle& handle) {
 }
 
 // Puts the copies of the results on the stream, behind the operation.
-Failure collect(CudaCall& call, const std::vector<Target>& wanted, const Execution& execution) {
+Failure copy_results(CudaCall& call, const std::vector<Target>& wanted, const Execution& execution) {
   Device& device = device_of(execution);
   if (DeviceEvent* const event = call.handle->event()) event->order_after(execution.stream);
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    Handle::Output* const output = call.results.empty() ? &call.handle->outputs.at(i) : nullptr;
-    const size_t bytes = output != nullptr ? output->bytes : call.results.at(i).bytes;
-    if (bytes != wanted[i].bytes) return other_size(call.what, call.members, i, bytes, wanted[i].bytes);
-    if (output != nullptr) {
-      output->on_device->move_to(wanted[i].data, execution.stream);
-    } else {
-      const Device::Scope scope(device);
-      device.copy(wanted[i].data, call.results[i].data, bytes, execution.stream);
-    }
-  }
-  std::exchange(call.memory, nullptr)->give_back(execution.stream);
-  return {};
+  Failure failure = collect(call, wanted, [&](const Target& to, Handle::Output* output, const Target& result) {
+    if (output != nullptr) return output->on_device->move_to(to.data, execution.stream);
+    const Device::Scope scope(device);
+    device.copy(to.data, result.data, result.bytes, execution.stream);
+  });
+  if (failure.message.empty()) std::exchange(call.memory, nullptr)->give_back(execution.stream);
+  return failure;
 }
 
 CudaCalls::Key key_of(const xla::CallFrame& frame, const Execution& execution) {
@@ -185,14 +174,10 @@ xla::Error* xla_cuda_start(xla::CallFrame* frame) {
   return handled(*frame, [&]() -> Failure {
     const Execution execution = execution_of(*frame);
     const auto call = std::make_shared<CudaCall>();
-    try {
-      call->handle = hand_over(*frame, call->what,
-                               [&](Engine& engine, std::shared_ptr<Request> request, int set, const Place& place) {
-                                 return submitted(*frame, engine, std::move(request), set, place, execution, call);
-                               });
-    } catch (const std::exception& error) {
-      call->failure = {xla::kInternal, named(error, call->what)};
-    }
+    call->failure =
+        start(*frame, *call, [&](Engine& engine, std::shared_ptr<Request> request, int set, const Place& place) {
+          return submitted(*frame, engine, std::move(request), set, place, execution, call);
+        });
     cuda_calls().add(key_of(*frame, execution), call);
     return {};
   });
@@ -211,7 +196,7 @@ xla::Error* xla_cuda_done(xla::CallFrame* frame) {
     }
     std::vector<Target> results = memory_of(frame->results);
     results.erase(results.begin());  // the number
-    if (failure.message.empty()) failure = collect(*call, results, execution);
+    if (failure.message.empty()) failure = copy_results(*call, results, execution);
     if (!failure.message.empty()) cuda_calls().forget(key);
     return failure;
   });

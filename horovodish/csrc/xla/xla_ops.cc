@@ -32,18 +32,13 @@ struct Waiter {
   std::vector<Target> wanted;
 };
 
-// One operation, from its `start` until its `done` has taken the result.
-struct Call {
+struct Call : StartedCall {
   Call() = default;
   Call(const Call&) = delete;
   ~Call();
 
   int64_t run = 0;  // of its program
-  std::string what;  // for messages, as the next one
-  std::vector<std::string> members;
-  std::shared_ptr<Handle> handle;  // null if the operation was not handed to the engine
   StagingPool::Block memory;
-  std::vector<Target> results;  // within `memory`; none where the engine allocates them
 
   // Guarded by Calls::mutex_.
   bool settled = false;
@@ -76,18 +71,10 @@ void drive(const Call& call) {
   }
 }
 
-// Copies the results of an operation that has not failed to where the runtime wants them.
-Failure collect(const Call& call, const std::vector<Target>& wanted) {
-  const bool allocated = call.results.empty();
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    const Handle::Output* output = allocated ? &call.handle->outputs.at(i) : nullptr;
-    const Target got = allocated ? Target{output->data.get(), output->bytes} : call.results.at(i);
-    if (got.bytes != wanted[i].bytes) {
-      return other_size(call.what, call.members, i, got.bytes, wanted[i].bytes);
-    }
-    if (got.bytes > 0) std::memcpy(wanted[i].data, got.data, got.bytes);
-  }
-  return {};
+Failure copy_results(const Call& call, const std::vector<Target>& wanted) {
+  return collect(call, wanted, [](const Target& to, const Handle::Output*, const Target& result) {
+    if (to.bytes > 0) std::memcpy(to.data, result.data, to.bytes);
+  });
 }
 
 // Runs what follows in the program.
@@ -158,9 +145,9 @@ class Calls {
   // A `start` of a program that has failed comes within moments, if XLA had begun it before.
   static constexpr size_t kFailedRuns = 64;
 
-  // Return the failure of a settled operation: `failure` if it has a message, else what collect() reports.
+  // Return the failure of a settled operation: `failure` if it has a message, else what copy_results() reports.
   Failure result_of(const Call& call, Failure failure, const std::vector<Target>& wanted) {
-    if (failure.message.empty()) failure = collect(call, wanted);
+    if (failure.message.empty()) failure = copy_results(call, wanted);
     if (failure.message.empty()) return {};
     std::lock_guard lock(mutex_);
     last_failure_ = failure;
@@ -216,15 +203,12 @@ xla::Error* xla_run(xla::CallFrame* frame) {
 xla::Error* xla_start(xla::CallFrame* frame) {
   return handled(*frame, [&]() -> Failure {
     const auto call = std::make_shared<Call>();
-    try {
-      call->run = run_of(*frame);
-      call->handle = hand_over(*frame, call->what,
-                               [&](Engine& engine, std::shared_ptr<Request> request, int set, const Place& place) {
-                                 return submitted(*frame, engine, std::move(request), set, place, call);
-                               });
-    } catch (const std::exception& error) {
-      calls().settle(call, {xla::kInternal, named(error, call->what)});
-    }
+    call->run = run_of(*frame);
+    const Failure failure =
+        start(*frame, *call, [&](Engine& engine, std::shared_ptr<Request> request, int set, const Place& place) {
+          return submitted(*frame, engine, std::move(request), set, place, call);
+        });
+    if (!failure.message.empty()) calls().settle(call, failure);
     *static_cast<int32_t*>(buffer_at(frame->results, 0).data) = calls().add(call);
     return {};
   });
