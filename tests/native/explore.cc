@@ -442,8 +442,8 @@ class Explorer {
     for (const auto id : node.cache_.by_use_) {
       const auto& entry = node.cache_.entries_.at(id);
       writer.number(id);
-      writer.text(entry.name);
-      writer.text(entry.signature);
+      writer.text(entry.tensor.name);
+      writer.text(entry.tensor.signature);
       writer.number(entry.last_use);
     }
     const std::map<size_t, ResponseCache::Refused> refused(node.cache_.refused_.begin(), node.cache_.refused_.end());
@@ -467,10 +467,10 @@ class Explorer {
   static void write_key(Writer& writer, const std::string& name) { writer.text(name); }
   static void write_key(Writer& writer, uint32_t id) { writer.number(id); }
 
-  template <class Key>
-  static void write_pending(Writer& writer, const std::unordered_map<Key, Pending>& tensors) {
+  template <class Tensors>
+  static void write_pending(Writer& writer, const Tensors& tensors) {
     writer.number(tensors.size());
-    std::map<Key, const Pending*> sorted;
+    std::map<typename Tensors::key_type, const Pending*> sorted;
     for (const auto& [key, pending] : tensors) sorted[key] = &pending;
     for (const auto& [key, pending] : sorted) {
       write_key(writer, key);

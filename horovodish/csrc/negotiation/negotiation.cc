@@ -33,9 +33,9 @@ bool is_same_moment(const Span& a, const Span& b) {
          std::abs(a.last_seconds - b.last_seconds) < kMomentSeconds;
 }
 
-template <class Key>
-std::vector<Key> complete_ones(const std::unordered_map<Key, Pending>& tensors) {
-  std::vector<Key> keys;
+template <class Tensors>
+auto complete_ones(const Tensors& tensors) {
+  std::vector<typename Tensors::key_type> keys;
   for (const auto& [key, pending] : tensors) {
     if (pending.complete()) keys.push_back(key);
   }
@@ -61,7 +61,7 @@ class Negotiation::Child {
     const double ahead = std::max(span.last_seconds - node_.now_, 0.0);
     span_ = {span.last_rank, span.first_seconds - ahead, span.last_seconds - ahead};
   }
-  void operator()(Ready ready) {
+  void operator()(Ready& ready) {
     ready.statement.span = span_;
     node_.state_id(participant_, ready.id, ready.statement);
   }
@@ -114,7 +114,7 @@ void Negotiation::submit(std::string_view name, std::string_view signature, cons
     return;
   }
   const auto id = cache_.find(name);
-  if (id && *cache_.signature(*id) == signature && !by_name_.contains(std::string(name))) {
+  if (id && cache_.at(*id).signature == signature && !by_name_.contains(name)) {
     state_id(0, *id, own_statement(absent));
   } else {
     ++full_requests_;
@@ -179,15 +179,15 @@ bool Negotiation::is_stale(size_t participant, std::string_view name, std::strin
 
 void Negotiation::state_id(size_t participant, Id id, const Statement& statement) {
   if (lost_) return;
-  const std::string* signature = cache_.signature(id);
-  if (signature == nullptr) {
+  const ResponseCache::Tensor* const tensor = cache_.find(id);
+  if (tensor == nullptr) {
     const Forgotten* const forgotten = participant > 0 ? unheard_.forgotten(participant - 1, id) : nullptr;
     if (forgotten == nullptr) throw std::runtime_error("control message: it names an unknown id");
     return state_signature(participant, forgotten->name, forgotten->signature, statement);
   }
-  const std::string& name = cache_.name(id);
-  if (is_stale(participant, name, *signature)) return;
-  if (!by_name_.empty() && by_name_.contains(name)) return state_signature(participant, name, *signature, statement);
+  const auto& [name, signature] = *tensor;
+  if (is_stale(participant, name, signature)) return;
+  if (!by_name_.empty() && by_name_.contains(name)) return state_signature(participant, name, signature, statement);
   Pending& pending = by_id_.try_emplace(id, participants_, ++statements_).first->second;
   pending.state(participant, statement);
   take_back_waiting(participant);
@@ -225,8 +225,9 @@ Pending& Negotiation::stated_in_full(const std::string& name) {
 // Statements made by this id so far count as statements by its name from now on.
 Pending& Negotiation::to_full_request(Id id) {
   auto found = by_id_.extract(id);
-  found.mapped().to_full_request(*cache_.signature(id));
-  return by_name_.emplace(cache_.name(id), std::move(found.mapped())).first->second;
+  const auto& [name, signature] = cache_.at(id);
+  found.mapped().to_full_request(signature);
+  return by_name_.emplace(name, std::move(found.mapped())).first->second;
 }
 
 void Negotiation::state_joined(size_t participant, WorldRank last_rank) {
@@ -261,7 +262,10 @@ bool Negotiation::all_wait() const {
 
 void Negotiation::finish_id(Id id) {
   Pending& pending = by_id_.at(id);
-  if (root_) return decide(cache_.name(id), *cache_.signature(id), pending.summary(), id);
+  if (root_) {
+    const auto& [name, signature] = cache_.at(id);
+    return decide(name, signature, pending.summary(), id);
+  }
   pending.set_passed_up();
   pass_up(Ready{id, pending.summary()});
 }
@@ -344,19 +348,18 @@ void Negotiation::decide_new(const std::string& name, const std::string& signatu
   apply(ExecuteNew{room ? cache_.next_id() : ExecuteNew::kNotCached, name, signature, joined, absent});
 }
 
-const std::string& Negotiation::known_signature(Id id) const {
-  const std::string* signature = cache_.signature(id);
-  if (signature == nullptr) throw std::runtime_error("control message: a decision about an id that is not cached");
-  return *signature;
+const ResponseCache::Tensor& Negotiation::known(Id id) const {
+  const ResponseCache::Tensor* const tensor = cache_.find(id);
+  if (tensor == nullptr) throw std::runtime_error("control message: a decision about an id that is not cached");
+  return *tensor;
 }
 
 void Negotiation::apply(const Execute& decided) {
-  const std::string& signature = known_signature(decided.id);
+  const auto& [name, signature] = known(decided.id);
   down_.add(decided);
   const auto pending = by_id_.extract(decided.id);
   cache_.touch(decided.id);
-  execute(cache_.name(decided.id), signature, !pending.empty() && pending.mapped().stated_here(), decided.joined,
-          decided.absent);
+  execute(name, signature, !pending.empty() && pending.mapped().stated_here(), decided.joined, decided.absent);
 }
 
 void Negotiation::apply(const ExecuteNew& decided) {
@@ -380,10 +383,10 @@ void Negotiation::execute(std::string_view name, std::string_view signature, boo
 
 void Negotiation::apply(const Forget& decided) {
   const Id id = decided.id;
-  const std::string& signature = known_signature(id);
+  const auto& [name, signature] = known(id);
   down_.add(decided);
   acknowledge();
-  if (!lost_) unheard_.add(Forgotten{id, cache_.name(id), signature});
+  if (!lost_) unheard_.add(Forgotten{id, name, signature});
   if (by_id_.contains(id)) to_full_request(id);
   cache_.erase(id);
 }
@@ -393,8 +396,10 @@ void Negotiation::apply(const Fail& decided) {
   acknowledge();
   const Failed failed{std::string(decided.name), decided.families};
   if (!lost_) unheard_.add(failed);
-  std::erase_if(
-      by_id_, [&](const auto& entry) { return failed.ends(cache_.name(entry.first), *cache_.signature(entry.first)); });
+  std::erase_if(by_id_, [&](const auto& entry) {
+    const auto& [name, signature] = cache_.at(entry.first);
+    return failed.ends(name, signature);
+  });
   for (auto entry = by_name_.begin(); entry != by_name_.end();) {
     const auto is_stale = [&](const std::string& signature) { return failed.ends(entry->first, signature); };
     entry = entry->second.take_out(is_stale) ? std::next(entry) : by_name_.erase(entry);
@@ -444,7 +449,8 @@ std::optional<uint64_t> Negotiation::oldest() const {
 
 std::string Negotiation::describe_pending() const {
   std::map<uint64_t, std::string> lines;
-  for (const auto& [id, pending] : by_id_) lines[pending.serial()] = pending.describe(label_of(*cache_.signature(id)));
+  for (const auto& [id, pending] : by_id_)
+    lines[pending.serial()] = pending.describe(label_of(cache_.at(id).signature));
   for (const auto& [_, pending] : by_name_)
     lines[pending.serial()] = pending.describe(label_of(pending.signatures()[0].first));
   std::string text;

@@ -154,7 +154,7 @@ class Negotiation {
   void decide(const std::string& name, const std::string& signature, const Statement& statement, std::optional<Id> id);
   void decide_new(const std::string& name, const std::string& signature, int joined, const Mask& absent);
 
-  const std::string& known_signature(Id id) const;
+  const ResponseCache::Tensor& known(Id id) const;
   // Decisions, made by the root or received from the parent: passed on, and applied in the same order on every rank.
   void apply(const Execute& decided);
   void apply(const ExecuteNew& decided);
@@ -170,7 +170,7 @@ class Negotiation {
   ResponseCache cache_;
   // What is undecided: a tensor is in one of the two.
   std::unordered_map<Id, Pending> by_id_;
-  std::unordered_map<std::string, Pending> by_name_;
+  ByName<Pending> by_name_;
   Unheard unheard_;
   std::vector<HeldBack> after_join_;  // of this rank
   WorldRank last_joined_{};

@@ -6,6 +6,7 @@
 namespace horovodish {
 
 void RankSet::add(const RankSet& other) {
+  if (other.empty()) return;
   intervals_.insert(intervals_.end(), other.intervals_.begin(), other.intervals_.end());
   std::sort(intervals_.begin(), intervals_.end());
   std::vector<std::pair<int, int>> merged;

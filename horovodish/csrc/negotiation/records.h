@@ -37,10 +37,12 @@ class Records {
     while (!reader.done()) {
       const uint64_t type = reader.number();
       if (type <= kRun) {
-        const auto first = reader.read<uint32_t>(), count = type == kRun ? reader.read<uint32_t>() : 1;
-        for (uint32_t i = 0; i < count; ++i) receiver(ById{.id = first + i});
+        ById record{.id = reader.read<uint32_t>()};
+        const uint32_t end = record.id + (type == kRun ? reader.read<uint32_t>() : 1);
+        for (; record.id != end; ++record.id) receiver(record);
       } else if (type == kInFull) {
-        receiver(reader.read<ById>());
+        auto record = reader.read<ById>();
+        receiver(record);
       } else {
         uint64_t other = kOthers;
         const bool known = ((type == other++ && (receiver(reader.read<Others>()), true)) || ...);

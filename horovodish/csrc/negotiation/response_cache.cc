@@ -1,7 +1,6 @@
 #include "negotiation/response_cache.h"
 
 #include <algorithm>
-#include <functional>
 #include <iterator>
 #include <stdexcept>
 
@@ -13,14 +12,14 @@ constexpr size_t kRefused = 1 << 16;
 }  // namespace
 
 std::optional<ResponseCache::Id> ResponseCache::find(std::string_view name) const {
-  const auto found = ids_.find(std::string(name));
+  const auto found = ids_.find(name);
   if (found == ids_.end()) return std::nullopt;
   return found->second;
 }
 
-const std::string* ResponseCache::signature(Id id) const {
+const ResponseCache::Tensor* ResponseCache::find(Id id) const {
   const auto found = entries_.find(id);
-  return found == entries_.end() ? nullptr : &found->second.signature;
+  return found == entries_.end() ? nullptr : &found->second.tensor;
 }
 
 ResponseCache::Room ResponseCache::make_room(std::string_view name, Id& victim) {
@@ -40,19 +39,19 @@ ResponseCache::Room ResponseCache::make_room(std::string_view name, Id& victim) 
 }
 
 void ResponseCache::insert(Id id, std::string_view name, std::string_view signature) {
-  if (entries_.contains(id) || ids_.contains(std::string(name))) {
+  if (entries_.contains(id) || ids_.contains(name)) {
     throw std::runtime_error("tensor '" + std::string(name) + "' enters the response cache twice");
   }
   last_id_ = std::max(last_id_, id);
   by_use_.push_back(id);
-  entries_[id] = {std::string(name), std::string(signature), ++uses_, std::prev(by_use_.end())};
+  entries_[id] = {{std::string(name), std::string(signature)}, ++uses_, std::prev(by_use_.end())};
   ids_[std::string(name)] = id;
 }
 
 void ResponseCache::erase(Id id) {
   const auto found = entries_.find(id);
   if (found == entries_.end()) return;
-  ids_.erase(found->second.name);
+  ids_.erase(found->second.tensor.name);
   by_use_.erase(found->second.place);
   entries_.erase(found);
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <optional>
 #include <string>
@@ -12,15 +13,26 @@
 
 namespace horovodish {
 
+// So that a table with names as keys is searched without a copy of the name.
+struct NameHash {
+  using is_transparent = void;
+  size_t operator()(std::string_view name) const { return std::hash<std::string_view>{}(name); }
+};
+template <class T>
+using ByName = std::unordered_map<std::string, T, NameHash, std::equal_to<>>;
+
 class ResponseCache {
  public:
   using Id = uint32_t;
+  struct Tensor {
+    std::string name, signature;
+  };
 
   explicit ResponseCache(size_t capacity) : capacity_(capacity) {}
 
   std::optional<Id> find(std::string_view name) const;
-  const std::string* signature(Id id) const;  // null when unknown
-  const std::string& name(Id id) const { return entries_.at(id).name; }
+  const Tensor* find(Id id) const;  // null when unknown
+  const Tensor& at(Id id) const { return entries_.at(id).tensor; }
   size_t size() const { return entries_.size(); }
 
   // Coordinator, each time that a tensor is not cached: may it enter? With `evict`, after `victim` has left, which was
@@ -36,7 +48,7 @@ class ResponseCache {
 
  private:
   struct Entry {
-    std::string name, signature;
+    Tensor tensor;
     uint64_t last_use;
     std::list<Id>::iterator place;
   };
@@ -48,7 +60,7 @@ class ResponseCache {
   uint64_t uses_ = 0;
   std::list<Id> by_use_;  // least recently used first
   std::unordered_map<Id, Entry> entries_;
-  std::unordered_map<std::string, Id> ids_;
+  ByName<Id> ids_;
   std::unordered_map<size_t, Refused> refused_;  // by the hash of the name
 };
 
