@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
+from support.carried import the_second_time_gives_the_bits_of_the_first
 from support.expect import every_rank_raises, the_engine_goes_on, unless_last
 from support.hosts import Hosts, hosts, run_on_hosts, run_on_hosts_to_their_ends
 from support.model import FLOATS, INTEGERS, LENGTHS, OPS, Array, adasum, difference, reduced, values
@@ -192,6 +193,7 @@ CHECKS = [
     join,
     disagreement,
     there_and_back,
+    the_second_time_gives_the_bits_of_the_first,
 ]
 
 

@@ -89,8 +89,10 @@ class Network:
             pass
 
 
-def submits(name: str, shape: list[int] | None = None, absent: list[int] | None = None, members: int = 1) -> Any:
-    return lambda node: node.submit(name, shape or [3], absent or [], members)
+def submits(
+    name: str, shape: list[int] | None = None, absent: list[int] | None = None, members: int = 1, values: bytes = b""
+) -> Any:
+    return lambda node: node.submit(name, shape or [3], absent or [], members, values=values)
 
 
 def told(decisions: list[Decision]) -> list[tuple[str, str]]:

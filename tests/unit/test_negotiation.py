@@ -69,6 +69,26 @@ def test_the_second_time_a_tensor_takes_a_few_bytes() -> None:
 
 @settings(max_examples=200)
 @given(trees, st.data())
+def test_values_ride_where_every_rank_states_the_id(tree: tuple[int, int, int], data: st.DataObject) -> None:
+    """In the order of the tree. A rank that has joined has none, and a statement in full carries none."""
+    network = Network(*tree)
+    steps = data.draw(st.integers(2, 4))
+    joined = data.draw(st.sets(st.integers(1, 11), max_size=3)) & set(range(network.size))
+    for step in range(steps):
+        network.run([[submits("x", values=bytes([rank, step]))] for rank in range(network.size)])
+    active = [rank for rank in range(network.size) if rank not in joined]
+    network.run(
+        [[joins] if rank in joined else [submits("x", values=bytes([rank, 9]))] for rank in range(network.size)]
+    )
+    order = network.subtree(0)
+    expected = [b"", *(b"".join(bytes([rank, step]) for rank in order) for step in range(1, steps))]
+    expected.append(b"".join(bytes([rank, 9]) for rank in order if rank in active))
+    for decisions in network.decisions:
+        assert [decision["values"] for decision in decisions] == expected
+
+
+@settings(max_examples=200)
+@given(trees, st.data())
 def test_every_rank_hears_of_a_mismatch_and_goes_on(tree: tuple[int, int, int], data: st.DataObject) -> None:
     size, arity, seed = tree
     network = Network(max(size, 2), arity, seed)

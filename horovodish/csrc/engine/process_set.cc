@@ -52,6 +52,7 @@ ProcessSet::ProcessSet(ProcessSetConfig config, const EngineOptions& options, Ar
       owner_(owner),
       neighbours_(config_, arena, watch),
       negotiation_(neighbours_.at_root(), neighbours_.participants(), options_.cache_capacity),
+      carried_(config_),
       plane_(make_plane(
           config_, [this](const auto& operation) { complete(operation); },
           [this](const auto& operation, const Error& error) { refuse(operation, error); })),
@@ -158,7 +159,7 @@ void ProcessSet::state(const std::shared_ptr<Operation>& operation) {
   operation->trace.submitted(operation->request, operation->signature, operation->process_set, now);
   if (operation->request->kind == Kind::join) return negotiation_.join();
   negotiation_.set_now(shared_seconds(now));
-  negotiation_.submit(operation->request->name, *operation->signature, operation->absent);
+  negotiation_.submit(operation->request->name, *operation->signature, operation->absent, carried_.of(*operation));
 }
 
 void ProcessSet::settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept {
@@ -239,6 +240,8 @@ void ProcessSet::execute(const Decision& decision, Clock::time_point now) {
   if (operation->request->kind == Kind::broadcast && root == config_.ranks.end()) {
     refuse(operation, {ErrorKind::internal, "root_rank=" + std::to_string(number_of(operation->request->root)) +
                                                 " is not in the process set. Remedy: name one of its ranks."});
+  } else if (carried_.finish(*operation, decision.values)) {
+    complete(operation);
   } else {
     plane_->start(operation);
   }

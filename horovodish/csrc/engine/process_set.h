@@ -20,6 +20,7 @@
 #include "negotiation/neighbours.h"
 #include "negotiation/process_set_config.h"
 #include "operation/operation.h"
+#include "planes/carried_values.h"
 #include "planes/plane.h"
 
 namespace horovodish {
@@ -119,6 +120,7 @@ class ProcessSet final : private OperationTable::Owner {
   Owner& owner_;
   Neighbours neighbours_;
   Negotiation negotiation_;
+  const CarriedValues carried_;
   std::unique_ptr<Plane> plane_;  // null once it has come to its end after a loss
 
   OperationTable operations_;

@@ -105,7 +105,7 @@ std::string Negotiation::take_for_parent() {
   return up_.take();
 }
 
-void Negotiation::submit(std::string_view name, std::string_view signature, const Mask& absent) {
+void Negotiation::submit(std::string_view name, std::string_view signature, const Mask& absent, std::string values) {
   if (participants_.joined[0]) {
     // The other ranks go on without this one: they count it as joined, whatever it states now.
     if (!lost_ && !is_stale(0, name, signature)) {
@@ -115,7 +115,7 @@ void Negotiation::submit(std::string_view name, std::string_view signature, cons
   }
   const auto id = cache_.find(name);
   if (id && cache_.at(*id).signature == signature && !by_name_.contains(name)) {
-    state_id(0, *id, own_statement(absent));
+    state_id(0, *id, own_statement(absent, std::move(values)));
   } else {
     ++full_requests_;
     state_signature(0, std::string(name), signature, own_statement(absent));
@@ -329,7 +329,7 @@ void Negotiation::decide(const std::string& name, const std::string& signature, 
   }
   lateness_[statement.span.last_rank].add(statement.span.seconds());
   if (id) {
-    apply(Execute{*id, statement.joined.count(), statement.absent});
+    apply(Execute{*id, statement.joined.count(), statement.absent, statement.values});
   } else {
     decide_new(name, signature, statement.joined.count(), statement.absent);
   }
@@ -359,7 +359,8 @@ void Negotiation::apply(const Execute& decided) {
   down_.add(decided);
   const auto pending = by_id_.extract(decided.id);
   cache_.touch(decided.id);
-  execute(name, signature, !pending.empty() && pending.mapped().stated_here(), decided.joined, decided.absent);
+  execute(name, signature, !pending.empty() && pending.mapped().stated_here(), decided.joined, decided.absent,
+          decided.values);
 }
 
 void Negotiation::apply(const ExecuteNew& decided) {
@@ -367,18 +368,19 @@ void Negotiation::apply(const ExecuteNew& decided) {
   const auto pending = by_name_.extract(std::string(decided.name));
   if (decided.id != ExecuteNew::kNotCached) cache_.insert(decided.id, decided.name, decided.signature);
   execute(decided.name, decided.signature, !pending.empty() && pending.mapped().stated_here(), decided.joined,
-          decided.absent);
+          decided.absent, {});
 }
 
 void Negotiation::execute(std::string_view name, std::string_view signature, bool submitted, int joined,
-                          const Mask& absent) {
+                          const Mask& absent, std::string_view values) {
   decisions_.push_back({.type = Decision::Type::execute,
                         .name = std::string(name),
                         .submitted = submitted,
                         .signature = submitted ? std::string{} : std::string(signature),
                         .joined_ranks = joined,
                         .absent = absent,
-                        .number = ++decisions_seen_});
+                        .number = ++decisions_seen_,
+                        .values = std::string(values)});
 }
 
 void Negotiation::apply(const Forget& decided) {

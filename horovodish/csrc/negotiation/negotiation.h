@@ -65,6 +65,7 @@ struct Decision {
   Mask absent = {};
   uint64_t number = 0;  // of an execute: its place in the order of decisions; of a loss: see Lost::finished
   std::vector<std::string> families = {};
+  std::string values = {};  // of an execute: see Statement
   Note note = {};
 };
 
@@ -73,8 +74,9 @@ class Negotiation {
   // `root`: this node has no parent. `participants[0]` is this rank, the others are the subtrees of its children.
   Negotiation(bool root, std::vector<RankSet> participants, size_t cache_capacity);
 
-  // Statements of this rank. What it submits after it has joined is stated once all ranks have joined.
-  void submit(std::string_view name, std::string_view signature, const Mask& absent);
+  // Statements of this rank. What it submits after it has joined is stated once all ranks have joined. The values of all
+  // ranks ride with the decision if every rank states the tensor by its id.
+  void submit(std::string_view name, std::string_view signature, const Mask& absent, std::string values = {});
   void flush();  // says nothing when nothing of this rank is undecided
   void take_back_flush();  // this rank may submit more before the next decision
   void join();
@@ -126,7 +128,9 @@ class Negotiation {
   };
 
   WorldRank own_rank() const { return participants_.own_rank(); }
-  Statement own_statement(const Mask& absent) const { return {{own_rank(), now_, now_}, {}, absent}; }
+  Statement own_statement(const Mask& absent, std::string values = {}) const {
+    return {{own_rank(), now_, now_}, {}, absent, std::move(values)};
+  }
 
   // Statements of a participant.
   void state_id(size_t participant, Id id, const Statement& statement);
@@ -163,7 +167,8 @@ class Negotiation {
   void apply(const JoinDone& decided);
   void apply(const Lost& lost);
   void apply(const Note& note) { announce(note); }
-  void execute(std::string_view name, std::string_view signature, bool submitted, int joined, const Mask& absent);
+  void execute(std::string_view name, std::string_view signature, bool submitted, int joined, const Mask& absent,
+               std::string_view values);
 
   const bool root_;
   Participants participants_;

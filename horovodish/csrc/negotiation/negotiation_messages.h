@@ -21,7 +21,9 @@ struct Ready {  // for a tensor that the cache knows
   ResponseCache::Id id = 0;
   Statement statement = {};
 
-  bool is_only_an_id() const { return statement.joined.empty() && statement.absent.empty(); }
+  bool is_only_an_id() const {
+    return statement.joined.empty() && statement.absent.empty() && statement.values.empty();
+  }
   static auto fields(auto& its) { return std::tie(its.id, its.statement); }
 };
 
@@ -56,9 +58,10 @@ struct Execute {  // what was stated by this id
   ResponseCache::Id id = 0;
   int joined = 0;  // how many ranks do not contribute
   Mask absent = {};  // members that no rank has a value for
+  std::string values = {};  // of all ranks, see Statement
 
-  bool is_only_an_id() const { return joined == 0 && absent.empty(); }
-  static auto fields(auto& its) { return std::tie(its.id, its.joined, its.absent); }
+  bool is_only_an_id() const { return joined == 0 && absent.empty() && values.empty(); }
+  static auto fields(auto& its) { return std::tie(its.id, its.joined, its.absent, its.values); }
 };
 
 struct ExecuteNew {  // what was stated in full. It enters the cache, unless `id` is kNotCached

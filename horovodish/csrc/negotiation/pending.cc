@@ -8,6 +8,10 @@ void Pending::state(size_t participant, const Statement& statement, bool whole) 
   if (whole) stated_[participant] = true;
   span_.add(statement.span);
   joined_.add(statement.joined);
+  if (!statement.values.empty()) {
+    values_.resize(stated_.size());
+    values_[participant] = statement.values;
+  }
   absent_ = absent_ ? intersection(*absent_, statement.absent) : statement.absent;
 }
 
@@ -30,6 +34,7 @@ void Pending::to_full_request(const std::string& signature) {
   }
   ranks.remove(joined_);
   signatures_ = {{signature, ranks}};
+  values_.clear();
 }
 
 bool Pending::take_out(const std::function<bool(const std::string&)>& is_stale) {
@@ -58,6 +63,7 @@ bool Pending::complete() const {
 
 Statement Pending::summary() const {
   Statement all{span_, joined_, absent_.value_or(Mask{})};
+  for (const std::string& values : values_) all.values += values;
   for (size_t i = 0; i < participants_.count(); ++i) {
     if (!stated_[i]) all.joined.add(participants_.ranks[i]);
   }

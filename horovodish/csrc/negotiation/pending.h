@@ -59,6 +59,7 @@ class Pending {
   Span span_;
   RankSet joined_;  // of the ranks whose subtree has stated it
   std::optional<Mask> absent_;  // the intersection so far
+  std::vector<std::string> values_;  // by participant; empty: none has any
   Signatures signatures_;
   bool passed_up_ = false;
 };

@@ -32,8 +32,9 @@ struct Statement {
   Span span;  // travels by itself, as statements that follow each other often have the same
   RankSet joined = {};  // those that have joined, and do not contribute
   Mask absent = {};  // members that none of the others has a value for
+  std::string values = {};  // those that ride, of one rank after the other, in the order of the tree; empty: none
 
-  static auto fields(auto& its) { return std::tie(its.joined, its.absent); }
+  static auto fields(auto& its) { return std::tie(its.joined, its.absent, its.values); }
 };
 
 // The requests that were made under one name, and by whom: one, unless the ranks disagree.

@@ -39,7 +39,7 @@ void bind_negotiation(nb::module_& module) {
           "submit",
           [](Negotiation& self, const std::string& name, const std::vector<int64_t>& shape,
              const std::vector<size_t>& absent, size_t members, std::optional<int> broadcast_from,
-             const std::string& family, const std::string& refusal) {
+             const std::string& family, const std::string& refusal, const nb::bytes& values) {
             Request request;
             request.name = name;
             if (broadcast_from) {
@@ -49,10 +49,11 @@ void bind_negotiation(nb::module_& module) {
             request.members.assign(members, {name, DType::float32, shape});
             request.family.name = family;
             request.refusal = refusal;
-            self.submit(name, request.signature(), make_mask(absent, members));
+            self.submit(name, request.signature(), make_mask(absent, members), {values.c_str(), values.size()});
           },
           nb::arg("name"), nb::arg("shape"), nb::arg("absent") = std::vector<size_t>{}, nb::arg("members") = 1,
-          nb::arg("broadcast_from") = std::nullopt, nb::arg("family") = "", nb::arg("refusal") = "")
+          nb::arg("broadcast_from") = std::nullopt, nb::arg("family") = "", nb::arg("refusal") = "",
+          nb::arg("values") = nb::bytes(""))
       .def("flush", &Negotiation::flush)
       .def("join", &Negotiation::join)
       .def(
@@ -98,6 +99,7 @@ void bind_negotiation(nb::module_& module) {
                entry["absent"] = absent;
                entry["submitted"] = decision.submitted;
                entry["families"] = decision.families;
+               entry["values"] = as_bytes(decision.values);
                entry["note"] = decision.note.text;
                result.append(entry);
              }
