@@ -48,12 +48,13 @@ def host_array(tensor: Array | SupportsDLPack, name: str) -> Array:
         UnsupportedTensorError: no array, not in host memory, masked, not aligned, or not C-contiguous.
     """
     array = tensor if type(tensor) is np.ndarray else _converted(tensor, name)
-    if not array.flags.aligned:
+    flags = array.flags
+    if not flags.aligned:
         raise UnsupportedTensorError(
             f"{name}: the array's memory is not aligned for {array.dtype}; pass array.copy(), and for an operation in "
             "place copy the result back"
         )
-    if not array.flags.c_contiguous:
+    if not flags.c_contiguous:
         raise UnsupportedTensorError(
             f"{name}: the array of shape {array.shape} with strides {array.strides} is not C-contiguous; "
             "pass numpy.ascontiguousarray(array), and for an operation in place copy the result back"

@@ -19,7 +19,7 @@ from horovodish.devices import ON_HOST, Placement
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.reduce_ops import Adasum, ReduceOp, Sum, chosen_op
 from horovodish.request import Family, Member, Request
-from horovodish.submission import Handle, RefuseOnError, generated_name, submit
+from horovodish.submission import Handle, generated_name, refuse, submit
 
 __all__ = [
     "Adapter",
@@ -191,14 +191,14 @@ class Adapter(ABC, Generic[T]):
         kind, _, process_set, op, average, prescale, postscale, root, splits, in_place, member_names, family = operation
         name, identity = operation.named()
         allocates = kind in _ALLOCATES
-        with RefuseOnError(kind, name, identity):
+        try:
             if kind in _REDUCES:
                 op = reduced_by = checked_op(kind, name, average, op)
             else:
                 op, reduced_by = Sum, None
             if kind == "broadcast":
                 root = checked_root(root, process_set)
-            if kind != "barrier":
+            if result is not only and kind != "barrier":
                 tensors = checked_group(tensors, kind, self.noun)
             sources: list[T] = []
             targets: list[T] = []
@@ -231,6 +231,9 @@ class Adapter(ABC, Generic[T]):
             if placement.is_staged:
                 sources, arrivals = self.copies(sources, targets)
                 members = [self.member(*pair, name, reduced_by) for pair in zip(sources, arrivals, strict=True)]
+        except Exception as problem:
+            refuse(kind, name, identity, problem)
+            raise
 
         templates = sources if allocates else []  # what a result is made after; inputs need not outlive the operation
 

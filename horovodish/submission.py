@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Generic, SupportsFloat, TypeVar
@@ -30,16 +29,9 @@ class _Session:
     def __init__(self, engine: _native.Engine) -> None:
         self.counters: Counter[tuple[str, int]] = Counter()  # by kind and process set
         self.engine = engine
-        # What the engine still reads or writes, by handle id. A handle may be dropped before its operation is done.
+        # What the engine still reads or writes, by handle id. A handle may be dropped before its operation is done, so
+        # every submission lets go of what the engine no longer needs.
         self.kept: dict[int, object] = {}
-        # Without it another thread could take the news that a handle has settled before it is entered in `kept`. An
-        # entry that goes away may run code of the user's that submits in turn, therefore reentrant.
-        self.lock = threading.RLock()
-
-    def release_settled(self) -> None:
-        """Let go of what the engine no longer needs. The caller holds the lock."""
-        for settled in self.engine.take_settled():
-            self.kept.pop(settled, None)
 
 
 _session: _Session | None = None
@@ -50,7 +42,7 @@ def keep_for_ever(memory: object) -> None:
     """Keep memory until the process ends, because MPI may go on reading and writing it. Not collective.
 
     Args:
-        memory: whatever owns the memory of an operation whose native handle or plan says `memory_abandoned()`.
+        memory: whatever owns the memory of operations that were abandoned, as a plan says by `memory_abandoned()`.
     """
     _abandoned.append(memory)
 
@@ -72,8 +64,7 @@ def _end_session() -> None:
     ended, _session = _session, None
     if ended is None:
         return
-    # Without its lock, which a thread may hold for ever that the engine does not let come back at the process's end.
-    ended.release_settled()
+    ended.engine.release_settled(ended.kept)
     if ended.kept:
         keep_for_ever(ended.kept)
 
@@ -124,16 +115,14 @@ class Handle(Generic[T]):
         if self._value is not _UNKNOWN:
             return self._value
         native = self._native
-        if not native.poll():
-            basics.engine()  # raises in a forked child, where waiting would drive the parent's engine
         while not native.wait(WAIT_SLICE_SECONDS):
             pass
         error = native.error()
         if self._current_stream is not None and error is None:
             native.order_after(self._current_stream())
         # A GPU may still use the memory of an operation that failed; the engine says later when it is done.
-        if not native.memory_abandoned() and (self._current_stream is None or error is None):
-            self._kept.pop(native.id, None)
+        if self._current_stream is None or error is None:
+            native.release(self._kept)
         if error is not None:
             raise from_native(*error)
         self._value = self._finish(native)
@@ -304,12 +293,16 @@ class RefuseOnError:
         pass
 
     def __exit__(self, kind: object, problem: BaseException | None, traceback: object) -> None:
-        if not isinstance(problem, Exception):
-            return
-        text = str(problem)
-        why = text if text.startswith(f"{self._name}:") else f"{self._name}: {text}"
-        why = why.encode(errors="backslashreplace").decode()  # it may quote a file's name that is no UTF-8
-        basics.engine().refuse(_native.KINDS[self._kind], self._name, self._process_set_id, why)
+        if isinstance(problem, Exception):
+            refuse(self._kind, self._name, self._process_set_id, problem)
+
+
+def refuse(kind: str, name: str, process_set_id: int, problem: Exception) -> None:
+    """As `RefuseOnError`, which is slower, once there is a problem."""
+    text = str(problem)
+    why = text if text.startswith(f"{name}:") else f"{name}: {text}"
+    why = why.encode(errors="backslashreplace").decode()  # it may quote a file's name that is no UTF-8
+    basics.engine().refuse(_native.KINDS[kind], name, process_set_id, why)
 
 
 def submit(
@@ -342,33 +335,31 @@ def submit(
     kind, name, process_set_id, op, prescale_factor, postscale_factor, root_rank, splits, member_names, family = request
     device, current_stream, _ = placement
     session = _running_session()
-    with session.lock:
-        session.release_settled()
-        try:
-            native = session.engine.enqueue(
-                _native.KINDS[kind],
-                name,
-                op,
-                prescale_factor,
-                postscale_factor,
-                root_rank,
-                members,
-                device,
-                waits,
-                process_set_id,
-                splits,
-                member_names,
-                None if current_stream is None else current_stream(),
-                family,
-                session.kept,
-                keep_alive,
-            )
-        except TypeError:
-            _check_name(name)
-            with RefuseOnError(kind, name, process_set_id):
-                _check_factor(prescale_factor, "prescale_factor")
-                _check_factor(postscale_factor, "postscale_factor")
-            raise
+    try:
+        native = session.engine.enqueue(
+            _native.KINDS[kind],
+            name,
+            op,
+            prescale_factor,
+            postscale_factor,
+            root_rank,
+            members,
+            device,
+            waits,
+            process_set_id,
+            splits,
+            member_names,
+            None if current_stream is None else current_stream(),
+            family,
+            session.kept,
+            keep_alive,
+        )
+    except TypeError:
+        _check_name(name)
+        with RefuseOnError(kind, name, process_set_id):
+            _check_factor(prescale_factor, "prescale_factor")
+            _check_factor(postscale_factor, "postscale_factor")
+        raise
     return Handle(name, native, result, session.kept, current_stream)
 
 

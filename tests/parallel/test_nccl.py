@@ -177,11 +177,11 @@ def memory_of_dropped_handles(gpu: Gpu) -> None:
         pass
     del handle
     session = submission._running_session()
-    session.release_settled()
+    session.engine.release_settled(session.kept)
     assert identity in session.kept, "the GPU still reads and writes this memory"
     producer.hold(False)
     while identity in session.kept:
-        session.release_settled()
+        session.engine.release_settled(session.kept)
 
 
 def plans_with_side_streams(gpu: Gpu) -> None:

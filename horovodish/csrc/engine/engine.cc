@@ -1,6 +1,10 @@
 #include "engine/engine.h"
 
+#include <pthread.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <new>
 
 #include "memory/thread_setup.h"
 #include "planes/make_plane.h"
@@ -33,6 +37,16 @@ const Error kRemoved{ErrorKind::internal, "its process set has been removed"};
 bool holds_name(const Request& request) { return request.refusal.empty() && request.family.name.empty(); }
 bool has_caller(const Operation& operation) { return operation.handle->id() != 0; }
 
+std::atomic<uint64_t> forks{0};
+
+// How many forks lie between this process and the one that loaded the engine. getpid() would be a system call, several for
+// each operation.
+uint64_t forks_so_far() {
+  static const bool counted = pthread_atfork(nullptr, nullptr, [] { ++forks; }) == 0;
+  if (!counted) throw std::bad_alloc();
+  return forks;
+}
+
 }  // namespace
 
 // The seat of a caller who has taken it. Every way out of the scope gives the seat back.
@@ -51,7 +65,7 @@ class Engine::Driver {
   Engine& engine_;
 };
 
-Engine::Engine(EngineConfig config) : config_(std::move(config)) {
+Engine::Engine(EngineConfig config) : config_(std::move(config)), forks_(forks_so_far()) {
   const size_t local_ranks = config_.arena_memory.size();
   if (local_ranks > 0) {
     arena_ = std::make_shared<Arena>(std::exchange(config_.arena_memory, {}), config_.local_rank,
@@ -123,8 +137,10 @@ void Engine::clear_region(size_t region) {
 }
 
 // The threads and the memory of the engine stay behind in a fork.
+bool Engine::is_left_behind() const { return forks != forks_; }
+
 void Engine::check_process() const {
-  if (getpid() == process_) return;
+  if (!is_left_behind()) return;
   throw ForkedProcess("process " + std::to_string(getpid()) + " was forked from " + text_of(config_.rank) +
                       " and cannot use its engine. Remedy: use horovodish in the process that called init() only.");
 }
@@ -211,7 +227,7 @@ void Engine::refuse(Kind kind, const std::string& name, int process_set, const s
 
 bool Engine::wait(const Handle& handle, std::chrono::nanoseconds limit) {
   const bool settled = handle.settled();
-  if (settled && getpid() != process_) return true;
+  if (settled && is_left_behind()) return true;
   check_process();
   waiting_threads_.remember_caller();
   if (settled) return true;

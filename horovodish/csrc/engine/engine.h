@@ -2,9 +2,6 @@
 // settles their handles. It knows nothing of Python.
 #pragma once
 
-#include <sys/types.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -157,6 +154,7 @@ class Engine final : private ProcessSet::Owner {
     std::unordered_set<std::string> names;  // of those that belong to no family
   };
 
+  bool is_left_behind() const;
   void check_process() const;
   void start_thread();
   void run();
@@ -183,7 +181,7 @@ class Engine final : private ProcessSet::Owner {
   std::shared_ptr<Timeline> take_timeline();
 
   EngineConfig config_;
-  const pid_t process_ = getpid();
+  const uint64_t forks_;  // when it was made
   std::atomic<uint64_t> last_handle_id_{0};
 
   std::mutex inbox_mutex_;

@@ -67,6 +67,16 @@ void quietly_at_exit(const Engine& engine, const Call& call) {
   }
 }
 
+// Lets go of the memory of an operation. That may run code of the user's, which may submit another one.
+void let_go(nb::dict& kept, uint64_t id) {
+  const nb::int_ key(id);
+  if (kept.contains(key)) nb::del(kept[key]);
+}
+
+void release_settled(Engine& engine, nb::dict kept) {
+  for (const uint64_t id : engine.take_settled()) let_go(kept, id);
+}
+
 using PyFamily = std::tuple<std::string, size_t, int64_t, int64_t>;  // name, members, structure, run
 using PyTensor = std::tuple<uintptr_t, uintptr_t, int, std::vector<int64_t>>;
 
@@ -75,6 +85,7 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
                  int process_set, const std::vector<int64_t>& splits, const std::vector<std::string>& member_names,
                  std::optional<uintptr_t> stream, const std::optional<PyFamily>& family, nb::dict kept,
                  const nb::object& keep_alive) {
+  release_settled(*engine, kept);
   auto request = std::make_shared<Request>();
   request->kind = static_cast<Kind>(kind);
   request->name = name;
@@ -98,14 +109,14 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   operation->reported = true;
   if (stream) operation->ready.push_back(Device::get(device).record(*stream));
   const auto handle = operation->handle;
-  // Before anything is handed over: a signal of Python's may arrive as soon as this function returns.
-  const nb::int_ id(handle->id());
-  kept[id] = keep_alive;
+  // Before anything is handed over: a signal of Python's may arrive as soon as this function returns, and another thread may
+  // hear at once that the operation has settled.
+  kept[nb::int_(handle->id())] = keep_alive;
   try {
     const WithoutGil without_gil(*engine);
     engine->enqueue(std::move(operation), waits);
   } catch (...) {
-    kept.attr("pop")(id);
+    let_go(kept, handle->id());
     throw;
   }
   return {engine, handle, stream};
@@ -204,7 +215,12 @@ void bind_handle(nb::module_& module) {
           },
           nb::arg("seconds"))
       .def("error", [](const PyHandle& self) { return error_tuple(self.handle->error()); })
-      .def("memory_abandoned", [](const PyHandle& self) { return self.handle->memory_abandoned(); })
+      .def(
+          "release",
+          [](const PyHandle& self, nb::dict kept) {
+            if (!self.handle->memory_abandoned()) let_go(kept, self.handle->id());
+          },
+          nb::arg("kept"))
       .def("output",
            [](const PyHandle& self, size_t index) {
              if (index >= self.handle->outputs.size()) throw nb::index_error("no such output");
@@ -317,7 +333,7 @@ void bind_engine(nb::module_& module) {
       .def("start_timeline", &start_timeline, nb::arg("descriptor"), nb::kw_only(), nb::arg("name"), nb::arg("origin"),
            nb::arg("mark_cycles"), nb::call_guard<nb::gil_scoped_release>())
       .def("stop_timeline", &Engine::stop_timeline, nb::call_guard<nb::gil_scoped_release>())
-      .def("take_settled", &Engine::take_settled)
+      .def("release_settled", &release_settled, nb::arg("kept"))
       .def("hold_other_threads", &Engine::hold_other_threads, nb::call_guard<nb::gil_scoped_release>())
       .def("loss", &Engine::loss)
       .def("stop", &Engine::stop, nb::arg("failed"), nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>());
