@@ -17,12 +17,14 @@ sizes = st.tuples(st.integers(2, 9), st.integers(0, 60), st.integers(1, 20), st.
 def execute(schedules: list[testing.Schedule], buffers: list[list[object]], seed: int, window: int = 4) -> int:
     """Runs all ranks' schedules in random interleaving, with at most `window` transfers under way each way.
 
-    A send hands over what its range holds when the message is *received*: the latest moment at which MPI may read it.
+    A send hands over what its range holds when the message *arrives*: the latest moment at which MPI may read it.
+    What is stored is written then; what is reduced waits for its turn.
     Returns the elements that the busiest rank sent.
     """
     chooser = random.Random(seed)
     ranks = len(schedules)
     started, sent, posted, received = ([0] * ranks for _ in range(4))
+    arrived: list[list[list[object]]] = [[] for _ in range(ranks)]
     wires: dict[tuple[int, int], deque[tuple[int, int]]] = {}
     completed: list[set[int]] = [set() for _ in range(ranks)]  # sends that were read and are not yet counted
     finished: list[list[bool]] = [[] for _ in range(ranks)]
@@ -35,9 +37,13 @@ def execute(schedules: list[testing.Schedule], buffers: list[list[object]], seed
         if send < min(len(sends), sent[rank] + window) and received[rank] >= sends[send][3]:
             possible.append(("send", rank))
         post = posted[rank]
-        if post < min(len(receives), received[rank] + window) and sent[rank] >= receives[post][3]:
-            possible.append(("post", rank))
-        if received[rank] < posted[rank] and wires.get((receives[received[rank]][0], rank)):
+        if post < min(len(receives), received[rank] + window):
+            _, _, _, after, then = receives[post]
+            if then != "store" or sent[rank] >= after:
+                possible.append(("post", rank))
+        if len(arrived[rank]) < posted[rank] and wires.get((receives[len(arrived[rank])][0], rank)):
+            possible.append(("arrive", rank))
+        if received[rank] < len(arrived[rank]) and sent[rank] >= receives[received[rank]][3]:
             possible.append(("receive", rank))
         if sent[rank] in completed[rank]:
             possible.append(("sent", rank))
@@ -58,16 +64,20 @@ def execute(schedules: list[testing.Schedule], buffers: list[list[object]], seed
             posted[rank] += 1
         elif what == "sent":
             sent[rank] += 1
-        else:
-            peer, begin, count, _, then = receives[received[rank]]
+        elif what == "arrive":
+            peer, begin, count, _, then = receives[len(arrived[rank])]
             index, source = wires[peer, rank].popleft()
             assert schedules[peer][0][index][2] == count, "both ends agree about a message's length"
-            incoming = buffers[peer][source : source + count]
-            for i, value in enumerate(incoming):
-                kept = buffers[rank][begin + i]
-                buffers[rank][begin + i] = value if then == "store" else (value, kept)
-            finished[rank].append(then == "reduce_finish")
+            arrived[rank].append(buffers[peer][source : source + count])
             completed[peer].add(index)
+            if then == "store":
+                buffers[rank][begin : begin + count] = arrived[rank][-1]
+        else:
+            _, begin, count, _, then = receives[received[rank]]
+            if then != "store":
+                kept = buffers[rank][begin : begin + count]
+                buffers[rank][begin : begin + count] = zip(arrived[rank][received[rank]], kept, strict=True)
+            finished[rank].append(then == "reduce_finish")
             received[rank] += 1
     for rank, (sends, receives) in enumerate(schedules):
         assert (sent[rank], received[rank]) == (len(sends), len(receives)), f"rank {rank} is stuck"
@@ -90,6 +100,16 @@ def test_ring_allreduce(case: tuple[int, int, int, int]) -> None:
         # The same tree of additions on every rank, so the same bits.
         assert all(buffer[i] == buffers[0][i] for buffer in buffers)
     assert volume <= 2 * (ranks - 1) * -(-count // ranks)
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 60), st.integers(1, 20), st.integers(0, 2**32))
+def test_pair_allreduce(count: int, segment: int, seed: int) -> None:
+    schedules = [testing.pair_allreduce(rank, count, segment) for rank in range(2)]
+    buffers: list[list[object]] = [[f"{rank}:{i}" for i in range(count)] for rank in range(2)]
+    assert execute(schedules, buffers, seed) == count
+    for buffer in buffers:
+        assert [sorted(contributions(value)) for value in buffer] == [[f"0:{i}", f"1:{i}"] for i in range(count)]
 
 
 @settings(max_examples=100)

@@ -235,6 +235,9 @@ void bind_schedules(nb::module_& module) {
   module.def("ring_allreduce", [as_dict](int rank, int ranks, size_t count, size_t segment) {
     return as_dict(ring_allreduce(rank, ranks, count, segment));
   });
+  module.def("pair_allreduce", [as_dict](int rank, size_t count, size_t segment) {
+    return as_dict(pair_allreduce(rank, count, segment));
+  });
   module.def("direct_allgather", [as_dict](int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
     return as_dict(direct_allgather(rank, ranks, begins, segment));
   });

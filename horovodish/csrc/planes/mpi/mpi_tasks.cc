@@ -13,8 +13,8 @@ namespace horovodish {
 
 namespace {
 
-// An allreduce in which a rank would send at most this many bytes takes one step, in which everybody sends everything to
-// everybody. A ring sends less, where there are more than two ranks, in twice as many steps for each of them.
+// An allreduce of more than two ranks in which a rank would send at most this many bytes takes one step, in which everybody
+// sends everything to everybody. A ring sends less, in twice as many steps for each of them.
 constexpr size_t kDirectBytes = 120 << 10;
 
 // The schedule of a ring that reduces `count` elements in place.
@@ -28,6 +28,17 @@ std::unique_ptr<MpiTask> ring_of(const MpiEnvironment& environment, Schedule sch
   const auto step = [dtype, op, last](std::byte* range, const std::byte* incoming, size_t length, bool finish) {
     const void* sources[] = {incoming, range};
     reduce(dtype, op, range, sources, 2, length, finish ? last : Scaling{});
+  };
+  return std::make_unique<ScheduleRun>(environment, std::move(schedule), buffer, bytes_of(dtype), step);
+}
+
+// Each rank reduces everything, in the order of ranks, so both get the same bits.
+std::unique_ptr<MpiTask> pair_of(const MpiEnvironment& environment, Schedule schedule, DType dtype, ReduceOp op,
+                                 const Scaling& scaling, std::byte* buffer) {
+  const auto step = [dtype, op, scaling, first = environment.rank == 0](std::byte* range, const std::byte* incoming,
+                                                                        size_t length, bool) {
+    const void* sources[] = {first ? range : incoming, first ? incoming : range};
+    reduce(dtype, op, range, sources, 2, length, scaling);
   };
   return std::make_unique<ScheduleRun>(environment, std::move(schedule), buffer, bytes_of(dtype), step);
 }
@@ -264,6 +275,10 @@ class RowsTask : public MpiTask {
 
 std::unique_ptr<MpiTask> make_allreduce(const MpiEnvironment& environment, DType dtype, ReduceOp op,
                                         const Scaling& scaling, std::byte* buffer, size_t count) {
+  if (environment.ranks() == 2) {
+    auto schedule = pair_allreduce(environment.rank, count, segment_of(environment, dtype));
+    return pair_of(environment, std::move(schedule), dtype, op, scaling, buffer);
+  }
   if (count * bytes_of(dtype) * static_cast<size_t>(environment.ranks() - 1) <= kDirectBytes) {
     return std::make_unique<DirectAllreduce>(environment, dtype, op, scaling, buffer, count);
   }

@@ -82,6 +82,16 @@ Schedule ring_allreduce(int rank, int ranks, size_t count, size_t segment) {
   return ring(rank, ranks, begins, segment, 2 * (ranks - 1));
 }
 
+Schedule pair_allreduce(int rank, size_t count, size_t segment) {
+  Schedule schedule;
+  for (const Range& range : segments_of({0, count}, segment)) {
+    schedule.sends.push_back({1 - rank, range.begin, range.count, 0});
+    schedule.receives.push_back(
+        {1 - rank, range.begin, range.count, schedule.sends.size(), Receive::Then::reduce_finish});
+  }
+  return schedule;
+}
+
 Schedule direct_exchange(int rank, int ranks, const std::vector<size_t>& sent, const std::vector<size_t>& received,
                          size_t segment) {
   return exchange(

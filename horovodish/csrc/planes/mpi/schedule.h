@@ -24,7 +24,7 @@ struct Receive {
   };
   int peer;
   size_t begin, count;
-  size_t after;  // may be posted once this many of the schedule's sends are done, because it overwrites what they send
+  size_t after;  // may write to its range once this many of the schedule's sends are done, because they read it
   Then then;
 };
 
@@ -41,6 +41,9 @@ Schedule ring_reduce_scatter(int rank, int ranks, const std::vector<size_t>& beg
 // Reduce-scatter, then all-gather of the shards, round the same ring: 2 (n - 1) steps. Patarasuk and Yuan, "Bandwidth
 // optimal all-reduce algorithms for clusters of workstations", 2009.
 Schedule ring_allreduce(int rank, int ranks, size_t count, size_t segment);
+
+// All-reduce of two ranks: each sends the other one everything, as much as in a ring, in one step.
+Schedule pair_allreduce(int rank, size_t count, size_t segment);
 
 // Every rank sends a block to every other: one step. Block i of what is sent lies between sent[i] and sent[i + 1] and
 // is for rank i; block i of what is received lies between received[i] and received[i + 1] and comes from rank i.

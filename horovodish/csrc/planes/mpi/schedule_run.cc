@@ -34,7 +34,7 @@ bool ScheduleRun::post_receive() {
   if (receives_posted_ == schedule_.receives.size() || receives_posted_ == receives_done_ + receives_.size())
     return false;
   const Receive& receive = schedule_.receives[receives_posted_];
-  if (sends_done_ < receive.after) return false;
+  if (receive.then == Receive::Then::store && sends_done_ < receive.after) return false;
   Transfer& transfer = receives_[receives_posted_ % receives_.size()];
   std::byte* target = at(receive.begin);
   if (receive.then != Receive::Then::store) {
@@ -48,9 +48,10 @@ bool ScheduleRun::post_receive() {
 
 bool ScheduleRun::finish_receive() {
   if (receives_done_ == receives_posted_) return false;
+  const Receive& receive = schedule_.receives[receives_done_];
+  if (sends_done_ < receive.after) return false;
   Transfer& transfer = receives_[receives_done_ % receives_.size()];
   if (!transfer.request.test()) return false;
-  const Receive& receive = schedule_.receives[receives_done_];
   if (receive.then != Receive::Then::store) {
     reduce_into_(at(receive.begin), transfer.staging.data(), receive.count,
                  receive.then == Receive::Then::reduce_finish);
