@@ -80,11 +80,9 @@ bench: dev
 	PATH="$(BIN):$$PATH" horovodish run -np 2 python benchmarks/tensorflow_step.py
 	PATH="$(BIN):$$PATH" horovodish run -np 2 python benchmarks/jax_step.py
 
-# Between two hosts, which are network namespaces; only root can make them.
+# Within a host and between two hosts. These are network namespaces, which only root can make.
 bench-hosts: dev
-	for ranks in 1 2; do \
-		PATH="$(BIN):$$PATH" python benchmarks/two_hosts.py $$ranks benchmarks/allreduce.py --rounds 6 \
-			--sizes 4 4096 65536 1048576 8388608 67108864 || exit 1; done
+	PATH="$(BIN):$$PATH" python benchmarks/worlds.py
 	PATH="$(BIN):$$PATH" python benchmarks/two_hosts.py --gbit 2 1 benchmarks/torch_overlap.py
 	PATH="$(BIN):$$PATH" python benchmarks/two_hosts.py --gbit 2 1 benchmarks/jax_overlap.py
 
