@@ -8,7 +8,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from horovodish import (
@@ -369,6 +369,8 @@ def _start_together(communicator: communicators.Communicator, notices: list[str]
     seen: list[tuple[int, settings.Settings, str]] = comm.allgather((leader, knobs, __version__))
     mpi.unname_shared_memory(comm)
     _check_agreement(seen)
+    if knobs.ring_segment_kb == 0:
+        knobs = replace(knobs, ring_segment_kb=min(comm.allgather(mpi.segment_kb())))
     leaders = sorted({entry[0] for entry in seen})
     hosts = tuple(tuple(rank for rank, entry in enumerate(seen) if entry[0] == leader) for leader in leaders)
     topology = Topology(own, hosts)

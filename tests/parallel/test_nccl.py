@@ -22,7 +22,7 @@ from support.traces import tracks_of
 INTEGERS = ["uint8", "int8", "int32", "int64"]
 LENGTHS = [0, 1, 7, 1003]
 TURNS = 30
-MOST_SECONDS_PER_TURN = 0.15  # a nap of half a second at rank 0 alone makes 0.25 on average
+MOST_SECONDS_PER_TURN = 0.15
 LARGE = 2**20  # of float32: as many bytes as a bucket has
 
 

@@ -16,8 +16,8 @@ namespace {
 // Farewells that peers do not take within this time are dropped.
 constexpr std::chrono::seconds kFarewellLimit{1};
 // Between hosts a farewell comes behind all data that MPI has taken from this rank but not sent yet. MPI moves it only while it is
-// called, and after stop() nobody calls it. A peer takes the farewell within half a second unless its process is stopped. Only neighbours
-// in the negotiation tree are covered: data for other ranks may stay with MPI until its next call.
+// called, and after stop() nobody calls it. A peer takes the farewell within milliseconds unless its process is stopped. Only neighbours in
+// the negotiation tree are covered: data for other ranks may stay with MPI until its next call.
 constexpr std::chrono::seconds kTransferLimit{3};
 constexpr std::chrono::microseconds kFarewellNap{20};
 // MPI moves data while it is asked. A caller that napped between two segments would hold up both ends of the connection:

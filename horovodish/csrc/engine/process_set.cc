@@ -20,7 +20,7 @@ constexpr std::chrono::microseconds kShortestNap{20}, kLongestNap{1000};
 constexpr std::chrono::seconds kNewsTime{3};
 // How long the engine of an idle rank sleeps where peers on other hosts cannot wake it, or where it is between others
 // in the tree, whose news does not wake a rank that has nothing under way.
-constexpr std::chrono::milliseconds kIdleNap{500};
+constexpr std::chrono::milliseconds kIdleNap{20};
 // For this long after a note for the owner, a rank that nobody can wake naps for kLongestNap at most. Notes pass through such
 // ranks, and a job that needs them needs them in every step.
 constexpr std::chrono::seconds kNotesGoOn{60};

@@ -7,7 +7,7 @@ namespace horovodish {
 
 namespace {
 // What an answer may take; who has not answered by then is stopped or stuck. Between hosts every idle rank on the way
-// may pass the question on half a second later, and then the answer, and a busy machine may be slow to let it do so.
+// passes the question and the answer on after a nap, and a busy machine may be slow to let it do so.
 constexpr StallInspector::Seconds kAnswerTime{5.0};
 // How much later than the root another rank reports. The root may be slow to learn that somebody waits.
 constexpr double kPatience = 1.5;

@@ -14,6 +14,9 @@ namespace horovodish {
 
 namespace {
 
+// Within a host, chunks of fewer segments would travel whole: nothing is combined or collected meanwhile.
+constexpr size_t kSegmentsOfChunk = 4;
+
 // On several hosts with several ranks each. Allreduce and broadcast go through the stream of the shared-memory plane, in which
 // every local rank drives the ring of its own shard. Adasum needs every rank's values in the end, and other collectives send
 // different data to different ranks: they gain nothing from a detour through a neighbour.
@@ -33,7 +36,8 @@ std::unique_ptr<Plane> make_host_plane(const ProcessSetConfig& config, const Eng
     const auto own = std::find(hosts[host].begin(), hosts[host].end(), config.own);
     std::optional<Across> across;
     if (hosts.size() > 1) {
-      across.emplace(Across{*config.mpi, hosts, host, MpiTags(config.generation), options.ring_segment_bytes});
+      const size_t segment_bytes = std::min(options.ring_segment_bytes, options.chunk_bytes / kSegmentsOfChunk);
+      across.emplace(Across{*config.mpi, hosts, host, MpiTags(config.generation), segment_bytes});
     }
     stream = std::make_unique<SharedMemoryPlane>(*arena, config.region, config.local,
                                                  static_cast<size_t>(own - hosts[host].begin()), options.chunk_bytes,
