@@ -4,12 +4,16 @@ They lie in a folder that only the user can read: the call, the options of the l
 to its end, and the reason if there are no ranks.
 """
 
+import io
 import linecache
 import pickle
 import sys
+from collections import ChainMap
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import CodeType
+from typing import Any, ClassVar
 
 from horovodish.errors import LaunchError
 
@@ -82,7 +86,22 @@ def pickled(value: object) -> bytes:
         import cloudpickle  # only those who run functions need it
     except ModuleNotFoundError as missing:
         raise LaunchError("horovodish.run() needs cloudpickle; install it: pip install cloudpickle") from missing
-    return bytes(cloudpickle.dumps(value))
+    table = cloudpickle.Pickler.dispatch_table
+
+    def reduce_code(code: CodeType) -> tuple[object, ...]:
+        return _code_of_file, (code.co_filename, *table[CodeType](code))
+
+    class Pickler(cloudpickle.Pickler):
+        dispatch_table: ClassVar = ChainMap({CodeType: reduce_code}, table)
+
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
+
+
+def _code_of_file(filename: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
+    """Code with the file that it was read from, which tracebacks need and cloudpickle leaves out."""
+    return make(*arguments).replace(co_filename=filename)
 
 
 def write(folder: Path, name: str, content: object) -> None:
