@@ -91,7 +91,7 @@ def pickled(value: object) -> bytes:
     def reduce_code(code: CodeType) -> tuple[object, ...]:
         return _code_of_file, (code.co_filename, *table[CodeType](code))
 
-    class Pickler(cloudpickle.Pickler):
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         dispatch_table: ClassVar = ChainMap({CodeType: reduce_code}, table)
 
     file = io.BytesIO()
