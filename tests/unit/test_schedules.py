@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from itertools import combinations, pairwise
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -88,18 +90,47 @@ def contributions(value: object) -> list[object]:
     return [*contributions(value[0]), *contributions(value[1])] if isinstance(value, tuple) else [value]
 
 
-@settings(max_examples=300)
-@given(sizes)
-def test_ring_allreduce(case: tuple[int, int, int, int]) -> None:
+Allreduce = Callable[[int, int, int, int], "testing.Schedule"]
+
+
+def elements_sent(allreduce: Allreduce, case: tuple[int, int, int, int]) -> int:
+    """What the busiest rank sent, once the result is seen to be right."""
     ranks, count, segment, seed = case
-    schedules = [testing.ring_allreduce(rank, ranks, count, segment) for rank in range(ranks)]
+    schedules = [allreduce(rank, ranks, count, segment) for rank in range(ranks)]
     buffers: list[list[object]] = [[f"{rank}:{i}" for i in range(count)] for rank in range(ranks)]
     volume = execute(schedules, buffers, seed)
     for i in range(count):
         assert sorted(contributions(buffers[0][i])) == sorted(f"{rank}:{i}" for rank in range(ranks))
         # The same tree of additions on every rank, so the same bits.
         assert all(buffer[i] == buffers[0][i] for buffer in buffers)
+    return volume
+
+
+@settings(max_examples=300)
+@given(sizes)
+def test_ring_allreduce(case: tuple[int, int, int, int]) -> None:
+    ranks, count, _, _ = case
+    volume = elements_sent(testing.ring_allreduce, case)
     assert volume <= 2 * (ranks - 1) * -(-count // ranks)
+
+
+@settings(max_examples=300)
+@given(sizes)
+def test_halving_allreduce(case: tuple[int, int, int, int]) -> None:
+    ranks, count, _, _ = case
+    volume = elements_sent(testing.halving_allreduce, case)
+    halvers = 1 << (ranks.bit_length() - 1)
+    own = 2 * sum(-(-count // 2**halving) for halving in range(1, halvers.bit_length()))
+    assert volume <= own + (count if halvers < ranks else 0)
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 6, 8, 13, 16, 64, 100])
+def test_the_fastest_allreduce_goes_from_few_steps_to_few_bytes(ranks: int) -> None:
+    chosen = [testing.fastest_allreduce(ranks, 4 << power) for power in range(28)]
+    in_order = [algorithm for algorithm in ("direct", "halving", "ring") if algorithm in chosen]
+    assert sorted(chosen, key=in_order.index) == chosen
+    power_of_two = ranks & (ranks - 1) == 0
+    assert (chosen[0], chosen[-1]) == ("direct", "halving" if power_of_two else "ring")
 
 
 @settings(max_examples=200)
@@ -113,12 +144,12 @@ def test_pair_allreduce(count: int, segment: int, seed: int) -> None:
 
 
 @settings(max_examples=100)
-@given(sizes)
-def test_each_shard_is_finished_exactly_once(case: tuple[int, int, int, int]) -> None:
+@given(sizes, st.sampled_from([testing.ring_allreduce, testing.halving_allreduce]))
+def test_each_shard_is_finished_exactly_once(case: tuple[int, int, int, int], allreduce: Allreduce) -> None:
     ranks, count, segment, _ = case
     finished = []
     for rank in range(ranks):
-        for _, begin, length, _, then in testing.ring_allreduce(rank, ranks, count, segment)[1]:
+        for _, begin, length, _, then in allreduce(rank, ranks, count, segment)[1]:
             if then == "reduce_finish":
                 finished += range(begin, begin + length)
     assert sorted(finished) == list(range(count))

@@ -235,6 +235,20 @@ void bind_schedules(nb::module_& module) {
   module.def("ring_allreduce", [as_dict](int rank, int ranks, size_t count, size_t segment) {
     return as_dict(ring_allreduce(rank, ranks, count, segment));
   });
+  module.def("halving_allreduce", [as_dict](int rank, int ranks, size_t count, size_t segment) {
+    return as_dict(halving_allreduce(rank, ranks, count, segment));
+  });
+  module.def("fastest_allreduce", [](int ranks, size_t bytes) {
+    switch (fastest_allreduce(ranks, bytes)) {
+      case AllreduceAlgorithm::direct:
+        return "direct";
+      case AllreduceAlgorithm::halving:
+        return "halving";
+      case AllreduceAlgorithm::ring:
+        return "ring";
+    }
+    return "";
+  });
   module.def("pair_allreduce", [as_dict](int rank, size_t count, size_t segment) {
     return as_dict(pair_allreduce(rank, count, segment));
   });

@@ -13,13 +13,9 @@ namespace horovodish {
 
 namespace {
 
-// An allreduce of more than two ranks in which a rank would send at most this many bytes takes one step, in which everybody
-// sends everything to everybody. A ring sends less, in twice as many steps for each of them.
-constexpr size_t kDirectBytes = 120 << 10;
-
-// The schedule of a ring that reduces `count` elements in place.
-std::unique_ptr<MpiTask> ring_of(const MpiEnvironment& environment, Schedule schedule, DType dtype, ReduceOp op,
-                                 const Scaling& scaling, std::byte* buffer, size_t count) {
+// A schedule that reduces `count` elements in place, shard by shard.
+std::unique_ptr<MpiTask> in_place(const MpiEnvironment& environment, Schedule schedule, DType dtype, ReduceOp op,
+                                  const Scaling& scaling, std::byte* buffer, size_t count) {
   if (scaling.prescale != 1.0) {
     const void* source = buffer;
     reduce(dtype, op, buffer, &source, 1, count, {.prescale = scaling.prescale});
@@ -118,7 +114,7 @@ class InOnePiece : public MpiTask {
     const DType dtype = concatenation_.dtype();
     pack(op, operation.packing_scale());
     auto schedule = ring_reduce_scatter(environment.rank, environment.ranks(), begins, segment_of(environment, dtype));
-    run_ = ring_of(environment, std::move(schedule), dtype, op, operation.scaling(), memory_, concatenation_.count());
+    run_ = in_place(environment, std::move(schedule), dtype, op, operation.scaling(), memory_, concatenation_.count());
   }
   void broadcast(const MpiEnvironment& environment, int root) {
     if (root == environment.rank) pack(ReduceOp::sum, 1.0);
@@ -279,11 +275,13 @@ std::unique_ptr<MpiTask> make_allreduce(const MpiEnvironment& environment, DType
     auto schedule = pair_allreduce(environment.rank, count, segment_of(environment, dtype));
     return pair_of(environment, std::move(schedule), dtype, op, scaling, buffer);
   }
-  if (count * bytes_of(dtype) * static_cast<size_t>(environment.ranks() - 1) <= kDirectBytes) {
+  const auto algorithm = fastest_allreduce(environment.ranks(), count * bytes_of(dtype));
+  if (algorithm == AllreduceAlgorithm::direct) {
     return std::make_unique<DirectAllreduce>(environment, dtype, op, scaling, buffer, count);
   }
-  auto schedule = ring_allreduce(environment.rank, environment.ranks(), count, segment_of(environment, dtype));
-  return ring_of(environment, std::move(schedule), dtype, op, scaling, buffer, count);
+  const auto schedule_of = algorithm == AllreduceAlgorithm::halving ? halving_allreduce : ring_allreduce;
+  auto schedule = schedule_of(environment.rank, environment.ranks(), count, segment_of(environment, dtype));
+  return in_place(environment, std::move(schedule), dtype, op, scaling, buffer, count);
 }
 
 std::unique_ptr<MpiTask> make_broadcast(const MpiEnvironment& environment, int root, std::byte* buffer, size_t bytes) {

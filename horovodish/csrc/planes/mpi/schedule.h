@@ -42,8 +42,18 @@ Schedule ring_reduce_scatter(int rank, int ranks, const std::vector<size_t>& beg
 // optimal all-reduce algorithms for clusters of workstations", 2009.
 Schedule ring_allreduce(int rank, int ranks, size_t count, size_t segment);
 
+// Reduce-scatter by halves, then all-gather of the shards by doubling: 2 log2(n) steps. Of n ranks that are no power of two,
+// those beyond the last one first give their values to a rank and get the result from it, two steps more. Thakur,
+// Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005.
+Schedule halving_allreduce(int rank, int ranks, size_t count, size_t segment);
+
 // All-reduce of two ranks: each sends the other one everything, as much as in a ring, in one step.
 Schedule pair_allreduce(int rank, size_t count, size_t segment);
+
+enum class AllreduceAlgorithm { direct, halving, ring };
+
+// The all-reduce between hosts that takes least time. `direct` sends everything to everybody in one step.
+AllreduceAlgorithm fastest_allreduce(int ranks, size_t bytes);
 
 // Every rank sends a block to every other: one step. Block i of what is sent lies between sent[i] and sent[i + 1] and
 // is for rank i; block i of what is received lies between received[i] and received[i + 1] and comes from rank i.
