@@ -106,7 +106,7 @@ class Running:
 _followers: list[tuple[Callable[[Any], None], Callable[[Any], None], Callable[[], None]]] = []
 _running: Running | None = None
 _forked: Running | None = None  # a parent's engine, in a forked child: unusable and never destroyed
-_last_loss = ""  # what the last engine has said of a lost rank, if one was lost
+_stopped: Running | None = None  # until the next init()
 
 
 def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = None) -> None:
@@ -134,12 +134,12 @@ def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = No
         >>> hvd.rank(), hvd.size()
         (0, 1)
     """
-    global _running, _last_loss
+    global _running, _stopped
     if _running is not None:
         return
     if _forked is not None:
         raise _forked_error()
-    _last_loss = ""
+    _stopped = None
     for check, *_ in _followers:
         check(process_sets)
     _install_hooks()
@@ -321,6 +321,28 @@ def running() -> Running:
     return _running
 
 
+def loss() -> str:
+    """The message of this or the last engine about a lost rank, which every error of its quotes; empty without one."""
+    latest = _running or _stopped
+    return latest.engine.loss() if latest else ""
+
+
+def completed() -> int:
+    """How many operations of all ranks have succeeded on this one since the last `init()`."""
+    latest = _running or _stopped
+    return latest.engine.completed() if latest else 0
+
+
+def cut_off(reason: str) -> None:
+    """Make every operation of this rank fail from now on, from another thread than the one that waits.
+
+    Args:
+        reason: what peers are told, such as "was told that rank 2 was lost".
+    """
+    if (now := _running) is not None:
+        now.engine.stop(True, f"rank {now.topology.rank} {reason}")
+
+
 def _forked_error() -> ForkedProcessError:
     return ForkedProcessError(
         f"process {os.getpid()} was forked from a rank and cannot use its engine. Call horovodish in the process that "
@@ -453,16 +475,16 @@ def _stack_signal(knobs: settings.Settings) -> int:
 
 
 def _stop(reason: str) -> None:
-    global _running, _last_loss
+    global _running, _stopped
     if _running is None:
         return
     stopped, _running = _running, None
+    _stopped = stopped
     os.environ.pop(settings.RANK_PROCESS_VARIABLE, None)
     why = failures.reason or reason
     run_folder.reached("shutdown")
     stopped.engine.stop(failures.reason is not None, f"rank {stopped.topology.rank} {why}")
     run_folder.reached("stopped")
-    _last_loss = stopped.engine.loss()
     for *_, forget in _followers:
         forget()
 
@@ -491,17 +513,12 @@ def _own_rank() -> int | None:
     return launched.rank if launched and not is_child_of_a_rank else None
 
 
-def _loss() -> str:
-    """Return the message of this or the last engine about a lost rank; empty if none was lost."""
-    return _running.engine.loss() if _running is not None else _last_loss
-
-
 @functools.cache
 def _install_hooks() -> None:
-    failures.watch(_own_rank, _loss)
+    failures.watch(_own_rank, loss)
     atexit.register(_at_exit)
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 if os.environ.get(settings.SUPERVISOR_PROCESS_VARIABLE) == str(os.getppid()):
-    failures.watch(_own_rank, _loss)  # a rank that fails before init() has a reason, too
+    failures.watch(_own_rank, loss)  # a rank that fails before init() has a reason, too

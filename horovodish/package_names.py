@@ -9,11 +9,9 @@ from types import ModuleType
 
 __all__ = ["INSTEAD", "exported", "look_up"]
 
-_HOROVODS_MODULES = ("functions", "mpi_ops")
+_MODULES = ("elastic", "functions", "mpi_ops")
 
 INSTEAD = {
-    "elastic": "elastic training is not there yet; after the loss of a rank, "
-    "horovodish.surviving_communicator() lets the others go on",
     "check_extension": "nothing is compiled for a framework, so there is nothing to check",
 }
 
@@ -25,7 +23,7 @@ def exported(package: str) -> list[str]:
 
 
 def look_up(package: str, name: str) -> object:
-    """What the `__getattr__` of a package does: return one of Horovod's modules, or raise AttributeError with a remedy.
+    """What the `__getattr__` of a package does: return a module of it, or raise AttributeError with a remedy.
 
     Where a package has no `mpi_ops`, it is the package itself: `hvd.mpi_ops.Sum` is `hvd.Sum`.
 
@@ -33,7 +31,7 @@ def look_up(package: str, name: str) -> object:
         package: its name.
         name: what was asked for.
     """
-    if name in _HOROVODS_MODULES:
+    if name in _MODULES:
         is_there = importlib.util.find_spec(f"{package}.{name}")
         return importlib.import_module(f"{package}.{name}") if is_there else sys.modules[package]
     remedy = INSTEAD.get(name)

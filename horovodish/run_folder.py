@@ -7,7 +7,7 @@ from pathlib import Path
 from horovodish.launched import launcher_environment
 from horovodish.settings import RANK_PROCESS_VARIABLE, RUN_DIR_VARIABLE
 
-__all__ = ["is_followed", "reached", "report"]
+__all__ = ["is_followed", "news", "reached", "report"]
 
 _process = 0  # that has called init(), which a forked child is not
 
@@ -37,7 +37,7 @@ def reached(phase: str) -> None:
     """Tell the launcher how far this rank has come, so that it can name a rank that the others wait for.
 
     Args:
-        phase: "init", "running", "shutdown", "stopped" or "exit", as explained in `horovodish.launcher.job.waiting`.
+        phase: "init", "running", "shutdown", "stopped", "regroup" or "exit", as explained in `horovodish.launcher.job.waiting`.
     """
     global _process
     if not is_followed():
@@ -48,6 +48,19 @@ def reached(phase: str) -> None:
     if path is not None:
         with contextlib.suppress(OSError), path.open("a", encoding="ascii") as file:  # else the launcher is gone
             file.write(f"{phase} {os.getpid()}\n")
+
+
+def news(heard: int) -> list[str]:
+    """What the launcher has said to this rank so far, without the first lines.
+
+    Args:
+        heard: how many lines to leave out.
+    """
+    path = _path("news")
+    try:
+        return path.read_text("ascii").splitlines()[heard:] if path else []
+    except OSError:
+        return []  # it has said nothing yet, or is gone
 
 
 def is_followed() -> bool:

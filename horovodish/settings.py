@@ -19,6 +19,8 @@ __all__ = [
     "PREFIX",
     "RANK_PROCESS_VARIABLE",
     "RUN_DIR_VARIABLE",
+    "START_VARIABLE",
+    "STATE_FOLDER_VARIABLE",
     "SUPERVISOR_PROCESS_VARIABLE",
     "WITHOUT_EFFECT",
     "Setting",
@@ -38,10 +40,15 @@ SUPERVISOR_PROCESS_VARIABLE = "HOROVODISH_SUPERVISOR_PROCESS"
 """Set by the supervisor of a rank: its own process, whose child the rank is."""
 RANK_PROCESS_VARIABLE = "HOROVODISH_RANK_PROCESS"
 """Set by a rank for the processes that it starts: the rank's process and its job."""
+START_VARIABLE = "HOROVODISH_START"
+"""Set by the launcher for the ranks of an elastic job: how often it had started ranks before."""
+STATE_FOLDER_VARIABLE = "HOROVODISH_STATE_FOLDER"
+"""Set for the ranks of an elastic job: a folder in memory of their host that lasts as long as the job."""
 
 _FOR_TESTS = ("HOSTS", "GPU", "CUDA", "NCCL", "SHARED_GPU")
 _NOT_KNOBS = (
     *(NP_VARIABLE, RUN_DIR_VARIABLE, SUPERVISOR_PROCESS_VARIABLE, RANK_PROCESS_VARIABLE),
+    *(START_VARIABLE, STATE_FOLDER_VARIABLE),
     *(f"HOROVODISH_TEST_{name}" for name in _FOR_TESTS),
 )
 

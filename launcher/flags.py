@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from horovodish.errors import SettingError
-from horovodish.launcher.options import WHAT, WHERE, add_flags
+from horovodish.launcher.options import ELASTIC, WHAT, WHERE, add_flags
 from horovodish.launcher.report.libraries import versions
 from horovodish.settings import AUTOTUNE, COMPATIBILITY, OUTPUT, STALLS, START, TIMELINE, TUNING, WITHOUT_EFFECT, table
 
@@ -15,8 +15,7 @@ ON_THE_COMMAND_LINE_ALONE = ("check", "config_file", "help", "version")
 OF_TORCHRUN = {"--nproc-per-node": "-np, the number of all ranks", "--nnodes": "--hosts"}
 """Flags of torchrun that look like other flags of ours, and what to use here."""
 OF_ELASTIC_TRAINING = (
-    *("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots", "--slots-per-host"),
-    *("--elastic-timeout", "--reset-limit", "--host-discovery-script"),
+    *("--slots", "--slots-per-host", "--host-discovery-script"),
     *("--blacklist-cooldown-range", "--cooldown-range"),
 )
 """Flags of Horovod that are refused, because a job could not do what they ask for."""
@@ -113,6 +112,7 @@ def run_parser() -> Parser:
     where = runs.add_argument_group(WHERE)
     add_flags(where, WHERE)
     _add_settings(where, START)
+    add_flags(runs.add_argument_group(ELASTIC), ELASTIC)
     for title in (OUTPUT, TUNING, AUTOTUNE, TIMELINE, STALLS, COMPATIBILITY):
         group = runs.add_argument_group(TITLES.get(title, title), OVERRIDES if title == TUNING else None)
         add_flags(group, title)

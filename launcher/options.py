@@ -26,7 +26,7 @@ from horovodish.launcher.hosts.schedulers import given_allocation
 from horovodish.settings import COMPATIBILITY, OUTPUT, table
 
 EXAMPLE = "horovodish run -np 2 python train.py"
-WHAT, WHERE = "what runs", "where it runs"
+WHAT, WHERE, ELASTIC = "what runs", "where it runs", "elastic training"
 """Titles among the flags, besides those of the settings."""
 
 
@@ -91,7 +91,7 @@ def _flag(group: str, flags: str, sentence: str, metavar: str = "", parse: Any =
     return field(default=argument["default"], metadata={"group": group, "flags": flags.split(), "argument": argument})
 
 
-_what, _where, _output = (functools.partial(_flag, group) for group in (WHAT, WHERE, OUTPUT))
+_what, _where, _elastic, _output = (functools.partial(_flag, group) for group in (WHAT, WHERE, ELASTIC, OUTPUT))
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,21 @@ class LaunchOptions:
     )
     mpi_args: tuple[str, ...] = _where("--mpi-args", "further arguments of mpirun", '="ARGS"', _words, default=())
 
+    min_np: int | None = _elastic(
+        "--min-np --min-num-proc", "go on without ranks that are lost, as long as N are left", "N", _ranks
+    )
+    max_np: int | None = _elastic("--max-np --max-num-proc", "the most ranks; -np without it", "N", _ranks)
+    reset_limit: int | None = _elastic(
+        "--reset-limit", "how often new processes may go on; always without it", "N", _count
+    )
+    elastic_timeout: int = _elastic(
+        "--elastic-timeout",
+        "for so many seconds the ranks wait for hosts, or for one that computes, before the job ends",
+        "SECONDS",
+        _count,
+        default=600,
+    )
+
     prefix_output: bool = _output(
         "--prefix-output", "begin each line that a rank writes with its rank", action=argparse.BooleanOptionalAction
     )
@@ -160,6 +175,11 @@ class LaunchOptions:
             SettingError: the ranks do not fit on the hosts.
         """
         return assign_ranks(self.np, self.allocation, oversubscribe=self.oversubscribe)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the job goes on when ranks are lost."""
+        return self.min_np is not None or self.max_np is not None
 
     @property
     def is_far(self) -> bool:
@@ -196,8 +216,17 @@ def launch_options(parsed: argparse.Namespace, environ: Mapping[str, str]) -> La
     given["np"] = parsed.np or (allocation.slots if allocation else 0)
     if not given["np"]:
         raise SettingError(f"-np is missing, the number of ranks, such as: {EXAMPLE}")
+    _check_bounds(given)
     command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
     return LaunchOptions(command, settings, allocation, **given)
+
+
+def _check_bounds(given: Mapping[str, Any]) -> None:
+    least, np, most = given["min_np"], given["np"], given["max_np"]
+    if least is not None and least > np:
+        raise SettingError(f"--min-np {least} is more than -np {np}: the job could not begin")
+    if most is not None and most < np:
+        raise SettingError(f"--max-np {most} is less than -np {np}")
 
 
 def _settings(parsed: argparse.Namespace) -> dict[str, str]:

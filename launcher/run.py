@@ -7,18 +7,19 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from horovodish.errors import LaunchError
+from horovodish.launcher import elastic
 from horovodish.launcher.hosts.allocation import is_here
 from horovodish.launcher.job import environment
 from horovodish.launcher.job.conclusion import conclude
 from horovodish.launcher.job.job import Job
 from horovodish.launcher.job.output import Output, say
-from horovodish.launcher.mpirun.command import arguments, variables
-from horovodish.launcher.mpirun.installation import candidates, find_library, inspect, matching
+from horovodish.launcher.mpirun.command import Mpirun, arguments, variables
+from horovodish.launcher.mpirun.installation import Library, candidates, find_library, inspect, matching
 from horovodish.launcher.options import LaunchOptions
 from horovodish.launcher.report.libraries import conflict
 from horovodish.launcher.supervisor import start
 from horovodish.launcher.supervisor.supervisor import problem_of
-from horovodish.settings import load
+from horovodish.settings import NP_VARIABLE, Settings, load
 
 
 def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
@@ -52,6 +53,21 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
         status, reason = problem.split(" ", 1)
         say(reason)
         return int(status)
+
+    def start_once(options: LaunchOptions, variables: Mapping[str, str]) -> Job:
+        return _start(options, settings, mpirun, library, {**environ, NP_VARIABLE: str(options.np), **variables})
+
+    return conclude(elastic.run(options, start_once) if options.is_elastic else start_once(options, {}))
+
+
+def _start(
+    options: LaunchOptions, settings: Settings, mpirun: Mpirun, library: Library, environ: dict[str, str]
+) -> Job:
+    """Starts the ranks and waits for them.
+
+    Raises:
+        LaunchError: they cannot be started.
+    """
     with start.run_folder() as folder:
         environ.update(variables(mpirun, options, environ, folder))
         if options.is_far:
@@ -63,11 +79,11 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
         command = arguments(mpirun, options, supervisor, environ, exported=exported, as_root=os.geteuid() == 0)
         output = Output(options, environ)
         try:
-            job = Job(command, environ, options, settings, folder, output)
+            job = Job(command, environ, options, settings, folder, output, elastic.members_of(options, mpirun))
             if options.verbose:
                 say(f"{library.library} from {library.path}, started by {mpirun}")
                 say(shlex.join(command))
             job.run()
         except OSError as failure:
             raise LaunchError(f"the ranks cannot be started: {failure}") from failure
-        return conclude(job)
+        return job

@@ -51,13 +51,14 @@ class ResumableSampler(Sampler[int]):
         self._length = len(dataset)
         self._shuffle = shuffle
         self._seed = seed
+        self._process_set = process_set
         self._rank = process_set.rank()
         self._ranks = process_set.size()
         self._epoch = 0
         self._done_before = 0  # samples of this epoch that all ranks together were through with when it was resumed
         self._recorded = 0  # samples of this rank since then
         self._exhausted = False  # the last pass has asked for all samples
-        self._open_passes = 0
+        self._open_passes: set[object] = set()
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch: its order, all samples of it. The epoch that was resumed goes on where it was.
@@ -105,11 +106,28 @@ class ResumableSampler(Sampler[int]):
                 f"{self._length}: resume with the same data, or leave the sampler's state out to start an epoch"
             )
         self._epoch, self._done_before, self._seed = state["epoch"], state["done"], state["seed"]
+        self._rank, self._ranks = self._process_set.rank(), self._process_set.size()
         self._recorded = 0
         self._exhausted = False
+        self._open_passes = set()  # one that an error has ended may be open until its garbage is collected
+
+    def reset(self) -> None:
+        """Deal what is left of the epoch out to the ranks that there are since the last `init()`.
+
+        Every rank must call it after the same number of steps.
+
+        Raises:
+            ValueError: `process_set` is not in use, or this rank is outside it.
+        """
+        self.load_state_dict(self.state_dict())
+
+    @property
+    def left(self) -> int:
+        """How many samples of the epoch this rank has not recorded."""
+        return len(range(self._done_before + self._rank, self._length, self._ranks)) - self._recorded
 
     def __iter__(self) -> Iterator[int]:
-        is_look = self._open_passes > 0  # at a sample, in the middle of the pass that counts
+        is_look = bool(self._open_passes)  # at a sample, in the middle of the pass that counts
         if not is_look and (self._exhausted or self._recorded):  # a loop without set_epoch begins its next pass
             self._begin_anew()
         if self._shuffle:
@@ -118,15 +136,16 @@ class ResumableSampler(Sampler[int]):
             order = torch.randperm(self._length, generator=generator).tolist()
         else:
             order = list(range(self._length))
-        self._open_passes += 1
+        open_passes, this = self._open_passes, object()
+        open_passes.add(this)
         try:
             yield from order[self._done_before + self._rank :: self._ranks]
         finally:
-            self._open_passes -= 1
+            open_passes.discard(this)
         self._exhausted = self._exhausted or not is_look
 
     def __len__(self) -> int:
-        left = len(range(self._done_before + self._rank, self._length, self._ranks))
+        left = self.left + self._recorded
         # A loader with workers asks for all samples before the last is recorded.
         at_its_end = self._recorded >= max(left, 1) if self._recorded else self._exhausted
         return len(range(self._rank, self._length, self._ranks)) if at_its_end else left

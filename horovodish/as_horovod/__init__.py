@@ -32,6 +32,7 @@ _COMMON, _DATA, _RUNNER = (f"{__name__}.{module}" for module in ("common", "data
 MODULES = {
     **{framework: f"horovodish.{framework}" for framework in FRAMEWORKS},
     **dict.fromkeys(("common", "common.basics", "common.exceptions", "common.process_sets", "common.util"), _COMMON),
+    "common.elastic": "horovodish.elastic",
     **dict.fromkeys(("data", "data.data_loader_base"), _DATA),
     **dict.fromkeys(("run", "run.runner", "runner", "runner.util", "runner.util.threads"), _RUNNER),
 }

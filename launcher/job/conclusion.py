@@ -52,7 +52,7 @@ def _verdict(job: Job, absence: Mapping[str, str], *, is_fault_of_a_rank: bool) 
         return 1, f"{left}, without ending its script. Did it call os._exit()?"
     if job.fault and not job.lost:  # with a host that is lost, MPI makes ranks fail on the others
         return job.fault.exit_status, f"rank {job.fault.rank} on {job.hosts[job.fault.rank]} {job.fault.what}"
-    if job.completed == np:
+    if job.completed == np or (job.members and job.members.are_done):
         return 0, ""
     if job.standstill:
         return 1, job.standstill

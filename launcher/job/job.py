@@ -16,7 +16,17 @@ from horovodish.launcher.hosts.addresses import addresses
 from horovodish.launcher.job.environment import THREADS_VARIABLE, rank_variables, threads_notices
 from horovodish.launcher.job.launcher_end import Hello, LauncherEnd, TcpLauncherEnd
 from horovodish.launcher.job.listener import SupervisorListener
-from horovodish.launcher.job.outcome import Ending, Failure, Fault, Refusal, first_fault, refusal_of, signal_name
+from horovodish.launcher.job.members import LEFT_STATE, Members
+from horovodish.launcher.job.outcome import (
+    Ending,
+    Failure,
+    Fault,
+    Refusal,
+    first_fault,
+    in_words,
+    refusal_of,
+    signal_name,
+)
 from horovodish.launcher.job.output import Output, say_unless_stuck
 from horovodish.launcher.job.waiting import Waiting
 from horovodish.launcher.mpirun.messages import absent
@@ -35,6 +45,8 @@ MPIRUN_SECONDS = 3.0
 LAST_WORDS_SECONDS = 3.0
 """How long the ranks' last output may take to be read after a signal ended the job. The reader may be stuck."""
 STDIN_BYTES = 1 << 15
+MEMBERS_SECONDS = 1.0
+"""How often to ask what the ranks of an elastic job do: one that is stopped is lost after a while."""
 
 Schedule = tuple[tuple[float, int | None], ...]
 """How to end a job: after so many seconds the ranks get this signal. None gives them up. That comes late enough after
@@ -58,6 +70,7 @@ class Job:
         settings: of the user.
         folder: an empty folder of this run alone, with a short path.
         output: takes what the ranks write.
+        members: of an elastic job; None if the job ends when a rank is lost.
 
     Attributes:
         command: as given.
@@ -88,8 +101,10 @@ class Job:
         settings: Settings,
         folder: Path,
         output: Output,
+        members: Members | None = None,
     ) -> None:
         self.command = command
+        self.members = members
         self.options = options
         self.stopped_by: int | None = None
         self.refusal: Refusal | None = None
@@ -124,6 +139,8 @@ class Job:
         self._schedule: list[tuple[float, int | None]] = []  # the rest of a Schedule, by time.monotonic()
         self._is_ending = False
         self._given_up = False
+        self._killed: set[int] = set()  # members that did not go on
+        self._ask_members_at = 0.0
 
         self._wakeup, self._waker = os.pipe()
         for end in (self._wakeup, self._waker):
@@ -200,6 +217,7 @@ class Job:
                 break
             if self._has_begun and not self._is_ending:
                 self._look_for_a_standstill()
+                self._look_after_members()
             self._follow_schedule()
 
     # What the ranks do
@@ -238,7 +256,10 @@ class Job:
                 self._end(TERMINATE)
             case "abandoned":
                 self.abandoned.append(of.host)
-                self._end(TERMINATE, after=SETTLE_SECONDS)
+                if self.members:
+                    self.members.end(time.monotonic(), f"mpirun's processes on {of.host} ended")
+                else:
+                    self._end(TERMINATE, after=SETTLE_SECONDS)
             case "failure":
                 self.failures[of.rank] = Failure.of(of.rank, rest)
                 self._end(TERMINATE, after=EXIT_SECONDS)
@@ -249,13 +270,22 @@ class Job:
             case "phase":
                 phase, process = rest.split()
                 self._waiting.reached(of.rank, phase, int(process), time.monotonic())
+                if self.members and phase == "regroup":
+                    self.members.left_world(of.rank, time.monotonic())
+                elif self.members and phase == "running":
+                    self.members.runs(of.rank, time.monotonic())
             case "state":
                 process, state = rest.split()
                 self._waiting.answered(of.rank, int(process), state)
+                if self.members:
+                    self.members.answered(of.rank, state, time.monotonic())
             case "read":
                 self._read_stdin_for(link)
 
     def _take_ending(self, link: LauncherEnd, ending: Ending) -> None:
+        if self.members and self._is_absorbed(self.members, ending):
+            self._waiting.ended(ending.rank, time.monotonic())
+            return
         self._endings.append(ending)
         if ending.status != 0:
             self._end(TERMINATE, after=SETTLE_SECONDS)
@@ -264,6 +294,42 @@ class Job:
             self.left.append(ending.rank)
         self._waiting.ended(ending.rank, time.monotonic())
         link.leave()
+
+    def _is_absorbed(self, members: Members, ending: Ending) -> bool:
+        """Notes the end of a rank of an elastic job. Whether the others can go on without it."""
+        if ending.status == 0:
+            members.finish(ending.rank)
+            return False
+        if ending.rank in self.failures or (ending.asked and ending.rank not in self._killed):
+            return False
+        if ending.status == LEFT_STATE << 8:
+            members.left_state(ending.rank)
+        else:
+            members.lose(ending.rank, f"on {self.hosts[ending.rank]} {in_words(ending.status)}", time.monotonic())
+        return True
+
+    def _look_after_members(self) -> None:
+        """Does what the members of an elastic job need."""
+        if self.members is None:
+            return
+        now = time.monotonic()
+        orders = self.members.take_orders(now)
+        links = {link.hello.rank: link for link in self._links if link.hello}
+        for line in orders.said:
+            say_unless_stuck(line)
+        for rank, news in orders.news:
+            if rank in links:
+                links[rank].tell(news)
+        for rank in orders.kill:
+            self._killed.add(rank)
+            if rank in links:
+                links[rank].signal(signal.SIGKILL)
+        if orders.ends:
+            self._end(TERMINATE)
+        if now >= self._ask_members_at:
+            self._ask_members_at = now + MEMBERS_SECONDS
+            for link in self._links:
+                link.ask_state()
 
     def _begin(self) -> None:
         """All supervisors have reported: starts the ranks, or none of them."""
@@ -310,6 +376,10 @@ class Job:
         link.close()
         rank = link.hello.rank if link.hello else None
         if rank is not None and any(ending.rank == rank for ending in self._endings):
+            self._cleared.add(rank)
+        elif rank is not None and self.members and self._has_begun:
+            if rank in self.members.alive:
+                self.members.lose(rank, f"on {self.hosts[rank]} vanished with its supervisor", time.monotonic())
             self._cleared.add(rank)
         else:
             if rank is not None and self._has_begun and not link.asked:

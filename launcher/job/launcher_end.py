@@ -95,6 +95,10 @@ class LauncherEnd:
         """Asks the supervisor what its rank is doing. It answers with a message `state`."""
         self._send("state")
 
+    def tell(self, news: str) -> None:
+        """Passes a line on to the rank: `horovodish.elastic.membership` lists what it can be."""
+        self._send(f"news {news}")
+
     def leave(self) -> None:
         """Tells the supervisor of a rank that has ended to exit."""
         self._send("leave")

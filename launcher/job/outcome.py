@@ -138,7 +138,7 @@ def first_fault(
             what = f"failed with exit status {status}: {shortened(failure.error)}"
             faults.append(Fault(ending.rank, failure.time, status, what, failure.is_consequence))
         elif status != 0 and not ending.asked:
-            what = _in_words(ending.status)
+            what = in_words(ending.status)
             if not os.WIFSIGNALED(ending.status) and last_errors and ending.rank in last_errors:
                 what += f": {shortened(last_errors[ending.rank])}"
             faults.append(Fault(ending.rank, ending.time, status, what, is_consequence=False))
@@ -159,7 +159,12 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _in_words(status: int) -> str:
+def in_words(status: int) -> str:
+    """How a rank ended, as the end of a sentence.
+
+    Args:
+        status: as waitpid() gives it.
+    """
     if not os.WIFSIGNALED(status):
         return f"failed with exit status {exit_status(status)}"
     number = os.WTERMSIG(status)

@@ -43,6 +43,11 @@ class Mpirun:
         return "OMPI_COMM_WORLD_RANK" if self.family == OPEN_MPI else "PMI_RANK"
 
     @property
+    def tolerates_losses(self) -> bool:
+        """Whether ranks can go on in the same processes when another one is lost: Open MPI with its ULFM can."""
+        return self.family == OPEN_MPI and not self.version.startswith(("1.", "2.", "3.", "4."))
+
+    @property
     def segments_variable(self) -> str:
         """The variable that tells MPI where the ranks of a host exchange data in memory. Empty if MPI cleans up there.
 
@@ -124,7 +129,7 @@ def variables(mpirun: Mpirun, options: LaunchOptions, environ: Mapping[str, str]
 def _open_mpis(
     mpirun: Mpirun, options: LaunchOptions, environ: Mapping[str, str], exported: Sequence[str]
 ) -> list[str]:
-    flags = []
+    flags = ["--with-ft", "ulfm"] if options.is_elastic and mpirun.tolerates_losses else []
     if not options.by_scheduler:
         flags += ["--mca", "ras", _SCHEDULERS, "--mca", "plm", _SCHEDULERS]
     if options.is_far:

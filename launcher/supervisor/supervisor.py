@@ -28,6 +28,7 @@ the messages and what the rank reads and writes, in frames. Messages are words:
                                        whether the rank reads stdin, and its own environment variables
                         signal NUMBER  send this to the rank's process group
                         state          say what the rank is doing
+                        news LINE      pass this on to the rank
                         leave          exit
 
 If the launcher is gone, the supervisor ends the rank. If the supervisor is killed, the kernel kills the rank. The
@@ -59,7 +60,7 @@ GRACE_SECONDS = 2.0
 """How long a rank may take to end after SIGTERM when the launcher is not there to kill it."""
 REST_SECONDS = 1.0
 """How long processes that a failed rank has left behind may take to end after SIGTERM."""
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.05
 """How often to look for the report of a rank that raised, and whether the parent is still there."""
 
 SEGMENTS = "segments"
@@ -244,6 +245,9 @@ class Supervisor:
             self.signal_rank(int(rest))
         elif word == b"state" and self.running:
             self.link.send("state {} {}".format(*self.worst_process()))
+        elif word == b"news":
+            with open(os.path.join(self.folder, f"rank-{self.rank}.news"), "ab") as file:
+                file.write(rest + b"\n")
         elif word == b"leave":
             self.wanted = False
 

@@ -25,7 +25,6 @@ REFUSED = {
     "horovod.spark": "horovodish.run(function, num_proc=N",
     "horovod.ray": "horovodish.run(function, num_proc=N",
     "horovod.mxnet": "train with another framework",
-    "horovod.common.elastic": "elastic training is not there yet",
     "horovod.runner.http": "No module named",
 }
 

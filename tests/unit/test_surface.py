@@ -59,7 +59,6 @@ def test_collectives_export_collectives_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("elastic", "'horovodish' has no attribute 'elastic': elastic training is not there yet"),
         ("check_extension", "there is nothing to check"),
         ("allreduced", "'horovodish' has no attribute 'allreduced'$"),
     ],

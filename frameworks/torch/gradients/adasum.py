@@ -47,6 +47,11 @@ class DeltaReducer:
         self._named = [*self._named, *named]
         self._build()
 
+    def restart(self) -> None:
+        """Forgets what was under way among other ranks: the parameters are as before that step."""
+        self.synchronize()
+        self._build()
+
     def __del__(self) -> None:
         self._keep_what_travels()
 

@@ -107,6 +107,14 @@ class Reducer:
         if travels:
             keep_for_ever(travels)
 
+    def restart(self) -> None:
+        """Forgets what was under way among other ranks, and the window of accumulation."""
+        self.in_closure = self._reduced_since_step = False
+        self._passes = 0
+        self._set_aside.clear()
+        self._holds_reduced.clear()
+        self._build()
+
     def remove_hooks(self) -> None:
         """Lets go of the parameters."""
         for handles in self._hooks.values():
@@ -434,7 +442,7 @@ class Reducer:
     @property
     def interrupted(self) -> bool:
         """Whether a reduction has begun and not ended, because backward or the wait for it raised."""
-        return self._due or self._flushed
+        return (self._due or self._flushed) and self._engine is basics.engine()
 
     @contextmanager
     def suspended(self) -> Iterator[None]:

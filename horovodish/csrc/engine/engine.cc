@@ -475,6 +475,7 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
   if (error != nullptr) {
     operation->handle->fail(described(*operation, *error), std::move(operation->done));
   } else {
+    completed_ += operation->process_set == 0;
     operation->handle->complete(std::move(operation->done));
   }
   if (operation->then && operation.get() != driven_) completion_threads_->run(operation);

@@ -124,6 +124,8 @@ class Engine final : private ProcessSet::Owner {
   // are executing goes on, unless this rank had a part in it that is not done. `failed`: it leaves because of an error. The
   // destructor does it otherwise.
   void stop(bool failed, const std::string& reason) noexcept;
+  // How many operations of all ranks have succeeded here. Of ranks that were cut off, the one with most is furthest.
+  uint64_t completed() const { return completed_; }
   // The engine's message about the lost rank, empty if no operation here failed because of one. Frameworks wrap errors, but
   // every such error contains this text.
   std::string loss();
@@ -183,6 +185,7 @@ class Engine final : private ProcessSet::Owner {
   EngineConfig config_;
   const uint64_t forks_;  // when it was made
   std::atomic<uint64_t> last_handle_id_{0};
+  std::atomic<uint64_t> completed_{0};
 
   std::mutex inbox_mutex_;
   std::vector<std::shared_ptr<Operation>> inbox_;  // guarded by inbox_mutex_

@@ -335,6 +335,7 @@ void bind_engine(nb::module_& module) {
       .def("stop_timeline", &Engine::stop_timeline, nb::call_guard<nb::gil_scoped_release>())
       .def("release_settled", &release_settled, nb::arg("kept"))
       .def("hold_other_threads", &Engine::hold_other_threads, nb::call_guard<nb::gil_scoped_release>())
+      .def("completed", &Engine::completed)
       .def("loss", &Engine::loss)
       .def("stop", &Engine::stop, nb::arg("failed"), nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>());
 }

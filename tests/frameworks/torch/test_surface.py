@@ -16,15 +16,11 @@ from support.surface import check_surface
 HOROVODS_MODULES = {
     "mpi_ops": "allreduce_async_ synchronize poll join barrier rank size init Average Sum Adasum",
     "functions": "broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object",
+    "elastic": "State ObjectState TorchState ElasticSampler",
     "compression": "Compression Compressor",
     "optimizer": "DistributedOptimizer",
     "sync_batch_norm": "SyncBatchNorm",
 }
-
-
-def test_elastic_training_is_not_there() -> None:
-    with pytest.raises(AttributeError, match=r"no attribute 'elastic': elastic training is not there"):
-        horovodish.torch.elastic  # noqa: B018
 
 
 def test_the_public_names() -> None:

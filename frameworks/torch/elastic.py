@@ -1,0 +1,153 @@
+"""Elastic training with PyTorch: `horovodish.elastic` with a state that holds models, optimizers and samplers.
+
+Example:
+    import horovodish.torch as hvd
+
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+    @hvd.elastic.run
+    def train(state):
+        for state.epoch in range(state.epoch, 10):
+            for state.batch in range(state.batch, 100):
+                optimizer.zero_grad()
+                loss_of(state.batch).backward()
+                optimizer.step()
+                state.commit()
+            state.batch = 0
+
+    train(hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0, batch=0))
+
+    $ horovodish run -np 4 --min-np 2 python train.py
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Sized
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
+
+from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
+from horovodish.process_sets import ProcessSet, global_process_set
+from horovodish.torch.optimizer import restart
+from horovodish.torch.sampler import ResumableSampler
+
+__all__ = [
+    "ElasticSampler",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TorchState",
+    "run",
+]
+
+
+class TorchState(State):
+    """A state with tensors, and with models, optimizers and samplers, of which it holds what `state_dict()` gives.
+
+    When the ranks have changed, gradients are None, windows of accumulation begin anew, and samplers deal what is left
+    of their epoch out to the ranks that there are now.
+
+    Args:
+        model: a module; further ones can be given as attributes.
+        optimizer: wrapped or not; likewise.
+        attributes: the first attributes: numbers, tensors, schedulers, samplers and everything that can be pickled.
+
+    Example:
+        >>> state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
+    """
+
+    def __init__(self, model: Module | None = None, optimizer: Optimizer | None = None, **attributes: Any) -> None:
+        given = {name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None}
+        super().__init__(**given, **attributes)
+
+    def reset(self) -> None:
+        """Begin anew with the ranks that there are now."""
+        for optimizer in self._all(Optimizer):
+            restart(optimizer)
+        for sampler in self._all(ResumableSampler):
+            sampler.reset()
+
+    def _all(self, kind: type) -> list[Any]:
+        return [value for value in (getattr(self, name) for name in self._names) if isinstance(value, kind)]
+
+    def _captured(self, value: Any) -> Any:
+        captured = super()._captured(value)
+        # Those that have a state put it onto their device themselves.
+        return captured if captured is value else tree_map_only(Tensor, Tensor.cpu, captured)
+
+    def _reduced(self, value: object) -> Any:
+        if type(value) is not Tensor or value.layout is not torch.strided or value.is_quantized:
+            return NotImplemented
+        row_major = value.detach().resolve_conj().resolve_neg().cpu()
+        order = sorted(range(value.dim()), key=row_major.stride, reverse=True)
+        row_major = row_major.permute(order).contiguous()
+        data = pickle.PickleBuffer(row_major.reshape(-1).view(torch.uint8).numpy())
+        return _tensor, (data, value.dtype, row_major.shape, order, value.device.type, value.requires_grad)
+
+    def _claims(self) -> dict[str, Any]:
+        samplers = {name: getattr(self, name) for name in self._names}
+        return {name: it.state_dict() for name, it in samplers.items() if isinstance(it, ResumableSampler)}
+
+    def _settle(self, claims: list[dict[str, Any]]) -> None:
+        for name in claims[0] if claims else ():
+            # A rank whose samples were fewer in the last batch knows of fewer.
+            furthest = max((claim[name] for claim in claims), key=lambda claim: (claim["epoch"], claim["done"]))
+            getattr(self, name).load_state_dict(furthest)
+
+
+def _tensor(
+    data: Any, dtype: torch.dtype, shape: torch.Size, order: list[int], device: str, requires_grad: bool
+) -> Tensor:
+    values = torch.from_numpy(np.frombuffer(data, np.uint8)).view(dtype).reshape(shape)
+    return values.permute(np.argsort(order).tolist()).to(device).requires_grad_(requires_grad)
+
+
+class ElasticSampler(ResumableSampler):
+    """`ResumableSampler` by Horovod's name, and with the methods of Horovod's.
+
+    Unlike Horovod's, it repeats no sample so that all ranks have equally many. A rank may therefore have one batch more
+    in an epoch than others, which call `hvd.join()` at its end.
+
+    Args:
+        dataset: anything with a length; the same on every rank.
+        shuffle: whether each epoch has an order of its own.
+        seed: of the order.
+        process_set: the ranks that share the epoch.
+
+    Example:
+        >>> sampler = hvd.elastic.ElasticSampler(dataset)
+        >>> for number, (inputs, labels) in enumerate(torch.utils.data.DataLoader(dataset, 32, sampler=sampler)):
+        ...     train(inputs, labels)
+        ...     sampler.record_batch(number, 32)
+    """
+
+    def __init__(
+        self, dataset: Sized, shuffle: bool = True, seed: int = 0, process_set: ProcessSet = global_process_set
+    ):
+        super().__init__(dataset, shuffle, seed, process_set)
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Say that this rank has trained on a batch. Call it after the step.
+
+        Args:
+            batch_idx: its number since the loop over the batches has begun. Not needed: what counts is each call.
+            batch_size: of the data loader; the last batch of a rank may be smaller.
+        """
+        self.record(min(batch_size, self.left))
+
+    def record_indices(self, indices: Iterable[int]) -> None:
+        """Say that this rank has trained on samples.
+
+        Args:
+            indices: of the samples; those that this rank was dealt next.
+        """
+        self.record(len(list(indices)))

@@ -1,0 +1,115 @@
+"""Who takes part: what the launcher says to this rank, and how the ranks that are left begin again.
+
+The launcher sees every rank's end. When one is lost, or new hosts are there, each rank says that it has left the old
+world; then the launcher says to all of them either who the next world is, in these processes, or that they shall end
+because it starts new ones. It writes lines to a file in the folder of the run:
+
+    lost RANK        a rank is lost: leave
+    hosts            new hosts are there: leave at the next commit
+    world R,R,...    go on with these ranks of the job
+    end              leave the state in memory and end
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from horovodish import _native, basics, recovery, run_folder, settings
+from horovodish.errors import LaunchError
+
+__all__ = ["follow", "hosts_updated", "is_elastic", "regroup", "start", "state_folder"]
+
+ENDS = 75
+"""The exit status of a rank that has left its state for a new process; sysexits.h calls it "try again"."""
+_LOOK_SECONDS = 0.02
+
+_answers: queue.Queue[tuple[str, str]] = queue.Queue()
+_hosts_updated = False
+_follower: threading.Thread | None = None
+
+
+def is_elastic() -> bool:
+    """Whether a launcher looks after this rank that can go on without ranks, or with more."""
+    return settings.START_VARIABLE in os.environ and run_folder.is_followed()
+
+
+def start() -> int:
+    """How often the launcher had started ranks before these."""
+    return int(os.environ.get(settings.START_VARIABLE, "0"))
+
+
+def state_folder() -> Path | None:
+    """A folder in memory of this host that lasts as long as the job; None without such a launcher."""
+    folder = os.environ.get(settings.STATE_FOLDER_VARIABLE)
+    return Path(folder) if folder and is_elastic() else None
+
+
+def hosts_updated() -> bool:
+    """Whether the launcher waits for a commit at which it can take in new hosts."""
+    return _hosts_updated
+
+
+def follow() -> None:
+    """From now on, hear what the launcher says. Calling it again does nothing."""
+    global _follower
+    if _follower is None and is_elastic():
+        _follower = threading.Thread(target=_listen, name="membership", daemon=True)
+        _follower.start()
+
+
+def regroup(save: Callable[[], None]) -> None:
+    """After `shutdown()`: `init()` with the ranks that take part from now on, or the end of this process.
+
+    Args:
+        save: leaves the state in memory of this host.
+
+    Raises:
+        LaunchError: no launcher can say who is left, and MPI does not know it.
+        SystemExit: new processes go on.
+    """
+    if not is_elastic():
+        basics.init(recovery.surviving_communicator())
+        return
+    run_folder.reached("regroup")
+    while True:
+        word, rest = _answers.get()
+        if word == "world":
+            ranks = [int(rank) for rank in rest.split(",")]
+            threading.Thread(target=_form, args=[ranks], name="init", daemon=True).start()
+        elif word == "formed":
+            return
+        elif word == "end":
+            save()
+            _native.do_not_finalize_mpi()
+            raise SystemExit(ENDS)
+
+
+def _form(ranks: list[int]) -> None:
+    """In a thread of its own: if one more rank dies, MPI may never return from it."""
+    try:
+        basics.init(ranks)
+    except Exception as problem:  # the launcher sees that not all ranks are running
+        print(f"horovodish: the ranks that are left could not start again: {problem}", flush=True)
+    else:
+        _answers.put(("formed", ""))
+
+
+def _listen() -> None:
+    global _hosts_updated
+    heard = 0
+    while True:
+        for line in run_folder.news(heard):
+            heard += 1
+            word, _, rest = line.partition(" ")
+            if word == "lost":
+                basics.cut_off(f"was told that rank {rest} was lost")
+            elif word == "hosts":
+                _hosts_updated = True
+            else:
+                _answers.put((word, rest))
+        time.sleep(_LOOK_SECONDS)

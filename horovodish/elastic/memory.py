@@ -1,0 +1,179 @@
+"""Where a rank keeps its committed state: memory of its host, which the process need not survive.
+
+Two slots take turns, so that one of them is whole at any time. Under a launcher that can start ranks anew they are
+files in memory, where the next process finds them; otherwise they are private.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+__all__ = ["Memory", "Parts", "Position", "Slot", "forget_older", "newest_in"]
+
+Parts = Mapping[str, tuple[bytes, Sequence[pickle.PickleBuffer]]]
+"""The pickled parts of a state, by name, with the buffers that were left out of each."""
+Position = tuple[int, int, int]
+"""How far a state is: the start of the job, the syncs since then, and the engine's operations since the last of them.
+The state that is furthest has the greatest one."""
+
+_ALIGNMENT = 64
+_HEADER = 6  # words of 64 bits: whether the slot is whole, the position, bytes of the index, bytes of all
+_HEADER_BYTES = _HEADER * 8
+
+
+@dataclass(frozen=True)
+class _Index:
+    """What is in a slot besides bytes: the pickled parts, and where the buffers of each lie."""
+
+    parts: dict[str, bytes]
+    buffers: dict[str, list[tuple[int, int]]]
+
+
+class Slot:
+    """One copy of a state."""
+
+    def __init__(self, path: Path | None = None, data: mmap.mmap | None = None) -> None:
+        self._path = path
+        self._data = data
+
+    @classmethod
+    def of_file(cls, path: Path) -> Slot | None:
+        """The slot that a process has left; None where it is not whole."""
+        try:
+            with path.open("rb") as file:
+                slot = cls(path, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except (OSError, ValueError):
+            return None
+        return slot if slot.position is not None else None
+
+    @property
+    def _header(self) -> np.ndarray:
+        return np.frombuffer(self._data, np.int64, _HEADER) if self._data else np.zeros(_HEADER, np.int64)
+
+    @property
+    def position(self) -> Position | None:
+        """How far the state is; None if none is whole."""
+        whole, start, syncs, operations, _, _ = self._header.tolist()
+        return (start, syncs, operations) if whole else None
+
+    def write(self, position: Position, parts: Parts) -> None:
+        """Copy a state here."""
+        at = 0
+        places: dict[str, list[tuple[int, int]]] = {}
+        for name, (_, buffers) in parts.items():
+            places[name] = []
+            for buffer in buffers:
+                length = buffer.raw().nbytes
+                places[name].append((at, length))
+                at += -(-length // _ALIGNMENT) * _ALIGNMENT
+        index = pickle.dumps(_Index({name: data for name, (data, _) in parts.items()}, places), 5)
+        room = self.room(len(index), at)
+        room[: len(index)] = np.frombuffer(index, np.uint8)
+        begin = len(room) - at
+        for name, (_, buffers) in parts.items():
+            for buffer, (offset, length) in zip(buffers, places[name], strict=True):
+                if length:
+                    room[begin + offset : begin + offset + length] = np.frombuffer(buffer.raw(), np.uint8)
+        self.seal(position)
+
+    def room(self, index_bytes: int, buffer_bytes: int) -> np.ndarray:
+        """The bytes of a state that is about to be written. Until `seal()` the slot is not whole."""
+        content = _content_bytes(index_bytes, buffer_bytes)
+        if self._data is None or len(self._data) < _HEADER_BYTES + content:
+            self._allocate(_HEADER_BYTES + content)
+        self._header[:] = (0, 0, 0, 0, index_bytes, buffer_bytes)
+        return np.frombuffer(self._data, np.uint8, content, _HEADER_BYTES)
+
+    def seal(self, position: Position) -> None:
+        """What was written is whole."""
+        header = self._header
+        header[1:4] = position
+        header[0] = 1
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Bytes of the index and of the buffers."""
+        *_, index_bytes, buffer_bytes = self._header.tolist()
+        return index_bytes, buffer_bytes
+
+    @property
+    def content(self) -> np.ndarray:
+        """All bytes of the state, for other ranks."""
+        return np.frombuffer(self._data, np.uint8, _content_bytes(*self.lengths), _HEADER_BYTES)
+
+    def load(self) -> dict[str, object]:
+        """The parts by name. They have memory of their own."""
+        index_bytes, buffer_bytes = self.lengths
+        content = self.content
+        index: _Index = pickle.loads(content[:index_bytes].data)
+        buffers = content[len(content) - buffer_bytes :]
+        return {
+            name: pickle.loads(data, buffers=[bytearray(buffers[at : at + size]) for at, size in index.buffers[name]])
+            for name, data in index.parts.items()
+        }
+
+    def _allocate(self, length: int) -> None:
+        if self._path is None:
+            self._data = mmap.mmap(-1, length)
+            return
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(descriptor, length)
+            self._data = mmap.mmap(descriptor, length)
+        finally:
+            os.close(descriptor)
+
+
+class Memory:
+    """The two slots of a rank.
+
+    Args:
+        folder: in memory, of the job on this host; None if no process would look there.
+        start: how often the job had started processes before.
+    """
+
+    def __init__(self, folder: Path | None, start: int) -> None:
+        names = [f"{start}-{uuid.uuid4().hex}.state" for _ in range(2)]
+        self._slots = [Slot(folder / name if folder else None) for name in names]
+
+    @property
+    def newest(self) -> Slot | None:
+        """The state that was written last; None if there is none."""
+        return max((slot for slot in self._slots if slot.position), key=lambda slot: slot.position or (), default=None)
+
+    @property
+    def next(self) -> Slot:
+        """Where to write next."""
+        return min(self._slots, key=lambda slot: slot.position or ())
+
+
+def forget_older(folder: Path | None, start: int) -> None:
+    """Give back what processes of earlier starts have left on this host.
+
+    Args:
+        folder: as for `Memory`.
+        start: of the processes whose states are kept.
+    """
+    for path in folder.glob("*.state") if folder else ():
+        if int(path.name.partition("-")[0]) < start:
+            path.unlink(missing_ok=True)
+
+
+def newest_in(folder: Path | None) -> Slot | None:
+    """The furthest state that the processes of this host have left there; None if there is none."""
+    if folder is None:
+        return None
+    slots = [slot for path in folder.glob("*.state") if (slot := Slot.of_file(path))]
+    return max(slots, key=lambda slot: slot.position or (), default=None)
+
+
+def _content_bytes(index_bytes: int, buffer_bytes: int) -> int:
+    return -(-(_HEADER_BYTES + index_bytes) // _ALIGNMENT) * _ALIGNMENT - _HEADER_BYTES + buffer_bytes
