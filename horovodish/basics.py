@@ -151,6 +151,7 @@ def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = No
     else:
         _check_not_started_by_a_rank()
         run_folder.reached("init")
+        run_folder.await_go()
         try:
             _running = _start_on(communicators.of(comm), notices)
         except BaseException:  # the script may catch it and go on alone

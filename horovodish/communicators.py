@@ -67,7 +67,7 @@ def _kept(library: Any, comm: "Intracomm | Iterable[int] | None", ranks: tuple[i
             raise ValueError(
                 f"init(comm={comm}) on rank {own}: the list must name every rank once, and only these ranks may call it"
             )
-        return _of_ranks(world, ranks)
+        return _of_ranks(library, ranks)
     return _of_communicator(library, world if comm is None else cast("Intracomm", comm))
 
 
@@ -85,9 +85,14 @@ def _ranks(comm: Any) -> tuple[int, ...]:
         ) from None
 
 
-def _of_ranks(world: "Intracomm", ranks: tuple[int, ...]) -> Communicator:
+def _of_ranks(library: Any, ranks: tuple[int, ...]) -> Communicator:
     if ranks not in _by_ranks or _by_ranks[ranks].is_used_up:
-        comm = world.Create_group(world.Get_group().Incl(ranks))
+        world = library.COMM_WORLD
+        group = world.Get_group().Incl(ranks)
+        if mpi.tolerates_faults():  # of a world in which a rank is known to be dead, Open MPI makes no others
+            comm = library.Intracomm.Create_from_group(group, f"horovodish {ranks}")
+        else:
+            comm = world.Create_group(group)
         _by_ranks[ranks] = Communicator(mpi.private(comm), mpi.private(comm))
     return _by_ranks[ranks]
 

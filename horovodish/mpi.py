@@ -60,6 +60,8 @@ def load() -> ModuleType:
     if not mpi.Is_initialized():
         if "Open MPI" in version:
             os.environ.setdefault(_EAGER_VARIABLE, str(_EAGER_BYTES))
+            # It is for one-sided communication, which we do without, and it sleeps for a second where it finds no use.
+            os.environ.setdefault("OMPI_MCA_btl", "^ofi")
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
         world = mpi.COMM_WORLD
         _native.finalize_mpi_at_exit(

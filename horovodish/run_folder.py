@@ -2,12 +2,17 @@
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 from horovodish.launched import launcher_environment
-from horovodish.settings import RANK_PROCESS_VARIABLE, RUN_DIR_VARIABLE
+from horovodish.settings import RANK_PROCESS_VARIABLE, RUN_DIR_VARIABLE, START_VARIABLE
 
-__all__ = ["is_followed", "news", "reached", "report"]
+__all__ = ["GO", "await_go", "is_followed", "news", "reached", "report"]
+
+GO = "go"
+"""What the launcher of an elastic job says to a rank that waits in its first `init()`, once its turn has come."""
+_LOOK_SECONDS = 0.02
 
 _process = 0  # that has called init(), which a forked child is not
 
@@ -37,7 +42,8 @@ def reached(phase: str) -> None:
     """Tell the launcher how far this rank has come, so that it can name a rank that the others wait for.
 
     Args:
-        phase: "init", "running", "shutdown", "stopped", "regroup" or "exit", as explained in `horovodish.launcher.job.waiting`.
+        phase: "init", "running", "shutdown", "stopped", "regroup" or "exit"; `horovodish.launcher.job.waiting` explains
+            them.
     """
     global _process
     if not is_followed():
@@ -61,6 +67,13 @@ def news(heard: int) -> list[str]:
         return path.read_text("ascii").splitlines()[heard:] if path else []
     except OSError:
         return []  # it has said nothing yet, or is gone
+
+
+def await_go() -> None:
+    """In an elastic job, wait until it is the turn of these processes: others may train until they are all here."""
+    if START_VARIABLE in os.environ and is_followed():
+        while GO not in news(0):
+            time.sleep(_LOOK_SECONDS)
 
 
 def is_followed() -> bool:

@@ -336,12 +336,14 @@ class WithoutEffect:
         name: its name, of which Horovod makes a flag as we do.
         reason: why there is nothing to do for it.
         is_switch: whether it is on or off.
+        values: how many values its flag takes otherwise.
         variable: Horovod's variable for it; empty if there is none.
     """
 
     name: str
     reason: str
     is_switch: bool = False
+    values: int = 1
     variable: str = ""
 
     @property
@@ -405,6 +407,7 @@ WITHOUT_EFFECT = (
         "autotune climbs; it fits no Gaussian process",
         variable="HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
     ),
+    WithoutEffect("blacklist_cooldown_range", "a slot that loses ranks rests longer each time, up to 300 s", values=2),
 )
 
 

@@ -7,11 +7,13 @@ It needs the standard library and, of horovodish, `settings`, `errors`, `version
     options         the table of the flags that are no settings
     config_file     flags in a file
     run             `horovodish run`: from the options to the exit status
+    elastic         a job that goes on without lost ranks and with new ones: one start after the other
     own_python      commands that run this Python without the modules of the current folder
     hosts/          which hosts a job may use, and which ranks run where
         allocation    hosts and slots, from --hosts or a hostfile
         schedulers    the hosts that Slurm, PBS, LSF or Kubernetes have chosen
         addresses     the network addresses of this host
+        discovery     hosts that come and go
     mpirun/         mpirun, of whichever MPI
         installation  mpi4py and its MPI, the mpirun that belongs to it; what to do otherwise
         command       what each family of mpirun is told: its arguments and variables
@@ -27,6 +29,7 @@ It needs the standard library and, of horovodish, `settings`, `errors`, `version
         launcher_end  the launcher's end of the link to one supervisor
         output        what the ranks write, merged into the launcher's output whole lines at a time, and kept
         waiting       ranks that make others wait outside of collectives
+        members       which ranks of an elastic job take part, and what they are told when that changes
         outcome       how ranks ended, and which of them failed first
         conclusion    the last words of a run
     function/       `horovodish.run()`: a Python function on ranks

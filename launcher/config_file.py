@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from horovodish.errors import LaunchError, SettingError
-from horovodish.launcher.flags import OF_ELASTIC_TRAINING, Parser, did_you_mean
+from horovodish.launcher.flags import Parser, did_you_mean
 from horovodish.settings import table
 
 # How the flags of a section begin; its keys leave that out.
@@ -44,8 +44,6 @@ def read(path: str, parser: Parser) -> dict[str, Any]:
         line = node.start_mark.line + 1
         prefix = SECTIONS.get(section, "")
         name = section if key == ENABLED else prefix + key
-        if f"--{name}" in OF_ELASTIC_TRAINING:
-            raise SettingError(f"{path}, line {line}: {key} is for elastic training, which is not there yet")
         if name not in flags:
             known = [flag.removeprefix(prefix) for flag in flags if flag.startswith(prefix)]
             inside = f" in {section}" if section else ""

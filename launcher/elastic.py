@@ -1,71 +1,312 @@
-"""An elastic job: starts ranks, and starts new ones when those cannot go on, with as many as there is room for."""
+"""An elastic job: starts ranks, starts new ones when those cannot go on, and more of them when there are more slots.
+
+One start is a `Job`. While it trains, the next one may come up beside it: its ranks import what they need and wait in
+`init()`. Then those that train leave their state in memory at a commit and end, and the next ones take it from there.
+"""
 
 import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from horovodish.launcher.job.job import Job
-from horovodish.launcher.job.members import Members
+from horovodish.launcher.hosts.allocation import THIS_HOST, Allocation, Host, counted
+from horovodish.launcher.hosts.discovery import Discovery, by_hostfile, by_program
+from horovodish.launcher.job.conclusion import conclude
+from horovodish.launcher.job.job import ENDING as ENDING_SIGNALS
+from horovodish.launcher.job.job import Job, signals_taken
+from horovodish.launcher.job.members import ENDING, TRAINING, Members
 from horovodish.launcher.job.output import say
-from horovodish.launcher.mpirun.command import Mpirun
 from horovodish.launcher.options import LaunchOptions
 from horovodish.launcher.supervisor.supervisor import MEMORY
 from horovodish.settings import START_VARIABLE, STATE_FOLDER_VARIABLE
 
-FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 2.0, 300.0
-"""How long the slot of a lost rank is left alone. Each time that the same number of ranks is lost again, twice as long."""
+FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 5.0, 300.0
+"""How long a slot rests that has lost a rank for the second time. Each further time it is twice as long."""
+REMEMBERED_SECONDS = 3600.0
+"""For how long a loss counts."""
+SETTLED_SECONDS = 1.0
+"""How long slots must have been there before ranks are started on them."""
+WAIT_SECONDS = 0.1
+
+Prepared = Callable[[LaunchOptions, Mapping[str, str], Members | None], contextlib.AbstractContextManager[Job]]
 
 
-def members_of(options: LaunchOptions, mpirun: Mpirun) -> Members | None:
-    """The members of one start of an elastic job; None if the job is none."""
-    if not options.is_elastic:
-        return None
-    return Members(options.np, options.min_np or 1, mpirun.tolerates_losses, options.elastic_timeout)
+class Slots:
+    """Where ranks can run: the slots of the hosts that there are now, but for those that rest after a loss.
+
+    Args:
+        options: of the job.
+        discovery: finds the hosts; None if they stay the same.
+    """
+
+    def __init__(self, options: LaunchOptions, discovery: Discovery | None) -> None:
+        self._options = options
+        self._discovery = discovery
+        self._losses: list[tuple[str, float]] = []
+        self._rests: list[tuple[str, float]] = []  # a slot of a host, and until when
+
+    def named(self) -> Allocation:
+        """The hosts that there are now."""
+        if self._discovery:
+            return self._discovery.found() or Allocation((), "")
+        return self._options.allocation or Allocation((Host(THIS_HOST, self._options.most or 1),), "this host")
+
+    def rest(self, host: str, slots: int, now: float) -> None:
+        """Leaves slots of a host alone for a while, which is longer each time."""
+        self._losses = [(other, then) for other, then in self._losses if now - then < REMEMBERED_SECONDS]
+        before = sum(other == host for other, _ in self._losses)
+        pause = min(FIRST_REST_SECONDS * 2 ** (before - 1), LONGEST_REST_SECONDS) if before else 0.0
+        self._losses.append((host, now))
+        self._rests += [(host, now + pause)] * slots
+
+    def options(self, now: float) -> LaunchOptions:
+        """Those of a start with as many ranks as there is room for, which may be none."""
+        self._rests = [(host, until) for host, until in self._rests if until > now]
+        resting = Counter(host for host, _ in self._rests)
+        named = self.named()
+        left = [replace(host, slots=host.slots - resting[host.name]) for host in named.hosts]
+        hosts = replace(named, hosts=tuple(host for host in left if host.slots > 0))
+        most = self._options.most
+        np = most if most and self._options.oversubscribe and hosts.hosts else min(most or hosts.slots, hosts.slots)
+        is_named = self._discovery or self._options.allocation
+        return replace(self._options, np=np, allocation=hosts if is_named else None)
 
 
-def run(options: LaunchOptions, start: Callable[[LaunchOptions, dict[str, str]], Job]) -> Job:
-    """Starts the ranks as often as it takes.
+@dataclass
+class _Start:
+    """Ranks that were started together.
+
+    Attributes:
+        job: the start.
+        members: its ranks.
+        exit: ends what is left of it.
+        losses: how many of its losses were noted.
+        leaving: the ranks that were told to leave at their next commit.
+        is_called: whether its ranks were told to make room.
+    """
+
+    job: Job
+    members: Members
+    exit: contextlib.ExitStack
+    losses: int = 0
+    leaving: frozenset[int] = frozenset()
+    is_called: bool = False
+
+    def host_of(self, rank: int) -> str:
+        """The name by which the rank's host was named."""
+        return next(each.host for each in self.job.options.host_ranks if rank in each.ranks)
+
+
+class ElasticJob:
+    """Starts ranks as often as it takes.
 
     Args:
         options: of an elastic job.
-        start: starts ranks with these options and further variables, and waits for their end.
-
-    Returns:
-        The last start.
+        prepared: makes a job that can run with these options, variables and members.
+        in_same_processes: whether MPI can go on without a lost rank.
+        environ: of the user.
     """
-    rest = FIRST_REST_SECONDS
-    with _memory() as memory:
-        wanted = options.np
-        number = 0
-        while True:
-            job = start(options, {START_VARIABLE: str(number), STATE_FOLDER_VARIABLE: str(memory)})
-            members = job.members
-            if members is None or not _goes_on(job, members):
-                return job
-            number += 1
-            if options.reset_limit is not None and number > options.reset_limit:
-                say(f"new processes have gone on {options.reset_limit} times, which --reset-limit allows, and no more")
-                return job
-            np = options.np - len(members.lost)
-            if np < (options.min_np or 1):
-                say(
-                    f"{max(np, 0)} slots are left, fewer than --min-np {options.min_np or 1}: trying all in {rest:.0f} s"
-                )
-                time.sleep(rest)
-                rest = min(2 * rest, LONGEST_REST_SECONDS)
-                np = wanted
-            options = replace(options, np=np)
+
+    def __init__(
+        self, options: LaunchOptions, prepared: Prepared, in_same_processes: bool, environ: Mapping[str, str]
+    ) -> None:
+        self._options = options
+        self._prepared = prepared
+        self._in_same_processes = in_same_processes
+        self._discovery = _discovery(options, environ)
+        self._slots = Slots(options, self._discovery)
+        self._signal: int | None = None
+        self._current: _Start | None = None
+        self._next: _Start | None = None
+        self._starts = 0
+        self._room: tuple[LaunchOptions, float] | None = None  # with these options more ranks could run, since then
+        self._grows_at = 0.0  # not sooner
+        self._pause = FIRST_REST_SECONDS  # when the next one has failed to come up
+
+    def run(self) -> int:
+        """Runs the job. Returns the exit status."""
+        with signals_taken(self._take_signal), self._watched(), _memory() as self._memory:
+            self._current = self._started_when_there_are_slots()
+            while current := self._current:
+                if self._signal:
+                    current.job.take_signal(self._signal)
+                while current.job.turn():
+                    self._look_after(current)
+                self._note_losses(current)
+                following = self._following(current)
+                if following:
+                    hosts = {each.host for each in following.job.options.host_ranks}
+                    current.job.keep_state_of = {
+                        r for r in range(current.job.options.np) if current.host_of(r) in hosts
+                    }
+                elif self._next:
+                    self._give_up(self._next)
+                current.exit.close()
+                if following is None:
+                    return conclude(current.job)
+                following.members.disturbed_at = current.members.disturbed_at
+                self._current = following
+        return 128 + self._signal if self._signal else 1
+
+    def _following(self, current: _Start) -> _Start | None:
+        """The start that goes on where this one has ended; None if none shall."""
+        if not self._shall_go_on(current):
+            return None
+        if not current.members.has_run:
+            self._rest_what_failed(current)
+        if self._next is None and not self._may_start:
+            limit = counted(self._options.reset_limit or 0, "time")
+            say(f"new processes were started {limit}, which is as often as --reset-limit allows")
+            return None
+        if self._next is None:
+            return self._started_when_there_are_slots()
+        following, self._next = self._next, None
+        following.job.release()
+        return following
+
+    def _shall_go_on(self, current: _Start) -> bool:
+        """Whether new ranks shall go on where these end, because of what others did to them."""
+        members, job = current.members, current.job
+        if members.finished or members.failed or job.stopped_by or job.refusal or job.standstill:
+            return False
+        return members.have_arrived or self._starts > 1
+
+    @property
+    def _may_start(self) -> bool:
+        return self._options.reset_limit is None or self._starts <= self._options.reset_limit
+
+    def _started_when_there_are_slots(self) -> _Start | None:
+        give_up_at, waits = time.monotonic() + self._options.elastic_timeout, False
+        while self._signal is None:
+            now = time.monotonic()
+            options = self._slots.options(now)
+            if options.np >= self._options.least:
+                return self._started(options, held=False)
+            if now > give_up_at:
+                say(f"there were too few slots for {self._options.elastic_timeout} s; --elastic-timeout waits longer")
+                return None
+            if not waits:
+                waits = True
+                say(f"waiting for slots: there are {options.np} and --min-np is {self._options.least}")
+            time.sleep(WAIT_SECONDS)
+        return None
+
+    def _started(self, options: LaunchOptions, *, held: bool) -> _Start:
+        own = self._options
+        members = Members(
+            options.np, own.least, self._in_same_processes, own.elastic_timeout, own.host_timeout, held=held
+        )
+        variables = {START_VARIABLE: str(self._starts), STATE_FOLDER_VARIABLE: str(self._memory)}
+        self._starts += 1
+        with contextlib.ExitStack() as stack:
+            job = stack.enter_context(self._prepared(options, variables, members))
+            stack.enter_context(job.running())
+            return _Start(job, members, stack.pop_all())
+
+    # While ranks train
+
+    def _look_after(self, current: _Start) -> None:
+        now = time.monotonic()
+        self._note_losses(current)
+        if self._next is not None:
+            self._look_after_next(current, self._next)
+        elif current.members.phase == ENDING and self._shall_go_on(current) and self._may_start:
+            options = self._slots.options(now)
+            if options.np >= self._options.least:
+                self._next = self._started(options, held=True)
+        elif current.members.phase == TRAINING and current.members.has_run and not current.members.finished:
+            self._let_go(current)
+            self._grow(current, now)
+
+    def _note_losses(self, start: _Start) -> None:
+        for rank in start.members.lost[start.losses :]:
+            self._slots.rest(start.host_of(rank), 1, time.monotonic())
+        start.losses = len(start.members.lost)
+
+    def _let_go(self, current: _Start) -> None:
+        """Has ranks leave whose slots are not among those that there are any more."""
+        if self._discovery is None:
+            return
+        slots = {host.name: host.slots for host in self._slots.named().hosts}
+        leaving: frozenset[int] = frozenset()
+        for each in current.job.options.host_ranks:
+            alive = [rank for rank in each.ranks if rank in current.members.alive]
+            if not (self._options.oversubscribe and each.host in slots):
+                leaving |= {*alive[slots.get(each.host, 0) :]}
+        if leaving and leaving != current.leaving:
+            hosts = sorted({current.host_of(rank) for rank in leaving})
+            say(f"there are fewer slots on {', '.join(hosts)}: {counted(len(leaving), 'rank')} will leave")
+            current.members.call_together(leaving)
+            current.leaving = leaving
+
+    def _grow(self, current: _Start, now: float) -> None:
+        """Starts the next ranks beside those that train, where there is room for more."""
+        options = self._slots.options(now)
+        is_room = options.np > len(current.members.alive) and not current.leaving & current.members.alive
+        if not is_room or now < self._grows_at or not self._may_start:
+            self._room = None
+        elif self._room is None or self._room[0] != options:
+            self._room = options, now
+        elif now - self._room[1] > SETTLED_SECONDS:
+            self._room = None
+            say(f"{counted(options.np, 'slot')}: starting new processes; {len(current.members.alive)} ranks train on")
+            self._next = self._started(options, held=True)
+
+    def _look_after_next(self, current: _Start, following: _Start) -> None:
+        if not following.job.turn():
+            self._give_up(following)
+            conclude(following.job)
+            self._rest_what_failed(following, current)
+            self._grows_at, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST_REST_SECONDS)
+            say("these new processes could not come up; the job goes on without them")
+        elif following.members.have_arrived and current.members.phase == TRAINING and not current.is_called:
+            current.members.call_together()
+            current.is_called = True
+
+    def _rest_what_failed(self, start: _Start, current: _Start | None = None) -> None:
+        """Leaves hosts alone that have kept a start from coming up, but not those where ranks train."""
+        now = time.monotonic()
+        absent = set(start.job.absent_hosts())
+        if current:
+            absent -= {current.host_of(rank) for rank in current.members.alive}
+        for each in start.job.options.host_ranks:
+            if each.host in absent:
+                self._slots.rest(each.host, len(each.ranks), now)
+        if start.job.fault and not absent:
+            self._slots.rest(start.host_of(start.job.fault.rank), 1, now)
+
+    def _give_up(self, start: _Start) -> None:
+        start.job.give_up()
+        while start.job.turn():
+            pass
+        start.exit.close()
+        self._next = None
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        if self._discovery:
+            self._discovery.start()
+        try:
+            yield
+        finally:
+            if self._discovery:
+                self._discovery.stop()
+
+    def _take_signal(self, number: int) -> None:
+        if number in ENDING_SIGNALS:
+            self._signal = number
+        if self._current:
+            self._current.job.take_signal(number)
 
 
-def _goes_on(job: Job, members: Members) -> bool:
-    """Whether new processes shall go on."""
-    if job.stopped_by or job.refusal or job.fault or job.standstill:
-        return False
-    return members.has_run and not members.finished
+def _discovery(options: LaunchOptions, environ: Mapping[str, str]) -> Discovery | None:
+    if options.host_discovery_script:
+        return Discovery(by_program(options.host_discovery_script, options.slots_per_host or 1, environ), say)
+    return Discovery(by_hostfile(options.hostfile), say) if options.hostfile else None
 
 
 @contextlib.contextmanager

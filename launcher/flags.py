@@ -14,11 +14,6 @@ from horovodish.settings import AUTOTUNE, COMPATIBILITY, OUTPUT, STALLS, START, 
 ON_THE_COMMAND_LINE_ALONE = ("check", "config_file", "help", "version")
 OF_TORCHRUN = {"--nproc-per-node": "-np, the number of all ranks", "--nnodes": "--hosts"}
 """Flags of torchrun that look like other flags of ours, and what to use here."""
-OF_ELASTIC_TRAINING = (
-    *("--slots", "--slots-per-host", "--host-discovery-script"),
-    *("--blacklist-cooldown-range", "--cooldown-range"),
-)
-"""Flags of Horovod that are refused, because a job could not do what they ask for."""
 OVERRIDES = "Each can also be set as a variable. The file of --config-file counts more than it, and a flag most."
 
 
@@ -49,8 +44,6 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(arguments)
         if unknown and unknown[0].startswith("-"):
             flag = unknown[0].split("=")[0]
-            if flag in OF_ELASTIC_TRAINING:
-                self.error(f"{flag} is for elastic training, which is not there yet")
             named = OF_TORCHRUN.get(flag.replace("_", "-"))
             meant = f"; did you mean {named}?" if named else did_you_mean(flag, self.flags)
             self.error(f"there is no flag {flag}{meant}")
@@ -122,7 +115,8 @@ def run_parser() -> Parser:
             group.add_argument("--disable-cache", dest="cache_capacity", action="store_const", const="0", help=same)
     ignored = runs.add_argument_group("accepted from Horovod's command lines, without effect")
     for knob in WITHOUT_EFFECT:
-        ignored.add_argument(knob.flag, help=knob.reason, **_switch_or_value(knob.is_switch, "VALUE"))
+        kind = _switch_or_value(knob.is_switch, "VALUE") | ({"nargs": knob.values} if knob.values > 1 else {})
+        ignored.add_argument(knob.flag, help=knob.reason, **kind)
     reports = runs.add_argument_group("instead of a run")
     reports.add_argument("-h", "--help", action="help", help="print this")
     _add_reports(reports)

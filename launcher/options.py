@@ -143,7 +143,16 @@ class LaunchOptions:
     min_np: int | None = _elastic(
         "--min-np --min-num-proc", "go on without ranks that are lost, as long as N are left", "N", _ranks
     )
-    max_np: int | None = _elastic("--max-np --max-num-proc", "the most ranks; -np without it", "N", _ranks)
+    max_np: int | None = _elastic("--max-np --max-num-proc", "take in new slots, up to N ranks", "N", _ranks)
+    host_discovery_script: str | None = _elastic(
+        "--host-discovery-script",
+        "a program that prints the hosts that there are now, as in a hostfile; it is run every second",
+        "PROGRAM",
+        _program,
+    )
+    slots_per_host: int | None = _elastic(
+        "--slots-per-host --slots", "slots of a host for which the program prints no number", "N", _count
+    )
     reset_limit: int | None = _elastic(
         "--reset-limit", "how often new processes may go on; always without it", "N", _count
     )
@@ -153,6 +162,14 @@ class LaunchOptions:
         "SECONDS",
         _count,
         default=600,
+    )
+
+    host_timeout: int = _elastic(
+        "--host-timeout",
+        "ranks are lost that are stopped, or whose host is silent, for so long",
+        "SECONDS",
+        _count,
+        default=5,
     )
 
     prefix_output: bool = _output(
@@ -178,8 +195,18 @@ class LaunchOptions:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the job goes on when ranks are lost."""
-        return self.min_np is not None or self.max_np is not None
+        """Whether the job goes on when ranks are lost, or with more when there are new hosts."""
+        return any(given is not None for given in (self.min_np, self.max_np, self.host_discovery_script))
+
+    @property
+    def least(self) -> int:
+        """With how many ranks an elastic job goes on."""
+        return self.min_np or self.np or 1
+
+    @property
+    def most(self) -> int | None:
+        """How many ranks an elastic job has at most; None: as many as there are slots."""
+        return self.max_np or self.np or None
 
     @property
     def is_far(self) -> bool:
@@ -214,7 +241,7 @@ def launch_options(parsed: argparse.Namespace, environ: Mapping[str, str]) -> La
     settings = _settings(parsed)
     allocation = _allocation(parsed, environ)
     given["np"] = parsed.np or (allocation.slots if allocation else 0)
-    if not given["np"]:
+    if not given["np"] and not parsed.host_discovery_script:
         raise SettingError(f"-np is missing, the number of ranks, such as: {EXAMPLE}")
     _check_bounds(given)
     command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
@@ -223,10 +250,12 @@ def launch_options(parsed: argparse.Namespace, environ: Mapping[str, str]) -> La
 
 def _check_bounds(given: Mapping[str, Any]) -> None:
     least, np, most = given["min_np"], given["np"], given["max_np"]
-    if least is not None and least > np:
+    if least and np and least > np:
         raise SettingError(f"--min-np {least} is more than -np {np}: the job could not begin")
-    if most is not None and most < np:
-        raise SettingError(f"--max-np {most} is less than -np {np}")
+    if most and most < max(np, least or 0):
+        raise SettingError(f"--max-np {most} is less than {f'-np {np}' if np > most else f'--min-np {least}'}")
+    if given["slots_per_host"] and not given["host_discovery_script"]:
+        raise SettingError("--slots-per-host is for --host-discovery-script; elsewhere write HOST:SLOTS")
 
 
 def _settings(parsed: argparse.Namespace) -> dict[str, str]:
@@ -241,6 +270,10 @@ def _settings(parsed: argparse.Namespace) -> dict[str, str]:
 
 
 def _allocation(parsed: argparse.Namespace, environ: Mapping[str, str]) -> Allocation | None:
+    if parsed.host_discovery_script is not None:
+        if parsed.hosts is not None or parsed.hostfile is not None:
+            raise SettingError("--host-discovery-script names the hosts: leave --hosts and --hostfile out")
+        return None
     if parsed.hosts is not None and parsed.hostfile is not None:
         raise SettingError("--hosts and --hostfile both name the hosts: use one of them")
     if parsed.hosts is not None:

@@ -1,17 +1,19 @@
 """`horovodish run`: from the options to the exit status."""
 
+import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from horovodish.errors import LaunchError
-from horovodish.launcher import elastic
+from horovodish.launcher.elastic import ElasticJob
 from horovodish.launcher.hosts.allocation import is_here
 from horovodish.launcher.job import environment
 from horovodish.launcher.job.conclusion import conclude
-from horovodish.launcher.job.job import Job
+from horovodish.launcher.job.job import Job, signals_taken
+from horovodish.launcher.job.members import Members
 from horovodish.launcher.job.output import Output, say
 from horovodish.launcher.mpirun.command import Mpirun, arguments, variables
 from horovodish.launcher.mpirun.installation import Library, candidates, find_library, inspect, matching
@@ -19,7 +21,7 @@ from horovodish.launcher.options import LaunchOptions
 from horovodish.launcher.report.libraries import conflict
 from horovodish.launcher.supervisor import start
 from horovodish.launcher.supervisor.supervisor import problem_of
-from horovodish.settings import NP_VARIABLE, Settings, load
+from horovodish.settings import Settings, load
 
 
 def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
@@ -40,33 +42,47 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
     """
     if not options.as_horovod and (problem := conflict()):
         raise LaunchError(problem)
+    given = environ
     environ = environment.with_settings(environ, options.settings)
     settings = load(environ, warn=say)
     hosts = [each.host for each in options.host_ranks]
     library = find_library(environ)
     mpirun = matching(library, (inspect(path, environ) for path in candidates(environ)))
-    unbuffered = not sys.stdout.isatty()
-    environ = environment.rank_environment(environ, options.np, asdict(settings), unbuffered=unbuffered)
     if options.as_horovod:
         environ = environment.with_horovods_names(environ)
-    if any(map(is_here, hosts)) and (problem := problem_of(options.command[0], environ["PATH"])):
+    if options.np and any(map(is_here, hosts)) and (problem := problem_of(options.command[0], environ["PATH"])):
         status, reason = problem.split(" ", 1)
         say(reason)
         return int(status)
 
-    def start_once(options: LaunchOptions, variables: Mapping[str, str]) -> Job:
-        return _start(options, settings, mpirun, library, {**environ, NP_VARIABLE: str(options.np), **variables})
+    def prepared(
+        options: LaunchOptions, variables: Mapping[str, str], members: Members | None = None
+    ) -> contextlib.AbstractContextManager[Job]:
+        unbuffered = not sys.stdout.isatty()
+        own = environment.rank_environment(environ, options.np, asdict(settings), unbuffered=unbuffered)
+        return _prepared(options, settings, mpirun, library, {**own, **variables}, members)
 
-    return conclude(elastic.run(options, start_once) if options.is_elastic else start_once(options, {}))
+    if options.is_elastic:
+        return ElasticJob(options, prepared, mpirun.tolerates_losses, given).run()
+    with prepared(options, {}) as job, signals_taken(job.take_signal), job.running():
+        while job.turn():
+            pass
+    return conclude(job)
 
 
-def _start(
-    options: LaunchOptions, settings: Settings, mpirun: Mpirun, library: Library, environ: dict[str, str]
-) -> Job:
-    """Starts the ranks and waits for them.
+@contextlib.contextmanager
+def _prepared(
+    options: LaunchOptions,
+    settings: Settings,
+    mpirun: Mpirun,
+    library: Library,
+    environ: dict[str, str],
+    members: Members | None,
+) -> Iterator[Job]:
+    """A job that can run, with what it needs as long as it does.
 
     Raises:
-        LaunchError: they cannot be started.
+        LaunchError: that cannot be made.
     """
     with start.run_folder() as folder:
         environ.update(variables(mpirun, options, environ, folder))
@@ -79,11 +95,10 @@ def _start(
         command = arguments(mpirun, options, supervisor, environ, exported=exported, as_root=os.geteuid() == 0)
         output = Output(options, environ)
         try:
-            job = Job(command, environ, options, settings, folder, output, elastic.members_of(options, mpirun))
+            job = Job(command, environ, options, settings, folder, output, members)
             if options.verbose:
                 say(f"{library.library} from {library.path}, started by {mpirun}")
                 say(shlex.join(command))
-            job.run()
         except OSError as failure:
             raise LaunchError(f"the ranks cannot be started: {failure}") from failure
-        return job
+        yield job

@@ -8,15 +8,14 @@ Example:
 
     @hvd.elastic.run
     def train(state):
-        for state.epoch in range(state.epoch, 10):
-            for state.batch in range(state.batch, 100):
-                optimizer.zero_grad()
-                loss_of(state.batch).backward()
-                optimizer.step()
-                state.commit()
-            state.batch = 0
+        while state.step < 1000:
+            optimizer.zero_grad()
+            loss_of(state.step).backward()
+            optimizer.step()
+            state.step += 1
+            state.commit()
 
-    train(hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0, batch=0))
+    train(hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0))
 
     $ horovodish run -np 4 --min-np 2 python train.py
 """
@@ -82,7 +81,12 @@ class TorchState(State):
     def _captured(self, value: Any) -> Any:
         captured = super()._captured(value)
         # Those that have a state put it onto their device themselves.
-        return captured if captured is value else tree_map_only(Tensor, Tensor.cpu, captured)
+        if captured is value:
+            return value
+        on_host = tree_map_only(Tensor, Tensor.cpu, captured)
+        if hasattr(captured, "_metadata"):  # the versions of a module's parts, for load_state_dict()
+            on_host._metadata = captured._metadata
+        return on_host
 
     def _reduced(self, value: object) -> Any:
         if type(value) is not Tensor or value.layout is not torch.strided or value.is_quantized:
@@ -90,8 +94,15 @@ class TorchState(State):
         row_major = value.detach().resolve_conj().resolve_neg().cpu()
         order = sorted(range(value.dim()), key=row_major.stride, reverse=True)
         row_major = row_major.permute(order).contiguous()
-        data = pickle.PickleBuffer(row_major.reshape(-1).view(torch.uint8).numpy())
-        return _tensor, (data, value.dtype, row_major.shape, order, value.device.type, value.requires_grad)
+        data: Any = row_major.reshape(-1).view(torch.uint8).numpy()
+        return _tensor, (
+            pickle.PickleBuffer(data),
+            value.dtype,
+            row_major.shape,
+            order,
+            value.device.type,
+            value.requires_grad,
+        )
 
     def _claims(self) -> dict[str, Any]:
         samplers = {name: getattr(self, name) for name in self._names}
@@ -99,7 +110,7 @@ class TorchState(State):
 
     def _settle(self, claims: list[dict[str, Any]]) -> None:
         for name in claims[0] if claims else ():
-            # A rank whose samples were fewer in the last batch knows of fewer.
+            # A rank without samples in the last batches may know of fewer.
             furthest = max((claim[name] for claim in claims), key=lambda claim: (claim["epoch"], claim["done"]))
             getattr(self, name).load_state_dict(furthest)
 
@@ -115,7 +126,7 @@ class ElasticSampler(ResumableSampler):
     """`ResumableSampler` by Horovod's name, and with the methods of Horovod's.
 
     Unlike Horovod's, it repeats no sample so that all ranks have equally many. A rank may therefore have one batch more
-    in an epoch than others, which call `hvd.join()` at its end.
+    in an epoch than others. Those take part in its step with no gradients, and record it, or call `hvd.join()`.
 
     Args:
         dataset: anything with a length; the same on every rank.
@@ -136,13 +147,13 @@ class ElasticSampler(ResumableSampler):
         super().__init__(dataset, shuffle, seed, process_set)
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Say that this rank has trained on a batch. Call it after the step.
+        """Say that the ranks have trained on a batch each. Call it after the step, even if this rank had none.
 
         Args:
             batch_idx: its number since the loop over the batches has begun. Not needed: what counts is each call.
-            batch_size: of the data loader; the last batch of a rank may be smaller.
+            batch_size: of the data loader, the same on every rank; the last batch of a rank may be smaller.
         """
-        self.record(min(batch_size, self.left))
+        self._take(min(batch_size, self.left), batch_size)
 
     def record_indices(self, indices: Iterable[int]) -> None:
         """Say that this rank has trained on samples.

@@ -57,6 +57,8 @@ class ResumableSampler(Sampler[int]):
         self._epoch = 0
         self._done_before = 0  # samples of this epoch that all ranks together were through with when it was resumed
         self._recorded = 0  # samples of this rank since then
+        self._largest = 0  # samples of a batch since then
+        self._all_are_through = False  # all ranks, with this epoch
         self._exhausted = False  # the last pass has asked for all samples
         self._open_passes: set[object] = set()
 
@@ -74,7 +76,7 @@ class ResumableSampler(Sampler[int]):
 
     def _begin_anew(self) -> None:
         self._done_before = self._recorded = 0
-        self._exhausted = False
+        self._exhausted = self._all_are_through = False
 
     def record(self, samples: int) -> None:
         """Say that this rank has trained on as many samples. Without it, a checkpoint starts the epoch anew.
@@ -84,11 +86,19 @@ class ResumableSampler(Sampler[int]):
         Args:
             samples: of the batch that was trained on.
         """
+        self._largest = max(self._largest, samples)
+        self._take(samples, self._largest)
+
+    def _take(self, samples: int, batch_size: int) -> None:
+        # The ranks' samples differ by one at most, so that this batch was the last one on all of them.
+        self._all_are_through = self._all_are_through or batch_size > self.left
         self._recorded += samples
 
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands, for a checkpoint: that of any rank, after the same number of steps on all of them."""
         done = min(self._done_before + self._recorded * self._ranks, self._length)
+        if self._all_are_through:
+            done = self._length
         return {"epoch": self._epoch, "done": done, "seed": self._seed, "length": self._length}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -107,8 +117,8 @@ class ResumableSampler(Sampler[int]):
             )
         self._epoch, self._done_before, self._seed = state["epoch"], state["done"], state["seed"]
         self._rank, self._ranks = self._process_set.rank(), self._process_set.size()
-        self._recorded = 0
-        self._exhausted = False
+        self._recorded = self._largest = 0
+        self._exhausted = self._all_are_through = False
         self._open_passes = set()  # one that an error has ended may be open until its garbage is collected
 
     def reset(self) -> None:

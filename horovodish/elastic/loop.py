@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from horovodish import basics
 from horovodish.elastic import membership
@@ -39,18 +39,22 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
     Example:
         >>> @hvd.elastic.run
         ... def train(state):
-        ...     for state.epoch in range(state.epoch, 10):
+        ...     while state.epoch < 10:
         ...         train_one_epoch(state)
+        ...         state.epoch += 1
         ...         state.commit()
         >>> train(state)
     """
 
     @functools.wraps(function)
-    def elastic(state: S, *args: P.args, **kwargs: P.kwargs) -> R:
+    def elastic(state: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         basics.init()
         membership.follow()
+        is_reset = False
         while True:
             try:
+                if is_reset:
+                    state.on_reset()
                 state.sync()
                 return function(state, *args, **kwargs)
             except Exception as problem:
@@ -59,7 +63,7 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
             basics.shutdown()
             state.cut_off()
             membership.regroup(state.save)
-            state.on_reset()
+            is_reset = True
 
     return elastic
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from horovodish import _native, basics, recovery, run_folder, settings
-from horovodish.errors import LaunchError
 
 __all__ = ["follow", "hosts_updated", "is_elastic", "regroup", "start", "state_folder"]
 
@@ -58,6 +58,7 @@ def follow() -> None:
     """From now on, hear what the launcher says. Calling it again does nothing."""
     global _follower
     if _follower is None and is_elastic():
+        _native.do_not_finalize_mpi()  # it would wait for ranks that are gone
         _follower = threading.Thread(target=_listen, name="membership", daemon=True)
         _follower.start()
 
@@ -85,7 +86,6 @@ def regroup(save: Callable[[], None]) -> None:
             return
         elif word == "end":
             save()
-            _native.do_not_finalize_mpi()
             raise SystemExit(ENDS)
 
 
@@ -93,8 +93,9 @@ def _form(ranks: list[int]) -> None:
     """In a thread of its own: if one more rank dies, MPI may never return from it."""
     try:
         basics.init(ranks)
-    except Exception as problem:  # the launcher sees that not all ranks are running
-        print(f"horovodish: the ranks that are left could not start again: {problem}", flush=True)
+    except Exception as problem:
+        print(f"horovodish: the ranks that are left could not start again: {problem}", file=sys.stderr, flush=True)
+        run_folder.reached("regroup")  # the launcher has new processes go on
     else:
         _answers.put(("formed", ""))
 
@@ -110,6 +111,6 @@ def _listen() -> None:
                 basics.cut_off(f"was told that rank {rest} was lost")
             elif word == "hosts":
                 _hosts_updated = True
-            else:
+            elif word != run_folder.GO:
                 _answers.put((word, rest))
         time.sleep(_LOOK_SECONDS)

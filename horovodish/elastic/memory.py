@@ -6,6 +6,7 @@ files in memory, where the next process finds them; otherwise they are private.
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import pickle
@@ -16,17 +17,20 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["Memory", "Parts", "Position", "Slot", "forget_older", "newest_in"]
+__all__ = ["NOWHERE", "Memory", "Parts", "Position", "Slot", "forget_older", "newest_in"]
 
 Parts = Mapping[str, tuple[bytes, Sequence[pickle.PickleBuffer]]]
 """The pickled parts of a state, by name, with the buffers that were left out of each."""
 Position = tuple[int, int, int]
 """How far a state is: the start of the job, the syncs since then, and the engine's operations since the last of them.
 The state that is furthest has the greatest one."""
+NOWHERE: Position = (-1, 0, 0)
+"""Of a state before its first sync: no other process takes it."""
 
 _ALIGNMENT = 64
-_HEADER = 6  # words of 64 bits: whether the slot is whole, the position, bytes of the index, bytes of all
+_HEADER = 7  # words of 64 bits: the number of the seal, 0 until the slot is whole; position; bytes of index and buffers
 _HEADER_BYTES = _HEADER * 8
+_seals = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,13 @@ class Slot:
     @property
     def position(self) -> Position | None:
         """How far the state is; None if none is whole."""
-        whole, start, syncs, operations, _, _ = self._header.tolist()
-        return (start, syncs, operations) if whole else None
+        seal, start, syncs, operations, *_ = self._header.tolist()
+        return (start, syncs, operations) if seal else None
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Greater for a state that is further, or that was written later; empty if none is whole."""
+        return (*self.position, int(self._header[0])) if self.position else ()
 
     def write(self, position: Position, parts: Parts) -> None:
         """Copy a state here."""
@@ -89,14 +98,14 @@ class Slot:
         content = _content_bytes(index_bytes, buffer_bytes)
         if self._data is None or len(self._data) < _HEADER_BYTES + content:
             self._allocate(_HEADER_BYTES + content)
-        self._header[:] = (0, 0, 0, 0, index_bytes, buffer_bytes)
-        return np.frombuffer(self._data, np.uint8, content, _HEADER_BYTES)
+        self._header[:] = (0, 0, 0, 0, 0, index_bytes, buffer_bytes)
+        return self.content
 
     def seal(self, position: Position) -> None:
         """What was written is whole."""
         header = self._header
         header[1:4] = position
-        header[0] = 1
+        header[0] = next(_seals)
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -107,6 +116,7 @@ class Slot:
     @property
     def content(self) -> np.ndarray:
         """All bytes of the state, for other ranks."""
+        assert self._data is not None
         return np.frombuffer(self._data, np.uint8, _content_bytes(*self.lengths), _HEADER_BYTES)
 
     def load(self) -> dict[str, object]:
@@ -126,8 +136,13 @@ class Slot:
             return
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.ftruncate(descriptor, length)
+            os.posix_fallocate(descriptor, 0, length)  # to write where there is no room would kill the process
             self._data = mmap.mmap(descriptor, length)
+        except OSError as problem:
+            what = (
+                f"{problem.strerror}: a state of {length} bytes is kept twice by each rank. Give the folder more room"
+            )
+            raise OSError(problem.errno, what, str(self._path.parent)) from problem
         finally:
             os.close(descriptor)
 
@@ -147,12 +162,12 @@ class Memory:
     @property
     def newest(self) -> Slot | None:
         """The state that was written last; None if there is none."""
-        return max((slot for slot in self._slots if slot.position), key=lambda slot: slot.position or (), default=None)
+        return max((slot for slot in self._slots if slot.position), key=lambda slot: slot.order, default=None)
 
     @property
     def next(self) -> Slot:
         """Where to write next."""
-        return min(self._slots, key=lambda slot: slot.position or ())
+        return min(self._slots, key=lambda slot: slot.order)
 
 
 def forget_older(folder: Path | None, start: int) -> None:
@@ -171,8 +186,8 @@ def newest_in(folder: Path | None) -> Slot | None:
     """The furthest state that the processes of this host have left there; None if there is none."""
     if folder is None:
         return None
-    slots = [slot for path in folder.glob("*.state") if (slot := Slot.of_file(path))]
-    return max(slots, key=lambda slot: slot.position or (), default=None)
+    slots = [slot for path in folder.glob("*.state") if (slot := Slot.of_file(path)) and slot.position != NOWHERE]
+    return max(slots, key=lambda slot: slot.order, default=None)
 
 
 def _content_bytes(index_bytes: int, buffer_bytes: int) -> int:

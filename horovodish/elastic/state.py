@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from horovodish import basics
 from horovodish.collectives import broadcast, broadcast_
 from horovodish.elastic import membership
-from horovodish.elastic.memory import Memory, Position, Slot, forget_older, newest_in
+from horovodish.elastic.memory import NOWHERE, Memory, Position, Slot, forget_older, newest_in
 from horovodish.errors import HostsUpdatedInterrupt
 from horovodish.objects import allgather_object
 
@@ -39,6 +39,7 @@ class State:
         self._memory: Memory | None = None
         self._synced: Position | None = None  # what sync() has reached; None before the first one
         self._cut_off: Position | None = None  # how far the live state was when the ranks lost touch
+        self._is_interrupted = False  # by new hosts, perhaps at another commit than other ranks
         for name, value in attributes.items():
             setattr(self, name, value)
 
@@ -75,6 +76,7 @@ class State:
             HostsUpdatedInterrupt: for `elastic.run`, with which the ranks start again, together with the new ones.
         """
         if membership.hosts_updated():
+            self._is_interrupted = True
             raise HostsUpdatedInterrupt("there are new hosts")
 
     def sync(self) -> None:
@@ -88,22 +90,29 @@ class State:
             See `horovodish.collectives` for what every operation can raise.
         """
         left = newest_in(membership.state_folder()) if self._synced is None else None
-        own = left.position if left else self._position if self._synced else None
-        claims = self._claims() if own and not left else {}
-        told: list[tuple[Position | None, dict[str, Any]]] = allgather_object((own, claims), "elastic.positions")
-        positions = [position for position, _ in told]
-        furthest = max(positions, key=lambda position: position or ())
-        if furthest is None or left or positions.count(furthest) < len(positions):
-            root = positions.index(furthest)
+        lives = self._synced is not None
+        own = left.position if left else self._position if lives else None
+        claims = self._claims() if lives else {}
+        told: list[_Told] = allgather_object(
+            _Told(own, lives, self._is_interrupted, membership.start(), claims), "elastic.positions"
+        )
+        # What a rank has left is its last commit, and a live state that is equally far may have changed since.
+        root = max(range(len(told)), key=lambda rank: (told[rank].position or (), told[rank].lives, -rank))
+        furthest = told[root].position
+        are_interrupted = any(each.is_interrupted for each in told)
+        is_as_far = [each.lives and each.position == furthest for each in told]
+        if are_interrupted or not all(is_as_far):
             if basics.rank() == root:
                 self._send(root, left)
             else:
-                self._receive(root, furthest, loads=own is None or own != furthest or left is not None)
-        self._settle([claims for _, claims in told if claims])
-        syncs = furthest[1] + 1 if furthest else 1
+                self._receive(root, furthest, loads=are_interrupted or not is_as_far[basics.rank()])
+        if not are_interrupted:
+            self._settle([each.claims for each, as_far in zip(told, is_as_far, strict=True) if as_far])
+        starts = [each.start for each in told]
         if self._synced is None and basics.local_rank() == 0:
-            forget_older(membership.state_folder(), membership.start())
-        self._synced, self._cut_off = (membership.start(), syncs, basics.completed()), None
+            forget_older(membership.state_folder(), min(starts))
+        self._synced = (max(starts), furthest[1] + 1 if furthest else 1, basics.completed())
+        self._cut_off, self._is_interrupted = None, False
 
     def on_reset(self) -> None:
         """The ranks have changed: call the callbacks, then `reset()`."""
@@ -125,6 +134,10 @@ class State:
     def cut_off(self) -> None:
         """Note how far the state is; `elastic.run` does it when a collective has failed, before the next `init()`."""
         self._cut_off = self._position
+        if not self._is_intact():
+            newest = self._kept.newest
+            self._cut_off = (newest and newest.position) or NOWHERE
+            self.restore()
 
     # What classes for frameworks add to
 
@@ -134,7 +147,8 @@ class State:
 
     def _put_back(self, name: str, captured: Any) -> None:
         """Give an attribute what was captured of it."""
-        if _has_state(value := getattr(self, name, None)):
+        value: Any = getattr(self, name, None)
+        if _has_state(value):
             value.load_state_dict(captured)
         else:
             setattr(self, name, captured)
@@ -143,12 +157,16 @@ class State:
         """How to pickle the arrays of a framework, as `__reduce__()` says it; `NotImplemented` for anything else."""
         return NotImplemented
 
+    def _is_intact(self) -> bool:
+        """Whether a collective that has failed has left live values. If not, the state goes back to its last commit."""
+        return True
+
     def _claims(self) -> dict[str, Any]:
-        """By attribute, what this rank knows that the furthest one may lack, such as which samples it is through with."""
+        """By attribute, what this rank knows that the furthest one may lack, such as the samples that are done."""
         return {}
 
     def _settle(self, claims: list[dict[str, Any]]) -> None:
-        """Take in what all ranks that have gone on know, this one included."""
+        """Take in what the ranks that are furthest know; `claims` is empty where none has gone on."""
 
     # The rest is the same for all
 
@@ -165,7 +183,7 @@ class State:
     @property
     def _position(self) -> Position:
         if self._cut_off or self._synced is None:
-            return self._cut_off or (membership.start(), 0, 0)
+            return self._cut_off or NOWHERE
         start, syncs, before = self._synced
         return start, syncs, basics.completed() - before
 
@@ -187,10 +205,10 @@ class State:
             slot.seal(left.position or self._position)
         else:
             self.save()
-        slot = self._kept.newest
-        assert slot is not None
-        broadcast(np.array(slot.lengths), root, "elastic.lengths")
-        broadcast_(slot.content, root, "elastic.state")
+        kept = self._kept.newest
+        assert kept is not None
+        broadcast(np.array(kept.lengths), root, "elastic.lengths")
+        broadcast_(kept.content, root, "elastic.state")
 
     def _receive(self, root: int, position: Position | None, *, loads: bool) -> None:
         lengths = broadcast(np.zeros(2, np.int64), root, "elastic.lengths").tolist()
@@ -216,6 +234,24 @@ class ObjectState(State):
 
     def __init__(self, bcast_object: object = None, get_rank: object = None, **attributes: Any) -> None:
         super().__init__(**attributes)
+
+
+class _Told(NamedTuple):
+    """What a rank tells the others in `sync()`.
+
+    Attributes:
+        position: how far its state is; None if it has none.
+        lives: whether that is the state of this process, and not one that an earlier process has left.
+        is_interrupted: whether ranks that are equally far may have different states.
+        start: how often the job had started processes before this one.
+        claims: as `State._claims()` gives them.
+    """
+
+    position: Position | None
+    lives: bool
+    is_interrupted: bool
+    start: int
+    claims: dict[str, Any]
 
 
 class _Pickler(pickle.Pickler):

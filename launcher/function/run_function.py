@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from horovodish.errors import LaunchError, RankLostError, SettingError
-from horovodish.launcher.flags import OF_ELASTIC_TRAINING, did_you_mean, run_parser
+from horovodish.launcher.flags import did_you_mean, run_parser
 from horovodish.launcher.function.files import (
     CALL,
     OPTIONS,
@@ -59,6 +59,11 @@ def run(
     environ = _environment(env)
     rank = module_command("horovodish.launcher.function.rank")
     options = launch_options(run_parser().parse([*_arguments(flags), "--", *rank]), environ)
+    if options.is_elastic:
+        raise LaunchError(
+            "horovodish.run() returns what every rank returns, so it cannot go on without ranks. For elastic training "
+            "start a script: horovodish run --min-np N ..."
+        )
     call = Call.of_this_process(_pickled_call(func, args, kwargs))
     if options.as_horovod:
         call.path.insert(0, HOROVOD_FOLDER)
@@ -81,8 +86,6 @@ def _arguments(given: Mapping[str, Any]) -> list[str]:
         if name not in known:
             if name == "config_file":
                 raise TypeError("horovodish.run() takes no config_file; pass what it sets as arguments")
-            if "--" + name.replace("_", "-") in OF_ELASTIC_TRAINING:
-                raise TypeError(f"horovodish.run(): {name} is for elastic training, which is not there yet")
             raise TypeError(f"horovodish.run() has no argument {name}{did_you_mean(name, known)}")
         action = known[name]
         flag = next(flag for flag in action.option_strings if flag.startswith("--"))

@@ -108,16 +108,30 @@ def from_hostfile(path: str) -> Allocation:
     """
     try:
         with open(path, encoding="utf-8") as file:
-            lines = file.read().splitlines()
+            text = file.read()
     except (OSError, UnicodeDecodeError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else "it is not text"
         raise SettingError(f"hostfile {path} cannot be read: {reason}") from problem
+    return allocation(hosts_of(text, f"hostfile {path}"), f"hostfile {path}")
+
+
+def hosts_of(text: str, source: str, slots: int = 1) -> list[Host]:
+    """The hosts in a text of the form of a hostfile, in its order.
+
+    Args:
+        text: the lines.
+        source: where they come from, for messages.
+        slots: of a host without a number of them.
+
+    Raises:
+        SettingError: a line is no host; the message names the line.
+    """
     hosts = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         words = re.sub(r"\s*=\s*", "=", line.split("#", 1)[0]).split()
         if words:
-            hosts.append(_host_of_line(words, f"hostfile {path}, line {number}"))
-    return allocation(hosts, f"hostfile {path}")
+            hosts.append(_host_of_line(words, f"{source}, line {number}", slots))
+    return hosts
 
 
 def is_here(name: str) -> bool:
@@ -183,15 +197,15 @@ def _sum(one: Host, other: Host) -> Host:
     return Host(one.name, slots, max(slots, sum(limits)) if len(limits) == 2 else None)
 
 
-def _host(entry: str, source: str) -> Host:
+def _host(entry: str, source: str, default: int = 1) -> Host:
     name, colon, slots = entry.partition(":")
     if not _NAME.fullmatch(name):
         raise SettingError(f"{source}: {entry!r} is not a host; one is written as name or name:slots, such as a:2")
-    return Host(name, _number(slots, "slots", source) if colon else 1)
+    return Host(name, _number(slots, "slots", source) if colon else default)
 
 
-def _host_of_line(words: list[str], source: str) -> Host:
-    host = _host(words[0], source)
+def _host_of_line(words: list[str], source: str, default: int) -> Host:
+    host = _host(words[0], source, default)
     values: dict[str, int] = {}
     for word in words[1:]:
         key, _, value = word.partition("=")

@@ -47,12 +47,14 @@ def conclude(job: Job) -> int:
 def _verdict(job: Job, absence: Mapping[str, str], *, is_fault_of_a_rank: bool) -> tuple[int, str]:
     """The exit status and its reason, which is empty if the job came to its natural end."""
     np = job.options.np
+    if job.members and job.members.are_done:
+        return 0, ""
     if job.left and job.completed < np and not is_fault_of_a_rank:
         left = f"rank {job.left[0]} on {job.hosts[job.left[0]]} ended with exit status 0 while other ranks needed it"
         return 1, f"{left}, without ending its script. Did it call os._exit()?"
     if job.fault and not job.lost:  # with a host that is lost, MPI makes ranks fail on the others
         return job.fault.exit_status, f"rank {job.fault.rank} on {job.hosts[job.fault.rank]} {job.fault.what}"
-    if job.completed == np or (job.members and job.members.are_done):
+    if job.completed == np:
         return 0, ""
     if job.standstill:
         return 1, job.standstill

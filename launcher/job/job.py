@@ -8,10 +8,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from horovodish.errors import SettingError
+from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher.hosts.addresses import addresses
 from horovodish.launcher.job.environment import THREADS_VARIABLE, rank_variables, threads_notices
 from horovodish.launcher.job.launcher_end import Hello, LauncherEnd, TcpLauncherEnd
@@ -22,6 +22,7 @@ from horovodish.launcher.job.outcome import (
     Failure,
     Fault,
     Refusal,
+    exit_status,
     first_fault,
     in_words,
     refusal_of,
@@ -45,6 +46,8 @@ MPIRUN_SECONDS = 3.0
 LAST_WORDS_SECONDS = 3.0
 """How long the ranks' last output may take to be read after a signal ended the job. The reader may be stuck."""
 STDIN_BYTES = 1 << 15
+SIGNALS = 128
+"""What is above this in an exit status is the signal that has ended the process, also where a shell stands between."""
 MEMBERS_SECONDS = 1.0
 """How often to ask what the ranks of an elastic job do: one that is stopped is lost after a while."""
 
@@ -58,6 +61,20 @@ GIVE_UP: Schedule = ((0.0, None),)
 
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def signals_taken(by: Callable[[int], None]) -> Iterator[None]:
+    """A context in which the signals that concern a job are taken by a function, in the main thread."""
+    ours = [*ENDING, *PASSED_ON, signal.SIGTSTP]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        ours.remove(signal.SIGHUP)  # under nohup
+    former = {number: signal.signal(number, lambda number, _: by(number)) for number in ours}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 class Job:
@@ -75,8 +92,9 @@ class Job:
     Attributes:
         command: as given.
         options: as given.
+        keep_state_of: the ranks of an elastic job on whose hosts other ranks of it will run.
 
-    Attributes after `run()`:
+    Attributes after `running()`:
         stopped_by: the signal to the launcher that ended the job, if one did.
         refusal: why no rank was started, if that was decided when all supervisors had reported.
         standstill: why the job was ended, if ranks would have waited for others for ever.
@@ -106,6 +124,7 @@ class Job:
         self.command = command
         self.members = members
         self.options = options
+        self.keep_state_of: set[int] = set()
         self.stopped_by: int | None = None
         self.refusal: Refusal | None = None
         self.standstill: str | None = None
@@ -170,14 +189,15 @@ class Job:
         """The hosts from which not all ranks have reported, and why."""
         return absent(self.options.host_ranks, set(self._hellos), self.said_by_mpirun)
 
-    def run(self) -> None:
-        """Starts the ranks and returns when all of them have ended. Blocks; must be called in the main thread, once.
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Starts the ranks, and at the end waits for what is left of them and of mpirun. Between, call `turn()`.
 
         Raises:
-            OSError: mpirun cannot be started.
+            LaunchError: mpirun cannot be started.
         """
-        with self._signals_in_the_pipe():
-            mpirun = subprocess.Popen(
+        try:
+            self._mpirun = subprocess.Popen(
                 self.command,
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
@@ -185,40 +205,55 @@ class Job:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # signals from the terminal reach the ranks through us alone
             )
-            try:
-                self._serve(mpirun)
-            finally:
-                self._dismiss(mpirun)
-                self._finish_output()
-                os.close(self._waker)
-                os.close(self._wakeup)
+        except OSError as failure:
+            raise LaunchError(f"the ranks cannot be started: {failure}") from failure
+        self._start_by = time.monotonic() + self._start_timeout_seconds
+        try:
+            yield
+        finally:
+            self._dismiss()
+            self._finish_output()
+            self._selector.close()
+            os.close(self._waker)
+            os.close(self._wakeup)
         self.fault = first_fault(self._endings, self.failures.values(), self._output.last_errors())
         self.standstill = self.standstill or self._waiting.deserted(math.inf)  # mpirun may have been faster
         self.completed = sum(ending.status == 0 for ending in self._endings)
 
-    def _serve(self, mpirun: subprocess.Popen[bytes]) -> None:
-        start_by = time.monotonic() + self._start_timeout_seconds
-        while len(self._cleared) < self._np and not self._given_up:
-            ready = self._selector.select(POLL_SECONDS)
-            for key, _ in ready:
-                key.data()
-            if self._has_begun:
-                self._listener.close()  # all supervisors are connected
-            else:
-                self._listener.maintain()
-            if not self._has_begun and time.monotonic() > start_by and not self._is_ending:
-                self.timed_out = True
-                self._end(GIVE_UP)
-            if not ready and mpirun.poll() is not None:  # first read all that the supervisors have sent
-                self._end(TERMINATE)
-            if not ready and not self._has_begun and any(self.absent_hosts().values()):
-                self._end(GIVE_UP)
-            if self._is_ending and not self._links:
-                break
-            if self._has_begun and not self._is_ending:
+    def release(self) -> None:
+        """Lets the ranks of an elastic job go on that are held in init()."""
+        assert self.members is not None
+        self.members.release()
+        self._waiting.released(time.monotonic())
+
+    def give_up(self) -> None:
+        """Ends the ranks: they are not needed any more."""
+        self._end(TERMINATE)
+
+    def turn(self) -> bool:
+        """Does what is to be done, and waits for more for at most `POLL_SECONDS`. False when all ranks have ended."""
+        ready = self._selector.select(POLL_SECONDS)
+        for key, _ in ready:
+            key.data()
+        if self._has_begun:
+            self._listener.close()  # all supervisors are connected
+        else:
+            self._listener.maintain()
+        if not self._has_begun and time.monotonic() > self._start_by and not self._is_ending:
+            self.timed_out = True
+            self._end(GIVE_UP)
+        if not ready and self._mpirun.poll() is not None:  # first read all that the supervisors have sent
+            self._end(TERMINATE)
+        if not ready and not self._has_begun and any(self.absent_hosts().values()):
+            self._end(GIVE_UP)
+        if self._is_ending and not self._links:
+            return False
+        if self._has_begun and not self._is_ending:
+            if not (self.members and self.members.held):
                 self._look_for_a_standstill()
-                self._look_after_members()
-            self._follow_schedule()
+            self._look_after_members()
+        self._follow_schedule()
+        return len(self._cleared) < self._np and not self._given_up
 
     # What the ranks do
 
@@ -262,6 +297,8 @@ class Job:
                     self._end(TERMINATE, after=SETTLE_SECONDS)
             case "failure":
                 self.failures[of.rank] = Failure.of(of.rank, rest)
+                if self.members:
+                    self.members.failed = True
                 self._end(TERMINATE, after=EXIT_SECONDS)
             case "ended":
                 self._take_ending(link, Ending(of.rank, time.time(), int(rest), link.asked))
@@ -270,10 +307,8 @@ class Job:
             case "phase":
                 phase, process = rest.split()
                 self._waiting.reached(of.rank, phase, int(process), time.monotonic())
-                if self.members and phase == "regroup":
-                    self.members.left_world(of.rank, time.monotonic())
-                elif self.members and phase == "running":
-                    self.members.runs(of.rank, time.monotonic())
+                if self.members:
+                    self._take_phase(self.members, of.rank, phase)
             case "state":
                 process, state = rest.split()
                 self._waiting.answered(of.rank, int(process), state)
@@ -281,6 +316,16 @@ class Job:
                     self.members.answered(of.rank, state, time.monotonic())
             case "read":
                 self._read_stdin_for(link)
+
+    def _take_phase(self, members: Members, rank: int, phase: str) -> None:
+        if phase == "init":
+            members.arrives(rank)
+        elif phase == "running":
+            members.runs(rank, time.monotonic())
+        elif phase == "regroup":
+            members.left_world(rank, time.monotonic())
+        elif phase == "exit":
+            members.is_done(rank)
 
     def _take_ending(self, link: LauncherEnd, ending: Ending) -> None:
         if self.members and self._is_absorbed(self.members, ending):
@@ -293,19 +338,24 @@ class Job:
         if not ending.asked and self._waiting.is_needed(ending.rank):
             self.left.append(ending.rank)
         self._waiting.ended(ending.rank, time.monotonic())
-        link.leave()
+        if self.members is None:  # else mpirun might end the others, because this one has not called MPI_Finalize
+            link.leave()
 
     def _is_absorbed(self, members: Members, ending: Ending) -> bool:
         """Notes the end of a rank of an elastic job. Whether the others can go on without it."""
-        if ending.status == 0:
+        status = exit_status(ending.status)
+        if status == 0:
             members.finish(ending.rank)
             return False
-        if ending.rank in self.failures or (ending.asked and ending.rank not in self._killed):
-            return False
-        if ending.status == LEFT_STATE << 8:
+        if status == LEFT_STATE and members.are_told:
             members.left_state(ending.rank)
-        else:
-            members.lose(ending.rank, f"on {self.hosts[ending.rank]} {in_words(ending.status)}", time.monotonic())
+            return True
+        is_ours = ending.asked and ending.rank not in self._killed
+        if not members.have_arrived or members.failed or is_ours or status < SIGNALS:  # its script wants it so
+            members.failed |= not is_ours
+            return False
+        self._endings.append(ending)
+        members.lose(ending.rank, f"on {self.hosts[ending.rank]} {in_words(ending.status)}", time.monotonic())
         return True
 
     def _look_after_members(self) -> None:
@@ -328,8 +378,12 @@ class Job:
             self._end(TERMINATE)
         if now >= self._ask_members_at:
             self._ask_members_at = now + MEMBERS_SECONDS
+            self.members.asked(now)
             for link in self._links:
                 link.ask_state()
+        for rank in self.members.silent(now):
+            if rank in links:
+                self._drop(links[rank])
 
     def _begin(self) -> None:
         """All supervisors have reported: starts the ranks, or none of them."""
@@ -379,7 +433,8 @@ class Job:
             self._cleared.add(rank)
         elif rank is not None and self.members and self._has_begun:
             if rank in self.members.alive:
-                self.members.lose(rank, f"on {self.hosts[rank]} vanished with its supervisor", time.monotonic())
+                what = "cannot be reached any more, or somebody killed its supervisor"
+                self.members.lose(rank, f"on {self.hosts[rank]} {what}", time.monotonic())
             self._cleared.add(rank)
         else:
             if rank is not None and self._has_begun and not link.asked:
@@ -402,19 +457,10 @@ class Job:
 
     # What the launcher is told by signals
 
-    @contextlib.contextmanager
-    def _signals_in_the_pipe(self) -> Iterator[None]:
-        ours = [*ENDING, *PASSED_ON, signal.SIGTSTP]
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-            ours.remove(signal.SIGHUP)  # under nohup
-        former = {number: signal.signal(number, lambda *_: None) for number in ours}
-        former_wakeup = signal.set_wakeup_fd(self._waker)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(former_wakeup)
-            for number, handler in former.items():
-                signal.signal(number, handler)
+    def take_signal(self, number: int) -> None:
+        """Does, in its next `turn()`, what a signal to the launcher asks for. Can be called in a signal handler."""
+        with contextlib.suppress(OSError):  # it is full, or the job has ended
+            os.write(self._waker, bytes([number]))
 
     def _take_signals(self) -> None:
         for number in os.read(self._wakeup, 64):
@@ -463,21 +509,20 @@ class Job:
         for link in self._links:
             link.signal(number)
 
-    def _dismiss(self, mpirun: subprocess.Popen[bytes]) -> None:
+    def _dismiss(self) -> None:
         """Closes the links, at which supervisors end ranks that still run, and waits for mpirun to end."""
         for link in self._links:
-            link.leave()
+            link.leave(keep=link.hello is not None and link.hello.rank in self.keep_state_of)
             link.close()
         self._listener.close()
-        self._selector.close()
         is_stuck = len(self._hellos) < self._np or (self._given_up and self._has_begun)
         patience = 0.0 if is_stuck else MPIRUN_SECONDS
         for number, seconds in ((None, patience), (signal.SIGTERM, 1.0), (signal.SIGKILL, None)):
             if number is not None:
                 self.mpirun_was_told = True
-                os.killpg(mpirun.pid, number)
+                os.killpg(self._mpirun.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.mpirun_status = mpirun.wait(seconds)
+                self.mpirun_status = self._mpirun.wait(seconds)
                 self.mpirun_was_killed = not self.mpirun_was_told and self.mpirun_status < 0
                 break
 

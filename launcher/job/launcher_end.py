@@ -99,9 +99,13 @@ class LauncherEnd:
         """Passes a line on to the rank: `horovodish.elastic.membership` lists what it can be."""
         self._send(f"news {news}")
 
-    def leave(self) -> None:
-        """Tells the supervisor of a rank that has ended to exit."""
-        self._send("leave")
+    def leave(self, *, keep: bool = False) -> None:
+        """Tells the supervisor of a rank that has ended to exit.
+
+        Args:
+            keep: whether the state in memory of its host will be wanted.
+        """
+        self._send("leave keep" if keep else "leave")
 
     def close(self) -> None:
         """Closes the link. The supervisor then ends a rank that still runs."""

@@ -1,8 +1,8 @@
 """Which ranks of an elastic job take part, and what they are told when that changes.
 
-    training    all ranks of the world train
-    gathering   a rank is lost, or new hosts are there: the ranks leave the world, each as soon as it notices
-    forming     all have left; those that live make a new world in the same processes
+    training    all ranks of the world train, or are about to: those that are held wait in init()
+    gathering   a rank is lost, or the ranks were called together: they leave the world, each as soon as it notices
+    forming     all have left; those that stay make a new world in the same processes
     ending      they leave their state in memory and end, because new processes go on
 
 Whatever does not end in time falls to `ending`. Nothing here moves bytes or reads a clock.
@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 LEFT_STATE = 75
 """The exit status of a rank that has left its state in memory: `horovodish.elastic.membership.ENDS`."""
-STOPPED_SECONDS = 5.0
-"""How long a rank may be stopped, or its supervisor silent, before it counts as lost."""
 FORMING_SECONDS = 10.0
 """How long the ranks may take to make a new world."""
 ENDING_SECONDS = 10.0
@@ -48,30 +46,63 @@ class Members:
         least: with how many the job can go on.
         in_same_processes: whether MPI can go on without a lost rank.
         gathering_seconds: how long ranks may compute before they notice that others have left.
+        stuck_seconds: how long a rank may be stopped, or its supervisor silent, before it counts as lost.
+        held: whether they wait in init(), because the ranks of the start before still train.
 
     Attributes:
         alive: the ranks that have not ended.
         lost: the ranks that were lost, in this order.
         finished: how many ranks came to the end of their script.
+        failed: whether a rank's script has failed by itself, so that none shall go on.
         has_run: whether a world was complete.
+        held: as given; `release()` ends it.
+        disturbed_at: when the world broke last; of new processes, when that of the start before did.
         phase: as above.
     """
 
-    def __init__(self, ranks: int, least: int, in_same_processes: bool, gathering_seconds: float) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        least: int,
+        in_same_processes: bool,
+        gathering_seconds: float,
+        stuck_seconds: float,
+        *,
+        held: bool = False,
+    ) -> None:
         self.alive = set(range(ranks))
         self.lost: list[int] = []
         self.finished = 0
+        self.failed = False
         self.has_run = False
+        self.held = held
         self.phase = TRAINING
+        self.disturbed_at: float | None = None
+        self._went = False  # the ranks were told to go on from init()
+        self._arrived: set[int] = set()  # in init()
+        self._world = set(self.alive)
+        self._done: set[int] = set()  # their scripts have ended, and they are about to
+        self._leaving: set[int] = set()  # when the ranks leave the world next
+        self._makes_room = False  # likewise: new processes go on, more of them
         self._least = least
         self._in_same_processes = in_same_processes
         self._gathering_seconds = gathering_seconds
+        self._stuck_seconds = stuck_seconds
         self._out: set[int] = set()  # have left the world
-        self._in: set[int] = set()  # run in the new one
         self._since = 0.0  # of the phase
-        self._stuck: dict[int, float] = {}  # since when, by rank
-        self._disturbed_at = 0.0
+        self._asked: dict[int, float] = {}  # what it does, since when it owes an answer, by rank
+        self._stopped: dict[int, float] = {}  # since when, by rank
         self._orders = Orders()
+
+    @property
+    def have_arrived(self) -> bool:
+        """Whether all ranks wait in init()."""
+        return self.alive <= self._arrived
+
+    @property
+    def are_told(self) -> bool:
+        """Whether ranks were told to leave their state and end."""
+        return self.phase != TRAINING
 
     @property
     def are_done(self) -> bool:
@@ -80,11 +111,16 @@ class Members:
 
     def take_orders(self, now: float) -> Orders:
         """What is to be done now."""
+        if self.failed:
+            return Orders()
         waited = now - self._since
-        if self.phase == GATHERING and self.alive <= self._out:
+        if not self.held and not self._went:
+            self._went = True
+            self._orders.news += [(rank, "go") for rank in sorted(self.alive)]
+        if self.phase == GATHERING and self.alive <= self._out | self._done:
             self._form(now)
         elif self.phase == GATHERING and waited > self._gathering_seconds:
-            late = self.alive - self._out
+            late = self.alive - self._out - self._done
             self._orders.said.append(f"{_named(late)} did not notice for {waited:.0f} s that others have gone")
             self._orders.kill += late
         elif self.phase == FORMING and waited > FORMING_SECONDS:
@@ -92,10 +128,28 @@ class Members:
         elif self.phase == ENDING and waited > ENDING_SECONDS:
             self._orders.ends = True
         if self.phase != ENDING:
-            stuck = [rank for rank, since in self._stuck.items() if rank in self.alive]
-            self._orders.kill += [rank for rank in stuck if now - self._stuck[rank] > STOPPED_SECONDS]
+            stopped = [rank for rank, since in self._stopped.items() if now - since > self._stuck_seconds]
+            self._orders.kill += [rank for rank in stopped if rank in self.alive]
         orders, self._orders = self._orders, Orders()
         return orders
+
+    def release(self) -> None:
+        """Lets ranks go on that were held."""
+        self.held = False
+
+    def call_together(self, leaving: Iterable[int] = ()) -> None:
+        """Has the ranks leave the world at their next commit. Then they go on without some of them, or make room.
+
+        Args:
+            leaving: the ranks that end then; without any, all of them make room for the next start.
+        """
+        self._leaving = set(leaving)
+        self._makes_room = not self._leaving
+        self._orders.news += [(rank, "hosts") for rank in sorted(self.alive)]
+
+    def arrives(self, rank: int) -> None:
+        """A rank is in init()."""
+        self._arrived.add(rank)
 
     def lose(self, rank: int, why: str, now: float) -> None:
         """A rank has ended before its work was done.
@@ -108,8 +162,8 @@ class Members:
         self._remove(rank)
         self.lost.append(rank)
         self._orders.said.append(f"rank {rank} {why}; {len(self.alive)} left")
-        if self.phase == FORMING:
-            self.end(now, "one more rank was lost while the others began again")
+        if self.phase == FORMING or not self.has_run:
+            self.end(now, "a rank was lost while the others were in init()")
         elif self.phase in (TRAINING, GATHERING):
             self._gather(now)
             self._orders.news += [(other, f"lost {rank}") for other in sorted(self.alive - self._out)]
@@ -135,20 +189,35 @@ class Members:
 
     def runs(self, rank: int, now: float) -> None:
         """`init()` has returned on a rank."""
-        self._in.add(rank)
-        if self.alive <= self._in:
+        if self.phase == FORMING or not self.has_run:  # init() returns nowhere before all ranks are in it
+            if self.disturbed_at is not None:
+                processes = "the same" if self.has_run else "new"
+                took = f"{now - self.disturbed_at:.2f} s"
+                self._orders.said.append(f"{len(self._world)} ranks go on after {took}, in {processes} processes")
             self.has_run = True
             if self.phase == FORMING:
                 self.phase = TRAINING
-                took = now - self._disturbed_at
-                self._orders.said.append(f"{len(self.alive)} ranks go on after {took:.2f} s, in the same processes")
+
+    def is_done(self, rank: int) -> None:
+        """A rank's script has ended; the others go on without it."""
+        self._done.add(rank)
+
+    def asked(self, now: float) -> None:
+        """The supervisors of all ranks were asked what these do."""
+        for rank in self.alive:
+            self._asked.setdefault(rank, now)
+
+    def silent(self, now: float) -> list[int]:
+        """The ranks whose supervisors have not answered for too long."""
+        return [rank for rank in self.alive if now - self._asked.get(rank, now) > self._stuck_seconds]
 
     def answered(self, rank: int, state: str, now: float) -> None:
         """What a rank's process does, as /proc has it: "T" where it is stopped."""
+        self._asked.pop(rank, None)
         if state in "Tt":
-            self._stuck.setdefault(rank, now)
+            self._stopped.setdefault(rank, now)
         else:
-            self._stuck.pop(rank, None)
+            self._stopped.pop(rank, None)
 
     def end(self, now: float, why: str) -> None:
         """New processes shall go on.
@@ -160,7 +229,7 @@ class Members:
         if self.phase == ENDING:
             return
         if self.phase == TRAINING:
-            self._disturbed_at = now
+            self.disturbed_at = now
         self.phase, self._since = ENDING, now
         self._orders.said.append(f"new processes go on: {why}")
         # A rank that has not left the world learns it when it does so, or is ended with the rest.
@@ -169,26 +238,30 @@ class Members:
 
     def _gather(self, now: float) -> None:
         if self.phase == TRAINING:
-            self.phase, self._since, self._disturbed_at = GATHERING, now, now
+            self.phase, self._since, self.disturbed_at = GATHERING, now, now
 
     def _form(self, now: float) -> None:
-        if not self.alive:
+        stay = self.alive - self._leaving - self._done
+        if not self.alive - self._done:
             return
-        if not self._in_same_processes:
+        if self._makes_room:
+            self.end(now, "there is room for more")
+        elif not self._in_same_processes:
             self.end(now, "MPI cannot go on without a lost rank")
-        elif len(self.alive) < self._least:
-            self.end(now, f"{len(self.alive)} ranks are fewer than --min-np {self._least}")
+        elif len(stay) < self._least:
+            self.end(now, f"{len(stay)} ranks are fewer than --min-np {self._least}")
         else:
             self.phase, self._since = FORMING, now
-            world = ",".join(map(str, sorted(self.alive)))
-            self._orders.news += [(rank, f"world {world}") for rank in sorted(self.alive)]
+            world = ",".join(map(str, sorted(stay)))
+            self._orders.news += [(rank, f"world {world}") for rank in sorted(stay)]
+            self._orders.news += [(rank, "end") for rank in sorted(self._leaving & self.alive)]
+            self._world, self._leaving = stay, set()
             self._out.clear()
-            self._in.clear()
 
     def _remove(self, rank: int) -> None:
         self.alive.discard(rank)
         self._out.discard(rank)
-        self._stuck.pop(rank, None)
+        self._stopped.pop(rank, None)
 
 
 def _named(ranks: Iterable[int]) -> str:

@@ -89,6 +89,11 @@ class Waiting:
         its.phase, its.pid, its.since = phase, pid, now
         its.has_begun |= phase == "init"
 
+    def released(self, now: float) -> None:
+        """Notes that ranks have waited for the launcher until now, not for each other."""
+        for its in self._ranks.values():
+            its.since = now
+
     def is_needed(self, rank: int) -> bool:
         """Whether others may need the rank: from init() until it calls shutdown(), as every script does at its end."""
         return self._ranks[rank].phase in ("init", "running")

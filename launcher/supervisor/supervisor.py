@@ -29,7 +29,8 @@ the messages and what the rank reads and writes, in frames. Messages are words:
                         signal NUMBER  send this to the rank's process group
                         state          say what the rank is doing
                         news LINE      pass this on to the rank
-                        leave          exit
+                        leave          exit; the elastic job has ended, or goes on elsewhere
+                        leave keep     exit; new ranks of the job will want the state that is in memory of this host
 
 If the launcher is gone, the supervisor ends the rank. If the supervisor is killed, the kernel kills the rank. The
 supervisor runs as `python -I -S` and imports little, because every rank pays for its memory and start-up time. Other
@@ -55,6 +56,8 @@ LAUNCHER_VARIABLE = "HOROVODISH_LAUNCHER"
 """The secret of the run as hexadecimal digits, the launcher's port and its addresses, separated by spaces."""
 RUN_DIR_VARIABLE = "HOROVODISH_RUN_DIR"
 PROCESS_VARIABLE = "HOROVODISH_SUPERVISOR_PROCESS"
+STATE_FOLDER_VARIABLE = "HOROVODISH_STATE_FOLDER"
+"""Of an elastic job: a folder, which has one for each host in it."""
 
 GRACE_SECONDS = 2.0
 """How long a rank may take to end after SIGTERM when the launcher is not there to kill it."""
@@ -72,10 +75,11 @@ DAEMONS_FOLDER = "PMIX_SERVER_TMPDIR"
 
 CLEANER = """
 trap '' TERM INT HUP
-read -r word
-daemon=$1 folder=$2
-shift 2
+read -r word fate
+daemon=$1 folder=$2 state=$3
+shift 3
 rm -rf -- "$@"
+[ "$fate" != forget ] || { rm -rf -- "$state"; rmdir -- "${state%/*}" 2>/dev/null; }
 if [ "$word" = orphan ]; then
     for signal in 0 TERM KILL; do
         tenths=0
@@ -86,8 +90,9 @@ fi
 [ -n "$folder" ] || exit
 [ "$word" != abandoned ] && kill -0 "$daemon" 2>/dev/null || rm -rf -- "$folder"
 """
-"""A shell script. It reads a word when the supervisor has ended: "abandoned" if the daemon was gone, of which a zombie
-may be left, "orphan" if the launcher was gone, or nothing."""
+"""A shell script. It reads two words when the supervisor has ended: "abandoned" if the daemon was gone, of which a
+zombie may be left, "orphan" if the launcher was gone, or "ended"; and "keep" or "forget", what to do with the state of
+an elastic job. It reads nothing if the supervisor was killed."""
 
 LONGEST_MESSAGE = 1 << 16
 LONGEST_REPORT = LONGEST_MESSAGE - 64
@@ -175,6 +180,7 @@ class Supervisor:
         self.status = 1 << 8
         self.wanted = True
         self.is_orphan = False
+        self.fate = "keep"
         self.kill_at: float | None = None
         self.look_at: float | None = None
 
@@ -191,6 +197,7 @@ class Supervisor:
                 self.take_message(message)
             if not self.link.is_open and self.wanted:
                 self.is_orphan = True
+                self.fate = "forget"
                 self.wanted = False
                 self.end_rank()
         self.link.finish()
@@ -211,8 +218,8 @@ class Supervisor:
             self.signal_rank(signal.SIGKILL)
         if self.look_at is not None and now >= self.look_at:
             self.look_at = now + LOOK_SECONDS
-            self.look_for_phases()
             self.look_for_report()
+            self.look_for_phases()
             self.look_for_daemon()
         return dict(ready)
 
@@ -224,8 +231,8 @@ class Supervisor:
         if zombie:
             self.running = False
             self.status = zombie.si_status << 8 if zombie.si_code == os.CLD_EXITED else zombie.si_status
-            self.look_for_phases()
             self.look_for_report()
+            self.look_for_phases()
             self.look_for_daemon()  # its end may be the reason why the rank was told to end
             self.link.take_rest()
             self.link.send(f"ended {self.status}")
@@ -250,10 +257,14 @@ class Supervisor:
                 file.write(rest + b"\n")
         elif word == b"leave":
             self.wanted = False
+            self.fate = "keep" if rest else "forget"
 
     def start_rank(self, has_stdin: bool, variables: "dict[str, str]") -> None:
         own = {RUN_DIR_VARIABLE: self.folder, PROCESS_VARIABLE: str(os.getpid())}
         environ = {**os.environ, **variables, **own}
+        if state := state_folder():
+            os.makedirs(state, 0o700, exist_ok=True)
+            environ[STATE_FOLDER_VARIABLE] = state
         segments = os.path.join(self.folder, SEGMENTS)
         if self.segments and os.path.exists(segments):
             environ.setdefault(self.segments, segments)
@@ -398,6 +409,12 @@ def make_folder() -> str:
     return folder
 
 
+def state_folder() -> str:
+    """Where ranks of an elastic job keep their state on this host. Empty if the job is none, or has no memory here."""
+    folder = os.environ.get(STATE_FOLDER_VARIABLE, "")
+    return os.path.join(folder, socket.gethostname()) if folder and os.access(MEMORY, os.W_OK) else ""
+
+
 def remove_later(daemon: int, *folders: str) -> int:
     """Starts a shell that removes folders when this process has ended, even if it was killed.
 
@@ -409,7 +426,7 @@ def remove_later(daemon: int, *folders: str) -> int:
         The shell's stdin, for the word that says what to do with the daemon: see `CLEANER`.
     """
     read_end, write_end = os.pipe()
-    arguments = ["sh", "-c", CLEANER, "sh", str(daemon), os.environ.get(DAEMONS_FOLDER, ""), *folders]
+    arguments = ["sh", "-c", CLEANER, "sh", str(daemon), os.environ.get(DAEMONS_FOLDER, ""), state_folder(), *folders]
     # Not posix_spawn(setsid=True): a Python that was built with a glibc before 2.26 does not have it.
     if os.fork():
         os.close(read_end)
@@ -461,10 +478,11 @@ def main() -> int:
     finally:
         if supervisor.is_orphan:
             cleaner = cleaner or remove_later(supervisor.daemon, *folders)
-        word = b"abandoned\n" if os.getppid() != supervisor.daemon else b"orphan\n" if supervisor.is_orphan else b""
+        is_abandoned = os.getppid() != supervisor.daemon
+        word = "abandoned" if is_abandoned else "orphan" if supervisor.is_orphan else "ended"
         if cleaner is not None:
             with contextlib.suppress(OSError):  # the shell was killed
-                os.write(cleaner, word)
+                os.write(cleaner, f"{word} {supervisor.fate}\n".encode())
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 
 from horovodish.errors import SettingError
 from horovodish.launcher.cli import main
-from horovodish.launcher.flags import OF_ELASTIC_TRAINING, notices_without_effect, run_parser
+from horovodish.launcher.flags import notices_without_effect, run_parser
 from horovodish.launcher.options import LaunchOptions, launch_options
 from horovodish.settings import Setting, table
 from horovodish.version import __version__
@@ -72,7 +72,8 @@ HOROVODRUN = """-np 2|--num-proc 2|-p 22|--ssh-port 22|-H a:2|--hosts a:2|--netw
 --autotune-gaussian-process-noise 0.8|--timeline-filename t|--timeline-mark-cycles|--no-timeline-mark-cycles
 --stall-check|--no-stall-check|--stall-check-warning-time-seconds 9|--stall-check-shutdown-time-seconds 9
 --mpi-threads-disable|--no-mpi-threads-disable|--mpi-args x|--tcp|--binding-args x|--num-nccl-streams 1
---thread-affinity 0|--gloo-timeout-seconds 9|--log-level INFO|--log-with-timestamp|--log-without-timestamp
+--min-np 2|--max-np 2|--reset-limit 3|--elastic-timeout 9|--thread-affinity 0
+--gloo-timeout-seconds 9|--log-level INFO|--log-with-timestamp|--log-without-timestamp
 --log-hide-timestamp|--no-log-hide-timestamp|-prefix-timestamp|--prefix-output-with-timestamp|--gloo|--mpi|--jsrun"""
 
 
@@ -81,12 +82,6 @@ def test_the_flags_of_horovodrun_are_accepted() -> None:
         assert parsed("-np", "2", *flags.split(), "true").command == ["true"], flags
         assert parsed("-np", "2", "=".join(flags.split()), "true").command == ["true"], flags
     assert parsed("--as-horovod", "-np", "2", "true") == LaunchOptions(["true"], {}, np=2, as_horovod=True)
-
-
-@pytest.mark.parametrize("flag", OF_ELASTIC_TRAINING)
-def test_the_flags_of_elastic_training_are_refused(flag: str) -> None:
-    with pytest.raises(SettingError, match=f"{flag} is for elastic training, which is not there yet"):
-        parsed("-np", "2", flag, "1", "true")
 
 
 def test_flags_of_horovod_that_are_synonyms() -> None:
@@ -119,7 +114,14 @@ ONE_LINE = [
     (["run", "-np", "0", "true"], "'0' is not a number of ranks"),
     (["run", "-np", "two", "true"], "'two' is not a number of ranks"),
     (["run", "-np", "2", "--no-such-flag", "true"], "there is no flag --no-such-flag"),
-    (["run", "-np", "2", "--min-np", "1", "true"], "--min-np is for elastic training, which is not there yet"),
+    (["run", "-np", "2", "--min-np", "3", "true"], "--min-np 3 is more than -np 2: the job could not begin"),
+    (["run", "-np", "2", "--max-np", "1", "true"], "--max-np 1 is less than -np 2"),
+    (["run", "--host-discovery-script", "/no/such", "true"], "there is no program /no/such"),
+    (
+        ["run", "--host-discovery-script", "/bin/true", "-H", "a", "true"],
+        "--host-discovery-script names the hosts: leave --hosts and --hostfile out",
+    ),
+    (["run", "-np", "2", "--slots", "2", "true"], "--slots-per-host is for --host-discovery-script"),
     (
         ["run", "--nproc-per-node=2", "true"],
         "there is no flag --nproc-per-node; did you mean -np, the number of all ranks?",

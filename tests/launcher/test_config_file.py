@@ -120,7 +120,6 @@ MISTAKES = [
     ("fusion-treshold-mb: 3", "line 1: there is no key fusion-treshold-mb; did you mean fusion-threshold-mb?"),
     ("np: 2\n\nspin-usec: 3", "line 3: there is no key spin-usec; did you mean spin-us?"),
     ("autotune:\n  log-fil: x", "line 2: there is no key log-fil in autotune; did you mean log-file?"),
-    ("min-np: 1", "line 1: min-np is for elastic training, which is not there yet"),
     ("params:\n  enabled: true", "line 2: there is no key enabled in params"),
     ("what: {spin-us: 3}", "line 1: there is no key what"),
     ("no-autotune: true", "line 1: there is no key no-autotune; did you mean autotune?"),

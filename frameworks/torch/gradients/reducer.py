@@ -130,6 +130,7 @@ class Reducer:
         engine = basics.engine()
         if self._engine is not engine:
             self._tuner = None  # it has measured with other ranks
+            self._compared = {}  # and some of these may not have compared yet
         self._engine = engine
         self._plan: _native.BucketPlan | None = None
         self._armed = self._due = self._submitting = self._flushed = False

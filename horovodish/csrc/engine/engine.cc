@@ -453,6 +453,16 @@ bool Engine::take_submissions() noexcept {
   return true;
 }
 
+// A rank that has joined does not know what others have reduced since, until its join() returns.
+void Engine::count(const Operation& operation) noexcept {
+  if (operation.process_set != 0) return;
+  if (!has_caller(operation)) {
+    ++completed_while_joined_;
+  } else {
+    completed_ += operation.request->kind == Kind::join ? 1 + completed_while_joined_.exchange(0) : 1;
+  }
+}
+
 void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept {
   operation->trace.settled(error != nullptr);
   {
@@ -475,7 +485,7 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
   if (error != nullptr) {
     operation->handle->fail(described(*operation, *error), std::move(operation->done));
   } else {
-    completed_ += operation->process_set == 0;
+    count(*operation);
     operation->handle->complete(std::move(operation->done));
   }
   if (operation->then && operation.get() != driven_) completion_threads_->run(operation);

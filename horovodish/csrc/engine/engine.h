@@ -174,6 +174,7 @@ class Engine final : private ProcessSet::Owner {
 
   // What the process sets tell it.
   void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept override;
+  void count(const Operation& operation) noexcept;
   void announced(const Note& note) override { launch_order_.announced(note.process_set, note.decision); }
   void decisions_ended(int process_set, const std::string& why) override {
     if (process_set == 0) launch_order_.end(why);
@@ -186,6 +187,7 @@ class Engine final : private ProcessSet::Owner {
   const uint64_t forks_;  // when it was made
   std::atomic<uint64_t> last_handle_id_{0};
   std::atomic<uint64_t> completed_{0};
+  std::atomic<uint64_t> completed_while_joined_{0};
 
   std::mutex inbox_mutex_;
   std::vector<std::shared_ptr<Operation>> inbox_;  // guarded by inbox_mutex_

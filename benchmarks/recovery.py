@@ -1,0 +1,101 @@
+"""How long a training run stands still when a rank is killed: from SIGKILL to the first step completed after it.
+
+    python benchmarks/recovery.py [--kills 10] [--ranks 4]
+
+Ranks train a PyTorch model of 25 million parameters. Each run loses one rank: every rank in turn.
+
+    same       the survivors go on in the same processes
+    new        new processes go on, with the state from memory (--min-np equal to -np)
+    torchrun   torchrun's elastic restart of DDP over gloo, with the last of torch.save()'s checkpoints in memory
+    imports    for comparison: as many Python interpreters that import what the ranks import
+
+The runs of the kinds take turns. What is printed are medians in seconds, and the range.
+"""
+
+import argparse
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+FEATURES, LAYERS = 1568, 10  # about 25 million parameters
+CALM_STEPS = 6
+IMPORTS = "import torch, horovodish.torch"
+
+
+def main() -> None:
+    """Runs all kinds in turns and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--kinds", default="same,new,torchrun,imports")
+    arguments = parser.parse_args()
+    pauses: dict[str, list[float]] = {kind: [] for kind in arguments.kinds.split(",")}
+    for kill in range(arguments.kills):
+        for kind, taken in pauses.items():
+            is_of_imports = kind == "imports"
+            taken.append(imports(arguments.ranks) if is_of_imports else pause(kind, arguments.ranks, kill))
+            print(f"{kind:9} rank {kill % arguments.ranks}  {taken[-1]:6.2f} s", file=sys.stderr, flush=True)
+    for kind, taken in pauses.items():
+        print(f"{kind:9} {statistics.median(taken):6.2f}   {min(taken):.2f} to {max(taken):.2f}")
+
+
+def command(kind: str, ranks: int) -> list[str]:
+    """What starts the ranks."""
+    if kind == "torchrun":
+        start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--max-restarts", "3"]
+        return [*start, "--standalone", __file__.replace("recovery.py", "recovery_ddp.py")]
+    least = ranks if kind == "new" else 1
+    train = [sys.executable, __file__.replace("recovery.py", "recovery_train.py")]
+    return ["horovodish", "run", "-np", str(ranks), "--min-np", str(least), *train]
+
+
+def pause(kind: str, ranks: int, kill: int) -> float:
+    """Seconds from the death of a rank to the first step that was completed after it."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "CHECKPOINT": f"{folder}/checkpoint.pt", "STEPS": "1000000"}
+        log = open(f"{folder}/log", "w+")  # noqa: SIM115, it is in the folder
+        job = subprocess.Popen(command(kind, ranks), stdout=subprocess.PIPE, stderr=log, env=environ, text=True)
+        try:
+            killed_at, lost_at = 0.0, 0
+            for rank, size, start, step, at, pid in steps(job):
+                if not killed_at and step >= CALM_STEPS and rank == kill % ranks:
+                    killed_at, lost_at = time.time(), step
+                    os.kill(pid, signal.SIGKILL)
+                elif killed_at and (size < ranks or start):
+                    lost = lost_at - step + 1
+                    if lost > 0 and kind != "torchrun":
+                        raise SystemExit(f"{kind}: {lost} completed steps were lost")
+                    return at - killed_at
+            log.seek(0)
+            raise SystemExit(f"{log.read()}{kind}: the job ended with status {job.wait()}")
+        finally:
+            job.send_signal(signal.SIGTERM)
+            job.communicate()
+
+
+def steps(job: "subprocess.Popen[str]") -> Iterator[tuple[int, int, int, int, float, int]]:
+    """What ranks print after each step: rank, size, how often ranks were started before, step, time, process."""
+    assert job.stdout is not None
+    for line in job.stdout:
+        if found := re.search(r"step: (\d+) (\d+) (\d+) (\d+) (\S+) (\d+)$", line):
+            rank, size, start, step, at, pid = found.groups()
+            yield int(rank), int(size), int(start), int(step), float(at), int(pid)
+
+
+def imports(ranks: int) -> float:
+    """Seconds that as many interpreters need at once to import what ranks do."""
+    begin = time.time()
+    processes = [subprocess.Popen([sys.executable, "-c", IMPORTS]) for _ in range(ranks)]
+    for process in processes:
+        process.wait()
+    return time.time() - begin
+
+
+if __name__ == "__main__":
+    main()
