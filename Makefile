@@ -1,4 +1,4 @@
-# make dev | lint | types | test | docs | demo | bench | bench-hosts | bench-gpu | soak
+# make dev | lint | types | test | docs | demo | bench | bench-hosts | bench-gpu | soak | soak-elastic
 # make wheels | sdist | test-wheel | test-versions | test-gpu | test-pythons | test-mpich | test-sanitize | explore | fuzz | clean
 # The first of them makes .venv with everything that is needed; later ones only compile what has changed.
 
@@ -9,6 +9,7 @@ PYTEST_ARGS ?=
 TEST_WORKERS ?= 3
 OTHER_PYTHONS ?= 3.10 3.12 3.13 3.14
 SOAK_STEPS ?= 10000
+SOAK_SECONDS ?= 900
 FUZZ_SECONDS ?= 600
 FUZZ_TARGETS ?= frames introduction hello config hostfile traces
 FUZZ_CXX ?= $(shell command -v clang++ || ls /usr/bin/clang++-* 2>/dev/null | tail -n 1)
@@ -26,7 +27,7 @@ PIP_WHEEL := -m pip wheel --quiet --disable-pip-version-check --no-deps
 python_of = $$({ ls $$HOME/.pyenv/versions/$(1).*/bin/python3; command -v python$(1); } 2>/dev/null | head -n 1)
 NATIVE_FILES = $(shell find horovodish/csrc -name '*.cc' -o -name '*.h')
 
-.PHONY: dev lint types test demo bench bench-hosts bench-gpu soak test-gpu test-pythons test-mpich test-sanitize
+.PHONY: dev lint types test demo bench bench-hosts bench-gpu soak soak-elastic test-gpu test-pythons test-mpich test-sanitize
 .PHONY: docs wheels sdist test-wheel test-versions explore fuzz clean
 .DEFAULT_GOAL := dev
 
@@ -96,6 +97,10 @@ bench-gpu: dev
 # Many steps, to see that nothing grows.
 soak: dev
 	PATH="$(BIN):$$PATH" horovodish run -np 3 python benchmarks/soak.py --steps $(SOAK_STEPS)
+
+# An elastic job that something happens to every 5 seconds.
+soak-elastic: dev
+	PATH="$(BIN):$$PATH" python benchmarks/soak_elastic.py --seconds $(SOAK_SECONDS)
 
 # The core's tests on each of OTHER_PYTHONS that is there, in an environment of its own.
 test-pythons: $(OTHER_PYTHONS:%=test-python-%)

@@ -253,7 +253,7 @@ class ElasticJob:
             self._room = options, now
         elif now - self._room[1] > SETTLED_SECONDS:
             self._room = None
-            say(f"{counted(options.np, 'slot')}: starting new processes; {len(current.members.alive)} ranks train on")
+            say(f"starting new processes on {counted(options.np, 'slot')}, while {len(current.members.alive)} train")
             self._next = self._started(options, held=True)
 
     def _look_after_next(self, current: _Start, following: _Start) -> None:

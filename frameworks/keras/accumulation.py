@@ -35,6 +35,12 @@ class Accumulation:
         self._sums = [optimizer.add_variable_from_reference(variable, name="window") for variable in variables]
         self._count = optimizer.add_variable(shape=(), dtype="int32", name="passes_of_window")
 
+    def restart(self) -> None:
+        """Begins the window anew, without what was added up."""
+        for variable in self._own():
+            variable.assign(keras.ops.zeros_like(variable.value))
+        self._seen.clear()
+
     def others(self, variables: Sequence[Any]) -> list[Any]:
         """The optimizer's variables without the window's."""
         own = {id(variable) for variable in self._own()}

@@ -77,7 +77,7 @@ def attended(model: Any) -> EpochSync:
     Raises:
         ValueError: the callback that asks for it is in no list of Keras's.
     """
-    callbacks = _callbacks_that_begin()
+    callbacks = callbacks_that_begin()
     if not isinstance(callbacks[-1], EpochSync):
         callbacks.append(EpochSync(model))
     _train_as_wrapped(model)
@@ -95,7 +95,7 @@ def _train_as_wrapped(model: Any) -> None:
         each.in_fit = True
 
 
-def _callbacks_that_begin() -> list[Any]:
+def callbacks_that_begin() -> list[Any]:
     """Those that `fit` calls. Keras tells a callback its model, but not the others."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovodish.tensorflow.whole_steps import hold_writes
+
 
 class LocalAggregation:
     """A window of some passes. It keeps its place in variables, so that it works within a `tf.function`.
@@ -72,6 +74,7 @@ class LocalAggregation:
         if tf.executing_eagerly():
             return complete() if is_last else partial()
         found = tf.cond(is_last, lambda: _present(complete()), lambda: _present(partial()))
+        hold_writes(found)
         results: list[Any] = [None] * len(gradients)
         for index, gradient in zip(sorted(used), found, strict=True):
             results[index] = gradient

@@ -21,6 +21,7 @@ from horovodish import _native
 from horovodish.errors import LaunchError
 from horovodish.tensorflow import xla
 from horovodish.tensorflow.tracing import compiled_by_xla, in_graph_for_sessions
+from horovodish.tensorflow.whole_steps import hold_writes
 
 COLLECTIVES = ("Allreduce", "Allgather", "Broadcast", "Alltoall", "Reducescatter", "Join", "Barrier")
 
@@ -98,6 +99,12 @@ def call(collective: str, *inputs: Any, **attributes: Any) -> Any:
     """
     if compiled_by_xla():
         return xla.call(collective, *inputs, **attributes)
+    outputs = _called(collective, *inputs, **attributes)
+    hold_writes(outputs)
+    return outputs
+
+
+def _called(collective: str, *inputs: Any, **attributes: Any) -> Any:
     operation = f"horovodish_{collective.lower()}"
     if _is_one_operation():
         return getattr(native, operation)(*inputs, **attributes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -41,6 +42,14 @@ def belonging_to_xla() -> Iterator[None]:
         yield
     finally:
         _belongs_to_xla.reset(token)
+
+
+def trace_anew() -> None:
+    """Have every `tf.function` of this process be traced again when it is called next."""
+    function = type(tf.function(lambda: None))
+    for each in gc.get_objects():
+        if issubclass(type(each), function):
+            each._function_cache.clear()
 
 
 def refuse_xla(what: str) -> None:

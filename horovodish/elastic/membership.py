@@ -112,5 +112,6 @@ def _listen() -> None:
             elif word == "hosts":
                 _hosts_updated = True
             elif word != run_folder.GO:
+                _hosts_updated = False
                 _answers.put((word, rest))
         time.sleep(_LOOK_SECONDS)

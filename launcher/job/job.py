@@ -158,7 +158,7 @@ class Job:
         self._schedule: list[tuple[float, int | None]] = []  # the rest of a Schedule, by time.monotonic()
         self._is_ending = False
         self._given_up = False
-        self._killed: set[int] = set()  # members that did not go on
+        self._killed: dict[int, str] = {}  # members that did not go on, and why
         self._ask_members_at = 0.0
 
         self._wakeup, self._waker = os.pipe()
@@ -347,7 +347,7 @@ class Job:
         if status == 0:
             members.finish(ending.rank)
             return False
-        if status == LEFT_STATE and members.are_told:
+        if status == LEFT_STATE and members.was_told(ending.rank):
             members.left_state(ending.rank)
             return True
         is_ours = ending.asked and ending.rank not in self._killed
@@ -355,7 +355,8 @@ class Job:
             members.failed |= not is_ours
             return False
         self._endings.append(ending)
-        members.lose(ending.rank, f"on {self.hosts[ending.rank]} {in_words(ending.status)}", time.monotonic())
+        why = self._killed.get(ending.rank) or in_words(ending.status)
+        members.lose(ending.rank, f"on {self.hosts[ending.rank]} {why}", time.monotonic())
         return True
 
     def _look_after_members(self) -> None:
@@ -370,8 +371,8 @@ class Job:
         for rank, news in orders.news:
             if rank in links:
                 links[rank].tell(news)
-        for rank in orders.kill:
-            self._killed.add(rank)
+        for rank, why in orders.kill:
+            self._killed[rank] = why
             if rank in links:
                 links[rank].signal(signal.SIGKILL)
         if orders.ends:

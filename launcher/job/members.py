@@ -11,6 +11,8 @@ Whatever does not end in time falls to `ending`. Nothing here moves bytes or rea
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from horovodish.launcher.hosts.allocation import counted
+
 LEFT_STATE = 75
 """The exit status of a rank that has left its state in memory: `horovodish.elastic.membership.ENDS`."""
 FORMING_SECONDS = 10.0
@@ -27,13 +29,13 @@ class Orders:
 
     Attributes:
         news: lines for ranks.
-        kill: ranks to kill.
+        kill: ranks to kill, and why, as the end of a sentence that begins with the rank.
         ends: whether the time of the ranks that are left is over.
         said: lines for the user.
     """
 
     news: list[tuple[int, str]] = field(default_factory=list)
-    kill: list[int] = field(default_factory=list)
+    kill: list[tuple[int, str]] = field(default_factory=list)
     ends: bool = False
     said: list[str] = field(default_factory=list)
 
@@ -82,6 +84,7 @@ class Members:
         self._arrived: set[int] = set()  # in init()
         self._world = set(self.alive)
         self._done: set[int] = set()  # their scripts have ended, and they are about to
+        self._told: set[int] = set()  # to end
         self._leaving: set[int] = set()  # when the ranks leave the world next
         self._makes_room = False  # likewise: new processes go on, more of them
         self._least = least
@@ -99,10 +102,9 @@ class Members:
         """Whether all ranks wait in init()."""
         return self.alive <= self._arrived
 
-    @property
-    def are_told(self) -> bool:
-        """Whether ranks were told to leave their state and end."""
-        return self.phase != TRAINING
+    def was_told(self, rank: int) -> bool:
+        """Whether a rank was told to leave its state and end."""
+        return rank in self._told
 
     @property
     def are_done(self) -> bool:
@@ -120,16 +122,18 @@ class Members:
         if self.phase == GATHERING and self.alive <= self._out | self._done:
             self._form(now)
         elif self.phase == GATHERING and waited > self._gathering_seconds:
-            late = self.alive - self._out - self._done
-            self._orders.said.append(f"{_named(late)} did not notice for {waited:.0f} s that others have gone")
-            self._orders.kill += late
+            why = f"did not notice for {waited:.0f} s that others had gone, and was ended"
+            self._orders.kill += [(rank, why) for rank in sorted(self.alive - self._out - self._done)]
+            self._since = now
         elif self.phase == FORMING and waited > FORMING_SECONDS:
             self.end(now, f"the ranks did not come together within {waited:.0f} s")
         elif self.phase == ENDING and waited > ENDING_SECONDS:
             self._orders.ends = True
         if self.phase != ENDING:
             stopped = [rank for rank, since in self._stopped.items() if now - since > self._stuck_seconds]
-            self._orders.kill += [rank for rank in stopped if rank in self.alive]
+            for rank in stopped:
+                del self._stopped[rank]
+                self._orders.kill.append((rank, f"was stopped for {self._stuck_seconds:.0f} s, and was ended"))
         orders, self._orders = self._orders, Orders()
         return orders
 
@@ -185,7 +189,7 @@ class Members:
         elif self.phase == FORMING:
             self.end(now, "the ranks lost touch while they began again")
         elif self.phase == ENDING:
-            self._orders.news.append((rank, "end"))
+            self._tell_to_end([rank])
 
     def runs(self, rank: int, now: float) -> None:
         """`init()` has returned on a rank."""
@@ -193,7 +197,8 @@ class Members:
             if self.disturbed_at is not None:
                 processes = "the same" if self.has_run else "new"
                 took = f"{now - self.disturbed_at:.2f} s"
-                self._orders.said.append(f"{len(self._world)} ranks go on after {took}, in {processes} processes")
+                ranks = counted(len(self._world), "rank")
+                self._orders.said.append(f"going on with {ranks} after {took}, in {processes} processes")
             self.has_run = True
             if self.phase == FORMING:
                 self.phase = TRAINING
@@ -234,7 +239,7 @@ class Members:
         self._orders.said.append(f"new processes go on: {why}")
         # A rank that has not left the world learns it when it does so, or is ended with the rest.
         self._orders.news += [(rank, "lost 0") for rank in sorted(self.alive - self._out)]
-        self._orders.news += [(rank, "end") for rank in sorted(self.alive)]
+        self._tell_to_end(sorted(self.alive))
 
     def _gather(self, now: float) -> None:
         if self.phase == TRAINING:
@@ -254,15 +259,16 @@ class Members:
             self.phase, self._since = FORMING, now
             world = ",".join(map(str, sorted(stay)))
             self._orders.news += [(rank, f"world {world}") for rank in sorted(stay)]
-            self._orders.news += [(rank, "end") for rank in sorted(self._leaving & self.alive)]
+            self._tell_to_end(sorted(self._leaving & self.alive))
             self._world, self._leaving = stay, set()
             self._out.clear()
+
+    def _tell_to_end(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self._told.add(rank)
+            self._orders.news.append((rank, "end"))
 
     def _remove(self, rank: int) -> None:
         self.alive.discard(rank)
         self._out.discard(rank)
         self._stopped.pop(rank, None)
-
-
-def _named(ranks: Iterable[int]) -> str:
-    return ", ".join(f"rank {rank}" for rank in sorted(ranks))

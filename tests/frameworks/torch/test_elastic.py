@@ -37,25 +37,24 @@ def same(one: Tensor, other: Tensor) -> None:
     torch.testing.assert_close(one.detach(), other.detach(), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.randn(5, 3),
-        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
-        torch.randn(3, 4).t(),
-        torch.randn(4, dtype=torch.bfloat16),
-        torch.randn(4, dtype=torch.complex64).conj(),
-        torch.tensor([True, False]),
-        torch.tensor(7),
-        torch.empty(0),
-        torch.empty(0, 3, dtype=torch.int64),
-        torch.randn(2, 3, requires_grad=True),
-        torch.eye(4).to_sparse(),
-        torch.zeros(3, 3).to_sparse(),
-        torch.tensor([float("nan"), float("inf")]),
-    ],
-    ids=str,
-)
+TENSORS = {
+    "plain": torch.randn(5, 3),
+    "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "transposed": torch.randn(3, 4).t(),
+    "bfloat16": torch.randn(4, dtype=torch.bfloat16),
+    "conjugate": torch.randn(4, dtype=torch.complex64).conj(),
+    "booleans": torch.tensor([True, False]),
+    "scalar": torch.tensor(7),
+    "empty": torch.empty(0),
+    "no rows": torch.empty(0, 3, dtype=torch.int64),
+    "with gradient": torch.randn(2, 3, requires_grad=True),
+    "sparse": torch.eye(4).to_sparse(),
+    "sparse without values": torch.zeros(3, 3).to_sparse(),
+    "not finite": torch.tensor([float("nan"), float("inf")]),
+}
+
+
+@pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
 def test_a_tensor_is_kept(tensor: Tensor) -> None:
     same(kept(tensor), tensor)
 

@@ -1,0 +1,130 @@
+"""Elastic training with TensorFlow: `horovodish.elastic` with a state that holds variables.
+
+Example:
+    import horovodish.tensorflow as hvd
+
+    hvd.init()
+
+    @hvd.elastic.run
+    def train(state):
+        while state.step < 1000:
+            step(*batch_of(state.step))  # a tf.function with a DistributedGradientTape
+            state.step += 1
+            state.commit()
+
+    train(hvd.elastic.TensorFlowState([*model.variables, *optimizer.variables], step=0))
+
+    $ horovodish run -np 4 --min-np 2 python train.py
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import tensorflow as tf
+
+from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
+from horovodish.tensorflow.tracing import trace_anew
+
+if TYPE_CHECKING:
+    from horovodish.keras.elastic import KerasState as TensorFlowKerasState
+
+__all__ = [
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "run",
+]
+
+
+class TensorFlowState(State):
+    """A state with variables. An attribute may be one, a list or dict of them, or an object with `variables`.
+
+    Variables stay the same objects; values are assigned to them. When the ranks have changed, every `tf.function` is
+    traced anew, so that it sees the `hvd.size()` and the process sets that there are now.
+
+    Args:
+        variables: of TensorFlow or Keras, the same ones in the same order on every rank. In a graph for sessions, all
+            global variables when not given.
+        session: where the variables are, for graphs of TensorFlow 1.
+        attributes: the first attributes: numbers, variables, tensors and everything that can be pickled.
+
+    Example:
+        >>> state = hvd.elastic.TensorFlowState(model.variables, momenta=momenta, epoch=0)
+    """
+
+    def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **attributes: Any) -> None:
+        self._session = session
+        if variables is None:
+            variables = tf.compat.v1.global_variables()
+        super().__init__(variables=list(variables), **attributes)
+
+    def reset(self) -> None:
+        """Have functions traced anew."""
+        trace_anew()
+
+    def _reduced(self, value: object) -> Any:
+        variables = _variables(value)
+        return NotImplemented if variables is None else (_Values, ([self._value(each) for each in variables],))
+
+    def _put_back(self, name: str, captured: Any) -> None:
+        super()._put_back(name, self._assigned(name, getattr(self, name, None), captured))
+
+    def _assigned(self, name: str, live: Any, captured: Any) -> Any:
+        """What was captured, with the live variables in place of their values."""
+        if isinstance(captured, _Values):
+            variables = _variables(live) or []
+            if len(variables) != len(captured.values):
+                raise ValueError(
+                    f"state.{name} has {len(variables)} variables where {len(captured.values)} values are to be put "
+                    "back; make the same variables on every rank before the first sync()"
+                )
+            for variable, value in zip(variables, captured.values, strict=True):
+                self._assign(variable, value)
+            return live
+        if isinstance(captured, dict):
+            for key, value in captured.items():
+                captured[key] = self._assigned(name, live.get(key) if isinstance(live, dict) else None, value)
+        elif type(captured) in (list, tuple):
+            members = live if isinstance(live, list | tuple) else []
+            pairs = itertools.zip_longest(members[: len(captured)], captured)
+            return type(captured)(self._assigned(name, *pair) for pair in pairs)
+        return captured
+
+    def _value(self, variable: Any) -> Any:
+        return self._session.run(variable) if self._session else variable.numpy()
+
+    def _assign(self, variable: Any, value: Any) -> None:
+        if self._session:
+            variable.load(value, self._session)
+        else:
+            variable.assign(value)
+
+
+def _variables(value: Any) -> list[Any] | None:
+    """A variable alone, or those of what has some; None for anything else."""
+    if isinstance(value, type):
+        return None
+    if isinstance(value, tf.Variable) or (hasattr(value, "assign") and hasattr(value, "numpy")):  # Keras has its own
+        return [value]
+    variables = getattr(value, "variables", None)
+    return list(variables) if isinstance(variables, list | tuple) else None
+
+
+class _Values(NamedTuple):
+    """What was captured of variables."""
+
+    values: list[Any]
+
+
+def __getattr__(name: str) -> object:
+    if name == "TensorFlowKerasState":
+        from horovodish.keras.elastic import KerasState  # Keras takes a second to import
+
+        return KerasState
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
