@@ -254,7 +254,7 @@ class Members:
         elif not self._in_same_processes:
             self.end(now, "MPI cannot go on without a lost rank")
         elif len(stay) < self._least:
-            self.end(now, f"{len(stay)} ranks are fewer than --min-np {self._least}")
+            self.end(now, f"{counted(len(stay), 'rank')} left, and --min-np is {self._least}")
         else:
             self.phase, self._since = FORMING, now
             world = ",".join(map(str, sorted(stay)))

@@ -98,7 +98,7 @@ def test_several_losses_after_each_other() -> None:
 
 @pytest.mark.parametrize(
     ("least", "in_same_processes", "why"),
-    [(4, True, "3 ranks are fewer than --min-np 4"), (2, False, "MPI cannot go on without a lost rank")],
+    [(4, True, "3 ranks left, and --min-np is 4"), (2, False, "MPI cannot go on without a lost rank")],
 )
 def test_new_processes_where_these_cannot_go_on(least: int, in_same_processes: bool, why: str) -> None:
     made = members(least=least, in_same_processes=in_same_processes)

@@ -93,7 +93,7 @@ def test_functions_are_traced_anew() -> None:
 
 
 def lose_a_rank_in_a_step(kind: str, folder: str) -> tuple[str, int, bool]:
-    """The last rank dies when the others have one of two gradients: nothing of theirs may have been written."""
+    """The last rank dies when the other one has the first of two gradients: it may have written nothing."""
     hvd.init()
     fails = False
     is_victim = hvd.rank() == hvd.size() - 1
@@ -152,12 +152,11 @@ def lose_a_rank_in_a_step(kind: str, folder: str) -> tuple[str, int, bool]:
 
 @pytest.mark.parametrize("kind", ["tape", "optimizer"])
 def test_a_step_that_loses_a_rank_has_written_nothing(kind: str, tmp_path: Path) -> None:
-    *others, lost = run_ranks_to_their_ends(lose_a_rank_in_a_step, 3, args=(kind, str(tmp_path)))
+    survivor, lost = run_ranks_to_their_ends(lose_a_rank_in_a_step, 2, args=(kind, str(tmp_path)))
     assert lost.ended == "died", lost.output
-    for outcome in others:
-        assert outcome.ended == "returned", outcome.output
-        said, done, is_same = outcome.result
-        assert "RankLostError" in said and done == 1 and is_same
+    assert survivor.ended == "returned", survivor.output
+    said, done, is_same = survivor.result
+    assert "RankLostError" in said and done == 1 and is_same
 
 
 def train_through_a_loss(scene: Scene) -> dict[str, Any]:
@@ -195,24 +194,24 @@ def train_through_a_loss(scene: Scene) -> dict[str, Any]:
     }
 
 
-def check_loss(tmp_path: Path, least: int, results: int) -> Any:
-    ended = run_elastic(train_through_a_loss, tmp_path, 3, flags=["--min-np", str(least)])
+def check_loss(tmp_path: Path, ranks: int) -> Any:
+    ended = run_elastic(train_through_a_loss, tmp_path, ranks, flags=["--min-np", "2"])
     assert ended.status == 0, ended.said
     assert ended.fired == {"dies 1"}
-    assert len(ended.results) == results, ended.said
+    assert len(ended.results) == 2, ended.said
     for result in ended.results:
         assert result["values"] == [[float(sum(range(STEPS)))] * 3, [STEPS / 2] * 2, STEPS, STEPS], "no step is lost"
     return ended.results
 
 
 def test_survivors_go_on(tmp_path: Path) -> None:
-    results = check_loss(tmp_path, 2, 2)
+    results = check_loss(tmp_path, 3)
     assert [(result["start"], result["sizes"]) for result in results] == [(0, [3, 2])] * 2
 
 
 def test_new_processes_go_on(tmp_path: Path) -> None:
-    results = check_loss(tmp_path, 3, 3)
-    assert [(result["start"], result["sizes"]) for result in results] == [(1, [3])] * 3
+    results = check_loss(tmp_path, 2)
+    assert [(result["start"], result["sizes"]) for result in results] == [(1, [2])] * 2
 
 
 def test_the_example() -> None:
