@@ -192,9 +192,7 @@ def test_a_stopped_rank_is_lost() -> None:
     made.answered(1, "S", 10.0)
     assert made.take_orders(10.0 + STOPPED_SECONDS).kill == []
     made.answered(2, "T", 11.0)
-    assert made.take_orders(10.1 + STOPPED_SECONDS).kill == [
-        (2, "was stopped for 5 s, and was ended")
-    ]
+    assert made.take_orders(10.1 + STOPPED_SECONDS).kill == [(2, "was stopped for 5 s, and was ended")]
     made.lose(2, "was killed", 16.0)
     assert made.take_orders(16.0).kill == []
 
