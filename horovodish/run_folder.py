@@ -8,13 +8,15 @@ from pathlib import Path
 from horovodish.launched import launcher_environment
 from horovodish.settings import RANK_PROCESS_VARIABLE, RUN_DIR_VARIABLE, START_VARIABLE
 
-__all__ = ["GO", "await_go", "is_followed", "news", "reached", "report"]
+__all__ = ["GO", "await_go", "is_followed", "news", "reached", "report", "worlds_before"]
 
 GO = "go"
-"""What the launcher of an elastic job says to a rank that waits in its first `init()`, once its turn has come."""
+"""What the launcher of an elastic job says to a rank that waits in its first `init()`, once its turn has come. How many
+worlds other processes have made before follows."""
 _LOOK_SECONDS = 0.02
 
 _process = 0  # that has called init(), which a forked child is not
+_worlds_before = 0
 
 
 def report(failure: bytes) -> bool:
@@ -71,9 +73,17 @@ def news(heard: int) -> list[str]:
 
 def await_go() -> None:
     """In an elastic job, wait until it is the turn of these processes: others may train until they are all here."""
-    if START_VARIABLE in os.environ and is_followed():
-        while GO not in news(0):
-            time.sleep(_LOOK_SECONDS)
+    global _worlds_before
+    if START_VARIABLE not in os.environ or not is_followed():
+        return
+    while not (told := [line for line in news(0) if line.startswith(GO)]):
+        time.sleep(_LOOK_SECONDS)
+    _worlds_before = int(told[0].partition(" ")[2])
+
+
+def worlds_before() -> int:
+    """How many worlds earlier processes of an elastic job have made. Known since the first `init()`; else 0."""
+    return _worlds_before
 
 
 def is_followed() -> bool:

@@ -3,11 +3,10 @@
 import os
 import socket
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from horovodish import basics
+from horovodish import basics, run_folder
 from horovodish.errors import SettingError
 from horovodish.submission import gather_objects, generated_name
 
@@ -17,7 +16,7 @@ _CLOCK_READINGS = 9
 
 _origin_ns = 0  # on this host's monotonic clock: when rank 0 had called init()
 _path: Path | None = None  # of what is being recorded
-_starts: Counter[str] = Counter()  # how often this process has begun what HOROVODISH_TIMELINE_FILENAME says
+_starts: dict[str, int] = {}  # how often ranks have begun what HOROVODISH_TIMELINE_FILENAME says
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
@@ -100,7 +99,8 @@ def _start(_: Any) -> None:
     if not running.some_timeline:
         return
     # A rank of this world may have been outside an earlier one. Ranks may have files of other names, or none.
-    start = max(gather_objects(_starts[filename] + 1, generated_name("timeline"), 0).values())
+    before = _starts.get(filename, run_folder.worlds_before())
+    start = max(gather_objects(before + 1, generated_name("timeline"), 0).values())
     if filename:
         try:
             start_timeline(_numbered(filename, start), running.settings.timeline_mark_cycles)

@@ -16,6 +16,7 @@ from pathlib import Path
 from horovodish.launcher.hosts.allocation import THIS_HOST, Allocation, Host, counted
 from horovodish.launcher.hosts.discovery import Discovery, by_hostfile, by_program
 from horovodish.launcher.job.conclusion import conclude
+from horovodish.launcher.job.events import Event, Events
 from horovodish.launcher.job.job import ENDING as ENDING_SIGNALS
 from horovodish.launcher.job.job import Job, signals_taken
 from horovodish.launcher.job.members import ENDING, TRAINING, Members
@@ -85,6 +86,7 @@ class _Start:
         members: its ranks.
         exit: ends what is left of it.
         losses: how many of its losses were noted.
+        told: how many of its events were told.
         leaving: the ranks that were told to leave at their next commit.
         is_called: whether its ranks were told to make room.
     """
@@ -93,6 +95,7 @@ class _Start:
     members: Members
     exit: contextlib.ExitStack
     losses: int = 0
+    told: int = 0
     leaving: frozenset[int] = frozenset()
     is_called: bool = False
 
@@ -119,6 +122,7 @@ class ElasticJob:
         self._in_same_processes = in_same_processes
         self._discovery = _discovery(options, environ)
         self._slots = Slots(options, self._discovery)
+        self._events = Events(options.output_filename)
         self._signal: int | None = None
         self._current: _Start | None = None
         self._next: _Start | None = None
@@ -136,7 +140,7 @@ class ElasticJob:
                     current.job.take_signal(self._signal)
                 while current.job.turn():
                     self._look_after(current)
-                self._note_losses(current)
+                self._take_news(current)
                 following = self._following(current)
                 if following:
                     hosts = {each.host for each in following.job.options.host_ranks}
@@ -147,8 +151,9 @@ class ElasticJob:
                     self._give_up(self._next)
                 current.exit.close()
                 if following is None:
-                    return conclude(current.job)
-                following.members.disturbed_at = current.members.disturbed_at
+                    status = conclude(current.job)
+                    self._events.conclude(status)
+                    return status
                 self._current = following
         return 128 + self._signal if self._signal else 1
 
@@ -160,12 +165,13 @@ class ElasticJob:
             self._rest_what_failed(current)
         if self._next is None and not self._may_start:
             limit = counted(self._options.reset_limit or 0, "time")
-            say(f"new processes were started {limit}, which is as often as --reset-limit allows")
+            self._tell("limit", f"new processes were started {limit}, which is as often as --reset-limit allows")
             return None
-        if self._next is None:
-            return self._started_when_there_are_slots()
-        following, self._next = self._next, None
-        following.job.release()
+        following = self._next or self._started_when_there_are_slots()
+        self._next = None
+        if following:
+            following.members.follow(current.members)
+            following.job.release()
         return following
 
     def _shall_go_on(self, current: _Start) -> bool:
@@ -187,11 +193,13 @@ class ElasticJob:
             if options.np >= self._options.least:
                 return self._started(options, held=False)
             if now > give_up_at:
-                say(f"there were too few slots for {self._options.elastic_timeout} s; --elastic-timeout waits longer")
+                waited = f"{self._options.elastic_timeout} s"
+                self._tell("timeout", f"there were too few slots for {waited}; --elastic-timeout waits longer")
                 return None
             if not waits:
                 waits = True
-                say(f"waiting for slots: there are {options.np} and --min-np is {self._options.least}")
+                least = self._options.least
+                self._tell("waiting", f"waiting for slots: there are {options.np} and --min-np is {least}")
             time.sleep(WAIT_SECONDS)
         return None
 
@@ -211,7 +219,7 @@ class ElasticJob:
 
     def _look_after(self, current: _Start) -> None:
         now = time.monotonic()
-        self._note_losses(current)
+        self._take_news(current)
         if self._next is not None:
             self._look_after_next(current, self._next)
         elif current.members.phase == ENDING and self._shall_go_on(current) and self._may_start:
@@ -222,10 +230,15 @@ class ElasticJob:
             self._let_go(current)
             self._grow(current, now)
 
-    def _note_losses(self, start: _Start) -> None:
+    def _take_news(self, start: _Start) -> None:
         for rank in start.members.lost[start.losses :]:
             self._slots.rest(start.host_of(rank), 1, time.monotonic())
-        start.losses = len(start.members.lost)
+        for event in start.members.events[start.told :]:
+            self._events.add(event)
+        start.losses, start.told = len(start.members.lost), len(start.members.events)
+
+    def _tell(self, kind: str, text: str, **details: object) -> None:
+        self._events.add(Event(kind, text, details))
 
     def _let_go(self, current: _Start) -> None:
         """Has ranks leave whose slots are not among those that there are any more."""
@@ -239,7 +252,8 @@ class ElasticJob:
                 leaving |= {*alive[slots.get(each.host, 0) :]}
         if leaving and leaving != current.leaving:
             hosts = sorted({current.host_of(rank) for rank in leaving})
-            say(f"there are fewer slots on {', '.join(hosts)}: {counted(len(leaving), 'rank')} will leave")
+            text = f"there are fewer slots on {', '.join(hosts)}: {counted(len(leaving), 'rank')} will leave"
+            self._tell("leaving", text, ranks=sorted(leaving), hosts=hosts)
             current.members.call_together(leaving)
             current.leaving = leaving
 
@@ -253,7 +267,8 @@ class ElasticJob:
             self._room = options, now
         elif now - self._room[1] > SETTLED_SECONDS:
             self._room = None
-            say(f"starting new processes on {counted(options.np, 'slot')}, while {len(current.members.alive)} train")
+            text = f"starting new processes on {counted(options.np, 'slot')}, while {len(current.members.alive)} train"
+            self._tell("starting", text, slots=options.np, train=len(current.members.alive))
             self._next = self._started(options, held=True)
 
     def _look_after_next(self, current: _Start, following: _Start) -> None:
@@ -262,7 +277,7 @@ class ElasticJob:
             conclude(following.job)
             self._rest_what_failed(following, current)
             self._grows_at, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST_REST_SECONDS)
-            say("these new processes could not come up; the job goes on without them")
+            self._tell("no start", "these new processes could not come up; the job goes on without them")
         elif following.members.have_arrived and current.members.phase == TRAINING and not current.is_called:
             current.members.call_together()
             current.is_called = True

@@ -21,7 +21,7 @@ from horovodish.launcher.options import LaunchOptions
 from horovodish.launcher.report.libraries import conflict
 from horovodish.launcher.supervisor import start
 from horovodish.launcher.supervisor.supervisor import problem_of
-from horovodish.settings import Settings, load
+from horovodish.settings import START_VARIABLE, Settings, load
 
 
 def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
@@ -93,7 +93,7 @@ def _prepared(
             folder, mpirun.rank_variable, mpirun.segments_variable, options.command, is_far=options.is_far
         )
         command = arguments(mpirun, options, supervisor, environ, exported=exported, as_root=os.geteuid() == 0)
-        output = Output(options, environ)
+        output = Output(options, environ, appends=environ.get(START_VARIABLE, "0") != "0")
         try:
             job = Job(command, environ, options, settings, folder, output, members)
             if options.verbose:

@@ -14,7 +14,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import horovodish
-from horovodish import errors, process_api, settings
+from horovodish import elastic, errors, process_api, settings
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = ("Args:", "Attributes:", "Example:", "Raises:", "Returns:", "Yields:")
@@ -54,7 +54,8 @@ class Api(FromCode):
     def is_own(module: ModuleType, name: str) -> bool:
         if module is process_api:
             return name not in errors.__all__
-        return name not in process_api.__all__ and getattr(module, name) is not getattr(horovodish, name, None)
+        of_core = [getattr(core, name, None) for core in (process_api, horovodish, elastic) if core is not module]
+        return not any(getattr(module, name) is each for each in of_core)
 
     def entry(self, path: str, name: str, value: Any) -> str:
         if inspect.ismodule(value):  # of Keras's callbacks, whose methods Keras calls

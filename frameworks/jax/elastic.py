@@ -25,9 +25,9 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
+from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, attempt, run
 
-__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "JaxState", "ObjectState", "State", "run"]
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "JaxState", "ObjectState", "State", "attempt", "run"]
 
 
 class JaxState(State):

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
+from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, attempt, run
 from horovodish.keras.broadcast_state import distributions_of, optimizers_of, state_of, weights_of
 from horovodish.keras.distribution import distribution_of
 from horovodish.keras.epoch_sync import callbacks_that_begin
@@ -43,6 +43,7 @@ __all__ = [
     "State",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
+    "attempt",
     "run",
 ]
 

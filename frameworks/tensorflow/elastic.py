@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
+from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, attempt, run
 from horovodish.tensorflow.tracing import trace_anew
 
 if TYPE_CHECKING:
-    from horovodish.keras.elastic import KerasState as TensorFlowKerasState
+    from horovodish.tensorflow.keras.elastic import KerasState as TensorFlowKerasState
 
 __all__ = [
     "HorovodInternalError",
@@ -38,6 +38,7 @@ __all__ = [
     "State",
     "TensorFlowKerasState",
     "TensorFlowState",
+    "attempt",
     "run",
 ]
 
@@ -124,7 +125,7 @@ class _Values(NamedTuple):
 
 def __getattr__(name: str) -> object:
     if name == "TensorFlowKerasState":
-        from horovodish.keras.elastic import KerasState  # Keras takes a second to import
+        from horovodish.tensorflow.keras.elastic import KerasState  # Keras takes a second to import
 
         return KerasState
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,7 +33,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, run
+from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, attempt, run
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.torch.optimizer import restart
 from horovodish.torch.sampler import ResumableSampler
@@ -45,6 +45,7 @@ __all__ = [
     "ObjectState",
     "State",
     "TorchState",
+    "attempt",
     "run",
 ]
 

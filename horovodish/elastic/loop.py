@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Concatenate, ParamSpec, TypeVar
 
 from horovodish import basics
@@ -11,7 +12,7 @@ from horovodish.elastic import membership
 from horovodish.elastic.state import State
 from horovodish.errors import EngineStoppedError, HostsUpdatedInterrupt, MismatchError, RankLostError, StallError
 
-__all__ = ["run"]
+__all__ = ["attempt", "run"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,9 +33,9 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
         The function that does so; it returns what `function` returns.
 
     Raises:
-        Whatever `function` raises that does not come of a lost rank.
         LaunchError: a rank was lost, and the ranks were not started with `horovodish run --min-np`, nor under an
             `mpirun` with fault tolerance.
+        Whatever `function` raises that does not come of a lost rank.
 
     Example:
         >>> @hvd.elastic.run
@@ -48,24 +49,68 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
 
     @functools.wraps(function)
     def elastic(state: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        basics.init()
-        membership.follow()
-        is_reset = False
         while True:
-            try:
-                if is_reset:
-                    state.on_reset()
-                state.sync()
+            with attempt(state):
                 return function(state, *args, **kwargs)
-            except Exception as problem:
-                if not _comes_of_other_ranks(problem):
-                    raise
-            basics.shutdown()
-            state.cut_off()
-            membership.regroup(state.save)
-            is_reset = True
 
     return elastic
+
+
+@contextlib.contextmanager
+def attempt(state: State) -> Iterator[None]:
+    """Leave a block of code, but go on after it, when ranks are lost or new ones are there. Every rank enters it.
+
+    The block runs with the state of the rank that is furthest. When a collective in it fails because a rank is lost,
+    the block is left. The ranks that are left call `init()` again among themselves and take the state of the furthest
+    one of them. Then the code after the block runs, so a loop around it repeats the step in flight. In a step where
+    nothing happens, no message is sent.
+
+    Args:
+        state: the same one each time.
+
+    Raises:
+        LaunchError: as `run`.
+        Whatever the block raises that does not come of a lost rank.
+
+    Example:
+        >>> state = hvd.elastic.ObjectState(step=0, total=0.0)
+        >>> while state.step < 10:
+        ...     with hvd.elastic.attempt(state):
+        ...         state.total += hvd.allreduce(np.ones(1)).item()
+        ...         state.step += 1
+    """
+    basics.init()
+    membership.follow()
+    if not state.is_synced:
+        _sync(state)
+    try:
+        yield
+    except Exception as problem:
+        if not _comes_of_other_ranks(problem):
+            raise
+        _leave_world(state)
+        _sync(state, is_reset=True)
+
+
+def _sync(state: State, *, is_reset: bool = False) -> None:
+    while True:
+        try:
+            if is_reset:
+                state.on_reset()
+            state.sync()
+            return
+        except Exception as problem:
+            if not _comes_of_other_ranks(problem):
+                raise
+        _leave_world(state)
+        is_reset = True
+
+
+def _leave_world(state: State) -> None:
+    """For the next one, of the ranks that are left."""
+    basics.shutdown()
+    state.cut_off()
+    membership.regroup(state.save)
 
 
 def _comes_of_other_ranks(problem: BaseException | None) -> bool:

@@ -79,6 +79,11 @@ class State:
             self._is_interrupted = True
             raise HostsUpdatedInterrupt("there are new hosts")
 
+    @property
+    def is_synced(self) -> bool:
+        """Whether all ranks had the same state after the last `init()`."""
+        return self._synced is not None and self._cut_off is None
+
     def sync(self) -> None:
         """Give every rank the state of the one that is furthest. Collective; blocks.
 

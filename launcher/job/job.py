@@ -356,7 +356,7 @@ class Job:
             return False
         self._endings.append(ending)
         why = self._killed.get(ending.rank) or in_words(ending.status)
-        members.lose(ending.rank, f"on {self.hosts[ending.rank]} {why}", time.monotonic())
+        members.lose(ending.rank, self.hosts[ending.rank], why, time.monotonic())
         return True
 
     def _look_after_members(self) -> None:
@@ -366,8 +366,6 @@ class Job:
         now = time.monotonic()
         orders = self.members.take_orders(now)
         links = {link.hello.rank: link for link in self._links if link.hello}
-        for line in orders.said:
-            say_unless_stuck(line)
         for rank, news in orders.news:
             if rank in links:
                 links[rank].tell(news)
@@ -435,7 +433,7 @@ class Job:
         elif rank is not None and self.members and self._has_begun:
             if rank in self.members.alive:
                 what = "cannot be reached any more, or somebody killed its supervisor"
-                self.members.lose(rank, f"on {self.hosts[rank]} {what}", time.monotonic())
+                self.members.lose(rank, self.hosts[rank], what, time.monotonic())
             self._cleared.add(rank)
         else:
             if rank is not None and self._has_begun and not link.asked:

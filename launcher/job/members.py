@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from horovodish.launcher.hosts.allocation import counted
+from horovodish.launcher.job.events import Event
 
 LEFT_STATE = 75
 """The exit status of a rank that has left its state in memory: `horovodish.elastic.membership.ENDS`."""
@@ -31,13 +32,11 @@ class Orders:
         news: lines for ranks.
         kill: ranks to kill, and why, as the end of a sentence that begins with the rank.
         ends: whether the time of the ranks that are left is over.
-        said: lines for the user.
     """
 
     news: list[tuple[int, str]] = field(default_factory=list)
     kill: list[tuple[int, str]] = field(default_factory=list)
     ends: bool = False
-    said: list[str] = field(default_factory=list)
 
 
 class Members:
@@ -58,6 +57,8 @@ class Members:
         failed: whether a rank's script has failed by itself, so that none shall go on.
         has_run: whether a world was complete.
         held: as given; `release()` ends it.
+        events: what has happened to the ranks, in this order.
+        worlds: how many worlds were complete, of these ranks and of those of the starts before.
         disturbed_at: when the world broke last; of new processes, when that of the start before did.
         phase: as above.
     """
@@ -79,6 +80,8 @@ class Members:
         self.has_run = False
         self.held = held
         self.phase = TRAINING
+        self.events: list[Event] = []
+        self.worlds = 0
         self.disturbed_at: float | None = None
         self._went = False  # the ranks were told to go on from init()
         self._arrived: set[int] = set()  # in init()
@@ -118,7 +121,7 @@ class Members:
         waited = now - self._since
         if not self.held and not self._went:
             self._went = True
-            self._orders.news += [(rank, "go") for rank in sorted(self.alive)]
+            self._orders.news += [(rank, f"go {self.worlds}") for rank in sorted(self.alive)]
         if self.phase == GATHERING and self.alive <= self._out | self._done:
             self._form(now)
         elif self.phase == GATHERING and waited > self._gathering_seconds:
@@ -136,6 +139,10 @@ class Members:
                 self._orders.kill.append((rank, f"was stopped for {self._stuck_seconds:.0f} s, and was ended"))
         orders, self._orders = self._orders, Orders()
         return orders
+
+    def follow(self, earlier: "Members") -> None:
+        """These ranks go on where those of an earlier start have ended."""
+        self.disturbed_at, self.worlds = earlier.disturbed_at, earlier.worlds
 
     def release(self) -> None:
         """Lets ranks go on that were held."""
@@ -155,17 +162,19 @@ class Members:
         """A rank is in init()."""
         self._arrived.add(rank)
 
-    def lose(self, rank: int, why: str, now: float) -> None:
+    def lose(self, rank: int, host: str, why: str, now: float) -> None:
         """A rank has ended before its work was done.
 
         Args:
             rank: which one.
+            host: where it was.
             why: what happened, as the end of a sentence that begins with the rank.
             now: the time.
         """
         self._remove(rank)
         self.lost.append(rank)
-        self._orders.said.append(f"rank {rank} {why}; {len(self.alive)} left")
+        text = f"rank {rank} on {host} {why}; {len(self.alive)} left"
+        self.events.append(Event("lost", text, {"rank": rank, "host": host, "why": why, "left": len(self.alive)}))
         if self.phase == FORMING or not self.has_run:
             self.end(now, "a rank was lost while the others were in init()")
         elif self.phase in (TRAINING, GATHERING):
@@ -195,11 +204,13 @@ class Members:
         """`init()` has returned on a rank."""
         if self.phase == FORMING or not self.has_run:  # init() returns nowhere before all ranks are in it
             if self.disturbed_at is not None:
-                processes = "the same" if self.has_run else "new"
-                took = f"{now - self.disturbed_at:.2f} s"
+                processes, took = "the same" if self.has_run else "new", now - self.disturbed_at
                 ranks = counted(len(self._world), "rank")
-                self._orders.said.append(f"going on with {ranks} after {took}, in {processes} processes")
+                text = f"going on with {ranks} after {took:.2f} s, in {processes} processes"
+                details = {"ranks": len(self._world), "seconds": round(took, 3), "processes": processes}
+                self.events.append(Event("going on", text, details))
             self.has_run = True
+            self.worlds += 1
             if self.phase == FORMING:
                 self.phase = TRAINING
 
@@ -236,7 +247,7 @@ class Members:
         if self.phase == TRAINING:
             self.disturbed_at = now
         self.phase, self._since = ENDING, now
-        self._orders.said.append(f"new processes go on: {why}")
+        self.events.append(Event("ending", f"new processes go on: {why}", {"why": why}))
         # A rank that has not left the world learns it when it does so, or is ended with the rest.
         self._orders.news += [(rank, "lost 0") for rank in sorted(self.alive - self._out)]
         self._tell_to_end(sorted(self.alive))

@@ -105,13 +105,15 @@ class Output:
         options: what lines begin with, and the folder in which everything is kept in addition, as `rank.N/stdout` and
             `rank.N/stderr`.
         environ: the user's environment.
+        appends: whether these ranks continue the files of earlier ones of the same job.
 
     Raises:
         SettingError: nothing can be kept in that folder.
     """
 
-    def __init__(self, options: LaunchOptions, environ: Mapping[str, str]) -> None:
+    def __init__(self, options: LaunchOptions, environ: Mapping[str, str], *, appends: bool = False) -> None:
         self._options = options
+        self._appends = appends
         self._is_plain = not (options.prefix_output or options.prefix_output_with_timestamp)
         self._coloured = coloured_files(environ)
         self._when_closed: Callable[[], object] = lambda: None
@@ -181,7 +183,7 @@ class Output:
         path = Path(self._options.output_filename, f"rank.{rank:0{digits}d}", NAMES[target])
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            return os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if self._appends else os.O_TRUNC), 0o666)
         except OSError as problem:
             raise SettingError(f"--output-filename: {path} cannot be written: {problem.strerror}") from problem
 

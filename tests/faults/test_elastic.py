@@ -161,6 +161,32 @@ def test_survivors_go_on(faults: Faults, plane: str, tmp_path: Path) -> None:
     assert all(result["start"] == 0 for result in ended.results), ended.said
 
 
+def train_in_blocks(scene: Scene) -> dict[str, Any]:
+    """As `train_with_faults`, without a function: process 0 dies early, process 3 in the last step."""
+    state = ObjectState(step=0, history=[], sum=np.zeros(LENGTH))
+    state.register_reset_callbacks([scene.has_reset])
+    tries = 0
+    while state.step < STEPS:
+        with hvd.elastic.attempt(state):
+            tries += 1
+            for victim, step in ((0, 3), (3, STEPS - 1)):
+                if scene.me == victim and state.step == step:
+                    scene.die("block")
+            gradient = np.arange(LENGTH) + state.step
+            state.sum += hvd.allreduce(gradient.astype(float), name="gradient")
+            state.history.append(state.step)
+            state.step += 1
+            state.commit()
+    ranks = int(hvd.allreduce(np.ones(1), op=hvd.Sum, name="all have left the loop").item())
+    return {"sum": state.sum, "history": state.history, "of": ranks, "tries": tries}
+
+
+def test_blocks_are_left_and_repeated(tmp_path: Path) -> None:
+    ended = run_elastic(train_in_blocks, tmp_path, 4, flags=["--min-np", "1"])
+    check(ended, [("block", 0, 3), ("block", 3, STEPS - 1)], 2)
+    assert [result["of"] for result in ended.results] == [2, 2]
+
+
 NEW_PROCESSES: list[tuple[int, Faults]] = [
     (2, [("idle", 0, 3), ("commit", 2, -1)]),
     (1, [("idle", 0, 5), ("forming", 1, -1)]),

@@ -77,8 +77,12 @@ class Scene:
     def has_reset(self) -> None:
         """Wait until the launcher knows that the ranks go on, so that the next fault finds them training."""
         self._recoveries += 1
+        self.await_word("in the same processes", self._recoveries)
+
+    def await_word(self, text: str, times: int = 1) -> None:
+        """Wait until something was said so often."""
         said = self._folder / "said"
-        wait_until(lambda: said.read_text().count("in the same processes") >= self._recoveries)
+        wait_until(lambda: said.read_text().count(text) >= times)
 
     def die(self, fault: str) -> None:
         """Leave without a word."""
@@ -121,20 +125,24 @@ class Scene:
 def run_elastic(
     function: Callable[..., Any],
     folder: Path,
-    np: int,
+    np: int | None,
     *args: Any,
     flags: Sequence[str] = (),
     env: dict[str, str] | None = None,
+    inside: Sequence[str] = (),
+    at_end: Callable[[], object] = lambda: None,
 ) -> Ended:
     """Call `function(scene, *args)` on the ranks of an elastic job.
 
     Args:
         function: of module level.
         folder: an empty one.
-        np: the number of ranks.
+        np: the number of ranks; None if the flags say it.
         args: for the function; what JSON can carry.
         flags: of the launcher, `--min-np` among them.
         env: further variables.
+        inside: what runs the launcher, which is appended.
+        at_end: called when the launcher has ended, before everything else of the job must end.
 
     Raises:
         AssertionError: the job has left a process or a folder behind.
@@ -142,7 +150,9 @@ def run_elastic(
     if not is_open_mpi():
         pytest.skip("MPICH ends all ranks when one of them dies")
     mark = uuid.uuid4().hex
-    command = [sys.executable, "-m", "horovodish.launcher", "run", "-np", str(np), *flags, sys.executable, "-c", _RANK]
+    count = [] if np is None else ["-np", str(np)]
+    launcher = [*inside, sys.executable, "-m", "horovodish.launcher", "run", *count, *flags]
+    command = [*launcher, sys.executable, "-c", _RANK]
     command += [str(TESTS), function.__code__.co_filename, function.__name__, str(folder), json.dumps(args)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), _MARK: mark}
     said = folder / "said"
@@ -154,10 +164,13 @@ def run_elastic(
         job.terminate()
         job.wait()
         raise AssertionError(f"the job does not end:\n{said.read_text()}") from None
+    finally:
+        at_end()
     for pid in processes_with(_MARK, mark):
         wait_until_ended(pid)
-    for file in folder.glob("folder-*"):
-        assert not Path(file.read_text()).exists(), f"{file.read_text()} was left behind"
+    left_at = [Path(file.read_text()) for file in folder.glob("folder-*")]
+    for place in [*left_at, *(place.parent for place in left_at if place.parent.name.startswith("hvd-state-"))]:
+        wait_until(lambda place=place: not place.exists())
     results = [pickle.loads(file.read_bytes()) for file in sorted(folder.glob("result-*"))]
     fired = {file.name.removeprefix("fired-") for file in folder.glob("fired-*")}
     return Ended(job.returncode, said.read_text(), results, fired)

@@ -134,6 +134,9 @@ def raise_things() -> list[str]:
         with pytest.raises(type(error)) as caught:
             train(State())
         assert caught.value is error
+        with pytest.raises(type(error)) as caught, elastic.attempt(State()):
+            raise error
+        assert caught.value is error
         raised.append(type(error).__name__)
     return raised
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from horovodish.launcher.job.events import Event
 from horovodish.launcher.job.members import (
     ENDING,
     ENDING_SECONDS,
@@ -32,6 +33,10 @@ def members(ranks: int = 4, least: int = 2, *, in_same_processes: bool = True) -
     return made
 
 
+def said(made: Members) -> list[str]:
+    return [event.text for event in made.events]
+
+
 def leave(made: Members, ranks: Iterable[int], now: float) -> None:
     for rank in ranks:
         made.left_world(rank, now)
@@ -49,10 +54,10 @@ def form(made: Members, ranks: Iterable[int], now: float) -> Orders:
 
 def test_those_that_are_left_make_a_new_world() -> None:
     made = members()
-    made.lose(1, "was killed", 10.0)
-    assert made.take_orders(10.0) == Orders(
-        news=[(rank, "lost 1") for rank in (0, 2, 3)], said=["rank 1 was killed; 3 left"]
-    )
+    made.lose(1, "b", "was killed", 10.0)
+    assert made.take_orders(10.0) == Orders(news=[(rank, "lost 1") for rank in (0, 2, 3)])
+    details = {"rank": 1, "host": "b", "why": "was killed", "left": 3}
+    assert made.events == [Event("lost", "rank 1 on b was killed; 3 left", details)]
     assert made.phase == GATHERING
     leave(made, [0, 3], 10.1)
     assert made.take_orders(10.1) == Orders()
@@ -62,16 +67,19 @@ def test_those_that_are_left_make_a_new_world() -> None:
     for rank in (0, 2, 3):
         made.runs(rank, 10.5)
         assert made.phase == TRAINING, "all ranks are in init() before it returns on one"
-    assert made.take_orders(10.5) == Orders(said=["going on with 3 ranks after 0.50 s, in the same processes"])
+    assert made.take_orders(10.5) == Orders()
+    details = {"ranks": 3, "seconds": 0.5, "processes": "the same"}
+    assert made.events[1:] == [Event("going on", "going on with 3 ranks after 0.50 s, in the same processes", details)]
+    assert made.worlds == 2
     assert made.lost == [1]
 
 
 def test_a_rank_that_has_left_already_is_not_told_of_the_next_loss() -> None:
     made = members()
-    made.lose(1, "was killed", 10.0)
+    made.lose(1, "b", "was killed", 10.0)
     made.left_world(0, 10.0)
     made.take_orders(10.0)
-    made.lose(3, "was killed", 10.1)
+    made.lose(3, "b", "was killed", 10.1)
     assert made.take_orders(10.1).news == [(2, "lost 3")]
     made.left_world(2, 10.2)
     assert made.take_orders(10.2).news == [(0, "world 0,2"), (2, "world 0,2")]
@@ -82,7 +90,7 @@ def test_ranks_that_leave_before_the_loss_is_seen() -> None:
     leave(made, [0, 1, 2], 10.0)
     assert made.phase == GATHERING
     assert made.take_orders(10.0) == Orders()
-    made.lose(3, "was killed", 10.1)
+    made.lose(3, "b", "was killed", 10.1)
     orders = made.take_orders(10.1)
     assert orders.news == [(rank, "world 0,1,2") for rank in (0, 1, 2)]
 
@@ -90,7 +98,7 @@ def test_ranks_that_leave_before_the_loss_is_seen() -> None:
 def test_several_losses_after_each_other() -> None:
     made = members(5)
     for victim, left in ((0, [1, 2, 3, 4]), (4, [1, 2, 3]), (2, [1, 3])):
-        made.lose(victim, "was killed", 10.0)
+        made.lose(victim, "b", "was killed", 10.0)
         world = ",".join(map(str, left))
         assert form(made, left, 10.0).news[-len(left) :] == [(rank, f"world {world}") for rank in left]
         assert made.phase == TRAINING
@@ -102,12 +110,12 @@ def test_several_losses_after_each_other() -> None:
 )
 def test_new_processes_where_these_cannot_go_on(least: int, in_same_processes: bool, why: str) -> None:
     made = members(least=least, in_same_processes=in_same_processes)
-    made.lose(0, "was killed", 10.0)
+    made.lose(0, "b", "was killed", 10.0)
     made.take_orders(10.0)
     leave(made, [1, 2, 3], 10.1)
     orders = made.take_orders(10.1)
     assert orders.news == [(rank, "end") for rank in (1, 2, 3)]
-    assert orders.said == [f"new processes go on: {why}"]
+    assert said(made)[1:] == [f"new processes go on: {why}"]
     assert made.phase == ENDING
     for rank in (1, 2, 3):
         made.left_state(rank)
@@ -119,35 +127,35 @@ def test_new_processes_where_these_cannot_go_on(least: int, in_same_processes: b
 
 def test_a_loss_while_the_others_begin_again() -> None:
     made = members()
-    made.lose(0, "was killed", 10.0)
+    made.lose(0, "b", "was killed", 10.0)
     leave(made, [1, 2, 3], 10.1)
     made.take_orders(10.1)
-    made.lose(1, "was killed", 10.2)
+    made.lose(1, "b", "was killed", 10.2)
     orders = made.take_orders(10.2)
     assert [news for news in orders.news if news[1] == "end"] == [(2, "end"), (3, "end")]
     assert made.phase == ENDING
-    made.lose(2, "was killed", 10.3)
+    made.lose(2, "b", "was killed", 10.3)
     assert made.take_orders(10.3).news == [], "the rest ends already"
     assert made.lost == [0, 1, 2]
 
 
 def test_a_new_world_that_fails_at_once() -> None:
     made = members()
-    made.lose(0, "was killed", 10.0)
+    made.lose(0, "b", "was killed", 10.0)
     leave(made, [1, 2, 3], 10.1)
     made.take_orders(10.1)
     made.left_world(1, 10.3)
     assert made.phase == ENDING
-    assert made.take_orders(10.3).said == ["new processes go on: the ranks lost touch while they began again"]
+    assert said(made)[1:] == ["new processes go on: the ranks lost touch while they began again"]
 
 
 def test_a_new_world_that_loses_a_rank_before_all_know_that_it_is_complete() -> None:
     made = members()
-    made.lose(0, "was killed", 10.0)
+    made.lose(0, "b", "was killed", 10.0)
     leave(made, [1, 2, 3], 10.1)
     made.take_orders(10.1)
     made.runs(1, 10.2)
-    made.lose(3, "was killed", 10.3)
+    made.lose(3, "b", "was killed", 10.3)
     made.take_orders(10.3)
     leave(made, [1, 2], 10.4)
     assert made.take_orders(10.4).news == [(1, "world 1,2"), (2, "world 1,2")]
@@ -155,18 +163,17 @@ def test_a_new_world_that_loses_a_rank_before_all_know_that_it_is_complete() -> 
 
 def test_every_wait_has_an_end() -> None:
     made = members()
-    made.lose(0, "was killed", 10.0)
+    made.lose(0, "b", "was killed", 10.0)
     made.take_orders(10.0)
     leave(made, [1, 2], 10.0)
     assert made.take_orders(10.0 + GATHERING_SECONDS) == Orders()
     orders = made.take_orders(10.1 + GATHERING_SECONDS)
     assert orders.kill == [(3, "did not notice for 60 s that others had gone, and was ended")]
-    made.lose(3, "was killed", 71.0)
+    made.lose(3, "b", "was killed", 71.0)
     assert made.take_orders(71.0).news == [(1, "world 1,2"), (2, "world 1,2")]
     assert made.take_orders(71.0 + FORMING_SECONDS) == Orders()
-    assert made.take_orders(71.1 + FORMING_SECONDS).said == [
-        "new processes go on: the ranks did not come together within 10 s"
-    ]
+    made.take_orders(71.1 + FORMING_SECONDS)
+    assert said(made)[-1] == "new processes go on: the ranks did not come together within 10 s"
     made.left_state(1)
     assert not made.take_orders(81.1 + ENDING_SECONDS).ends
     assert made.take_orders(81.2 + ENDING_SECONDS).ends
@@ -183,7 +190,7 @@ def test_a_rank_that_leaves_the_world_while_all_end_is_told_to_end() -> None:
     made.left_world(2, 10.2)
     orders = made.take_orders(10.2)
     assert orders.news == [(2, "end")]
-    assert orders.said == []
+    assert said(made) == ["new processes go on: mpirun's processes on b ended"]
 
 
 def test_a_stopped_rank_is_lost() -> None:
@@ -193,7 +200,7 @@ def test_a_stopped_rank_is_lost() -> None:
     assert made.take_orders(10.0 + STOPPED_SECONDS).kill == []
     made.answered(2, "T", 11.0)
     assert made.take_orders(10.1 + STOPPED_SECONDS).kill == [(2, "was stopped for 5 s, and was ended")]
-    made.lose(2, "was killed", 16.0)
+    made.lose(2, "b", "was killed", 16.0)
     assert made.take_orders(16.0).kill == []
 
 
@@ -211,7 +218,7 @@ def test_ranks_that_finish() -> None:
     made = members()
     made.finish(0)
     assert not made.are_done
-    made.lose(1, "was killed", 10.0)
+    made.lose(1, "b", "was killed", 10.0)
     made.take_orders(10.0)
     leave(made, [2, 3], 10.0)
     assert made.take_orders(10.0).news == [(2, "world 2,3"), (3, "world 2,3")], "the finished one is not among them"
@@ -225,10 +232,10 @@ def test_ranks_that_finish() -> None:
 
 def test_nothing_is_done_when_none_is_left() -> None:
     made = members(2, 1)
-    made.lose(0, "was killed", 10.0)
-    made.lose(1, "was killed", 10.0)
-    orders = made.take_orders(10.0)
-    assert orders.said == ["rank 0 was killed; 1 left", "rank 1 was killed; 0 left"]
+    made.lose(0, "b", "was killed", 10.0)
+    made.lose(1, "b", "was killed", 10.0)
+    made.take_orders(10.0)
+    assert said(made) == ["rank 0 on b was killed; 1 left", "rank 1 on b was killed; 0 left"]
     assert made.take_orders(10.0 + GATHERING_SECONDS) == Orders()
     assert not made.are_done
 
@@ -254,7 +261,7 @@ def test_ranks_that_are_called_together_make_room() -> None:
     leave(made, range(4), 10.5)
     orders = made.take_orders(10.5)
     assert orders.news == [(rank, "end") for rank in range(4)]
-    assert orders.said == ["new processes go on: there is room for more"]
+    assert said(made) == ["new processes go on: there is room for more"]
 
 
 def test_ranks_that_are_held_go_on_when_they_are_released() -> None:
@@ -264,14 +271,19 @@ def test_ranks_that_are_held_go_on_when_they_are_released() -> None:
     assert not made.have_arrived
     made.arrives(1)
     assert made.have_arrived
+    earlier = members()
+    earlier.end(3.0, "there is room for more")
+    made.follow(earlier)
     made.release()
-    assert made.take_orders(2.0).news == [(0, "go"), (1, "go")]
+    assert made.take_orders(2.0).news == [(0, "go 1"), (1, "go 1")]
     assert made.take_orders(3.0) == Orders()
+    made.runs(0, 4.5)
+    assert said(made) == ["going on with 2 ranks after 1.50 s, in new processes"]
 
 
 def test_a_world_that_was_never_complete_has_not_run() -> None:
     made = Members(2, 1, True, GATHERING_SECONDS, STOPPED_SECONDS)
-    made.lose(1, "was killed", 2.0)
+    made.lose(1, "b", "was killed", 2.0)
     assert made.phase == ENDING
     assert not made.has_run
     assert not made.are_done

@@ -1,0 +1,248 @@
+"""Elastic jobs as a whole: slots that come and go, and what is said, kept and left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import horovodish as hvd
+from horovodish import basics
+from horovodish.elastic import ObjectState
+from horovodish.errors import SettingError
+from horovodish.launcher import elastic
+from horovodish.launcher.elastic import Slots
+from horovodish.launcher.hosts.allocation import Allocation, Host
+from horovodish.launcher.job.events import Event, Events
+from horovodish.launcher.options import LaunchOptions
+from support.elastic import Scene, run_elastic
+from support.orphans import parent
+from support.processes import wait_until
+
+
+def hosts_of(slots: Path) -> list[str]:
+    """The flags of a job whose hosts are what a file says."""
+    program = slots.with_name("hosts.sh")
+    program.write_text(f"#!/bin/sh\ncat {slots}\n")
+    program.chmod(0o755)
+    return ["--host-discovery-script", str(program)]
+
+
+def train_while_slots_change(scene: Scene, slots: str, changes: list[tuple[int, int]], until_size: int) -> Any:
+    """At some steps the number of slots changes. The last step is one among `until_size` ranks."""
+    sizes: list[int] = []
+
+    @hvd.elastic.run
+    def train(state: ObjectState) -> None:
+        while state.after < 3:
+            hvd.allreduce(np.ones(3), name="gradient")
+            for step, number in changes:
+                if state.step == step and hvd.rank() == 0:
+                    replace(Path(slots), f"localhost:{number}\n")
+            state.step += 1
+            is_done = state.step > changes[-1][0] and hvd.size() == until_size
+            state.after = state.after + 1 if is_done else 0
+            sizes.append(hvd.size())
+            state.sizes = sorted({*state.sizes, hvd.size()})
+            time.sleep(0.02)  # a step takes a while
+            state.commit()
+
+    state = ObjectState(step=0, after=0, sizes=[])
+    train(state)
+    return {"start": scene.start, "size": hvd.size(), "sizes": state.sizes, "step": state.step, "own": len(sizes)}
+
+
+def replace(file: Path, text: str) -> None:
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.rename(file)
+
+
+def test_a_job_grows_and_shrinks(tmp_path: Path) -> None:
+    slots = tmp_path / "slots"
+    slots.write_text("localhost:2\n")
+    flags = [*hosts_of(slots), "--min-np", "1", "--max-np", "3"]
+    ended = run_elastic(train_while_slots_change, tmp_path, None, str(slots), [(3, 5), (400, 1)], 1, flags=flags)
+    assert ended.status == 0, ended.said
+    assert "starting new processes on 3 slots, while 2 train" in ended.said, "no more than --max-np"
+    assert "there are fewer slots on localhost: 2 ranks will leave" in ended.said
+    (result,) = ended.results
+    assert (result["start"], result["size"], result["sizes"]) == (1, 1, [1, 2, 3])
+    assert result["own"] < result["step"], "the new processes began where the earlier ones had been"
+
+
+def lose_ranks(scene: Scene, slots: str) -> Any:
+    """Process 1 dies, if slots are given with its own slot."""
+
+    @hvd.elastic.run
+    def train(state: ObjectState) -> None:
+        while state.step < 8:
+            if scene.me == 1 and state.step == 4 and scene.first_time("dies"):
+                if slots:
+                    replace(Path(slots), "localhost:1\n")
+                    scene.await_word("there are fewer slots on localhost: 1 rank will leave")
+                scene.die("dies")
+            hvd.allreduce(np.ones(3), name="gradient")
+            state.step += 1
+            print(f"step {state.step} of start {scene.start}", flush=True)
+            state.commit()
+
+    state = ObjectState(step=0)
+    train(state)
+    return scene.start, hvd.size(), state.step
+
+
+def test_a_job_waits_for_slots(tmp_path: Path) -> None:
+    slots, said = tmp_path / "slots", tmp_path / "said"
+    slots.write_text("localhost:2\n")
+
+    def add_slots() -> None:
+        wait_until(lambda: said.exists() and "waiting for slots: there are 1 and --min-np is 2" in said.read_text())
+        replace(slots, "localhost:3\n")
+
+    adder = threading.Thread(target=add_slots)
+    adder.start()
+    flags = [*hosts_of(slots), "--min-np", "2", "--max-np", "2"]
+    ended = run_elastic(lose_ranks, tmp_path, None, str(slots), flags=flags)
+    adder.join()
+    assert ended.status == 0, ended.said
+    assert ended.fired == {"dies 1"}
+    assert ended.results == [(1, 2, 8)] * 2, ended.said
+    assert "ended after" in ended.said and "1 rank lost; went on 1 time in new processes" in ended.said
+
+
+def test_a_job_that_finds_no_slots_ends(tmp_path: Path) -> None:
+    slots = tmp_path / "slots"
+    slots.write_text("localhost:2\n")
+    flags = [*hosts_of(slots), "--min-np", "2", "--elastic-timeout", "2"]
+    ended = run_elastic(lose_ranks, tmp_path, None, str(slots), flags=flags)
+    assert ended.status == 128 + signal.SIGKILL, ended.said
+    assert "there were too few slots for 2 s; --elastic-timeout waits longer" in ended.said
+    assert not ended.results
+
+
+def die_each_time(scene: Scene) -> None:
+    hvd.init()
+    hvd.allreduce(np.ones(3), name="together")
+    if scene.me == 1:
+        scene.die("again")
+    hvd.elastic.run(lambda state: hvd.allreduce(np.ones(3), name="gradient"))(ObjectState())
+
+
+def test_a_job_is_reset_so_often_and_no_more(tmp_path: Path) -> None:
+    ended = run_elastic(die_each_time, tmp_path, 2, flags=["--min-np", "2", "--reset-limit", "1"])
+    assert ended.said.count("in new processes") == 2, ended.said
+    assert ended.status == 128 + signal.SIGKILL, ended.said
+    assert "new processes were started 1 time, which is as often as --reset-limit allows" in ended.said
+
+
+def test_what_is_kept_of_a_job(tmp_path: Path) -> None:
+    """Output of earlier processes is not lost, each world has a timeline, and programs can read what happened."""
+    kept = tmp_path / "kept"
+    trace = tmp_path / "trace.json"
+    flags = ["--min-np", "2", "--output-filename", str(kept), "--timeline-filename", str(trace)]
+    ended = run_elastic(lose_ranks, tmp_path, 2, "", flags=flags)
+    assert ended.status == 0, ended.said
+    lines = (kept / "rank.0/stdout").read_text().splitlines()
+    assert lines == [f"step {step} of start {int(step > 4)}" for step in range(1, 9)]
+    traces = {file.name for file in tmp_path.glob("trace*")}
+    assert traces == {f"trace{number}.rank-{rank}.json" for number in ("", ".2") for rank in (0, 1)}
+    events = [json.loads(line) for line in (kept / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["lost", "ending", "going on", "ended"]
+    lost, _, on, end = events
+    assert (lost["rank"], lost["left"]) == (1, 1) and "SIGKILL" in lost["why"]
+    assert (on["ranks"], on["processes"]) == (2, "new") and 0 < on["seconds"] < 60
+    assert (end["status"], end["lost"], end["paused"]) == (0, 1, on["seconds"])
+    assert all(event["text"] in ended.said for event in events)
+
+
+def die_in_shutdown(scene: Scene) -> int:
+    """The work is done when a rank dies."""
+
+    @hvd.elastic.run
+    def train(state: ObjectState) -> None:
+        hvd.allreduce(np.ones(3), name="gradient")
+        state.step += 1
+
+    state = ObjectState(step=0)
+    train(state)
+    if scene.me == 1:
+        scene.dies_in("shutdown", basics, "_stop")
+    hvd.shutdown()
+    return state.step
+
+
+def test_a_rank_that_dies_in_shutdown_has_done_its_work(tmp_path: Path) -> None:
+    ended = run_elastic(die_in_shutdown, tmp_path, 3, flags=["--min-np", "2"])
+    assert ended.status == 0, ended.said
+    assert ended.fired == {"shutdown 1"}
+    assert ended.results == [1, 1]
+
+
+def lose_the_launcher(scene: Scene) -> None:
+    @hvd.elastic.run
+    def train(state: ObjectState) -> None:
+        while True:
+            hvd.allreduce(np.ones(3), name="gradient")
+            state.step += 1
+            state.commit()
+            if state.step == 5 and scene.me == 0:
+                scene.fired("launcher")
+                supervisor = os.getppid()
+                os.kill(parent(parent(supervisor)), signal.SIGKILL)  # it has started mpirun
+
+    train(ObjectState(step=0))
+
+
+def test_without_its_launcher_a_job_ends_and_leaves_nothing(tmp_path: Path) -> None:
+    ended = run_elastic(lose_the_launcher, tmp_path, 2, flags=["--min-np", "1"])
+    assert ended.status == -signal.SIGKILL, ended.said
+    assert ended.fired == {"launcher 0"}
+
+
+def test_slots_rest_longer_each_time() -> None:
+    options = LaunchOptions(("true",), {}, Allocation((Host("a", 2), Host("b", 2)), "--hosts"), np=4, min_np=1)
+    slots = Slots(options, None)
+
+    def there(now: float) -> dict[str, int]:
+        found = slots.options(now).allocation
+        assert found is not None
+        return {host.name: host.slots for host in found.hosts}
+
+    assert there(0.0) == {"a": 2, "b": 2}
+    slots.rest("a", 1, 0.0)
+    assert there(0.1) == {"a": 2, "b": 2}, "at once the first time"
+    now = 1.0
+    for pause in (5, 10, 20, 40, 80, 160, 300, 300):
+        slots.rest("a", 1, now)
+        assert there(now + pause - 0.1) == {"a": 1, "b": 2}
+        assert there(now + pause + 0.1) == {"a": 2, "b": 2}
+        now += pause + 1
+    slots.rest("b", 2, now)
+    slots.rest("b", 2, now)
+    assert there(now + 1) == {"a": 2}
+    later = now + elastic.REMEMBERED_SECONDS
+    slots.rest("a", 1, later)
+    assert there(later + 0.1) == {"a": 2, "b": 2}, "a loss is forgotten"
+
+
+def test_events_that_cannot_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingError, match=r"--output-filename: .*events\.jsonl cannot be written: File exists"):
+        Events(str(tmp_path / "file"))
+
+
+def test_nothing_is_said_of_a_job_to_which_nothing_has_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    events = Events(None)
+    events.conclude(0)
+    assert capsys.readouterr().err == ""
+    events.add(Event("lost", "rank 1 was killed"))
+    events.conclude(1)
+    assert capsys.readouterr().err == "horovodish: rank 1 was killed\nhorovodish: ended after 0 s: 1 rank lost\n"
