@@ -202,6 +202,8 @@ class testing:
     @staticmethod
     def lines(text: str) -> list[str]: ...
     @staticmethod
+    def waiting_costs() -> tuple[int, int]: ...
+    @staticmethod
     def reduce_with(
         *,
         level: int,

@@ -106,7 +106,7 @@ class Running:
 _followers: list[tuple[Callable[[Any], None], Callable[[Any], None], Callable[[], None]]] = []
 _running: Running | None = None
 _forked: Running | None = None  # a parent's engine, in a forked child: unusable and never destroyed
-_stopped: Running | None = None  # until the next init()
+_last_loss, _last_completed = "", 0  # of the engine that was stopped, until the next init()
 
 
 def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = None) -> None:
@@ -134,12 +134,12 @@ def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = No
         >>> hvd.rank(), hvd.size()
         (0, 1)
     """
-    global _running, _stopped
+    global _running, _last_loss, _last_completed
     if _running is not None:
         return
     if _forked is not None:
         raise _forked_error()
-    _stopped = None
+    _last_loss, _last_completed = "", 0
     for check, *_ in _followers:
         check(process_sets)
     _install_hooks()
@@ -324,14 +324,12 @@ def running() -> Running:
 
 def loss() -> str:
     """The message of this or the last engine about a lost rank, which every error of its quotes; empty without one."""
-    latest = _running or _stopped
-    return latest.engine.loss() if latest else ""
+    return _running.engine.loss() if _running else _last_loss
 
 
 def completed() -> int:
     """How many operations of all ranks have succeeded on this one since the last `init()`."""
-    latest = _running or _stopped
-    return latest.engine.completed() if latest else 0
+    return _running.engine.completed() if _running else _last_completed
 
 
 def cut_off(reason: str) -> None:
@@ -476,16 +474,16 @@ def _stack_signal(knobs: settings.Settings) -> int:
 
 
 def _stop(reason: str) -> None:
-    global _running, _stopped
+    global _running, _last_loss, _last_completed
     if _running is None:
         return
     stopped, _running = _running, None
-    _stopped = stopped
     os.environ.pop(settings.RANK_PROCESS_VARIABLE, None)
     why = failures.reason or reason
     run_folder.reached("shutdown")
     stopped.engine.stop(failures.reason is not None, f"rank {stopped.topology.rank} {why}")
     run_folder.reached("stopped")
+    _last_loss, _last_completed = stopped.engine.loss(), stopped.engine.completed()
     for *_, forget in _followers:
         forget()
 

@@ -221,9 +221,10 @@ class Settings:
     )
     spin_us: int = _knob(
         TUNING,
-        50,
+        -1,
         "How many microseconds a waiting caller spins before it sleeps, at least 2000 while MPI moves its data; "
-        "none where a host has more ranks than cores.",
+        "none where a host has more ranks than cores. -1: as many as waking up takes, which init() measures.",
+        least=-1,
         most=10**6,
     )
     thread_affinity: str = _knob(

@@ -57,7 +57,7 @@ class ResumableSampler(Sampler[int]):
         self._epoch = 0
         self._done_before = 0  # samples of this epoch that all ranks together were through with when it was resumed
         self._recorded = 0  # samples of this rank since then
-        self._largest = 0  # samples of a batch since then
+        self._largest = 0  # samples of a batch since then, or since the epoch began
         self._all_are_through = False  # all ranks, with this epoch
         self._exhausted = False  # the last pass has asked for all samples
         self._open_passes: set[object] = set()
@@ -75,7 +75,7 @@ class ResumableSampler(Sampler[int]):
             self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._done_before = self._recorded = 0
+        self._done_before = self._recorded = self._largest = 0
         self._exhausted = self._all_are_through = False
 
     def record(self, samples: int) -> None:

@@ -178,7 +178,7 @@ def test_a_bad_value_is_a_usage_error(
         monkeypatch.setenv(source, "fast")
     assert main(["run", "-np", "1", *flags, "true"]) == 2
     expected = (
-        f"horovodish: {source}='fast' is not accepted: spin_us is a whole number from 0 to 1000000 (default 50)\n"
+        f"horovodish: {source}='fast' is not accepted: spin_us is a whole number from -1 to 1000000 (default -1)\n"
     )
     assert capsys.readouterr().err == expected
 

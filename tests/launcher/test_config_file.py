@@ -126,7 +126,7 @@ MISTAKES = [
     ("version: 1", "line 1: there is no key version"),
     (
         "spin-us: fast",
-        "line 1: spin-us='fast' is not accepted: spin_us is a whole number from 0 to 1000000",
+        "line 1: spin-us='fast' is not accepted: spin_us is a whole number from -1 to 1000000",
     ),
     ("params:\n  spin_us: 1.5", "line 2: spin-us='1.5' is not accepted: spin_us is a whole number"),
     ("autotune:\n  enabled: perhaps", "line 2: enabled='perhaps' is not accepted: autotune is 1 (on) or 0 (off)"),

@@ -54,7 +54,7 @@ ROOMS: dict[str, set[str]] = {
     "engine": {"abi", "gpu", "memory", "negotiation", "operation", "planes", "timeline"},
     "xla": {"abi", "engine", "gpu", "operation"},
     "tensorflow": {"abi", "arithmetic", "c_interface.h"},
-    "python": {"abi", "arithmetic", "c_interface.h", "engine", "gpu", "negotiation", "planes", "timeline", "xla"},
+    "python": {"abi", "arithmetic", "c_interface.h", "engine", "gpu", "memory", "negotiation", "planes", "timeline", "xla"},
 }
 """What the files of each folder may include of the others: only folders further up in this table."""
 

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "memory/thread_setup.h"
+#include "memory/waiting_costs.h"
 #include "planes/make_plane.h"
 
 namespace horovodish {
@@ -23,9 +24,9 @@ constexpr std::chrono::microseconds kFarewellNap{20};
 // MPI moves data while it is asked. A caller that napped between two segments would hold up both ends of the connection:
 // 64 MiB between two hosts then take 1.5 times as long.
 constexpr std::chrono::milliseconds kPollingSpin{2};
-// After this long without news a caller that looks for more lets other threads run in between. The one that it waits for may need
-// this core: ranks in other containers cannot be counted. Earlier it would only be late for the news.
-constexpr std::chrono::microseconds kYieldAfter{10};
+// After as long as so many yields take, a caller without news lets other threads run between two looks. The one that it waits for may
+// need this core: ranks in other containers cannot be counted. Earlier it would only be late for the news.
+constexpr int kYieldsBefore = 16;
 constexpr std::chrono::hours kForEver{24};
 // How long the end of the process waits for threads that are on their way back to Python, which takes microseconds.
 constexpr std::chrono::seconds kReturnLimit{1};
@@ -73,7 +74,10 @@ Engine::Engine(EngineConfig config) : config_(std::move(config)), forks_(forks_s
     doorbell_ = {arena_, &arena_->header(config_.local_rank).doorbell};
     peer_watch_ = std::make_unique<PeerWatch>(config_.peer_sockets, [bell = doorbell_.get()] { bell->ring_own(); });
   }
-  if (config_.size > 1) start_thread();
+  if (config_.size > 1) {
+    waiting_costs();
+    start_thread();
+  }
 }
 
 Engine::~Engine() { stop(false, text_of(config_.rank) + " left"); }
@@ -366,7 +370,7 @@ void Engine::drive_until(const Handle& handle, Clock::time_point deadline) noexc
     if (now >= deadline) return;
     if (idle_since == Clock::time_point{}) idle_since = now;
     if (now - idle_since < spin()) {
-      if (now - idle_since < kYieldAfter) {
+      if (now - idle_since < kYieldsBefore * waiting_costs().yield) {
         pause_processor();
       } else {
         std::this_thread::yield();
@@ -409,9 +413,10 @@ bool Engine::awaits_news() const {
                      [](const auto& entry) { return entry.second->awaits_news(); });
 }
 
-// How long a caller looks for news without a break before it sleeps.
+// How long a caller looks for news without a break before it sleeps. Looking for as long as waking up takes costs at most twice
+// what the better of both would have cost.
 std::chrono::nanoseconds Engine::spin() const {
-  const std::chrono::nanoseconds spin = config_.options.spin;
+  const std::chrono::nanoseconds spin = config_.options.spin ? *config_.options.spin : waiting_costs().wake;
   const bool polls =
       std::any_of(process_sets_.begin(), process_sets_.end(), [](const auto& entry) { return entry.second->polls(); });
   return polls && spin.count() > 0 ? std::max<std::chrono::nanoseconds>(spin, kPollingSpin) : spin;

@@ -38,7 +38,8 @@ struct EngineOptions {
   size_t chunk_bytes = 0;             // of the shared-memory plane, where a request does not say otherwise
   size_t ring_segment_bytes = 0;      // of a message between hosts, in the same way
   size_t cache_capacity = 0;          // entries of the response cache
-  std::chrono::microseconds spin{0};  // how long a waiting caller spins before it sleeps
+  // How long a waiting caller spins before it sleeps; nothing: as long as waking up takes.
+  std::optional<std::chrono::microseconds> spin;
   StallInspector::Options stall;
   std::string plane;        // how bytes move, as the setting says
   bool shared_gpu = false;  // several ranks may use one GPU

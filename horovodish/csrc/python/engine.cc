@@ -147,7 +147,7 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_
   config.options = {chunk_bytes,
                     ring_segment_bytes,
                     cache_capacity,
-                    std::chrono::microseconds(spin_us),
+                    spin_us < 0 ? std::nullopt : std::optional(std::chrono::microseconds(spin_us)),
                     {StallInspector::Seconds(stall_warning_seconds), StallInspector::Seconds(stall_shutdown_seconds)},
                     std::move(plane),
                     shared_gpu,

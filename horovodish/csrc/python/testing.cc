@@ -7,6 +7,7 @@
 #include "arithmetic/instructions.h"
 #include "arithmetic/reduce.h"
 #include "engine/operation_table.h"
+#include "memory/waiting_costs.h"
 #include "negotiation/tree.h"
 #include "planes/mpi/schedule.h"
 #include "planes/shards.h"
@@ -295,6 +296,7 @@ void bind_testing(nb::module_& module) {
   bind_timeline(module);
   bind_schedules(module);
   module.def("lines", &lines);
+  module.def("waiting_costs", [] { return std::pair(waiting_costs().yield.count(), waiting_costs().wake.count()); });
   module.def("reduce_with", &reduce_with, nb::kw_only(), nb::arg("level"), nb::arg("dtype"), nb::arg("op"),
              nb::arg("values"), nb::arg("prescale"), nb::arg("postscale"), nb::arg("divisor"));
 }

@@ -206,7 +206,7 @@ def test_from_a_thread_that_is_not_the_first() -> None:
         ({"num_proc": 0}, hvd.SettingError, "argument -np/--num-proc: '0' is not a number of ranks"),
         ({"num_proc": "two"}, hvd.SettingError, "'two' is not a number of ranks"),
         ({"fusion_treshold_mb": 3}, TypeError, "no argument fusion_treshold_mb; did you mean fusion_threshold_mb?"),
-        ({"spin_us": "fast"}, hvd.SettingError, "--spin-us='fast' is not accepted: spin_us is a whole number from 0"),
+        ({"spin_us": "fast"}, hvd.SettingError, "--spin-us='fast' is not accepted: spin_us is a whole number from -1"),
         ({"verbose": "very"}, TypeError, "verbose is True or False, not 'very'"),
         ({"autotune": 7}, TypeError, "autotune is True or False, not 7"),
         ({"use_mpi": "yes"}, TypeError, "use_mpi is True or False, not 'yes'"),
