@@ -223,7 +223,7 @@ class Settings:
         TUNING,
         -1,
         "How many microseconds a waiting caller spins before it sleeps, at least 2000 while MPI moves its data; "
-        "none where a host has more ranks than cores. -1: as many as waking up takes, which init() measures.",
+        "none where a host has more ranks than cores. -1: eight times what waking up takes, which init() measures.",
         least=-1,
         most=10**6,
     )

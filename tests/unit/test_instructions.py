@@ -1,4 +1,4 @@
-"""What the reductions give does not depend on the vector instructions that the processor has."""
+"""What reductions and copies give does not depend on the vector instructions that the processor has."""
 
 from __future__ import annotations
 
@@ -59,3 +59,23 @@ def test_pairs_of_bfloat16_are_sums_of_floats(length: int, factor: float) -> Non
     left, right = (np.random.default_rng(seed).standard_normal(length).astype(ml_dtypes.bfloat16) for seed in (1, 2))
     expected = ((left.astype(np.float32) + right.astype(np.float32)) * np.float32(factor)).astype(ml_dtypes.bfloat16)
     assert reduced(BASELINE, "bfloat16", "sum", [left, right], (1.0, factor)).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("level", [BASELINE, *HIGHER], ids=["baseline", "v3", "v4"])
+def test_copies_write_what_they_shall_and_no_more(level: int) -> None:
+    random = np.random.default_rng(level)
+    for length in (0, 1, 2047, 2048, 2049, 2048 + 127, 2048 + 128, 10_007):
+        for start, to in ((0, 0), (1, 0), (0, 31), (5, 64), (33, 17)):
+            source, around = random.bytes(start + length), random.bytes(to + length + 65)
+            got = testing.copy_with(level, source, start, around, to)
+            if got is None:
+                pytest.skip("this processor has no such instructions")
+            assert got == around[:to] + source[start:] + around[to + length :], (length, start, to)
+
+
+def test_what_waiting_costs_is_measured() -> None:
+    costs = testing.waiting_costs()
+    yielding, waking = costs
+    assert 0 < yielding <= 5_000
+    assert 5_000 <= waking <= 50_000
+    assert testing.waiting_costs() == costs, "once in a process"

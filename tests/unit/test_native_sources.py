@@ -52,9 +52,20 @@ ROOMS: dict[str, set[str]] = {
     "gpu": {"abi", "arithmetic", "operation"},
     "planes": {"abi", "arithmetic", "gpu", "memory", "negotiation", "operation"},
     "engine": {"abi", "gpu", "memory", "negotiation", "operation", "planes", "timeline"},
-    "xla": {"abi", "engine", "gpu", "operation"},
+    "xla": {"abi", "arithmetic", "engine", "gpu", "operation"},
     "tensorflow": {"abi", "arithmetic", "c_interface.h"},
-    "python": {"abi", "arithmetic", "c_interface.h", "engine", "gpu", "memory", "negotiation", "planes", "timeline", "xla"},
+    "python": {
+        "abi",
+        "arithmetic",
+        "c_interface.h",
+        "engine",
+        "gpu",
+        "memory",
+        "negotiation",
+        "planes",
+        "timeline",
+        "xla",
+    },
 }
 """What the files of each folder may include of the others: only folders further up in this table."""
 

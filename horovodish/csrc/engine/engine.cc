@@ -27,6 +27,9 @@ constexpr std::chrono::milliseconds kPollingSpin{2};
 // After as long as so many yields take, a caller without news lets other threads run between two looks. The one that it waits for may
 // need this core: ranks in other containers cannot be counted. Earlier it would only be late for the news.
 constexpr int kYieldsBefore = 16;
+// A caller spins for as long as so many wake-ups take. To sleep and come back costs it about four of them: the waker's and its own
+// system calls, and cold caches.
+constexpr int kWakesBefore = 8;
 constexpr std::chrono::hours kForEver{24};
 // How long the end of the process waits for threads that are on their way back to Python, which takes microseconds.
 constexpr std::chrono::seconds kReturnLimit{1};
@@ -413,10 +416,9 @@ bool Engine::awaits_news() const {
                      [](const auto& entry) { return entry.second->awaits_news(); });
 }
 
-// How long a caller looks for news without a break before it sleeps. Looking for as long as waking up takes costs at most twice
-// what the better of both would have cost.
+// How long a caller looks for news without a break before it sleeps.
 std::chrono::nanoseconds Engine::spin() const {
-  const std::chrono::nanoseconds spin = config_.options.spin ? *config_.options.spin : waiting_costs().wake;
+  const std::chrono::nanoseconds spin = config_.options.spin ? *config_.options.spin : kWakesBefore * waiting_costs().wake;
   const bool polls =
       std::any_of(process_sets_.begin(), process_sets_.end(), [](const auto& entry) { return entry.second->polls(); });
   return polls && spin.count() > 0 ? std::max<std::chrono::nanoseconds>(spin, kPollingSpin) : spin;

@@ -18,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kSamples = 21;
 constexpr uint32_t kAnybody = 1;
 // A busy machine makes threads wait for a core, which says nothing about waking up.
-constexpr std::chrono::microseconds kShortestWake{5}, kLongestWake{200};
+constexpr std::chrono::microseconds kShortestWake{5}, kLongestWake{50};
 constexpr std::chrono::nanoseconds kLongestYield{5000};
 constexpr std::chrono::microseconds kFallAsleep{40};
 

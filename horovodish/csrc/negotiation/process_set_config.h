@@ -38,7 +38,7 @@ struct EngineOptions {
   size_t chunk_bytes = 0;             // of the shared-memory plane, where a request does not say otherwise
   size_t ring_segment_bytes = 0;      // of a message between hosts, in the same way
   size_t cache_capacity = 0;          // entries of the response cache
-  // How long a waiting caller spins before it sleeps; nothing: as long as waking up takes.
+  // How long a waiting caller spins before it sleeps; nothing: by what waking up costs.
   std::optional<std::chrono::microseconds> spin;
   StallInspector::Options stall;
   std::string plane;        // how bytes move, as the setting says

@@ -1,11 +1,11 @@
 #include "planes/adasum_tasks.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <optional>
 #include <vector>
 
+#include "arithmetic/copy_bytes.h"
 #include "arithmetic/standard_floats.h"
 #include "planes/adasum.h"
 #include "planes/shards.h"
@@ -45,7 +45,7 @@ class AdasumStream : public StreamTask {
   void publish(uint64_t chunk, std::byte* slot) override {
     if (is_table(chunk)) {
       const auto [begin, bytes] = table_part(chunk);
-      std::memcpy(slot, reinterpret_cast<const std::byte*>(adasum_.table()) + begin, bytes);
+      copy_bytes(slot, reinterpret_cast<const std::byte*>(adasum_.table()) + begin, bytes);
     } else {
       concatenation_.pack(whole(chunk), ReduceOp::adasum, slot);
     }
@@ -122,7 +122,7 @@ class AdasumRun : public MpiTask {
         adasum_(concatenation_, ranks_, scale_of(operation)),
         tables_(ranks_ * adasum_.table_size()) {
     concatenation_.pack(concatenation_.whole(), ReduceOp::adasum, buffer_.data());
-    if (own_bytes() > 0) std::memcpy(theirs_.data() + own_ * own_bytes(), shard(), own_bytes());
+    if (own_bytes() > 0) copy_bytes(theirs_.data() + own_ * own_bytes(), shard(), own_bytes());
     std::vector<size_t> sent(begins_), received(ranks_ + 1);
     for (size_t& begin : sent) begin *= item_;
     for (size_t rank = 0; rank <= ranks_; ++rank) received[rank] = rank * own_bytes();

@@ -1,7 +1,7 @@
 #include "planes/fusion.h"
 
-#include <cstring>
 
+#include "arithmetic/copy_bytes.h"
 #include "arithmetic/reduce.h"
 
 namespace horovodish {
@@ -75,7 +75,7 @@ void Concatenation::pack(Range range, ReduceOp op, std::byte* out, double scale)
       const void* source = tensor.source + first * item;
       reduce(dtype_, op, out + position * item, &source, 1, length, {.prescale = scale});
     } else {
-      std::memcpy(out + position * item, tensor.source + first * item, length * item);
+      copy_bytes(out + position * item, tensor.source + first * item, length * item);
     }
   });
 }
@@ -83,7 +83,7 @@ void Concatenation::pack(Range range, ReduceOp op, std::byte* out, double scale)
 void Concatenation::unpack(Range range, const std::byte* in) const {
   const size_t item = item_bytes();
   for_each_piece(range, [&](const Tensor& tensor, size_t first, size_t length, size_t position) {
-    if (tensor.target != nullptr) std::memcpy(tensor.target + first * item, in + position * item, length * item);
+    if (tensor.target != nullptr) copy_bytes(tensor.target + first * item, in + position * item, length * item);
   });
 }
 

@@ -1,7 +1,7 @@
 #include "planes/solo.h"
 
-#include <cstring>
 
+#include "arithmetic/copy_bytes.h"
 #include "planes/fusion.h"
 
 namespace horovodish {
@@ -22,12 +22,12 @@ void SoloPlane::copy_and_scale(Operation& operation) {
     const size_t count = static_cast<size_t>(member.count());
     if (request.any_rows()) {
       Handle::Output& output = allocate_rows(operation, i, buffer.rows);
-      if (output.bytes > 0) std::memcpy(output.data.get(), buffer.source, output.bytes);
+      if (output.bytes > 0) copy_bytes(output.data.get(), buffer.source, output.bytes);
     } else if (scaling.prescale != 1.0 || scaling.postscale != 1.0) {
       const void* source = buffer.source;
       reduce(member.dtype, ReduceOp::sum, buffer.target, &source, 1, count, scaling);  // of one value all ops are alike
     } else if (buffer.target != buffer.source && count > 0) {
-      std::memcpy(buffer.target, buffer.source, count * bytes_of(member.dtype));
+      copy_bytes(buffer.target, buffer.source, count * bytes_of(member.dtype));
     }
   }
 }

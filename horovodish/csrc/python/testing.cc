@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "abi/mpi_requests.h"
+#include "arithmetic/copy_bytes.h"
 #include "arithmetic/instructions.h"
 #include "arithmetic/reduce.h"
 #include "engine/operation_table.h"
@@ -287,6 +288,18 @@ std::optional<nb::bytes> reduce_with(int level, int dtype, int op, const std::ve
   return as_bytes(target);
 }
 
+// `target` after the bytes of `source` from its byte `from` on were copied to its byte `to`. Null as in reduce_with().
+std::optional<nb::bytes> copy_with(int level, const nb::bytes& source, size_t from, const nb::bytes& target,
+                                   size_t to) {
+  limit_instructions(static_cast<Instructions>(level));
+  const bool has_them = instructions() == static_cast<Instructions>(level);
+  std::string result(target.c_str(), target.size());
+  copy_bytes(result.data() + to, source.c_str() + from, source.size() - from);
+  limit_instructions(Instructions::x86_64_v4);
+  if (!has_them) return std::nullopt;
+  return as_bytes(result);
+}
+
 }  // namespace
 
 void bind_testing(nb::module_& module) {
@@ -296,6 +309,7 @@ void bind_testing(nb::module_& module) {
   bind_timeline(module);
   bind_schedules(module);
   module.def("lines", &lines);
+  module.def("copy_with", &copy_with);
   module.def("waiting_costs", [] { return std::pair(waiting_costs().yield.count(), waiting_costs().wake.count()); });
   module.def("reduce_with", &reduce_with, nb::kw_only(), nb::arg("level"), nb::arg("dtype"), nb::arg("op"),
              nb::arg("values"), nb::arg("prescale"), nb::arg("postscale"), nb::arg("divisor"));

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
-#include <cstring>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -16,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "arithmetic/copy_bytes.h"
 #include "engine/frontend.h"
 #include "xla/staging.h"
 #include "xla/xla_call.h"
@@ -73,7 +73,7 @@ void drive(const Call& call) {
 
 Failure copy_results(const Call& call, const std::vector<Target>& wanted) {
   return collect(call, wanted, [](const Target& to, const Handle::Output*, const Target& result) {
-    if (to.bytes > 0) std::memcpy(to.data, result.data, to.bytes);
+    if (to.bytes > 0) copy_bytes(to.data, result.data, to.bytes);
   });
 }
 
@@ -175,7 +175,7 @@ std::vector<Buffer> stage(const xla::CallFrame& frame, Request& request, const P
   Layout layout = lay_out(frame, request, place, call.memory.data(), StagingPool::kAlignment);
   const std::vector<Target> arguments = members_of(frame);
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].bytes > 0) std::memcpy(layout.arguments[i], arguments[i].data, arguments[i].bytes);
+    if (arguments[i].bytes > 0) copy_bytes(layout.arguments[i], arguments[i].data, arguments[i].bytes);
   }
   call.results = std::move(layout.results);
   if (request.kind != Kind::barrier) return std::move(layout.buffers);
@@ -226,7 +226,7 @@ xla::Error* xla_done(xla::CallFrame* frame) {
     std::vector<Target> results = memory_of(frame->results);
     const Target passed_on = results.front();
     results.erase(results.begin());
-    if (passed_on.data != numbers.data) std::memcpy(passed_on.data, numbers.data, passed_on.bytes);
+    if (passed_on.data != numbers.data) copy_bytes(passed_on.data, numbers.data, passed_on.bytes);
     return calls().finish(*static_cast<const int32_t*>(numbers.data), std::move(results), waits);
   });
 }
@@ -235,7 +235,7 @@ xla::Error* xla_rest(xla::CallFrame* frame) {
   return handled(*frame, [&]() -> Failure {
     const Target rest = memory_of(frame->results).front();
     const auto* const numbers = static_cast<const int32_t*>(buffer_at(frame->arguments, 0).data);
-    std::memcpy(rest.data, numbers + 1, rest.bytes);
+    copy_bytes(rest.data, numbers + 1, rest.bytes);
     return {};
   });
 }

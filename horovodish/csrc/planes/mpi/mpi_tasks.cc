@@ -1,9 +1,9 @@
 #include "planes/mpi/mpi_tasks.h"
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 
+#include "arithmetic/copy_bytes.h"
 #include "arithmetic/reduce.h"
 #include "planes/adasum_tasks.h"
 #include "planes/fusion.h"
@@ -58,7 +58,7 @@ class DirectAllreduce : public MpiTask {
         run_(environment,
              direct_allgather(environment.rank, environment.ranks(), begins(), segment_of(environment, dtype)),
              blocks_.data(), bytes_of(dtype)) {
-    std::memcpy(blocks_.data() + static_cast<size_t>(environment.rank) * bytes_, buffer, bytes_);
+    copy_bytes(blocks_.data() + static_cast<size_t>(environment.rank) * bytes_, buffer, bytes_);
   }
 
   bool advance() override {
@@ -250,7 +250,7 @@ class RowsTask : public MpiTask {
     const std::byte* source = operation_->buffers[i].source;
     const bool alltoall = operation_->request->kind == Kind::alltoall;
     const size_t kept = bytes(own_, own_);
-    if (kept > 0) std::memcpy(output + received[own_], source + (alltoall ? sent[own_] : 0), kept);
+    if (kept > 0) copy_bytes(output + received[own_], source + (alltoall ? sent[own_] : 0), kept);
     const MpiEnvironment& e = environment_;
     run_ = alltoall
                ? std::make_unique<ScheduleRun>(e, direct_exchange(e.rank, e.ranks(), sent, received, e.segment_bytes),

@@ -1,8 +1,8 @@
 #include "planes/shared_memory/stream_tasks.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "arithmetic/copy_bytes.h"
 #include "planes/adasum_tasks.h"
 #include "planes/fusion.h"
 #include "planes/mpi/mpi_tasks.h"
@@ -102,7 +102,7 @@ class ReduceTask : public StreamTask {
           std::byte* const slot = slots[world_.own] + offset;
           std::byte* const target = exchanged || tensor.target == nullptr ? slot : tensor.target + first * item_;
           reduce(concatenation_.dtype(), op_, target, sources_.data(), world_.ranks, length, scaling);
-          if (has_collect() && target != slot) std::memcpy(slot, target, length * item_);
+          if (has_collect() && target != slot) copy_bytes(slot, target, length * item_);
         });
   }
 
@@ -165,7 +165,7 @@ class BroadcastTask : public StreamTask {
     concatenation_.for_each_piece(whole(chunk),
                                   [](const Concatenation::Tensor& tensor, size_t first, size_t count, size_t) {
                                     if (tensor.target != nullptr && tensor.target != tensor.source) {
-                                      std::memcpy(tensor.target + first, tensor.source + first, count);
+                                      copy_bytes(tensor.target + first, tensor.source + first, count);
                                     }
                                   });
   }
@@ -196,7 +196,7 @@ class RowsTask : public StreamTask {
   void publish(uint64_t chunk, std::byte* slot) override {
     if (chunk < table_chunks_) {
       const auto [begin, bytes] = table_part(chunk);
-      std::memcpy(slot, line(own_) + begin, bytes);
+      copy_bytes(slot, line(own_) + begin, bytes);
       return;
     }
     contributions_[own_].pack(data_part(chunk, own_), ReduceOp::sum, slot);
@@ -206,7 +206,7 @@ class RowsTask : public StreamTask {
     for (size_t rank = 0; rank < ranks_; ++rank) {
       if (chunk < table_chunks_) {
         const auto [begin, bytes] = table_part(chunk);
-        std::memcpy(line(rank) + begin, slots[rank], bytes);
+        copy_bytes(line(rank) + begin, slots[rank], bytes);
         continue;
       }
       contributions_[rank].unpack(data_part(chunk, rank), slots[rank]);
