@@ -418,7 +418,8 @@ bool Engine::awaits_news() const {
 
 // How long a caller looks for news without a break before it sleeps.
 std::chrono::nanoseconds Engine::spin() const {
-  const std::chrono::nanoseconds spin = config_.options.spin ? *config_.options.spin : kWakesBefore * waiting_costs().wake;
+  const std::chrono::nanoseconds spin =
+      config_.options.spin ? *config_.options.spin : kWakesBefore * waiting_costs().wake;
   const bool polls =
       std::any_of(process_sets_.begin(), process_sets_.end(), [](const auto& entry) { return entry.second->polls(); });
   return polls && spin.count() > 0 ? std::max<std::chrono::nanoseconds>(spin, kPollingSpin) : spin;

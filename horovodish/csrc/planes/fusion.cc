@@ -1,6 +1,5 @@
 #include "planes/fusion.h"
 
-
 #include "arithmetic/copy_bytes.h"
 #include "arithmetic/reduce.h"
 

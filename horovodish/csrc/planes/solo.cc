@@ -1,6 +1,5 @@
 #include "planes/solo.h"
 
-
 #include "arithmetic/copy_bytes.h"
 #include "planes/fusion.h"
 
