@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import warnings
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import horovodish
+import horovodish.elastic
+from horovodish.elastic import ObjectState
+from support.elastic import Scene, run_elastic
 from support.ranks import run_ranks
 
 MISMATCH = r"dtype: ranks 0, 2 have float32, rank 1 has float64"
@@ -60,7 +65,6 @@ def with_tensorflow() -> list[list[float]]:
 
 def with_jax() -> list[list[float]]:
     import jax
-    import numpy as np
     from jax import numpy as jnp
 
     import horovodish.jax as hvd
@@ -141,3 +145,44 @@ def starts_in_a_jax_program() -> int:
 
 def test_settings_are_those_of_init() -> None:
     run_ranks(settings_that_change_after_init, 2)
+
+
+def train_with_a_framework_each(scene: Scene) -> list[float]:
+    """Processes 0 and 3 compute gradients with PyTorch, 1 with JAX, 2 with NumPy. Process 1 dies in a step."""
+    weights = np.zeros(3, np.float32)
+    state = ObjectState(weights=weights, step=0)
+    reduced = (reduced_by_torch, reduced_by_jax, horovodish.allreduce, reduced_by_torch)[scene.me]
+
+    @horovodish.elastic.run
+    def train(state: ObjectState) -> None:
+        while state.step < 6:
+            if scene.me == 1 and state.step == 3 and scene.first_time("dies"):
+                scene.die("dies")
+            state.weights += reduced(np.full(3, float(state.step), np.float32), name="gradient")
+            state.step += 1
+
+    train(state)
+    return [*state.weights.tolist(), horovodish.size()]
+
+
+def reduced_by_torch(values: np.ndarray, name: str) -> np.ndarray:
+    import torch
+
+    import horovodish.torch as hvd
+
+    return hvd.allreduce(torch.from_numpy(values), name=name).numpy()
+
+
+def reduced_by_jax(values: np.ndarray, name: str) -> np.ndarray:
+    from jax import numpy as jnp
+
+    import horovodish.jax as hvd
+
+    return np.asarray(hvd.allreduce(jnp.asarray(values), name=name))
+
+
+def test_ranks_of_other_frameworks_go_on_without_one(tmp_path: Path) -> None:
+    ended = run_elastic(train_with_a_framework_each, tmp_path, 4, flags=["--min-np", "2"])
+    assert ended.status == 0, ended.said
+    assert ended.fired == {"dies 1"}
+    assert ended.results == [[15.0, 15.0, 15.0, 3]] * 3
