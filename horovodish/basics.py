@@ -107,6 +107,7 @@ _followers: list[tuple[Callable[[Any], None], Callable[[Any], None], Callable[[]
 _running: Running | None = None
 _forked: Running | None = None  # a parent's engine, in a forked child: unusable and never destroyed
 _last_loss, _last_completed = "", 0  # of the engine that was stopped, until the next init()
+_is_cut_off = False  # likewise
 
 
 def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = None) -> None:
@@ -134,12 +135,12 @@ def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = No
         >>> hvd.rank(), hvd.size()
         (0, 1)
     """
-    global _running, _last_loss, _last_completed
+    global _running, _last_loss, _last_completed, _is_cut_off
     if _running is not None:
         return
     if _forked is not None:
         raise _forked_error()
-    _last_loss, _last_completed = "", 0
+    _last_loss, _last_completed, _is_cut_off = "", 0, False
     for check, *_ in _followers:
         check(process_sets)
     _install_hooks()
@@ -338,8 +339,15 @@ def cut_off(reason: str) -> None:
     Args:
         reason: what peers are told, such as "was told that rank 2 was lost".
     """
+    global _is_cut_off
     if (now := _running) is not None:
+        _is_cut_off = True
         now.engine.stop(True, f"rank {now.topology.rank} {reason}")
+
+
+def is_cut_off() -> bool:
+    """Whether `cut_off()` was called since the last `init()`."""
+    return _is_cut_off
 
 
 def _forked_error() -> ForkedProcessError:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher.hosts.allocation import THIS_HOST, Allocation, Host, counted
 from horovodish.launcher.hosts.discovery import Discovery, by_hostfile, by_program
 from horovodish.launcher.job.conclusion import conclude
@@ -31,6 +32,8 @@ REMEMBERED_SECONDS = 3600.0
 """For how long a loss counts."""
 SETTLED_SECONDS = 1.0
 """How long slots must have been there before ranks are started on them."""
+TOGETHER_SECONDS = 2.0
+"""Losses of a host that are no further apart count as one."""
 WAIT_SECONDS = 0.1
 
 Prepared = Callable[[LaunchOptions, Mapping[str, str], Members | None], contextlib.AbstractContextManager[Job]]
@@ -59,9 +62,11 @@ class Slots:
     def rest(self, host: str, slots: int, now: float) -> None:
         """Leaves slots of a host alone for a while, which is longer each time."""
         self._losses = [(other, then) for other, then in self._losses if now - then < REMEMBERED_SECONDS]
-        before = sum(other == host for other, _ in self._losses)
+        earlier = [then for other, then in self._losses if other == host]
+        before = sum(now - then > TOGETHER_SECONDS for then in earlier)
         pause = min(FIRST_REST_SECONDS * 2 ** (before - 1), LONGEST_REST_SECONDS) if before else 0.0
-        self._losses.append((host, now))
+        if len(earlier) == before:
+            self._losses.append((host, now))
         self._rests += [(host, now + pause)] * slots
 
     def options(self, now: float) -> LaunchOptions:
@@ -72,7 +77,9 @@ class Slots:
         left = [replace(host, slots=host.slots - resting[host.name]) for host in named.hosts]
         hosts = replace(named, hosts=tuple(host for host in left if host.slots > 0))
         most = self._options.most
-        np = most if most and self._options.oversubscribe and hosts.hosts else min(most or hosts.slots, hosts.slots)
+        np = min(most or hosts.slots, hosts.slots)
+        if most and self._options.oversubscribe:
+            np = min(most, sum(host.max_slots or most for host in hosts.hosts))
         is_named = self._discovery or self._options.allocation
         return replace(self._options, np=np, allocation=hosts if is_named else None)
 
@@ -85,6 +92,7 @@ class _Start:
         job: the start.
         members: its ranks.
         exit: ends what is left of it.
+        began: when.
         losses: how many of its losses were noted.
         told: how many of its events were told.
         leaving: the ranks that were told to leave at their next commit.
@@ -94,6 +102,7 @@ class _Start:
     job: Job
     members: Members
     exit: contextlib.ExitStack
+    began: float
     losses: int = 0
     told: int = 0
     leaving: frozenset[int] = frozenset()
@@ -102,6 +111,11 @@ class _Start:
     def host_of(self, rank: int) -> str:
         """The name by which the rank's host was named."""
         return next(each.host for each in self.job.options.host_ranks if rank in each.ranks)
+
+    def keep_state_for(self, other: "_Start") -> None:
+        """When this one ends, the state stays on the hosts of another one."""
+        hosts = {each.host for each in other.job.options.host_ranks}
+        self.job.keep_state_of = {rank for rank in range(self.job.options.np) if self.host_of(rank) in hosts}
 
 
 class ElasticJob:
@@ -143,12 +157,9 @@ class ElasticJob:
                 self._take_news(current)
                 following = self._following(current)
                 if following:
-                    hosts = {each.host for each in following.job.options.host_ranks}
-                    current.job.keep_state_of = {
-                        r for r in range(current.job.options.np) if current.host_of(r) in hosts
-                    }
+                    current.keep_state_for(following)
                 elif self._next:
-                    self._give_up(self._next)
+                    self._give_up(self._next, current)
                 current.exit.close()
                 if following is None:
                     status = conclude(current.job)
@@ -177,9 +188,12 @@ class ElasticJob:
     def _shall_go_on(self, current: _Start) -> bool:
         """Whether new ranks shall go on where these end, because of what others did to them."""
         members, job = current.members, current.job
-        if members.finished or members.failed or job.stopped_by or job.refusal or job.standstill:
+        is_later = members.worlds > 0 or self._starts > 1
+        # Of ranks that were told to end, the scripts may have more to do than those of the ranks that have finished.
+        is_done = members.finished and not members.left
+        if is_done or members.failed or job.stopped_by or job.standstill or (job.refusal and not is_later):
             return False
-        return members.have_arrived or self._starts > 1
+        return members.have_arrived or is_later
 
     @property
     def _may_start(self) -> bool:
@@ -213,7 +227,7 @@ class ElasticJob:
         with contextlib.ExitStack() as stack:
             job = stack.enter_context(self._prepared(options, variables, members))
             stack.enter_context(job.running())
-            return _Start(job, members, stack.pop_all())
+            return _Start(job, members, stack.pop_all(), time.monotonic())
 
     # While ranks train
 
@@ -224,8 +238,8 @@ class ElasticJob:
             self._look_after_next(current, self._next)
         elif current.members.phase == ENDING and self._shall_go_on(current) and self._may_start:
             options = self._slots.options(now)
-            if options.np >= self._options.least:
-                self._next = self._started(options, held=True)
+            if options.np >= self._options.least and now >= self._grows_at:
+                self._start_next(options)
         elif current.members.phase == TRAINING and current.members.has_run and not current.members.finished:
             self._let_go(current)
             self._grow(current, now)
@@ -250,7 +264,7 @@ class ElasticJob:
             alive = [rank for rank in each.ranks if rank in current.members.alive]
             if not (self._options.oversubscribe and each.host in slots):
                 leaving |= {*alive[slots.get(each.host, 0) :]}
-        if leaving and leaving != current.leaving:
+        if not leaving <= current.leaving:  # of those that were told, some may not have ended yet
             hosts = sorted({current.host_of(rank) for rank in leaving})
             text = f"there are fewer slots on {', '.join(hosts)}: {counted(len(leaving), 'rank')} will leave"
             self._tell("leaving", text, ranks=sorted(leaving), hosts=hosts)
@@ -269,15 +283,25 @@ class ElasticJob:
             self._room = None
             text = f"starting new processes on {counted(options.np, 'slot')}, while {len(current.members.alive)} train"
             self._tell("starting", text, slots=options.np, train=len(current.members.alive))
+            self._start_next(options)
+
+    def _start_next(self, options: LaunchOptions) -> None:
+        try:
             self._next = self._started(options, held=True)
+        except (LaunchError, SettingError, OSError) as problem:
+            self._grow_later(f"new processes cannot be started: {problem}")
+
+    def _grow_later(self, why: str) -> None:
+        self._grows_at, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST_REST_SECONDS)
+        self._tell("no start", f"{why}; the job goes on without them")
 
     def _look_after_next(self, current: _Start, following: _Start) -> None:
-        if not following.job.turn():
-            self._give_up(following)
+        is_late = time.monotonic() - following.began > self._options.elastic_timeout
+        if not following.job.turn() or (is_late and not following.members.have_arrived):
+            self._give_up(following, current)
             conclude(following.job)
             self._rest_what_failed(following, current)
-            self._grows_at, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST_REST_SECONDS)
-            self._tell("no start", "these new processes could not come up; the job goes on without them")
+            self._grow_later("these new processes could not come up")
         elif following.members.have_arrived and current.members.phase == TRAINING and not current.is_called:
             current.members.call_together()
             current.is_called = True
@@ -288,13 +312,15 @@ class ElasticJob:
         absent = set(start.job.absent_hosts())
         if current:
             absent -= {current.host_of(rank) for rank in current.members.alive}
+        refusing = {start.host_of(rank) for rank in start.job.refusing_ranks}
         for each in start.job.options.host_ranks:
-            if each.host in absent:
+            if each.host in absent | refusing:
                 self._slots.rest(each.host, len(each.ranks), now)
         if start.job.fault and not absent:
             self._slots.rest(start.host_of(start.job.fault.rank), 1, now)
 
-    def _give_up(self, start: _Start) -> None:
+    def _give_up(self, start: _Start, current: _Start) -> None:
+        start.keep_state_for(current)  # which removes it in the end
         start.job.give_up()
         while start.job.turn():
             pass

@@ -115,6 +115,8 @@ def _leave_world(state: State) -> None:
 
 def _comes_of_other_ranks(problem: BaseException | None) -> bool:
     """Whether it says that the world has changed. JAX and TensorFlow have classes of their own for that."""
+    if basics.is_cut_off():
+        return True  # of whatever class: what has another cause comes again in the next try
     loss = basics.loss()
     while problem is not None:
         if isinstance(problem, (RankLostError, EngineStoppedError, StallError, HostsUpdatedInterrupt)):

@@ -153,10 +153,11 @@ class Memory:
     Args:
         folder: in memory, of the job on this host; None if no process would look there.
         start: how often the job had started processes before.
+        number: of the state, among those that a process makes.
     """
 
-    def __init__(self, folder: Path | None, start: int) -> None:
-        names = [f"{start}-{uuid.uuid4().hex}.state" for _ in range(2)]
+    def __init__(self, folder: Path | None, start: int, number: int) -> None:
+        names = [f"{start}-{number}-{uuid.uuid4().hex}.state" for _ in range(2)]
         self._slots = [Slot(folder / name if folder else None) for name in names]
 
     @property
@@ -170,23 +171,25 @@ class Memory:
         return min(self._slots, key=lambda slot: slot.order)
 
 
-def forget_older(folder: Path | None, start: int) -> None:
-    """Give back what processes of earlier starts have left on this host.
+def forget_older(folder: Path | None, start: int, number: int) -> None:
+    """Give back what processes of earlier starts have left on this host of a state.
 
     Args:
         folder: as for `Memory`.
         start: of the processes whose states are kept.
+        number: as for `Memory`.
     """
-    for path in folder.glob("*.state") if folder else ():
+    for path in folder.glob(f"*-{number}-*.state") if folder else ():
         if int(path.name.partition("-")[0]) < start:
             path.unlink(missing_ok=True)
 
 
-def newest_in(folder: Path | None) -> Slot | None:
-    """The furthest state that the processes of this host have left there; None if there is none."""
+def newest_in(folder: Path | None, number: int) -> Slot | None:
+    """The furthest state of this number that the processes of this host have left there; None if there is none."""
     if folder is None:
         return None
-    slots = [slot for path in folder.glob("*.state") if (slot := Slot.of_file(path)) and slot.position != NOWHERE]
+    files = folder.glob(f"*-{number}-*.state")
+    slots = [slot for file in files if (slot := Slot.of_file(file)) and slot.position != NOWHERE]
     return max(slots, key=lambda slot: slot.order, default=None)
 
 

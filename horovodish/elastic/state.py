@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,9 +19,11 @@ from horovodish.objects import allgather_object
 
 __all__ = ["ObjectState", "State"]
 
+_numbers = itertools.count()
+
 
 class State:
-    """What a training run needs to go on, for `elastic.run`. All ranks make the same one.
+    """What a training run needs to go on, for `elastic.run`. All ranks make the same ones in the same order.
 
     Its attributes are the state, but for those whose names begin with an underscore. Of an object that has
     `state_dict()` and `load_state_dict()`, such as a sampler, these are used. Everything else is pickled.
@@ -36,6 +39,7 @@ class State:
 
     def __init__(self, **attributes: Any) -> None:
         self._reset_callbacks: list[Callable[[], object]] = []
+        self._number = next(_numbers)  # by which new processes know it
         self._memory: Memory | None = None
         self._synced: Position | None = None  # what sync() has reached; None before the first one
         self._cut_off: Position | None = None  # how far the live state was when the ranks lost touch
@@ -94,7 +98,7 @@ class State:
             TypeError: a part of the state cannot be pickled; on the furthest rank alone, the others lose it.
             See `horovodish.collectives` for what every operation can raise.
         """
-        left = newest_in(membership.state_folder()) if self._synced is None else None
+        left = newest_in(membership.state_folder(), self._number) if self._synced is None else None
         lives = self._synced is not None
         own = left.position if left else self._position if lives else None
         claims = self._claims() if lives else {}
@@ -115,7 +119,7 @@ class State:
             self._settle([each.claims for each, as_far in zip(told, is_as_far, strict=True) if as_far])
         starts = [each.start for each in told]
         if self._synced is None and basics.local_rank() == 0:
-            forget_older(membership.state_folder(), min(starts))
+            forget_older(membership.state_folder(), min(starts), self._number)
         self._synced = (max(starts), furthest[1] + 1 if furthest else 1, basics.completed())
         self._cut_off, self._is_interrupted = None, False
 
@@ -182,7 +186,7 @@ class State:
     @property
     def _kept(self) -> Memory:
         if self._memory is None:
-            self._memory = Memory(membership.state_folder(), membership.start())
+            self._memory = Memory(membership.state_folder(), membership.start(), self._number)
         return self._memory
 
     @property

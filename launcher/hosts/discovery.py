@@ -108,7 +108,10 @@ def _output_of(program: str, source: str, environ: Mapping[str, str]) -> str:
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        for pipe in (process.stdout, process.stderr):
+            if pipe:
+                pipe.close()  # a process that it has started in a session of its own may keep the other end
+        process.wait()
         raise SettingError(f"{source} took more than {PROGRAM_SECONDS:.0f} s and was killed") from None
     if process.returncode != 0:
         reason = errors.strip().rpartition("\n")[2]

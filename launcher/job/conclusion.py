@@ -47,7 +47,7 @@ def conclude(job: Job) -> int:
 def _verdict(job: Job, absence: Mapping[str, str], *, is_fault_of_a_rank: bool) -> tuple[int, str]:
     """The exit status and its reason, which is empty if the job came to its natural end."""
     np = job.options.np
-    if job.members and job.members.are_done:
+    if job.members and job.members.are_done and not job.left:
         return 0, ""
     if job.left and job.completed < np and not is_fault_of_a_rank:
         left = f"rank {job.left[0]} on {job.hosts[job.left[0]]} ended with exit status 0 while other ranks needed it"

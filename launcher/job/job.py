@@ -185,6 +185,11 @@ class Job:
         log = self._mpirun_log.fileno()
         return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace").replace("\0", "")
 
+    @property
+    def refusing_ranks(self) -> list[int]:
+        """The ranks whose hosts cannot run the command."""
+        return [rank for rank, hello in self._hellos.items() if hello.problem]
+
     def absent_hosts(self) -> dict[str, str]:
         """The hosts from which not all ranks have reported, and why."""
         return absent(self.options.host_ranks, set(self._hellos), self.said_by_mpirun)
@@ -285,6 +290,8 @@ class Job:
 
     def _take_news(self, link: LauncherEnd, of: Hello, word: str, rest: str) -> None:
         match word:
+            case "told" if self.members:
+                pass  # its host shuts down, perhaps; the rank's end says more
             case "told":
                 link.asked = True
                 self.told.append(of.host)
@@ -345,13 +352,18 @@ class Job:
         """Notes the end of a rank of an elastic job. Whether the others can go on without it."""
         status = exit_status(ending.status)
         if status == 0:
-            members.finish(ending.rank)
+            if self._waiting.is_needed(ending.rank) and not ending.asked:
+                members.failed = True
+                self._end(TERMINATE, after=SETTLE_SECONDS)
+            else:
+                members.finish(ending.rank)
             return False
         if status == LEFT_STATE and members.was_told(ending.rank):
             members.left_state(ending.rank)
             return True
         is_ours = ending.asked and ending.rank not in self._killed
-        if not members.have_arrived or members.failed or is_ours or status < SIGNALS:  # its script wants it so
+        has_begun = members.have_arrived or members.worlds > 0
+        if not has_begun or members.failed or is_ours or status < SIGNALS:  # its script wants it so
             members.failed |= not is_ours
             return False
         self._endings.append(ending)
@@ -380,6 +392,9 @@ class Job:
             self.members.asked(now)
             for link in self._links:
                 link.ask_state()
+        for rank, link in links.items():
+            if link.is_stuck:
+                self.members.answered(rank, "", now)
         for rank in self.members.silent(now):
             if rank in links:
                 self._drop(links[rank])
@@ -425,7 +440,7 @@ class Job:
 
     def _drop(self, link: LauncherEnd) -> None:
         self._selector.unregister(self._links.pop(link)[0])
-        link.leave()
+        link.leave(keep=self.members is not None)
         link.close()
         rank = link.hello.rank if link.hello else None
         if rank is not None and any(ending.rank == rank for ending in self._endings):
@@ -434,6 +449,7 @@ class Job:
             if rank in self.members.alive:
                 what = "cannot be reached any more, or somebody killed its supervisor"
                 self.members.lose(rank, self.hosts[rank], what, time.monotonic())
+                self._waiting.ended(rank, time.monotonic())
             self._cleared.add(rank)
         else:
             if rank is not None and self._has_begun and not link.asked:

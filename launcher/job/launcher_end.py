@@ -69,6 +69,11 @@ class LauncherEnd:
         """The file, and the events on it, to wait for before `receive()` is called."""
         return self.connection.fileno(), READ
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether messages may wait behind output that nobody reads."""
+        return False
+
     def receive(self) -> list[tuple[str, str]]:
         """The messages that have arrived, each a word and the rest. An empty word: the supervisor is gone."""
         raise NotImplementedError
@@ -157,6 +162,10 @@ class TcpLauncherEnd(LauncherEnd):
         if self._arrived:
             return self._files[self._arrived[0][0]], WRITE
         return super().watched
+
+    @property
+    def is_stuck(self) -> bool:
+        return bool(self._arrived)
 
     def receive(self) -> list[tuple[str, str]]:
         if not self._arrived:

@@ -54,6 +54,7 @@ class Members:
         alive: the ranks that have not ended.
         lost: the ranks that were lost, in this order.
         finished: how many ranks came to the end of their script.
+        left: how many ranks have left their state and ended for new processes.
         failed: whether a rank's script has failed by itself, so that none shall go on.
         has_run: whether a world was complete.
         held: as given; `release()` ends it.
@@ -75,7 +76,7 @@ class Members:
     ) -> None:
         self.alive = set(range(ranks))
         self.lost: list[int] = []
-        self.finished = 0
+        self.finished = self.left = 0
         self.failed = False
         self.has_run = False
         self.held = held
@@ -87,7 +88,7 @@ class Members:
         self._arrived: set[int] = set()  # in init()
         self._world = set(self.alive)
         self._done: set[int] = set()  # their scripts have ended, and they are about to
-        self._told: set[int] = set()  # to end
+        self._told: dict[int, float] = {}  # to end, and when
         self._leaving: set[int] = set()  # when the ranks leave the world next
         self._makes_room = False  # likewise: new processes go on, more of them
         self._least = least
@@ -130,9 +131,13 @@ class Members:
             self._since = now
         elif self.phase == FORMING and waited > FORMING_SECONDS:
             self.end(now, f"the ranks did not come together within {waited:.0f} s")
-        elif self.phase == ENDING and waited > ENDING_SECONDS:
-            self._orders.ends = True
+        elif self.phase == ENDING and self.alive - self._out - self._done:
+            self._orders.ends = waited > self._gathering_seconds
+        elif self.phase == ENDING:  # the rest is about to end
+            self._orders.ends = all(now - at > ENDING_SECONDS for at in self._told.values())
         if self.phase != ENDING:
+            late = [rank for rank, at in self._told.items() if rank in self.alive and now - at > ENDING_SECONDS]
+            self._orders.kill += [(rank, "was told to end and did not, and was ended") for rank in late]
             stopped = [rank for rank, since in self._stopped.items() if now - since > self._stuck_seconds]
             for rank in stopped:
                 del self._stopped[rank]
@@ -172,6 +177,8 @@ class Members:
             now: the time.
         """
         self._remove(rank)
+        if rank in self._told and self.phase == TRAINING:  # the others go on without it already
+            return
         self.lost.append(rank)
         text = f"rank {rank} on {host} {why}; {len(self.alive)} left"
         self.events.append(Event("lost", text, {"rank": rank, "host": host, "why": why, "left": len(self.alive)}))
@@ -189,6 +196,7 @@ class Members:
     def left_state(self, rank: int) -> None:
         """A rank has ended because it was told to."""
         self._remove(rank)
+        self.left += self.phase == ENDING
 
     def left_world(self, rank: int, now: float) -> None:
         """A rank has called `shutdown()` and waits to be told what comes."""
@@ -198,7 +206,7 @@ class Members:
         elif self.phase == FORMING:
             self.end(now, "the ranks lost touch while they began again")
         elif self.phase == ENDING:
-            self._tell_to_end([rank])
+            self._tell_to_end([rank], now)
 
     def runs(self, rank: int, now: float) -> None:
         """`init()` has returned on a rank."""
@@ -228,9 +236,9 @@ class Members:
         return [rank for rank in self.alive if now - self._asked.get(rank, now) > self._stuck_seconds]
 
     def answered(self, rank: int, state: str, now: float) -> None:
-        """What a rank's process does, as /proc has it: "T" where it is stopped."""
+        """What a rank's process does, as /proc has it: "T" where it is stopped, "" if that is not known."""
         self._asked.pop(rank, None)
-        if state in "Tt":
+        if state and state in "Tt":
             self._stopped.setdefault(rank, now)
         else:
             self._stopped.pop(rank, None)
@@ -246,11 +254,13 @@ class Members:
             return
         if self.phase == TRAINING:
             self.disturbed_at = now
+        elif self.phase == FORMING:
+            self._out |= self.alive
         self.phase, self._since = ENDING, now
         self.events.append(Event("ending", f"new processes go on: {why}", {"why": why}))
-        # A rank that has not left the world learns it when it does so, or is ended with the rest.
+        # A rank that has not left the world learns it when it does so.
         self._orders.news += [(rank, "lost 0") for rank in sorted(self.alive - self._out)]
-        self._tell_to_end(sorted(self.alive))
+        self._tell_to_end(sorted(self.alive), now)
 
     def _gather(self, now: float) -> None:
         if self.phase == TRAINING:
@@ -270,13 +280,13 @@ class Members:
             self.phase, self._since = FORMING, now
             world = ",".join(map(str, sorted(stay)))
             self._orders.news += [(rank, f"world {world}") for rank in sorted(stay)]
-            self._tell_to_end(sorted(self._leaving & self.alive))
+            self._tell_to_end(sorted(self._leaving & self.alive), now)
             self._world, self._leaving = stay, set()
             self._out.clear()
 
-    def _tell_to_end(self, ranks: Iterable[int]) -> None:
+    def _tell_to_end(self, ranks: Iterable[int], now: float) -> None:
         for rank in ranks:
-            self._told.add(rank)
+            self._told[rank] = now
             self._orders.news.append((rank, "end"))
 
     def _remove(self, rank: int) -> None:

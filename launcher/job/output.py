@@ -183,7 +183,7 @@ class Output:
         path = Path(self._options.output_filename, f"rank.{rank:0{digits}d}", NAMES[target])
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if self._appends else os.O_TRUNC), 0o666)
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if self._appends else os.O_TRUNC), 0o666)
         except OSError as problem:
             raise SettingError(f"--output-filename: {path} cannot be written: {problem.strerror}") from problem
 

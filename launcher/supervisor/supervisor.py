@@ -258,6 +258,8 @@ class Supervisor:
         elif word == b"leave":
             self.wanted = False
             self.fate = "keep" if rest else "forget"
+            if self.running:
+                self.end_rank()
 
     def start_rank(self, has_stdin: bool, variables: "dict[str, str]") -> None:
         own = {RUN_DIR_VARIABLE: self.folder, PROCESS_VARIABLE: str(os.getpid())}

@@ -186,6 +186,53 @@ def test_a_rank_that_dies_in_shutdown_has_done_its_work(tmp_path: Path) -> None:
     assert ended.results == [1, 1]
 
 
+def leave_early(scene: Scene) -> None:
+    @hvd.elastic.run
+    def train(state: ObjectState) -> None:
+        while True:
+            hvd.allreduce(np.ones(3), name="gradient")
+            if scene.me == 1 and state.step == 3:
+                scene.fired("exit")
+                os._exit(0)
+            state.step += 1
+
+    train(ObjectState(step=0))
+
+
+def test_a_rank_that_leaves_in_the_middle_without_an_error_fails_the_job(tmp_path: Path) -> None:
+    ended = run_elastic(leave_early, tmp_path, 3, flags=["--min-np", "1"])
+    assert ended.status == 1, ended.said
+    assert ended.fired == {"exit 1"}
+    assert "rank 1 on" in ended.said and "ended with exit status 0 while other ranks needed it" in ended.said
+
+
+def train_in_two_phases(scene: Scene) -> list[tuple[str, int]]:
+    """With a state each. Process 1 dies in the second, and new processes come to the first one again."""
+    done = []
+    for phase in ("first", "second"):
+
+        @hvd.elastic.run
+        def train(state: ObjectState, phase: str = phase) -> None:
+            while state.step < 5:
+                if scene.me == 1 and (phase, state.step) == ("second", 3) and scene.first_time("dies"):
+                    scene.die("dies")
+                hvd.allreduce(np.ones(3), name="gradient")
+                state.step += 1
+                state.commit()
+
+        state = ObjectState(step=0, of=phase)
+        train(state)
+        done.append((state.of, state.step))
+    return done
+
+
+def test_each_state_has_its_own_memory(tmp_path: Path) -> None:
+    ended = run_elastic(train_in_two_phases, tmp_path, 2, flags=["--min-np", "2"])
+    assert ended.status == 0, ended.said
+    assert ended.fired == {"dies 1"}
+    assert ended.results == [[("first", 5), ("second", 5)]] * 2, ended.said
+
+
 def lose_the_launcher(scene: Scene) -> None:
     @hvd.elastic.run
     def train(state: ObjectState) -> None:
@@ -219,18 +266,21 @@ def test_slots_rest_longer_each_time() -> None:
     assert there(0.0) == {"a": 2, "b": 2}
     slots.rest("a", 1, 0.0)
     assert there(0.1) == {"a": 2, "b": 2}, "at once the first time"
-    now = 1.0
+    now = 3.0
     for pause in (5, 10, 20, 40, 80, 160, 300, 300):
         slots.rest("a", 1, now)
         assert there(now + pause - 0.1) == {"a": 1, "b": 2}
         assert there(now + pause + 0.1) == {"a": 2, "b": 2}
-        now += pause + 1
+        now += pause + 3
     slots.rest("b", 2, now)
-    slots.rest("b", 2, now)
-    assert there(now + 1) == {"a": 2}
+    slots.rest("b", 2, now + 3)
+    assert there(now + 4) == {"a": 2}
     later = now + elastic.REMEMBERED_SECONDS
     slots.rest("a", 1, later)
     assert there(later + 0.1) == {"a": 2, "b": 2}, "a loss is forgotten"
+    for _ in range(2):
+        slots.rest("a", 1, later + 0.2)
+    assert there(later + 0.3) == {"a": 2, "b": 2}, "a host that is lost is one loss, not one for each rank"
 
 
 def test_events_that_cannot_be_kept(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def loaded(slot: Slot | None) -> dict[str, object]:
 
 @pytest.fixture(params=["private", "files"])
 def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Memory:
-    return Memory(tmp_path if request.param == "files" else None, 0)
+    return Memory(tmp_path if request.param == "files" else None, 0, 0)
 
 
 def test_what_is_written_is_read(memory: Memory) -> None:
@@ -77,48 +77,48 @@ def test_a_torn_write_is_not_taken(memory: Memory, tmp_path: Path) -> None:
     memory.next.room(100, 1_000_000)[:] = 1  # in place of the second one
     assert loaded(memory.newest) == {"value": 3}
     if any(tmp_path.iterdir()):
-        assert loaded(newest_in(tmp_path)) == {"value": 3}
+        assert loaded(newest_in(tmp_path, 0)) == {"value": 3}
 
 
 def test_other_processes_find_the_furthest_one(tmp_path: Path) -> None:
-    assert newest_in(None) is None
-    assert newest_in(tmp_path) is None
+    assert newest_in(None, 0) is None
+    assert newest_in(tmp_path, 0) is None
     (tmp_path / "0-empty.state").touch()
     (tmp_path / "0-torn.state").write_bytes(bytes(4096))
     (tmp_path / "other").write_bytes(b"x" * 4096)
-    write(Memory(tmp_path, 2), NOWHERE, value="before the first sync")
-    assert newest_in(tmp_path) is None
+    write(Memory(tmp_path, 2, 0), NOWHERE, value="before the first sync")
+    assert newest_in(tmp_path, 0) is None
     positions = [(0, 2, 9), (1, 2, 3), (0, 30, 1), (1, 2, 2)]
     for position in positions:
-        write(Memory(tmp_path, position[0]), position, value=position)
-    assert loaded(newest_in(tmp_path)) == {"value": (1, 2, 3)}
+        write(Memory(tmp_path, position[0], 0), position, value=position)
+    assert loaded(newest_in(tmp_path, 0)) == {"value": (1, 2, 3)}
 
 
 def test_files_of_earlier_starts_are_given_back(tmp_path: Path) -> None:
-    first, tenth = Memory(tmp_path, 0), Memory(tmp_path, 10)
+    first, tenth = Memory(tmp_path, 0, 0), Memory(tmp_path, 10, 0)
     write(first, (0, 1, 1), value=1)
     write(first, (0, 1, 2), value=2)
     write(tenth, (10, 1, 1), value=3)
-    forget_older(None, 10)
-    forget_older(tmp_path, 0)
+    forget_older(None, 10, 0)
+    forget_older(tmp_path, 0, 0)
     assert len(list(tmp_path.iterdir())) == 3
-    forget_older(tmp_path, 9)
+    forget_older(tmp_path, 9, 0)
     (left,) = tmp_path.iterdir()
     assert left.name.startswith("10-")
     assert loaded(first.newest) == {"value": 2}, "the process that has it goes on with it"
 
 
 def test_files_are_for_this_user_alone(tmp_path: Path) -> None:
-    write(Memory(tmp_path, 0), (0, 1, 1), value=1)
+    write(Memory(tmp_path, 0, 0), (0, 1, 1), value=1)
     (file,) = tmp_path.iterdir()
     assert file.stat().st_mode & 0o077 == 0
 
 
 def test_a_state_without_room_is_refused_and_the_last_one_stays(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, 0)
+    memory = Memory(tmp_path, 0, 0)
     write(memory, (0, 1, 1), value=1)
     with pytest.raises(OSError, match=r"a state of \d+ bytes is kept twice by each rank.*more room"):
         memory.next.room(100, 2**60)
     assert loaded(memory.newest) == {"value": 1}
     write(memory, (0, 1, 2), value=2)
-    assert loaded(newest_in(tmp_path)) == {"value": 2}
+    assert loaded(newest_in(tmp_path, 0)) == {"value": 2}

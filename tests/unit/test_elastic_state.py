@@ -219,7 +219,7 @@ def sync_in_all_cases() -> dict[str, Any]:
 
 
 def test_new_processes_take_what_earlier_ones_have_left(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, 0)
+    memory = Memory(tmp_path, 0, 0)
     state = State(value="older")
     state._memory, state._synced = memory, (0, 1, 0)
     state.save()
@@ -227,7 +227,7 @@ def test_new_processes_take_what_earlier_ones_have_left(tmp_path: Path) -> None:
     state.save()
     results = run_ranks(begin_in_new_processes, 2, args=(str(tmp_path),))
     assert results == [["left", "left", ("goes on", 1)]] * 2
-    slot = newest_in(tmp_path)
+    slot = newest_in(tmp_path, 0)
     assert slot is not None
     assert slot.position is not None
     assert slot.position[0] == 2

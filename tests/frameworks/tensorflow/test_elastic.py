@@ -159,8 +159,8 @@ def test_a_step_that_loses_a_rank_has_written_nothing(kind: str, tmp_path: Path)
     assert "RankLostError" in said and done == 1 and is_same
 
 
-def train_through_a_loss(scene: Scene) -> dict[str, Any]:
-    """Process 1 dies when the others have begun a step. The sums are exact and do not depend on the ranks."""
+def train_through_a_loss(scene: Scene, computes: bool) -> dict[str, Any]:
+    """Process 1 dies while the others are in a step or compute before one. The sums do not depend on the ranks."""
     sizes: list[int] = []
     total, counter = tf.Variable(tf.zeros([3])), tf.Variable(0)
     halves = tf.Variable(tf.zeros([2], tf.float64))
@@ -180,6 +180,8 @@ def train_through_a_loss(scene: Scene) -> dict[str, Any]:
         while state.step < STEPS:
             if scene.me == 1 and state.step == 4 and scene.first_time("dies"):
                 scene.die("dies")
+            if computes and state.step == 4 and scene.first_time("computes"):
+                wait_until(basics.is_cut_off)  # the launcher has told this rank, which has no collective under way
             step(tf.constant(float(state.step)))
             state.step += 1
             if state.step == 3:
@@ -194,8 +196,8 @@ def train_through_a_loss(scene: Scene) -> dict[str, Any]:
     }
 
 
-def check_loss(tmp_path: Path, ranks: int) -> Any:
-    ended = run_elastic(train_through_a_loss, tmp_path, ranks, flags=["--min-np", "2"])
+def check_loss(tmp_path: Path, ranks: int, *, computes: bool) -> Any:
+    ended = run_elastic(train_through_a_loss, tmp_path, ranks, computes, flags=["--min-np", "2"])
     assert ended.status == 0, ended.said
     assert ended.fired == {"dies 1"}
     assert len(ended.results) == 2, ended.said
@@ -205,12 +207,12 @@ def check_loss(tmp_path: Path, ranks: int) -> Any:
 
 
 def test_survivors_go_on(tmp_path: Path) -> None:
-    results = check_loss(tmp_path, 3)
+    results = check_loss(tmp_path, 3, computes=True)
     assert [(result["start"], result["sizes"]) for result in results] == [(0, [3, 2])] * 2
 
 
 def test_new_processes_go_on(tmp_path: Path) -> None:
-    results = check_loss(tmp_path, 2)
+    results = check_loss(tmp_path, 2, computes=False)
     assert [(result["start"], result["sizes"]) for result in results] == [(1, [2])] * 2
 
 
