@@ -24,7 +24,7 @@ from support.mpi_command import is_open_mpi
 from support.orphans import processes_with
 from support.processes import wait_until, wait_until_ended
 
-_LIMIT_SECONDS = 120
+_LIMIT_SECONDS = 300
 _MARK = "ELASTIC_TEST"
 _RANK = "import sys; sys.path[0] = sys.argv[1]; from support.elastic import main; main(*sys.argv[2:])"
 TESTS = Path(__file__).resolve().parents[1]
