@@ -3,9 +3,10 @@
     python benchmarks/soak_elastic.py --seconds 900
 
 Up to 4 ranks train a PyTorch model. In turn at random, a rank is killed, is stopped or aborts, or there are fewer or
-more slots. The exit status is 1 if no step is completed for longer than is allowed below, if ranks differ after they
-have begun again, if the result differs from that of an undisturbed run on the same samples, or if the job leaves
-anything behind or needs more and more memory, descriptors or processes.
+more slots. Slots rest for a second only, so that there is always somebody to disturb. The exit status is 1 if no step
+is completed for longer than is allowed below, if ranks differ after they have begun again, if the result differs from
+that of an undisturbed run on the same samples, or if the job leaves anything behind or needs more and more memory,
+descriptors or processes.
 """
 
 import argparse
@@ -24,6 +25,11 @@ EVENT_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 10.0
 SLOTS = (3, 4)
 ALLOWED_GROWTH = {"KiB": 4096, "descriptors": 4, "processes": 1}
+LAUNCHER = """
+from horovodish.launcher import cli, elastic
+elastic.FIRST_REST_SECONDS = elastic.LONGEST_REST_SECONDS = 1.0
+raise SystemExit(cli.main())
+"""
 STEP = re.compile(r"step: (\d+) of (\d+), process (\d+), loss ([0-9.]+(?:e[-+]?[0-9]+)?)$")
 
 
@@ -106,7 +112,7 @@ def disturbed(folder: Path, seconds: float, choice: random.Random) -> tuple[int,
         "--host-discovery-script",
         str(program),
     ]
-    job = subprocess.Popen(["horovodish", "run", *flags, *rank], stdout=subprocess.PIPE, text=True)
+    job = subprocess.Popen([sys.executable, "-c", LAUNCHER, "run", *flags, *rank], stdout=subprocess.PIPE, text=True)
     assert job.stdout is not None
     step, loss, alive = 0, 0.0, dict[int, float]()
     worst, latest, event_at = 0.0, 0.0, 0.0

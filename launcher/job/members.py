@@ -138,10 +138,10 @@ class Members:
         if self.phase != ENDING:
             late = [rank for rank, at in self._told.items() if rank in self.alive and now - at > ENDING_SECONDS]
             self._orders.kill += [(rank, "was told to end and did not, and was ended") for rank in late]
-            stopped = [rank for rank, since in self._stopped.items() if now - since > self._stuck_seconds]
-            for rank in stopped:
-                del self._stopped[rank]
-                self._orders.kill.append((rank, f"was stopped for {self._stuck_seconds:.0f} s, and was ended"))
+        stopped = [rank for rank, since in self._stopped.items() if now - since > self._stuck_seconds]
+        for rank in stopped:
+            del self._stopped[rank]
+            self._orders.kill.append((rank, f"was stopped for {self._stuck_seconds:.0f} s, and was ended"))
         orders, self._orders = self._orders, Orders()
         return orders
 

@@ -193,6 +193,38 @@ def test_a_rank_that_leaves_the_world_while_all_end_is_told_to_end() -> None:
     assert said(made) == ["new processes go on: mpirun's processes on b ended"]
 
 
+def test_a_rank_that_computes_has_time_to_leave_its_state() -> None:
+    made = members()
+    made.end(10.0, "mpirun's processes on b ended")
+    leave(made, [0, 1, 2], 10.1)
+    assert not made.take_orders(10.0 + GATHERING_SECONDS).ends
+    made.left_world(3, 10.0 + GATHERING_SECONDS)
+    orders = made.take_orders(10.1 + GATHERING_SECONDS)
+    assert (3, "end") in orders.news
+    assert not orders.ends
+    assert made.take_orders(10.2 + GATHERING_SECONDS + ENDING_SECONDS).ends
+
+
+def test_a_rank_that_does_not_end_when_it_is_told_to_is_ended() -> None:
+    made = members()
+    made.call_together(leaving=[3])
+    made.take_orders(10.0)
+    form(made, range(4), 10.5)
+    assert made.take_orders(10.5 + ENDING_SECONDS).kill == []
+    assert [rank for rank, _ in made.take_orders(10.6 + ENDING_SECONDS).kill] == [3]
+    made.lose(3, "b", "was ended", 21.0)
+    assert made.phase == TRAINING, "the others have gone on without it"
+    assert made.lost == []
+
+
+def test_a_rank_that_is_stopped_while_all_end_is_ended() -> None:
+    made = members()
+    made.end(10.0, "there is room for more")
+    made.answered(2, "T", 10.0)
+    made.take_orders(10.0)
+    assert [rank for rank, _ in made.take_orders(10.1 + STOPPED_SECONDS).kill] == [2]
+
+
 def test_a_stopped_rank_is_lost() -> None:
     made = members()
     made.answered(2, "T", 10.0)
