@@ -62,8 +62,9 @@ def attempt(state: State) -> Iterator[None]:
 
     The block runs with the state of the rank that is furthest. When a collective in it fails because a rank is lost,
     the block is left. The ranks that are left call `init()` again among themselves and take the state of the furthest
-    one of them. Then the code after the block runs, so a loop around it repeats the step in flight. In a step where
-    nothing happens, no message is sent.
+    one of them. Then the code after the block runs, so a loop around it repeats the step in flight. Look at the state
+    inside of the block: before the first one, new processes do not know it yet. In a step where nothing happens, no
+    message is sent.
 
     Args:
         state: the same one each time.
@@ -74,8 +75,10 @@ def attempt(state: State) -> Iterator[None]:
 
     Example:
         >>> state = hvd.elastic.ObjectState(step=0, total=0.0)
-        >>> while state.step < 10:
+        >>> while True:
         ...     with hvd.elastic.attempt(state):
+        ...         if state.step == 10:
+        ...             break
         ...         state.total += hvd.allreduce(np.ones(1)).item()
         ...         state.step += 1
     """
@@ -98,6 +101,8 @@ def _sync(state: State, *, is_reset: bool = False) -> None:
             if is_reset:
                 state.on_reset()
             state.sync()
+            if membership.start() > 0 and not is_reset:
+                state.on_reset()  # what earlier processes have left is of as many ranks as there were then
             return
         except Exception as problem:
             if not _comes_of_other_ranks(problem):

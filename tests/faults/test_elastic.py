@@ -166,8 +166,10 @@ def train_in_blocks(scene: Scene) -> dict[str, Any]:
     state = ObjectState(step=0, history=[], sum=np.zeros(LENGTH))
     state.register_reset_callbacks([scene.has_reset])
     tries = 0
-    while state.step < STEPS:
+    while True:
         with hvd.elastic.attempt(state):
+            if state.step == STEPS:
+                break
             tries += 1
             for victim, step in ((0, 3), (3, STEPS - 1)):
                 if scene.me == victim and state.step == step:

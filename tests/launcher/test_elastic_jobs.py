@@ -38,6 +38,7 @@ def hosts_of(slots: Path) -> list[str]:
 def train_while_slots_change(scene: Scene, slots: str, changes: list[tuple[int, int]], until_size: int) -> Any:
     """At some steps the number of slots changes. The last step is one among `until_size` ranks."""
     sizes: list[int] = []
+    resets: list[int] = []
 
     @hvd.elastic.run
     def train(state: ObjectState) -> None:
@@ -55,8 +56,10 @@ def train_while_slots_change(scene: Scene, slots: str, changes: list[tuple[int, 
             state.commit()
 
     state = ObjectState(step=0, after=0, sizes=[])
+    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
     train(state)
-    return {"start": scene.start, "size": hvd.size(), "sizes": state.sizes, "step": state.step, "own": len(sizes)}
+    own = {"start": scene.start, "own": len(sizes), "resets": resets}
+    return {**own, "size": hvd.size(), "sizes": state.sizes, "step": state.step}
 
 
 def replace(file: Path, text: str) -> None:
@@ -75,6 +78,7 @@ def test_a_job_grows_and_shrinks(tmp_path: Path) -> None:
     assert "there are fewer slots on localhost: 2 ranks will leave" in ended.said
     (result,) = ended.results
     assert (result["start"], result["size"], result["sizes"]) == (1, 1, [1, 2, 3])
+    assert result["resets"] == [3, 1], "also in new processes"
     assert result["own"] < result["step"], "the new processes began where the earlier ones had been"
 
 
