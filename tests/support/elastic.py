@@ -76,8 +76,9 @@ class Scene:
 
     def has_reset(self) -> None:
         """Wait until the launcher knows that the ranks go on, so that the next fault finds them training."""
-        self._recoveries += 1
-        self.await_word("in the same processes", self._recoveries)
+        if self.start == 0:
+            self._recoveries += 1
+            self.await_word("in the same processes", self._recoveries)
 
     def await_word(self, text: str, times: int = 1) -> None:
         """Wait until something was said so often."""
