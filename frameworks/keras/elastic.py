@@ -153,7 +153,7 @@ class KerasState(State):
 
 
 class _Values(NamedTuple):
-    """What was captured of a model or an optimizer."""
+    """The values of the variables of a model and of its optimizers."""
 
     values: list[Any]
     optimizers: list[list[Any]]

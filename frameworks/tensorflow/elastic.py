@@ -77,7 +77,7 @@ class TensorFlowState(State):
         super()._put_back(name, self._assigned(name, getattr(self, name, None), captured))
 
     def _assigned(self, name: str, live: Any, captured: Any) -> Any:
-        """What was captured, with the live variables in place of their values."""
+        """Return `captured` with the live variables in place of their values."""
         if isinstance(captured, _Values):
             variables = _variables(live) or []
             if len(variables) != len(captured.values):
@@ -118,7 +118,7 @@ def _variables(value: Any) -> list[Any] | None:
 
 
 class _Values(NamedTuple):
-    """What was captured of variables."""
+    """The values of variables, in their order."""
 
     values: list[Any]
 

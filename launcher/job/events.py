@@ -1,4 +1,4 @@
-"""What happens to an elastic job: a line for the user, and a record for programs."""
+"""Events of an elastic job. Each is a line for the user and a record for programs."""
 
 import contextlib
 import json

@@ -440,9 +440,11 @@ class Job:
 
     def _drop(self, link: LauncherEnd) -> None:
         self._selector.unregister(self._links.pop(link)[0])
-        link.leave(keep=self.members is not None)
-        link.close()
         rank = link.hello.rank if link.hello else None
+        alive = self.members.alive if self.members else set()
+        # Ranks of an elastic job that train on the same host have their state there, too.
+        link.leave(keep=any(self.hosts.get(other) == link.hello.host for other in alive - {rank} if link.hello))
+        link.close()
         if rank is not None and any(ending.rank == rank for ending in self._endings):
             self._cleared.add(rank)
         elif rank is not None and self.members and self._has_begun:

@@ -64,7 +64,7 @@ def run_on(on: Hosts, folder: Path, fault: str, *flags: str, slots: str = "") ->
     away = ["ip", "netns", "exec", on.name(1), "ip"]
 
     def repair() -> None:
-        """What is left on the other host hears that the job has ended."""
+        """Reconnects the second host, so that its processes hear that the job has ended."""
         subprocess.run([*away, "link", "set", "e0", "up"], check=True)
         subprocess.run([*away, "neigh", "flush", "all", "nud", "permanent"], check=True)
 

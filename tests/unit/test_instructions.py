@@ -1,4 +1,4 @@
-"""What reductions and copies give does not depend on the vector instructions that the processor has."""
+"""Reductions and copies give the same bytes with every level of vector instructions."""
 
 from __future__ import annotations
 
