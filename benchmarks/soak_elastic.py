@@ -115,16 +115,19 @@ def disturbed(folder: Path, seconds: float, choice: random.Random) -> tuple[int,
     job = subprocess.Popen([sys.executable, "-c", LAUNCHER, "run", *flags, *rank], stdout=subprocess.PIPE, text=True)
     assert job.stdout is not None
     step, loss, alive = 0, 0.0, dict[int, float]()
+    began = time.monotonic()
     worst, latest, event_at = 0.0, 0.0, 0.0
     held = {name: [] for name in ALLOWED_GROWTH}
     for line in job.stdout:
-        found = STEP.search(line)
+        found, now = STEP.search(line), time.monotonic()
         if not found:
-            print(line, end="", flush=True)
+            print(f"{now - began:6.1f} {line}", end="", flush=True)
             continue
-        now = time.monotonic()
         step, loss = int(found[1]), float(found[4])
-        worst, latest = max(worst, now - latest if latest else 0.0), now
+        pause, latest = now - latest if latest else 0.0, now
+        worst = max(worst, pause)
+        if pause > LONGEST_PAUSE_SECONDS / 2:
+            print(f"{now - began:6.1f} step {step} after {pause:.1f} s", flush=True)
         alive[int(found[3])] = now
         event_at = event_at or now + EVENT_SECONDS
         if now >= event_at:

@@ -44,8 +44,8 @@ def reached(phase: str) -> None:
     """Tell the launcher how far this rank has come, so that it can name a rank that the others wait for.
 
     Args:
-        phase: "init", "running", "shutdown", "stopped", "regroup" or "exit"; `horovodish.launcher.job.waiting` explains
-            them.
+        phase: "init", "running", "training", "shutdown", "stopped", "regroup" or "exit";
+            `horovodish.launcher.job.waiting` explains them.
     """
     global _process
     if not is_followed():

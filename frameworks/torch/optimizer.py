@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from horovodish.autotune import warn_of_no_effect
 from horovodish.compression import Compressor
+from horovodish.elastic import membership
 from horovodish.gradient_options import GradientOptions, checked_passes
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.reduce_ops import Adasum, Average, ReduceOp
@@ -24,6 +25,9 @@ from horovodish.torch.gradients.reducer import Reducer
 from horovodish.torch.names import Names
 
 __all__ = ["DistributedOptimizer"]
+
+if membership.start() > 0:
+    import torch._dynamo  # the first optimizer imports it, by then nobody would train any more
 
 OptimizerT = TypeVar("OptimizerT", bound=Optimizer)
 

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Concatenate, ParamSpec, TypeVar
 
-from horovodish import basics
+from horovodish import basics, run_folder
 from horovodish.elastic import membership
 from horovodish.elastic.state import State
 from horovodish.errors import EngineStoppedError, HostsUpdatedInterrupt, MismatchError, RankLostError, StallError
@@ -103,6 +103,7 @@ def _sync(state: State, *, is_reset: bool = False) -> None:
             state.sync()
             if membership.start() > 0 and not is_reset:
                 state.on_reset()  # what earlier processes have left is of as many ranks as there were then
+            run_folder.reached("training")
             return
         except Exception as problem:
             if not _comes_of_other_ranks(problem):

@@ -329,6 +329,8 @@ class Job:
             members.arrives(rank)
         elif phase == "running":
             members.runs(rank, time.monotonic())
+        elif phase == "training":
+            members.trains(rank, time.monotonic())
         elif phase == "regroup":
             members.left_world(rank, time.monotonic())
         elif phase == "exit":

@@ -60,7 +60,7 @@ class Members:
         held: as given; `release()` ends it.
         events: what has happened to the ranks, in this order.
         worlds: how many worlds were complete, of these ranks and of those of the starts before.
-        disturbed_at: when the world broke last; of new processes, when that of the start before did.
+        disturbed_at: when the world broke; of new processes, when that of the start before did. None while ranks train.
         phase: as above.
     """
 
@@ -84,6 +84,7 @@ class Members:
         self.events: list[Event] = []
         self.worlds = 0
         self.disturbed_at: float | None = None
+        self._processes = "new"  # in which processes the ranks go on
         self._went = False  # the ranks were told to go on from init()
         self._arrived: set[int] = set()  # in init()
         self._world = set(self.alive)
@@ -211,16 +212,20 @@ class Members:
     def runs(self, rank: int, now: float) -> None:
         """`init()` has returned on a rank."""
         if self.phase == FORMING or not self.has_run:  # init() returns nowhere before all ranks are in it
-            if self.disturbed_at is not None:
-                processes, took = "the same" if self.has_run else "new", now - self.disturbed_at
-                ranks = counted(len(self._world), "rank")
-                text = f"going on with {ranks} after {took:.2f} s, in {processes} processes"
-                details = {"ranks": len(self._world), "seconds": round(took, 3), "processes": processes}
-                self.events.append(Event("going on", text, details))
+            self._processes = "the same" if self.has_run else "new"
             self.has_run = True
             self.worlds += 1
             if self.phase == FORMING:
                 self.phase = TRAINING
+
+    def trains(self, rank: int, now: float) -> None:
+        """A rank has the state. All ranks have, or are about to: they take it together."""
+        if self.phase == TRAINING and self.disturbed_at is not None:
+            took, ranks = now - self.disturbed_at, counted(len(self._world), "rank")
+            text = f"going on with {ranks} after {took:.2f} s, in {self._processes} processes"
+            details = {"ranks": len(self._world), "seconds": round(took, 3), "processes": self._processes}
+            self.events.append(Event("going on", text, details))
+            self.disturbed_at = None
 
     def is_done(self, rank: int) -> None:
         """A rank's script has ended; the others go on without it."""
@@ -252,9 +257,8 @@ class Members:
         """
         if self.phase == ENDING:
             return
-        if self.phase == TRAINING:
-            self.disturbed_at = now
-        elif self.phase == FORMING:
+        self._breaks(now)
+        if self.phase == FORMING:
             self._out |= self.alive
         self.phase, self._since = ENDING, now
         self.events.append(Event("ending", f"new processes go on: {why}", {"why": why}))
@@ -264,7 +268,11 @@ class Members:
 
     def _gather(self, now: float) -> None:
         if self.phase == TRAINING:
-            self.phase, self._since, self.disturbed_at = GATHERING, now, now
+            self.phase, self._since = GATHERING, now
+            self._breaks(now)
+
+    def _breaks(self, now: float) -> None:
+        self.disturbed_at = now if self.disturbed_at is None else self.disturbed_at
 
     def _form(self, now: float) -> None:
         stay = self.alive - self._leaving - self._done

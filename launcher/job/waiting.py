@@ -4,6 +4,7 @@ A rank says which *phase* it has reached:
 
     init       it has called init()
     running    init() has returned
+    training   running, and the state of an elastic job is there
     shutdown   it has called shutdown(), or its script has ended without
     stopped    shutdown() has returned
     exit       its script has ended; MPI waits for the other ranks
@@ -20,6 +21,8 @@ DESERTED_SECONDS = 3.0
 """How long ranks may wait in init() for a rank that has ended. The news that it called init() may be under way."""
 MOST_NAMED = 4
 
+_NEEDED = ("init", "running", "training")
+"""The phases in which others may need a rank: until it calls shutdown(), as every script does at its end."""
 _PLACES = {"init": "in init()", "shutdown": "in shutdown()", "exit": "at the end of the script", "": ""}
 """Where ranks wait for others, by their phase. The phase "" means that the rank has ended."""
 _STATES = {
@@ -95,8 +98,8 @@ class Waiting:
             its.since = now
 
     def is_needed(self, rank: int) -> bool:
-        """Whether others may need the rank: from init() until it calls shutdown(), as every script does at its end."""
-        return self._ranks[rank].phase in ("init", "running")
+        """Whether others may need the rank."""
+        return self._ranks[rank].phase in _NEEDED
 
     def ended(self, rank: int, now: float) -> None:
         """Notes that the rank has ended with exit status 0."""
@@ -178,9 +181,9 @@ class Waiting:
         if where == "init":
             return its.is_stuck or its.phase in (None, "stopped", "exit")
         if where == "shutdown":
-            return its.is_stuck or its.phase in (None, "init", "running")
+            return its.is_stuck or its.phase in (None, *_NEEDED)
         if where == "exit":
-            return its.is_stuck or its.phase in (None, "init", "running", "stopped")
+            return its.is_stuck or its.phase in (None, *_NEEDED, "stopped")
         return its.is_stuck
 
     def _in_words(self, where: str, waiting: list[int], missing: list[int], waited: float) -> str:

@@ -37,6 +37,7 @@ def train_with_faults(scene: Scene, faults: Faults) -> dict[str, Any]:
     @hvd.elastic.run
     def train(state: ObjectState) -> None:
         nonlocal tries
+        scene.await_recovery()
         while state.step < STEPS:
             tries += 1
             for fault, victim, step in faults:
@@ -168,6 +169,7 @@ def train_in_blocks(scene: Scene) -> dict[str, Any]:
     tries = 0
     while True:
         with hvd.elastic.attempt(state):
+            scene.await_recovery()
             if state.step == STEPS:
                 break
             tries += 1
@@ -311,6 +313,7 @@ def train_models(scene: Scene, dies: bool) -> dict[str, Any]:
 
     @hvd_torch.elastic.run
     def train(state: hvd_torch.elastic.TorchState) -> None:
+        scene.await_recovery()
         while len(state.history) < 10:
             step = len(state.history)
             inputs = torch.Generator().manual_seed(step)

@@ -133,11 +133,11 @@ def test_a_job_that_finds_no_slots_ends(tmp_path: Path) -> None:
 
 
 def die_each_time(scene: Scene) -> None:
-    hvd.init()
-    hvd.allreduce(np.ones(3), name="together")
-    if scene.me == 1:
-        scene.die("again")
-    hvd.elastic.run(lambda state: hvd.allreduce(np.ones(3), name="gradient"))(ObjectState())
+    with hvd.elastic.attempt(ObjectState()):
+        hvd.allreduce(np.ones(3), name="together")
+        if scene.me == 1:
+            scene.die("again")
+        hvd.allreduce(np.ones(3), name="gradient")
 
 
 def test_a_job_is_reset_so_often_and_no_more(tmp_path: Path) -> None:

@@ -75,10 +75,12 @@ class Scene:
         return is_first
 
     def has_reset(self) -> None:
+        """Ranks go on in the same processes, if these are the first ones."""
+        self._recoveries += self.start == 0
+
+    def await_recovery(self) -> None:
         """Wait until the launcher knows that the ranks go on, so that the next fault finds them training."""
-        if self.start == 0:
-            self._recoveries += 1
-            self.await_word("in the same processes", self._recoveries)
+        self.await_word("in the same processes", self._recoveries)
 
     def await_word(self, text: str, times: int = 1) -> None:
         """Wait until something was said so often."""

@@ -28,6 +28,7 @@ def members(ranks: int = 4, least: int = 2, *, in_same_processes: bool = True) -
     made.take_orders(0.0)
     for rank in range(ranks):
         made.runs(rank, 1.0)
+        made.trains(rank, 1.0)
     assert made.take_orders(1.0) == Orders()
     assert made.has_run
     return made
@@ -49,6 +50,7 @@ def form(made: Members, ranks: Iterable[int], now: float) -> Orders:
     orders = made.take_orders(now)
     for rank in left:
         made.runs(rank, now)
+        made.trains(rank, now)
     return orders
 
 
@@ -68,6 +70,9 @@ def test_those_that_are_left_make_a_new_world() -> None:
         made.runs(rank, 10.5)
         assert made.phase == TRAINING, "all ranks are in init() before it returns on one"
     assert made.take_orders(10.5) == Orders()
+    assert len(made.events) == 1, "they have no state yet"
+    made.trains(3, 10.5)
+    made.trains(0, 10.6)
     details = {"ranks": 3, "seconds": 0.5, "processes": "the same"}
     assert made.events[1:] == [Event("going on", "going on with 3 ranks after 0.50 s, in the same processes", details)]
     assert made.worlds == 2
@@ -309,8 +314,20 @@ def test_ranks_that_are_held_go_on_when_they_are_released() -> None:
     made.release()
     assert made.take_orders(2.0).news == [(0, "go 1"), (1, "go 1")]
     assert made.take_orders(3.0) == Orders()
-    made.runs(0, 4.5)
+    made.runs(0, 3.5)
+    made.trains(0, 4.5)
     assert said(made) == ["going on with 2 ranks after 1.50 s, in new processes"]
+
+
+def test_a_loss_while_ranks_take_the_state_belongs_to_the_same_break() -> None:
+    made = members()
+    made.lose(1, "b", "was killed", 10.0)
+    leave(made, [0, 2, 3], 10.1)
+    made.take_orders(10.1)
+    made.runs(0, 10.2)
+    made.lose(2, "b", "was killed", 10.3)
+    form(made, [0, 3], 10.5)
+    assert said(made)[2:] == ["going on with 2 ranks after 0.50 s, in the same processes"]
 
 
 def test_a_world_that_was_never_complete_has_not_run() -> None:
