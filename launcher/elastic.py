@@ -18,10 +18,12 @@ from horovodish.launcher.hosts.allocation import THIS_HOST, Allocation, Host, co
 from horovodish.launcher.hosts.discovery import Discovery, by_hostfile, by_program
 from horovodish.launcher.job.conclusion import conclude
 from horovodish.launcher.job.events import Event, Events
-from horovodish.launcher.job.job import ENDING as ENDING_SIGNALS
-from horovodish.launcher.job.job import Job, signals_taken
+from horovodish.launcher.job.job import Job
 from horovodish.launcher.job.members import ENDING, TRAINING, Members
 from horovodish.launcher.job.output import say
+from horovodish.launcher.job.signals import ENDING as ENDING_SIGNALS
+from horovodish.launcher.job.signals import signals_taken
+from horovodish.launcher.job.survivors import NoSurvivors, Survivors
 from horovodish.launcher.options import LaunchOptions
 from horovodish.launcher.supervisor.supervisor import MEMORY
 from horovodish.settings import START_VARIABLE, STATE_FOLDER_VARIABLE
@@ -36,7 +38,7 @@ TOGETHER_SECONDS = 2.0
 """Losses of a host that are no further apart count as one."""
 WAIT_SECONDS = 0.1
 
-Prepared = Callable[[LaunchOptions, Mapping[str, str], Members | None], contextlib.AbstractContextManager[Job]]
+Prepared = Callable[[LaunchOptions, Mapping[str, str], NoSurvivors], contextlib.AbstractContextManager[Job]]
 
 
 class Slots:
@@ -123,7 +125,7 @@ class ElasticJob:
 
     Args:
         options: of an elastic job.
-        prepared: makes a job that can run with these options, variables and members.
+        prepared: makes a job that can run with these options, variables and survivors.
         in_same_processes: whether MPI can go on without a lost rank.
         environ: of the user.
     """
@@ -182,7 +184,7 @@ class ElasticJob:
         self._next = None
         if following:
             following.members.follow(current.members)
-            following.job.release()
+            following.members.release()
         return following
 
     def _shall_go_on(self, current: _Start) -> bool:
@@ -225,7 +227,7 @@ class ElasticJob:
         variables = {START_VARIABLE: str(self._starts), STATE_FOLDER_VARIABLE: str(self._memory)}
         self._starts += 1
         with contextlib.ExitStack() as stack:
-            job = stack.enter_context(self._prepared(options, variables, members))
+            job = stack.enter_context(self._prepared(options, variables, Survivors(members)))
             stack.enter_context(job.running())
             return _Start(job, members, stack.pop_all(), time.monotonic())
 

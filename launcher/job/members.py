@@ -32,11 +32,15 @@ class Orders:
         news: lines for ranks.
         kill: ranks to kill, and why, as the end of a sentence that begins with the rank.
         ends: whether the time of the ranks that are left is over.
+        asks: whether to ask the supervisors of all ranks what these do.
+        drop: ranks whose supervisors have not answered for too long.
     """
 
     news: list[tuple[int, str]] = field(default_factory=list)
     kill: list[tuple[int, str]] = field(default_factory=list)
     ends: bool = False
+    asks: bool = False
+    drop: list[int] = field(default_factory=list)
 
 
 class Members:
