@@ -29,8 +29,11 @@ def conclude(job: Job) -> int:
     at_fault = [job.fault.rank] if job.fault and not job.fault.is_consequence else []
     root = next(iter([*job.lost, *at_fault, *job.left]), None)
     if root is not None and not job.stopped_by:
-        for ranks, error in consequences(job.failures.values(), root):
+        followed = consequences(job.failures.values(), root)
+        for ranks, error in followed:
             say(f"{ranks_in_words(ranks)} failed because a rank was lost: {error}")
+        if followed and job.options.is_elastic:
+            say("hvd.elastic.run and hvd.elastic.attempt go on without a lost rank: call collectives inside of them")
     for failures in told_last(job.failures.values(), job.fault.rank if job.fault and not job.stopped_by else None):
         ranks = [failure.rank for failure in failures]
         hosts = dict.fromkeys(job.hosts[rank] for rank in sorted(ranks))

@@ -6,7 +6,7 @@ it shall end. `Survivors` lets `Members` decide.
 
 from collections.abc import Collection, Sequence, Set
 
-from horovodish.launcher.job.members import LEFT_STATE, Members, Orders
+from horovodish.launcher.job.members import FORMING, LEFT_STATE, Members, Orders
 from horovodish.launcher.job.outcome import Ending, exit_status, in_words
 
 ASK_SECONDS = 1.0
@@ -19,7 +19,7 @@ class NoSurvivors:
     """Of a job that ends with any of its ranks."""
 
     losses: Sequence[Ending] = ()
-    """How ranks have ended without which the others could go on."""
+    """How ranks have ended without which the others want to go on, and have not yet."""
 
     @property
     def alive(self) -> Set[int]:
@@ -128,11 +128,13 @@ class Survivors(NoSurvivors):
         if phase == "init":
             self._members.arrives(rank)
         elif phase == "running":
+            if self._members.phase == FORMING:
+                self.losses.clear()  # these are past: the job has survived them
             self._members.runs(rank, now)
         elif phase == "regroup":
             self._members.left_world(rank, now)
         elif phase == "exit":
-            self._members.is_done(rank)
+            self._members.is_done(rank, now)
 
     def answered(self, rank: int, state: str, now: float) -> None:
         self._members.answered(rank, state, now)
