@@ -59,7 +59,8 @@ class Slots:
         """The hosts that there are now."""
         if self._discovery:
             return self._discovery.found() or Allocation((), "")
-        return self._options.allocation or Allocation((Host(THIS_HOST, self._options.most or 1),), "this host")
+        own = self._options
+        return own.allocation or Allocation((Host(THIS_HOST, own.most or own.least),), "this host")
 
     def rest(self, host: str, slots: int, now: float) -> None:
         """Leaves slots of a host alone for a while, which is longer each time."""
@@ -78,10 +79,9 @@ class Slots:
         named = self.named()
         left = [replace(host, slots=host.slots - resting[host.name]) for host in named.hosts]
         hosts = replace(named, hosts=tuple(host for host in left if host.slots > 0))
-        most = self._options.most
-        np = min(most or hosts.slots, hosts.slots)
-        if most and self._options.oversubscribe:
-            np = min(most, sum(host.max_slots or most for host in hosts.hosts))
+        most = self._options.most or max(hosts.slots, self._options.least)
+        shares = self._options.oversubscribe
+        np = min(most, sum((host.max_slots or most) if shares else host.slots for host in hosts.hosts))
         is_named = self._discovery or self._options.allocation
         return replace(self._options, np=np, allocation=hosts if is_named else None)
 
