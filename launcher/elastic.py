@@ -20,7 +20,6 @@ from horovodish.launcher.job.conclusion import conclude
 from horovodish.launcher.job.events import Event, Events
 from horovodish.launcher.job.job import Job
 from horovodish.launcher.job.members import ENDING, TRAINING, Members
-from horovodish.launcher.job.output import say
 from horovodish.launcher.job.signals import ENDING as ENDING_SIGNALS
 from horovodish.launcher.job.signals import signals_taken
 from horovodish.launcher.job.survivors import NoSurvivors, Survivors
@@ -139,6 +138,7 @@ class ElasticJob:
         self._discovery = _discovery(options, environ)
         self._slots = Slots(options, self._discovery)
         self._events = Events(options.output_filename)
+        self._problem = ""  # of the discovery, as it was told
         self._signal: int | None = None
         self._current: _Start | None = None
         self._next: _Start | None = None
@@ -178,7 +178,7 @@ class ElasticJob:
             self._rest_what_failed(current)
         if self._next is None and not self._may_start:
             limit = counted(self._options.reset_limit or 0, "time")
-            self._tell("limit", f"new processes were started {limit}, which is as often as --reset-limit allows")
+            self._tell("limit", f"new processes were started {limit}, and --reset-limit allows no more: the job ends")
             return None
         following = self._next or self._started_when_there_are_slots()
         self._next = None
@@ -206,6 +206,7 @@ class ElasticJob:
         while self._signal is None:
             now = time.monotonic()
             options = self._slots.options(now)
+            self._take_news_of_hosts()
             if options.np >= self._options.least:
                 return self._started(options, held=False)
             if now > give_up_at:
@@ -215,7 +216,8 @@ class ElasticJob:
             if not waits:
                 waits = True
                 least = self._options.least
-                self._tell("waiting", f"waiting for slots: there are {options.np} and --min-np is {least}")
+                limit = f"the job ends after {self._options.elastic_timeout} s (--elastic-timeout)"
+                self._tell("waiting", f"waiting for slots: there are {options.np} and --min-np is {least}; {limit}")
             time.sleep(WAIT_SECONDS)
         return None
 
@@ -224,6 +226,11 @@ class ElasticJob:
         members = Members(
             options.np, own.least, self._in_same_processes, own.elastic_timeout, own.host_timeout, held=held
         )
+        if self._starts:
+            earlier = self._current
+            train = len(earlier.members.alive) if earlier and earlier.members.phase == TRAINING else 0
+            text = f"starting new processes on {counted(options.np, 'slot')}" + (f", while {train} train" * (train > 0))
+            self._tell("starting", text, slots=options.np, train=train)
         variables = {START_VARIABLE: str(self._starts), STATE_FOLDER_VARIABLE: str(self._memory)}
         self._starts += 1
         with contextlib.ExitStack() as stack:
@@ -236,6 +243,7 @@ class ElasticJob:
     def _look_after(self, current: _Start) -> None:
         now = time.monotonic()
         self._take_news(current)
+        self._take_news_of_hosts()
         if self._next is not None:
             self._look_after_next(current, self._next)
         elif current.members.phase == ENDING and self._shall_go_on(current) and self._may_start:
@@ -252,6 +260,19 @@ class ElasticJob:
         for event in start.members.events[start.told :]:
             self._events.add(event)
         start.losses, start.told = len(start.members.lost), len(start.members.events)
+
+    def _take_news_of_hosts(self) -> None:
+        if self._discovery is None or (problem := self._discovery.problem) == self._problem:
+            return
+        self._problem = problem
+        found = self._discovery.found()
+        if problem:
+            until_then = "the hosts stay as they were" if found else "there are no hosts"
+            self._tell("hosts unknown", f"{problem}. The job looks again every second; until then {until_then}")
+        else:
+            hosts, slots = (len(found.hosts), found.slots) if found else (0, 0)
+            text = f"the hosts are known now: {counted(slots, 'slot')} on {counted(hosts, 'host')}"
+            self._tell("hosts known", text, hosts=hosts, slots=slots)
 
     def _tell(self, kind: str, text: str, **details: object) -> None:
         self._events.add(Event(kind, text, details))
@@ -283,8 +304,6 @@ class ElasticJob:
             self._room = options, now
         elif now - self._room[1] > SETTLED_SECONDS:
             self._room = None
-            text = f"starting new processes on {counted(options.np, 'slot')}, while {len(current.members.alive)} train"
-            self._tell("starting", text, slots=options.np, train=len(current.members.alive))
             self._start_next(options)
 
     def _start_next(self, options: LaunchOptions) -> None:
@@ -348,8 +367,8 @@ class ElasticJob:
 
 def _discovery(options: LaunchOptions, environ: Mapping[str, str]) -> Discovery | None:
     if options.host_discovery_script:
-        return Discovery(by_program(options.host_discovery_script, options.slots_per_host or 1, environ), say)
-    return Discovery(by_hostfile(options.hostfile), say) if options.hostfile else None
+        return Discovery(by_program(options.host_discovery_script, options.slots_per_host or 1, environ))
+    return Discovery(by_hostfile(options.hostfile)) if options.hostfile else None
 
 
 @contextlib.contextmanager
