@@ -511,7 +511,8 @@ def _at_exit() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _running, _forked
+    global _running, _forked, _cutting_off
+    _cutting_off = threading.Lock()  # a thread of the parent may hold its own
     if _running is not None:
         _forked, _running = _running, None
         if _forked.peers:
