@@ -5,6 +5,7 @@ import faulthandler
 import functools
 import os
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -107,7 +108,8 @@ _followers: list[tuple[Callable[[Any], None], Callable[[Any], None], Callable[[]
 _running: Running | None = None
 _forked: Running | None = None  # a parent's engine, in a forked child: unusable and never destroyed
 _last_loss, _last_completed = "", 0  # of the engine that was stopped, until the next init()
-_is_cut_off = False  # likewise
+_cut_off_because = ""  # likewise
+_cutting_off = threading.Lock()
 
 
 def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = None) -> None:
@@ -135,12 +137,12 @@ def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = No
         >>> hvd.rank(), hvd.size()
         (0, 1)
     """
-    global _running, _last_loss, _last_completed, _is_cut_off
+    global _running, _last_loss, _last_completed, _cut_off_because
     if _running is not None:
         return
     if _forked is not None:
         raise _forked_error()
-    _last_loss, _last_completed, _is_cut_off = "", 0, False
+    _last_loss, _last_completed, _cut_off_because = "", 0, ""
     for check, *_ in _followers:
         check(process_sets)
     _install_hooks()
@@ -324,8 +326,11 @@ def running() -> Running:
 
 
 def loss() -> str:
-    """The message of this or the last engine about a lost rank, which every error of its quotes; empty without one."""
-    return _running.engine.loss() if _running else _last_loss
+    """What this or the last engine, or the launcher, has said of a lost rank; empty without one.
+
+    Every error of the engine quotes what it has said, but not what the launcher has said.
+    """
+    return (_running.engine.loss() if _running else _last_loss) or _cut_off_because
 
 
 def completed() -> int:
@@ -337,17 +342,18 @@ def cut_off(reason: str) -> None:
     """Make every operation of this rank fail from now on, from another thread than the one that waits.
 
     Args:
-        reason: what peers are told, such as "was told that rank 2 was lost".
+        reason: what has happened, such as "rank 2 was lost".
     """
-    global _is_cut_off
-    if (now := _running) is not None:
-        _is_cut_off = True
-        now.engine.stop(True, f"rank {now.topology.rank} {reason}")
+    global _cut_off_because
+    with _cutting_off:
+        if (now := _running) is not None:
+            _cut_off_because = reason
+            now.engine.stop(True, f"rank {now.topology.rank} was told that {reason}")
 
 
 def is_cut_off() -> bool:
     """Whether `cut_off()` was called since the last `init()`."""
-    return _is_cut_off
+    return bool(_cut_off_because)
 
 
 def _forked_error() -> ForkedProcessError:
@@ -497,6 +503,7 @@ def _stop(reason: str) -> None:
 
 
 def _at_exit() -> None:
+    _cutting_off.acquire()  # for ever: a thread that comes back from native code after Python's end crashes the process
     if _running is not None:
         _running.engine.hold_other_threads()
     _stop("has ended its script")
@@ -504,7 +511,8 @@ def _at_exit() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _running, _forked
+    global _running, _forked, _cutting_off
+    _cutting_off = threading.Lock()  # a thread of the parent may hold its own
     if _running is not None:
         _forked, _running = _running, None
         if _forked.peers:

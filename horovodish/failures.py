@@ -11,7 +11,7 @@ from traceback import format_exception
 from types import TracebackType
 
 from horovodish import run_folder
-from horovodish.errors import RankLostError
+from horovodish.errors import EngineStoppedError, RankLostError
 
 REPORT_BYTES = 65_000
 """How long a report to the launcher can be: a message to it has 64 KiB."""
@@ -31,7 +31,7 @@ def watch(rank: Callable[[], int | None], loss: Callable[[], str]) -> None:
 
     Args:
         rank: gives the rank of this process, or None when it is none.
-        loss: gives what the engine says of the rank that was lost, or nothing.
+        loss: gives what the engine or the launcher says of the rank that was lost, or nothing.
     """
     global _hook
     previous, process = sys.excepthook, os.getpid()
@@ -49,7 +49,8 @@ def watch(rank: Callable[[], int | None], loss: Callable[[], str]) -> None:
         lost = loss()
         is_consequence = any(_says_so(each, lost) for each in _chain(value))
         is_left_to_launcher = is_usual and not is_consequence
-        error = _encodable(f"{kind.__name__}: {value}")
+        because = f", because {lost}" if lost and isinstance(value, EngineStoppedError) else ""
+        error = _encodable(f"{kind.__name__}: {value}{because}")
         text = _encodable("".join(format_exception(kind, value, traceback))) if is_left_to_launcher else ""
         is_told = own is not None and run_folder.report(_encoded(time.time(), error, text, is_consequence))
         if own is not None and _says_so(value, lost):
@@ -67,9 +68,11 @@ def _says_so(value: BaseException, loss: str) -> bool:
 
     Args:
         value: the exception.
-        loss: the engine's words, which every exception quotes that comes of its error; empty if no rank was lost.
+        loss: what was said of the lost rank; empty if none was lost. An engine that was stopped because of it does not
+            quote it, any other error of the engine does.
     """
-    return isinstance(value, RankLostError) or bool(loss and loss in str(value))
+    is_cut_off = isinstance(value, EngineStoppedError)
+    return isinstance(value, RankLostError) or bool(loss and (is_cut_off or loss in str(value)))
 
 
 def _chain(value: BaseException) -> list[BaseException]:

@@ -18,10 +18,11 @@ from horovodish.launcher.hosts.allocation import THIS_HOST, Allocation, Host, co
 from horovodish.launcher.hosts.discovery import Discovery, by_hostfile, by_program
 from horovodish.launcher.job.conclusion import conclude
 from horovodish.launcher.job.events import Event, Events
-from horovodish.launcher.job.job import ENDING as ENDING_SIGNALS
-from horovodish.launcher.job.job import Job, signals_taken
+from horovodish.launcher.job.job import Job
 from horovodish.launcher.job.members import ENDING, TRAINING, Members
-from horovodish.launcher.job.output import say
+from horovodish.launcher.job.signals import ENDING as ENDING_SIGNALS
+from horovodish.launcher.job.signals import signals_taken
+from horovodish.launcher.job.survivors import NoSurvivors, Survivors
 from horovodish.launcher.options import LaunchOptions
 from horovodish.launcher.supervisor.supervisor import MEMORY
 from horovodish.settings import START_VARIABLE, STATE_FOLDER_VARIABLE
@@ -36,7 +37,7 @@ TOGETHER_SECONDS = 2.0
 """Losses of a host that are no further apart count as one."""
 WAIT_SECONDS = 0.1
 
-Prepared = Callable[[LaunchOptions, Mapping[str, str], Members | None], contextlib.AbstractContextManager[Job]]
+Prepared = Callable[[LaunchOptions, Mapping[str, str], NoSurvivors], contextlib.AbstractContextManager[Job]]
 
 
 class Slots:
@@ -57,7 +58,8 @@ class Slots:
         """The hosts that there are now."""
         if self._discovery:
             return self._discovery.found() or Allocation((), "")
-        return self._options.allocation or Allocation((Host(THIS_HOST, self._options.most or 1),), "this host")
+        own = self._options
+        return own.allocation or Allocation((Host(THIS_HOST, own.most or own.least),), "this host")
 
     def rest(self, host: str, slots: int, now: float) -> None:
         """Leaves slots of a host alone for a while, which is longer each time."""
@@ -76,10 +78,9 @@ class Slots:
         named = self.named()
         left = [replace(host, slots=host.slots - resting[host.name]) for host in named.hosts]
         hosts = replace(named, hosts=tuple(host for host in left if host.slots > 0))
-        most = self._options.most
-        np = min(most or hosts.slots, hosts.slots)
-        if most and self._options.oversubscribe:
-            np = min(most, sum(host.max_slots or most for host in hosts.hosts))
+        most = self._options.most or max(hosts.slots, self._options.least)
+        shares = self._options.oversubscribe
+        np = min(most, sum((host.max_slots or most) if shares else host.slots for host in hosts.hosts))
         is_named = self._discovery or self._options.allocation
         return replace(self._options, np=np, allocation=hosts if is_named else None)
 
@@ -123,7 +124,7 @@ class ElasticJob:
 
     Args:
         options: of an elastic job.
-        prepared: makes a job that can run with these options, variables and members.
+        prepared: makes a job that can run with these options, variables and survivors.
         in_same_processes: whether MPI can go on without a lost rank.
         environ: of the user.
     """
@@ -137,6 +138,7 @@ class ElasticJob:
         self._discovery = _discovery(options, environ)
         self._slots = Slots(options, self._discovery)
         self._events = Events(options.output_filename)
+        self._problem = ""  # of the discovery, as it was told
         self._signal: int | None = None
         self._current: _Start | None = None
         self._next: _Start | None = None
@@ -176,13 +178,13 @@ class ElasticJob:
             self._rest_what_failed(current)
         if self._next is None and not self._may_start:
             limit = counted(self._options.reset_limit or 0, "time")
-            self._tell("limit", f"new processes were started {limit}, which is as often as --reset-limit allows")
+            self._tell("limit", f"new processes were started {limit}, and --reset-limit allows no more: the job ends")
             return None
         following = self._next or self._started_when_there_are_slots()
         self._next = None
         if following:
             following.members.follow(current.members)
-            following.job.release()
+            following.members.release()
         return following
 
     def _shall_go_on(self, current: _Start) -> bool:
@@ -204,6 +206,7 @@ class ElasticJob:
         while self._signal is None:
             now = time.monotonic()
             options = self._slots.options(now)
+            self._take_news_of_hosts()
             if options.np >= self._options.least:
                 return self._started(options, held=False)
             if now > give_up_at:
@@ -213,7 +216,8 @@ class ElasticJob:
             if not waits:
                 waits = True
                 least = self._options.least
-                self._tell("waiting", f"waiting for slots: there are {options.np} and --min-np is {least}")
+                limit = f"the job ends after {self._options.elastic_timeout} s (--elastic-timeout)"
+                self._tell("waiting", f"waiting for slots: there are {options.np} and --min-np is {least}; {limit}")
             time.sleep(WAIT_SECONDS)
         return None
 
@@ -222,10 +226,15 @@ class ElasticJob:
         members = Members(
             options.np, own.least, self._in_same_processes, own.elastic_timeout, own.host_timeout, held=held
         )
+        if self._starts:
+            earlier = self._current
+            train = len(earlier.members.alive) if earlier and earlier.members.phase == TRAINING else 0
+            text = f"starting new processes on {counted(options.np, 'slot')}" + (f", while {train} train" * (train > 0))
+            self._tell("starting", text, slots=options.np, train=train)
         variables = {START_VARIABLE: str(self._starts), STATE_FOLDER_VARIABLE: str(self._memory)}
         self._starts += 1
         with contextlib.ExitStack() as stack:
-            job = stack.enter_context(self._prepared(options, variables, members))
+            job = stack.enter_context(self._prepared(options, variables, Survivors(members)))
             stack.enter_context(job.running())
             return _Start(job, members, stack.pop_all(), time.monotonic())
 
@@ -234,6 +243,7 @@ class ElasticJob:
     def _look_after(self, current: _Start) -> None:
         now = time.monotonic()
         self._take_news(current)
+        self._take_news_of_hosts()
         if self._next is not None:
             self._look_after_next(current, self._next)
         elif current.members.phase == ENDING and self._shall_go_on(current) and self._may_start:
@@ -250,6 +260,19 @@ class ElasticJob:
         for event in start.members.events[start.told :]:
             self._events.add(event)
         start.losses, start.told = len(start.members.lost), len(start.members.events)
+
+    def _take_news_of_hosts(self) -> None:
+        if self._discovery is None or (problem := self._discovery.problem) == self._problem:
+            return
+        self._problem = problem
+        found = self._discovery.found()
+        if problem:
+            until_then = "the hosts stay as they were" if found else "there are no hosts"
+            self._tell("hosts unknown", f"{problem}. The job looks again every second; until then {until_then}")
+        else:
+            hosts, slots = (len(found.hosts), found.slots) if found else (0, 0)
+            text = f"the hosts are known now: {counted(slots, 'slot')} on {counted(hosts, 'host')}"
+            self._tell("hosts known", text, hosts=hosts, slots=slots)
 
     def _tell(self, kind: str, text: str, **details: object) -> None:
         self._events.add(Event(kind, text, details))
@@ -281,8 +304,6 @@ class ElasticJob:
             self._room = options, now
         elif now - self._room[1] > SETTLED_SECONDS:
             self._room = None
-            text = f"starting new processes on {counted(options.np, 'slot')}, while {len(current.members.alive)} train"
-            self._tell("starting", text, slots=options.np, train=len(current.members.alive))
             self._start_next(options)
 
     def _start_next(self, options: LaunchOptions) -> None:
@@ -346,8 +367,8 @@ class ElasticJob:
 
 def _discovery(options: LaunchOptions, environ: Mapping[str, str]) -> Discovery | None:
     if options.host_discovery_script:
-        return Discovery(by_program(options.host_discovery_script, options.slots_per_host or 1, environ), say)
-    return Discovery(by_hostfile(options.hostfile), say) if options.hostfile else None
+        return Discovery(by_program(options.host_discovery_script, options.slots_per_host or 1, environ))
+    return Discovery(by_hostfile(options.hostfile)) if options.hostfile else None
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from horovodish.errors import SettingError
@@ -18,6 +18,7 @@ from horovodish.launcher.hosts.allocation import (
     Allocation,
     HostRanks,
     assign_ranks,
+    counted,
     from_hostfile,
     from_hosts_flag,
     is_here,
@@ -30,10 +31,14 @@ WHAT, WHERE, ELASTIC = "what runs", "where it runs", "elastic training"
 """Titles among the flags, besides those of the settings."""
 
 
-def _count(text: str, what: str = "a whole number from 1") -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+def _count(text: str, what: str = "a whole number from 1", least: int = 1) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
     return int(text)
+
+
+def _count_from_0(text: str) -> int:
+    return _count(text, "a whole number from 0", 0)
 
 
 def _ranks(text: str) -> int:
@@ -56,6 +61,8 @@ def _key(text: str) -> str:
 
 def _program(text: str) -> str:
     path = shutil.which(text)
+    if path is None and os.path.isfile(text):
+        raise argparse.ArgumentTypeError(f"{text} is not executable. Remedy: chmod +x {shlex.quote(text)}")
     if path is None:
         raise argparse.ArgumentTypeError(f"there is no program {text}")
     return os.path.abspath(path)
@@ -102,7 +109,7 @@ class LaunchOptions:
         command: what each rank runs.
         settings: the settings that were given as flags: text by name.
         allocation: the hosts that the ranks may use; None for this host.
-        np: the number of ranks.
+        np: the number of ranks; 0 for an elastic job that has as many as there are slots.
         network_interfaces: what MPI's daemons and ranks use between hosts; without any MPI chooses.
         binding_args: what takes the place of our arguments by which ranks are bound and mapped. Ours bind none, because
             a bound rank believes that the machine has only one core.
@@ -112,7 +119,13 @@ class LaunchOptions:
     settings: Mapping[str, str] = field(default_factory=dict)
     allocation: Allocation | None = None
 
-    np: int = _what("-np --num-proc", "number of ranks; all slots if hosts are named", "N", _ranks, default=0)
+    np: int = _what(
+        "-np --num-proc",
+        "number of ranks; all slots if hosts are named. An elastic job needs none with --min-np or --max-np",
+        "N",
+        _ranks,
+        default=0,
+    )
     hosts: str | None = _where("-H --hosts", "hosts, and how many ranks each takes, such as a:2,b:4", "HOST:SLOTS,...")
     hostfile: str | None = _where("--hostfile -hostfile", "the same, a line for each: HOST slots=N, or HOST:N", "FILE")
     oversubscribe: bool = _where("--oversubscribe", "allow more ranks than slots; this host alone takes any number")
@@ -151,10 +164,10 @@ class LaunchOptions:
         _program,
     )
     slots_per_host: int | None = _elastic(
-        "--slots-per-host --slots", "slots of a host for which the program prints no number", "N", _count
+        "--slots-per-host --slots", "slots of a host for which the program prints no number; 1 without it", "N", _count
     )
     reset_limit: int | None = _elastic(
-        "--reset-limit", "how often new processes may go on; always without it", "N", _count
+        "--reset-limit", "how often new processes may be started, such as 0; always without it", "N", _count_from_0
     )
     elastic_timeout: int = _elastic(
         "--elastic-timeout",
@@ -240,21 +253,27 @@ def launch_options(parsed: argparse.Namespace, environ: Mapping[str, str]) -> La
     given = {row.name: getattr(parsed, row.name) for row in fields(LaunchOptions) if row.metadata}
     settings = _settings(parsed)
     allocation = _allocation(parsed, environ)
-    given["np"] = parsed.np or (allocation.slots if allocation else 0)
-    if not given["np"] and not parsed.host_discovery_script:
-        raise SettingError(f"-np is missing, the number of ranks, such as: {EXAMPLE}")
-    _check_bounds(given)
     command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
-    return LaunchOptions(command, settings, allocation, **given)
+    options = LaunchOptions(command, settings, allocation, **given)
+    _check_bounds(options)
+    if options.np or options.is_elastic:
+        return options
+    if not allocation:
+        raise SettingError(f"-np is missing, the number of ranks, such as: {EXAMPLE}")
+    return replace(options, np=allocation.slots)
 
 
-def _check_bounds(given: Mapping[str, Any]) -> None:
-    least, np, most = given["min_np"], given["np"], given["max_np"]
+def _check_bounds(given: LaunchOptions) -> None:
+    least, np, most = given.min_np, given.np, given.max_np
     if least and np and least > np:
         raise SettingError(f"--min-np {least} is more than -np {np}: the job could not begin")
     if most and most < max(np, least or 0):
         raise SettingError(f"--max-np {most} is less than {f'-np {np}' if np > most else f'--min-np {least}'}")
-    if given["slots_per_host"] and not given["host_discovery_script"]:
+    may_be_more = given.hostfile or given.oversubscribe
+    if least and given.allocation and least > given.allocation.slots and not may_be_more:
+        slots = f"{counted(given.allocation.slots, 'slot')} of {given.allocation.source}"
+        raise SettingError(f"--min-np {least} is more than the {slots}: the job could not begin")
+    if given.slots_per_host and not given.host_discovery_script:
         raise SettingError("--slots-per-host is for --host-discovery-script; elsewhere write HOST:SLOTS")
 
 

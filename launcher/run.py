@@ -12,9 +12,10 @@ from horovodish.launcher.elastic import ElasticJob
 from horovodish.launcher.hosts.allocation import is_here
 from horovodish.launcher.job import environment
 from horovodish.launcher.job.conclusion import conclude
-from horovodish.launcher.job.job import Job, signals_taken
-from horovodish.launcher.job.members import Members
+from horovodish.launcher.job.job import Job
 from horovodish.launcher.job.output import Output, say
+from horovodish.launcher.job.signals import signals_taken
+from horovodish.launcher.job.survivors import NoSurvivors
 from horovodish.launcher.mpirun.command import Mpirun, arguments, variables
 from horovodish.launcher.mpirun.installation import Library, candidates, find_library, inspect, matching
 from horovodish.launcher.options import LaunchOptions
@@ -56,15 +57,15 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
         return int(status)
 
     def prepared(
-        options: LaunchOptions, variables: Mapping[str, str], members: Members | None = None
+        options: LaunchOptions, variables: Mapping[str, str], survivors: NoSurvivors
     ) -> contextlib.AbstractContextManager[Job]:
         unbuffered = not sys.stdout.isatty()
         own = environment.rank_environment(environ, options.np, asdict(settings), unbuffered=unbuffered)
-        return _prepared(options, settings, mpirun, library, {**own, **variables}, members)
+        return _prepared(options, settings, mpirun, library, {**own, **variables}, survivors)
 
     if options.is_elastic:
         return ElasticJob(options, prepared, mpirun.tolerates_losses, given).run()
-    with prepared(options, {}) as job, signals_taken(job.take_signal), job.running():
+    with prepared(options, {}, NoSurvivors()) as job, signals_taken(job.take_signal), job.running():
         while job.turn():
             pass
     return conclude(job)
@@ -77,7 +78,7 @@ def _prepared(
     mpirun: Mpirun,
     library: Library,
     environ: dict[str, str],
-    members: Members | None,
+    survivors: NoSurvivors,
 ) -> Iterator[Job]:
     """A job that can run, with what it needs as long as it does.
 
@@ -95,7 +96,7 @@ def _prepared(
         command = arguments(mpirun, options, supervisor, environ, exported=exported, as_root=os.geteuid() == 0)
         output = Output(options, environ, appends=environ.get(START_VARIABLE, "0") != "0")
         try:
-            job = Job(command, environ, options, settings, folder, output, members)
+            job = Job(command, environ, options, settings, folder, output, survivors)
             if options.verbose:
                 say(f"{library.library} from {library.path}, started by {mpirun}")
                 say(shlex.join(command))

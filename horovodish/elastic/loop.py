@@ -33,6 +33,7 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
         The function that does so; it returns what `function` returns.
 
     Raises:
+        TypeError: the first argument is no `State`.
         LaunchError: a rank was lost, and the ranks were not started with `horovodish run --min-np`, nor under an
             `mpirun` with fault tolerance.
         Whatever `function` raises that does not come of a lost rank.
@@ -70,6 +71,7 @@ def attempt(state: State) -> Iterator[None]:
         state: the same one each time.
 
     Raises:
+        TypeError: `state` is no `State`.
         LaunchError: as `run`.
         Whatever the block raises that does not come of a lost rank.
 
@@ -82,6 +84,11 @@ def attempt(state: State) -> Iterator[None]:
         ...         state.total += hvd.allreduce(np.ones(1)).item()
         ...         state.step += 1
     """
+    if not isinstance(state, State):
+        raise TypeError(
+            "hvd.elastic.run and attempt need a state, such as hvd.elastic.TorchState(model, optimizer, epoch=0), "
+            f"not a {type(state).__name__}"
+        )
     basics.init()
     membership.follow()
     if not state.is_synced:

@@ -4,7 +4,7 @@ The launcher sees every rank's end. When one is lost, or new hosts are there, ea
 world; then the launcher says to all of them either who the next world is, in these processes, or that they shall end
 because it starts new ones. It writes lines to a file in the folder of the run:
 
-    lost RANK        a rank is lost: leave
+    lost [RANK]      a rank is lost, or the ranks have lost touch: leave
     hosts            new hosts are there: leave at the next commit
     world R,R,...    go on with these ranks of the job
     end              leave the state in memory and end
@@ -108,7 +108,7 @@ def _listen() -> None:
             heard += 1
             word, _, rest = line.partition(" ")
             if word == "lost":
-                basics.cut_off(f"was told that rank {rest} was lost")
+                basics.cut_off(f"rank {rest} was lost" if rest else "the ranks lost touch")
             elif word == "hosts":
                 _hosts_updated = True
             elif word != run_folder.GO:

@@ -128,7 +128,7 @@ def hosts_of(text: str, source: str, slots: int = 1) -> list[Host]:
     """
     hosts = []
     for number, line in enumerate(text.splitlines(), start=1):
-        words = re.sub(r"\s*=\s*", "=", line.split("#", 1)[0]).split()
+        words = re.sub(r"\s*([=:])\s*", r"\1", line.split("#", 1)[0]).split()
         if words:
             hosts.append(_host_of_line(words, f"{source}, line {number}", slots))
     return hosts

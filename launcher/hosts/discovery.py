@@ -17,16 +17,18 @@ PROGRAM_SECONDS = 10.0
 
 
 class Discovery:
-    """Looks for hosts in a thread. What it cannot read changes nothing; it is said once.
+    """Looks for hosts in a thread. What it cannot read changes nothing.
 
     Args:
         look: returns the hosts, or raises SettingError.
-        say: tells the user that hosts cannot be found.
+
+    Attributes:
+        problem: why it could not read the hosts when it looked last; empty if it could.
     """
 
-    def __init__(self, look: Callable[[], Allocation | None], say: Callable[[str], object]) -> None:
+    def __init__(self, look: Callable[[], Allocation | None]) -> None:
+        self.problem = ""
         self._look = look
-        self._say = say
         self._found: Allocation | None = None
         self._has_looked = threading.Event()
         self._stops = threading.Event()
@@ -47,15 +49,12 @@ class Discovery:
         self._thread.join(PROGRAM_SECONDS)
 
     def _go_on(self) -> None:
-        said = ""
         while not self._stops.is_set():
             try:
-                self._found, problem = self._look(), ""
+                self._found = self._look()
+                self.problem = ""
             except SettingError as error:
-                problem = str(error)
-            if problem != said and problem:
-                self._say(f"{problem}. The hosts stay as they were")
-            said = problem
+                self.problem = str(error)
             self._has_looked.set()
             self._stops.wait(LOOK_SECONDS)
 

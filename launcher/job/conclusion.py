@@ -18,9 +18,10 @@ HYDRA_LOST = (signal.SIGKILL, 255)
 
 def conclude(job: Job) -> int:
     """Says what made a job that has run end, and returns the exit status."""
-    said, absence = job.said_by_mpirun, job.absent_hosts()
+    said, absence = job.mpirun.said, job.absent_hosts()
     if job.options.verbose or not any(absence.values()):
-        reasons = (job.stopped_by, job.fault, job.refusal, job.completed, job.lost, job.abandoned, job.standstill)
+        is_done = job.completed or job.survivors.are_done
+        reasons = (job.stopped_by, job.fault, job.refusal, is_done, job.lost, job.abandoned, job.standstill)
         say(worth_reading(said) if any(reasons) and not job.options.verbose else said, prefix="")
     if job.refusal:
         say(job.refusal.what)
@@ -28,8 +29,11 @@ def conclude(job: Job) -> int:
     at_fault = [job.fault.rank] if job.fault and not job.fault.is_consequence else []
     root = next(iter([*job.lost, *at_fault, *job.left]), None)
     if root is not None and not job.stopped_by:
-        for ranks, error in consequences(job.failures.values(), root):
+        followed = consequences(job.failures.values(), root)
+        for ranks, error in followed:
             say(f"{ranks_in_words(ranks)} failed because a rank was lost: {error}")
+        if followed and job.options.is_elastic:
+            say("hvd.elastic.run and hvd.elastic.attempt go on without a lost rank: call collectives inside of them")
     for failures in told_last(job.failures.values(), job.fault.rank if job.fault and not job.stopped_by else None):
         ranks = [failure.rank for failure in failures]
         hosts = dict.fromkeys(job.hosts[rank] for rank in sorted(ranks))
@@ -47,7 +51,7 @@ def conclude(job: Job) -> int:
 def _verdict(job: Job, absence: Mapping[str, str], *, is_fault_of_a_rank: bool) -> tuple[int, str]:
     """The exit status and its reason, which is empty if the job came to its natural end."""
     np = job.options.np
-    if job.members and job.members.are_done and not job.left:
+    if job.survivors.are_done and not job.left:
         return 0, ""
     if job.left and job.completed < np and not is_fault_of_a_rank:
         left = f"rank {job.left[0]} on {job.hosts[job.left[0]]} ended with exit status 0 while other ranks needed it"
@@ -58,8 +62,8 @@ def _verdict(job: Job, absence: Mapping[str, str], *, is_fault_of_a_rank: bool) 
         return 0, ""
     if job.standstill:
         return 1, job.standstill
-    mpirun = job.command[0]
-    status = job.mpirun_status if job.mpirun_status >= 0 else 128 - job.mpirun_status
+    mpirun = job.mpirun.command[0]
+    status = job.mpirun.status if job.mpirun.status >= 0 else 128 - job.mpirun.status
     if len(job.hosts) < np:
         lines = [f"{host} did not come up" + (f": {reason}" if reason else "") for host, reason in absence.items()]
         late = "in time; --start-timeout gives them more"
@@ -67,15 +71,15 @@ def _verdict(job: Job, absence: Mapping[str, str], *, is_fault_of_a_rank: bool) 
         return 1, "\n".join([*lines, f"only {len(job.hosts)} of {np} ranks were started {ended}"])
     if job.completed:
         return 1, f"a rank left with exit status 0 but without MPI_Finalize, so {mpirun} ended the other ranks"
-    if job.lost and (job.mpirun_was_told or status in HYDRA_LOST):
+    if job.lost and (job.mpirun.was_told or status in HYDRA_LOST):
         status = KILLED  # as Open MPI's mpirun where it ends by itself
     return status or 1, _who_ended_the_ranks(job, mpirun, status)
 
 
 def _who_ended_the_ranks(job: Job, mpirun: str, status: int) -> str:
     here = socket.gethostname()
-    if job.mpirun_was_killed:
-        return f"{mpirun} was killed by {signal_name(-job.mpirun_status)}"
+    if job.mpirun.was_killed:
+        return f"{mpirun} was killed by {signal_name(-job.mpirun.status)}"
     if job.lost and (len(job.lost) < job.options.np or status == KILLED):  # else mpirun killed all of them
         host = job.hosts[job.lost[0]]
         ranks = [rank for rank in job.lost if job.hosts[rank] == host]

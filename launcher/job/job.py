@@ -5,30 +5,28 @@ import math
 import os
 import selectors
 import signal
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from horovodish.errors import LaunchError, SettingError
+from horovodish.errors import SettingError
 from horovodish.launcher.hosts.addresses import addresses
 from horovodish.launcher.job.environment import THREADS_VARIABLE, rank_variables, threads_notices
 from horovodish.launcher.job.launcher_end import Hello, LauncherEnd, TcpLauncherEnd
 from horovodish.launcher.job.listener import SupervisorListener
-from horovodish.launcher.job.members import LEFT_STATE, Members
+from horovodish.launcher.job.mpirun_process import MpirunProcess
 from horovodish.launcher.job.outcome import (
     Ending,
     Failure,
     Fault,
     Refusal,
-    exit_status,
     first_fault,
-    in_words,
     refusal_of,
     signal_name,
 )
 from horovodish.launcher.job.output import Output, say_unless_stuck
+from horovodish.launcher.job.signals import ENDING, PASSED_ON
+from horovodish.launcher.job.survivors import NoSurvivors
 from horovodish.launcher.job.waiting import Waiting
 from horovodish.launcher.mpirun.messages import absent
 from horovodish.launcher.options import LaunchOptions
@@ -41,15 +39,9 @@ EXIT_SECONDS = 1.0
 """How long a rank that raised may take to exit. MPI waits for the other ranks there, and they may wait for this one."""
 SETTLE_SECONDS = 0.3
 """How long to wait for the cause: the first event that arrives may be a consequence of one on another host."""
-MPIRUN_SECONDS = 3.0
-"""How long mpirun may take to end after all ranks have ended."""
 LAST_WORDS_SECONDS = 3.0
 """How long the ranks' last output may take to be read after a signal ended the job. The reader may be stuck."""
 STDIN_BYTES = 1 << 15
-SIGNALS = 128
-"""What is above this in an exit status is the signal that has ended the process, also where a shell stands between."""
-MEMBERS_SECONDS = 1.0
-"""How often to ask what the ranks of an elastic job do: one that is stopped is lost after a while."""
 
 Schedule = tuple[tuple[float, int | None], ...]
 """How to end a job: after so many seconds the ranks get this signal. None gives them up. That comes late enough after
@@ -58,23 +50,6 @@ INTERRUPT: Schedule = ((0.0, signal.SIGINT), (1.5, signal.SIGTERM), (2.5, signal
 TERMINATE: Schedule = ((0.0, signal.SIGTERM), (2.5, signal.SIGKILL), (4.0, None))
 KILL: Schedule = ((0.0, signal.SIGKILL), (1.5, None))
 GIVE_UP: Schedule = ((0.0, None),)
-
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@contextlib.contextmanager
-def signals_taken(by: Callable[[int], None]) -> Iterator[None]:
-    """A context in which the signals that concern a job are taken by a function, in the main thread."""
-    ours = [*ENDING, *PASSED_ON, signal.SIGTSTP]
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-        ours.remove(signal.SIGHUP)  # under nohup
-    former = {number: signal.signal(number, lambda number, _: by(number)) for number in ours}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
 
 
 class Job:
@@ -87,11 +62,12 @@ class Job:
         settings: of the user.
         folder: an empty folder of this run alone, with a short path.
         output: takes what the ranks write.
-        members: of an elastic job; None if the job ends when a rank is lost.
+        survivors: who goes on when a rank is lost.
 
     Attributes:
-        command: as given.
+        mpirun: that starts the supervisors.
         options: as given.
+        survivors: as given.
         keep_state_of: the ranks of an elastic job on whose hosts other ranks of it will run.
 
     Attributes after `running()`:
@@ -106,9 +82,6 @@ class Job:
         abandoned: the hosts where mpirun, or its daemon, ended before the ranks did, in this order.
         timed_out: whether the job was ended because not all supervisors had reported in time.
         completed: how many ranks ended with exit status 0.
-        mpirun_status: exit status of mpirun, negative for a signal.
-        mpirun_was_killed: whether a signal that the launcher did not send ended mpirun.
-        mpirun_was_told: whether the launcher had to send mpirun a signal.
     """
 
     def __init__(
@@ -119,11 +92,11 @@ class Job:
         settings: Settings,
         folder: Path,
         output: Output,
-        members: Members | None = None,
+        survivors: NoSurvivors,
     ) -> None:
-        self.command = command
-        self.members = members
+        self.mpirun = MpirunProcess(command, folder)
         self.options = options
+        self.survivors = survivors
         self.keep_state_of: set[int] = set()
         self.stopped_by: int | None = None
         self.refusal: Refusal | None = None
@@ -136,9 +109,6 @@ class Job:
         self.abandoned: list[str] = []
         self.timed_out = False
         self.completed = 0
-        self.mpirun_status = 0
-        self.mpirun_was_killed = False
-        self.mpirun_was_told = False
 
         self._np = options.np
         self._output = output
@@ -148,8 +118,6 @@ class Job:
             settings.stall_check * settings.stall_check_warning_time_seconds,
             settings.stall_check * settings.stall_check_shutdown_time_seconds,
         )
-        # It has no name: a supervisor that has lost its link may remove the folder before the last words are said.
-        self._mpirun_log = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, it is read after run()
         self._links: dict[LauncherEnd, tuple[int, int]] = {}  # the file that is watched, and for which events
         self._hellos: dict[int, Hello] = {}
         self._has_begun = False
@@ -158,8 +126,6 @@ class Job:
         self._schedule: list[tuple[float, int | None]] = []  # the rest of a Schedule, by time.monotonic()
         self._is_ending = False
         self._given_up = False
-        self._killed: dict[int, str] = {}  # members that did not go on, and why
-        self._ask_members_at = 0.0
 
         self._wakeup, self._waker = os.pipe()
         for end in (self._wakeup, self._waker):
@@ -180,19 +146,13 @@ class Job:
         return {rank: hello.host for rank, hello in self._hellos.items()}
 
     @property
-    def said_by_mpirun(self) -> str:
-        """What mpirun itself has written so far."""
-        log = self._mpirun_log.fileno()
-        return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace").replace("\0", "")
-
-    @property
     def refusing_ranks(self) -> list[int]:
         """The ranks whose hosts cannot run the command."""
         return [rank for rank, hello in self._hellos.items() if hello.problem]
 
     def absent_hosts(self) -> dict[str, str]:
         """The hosts from which not all ranks have reported, and why."""
-        return absent(self.options.host_ranks, set(self._hellos), self.said_by_mpirun)
+        return absent(self.options.host_ranks, set(self._hellos), self.mpirun.said)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -201,17 +161,7 @@ class Job:
         Raises:
             LaunchError: mpirun cannot be started.
         """
-        try:
-            self._mpirun = subprocess.Popen(
-                self.command,
-                env=self._environ,
-                stdin=subprocess.DEVNULL,
-                stdout=self._mpirun_log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # signals from the terminal reach the ranks through us alone
-            )
-        except OSError as failure:
-            raise LaunchError(f"the ranks cannot be started: {failure}") from failure
+        self.mpirun.start(self._environ)
         self._start_by = time.monotonic() + self._start_timeout_seconds
         try:
             yield
@@ -221,15 +171,11 @@ class Job:
             self._selector.close()
             os.close(self._waker)
             os.close(self._wakeup)
-        self.fault = first_fault(self._endings, self.failures.values(), self._output.last_errors())
+        self.fault = first_fault(
+            [*self.survivors.losses, *self._endings], self.failures.values(), self._output.last_errors()
+        )
         self.standstill = self.standstill or self._waiting.deserted(math.inf)  # mpirun may have been faster
         self.completed = sum(ending.status == 0 for ending in self._endings)
-
-    def release(self) -> None:
-        """Lets the ranks of an elastic job go on that are held in init()."""
-        assert self.members is not None
-        self.members.release()
-        self._waiting.released(time.monotonic())
 
     def give_up(self) -> None:
         """Ends the ranks: they are not needed any more."""
@@ -247,16 +193,18 @@ class Job:
         if not self._has_begun and time.monotonic() > self._start_by and not self._is_ending:
             self.timed_out = True
             self._end(GIVE_UP)
-        if not ready and self._mpirun.poll() is not None:  # first read all that the supervisors have sent
+        if not ready and self.mpirun.has_ended:  # first read all that the supervisors have sent
             self._end(TERMINATE)
         if not ready and not self._has_begun and any(self.absent_hosts().values()):
             self._end(GIVE_UP)
         if self._is_ending and not self._links:
             return False
         if self._has_begun and not self._is_ending:
-            if not (self.members and self.members.held):
+            if self.survivors.are_held:
+                self._waiting.released(time.monotonic())
+            else:
                 self._look_for_a_standstill()
-            self._look_after_members()
+            self._carry_out_orders()
         self._follow_schedule()
         return len(self._cleared) < self._np and not self._given_up
 
@@ -289,115 +237,66 @@ class Job:
             self._take_news(link, link.hello, word, rest)
 
     def _take_news(self, link: LauncherEnd, of: Hello, word: str, rest: str) -> None:
+        now = time.monotonic()
         match word:
-            case "told" if self.members:
-                pass  # its host shuts down, perhaps; the rank's end says more
-            case "told":
+            case "told" if not self.survivors.go_on_when_told():
                 link.asked = True
                 self.told.append(of.host)
                 self._end(TERMINATE)
             case "abandoned":
                 self.abandoned.append(of.host)
-                if self.members:
-                    self.members.end(time.monotonic(), f"mpirun's processes on {of.host} ended")
-                else:
+                if not self.survivors.go_on_without_mpirun(of.host, now):
                     self._end(TERMINATE, after=SETTLE_SECONDS)
             case "failure":
                 self.failures[of.rank] = Failure.of(of.rank, rest)
-                if self.members:
-                    self.members.failed = True
+                self.survivors.fail()
                 self._end(TERMINATE, after=EXIT_SECONDS)
             case "ended":
-                self._take_ending(link, Ending(of.rank, time.time(), int(rest), link.asked))
+                self._take_ending(link, of, Ending(of.rank, time.time(), int(rest), link.asked))
             case "cleared":
                 self._cleared.add(of.rank)
             case "phase":
                 phase, process = rest.split()
-                self._waiting.reached(of.rank, phase, int(process), time.monotonic())
-                if self.members:
-                    self._take_phase(self.members, of.rank, phase)
+                self._waiting.reached(of.rank, phase, int(process), now)
+                self.survivors.reached(of.rank, phase, now)
             case "state":
                 process, state = rest.split()
                 self._waiting.answered(of.rank, int(process), state)
-                if self.members:
-                    self.members.answered(of.rank, state, time.monotonic())
+                self.survivors.answered(of.rank, state, now)
             case "read":
                 self._read_stdin_for(link)
 
-    def _take_phase(self, members: Members, rank: int, phase: str) -> None:
-        if phase == "init":
-            members.arrives(rank)
-        elif phase == "running":
-            members.runs(rank, time.monotonic())
-        elif phase == "training":
-            members.trains(rank, time.monotonic())
-        elif phase == "regroup":
-            members.left_world(rank, time.monotonic())
-        elif phase == "exit":
-            members.is_done(rank)
-
-    def _take_ending(self, link: LauncherEnd, ending: Ending) -> None:
-        if self.members and self._is_absorbed(self.members, ending):
-            self._waiting.ended(ending.rank, time.monotonic())
+    def _take_ending(self, link: LauncherEnd, of: Hello, ending: Ending) -> None:
+        now = time.monotonic()
+        is_needed = self._waiting.is_needed(of.rank)
+        if self.survivors.go_on_without(ending, of.host, now, is_needed=is_needed):
+            self._waiting.ended(of.rank, now)
             return
         self._endings.append(ending)
-        if ending.status != 0:
+        if ending.status == 0:
+            self._waiting.ended(of.rank, now)
+            if is_needed and not ending.asked:
+                self.left.append(of.rank)
+        if ending.status != 0 or self.survivors.must_be_ended:
             self._end(TERMINATE, after=SETTLE_SECONDS)
-            return
-        if not ending.asked and self._waiting.is_needed(ending.rank):
-            self.left.append(ending.rank)
-        self._waiting.ended(ending.rank, time.monotonic())
-        if self.members is None:  # else mpirun might end the others, because this one has not called MPI_Finalize
+        else:
             link.leave()
 
-    def _is_absorbed(self, members: Members, ending: Ending) -> bool:
-        """Notes the end of a rank of an elastic job. Whether the others can go on without it."""
-        status = exit_status(ending.status)
-        if status == 0:
-            if self._waiting.is_needed(ending.rank) and not ending.asked:
-                members.failed = True
-                self._end(TERMINATE, after=SETTLE_SECONDS)
-            else:
-                members.finish(ending.rank)
-            return False
-        if status == LEFT_STATE and members.was_told(ending.rank):
-            members.left_state(ending.rank)
-            return True
-        is_ours = ending.asked and ending.rank not in self._killed
-        has_begun = members.have_arrived or members.worlds > 0
-        if not has_begun or members.failed or is_ours or status < SIGNALS:  # its script wants it so
-            members.failed |= not is_ours
-            return False
-        self._endings.append(ending)
-        why = self._killed.get(ending.rank) or in_words(ending.status)
-        members.lose(ending.rank, self.hosts[ending.rank], why, time.monotonic())
-        return True
-
-    def _look_after_members(self) -> None:
-        """Does what the members of an elastic job need."""
-        if self.members is None:
-            return
-        now = time.monotonic()
-        orders = self.members.take_orders(now)
+    def _carry_out_orders(self) -> None:
         links = {link.hello.rank: link for link in self._links if link.hello}
+        busy = [rank for rank, link in links.items() if link.is_stuck]
+        orders = self.survivors.take_orders(busy, time.monotonic())
         for rank, news in orders.news:
             if rank in links:
                 links[rank].tell(news)
-        for rank, why in orders.kill:
-            self._killed[rank] = why
+        for rank, _ in orders.kill:
             if rank in links:
                 links[rank].signal(signal.SIGKILL)
         if orders.ends:
             self._end(TERMINATE)
-        if now >= self._ask_members_at:
-            self._ask_members_at = now + MEMBERS_SECONDS
-            self.members.asked(now)
-            for link in self._links:
-                link.ask_state()
-        for rank, link in links.items():
-            if link.is_stuck:
-                self.members.answered(rank, "", now)
-        for rank in self.members.silent(now):
+        for link in self._links if orders.asks else ():
+            link.ask_state()
+        for rank in orders.drop:
             if rank in links:
                 self._drop(links[rank])
 
@@ -442,22 +341,18 @@ class Job:
 
     def _drop(self, link: LauncherEnd) -> None:
         self._selector.unregister(self._links.pop(link)[0])
-        rank = link.hello.rank if link.hello else None
-        alive = self.members.alive if self.members else set()
-        # Ranks of an elastic job that train on the same host have their state there, too.
-        link.leave(keep=any(self.hosts.get(other) == link.hello.host for other in alive - {rank} if link.hello))
+        its, now = link.hello, time.monotonic()
+        others = {self.hosts.get(rank) for rank in self.survivors.alive - {its.rank}} if its else set()
+        link.leave(keep=its is not None and its.host in others)  # their state is there, too
         link.close()
-        if rank is not None and any(ending.rank == rank for ending in self._endings):
-            self._cleared.add(rank)
-        elif rank is not None and self.members and self._has_begun:
-            if rank in self.members.alive:
-                what = "cannot be reached any more, or somebody killed its supervisor"
-                self.members.lose(rank, self.hosts[rank], what, time.monotonic())
-                self._waiting.ended(rank, time.monotonic())
-            self._cleared.add(rank)
+        if its and any(ending.rank == its.rank for ending in self._endings):
+            self._cleared.add(its.rank)
+        elif its and self._has_begun and self.survivors.go_on_without_link(its.rank, its.host, now):
+            self._waiting.ended(its.rank, now)
+            self._cleared.add(its.rank)
         else:
-            if rank is not None and self._has_begun and not link.asked:
-                self.lost.append(rank)
+            if its and self._has_begun and not link.asked:
+                self.lost.append(its.rank)
             self._end(TERMINATE, after=SETTLE_SECONDS)  # with a host, several ranks are lost
 
     def _look_for_a_standstill(self) -> None:
@@ -535,15 +430,7 @@ class Job:
             link.close()
         self._listener.close()
         is_stuck = len(self._hellos) < self._np or (self._given_up and self._has_begun)
-        patience = 0.0 if is_stuck else MPIRUN_SECONDS
-        for number, seconds in ((None, patience), (signal.SIGTERM, 1.0), (signal.SIGKILL, None)):
-            if number is not None:
-                self.mpirun_was_told = True
-                os.killpg(self._mpirun.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.mpirun_status = self._mpirun.wait(seconds)
-                self.mpirun_was_killed = not self.mpirun_was_told and self.mpirun_status < 0
-                break
+        self.mpirun.end(at_once=is_stuck)
 
     def _finish_output(self) -> None:
         """Waits until the ranks' output has been read. After a signal, waits for `LAST_WORDS_SECONDS` only."""

@@ -19,7 +19,7 @@ LEFT_STATE = 75
 FORMING_SECONDS = 10.0
 """How long the ranks may take to make a new world."""
 ENDING_SECONDS = 10.0
-"""How long they may take to leave their state and end."""
+"""How long they may take to leave their state and end, and a rank whose script has ended, to end."""
 
 TRAINING, GATHERING, FORMING, ENDING = "training", "gathering", "forming", "ending"
 
@@ -32,11 +32,15 @@ class Orders:
         news: lines for ranks.
         kill: ranks to kill, and why, as the end of a sentence that begins with the rank.
         ends: whether the time of the ranks that are left is over.
+        asks: whether to ask the supervisors of all ranks what these do.
+        drop: ranks whose supervisors have not answered for too long.
     """
 
     news: list[tuple[int, str]] = field(default_factory=list)
     kill: list[tuple[int, str]] = field(default_factory=list)
     ends: bool = False
+    asks: bool = False
+    drop: list[int] = field(default_factory=list)
 
 
 class Members:
@@ -88,7 +92,7 @@ class Members:
         self._went = False  # the ranks were told to go on from init()
         self._arrived: set[int] = set()  # in init()
         self._world = set(self.alive)
-        self._done: set[int] = set()  # their scripts have ended, and they are about to
+        self._done: dict[int, float] = {}  # since when their scripts have ended, and they are about to
         self._told: dict[int, float] = {}  # to end, and when
         self._leaving: set[int] = set()  # when the ranks leave the world next
         self._makes_room = False  # likewise: new processes go on, more of them
@@ -124,15 +128,17 @@ class Members:
         if not self.held and not self._went:
             self._went = True
             self._orders.news += [(rank, f"go {self.worlds}") for rank in sorted(self.alive)]
-        if self.phase == GATHERING and self.alive <= self._out | self._done:
+        # A script that has ended may have failed: the exit status says it.
+        ended = {rank for rank, since in self._done.items() if now - since > ENDING_SECONDS}
+        if self.phase == GATHERING and self.alive <= self._out | ended:
             self._form(now)
         elif self.phase == GATHERING and waited > self._gathering_seconds:
             why = f"did not notice for {waited:.0f} s that others had gone, and was ended"
-            self._orders.kill += [(rank, why) for rank in sorted(self.alive - self._out - self._done)]
+            self._orders.kill += [(rank, why) for rank in sorted(self.alive - self._out - self._done.keys())]
             self._since = now
         elif self.phase == FORMING and waited > FORMING_SECONDS:
             self.end(now, f"the ranks did not come together within {waited:.0f} s")
-        elif self.phase == ENDING and self.alive - self._out - self._done:
+        elif self.phase == ENDING and self.alive - self._out - self._done.keys():
             self._orders.ends = waited > self._gathering_seconds
         elif self.phase == ENDING:  # the rest is about to end
             self._orders.ends = all(now - at > ENDING_SECONDS for at in self._told.values())
@@ -227,9 +233,9 @@ class Members:
             self.events.append(Event("going on", text, details))
             self.disturbed_at = None
 
-    def is_done(self, rank: int) -> None:
+    def is_done(self, rank: int, now: float) -> None:
         """A rank's script has ended; the others go on without it."""
-        self._done.add(rank)
+        self._done[rank] = now
 
     def asked(self, now: float) -> None:
         """The supervisors of all ranks were asked what these do."""
@@ -253,7 +259,7 @@ class Members:
 
         Args:
             now: the time.
-            why: the ranks cannot go on in the same ones.
+            why: the ranks cannot go on in these ones.
         """
         if self.phase == ENDING:
             return
@@ -261,9 +267,9 @@ class Members:
         if self.phase == FORMING:
             self._out |= self.alive
         self.phase, self._since = ENDING, now
-        self.events.append(Event("ending", f"new processes go on: {why}", {"why": why}))
+        self.events.append(Event("ending", f"these processes end: {why}", {"why": why}))
         # A rank that has not left the world learns it when it does so.
-        self._orders.news += [(rank, "lost 0") for rank in sorted(self.alive - self._out)]
+        self._orders.news += [(rank, "lost") for rank in sorted(self.alive - self._out)]
         self._tell_to_end(sorted(self.alive), now)
 
     def _gather(self, now: float) -> None:
@@ -275,8 +281,8 @@ class Members:
         self.disturbed_at = now if self.disturbed_at is None else self.disturbed_at
 
     def _form(self, now: float) -> None:
-        stay = self.alive - self._leaving - self._done
-        if not self.alive - self._done:
+        stay = self.alive - self._leaving - self._done.keys()
+        if not self.alive - self._done.keys():
             return
         if self._makes_room:
             self.end(now, "there is room for more")

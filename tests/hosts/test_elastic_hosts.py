@@ -96,7 +96,7 @@ def test_new_processes_on_the_host_that_is_left(two_hosts: Hosts, tmp_path: Path
     ended = run_on(two_hosts, tmp_path, "down", *flags, slots=str(slots))
     assert ended.status == 0, ended.said
     assert ended.fired == {"down 3"}
-    assert "new processes go on: 2 ranks left, and --min-np is 3" in ended.said
+    assert "these processes end: 2 ranks left, and --min-np is 3" in ended.said
     assert ended.results == [(1, 4, STEPS)] * 4, ended.said
 
 
@@ -104,5 +104,5 @@ def test_a_daemon_of_mpirun_that_is_killed(two_hosts: Hosts, tmp_path: Path) -> 
     ended = run_on(two_hosts, tmp_path, "daemon", "--hosts", places(two_hosts), "--min-np", "2")
     assert ended.status == 0, ended.said
     assert ended.fired == {"daemon 3"}
-    assert "new processes go on: mpirun's processes on" in ended.said
+    assert "these processes end: mpirun's processes on" in ended.said
     assert ended.results == [(1, 4, STEPS)] * 4, ended.said

@@ -12,6 +12,7 @@ import pytest
 
 from horovodish.errors import SettingError
 from horovodish.launcher.cli import main
+from horovodish.launcher.elastic import Slots
 from horovodish.launcher.flags import notices_without_effect, run_parser
 from horovodish.launcher.options import LaunchOptions, launch_options
 from horovodish.settings import Setting, table
@@ -30,6 +31,22 @@ def test_without_a_number_there_is_a_rank_for_each_slot(tmp_path: Path) -> None:
     assert launch_options(run_parser().parse(["-np", "2", "true"]), slurm).np == 2
     assert launch_options(run_parser().parse(["-H", "a:4,b:2", "true"]), slurm).np == 6
     assert launch_options(run_parser().parse(["--hostfile", str(hostfile), "true"]), slurm).np == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "np"),
+    [
+        ("--min-np 2 --max-np 4", 4),
+        ("--min-np 2", 2),
+        ("--max-np 3", 3),
+        ("-H a:3,b:2 --min-np 2", 5),
+        ("-H a:3,b:2 --min-np 2 --max-np 4", 4),
+        ("-H a:3,b:2 --min-np 6 --oversubscribe", 6),
+        ("-np 3 --min-np 2", 3),
+    ],
+)
+def test_an_elastic_job_has_a_rank_for_each_slot(flags: str, np: int) -> None:
+    assert Slots(parsed(*flags.split(), "true"), None).options(0.0).np == np
 
 
 def test_the_commands_own_flags_are_left_alone() -> None:
@@ -116,7 +133,12 @@ ONE_LINE = [
     (["run", "-np", "2", "--no-such-flag", "true"], "there is no flag --no-such-flag"),
     (["run", "-np", "2", "--min-np", "3", "true"], "--min-np 3 is more than -np 2: the job could not begin"),
     (["run", "-np", "2", "--max-np", "1", "true"], "--max-np 1 is less than -np 2"),
+    (
+        ["run", "-H", "a:2", "--min-np", "3", "true"],
+        "--min-np 3 is more than the 2 slots of --hosts: the job could not",
+    ),
     (["run", "--host-discovery-script", "/no/such", "true"], "there is no program /no/such"),
+    (["run", "-np", "2", "--min-np", "1", "--reset-limit", "-1", "true"], "'-1' is not a whole number from 0"),
     (
         ["run", "--host-discovery-script", "/bin/true", "-H", "a", "true"],
         "--host-discovery-script names the hosts: leave --hosts and --hostfile out",
@@ -138,6 +160,13 @@ def test_arguments_that_make_no_sense(arguments: list[str], message: str, capsys
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+
+
+def test_a_program_that_is_not_executable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = tmp_path / "the hosts.sh"
+    program.write_text("#!/bin/sh\necho localhost:2\n")
+    assert main(["run", "--host-discovery-script", str(program), "true"]) == 2
+    assert f"{program} is not executable. Remedy: chmod +x '{program}'" in capsys.readouterr().err
 
 
 def test_help_has_every_flag_under_a_title() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -25,6 +27,7 @@ from horovodish.launcher.options import LaunchOptions
 from support.elastic import Scene, run_elastic
 from support.orphans import parent
 from support.processes import wait_until
+from support.sources import ROOT
 
 
 def hosts_of(slots: Path) -> list[str]:
@@ -33,6 +36,44 @@ def hosts_of(slots: Path) -> list[str]:
     program.write_text(f"#!/bin/sh\ncat {slots}\n")
     program.chmod(0o755)
     return ["--host-discovery-script", str(program)]
+
+
+def test_hosts_that_are_not_known_at_first(tmp_path: Path) -> None:
+    """The program fails, then it names hosts, then it fails again: each time the job says what it does now."""
+    slots, said = tmp_path / "slots", tmp_path / "said"
+    flags = [*hosts_of(slots), "--min-np", "2", "--output-filename", str(tmp_path / "kept")]
+
+    def name_hosts() -> None:
+        wait_until(lambda: said.exists() and "waiting for slots" in said.read_text())
+        replace(slots, "localhost:2\n")
+
+    naming = threading.Thread(target=name_hosts)
+    naming.start()
+    ended = run_elastic(lose_hosts, tmp_path, None, str(slots), flags=flags)
+    naming.join()
+    assert ended.status == 0, ended.said
+    program = f"--host-discovery-script {tmp_path}/hosts.sh failed with exit status 1: "
+    lines = [line.removeprefix("horovodish: ") for line in ended.said.splitlines()]
+    assert len(lines) == 5, ended.said
+    assert lines[0].startswith(program)
+    assert lines[0].endswith(". The job looks again every second; until then there are no hosts")
+    assert lines[1] == "waiting for slots: there are 0 and --min-np is 2; the job ends after 600 s (--elastic-timeout)"
+    assert lines[2] == lines[4] == "the hosts are known now: 2 slots on 1 host"
+    assert lines[3].startswith(program)
+    assert lines[3].endswith(". The job looks again every second; until then the hosts stay as they were")
+    events = [json.loads(line) for line in (tmp_path / "kept/events.jsonl").read_text().splitlines()]
+    assert [event["text"] for event in events] == lines
+    kinds = [event["event"] for event in events]
+    assert kinds == ["hosts unknown", "waiting", "hosts known", "hosts unknown", "hosts known"]
+
+
+def lose_hosts(scene: Scene, slots: str) -> None:
+    hvd.init()
+    if hvd.rank() == 0:
+        Path(slots).unlink()
+        scene.await_word("until then the hosts stay as they were")
+        replace(Path(slots), "localhost:2\n")
+        scene.await_word("the hosts are known now", 2)
 
 
 def train_while_slots_change(scene: Scene, slots: str, changes: list[tuple[int, int]], until_size: int) -> Any:
@@ -140,11 +181,15 @@ def die_each_time(scene: Scene) -> None:
         hvd.allreduce(np.ones(3), name="gradient")
 
 
-def test_a_job_is_reset_so_often_and_no_more(tmp_path: Path) -> None:
-    ended = run_elastic(die_each_time, tmp_path, 2, flags=["--min-np", "2", "--reset-limit", "1"])
-    assert ended.said.count("in new processes") == 2, ended.said
+@pytest.mark.parametrize(("limit", "times"), [("0", "0 times"), ("1", "1 time")])
+def test_a_job_is_reset_so_often_and_no_more(limit: str, times: str, tmp_path: Path) -> None:
+    ended = run_elastic(die_each_time, tmp_path, None, flags=["--min-np", "2", "--reset-limit", limit])
+    assert ended.said.count(", in new processes") == int(limit), ended.said
+    assert ended.said.count("these processes end: 1 rank left, and --min-np is 2") == int(limit) + 1, ended.said
+    assert ended.said.count("starting new processes on 2 slots") == int(limit), ended.said
+    assert f"new processes were started {times}, and --reset-limit allows no more: the job ends" in ended.said
     assert ended.status == 128 + signal.SIGKILL, ended.said
-    assert "new processes were started 1 time, which is as often as --reset-limit allows" in ended.said
+    assert f"rank 1 on {socket.gethostname()} was killed by signal 9 (SIGKILL)" in ended.said.splitlines()[-2]
 
 
 def test_what_is_kept_of_a_job(tmp_path: Path) -> None:
@@ -159,8 +204,8 @@ def test_what_is_kept_of_a_job(tmp_path: Path) -> None:
     traces = {file.name for file in tmp_path.glob("trace*")}
     assert traces == {f"trace{number}.rank-{rank}.json" for number in ("", ".2") for rank in (0, 1)}
     events = [json.loads(line) for line in (kept / "events.jsonl").read_text().splitlines()]
-    assert [event["event"] for event in events] == ["lost", "ending", "going on", "ended"]
-    lost, _, on, end = events
+    assert [event["event"] for event in events] == ["lost", "ending", "starting", "going on", "ended"]
+    lost, _, _, on, end = events
     assert (lost["rank"], lost["left"]) == (1, 1) and "SIGKILL" in lost["why"]
     assert (on["ranks"], on["processes"]) == (2, "new") and 0 < on["seconds"] < 60
     assert (end["status"], end["lost"], end["paused"]) == (0, 1, on["seconds"])
@@ -285,6 +330,14 @@ def test_slots_rest_longer_each_time() -> None:
     for _ in range(2):
         slots.rest("a", 1, later + 0.2)
     assert there(later + 0.3) == {"a": 2, "b": 2}, "a host that is lost is one loss, not one for each rank"
+
+
+def test_the_guide_names_every_event() -> None:
+    sources = [ROOT / "launcher" / name for name in ("elastic.py", "job/members.py", "job/events.py")]
+    kinds = {kind for file in sources for kind in re.findall(r'(?:_tell|Event)\("([a-z ]+)"', file.read_text())}
+    rows = re.findall(r"^\| (`[a-z ]+`(?:, `[a-z ]+`)?) \|", (ROOT / "docs/elastic.md").read_text(), re.MULTILINE)
+    assert len(kinds) > 8
+    assert {kind for row in rows for kind in re.findall("`(.*?)`", row)} - {"event"} == kinds
 
 
 def test_events_that_cannot_be_kept(tmp_path: Path) -> None:

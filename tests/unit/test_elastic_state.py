@@ -51,6 +51,15 @@ def test_mutable_attributes_are_restored() -> None:
         state.array += 1
 
 
+def test_what_is_no_state_is_refused() -> None:
+    message = r"hvd\.elastic\.run and attempt need a state, such as .*, not a Counter"
+    with pytest.raises(TypeError, match=message):
+        hvd.elastic.run(lambda state: None)(Counter())  # type: ignore[type-var]
+    with pytest.raises(TypeError, match=message), hvd.elastic.attempt(Counter()):  # type: ignore[arg-type]
+        pass
+    assert not hvd.is_initialized()
+
+
 def test_the_last_commit_counts() -> None:
     state = ObjectState(value=0)
     for value in range(5):

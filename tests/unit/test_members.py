@@ -120,7 +120,7 @@ def test_new_processes_where_these_cannot_go_on(least: int, in_same_processes: b
     leave(made, [1, 2, 3], 10.1)
     orders = made.take_orders(10.1)
     assert orders.news == [(rank, "end") for rank in (1, 2, 3)]
-    assert said(made)[1:] == [f"new processes go on: {why}"]
+    assert said(made)[1:] == [f"these processes end: {why}"]
     assert made.phase == ENDING
     for rank in (1, 2, 3):
         made.left_state(rank)
@@ -151,7 +151,7 @@ def test_a_new_world_that_fails_at_once() -> None:
     made.take_orders(10.1)
     made.left_world(1, 10.3)
     assert made.phase == ENDING
-    assert said(made)[1:] == ["new processes go on: the ranks lost touch while they began again"]
+    assert said(made)[1:] == ["these processes end: the ranks lost touch while they began again"]
 
 
 def test_a_new_world_that_loses_a_rank_before_all_know_that_it_is_complete() -> None:
@@ -178,7 +178,7 @@ def test_every_wait_has_an_end() -> None:
     assert made.take_orders(71.0).news == [(1, "world 1,2"), (2, "world 1,2")]
     assert made.take_orders(71.0 + FORMING_SECONDS) == Orders()
     made.take_orders(71.1 + FORMING_SECONDS)
-    assert said(made)[-1] == "new processes go on: the ranks did not come together within 10 s"
+    assert said(made)[-1] == "these processes end: the ranks did not come together within 10 s"
     made.left_state(1)
     assert not made.take_orders(81.1 + ENDING_SECONDS).ends
     assert made.take_orders(81.2 + ENDING_SECONDS).ends
@@ -188,14 +188,14 @@ def test_a_rank_that_leaves_the_world_while_all_end_is_told_to_end() -> None:
     made = members()
     made.end(10.0, "mpirun's processes on b ended")
     assert made.take_orders(10.0).news == [
-        *((rank, "lost 0") for rank in range(4)),
+        *((rank, "lost") for rank in range(4)),
         *((rank, "end") for rank in range(4)),
     ]
     made.end(10.1, "once more")
     made.left_world(2, 10.2)
     orders = made.take_orders(10.2)
     assert orders.news == [(2, "end")]
-    assert said(made) == ["new processes go on: mpirun's processes on b ended"]
+    assert said(made) == ["these processes end: mpirun's processes on b ended"]
 
 
 def test_a_rank_that_computes_has_time_to_leave_its_state() -> None:
@@ -267,6 +267,18 @@ def test_ranks_that_finish() -> None:
     assert made.finished == 3
 
 
+def test_a_rank_whose_script_has_ended_is_waited_for_because_it_may_have_failed() -> None:
+    for is_stuck in (False, True):
+        made = members()
+        made.is_done(1, 10.0)
+        leave(made, [0, 2, 3], 10.0)
+        assert made.take_orders(10.0 + ENDING_SECONDS) == Orders()
+        if not is_stuck:
+            made.finish(1)
+        orders = made.take_orders(10.0 + ENDING_SECONDS + is_stuck)
+        assert orders.news == [(rank, "world 0,2,3") for rank in (0, 2, 3)]
+
+
 def test_nothing_is_done_when_none_is_left() -> None:
     made = members(2, 1)
     made.lose(0, "b", "was killed", 10.0)
@@ -298,7 +310,7 @@ def test_ranks_that_are_called_together_make_room() -> None:
     leave(made, range(4), 10.5)
     orders = made.take_orders(10.5)
     assert orders.news == [(rank, "end") for rank in range(4)]
-    assert said(made) == ["new processes go on: there is room for more"]
+    assert said(made) == ["these processes end: there is room for more"]
 
 
 def test_ranks_that_are_held_go_on_when_they_are_released() -> None:

@@ -1,0 +1,174 @@
+"""Who goes on when a rank is lost: nobody, or the other ranks of an elastic job.
+
+A `Job` asks this before it ends because of something that has happened to a rank or to MPI. `NoSurvivors` answers that
+it shall end. `Survivors` lets `Members` decide.
+"""
+
+from collections.abc import Collection, Sequence, Set
+
+from horovodish.launcher.job.members import FORMING, LEFT_STATE, Members, Orders
+from horovodish.launcher.job.outcome import Ending, exit_status, in_words
+
+ASK_SECONDS = 1.0
+"""How often to ask what the ranks do: one that is stopped is lost after a while."""
+SIGNALS = 128
+"""What is above this in an exit status is the signal that has ended the process, also where a shell stands between."""
+
+
+class NoSurvivors:
+    """Of a job that ends with any of its ranks."""
+
+    losses: Sequence[Ending] = ()
+    """How ranks have ended without which the others want to go on, and have not yet."""
+
+    @property
+    def alive(self) -> Set[int]:
+        """The ranks that can go on without others."""
+        return frozenset()
+
+    @property
+    def are_held(self) -> bool:
+        """Whether the ranks wait in init() for the launcher, not for each other."""
+        return False
+
+    @property
+    def are_done(self) -> bool:
+        """Whether every rank that was not lost came to the end of its script."""
+        return False
+
+    @property
+    def must_be_ended(self) -> bool:
+        """Whether the ranks would wait for a word of the launcher that will not come."""
+        return False
+
+    def take_orders(self, busy: Collection[int], now: float) -> Orders:
+        """What is to be done now.
+
+        Args:
+            busy: the ranks whose supervisors may have answered, but behind output that nobody reads.
+            now: the time.
+        """
+        return Orders()
+
+    def reached(self, rank: int, phase: str, now: float) -> None:
+        """A rank has reached a phase; see waiting.py."""
+
+    def answered(self, rank: int, state: str, now: float) -> None:
+        """A supervisor says what its rank does."""
+
+    def fail(self) -> None:
+        """A rank's script has raised."""
+
+    def go_on_when_told(self) -> bool:
+        """Whether the job goes on although mpirun wants a rank to end."""
+        return False
+
+    def go_on_without_mpirun(self, host: str, now: float) -> bool:
+        """Whether the job goes on although mpirun, or its daemon on a host, has ended."""
+        return False
+
+    def go_on_without(self, ending: Ending, host: str, now: float, *, is_needed: bool) -> bool:
+        """Whether the job goes on although a rank has ended.
+
+        Args:
+            ending: how the rank has ended.
+            host: where it was.
+            now: the time.
+            is_needed: whether others may need it.
+        """
+        return False
+
+    def go_on_without_link(self, rank: int, host: str, now: float) -> bool:
+        """Whether the job goes on although the supervisor of a rank is gone."""
+        return False
+
+
+class Survivors(NoSurvivors):
+    """Of an elastic job.
+
+    Args:
+        members: its ranks.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self.losses: list[Ending] = []
+        self._members = members
+        self._killed: dict[int, str] = {}  # by the launcher, because they did not go on, and why
+        self._ask_at = 0.0
+
+    @property
+    def alive(self) -> Set[int]:
+        return self._members.alive
+
+    @property
+    def are_held(self) -> bool:
+        return self._members.held
+
+    @property
+    def are_done(self) -> bool:
+        return self._members.are_done
+
+    @property
+    def must_be_ended(self) -> bool:
+        return self._members.failed
+
+    def take_orders(self, busy: Collection[int], now: float) -> Orders:
+        orders = self._members.take_orders(now)
+        self._killed.update(orders.kill)
+        if now >= self._ask_at:
+            self._ask_at = now + ASK_SECONDS
+            self._members.asked(now)
+            orders.asks = True
+        for rank in busy:
+            self._members.answered(rank, "", now)
+        orders.drop = self._members.silent(now)
+        return orders
+
+    def reached(self, rank: int, phase: str, now: float) -> None:
+        if phase == "init":
+            self._members.arrives(rank)
+        elif phase == "running":
+            if self._members.phase == FORMING:
+                self.losses.clear()  # these are past: the job has survived them
+            self._members.runs(rank, now)
+        elif phase == "training":
+            self._members.trains(rank, now)
+        elif phase == "regroup":
+            self._members.left_world(rank, now)
+        elif phase == "exit":
+            self._members.is_done(rank, now)
+
+    def answered(self, rank: int, state: str, now: float) -> None:
+        self._members.answered(rank, state, now)
+
+    def fail(self) -> None:
+        self._members.failed = True
+
+    def go_on_when_told(self) -> bool:
+        return True  # the host shuts down, perhaps; the end of the rank says more
+
+    def go_on_without_mpirun(self, host: str, now: float) -> bool:
+        self._members.end(now, f"mpirun's processes on {host} ended")
+        return True
+
+    def go_on_without(self, ending: Ending, host: str, now: float, *, is_needed: bool) -> bool:
+        members, rank, status = self._members, ending.rank, exit_status(ending.status)
+        if status == 0 and (ending.asked or not is_needed):
+            members.finish(rank)
+            return True
+        if status == LEFT_STATE and members.was_told(rank):
+            members.left_state(rank)
+            return True
+        is_ours = ending.asked and rank not in self._killed
+        has_begun = members.have_arrived or members.worlds > 0
+        if not has_begun or members.failed or is_ours or status < SIGNALS:  # its script wants it so
+            members.failed |= not is_ours
+            return False
+        self.losses.append(ending)
+        members.lose(rank, host, self._killed.get(rank) or in_words(ending.status), now)
+        return True
+
+    def go_on_without_link(self, rank: int, host: str, now: float) -> bool:
+        if rank in self._members.alive:
+            self._members.lose(rank, host, "cannot be reached any more, or somebody killed its supervisor", now)
+        return True
