@@ -16,6 +16,7 @@ import horovodish as hvd
 from horovodish.elastic import ObjectState
 from support.elastic import Ended, Scene, run_elastic
 from support.hosts import Hosts, hosts
+from support.midway import LargeReduction
 from support.orphans import parent
 
 STEPS = 40
@@ -60,6 +61,29 @@ def commit_fault(scene: Scene, fault: str, other: str) -> None:
             os.kill(parent(os.getppid()), signal.SIGKILL)  # of mpirun; it has started the supervisor
 
 
+def die_in_an_allreduce(scene: Scene, victims: dict[str, int]) -> Any:
+    """At a step each, processes die that have a part of a sum: chunks are within both hosts and between them."""
+
+    @hvd.elastic.run
+    def train(state: ObjectState) -> None:
+        while state.step < STEPS:
+            victim = victims.get(str(state.step))
+            is_first = scene.first_time(f"step {state.step}")
+            while victim is not None and is_first:  # until it is caught in the middle
+                reduction = LargeReduction()
+                if scene.me == victim and reduction.catch():
+                    scene.die("reducing")
+                reduction.finish()
+            state.sum += hvd.allreduce(np.full(LENGTH, float(state.step)), name="gradient")
+            state.step += 1
+            state.commit()
+
+    state = ObjectState(step=0, sum=np.zeros(LENGTH))
+    train(state)
+    assert state.sum.tolist() == [float(sum(range(STEPS)))] * LENGTH
+    return scene.start, hvd.size(), state.step
+
+
 def run_on(on: Hosts, folder: Path, fault: str, *flags: str, slots: str = "") -> Ended:
     away = ["ip", "netns", "exec", on.name(1), "ip"]
 
@@ -75,6 +99,17 @@ def run_on(on: Hosts, folder: Path, fault: str, *flags: str, slots: str = "") ->
 
 def places(on: Hosts) -> str:
     return ",".join(f"{on.address(host)}:2" for host in range(2))
+
+
+def test_ranks_that_die_in_an_allreduce(two_hosts: Hosts, tmp_path: Path) -> None:
+    """One that speaks for its host, and then one that does not."""
+    victims = {"5": 2, "10": 1}
+    flags = ["--hosts", places(two_hosts), "--min-np", "2", "--launch-agent", str(two_hosts.agent)]
+    ended = run_elastic(die_in_an_allreduce, tmp_path, None, victims, flags=flags, inside=two_hosts.inside(0))
+    assert ended.status == 0, ended.said
+    assert ended.fired == {"reducing 1", "reducing 2"}
+    assert ended.said.count("s, in the same processes") == 2, ended.said
+    assert ended.results == [(0, 2, STEPS)] * 2, ended.said
 
 
 @pytest.mark.parametrize("fault", ["down", "one way"])
