@@ -35,7 +35,7 @@ from support.hosts import Hosts, hosts
 
 FEATURES, LAYERS = 1568, 10  # about 25 million parameters
 CALM_STEPS = 6
-IMPORTS = "import torch, horovodish.torch"
+IMPORTS = "import torch, torch._dynamo, horovodish.torch"  # the first optimizer imports torch._dynamo
 
 
 def main() -> None:
