@@ -326,9 +326,9 @@ def running() -> Running:
 
 
 def loss() -> str:
-    """What this or the last engine, or the launcher, has said of a lost rank; empty without one.
+    """The message about a lost rank, from the engine or else from the launcher; empty if none was lost.
 
-    Every error of the engine quotes what it has said, but not what the launcher has said.
+    Errors quote the message of the engine. They do not quote that of the launcher.
     """
     return (_running.engine.loss() if _running else _last_loss) or _cut_off_because
 

@@ -27,7 +27,7 @@ from horovodish.torch.names import Names
 __all__ = ["DistributedOptimizer"]
 
 if membership.start() > 0:
-    import torch._dynamo  # the first optimizer imports it, by then nobody would train any more
+    import torch._dynamo  # the first optimizer would import it, at a time when nobody trains
 
 OptimizerT = TypeVar("OptimizerT", bound=Optimizer)
 

@@ -12,11 +12,11 @@ from horovodish.launcher.job.outcome import Ending, exit_status, in_words
 ASK_SECONDS = 1.0
 """How often to ask what the ranks do: one that is stopped is lost after a while."""
 SIGNALS = 128
-"""What is above this in an exit status is the signal that has ended the process, also where a shell stands between."""
+"""Exit status 128 + n stands for signal n. Shells report it, too, for a command that they ran."""
 
 
 class NoSurvivors:
-    """Of a job that ends with any of its ranks."""
+    """The answers for a job that ends when it loses a rank."""
 
     losses: Sequence[Ending] = ()
     """How ranks have ended without which the others want to go on, and have not yet."""
@@ -42,7 +42,7 @@ class NoSurvivors:
         return False
 
     def take_orders(self, busy: Collection[int], now: float) -> Orders:
-        """What is to be done now.
+        """The orders that the job has to carry out now.
 
         Args:
             busy: the ranks whose supervisors may have answered, but behind output that nobody reads.
@@ -84,7 +84,7 @@ class NoSurvivors:
 
 
 class Survivors(NoSurvivors):
-    """Of an elastic job.
+    """The answers for an elastic job.
 
     Args:
         members: its ranks.

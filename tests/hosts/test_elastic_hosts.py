@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,13 @@ def two_hosts() -> Iterator[Hosts]:
         yield made
 
 
-def lose_a_host(scene: Scene, fault: str, other: str, slots: str) -> Any:
-    """The last process commits a fault from its host. The sums are exact and do not depend on the ranks."""
+def train_with(scene: Scene, before_step: Callable[[int], None]) -> Any:
+    """The sums are exact and do not depend on the ranks."""
 
     @hvd.elastic.run
     def train(state: ObjectState) -> None:
         while state.step < STEPS:
-            if scene.me == 3 and state.step == 5 and scene.first_time(fault):
-                if slots:
-                    Path(slots).write_text(f"{other}:4\n")
-                commit_fault(scene, fault, other)
+            before_step(state.step)
             state.sum += hvd.allreduce(np.full(LENGTH, float(state.step)), name="gradient")
             state.step += 1
             state.commit()
@@ -47,6 +44,18 @@ def lose_a_host(scene: Scene, fault: str, other: str, slots: str) -> Any:
     train(state)
     assert state.sum.tolist() == [float(sum(range(STEPS)))] * LENGTH
     return scene.start, hvd.size(), state.step
+
+
+def lose_a_host(scene: Scene, fault: str, other: str, slots: str) -> Any:
+    """The last process commits a fault from its host."""
+
+    def before_step(step: int) -> None:
+        if scene.me == 3 and step == 5 and scene.first_time(fault):
+            if slots:
+                Path(slots).write_text(f"{other}:4\n")
+            commit_fault(scene, fault, other)
+
+    return train_with(scene, before_step)
 
 
 def commit_fault(scene: Scene, fault: str, other: str) -> None:
@@ -64,24 +73,16 @@ def commit_fault(scene: Scene, fault: str, other: str) -> None:
 def die_in_an_allreduce(scene: Scene, victims: dict[str, int]) -> Any:
     """At a step each, processes die that have a part of a sum: chunks are within both hosts and between them."""
 
-    @hvd.elastic.run
-    def train(state: ObjectState) -> None:
-        while state.step < STEPS:
-            victim = victims.get(str(state.step))
-            is_first = scene.first_time(f"step {state.step}")
-            while victim is not None and is_first:  # until it is caught in the middle
-                reduction = LargeReduction()
-                if scene.me == victim and reduction.catch():
-                    scene.die("reducing")
-                reduction.finish()
-            state.sum += hvd.allreduce(np.full(LENGTH, float(state.step)), name="gradient")
-            state.step += 1
-            state.commit()
+    def before_step(step: int) -> None:
+        victim = victims.get(str(step))
+        is_first = scene.first_time(f"step {step}")
+        while victim is not None and is_first:  # until it is caught in the middle
+            reduction = LargeReduction()
+            if scene.me == victim and reduction.catch():
+                scene.die("reducing")
+            reduction.finish()
 
-    state = ObjectState(step=0, sum=np.zeros(LENGTH))
-    train(state)
-    assert state.sum.tolist() == [float(sum(range(STEPS)))] * LENGTH
-    return scene.start, hvd.size(), state.step
+    return train_with(scene, before_step)
 
 
 def run_on(on: Hosts, folder: Path, fault: str, *flags: str, slots: str = "") -> Ended:
