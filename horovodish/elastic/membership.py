@@ -12,6 +12,7 @@ because it starts new ones. It writes lines to a file in the folder of the run:
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import sys
@@ -86,6 +87,7 @@ def regroup(save: Callable[[], None]) -> None:
             return
         elif word == "end":
             save()
+            gc.freeze()  # to look for cycles at the end takes nearly a second of a core, which new processes need
             raise SystemExit(ENDS)
 
 

@@ -69,6 +69,11 @@ class Slot:
         return (start, syncs, operations) if seal else None
 
     @property
+    def name(self) -> str:
+        """Of its file, which no other slot has on any host; empty if it has none."""
+        return self._path.name if self._path else ""
+
+    @property
     def order(self) -> tuple[int, ...]:
         """Greater for a state that is further, or that was written later; empty if none is whole."""
         return (*self.position, int(self._header[0])) if self.position else ()
@@ -95,11 +100,19 @@ class Slot:
 
     def room(self, index_bytes: int, buffer_bytes: int) -> np.ndarray:
         """The bytes of a state that is about to be written. Until `seal()` the slot is not whole."""
-        content = _content_bytes(index_bytes, buffer_bytes)
-        if self._data is None or len(self._data) < _HEADER_BYTES + content:
-            self._allocate(_HEADER_BYTES + content)
+        length = _HEADER_BYTES + _content_bytes(index_bytes, buffer_bytes)
+        if self._data is None or not self._header.flags.writeable or len(self._data) < length:
+            self._allocate(length)
         self._header[:] = (0, 0, 0, 0, 0, index_bytes, buffer_bytes)
         return self.content
+
+    def take_over(self, other: Slot) -> None:
+        """Become another slot of this host, which nobody writes to. Its file stays under the name of this one, too."""
+        assert self._path is not None and other._path is not None
+        if self._path != other._path:
+            self._path.unlink(missing_ok=True)
+            os.link(other._path, self._path)
+        self._data = other._data
 
     def seal(self, position: Position) -> None:
         """What was written is whole."""
@@ -134,6 +147,7 @@ class Slot:
         if self._path is None:
             self._data = mmap.mmap(-1, length)
             return
+        self._path.unlink(missing_ok=True)  # other ranks may have taken it over
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, length)  # to write where there is no room would kill the process

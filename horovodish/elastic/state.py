@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from horovodish import basics
-from horovodish.collectives import broadcast, broadcast_
+from horovodish.collectives import barrier, broadcast, broadcast_
 from horovodish.elastic import membership
 from horovodish.elastic.memory import NOWHERE, Memory, Position, Slot, forget_older, newest_in
 from horovodish.errors import HostsUpdatedInterrupt
@@ -103,14 +103,19 @@ class State:
         own = left.position if left else self._position if lives else None
         claims = self._claims() if lives else {}
         told: list[_Told] = allgather_object(
-            _Told(own, lives, self._is_interrupted, membership.start(), claims), "elastic.positions"
+            _Told(own, lives, self._is_interrupted, membership.start(), claims, left.name if left else ""),
+            "elastic.positions",
         )
         # What a rank has left is its last commit, and a live state that is equally far may have changed since.
         root = max(range(len(told)), key=lambda rank: (told[rank].position or (), told[rank].lives, -rank))
         furthest = told[root].position
         are_interrupted = any(each.is_interrupted for each in told)
         is_as_far = [each.lives and each.position == furthest for each in told]
-        if are_interrupted or not all(is_as_far):
+        if left and all(each.left == left.name for each in told):
+            self._kept.next.take_over(left)  # one host: all ranks see the file
+            self._load(left)
+            barrier()  # before a rank forgets it
+        elif are_interrupted or not all(is_as_far):
             if basics.rank() == root:
                 self._send(root, left)
             else:
@@ -254,6 +259,7 @@ class _Told(NamedTuple):
         is_interrupted: whether ranks that are equally far may have different states.
         start: how often the job had started processes before this one.
         claims: as `State._claims()` gives them.
+        left: the name of what an earlier process has left, which is unique among all hosts; empty if there is nothing.
     """
 
     position: Position | None
@@ -261,6 +267,7 @@ class _Told(NamedTuple):
     is_interrupted: bool
     start: int
     claims: dict[str, Any]
+    left: str
 
 
 class _Pickler(pickle.Pickler):

@@ -108,6 +108,22 @@ def test_files_of_earlier_starts_are_given_back(tmp_path: Path) -> None:
     assert loaded(first.newest) == {"value": 2}, "the process that has it goes on with it"
 
 
+def test_a_state_is_taken_over_without_a_copy_and_not_written_to(tmp_path: Path) -> None:
+    write(Memory(tmp_path, 0, 0), (0, 1, 1), value="left")
+    later = [Memory(tmp_path, 1, 0) for _ in range(2)]
+    for memory in [*later, later[0]]:  # the last of them had to begin again
+        left = newest_in(tmp_path, 0)
+        assert left is not None
+        memory.next.take_over(left)
+    assert {path.stat().st_ino for path in tmp_path.iterdir()} == {next(tmp_path.iterdir()).stat().st_ino}
+    forget_older(tmp_path, 1, 0)
+    assert all(path.name.startswith("1-") for path in tmp_path.iterdir())
+    for value in range(3):
+        write(later[0], (1, 1, value), value=value)
+    assert loaded(later[0].newest) == {"value": 2}
+    assert loaded(later[1].newest) == {"value": "left"}
+
+
 def test_files_are_for_this_user_alone(tmp_path: Path) -> None:
     write(Memory(tmp_path, 0, 0), (0, 1, 1), value=1)
     (file,) = tmp_path.iterdir()

@@ -252,6 +252,9 @@ def begin_in_new_processes(folder: str) -> list[Any]:
         state.commit()  # it is not further than what earlier processes have left
         state.sync()
         seen: list[Any] = [state.value]
+        newest = state._kept.newest
+        assert newest is not None
+        assert not newest.content.flags.writeable, "all ranks of a host share what was left there"
         state.value = None
         state.restore()
         seen.append(state.value)
