@@ -33,11 +33,14 @@ class MpirunProcess:
         self.status = 0
         self.was_killed = self.was_told = False
         # It has no name: a supervisor that has lost its link may remove the folder before the last words are said.
-        self._log = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, it is read when mpirun has ended
+        self._log = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, `end()` closes it
+        self._last_words = ""
 
     @property
     def said(self) -> str:
         """What mpirun itself has written so far."""
+        if self._log.closed:
+            return self._last_words
         log = self._log.fileno()
         return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace").replace("\0", "")
 
@@ -68,7 +71,7 @@ class MpirunProcess:
             raise LaunchError(f"the ranks cannot be started: {failure}") from failure
 
     def end(self, *, at_once: bool) -> None:
-        """Waits for its end, and brings it about if it does not come.
+        """Waits for its end, and brings it about if it does not come. Called once.
 
         Args:
             at_once: whether it would not end by itself.
@@ -82,3 +85,5 @@ class MpirunProcess:
                 self.status = self._process.wait(seconds)
                 self.was_killed = not self.was_told and self.status < 0
                 break
+        self._last_words = self.said
+        self._log.close()
