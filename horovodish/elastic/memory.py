@@ -147,6 +147,7 @@ class Slot:
         if self._path is None:
             self._data = mmap.mmap(-1, length)
             return
+        self._data = None  # gives its memory back first
         self._path.unlink(missing_ok=True)  # other ranks may have taken it over
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:

@@ -111,7 +111,7 @@ def test_files_of_earlier_starts_are_given_back(tmp_path: Path) -> None:
 def test_a_state_is_taken_over_without_a_copy_and_not_written_to(tmp_path: Path) -> None:
     write(Memory(tmp_path, 0, 0), (0, 1, 1), value="left")
     later = [Memory(tmp_path, 1, 0) for _ in range(2)]
-    for memory in [*later, later[0]]:  # the last of them had to begin again
+    for memory in [*later, later[0], later[0]]:  # the first of them had to begin again, twice
         left = newest_in(tmp_path, 0)
         assert left is not None
         memory.next.take_over(left)
