@@ -57,6 +57,7 @@ class Members:
     Attributes:
         alive: the ranks that have not ended.
         lost: the ranks that were lost, in this order.
+        missing: the rank that was lost last and what happened, as long as the others have not gone on without it.
         finished: how many ranks came to the end of their script.
         left: how many ranks have left their state and ended for new processes.
         failed: whether a rank's script has failed by itself, so that none shall go on.
@@ -80,6 +81,7 @@ class Members:
     ) -> None:
         self.alive = set(range(ranks))
         self.lost: list[int] = []
+        self.missing = ""
         self.finished = self.left = 0
         self.failed = False
         self.has_run = False
@@ -117,8 +119,8 @@ class Members:
 
     @property
     def are_done(self) -> bool:
-        """Whether every rank that was not lost came to the end of its script."""
-        return self.finished > 0 and not self.alive
+        """Whether every rank came to the end of its script, but for those without which others have gone on."""
+        return self.finished > 0 and not self.alive and not self.missing
 
     def take_orders(self, now: float) -> Orders:
         """What is to be done now."""
@@ -187,7 +189,8 @@ class Members:
         if rank in self._told and self.phase == TRAINING:  # the others go on without it already
             return
         self.lost.append(rank)
-        text = f"rank {rank} on {host} {why}; {len(self.alive)} left"
+        self.missing = f"rank {rank} on {host} {why}"
+        text = f"{self.missing}; {len(self.alive)} left"
         self.events.append(Event("lost", text, {"rank": rank, "host": host, "why": why, "left": len(self.alive)}))
         if self.phase == FORMING or not self.has_run:
             self.end(now, "a rank was lost while the others were in init()")
@@ -220,6 +223,7 @@ class Members:
         if self.phase == FORMING or not self.has_run:  # init() returns nowhere before all ranks are in it
             self._processes = "the same" if self.has_run else "new"
             self.has_run = True
+            self.missing = ""
             self.worlds += 1
             if self.phase == FORMING:
                 self.phase = TRAINING

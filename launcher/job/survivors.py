@@ -33,8 +33,13 @@ class NoSurvivors:
 
     @property
     def are_done(self) -> bool:
-        """Whether every rank that was not lost came to the end of its script."""
+        """Whether every rank came to the end of its script, but for those without which others have gone on."""
         return False
+
+    @property
+    def missing(self) -> str:
+        """A rank that was lost and what happened, if the others have not gone on without it."""
+        return ""
 
     @property
     def must_be_ended(self) -> bool:
@@ -107,6 +112,10 @@ class Survivors(NoSurvivors):
     @property
     def are_done(self) -> bool:
         return self._members.are_done
+
+    @property
+    def missing(self) -> str:
+        return self._members.missing
 
     @property
     def must_be_ended(self) -> bool:

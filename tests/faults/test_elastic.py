@@ -245,6 +245,44 @@ def test_ranks_that_have_finished(tmp_path: Path) -> None:
     assert others == [[3] * 4 + [2] * (STEPS - 4)] * 2
 
 
+def train_and_save(scene: Scene, fault: str) -> int:
+    """Process 0 dies when all have trained, and the others have finished."""
+
+    @hvd.elastic.run
+    def train(state: ObjectState) -> None:
+        while state.step < 4:
+            hvd.allreduce(np.ones(3), name="gradient")
+            state.step += 1
+            state.commit()
+
+    state = ObjectState(step=0)
+    train(state)
+    if scene.me == 0:
+        for other in (1, 2):
+            scene.await_end_of(other)
+        if fault == "supervisor":
+            scene.fired(fault)
+            os.kill(os.getppid(), signal.SIGKILL)
+            signal.pause()
+        scene.die(fault)
+    return state.step
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        ("saving", "was killed by signal 9 (SIGKILL)"),
+        ("supervisor", "cannot be reached any more, or somebody killed its"),
+    ],
+)
+def test_a_rank_that_is_lost_while_it_saves_what_was_trained(fault: str, line: str, tmp_path: Path) -> None:
+    ended = run_elastic(train_and_save, tmp_path, 3, fault, flags=["--min-np", "1"])
+    assert ended.status == 128 + signal.SIGKILL, ended.said
+    assert ended.fired == {f"{fault} 0"}
+    assert line in ended.said.splitlines()[-2], ended.said
+    assert ended.results == [4, 4]
+
+
 def join_before_a_loss(scene: Scene) -> list[int]:
     """Process 0 has no more to do in the epoch. The others take one more step, after which process 3 dies."""
     pairs: list[hvd.ProcessSet] = []

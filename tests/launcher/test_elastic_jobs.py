@@ -213,7 +213,7 @@ def test_what_is_kept_of_a_job(tmp_path: Path) -> None:
 
 
 def die_in_shutdown(scene: Scene) -> int:
-    """The work is done when a rank dies."""
+    """All have trained when a rank dies; what its script does after that is missing."""
 
     @hvd.elastic.run
     def train(state: ObjectState) -> None:
@@ -228,9 +228,9 @@ def die_in_shutdown(scene: Scene) -> int:
     return state.step
 
 
-def test_a_rank_that_dies_in_shutdown_has_done_its_work(tmp_path: Path) -> None:
+def test_the_others_finish_when_a_rank_dies_in_shutdown(tmp_path: Path) -> None:
     ended = run_elastic(die_in_shutdown, tmp_path, 3, flags=["--min-np", "2"])
-    assert ended.status == 0, ended.said
+    assert ended.status == 128 + signal.SIGKILL, ended.said
     assert ended.fired == {"shutdown 1"}
     assert ended.results == [1, 1]
 

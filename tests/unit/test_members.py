@@ -267,6 +267,19 @@ def test_ranks_that_finish() -> None:
     assert made.finished == 3
 
 
+def test_work_is_not_done_if_a_rank_is_lost_and_the_others_do_not_go_on() -> None:
+    made = members(2, 1)
+    made.finish(0)
+    made.lose(1, "b", "was killed", 10.0)
+    assert not made.are_done
+    assert made.missing == "rank 1 on b was killed"
+    made = members(3, 1)
+    made.finish(0)
+    made.lose(1, "b", "was killed", 10.0)
+    made.finish(2)
+    assert not made.are_done
+
+
 def test_a_rank_whose_script_has_ended_is_waited_for_because_it_may_have_failed() -> None:
     for is_stuck in (False, True):
         made = members()
