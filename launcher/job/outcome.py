@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from horovodish.launcher.job.launcher_end import Hello
 
 UNCAUGHT_EXCEPTION = 1  # Python's exit status
+CONNECTION_BROKE = 14
+"""Open MPI ends a rank with this status, without a word, when the connection to a rank that has ended breaks."""
 LONGEST_ERROR = 300
 UNREADABLE = "an exception whose report cannot be read"
 
@@ -141,7 +143,7 @@ def first_fault(
             what = in_words(ending.status)
             if not os.WIFSIGNALED(ending.status) and last_errors and ending.rank in last_errors:
                 what += f": {shortened(last_errors[ending.rank])}"
-            faults.append(Fault(ending.rank, ending.time, status, what, is_consequence=False))
+            faults.append(Fault(ending.rank, ending.time, status, what, is_consequence=status == CONNECTION_BROKE))
     return min(faults, key=lambda fault: (fault.is_consequence, fault.time), default=None)
 
 
@@ -166,7 +168,9 @@ def in_words(status: int) -> str:
         status: as waitpid() gives it.
     """
     if not os.WIFSIGNALED(status):
-        return f"failed with exit status {exit_status(status)}"
+        code = exit_status(status)
+        hint = "; Open MPI does that when the connection to another rank breaks" if code == CONNECTION_BROKE else ""
+        return f"failed with exit status {code}{hint}"
     number = os.WTERMSIG(status)
     hint = "; a machine that runs out of memory does that" if number == signal.SIGKILL else ""
     return f"was killed by {signal_name(number)}{hint}"

@@ -56,6 +56,16 @@ def test_the_cause_comes_before_its_consequences_even_when_it_is_seen_later() ->
     assert "memory" in fault.what
 
 
+def test_a_rank_that_open_mpi_ends_because_another_one_has_ended_is_not_the_cause() -> None:
+    endings = [Ending(1, 1.0, 14 << 8, asked=False), Ending(3, 1.1, 7 << 8, asked=False)]
+    fault = first_fault(endings, [])
+    assert fault is not None
+    assert (fault.rank, fault.what) == (3, "failed with exit status 7")
+    fault = first_fault(endings[:1], [])
+    assert fault is not None
+    assert fault.what == "failed with exit status 14; Open MPI does that when the connection to another rank breaks"
+
+
 def test_a_consequence_counts_when_its_cause_is_not_known() -> None:
     fault = first_fault(
         [Ending(0, 1.0, 1 << 8, asked=False)], [Failure(0, 0.5, "RankLostError: rank 1 has left", is_consequence=True)]
