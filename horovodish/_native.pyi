@@ -75,7 +75,7 @@ class Engine:
         hosts: list[list[int]],
         local: list[int],
         region: int,
-        mpi: dict[str, int | str] | None,
+        mpi: dict[str, int | str | bool] | None,
         generation: int,
     ) -> None: ...
     def remove_process_set(self, id: int) -> None: ...

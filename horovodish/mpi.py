@@ -162,7 +162,7 @@ def private(comm: Any) -> Any:
     return duplicate
 
 
-def native_table(comm: Any) -> dict[str, int | str]:
+def native_table(comm: Any) -> dict[str, int | str | bool]:
     """What the native engine needs in order to call MPI without being linked to it. Does not block.
 
     Args:
@@ -170,22 +170,18 @@ def native_table(comm: Any) -> dict[str, int | str]:
 
     Returns:
         library: path of the file in which MPI's functions are looked up;
-        comm, byte, request_null: handles as integers (pointers in Open MPI, ints in MPICH);
-        handle_bytes, request_bytes, status_bytes: sizes of a communicator, a request and a status;
-        any_source, any_tag, tag_ub: numbers that differ between MPIs.
+        comm, byte: handles as integers (pointers in Open MPI, ints in MPICH);
+        request_bytes, status_bytes: sizes of a request and a status;
+        tolerates_faults: as `tolerates_faults()`.
     """
     mpi = _import()
     return {
         "library": str(mpi.__file__),
         "comm": mpi._handleof(comm),
         "byte": mpi._handleof(mpi.BYTE),
-        "request_null": mpi._handleof(mpi.REQUEST_NULL),
-        "handle_bytes": mpi._sizeof(mpi.Comm),
         "request_bytes": mpi._sizeof(mpi.Request),
         "status_bytes": mpi._sizeof(mpi.Status),
-        "any_source": mpi.ANY_SOURCE,
-        "any_tag": mpi.ANY_TAG,
-        "tag_ub": comm.Get_attr(mpi.TAG_UB),
+        "tolerates_faults": tolerates_faults(),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -20,6 +21,7 @@ from support.model import PLANES
 from support.outcome import Outcome
 from support.processes import all_pids, is_stopped, resume, stop, wait_until_ended
 from support.ranks import run_ranks_to_their_ends
+from support.threads import thread_names
 
 KNOWN_WITHIN_SECONDS = 20.0
 MPI_KNOWS_WITHIN_SECONDS = 0.3
@@ -180,6 +182,24 @@ def test_the_reason_arrives_though_mpi_is_faster() -> None:
     for outcome in outcomes[:2]:
         assert outcome.ended == "returned", outcome.output
         assert "rank 2 raised ValueError: a reason of its own" in outcome.result
+
+
+def crash_in_the_engines_thread() -> None:
+    hvd.init()
+    hvd.barrier()
+    engine = next(number for number, name in thread_names().items() if name == "horovodish")
+    if hvd.rank() == 1:
+        ctypes.CDLL(None).tgkill(os.getpid(), engine, signal.SIGSEGV)
+    with pytest.raises(hvd.RankLostError, match="rank 1"):
+        hvd.barrier()
+
+
+def test_a_rank_that_crashes_shows_where_its_script_was() -> None:
+    told, crashed = run_ranks_to_their_ends(crash_in_the_engines_thread, 2)
+    assert told.ended == "returned", told
+    assert crashed.ended == "died"
+    assert "Fatal Python error: Segmentation fault" in crashed.output
+    assert "in crash_in_the_engines_thread" in crashed.output
 
 
 @pytest.fixture(scope="module")

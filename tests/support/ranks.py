@@ -119,7 +119,7 @@ def run_ranks_to_their_ends(
     command = command or mpi_command(np, survivors=True)
     world = World(command, np, env or {}, stops_at_failure=False)
     outcomes = world.call(Call(function, args, {}, begin=False), timeout, is_last=True)
-    of_mpirun = _part("mpirun", world.mpi_output)
+    of_mpirun = _part(f"mpirun, which ended with status {world.mpi_status}", world.mpi_output)
     return [
         replace(outcome, output=f"{outcome.output}\n{of_mpirun}") if outcome.ended == "died" else outcome
         for outcome in outcomes

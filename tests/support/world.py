@@ -62,6 +62,7 @@ class World:
         size: how many ranks there are.
         is_over: whether they have ended.
         mpi_output: what mpirun has printed, once they have ended.
+        mpi_status: that of mpirun, once they have ended.
     """
 
     def __init__(self, command: list[str], size: int, env: Mapping[str, str], *, stops_at_failure: bool) -> None:
@@ -76,6 +77,7 @@ class World:
         self.size = size
         self.is_over = False
         self.mpi_output = ""
+        self.mpi_status: int | None = None
         self._stops_at_failure = stops_at_failure
         self._mark = uuid.uuid4().hex
         self._folder = tempfile.TemporaryDirectory(prefix=mark_of_this_process())
@@ -264,6 +266,7 @@ class World:
         segments = _shared_memory() - segments_before
         if self.is_over:
             self.mpi_output = _text(self._path / "mpi.output")
+            self.mpi_status = self._mpi.returncode
             for pipe in self._pipes:
                 os.close(pipe)
             self._folder.cleanup()
@@ -273,8 +276,8 @@ class World:
         assert not left, f"processes left behind: {left}"
         assert not segments, f"shared memory left behind: {segments}"
         if self._stops_at_failure and all_returned and self.is_over:
-            status = self._mpi.returncode
-            assert status == 0, f"every rank returned, but mpirun ended with status {status}: {self.mpi_output}"
+            said = f"every rank returned, but mpirun ended with status {self.mpi_status}: {self.mpi_output}"
+            assert self.mpi_status == 0, said
 
     def _all_told(self) -> list[dict[str, Any] | None]:
         return [self._told(rank) for rank in range(self.size)]

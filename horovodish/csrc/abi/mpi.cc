@@ -29,6 +29,25 @@ void Mpi::resolve() {
   look_up(loaded, "MPI_Cancel", cancel);
   look_up(loaded, "MPI_Get_count", get_count);
   look_up(loaded, "MPI_Error_string", error_string);
+  if (!tolerates_faults) return;
+  look_up(loaded, "MPIX_Comm_get_failed", get_failed_);
+  look_up(loaded, "MPI_Comm_group", comm_group_);
+  look_up(loaded, "MPI_Group_size", group_size_);
+  look_up(loaded, "MPI_Group_translate_ranks", translate_ranks_);
+  look_up(loaded, "MPI_Group_free", group_free_);
+}
+
+bool Mpi::has_died(int rank) const {
+  MpiHandle dead = 0;
+  if (get_failed_ == nullptr || get_failed_(communicator, &dead) != kMpiSuccess) return false;
+  int count = 0, place = -1;  // a rank that is not in the group has a negative place
+  MpiHandle all = 0;
+  if (group_size_(dead, &count) == kMpiSuccess && count > 0 && comm_group_(communicator, &all) == kMpiSuccess) {
+    translate_ranks_(all, 1, &rank, dead, &place);
+    group_free_(&all);
+  }
+  group_free_(&dead);
+  return place >= 0;
 }
 
 void MpiExit::resolve(const std::string& library) {

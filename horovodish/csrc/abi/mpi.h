@@ -22,7 +22,8 @@ struct Mpi {
   MpiHandle byte_type = 0;
   size_t request_bytes = 0;
   size_t status_bytes = 0;
-  std::vector<int> world_ranks;  // by rank of the communicator: what messages name
+  bool tolerates_faults = false;  // ranks go on when another one dies
+  std::vector<int> world_ranks;   // by rank of the communicator: what messages name
 
   int (*isend)(const void* data, int count, MpiHandle type, int to, int tag, MpiHandle communicator,
                void* request) = nullptr;
@@ -37,6 +38,16 @@ struct Mpi {
 
   // Fills the function pointers; throws std::runtime_error naming the library or function that is missing.
   void resolve();
+  // Whether MPI knows that this rank has died, which it does only where it tolerates faults. It makes no progress
+  // meanwhile.
+  bool has_died(int rank) const;
+
+ private:
+  int (*get_failed_)(MpiHandle communicator, MpiHandle* group) = nullptr;  // null unless MPI tolerates faults
+  int (*comm_group_)(MpiHandle communicator, MpiHandle* group) = nullptr;
+  int (*group_size_)(MpiHandle group, int* size) = nullptr;
+  int (*translate_ranks_)(MpiHandle from, int count, const int* ranks, MpiHandle to, int* translated) = nullptr;
+  int (*group_free_)(MpiHandle* group) = nullptr;
 };
 
 // What it takes to leave MPI.

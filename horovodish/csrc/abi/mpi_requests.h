@@ -40,6 +40,8 @@ class MpiRequest {
   }
 
   void send(const void* data, size_t bytes, int to, int tag) {
+    // Open MPI 5.0 crashes in a send to a rank of which it knows that it has died.
+    if (mpi_->has_died(to)) fail("sending to", to, "it has died");
     check(mpi_->isend(data, static_cast<int>(bytes), mpi_->byte_type, to, tag, mpi_->communicator, request_.data()),
           "sending to", to);
     start(to);
@@ -97,8 +99,11 @@ class MpiRequest {
     char text[abi::kMpiMaxErrorString] = "";
     int length = 0;
     mpi_->error_string(code, text, &length);
+    fail(what, peer, text);
+  }
+  [[noreturn]] void fail(const char* what, int peer, const char* why) const {
     throw std::runtime_error(std::string("MPI failed while ") + what + " rank " +
-                             std::to_string(mpi_->world_ranks.at(static_cast<size_t>(peer))) + ": " + text);
+                             std::to_string(mpi_->world_ranks.at(static_cast<size_t>(peer))) + ": " + why);
   }
 
   const abi::Mpi* mpi_;

@@ -165,6 +165,19 @@ void start_timeline(Engine& engine, int descriptor, const std::string& name, int
   engine.start_timeline({descriptor, number_of(engine.rank()), name, origin, mark_cycles});
 }
 
+// `mpi`: what horovodish.mpi.native_table() gives.
+abi::Mpi mpi_table(const nb::dict& mpi, std::vector<int> world_ranks) {
+  abi::Mpi table;
+  table.library = nb::cast<std::string>(mpi["library"]);
+  table.communicator = nb::cast<uintptr_t>(mpi["comm"]);
+  table.byte_type = nb::cast<uintptr_t>(mpi["byte"]);
+  table.request_bytes = nb::cast<size_t>(mpi["request_bytes"]);
+  table.status_bytes = nb::cast<size_t>(mpi["status_bytes"]);
+  table.tolerates_faults = nb::cast<bool>(mpi["tolerates_faults"]);
+  table.world_ranks = std::move(world_ranks);
+  return table;
+}
+
 void add_process_set(Engine& engine, int id, std::vector<int> ranks, std::vector<std::vector<int>> hosts,
                      std::vector<size_t> local, size_t region, const std::optional<nb::dict>& mpi, int generation) {
   ProcessSetConfig config;
@@ -174,16 +187,7 @@ void add_process_set(Engine& engine, int id, std::vector<int> ranks, std::vector
   config.local = std::move(local);
   config.region = region;
   config.generation = generation;
-  if (mpi) {
-    abi::Mpi table;
-    table.library = nb::cast<std::string>((*mpi)["library"]);
-    table.communicator = nb::cast<uintptr_t>((*mpi)["comm"]);
-    table.byte_type = nb::cast<uintptr_t>((*mpi)["byte"]);
-    table.request_bytes = nb::cast<size_t>((*mpi)["request_bytes"]);
-    table.status_bytes = nb::cast<size_t>((*mpi)["status_bytes"]);
-    table.world_ranks = std::move(ranks);
-    config.mpi = std::move(table);
-  }
+  if (mpi) config.mpi = mpi_table(*mpi, std::move(ranks));
   nb::gil_scoped_release release;
   engine.add_process_set(id, std::move(config));
 }
