@@ -29,8 +29,7 @@ void Mpi::resolve() {
   look_up(loaded, "MPI_Cancel", cancel);
   look_up(loaded, "MPI_Get_count", get_count);
   look_up(loaded, "MPI_Error_string", error_string);
-  if (!tolerates_faults) return;
-  look_up(loaded, "MPIX_Comm_get_failed", get_failed_);
+  if (tolerates_faults) get_failed_ = reinterpret_cast<decltype(get_failed_)>(dlsym(loaded, "MPIX_Comm_get_failed"));
   look_up(loaded, "MPI_Comm_group", comm_group_);
   look_up(loaded, "MPI_Group_size", group_size_);
   look_up(loaded, "MPI_Group_translate_ranks", translate_ranks_);

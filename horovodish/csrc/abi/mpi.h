@@ -43,7 +43,7 @@ struct Mpi {
   bool has_died(int rank) const;
 
  private:
-  int (*get_failed_)(MpiHandle communicator, MpiHandle* group) = nullptr;  // null unless MPI tolerates faults
+  int (*get_failed_)(MpiHandle communicator, MpiHandle* group) = nullptr;  // null if MPI cannot tell
   int (*comm_group_)(MpiHandle communicator, MpiHandle* group) = nullptr;
   int (*group_size_)(MpiHandle group, int* size) = nullptr;
   int (*translate_ranks_)(MpiHandle from, int count, const int* ranks, MpiHandle to, int* translated) = nullptr;
