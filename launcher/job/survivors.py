@@ -7,7 +7,7 @@ it shall end. `Survivors` lets `Members` decide.
 from collections.abc import Collection, Sequence, Set
 
 from horovodish.launcher.job.members import FORMING, LEFT_STATE, Members, Orders
-from horovodish.launcher.job.outcome import Ending, exit_status, in_words
+from horovodish.launcher.job.outcome import CONNECTION_BROKE, Ending, exit_status, in_words
 
 ASK_SECONDS = 1.0
 """How often to ask what the ranks do: one that is stopped is lost after a while."""
@@ -170,7 +170,8 @@ class Survivors(NoSurvivors):
             return True
         is_ours = ending.asked and rank not in self._killed
         has_begun = members.have_arrived or members.worlds > 0
-        if not has_begun or members.failed or is_ours or status < SIGNALS:  # its script wants it so
+        script_wants_it = status < SIGNALS and status != CONNECTION_BROKE
+        if not has_begun or members.failed or is_ours or script_wants_it:
             members.failed |= not is_ours
             return False
         self.losses.append(ending)

@@ -255,6 +255,32 @@ def test_a_rank_that_leaves_in_the_middle_without_an_error_fails_the_job(tmp_pat
     assert "rank 1 on" in ended.said and "ended with exit status 0 while other ranks needed it" in ended.said
 
 
+def end_as_open_mpi_does(scene: Scene) -> int:
+    """Without fault tolerance, Open MPI may end a rank like this because another one was lost."""
+
+    @hvd.elastic.run
+    def train(state: ObjectState) -> None:
+        while state.step < 5:
+            if scene.me == 1 and state.step == 3 and scene.first_time("breaks"):
+                scene.fired("breaks")
+                os._exit(14)
+            hvd.allreduce(np.ones(3), name="gradient")
+            state.step += 1
+            state.commit()
+
+    state = ObjectState(step=0)
+    train(state)
+    return state.step
+
+
+def test_the_others_go_on_without_a_rank_that_mpi_has_ended(tmp_path: Path) -> None:
+    ended = run_elastic(end_as_open_mpi_does, tmp_path, 3, flags=["--min-np", "2"])
+    assert ended.status == 0, ended.said
+    assert ended.fired == {"breaks 1"}
+    assert ended.results == [5, 5]
+    assert "failed with exit status 14; Open MPI does that when the connection to another rank breaks" in ended.said
+
+
 def train_in_two_phases(scene: Scene) -> list[tuple[str, int]]:
     """With a state each. Process 1 dies in the second, and new processes come to the first one again."""
     done = []

@@ -8,9 +8,9 @@
 
 namespace horovodish {
 
-// Signals are for the interpreter's main thread, but for those of a crash of this one: Python's faulthandler then shows
-// all stacks, and a blocked one would end the process without a word. `name` is at most 15 characters, shown by ps and
-// debuggers.
+// The interpreter's main thread takes signals; this one takes only those of its own crash. If it blocked them as well, it
+// would end the process without a word. As it is, Python's faulthandler shows all stacks. `name` is at most 15
+// characters, shown by ps and debuggers.
 inline void set_up_thread(const char* name) {
   sigset_t blocked;
   sigfillset(&blocked);
