@@ -160,7 +160,7 @@ def test_survivors_go_on_when_asked_to() -> None:
     outcomes = run_ranks_to_their_ends(survive_the_others, 3)
     assert [outcome.ended for outcome in outcomes] == ["returned", "died", "raised"]
     assert outcomes[0].result == "survived"
-    assert "--- mpirun:" in outcomes[1].output
+    assert "--- mpirun, which ended with status 0:" in outcomes[1].output
     assert "rank two has a reason" in outcomes[2].error
 
 

@@ -6,6 +6,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <initializer_list>
+
 namespace horovodish {
 
 // The interpreter's main thread takes signals; this one takes only those of its own crash. If it blocked them as well, it
