@@ -10,6 +10,7 @@ descriptors or processes.
 """
 
 import argparse
+import contextlib
 import os
 import random
 import re
@@ -160,7 +161,8 @@ def _disturb(choice: random.Random, processes: list[int], slots: Path) -> None:
     victim = choice.choice(processes)
     print(f"-- {event} {victim}", flush=True)
     number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "abort": signal.SIGABRT}[event]
-    os.kill(victim, number)
+    with contextlib.suppress(ProcessLookupError):  # it may have left since it was seen
+        os.kill(victim, number)
 
 
 def _held_by(launcher: int) -> dict[str, int]:
