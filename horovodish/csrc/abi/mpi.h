@@ -38,8 +38,8 @@ struct Mpi {
 
   // Fills the function pointers; throws std::runtime_error naming the library or function that is missing.
   void resolve();
-  // Whether MPI knows that this rank has died, which it does only where it tolerates faults. It makes no progress
-  // meanwhile.
+  // Whether MPI knows that this rank has died, which it does only where it tolerates faults. To ask does not let MPI find
+  // out about further deaths, so the answer still holds for a send that follows.
   bool has_died(int rank) const;
 
  private:
