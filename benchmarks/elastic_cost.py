@@ -80,9 +80,9 @@ def medians(rounds: int, one: Callable[[], object], other: Callable[[], object])
 
 def operations_of(function: Callable[[], object]) -> int:
     """How many operations of the engine succeed meanwhile."""
-    before = basics.completed()
+    before = basics.engine().completed()
     function()
-    return basics.completed() - before
+    return basics.engine().completed() - before
 
 
 if __name__ == "__main__":

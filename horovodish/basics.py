@@ -24,7 +24,7 @@ from horovodish import (
     run_folder,
     settings,
 )
-from horovodish.errors import ForkedProcessError, NotInitializedError, SettingError
+from horovodish.errors import ForkedProcessError, NotInitializedError, RankLostError, SettingError
 from horovodish.launched import check_no_other_launcher, launcher_environment
 from horovodish.topology import Topology
 from horovodish.version import __version__
@@ -107,7 +107,7 @@ class Running:
 _followers: list[tuple[Callable[[Any], None], Callable[[Any], None], Callable[[], None]]] = []
 _running: Running | None = None
 _forked: Running | None = None  # a parent's engine, in a forked child: unusable and never destroyed
-_last_loss, _last_completed = "", 0  # of the engine that was stopped, until the next init()
+_last_loss = ""  # of the engine that was stopped, until the next init()
 _cut_off_because = ""  # likewise
 _cutting_off = threading.Lock()
 
@@ -137,12 +137,12 @@ def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = No
         >>> hvd.rank(), hvd.size()
         (0, 1)
     """
-    global _running, _last_loss, _last_completed, _cut_off_because
+    global _running, _last_loss, _cut_off_because
     if _running is not None:
         return
     if _forked is not None:
         raise _forked_error()
-    _last_loss, _last_completed, _cut_off_because = "", 0, ""
+    _last_loss, _cut_off_because = "", ""
     for check, *_ in _followers:
         check(process_sets)
     _install_hooks()
@@ -333,9 +333,26 @@ def loss() -> str:
     return (_running.engine.loss() if _running else _last_loss) or _cut_off_because
 
 
-def completed() -> int:
-    """How many operations of all ranks have succeeded on this one since the last `init()`."""
-    return _running.engine.completed() if _running else _last_completed
+def check_no_loss() -> None:
+    """Raise if a rank was lost and the script goes on.
+
+    Raises:
+        RankLostError: that is so.
+    """
+    if _running is not None and (lost := loss()):
+        raise RankLostError(
+            f"{lost}; the script has caught the error that said so. Let it pass: hvd.elastic then goes back to "
+            "the last commit"
+        )
+
+
+def check_settled() -> None:
+    """Wait until the GPU has done all that was launched on it, so that what it has computed can be kept.
+
+    Raises:
+        RankLostError: a rank was lost, and results may be wrong.
+    """
+    check_no_loss()
 
 
 def cut_off(reason: str) -> None:
@@ -488,7 +505,7 @@ def _stack_signal(knobs: settings.Settings) -> int:
 
 
 def _stop(reason: str) -> None:
-    global _running, _last_loss, _last_completed
+    global _running, _last_loss
     if _running is None:
         return
     stopped, _running = _running, None
@@ -497,7 +514,7 @@ def _stop(reason: str) -> None:
     run_folder.reached("shutdown")
     stopped.engine.stop(failures.reason is not None, f"rank {stopped.topology.rank} {why}")
     run_folder.reached("stopped")
-    _last_loss, _last_completed = stopped.engine.loss(), stopped.engine.completed()
+    _last_loss = stopped.engine.loss()
     for *_, forget in _followers:
         forget()
 

@@ -47,13 +47,13 @@ def watch(rank: Callable[[], int | None], loss: Callable[[], str]) -> None:
         own = rank() if os.getpid() == process else None  # a forked child is no rank
         is_usual = previous is sys.__excepthook__
         lost = loss()
-        is_consequence = any(_says_so(each, lost) for each in _chain(value))
+        is_consequence = any(says_so(each, lost) for each in chain(value))
         is_left_to_launcher = is_usual and not is_consequence
         because = f", because {lost}" if lost and isinstance(value, EngineStoppedError) else ""
         error = _encodable(f"{kind.__name__}: {value}{because}")
         text = _encodable("".join(format_exception(kind, value, traceback))) if is_left_to_launcher else ""
         is_told = own is not None and run_folder.report(_encoded(time.time(), error, text, is_consequence))
-        if own is not None and _says_so(value, lost):
+        if own is not None and says_so(value, lost):
             # The traceback that matters is the one of the rank that was lost. The launcher knows which it was.
             if not is_told:
                 print(f"horovodish: rank {own} ends: {value}", file=sys.stderr, flush=True)
@@ -63,7 +63,7 @@ def watch(rank: Callable[[], int | None], loss: Callable[[], str]) -> None:
     sys.excepthook = _hook = hook
 
 
-def _says_so(value: BaseException, loss: str) -> bool:
+def says_so(value: BaseException, loss: str) -> bool:
     """Whether an exception says that another rank was lost, for which JAX and TensorFlow have classes of their own.
 
     Args:
@@ -75,7 +75,7 @@ def _says_so(value: BaseException, loss: str) -> bool:
     return isinstance(value, RankLostError) or bool(loss and (is_cut_off or loss in str(value)))
 
 
-def _chain(value: BaseException) -> list[BaseException]:
+def chain(value: BaseException) -> list[BaseException]:
     """An exception and those that it came of."""
     chain: list[BaseException] = []
     at: BaseException | None = value

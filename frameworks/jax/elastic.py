@@ -23,9 +23,12 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from jax import numpy as jnp
 
 from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, attempt, run
+from horovodish.elastic.snapshots import Held, Reference
+from horovodish.jax.accumulation import AccumulationState
 
 __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "JaxState", "ObjectState", "State", "attempt", "run"]
 
@@ -33,9 +36,8 @@ __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "JaxState", "ObjectS
 class JaxState(State):
     """A state whose attributes may hold arrays of JAX, of any dtype, keys of jax.random among them.
 
-    A collective may fail long after its step was dispatched. If arrays of the state depend on that step, or were
-    donated to it, the state goes back to its last `commit()`, and the steps since then are repeated. So commit after
-    every step. `commit()` waits until the arrays are computed.
+    A commit refers to the arrays. Programs to which they are donated take them away; then a recovery goes back to the
+    newest copy.
 
     Arrays are put back onto the default device. When the ranks have changed, all programs are compiled anew, since they
     may hold a rank or a number of ranks.
@@ -47,25 +49,36 @@ class JaxState(State):
         >>> state = hvd.elastic.JaxState(parameters=parameters, key=jax.random.key(0), epoch=0)
     """
 
-    def save(self) -> None:
-        """Copy the state to memory of this host, when its arrays are computed. Not collective.
-
-        Raises:
-            TypeError: a part of the state cannot be pickled; the message names it.
-        """
-        jax.block_until_ready(self._arrays())  # what they need counts towards how far the state is
-        super().save()
-
     def reset(self) -> None:
         """Have programs compiled anew."""
         jax.clear_caches()
 
-    def _is_intact(self) -> bool:
-        return are_readable(self._arrays())
+    def _has_open_window(self) -> bool:
+        windows = jax.tree_util.tree_leaves(list(self._live.values()), is_leaf=_is_window)
+        return any(_passes_of(window) for window in windows if _is_window(window)) or super()._has_open_window()
 
-    def _arrays(self) -> list[jax.Array]:
-        leaves = jax.tree_util.tree_leaves([getattr(self, name) for name in self._names])
-        return [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    def _finish(self) -> None:
+        leaves = jax.tree_util.tree_leaves(list(self._live.values()))
+        jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array)])
+
+    def _reference_to(self, value: object) -> Reference | None:
+        return Reference(value, None) if isinstance(value, jax.Array) else None
+
+    def _is_unchanged(self, held: Held) -> bool:
+        return are_readable([reference.value for reference in held.references])
+
+    def _still_held(self, held: list[Held]) -> list[Held]:
+        # The program that computes the new one may fail. Wait for the one before, so that JAX runs one step ahead.
+        for value, _ in held[0].references if held else ():
+            if value.is_deleted():  # donated
+                return []
+            jax.block_until_ready(value)
+        return held[:1]
+
+    def _bytes_of(self, value: Any) -> np.ndarray:
+        is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        array = np.ascontiguousarray(jax.random.key_data(value) if is_key else value)
+        return array.reshape(-1).view(np.uint8)
 
     def _reduced(self, value: object) -> Any:
         if not isinstance(value, jax.Array):
@@ -73,6 +86,14 @@ class JaxState(State):
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             return _key, (np.asarray(jax.random.key_data(value)), str(jax.random.key_impl(value)))
         return _array, (np.asarray(value), value.weak_type)
+
+
+def _is_window(value: object) -> bool:
+    return isinstance(value, AccumulationState | optax.MultiStepsState)
+
+
+def _passes_of(window: Any) -> int:
+    return int(window.passes if isinstance(window, AccumulationState) else window.mini_step)
 
 
 def are_readable(arrays: list[jax.Array]) -> bool:

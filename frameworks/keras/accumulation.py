@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from horovodish import gradient_windows
 from horovodish.keras import backends
 
 
@@ -27,6 +28,11 @@ class Accumulation:
         self._places: dict[int, int] = {}
         self._seen: set[int] = set()  # places that had a gradient in this window
         self._traced: set[int] | None = None  # the same for all windows of TensorFlow's functions
+        gradient_windows.follow(self)
+
+    def is_open(self) -> bool:
+        """Whether it has gradients that no step has used."""
+        return self._count is not None and int(keras.ops.convert_to_numpy(self._count)) != 0
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Adds the variables to the optimizer's."""

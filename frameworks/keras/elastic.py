@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
@@ -54,9 +54,6 @@ class KerasState(State):
     Random seeds, metrics, local layers and windows of `backward_passes_per_step` stay each rank's own; windows begin
     anew when the ranks have changed. Compiled steps are then compiled anew.
 
-    On the JAX backend a step that fails takes the model's weights with it: the state goes back to its last commit. So
-    commit after every batch, or more steps than one may be repeated.
-
     Args:
         model: with weights: one whose first layer is an `Input`, or that was built.
         optimizer: one that is not the model's, built.
@@ -74,89 +71,69 @@ class KerasState(State):
         given = {} if optimizer is None else {"optimizer": optimizer}
         super().__init__(model=model, **given, **attributes)
 
-    def save(self) -> None:
-        """Copy the state to memory of this host, when it is computed. Not collective.
-
-        Raises:
-            TypeError: a part of the state cannot be pickled; the message names it.
-        """
-        if _uses_jax():
-            self.model.jax_state_sync()
-            importlib.import_module("jax").block_until_ready([variable.value for variable in self._variables()])
-        super().save()
-        self._keep_own()
-
-    def sync(self) -> None:
-        """As `State.sync`. Collective; blocks."""
-        super().sync()
-        self._keep_own()
-
     def reset(self) -> None:
-        """Have steps compiled anew, and begin windows anew."""
-        for distribution in distributions_of(self.model):
-            if distribution.window is not None:
-                distribution.window.restart()
+        """Have steps compiled anew."""
         if keras.config.backend() == "tensorflow":
             importlib.import_module("horovodish.tensorflow.tracing").trace_anew()
         elif _uses_jax():
             importlib.import_module("jax").clear_caches()
 
-    def _captured(self, value: Any) -> Any:
-        if isinstance(value, keras.Model):
-            return _Values(_values(weights_of(value)), [_values(each) for each in _of_optimizers(value)])
-        if isinstance(value, keras.optimizers.Optimizer):
-            return _Values([] if self._is_of_model(value) else _values(_variables_of(value)), [])
-        return super()._captured(value)
-
-    def _put_back(self, name: str, captured: Any) -> None:
-        if not isinstance(captured, _Values):
-            super()._put_back(name, captured)
-            return
-        value = getattr(self, name)
-        if isinstance(value, keras.Model):
-            for optimizer, values in zip(optimizers_of(value), captured.optimizers, strict=False):
-                if not optimizer.built and len(values) > len(optimizer.variables):
-                    optimizer.build(value.trainable_variables)
-            _assign(name, weights_of(value), captured.values)
-            for variables, values in zip(_of_optimizers(value), captured.optimizers, strict=True):
-                _assign(f"{name}.optimizer", variables, values)
-        elif captured.values:
-            _assign(name, _variables_of(value), captured.values)
-
-    def _is_intact(self) -> bool:
-        if not _uses_jax():
-            return True
-        model = self.model
-        # A step takes the weights out of the model, and fit() may have failed to put them back.
-        is_whole = getattr(model, "_jax_state", None) is None and not any(
-            getattr(optimizer, "use_ema", False) for optimizer in optimizers_of(model)
-        )  # with averaged weights, fit() has put the averages in their place
-        model._jax_state, model._jax_state_synced = None, True
-        variables = [*self._variables(), *_others(model)]
-        is_whole = is_whole and all(map(_is_readable, variables))
-        if not is_whole:
+    def _let_go(self) -> None:
+        if _uses_jax():
+            # A step takes the weights out of the model, and fit() may have failed to put them back.
+            self.model._jax_state, self.model._jax_state_synced = None, True
             for variable, value in self._own:
                 if not _is_readable(variable):
                     variable.assign(value)
-        return is_whole
+        for distribution in distributions_of(self.model):
+            if distribution.window is not None:
+                distribution.window.restart()
+
+    def _has_open_window(self) -> bool:
+        if _uses_jax():
+            self.model.jax_state_sync()
+        return super()._has_open_window()
+
+    def _committed(self) -> None:
+        # A step that fails takes these from the rank, though no other rank needs them.
+        if _uses_jax():
+            self._own = [(variable, keras.ops.convert_to_numpy(variable)) for variable in _others(self.model)]
+
+    def _finish(self) -> None:
+        if _uses_jax():
+            importlib.import_module("jax").block_until_ready([variable.value for variable in self._variables()])
+
+    def _keeps(self, value: object) -> bool:
+        return isinstance(value, keras.Model | keras.optimizers.Optimizer) or super()._keeps(value)
+
+    def _kept_of(self, value: Any) -> Any:
+        if isinstance(value, keras.Model):
+            return _values(weights_of(value)), [_values(each) for each in _of_optimizers(value)]
+        if isinstance(value, keras.optimizers.Optimizer):
+            return [] if self._is_of_model(value) else _values(_variables_of(value))
+        return super()._kept_of(value)
+
+    def _give_back(self, value: Any, kept: Any) -> None:
+        if isinstance(value, keras.Model):
+            weights, optimizers = kept
+            for optimizer, values in zip(optimizers_of(value), optimizers, strict=False):
+                if not optimizer.built and len(values) > len(optimizer.variables):
+                    optimizer.build(value.trainable_variables)
+            _assign("model", weights_of(value), weights)
+            for variables, values in zip(_of_optimizers(value), optimizers, strict=True):
+                _assign("model's optimizer", variables, values)
+        elif not isinstance(value, keras.optimizers.Optimizer):
+            super()._give_back(value, kept)
+        elif kept:
+            if not value.built:
+                raise ValueError(f"this {type(value).__name__} is not built; build it before the first sync()")
+            _assign("optimizer", _variables_of(value), kept)
 
     def _variables(self) -> list[Any]:
         return [*weights_of(self.model), *(variable for each in _of_optimizers(self.model) for variable in each)]
 
-    def _keep_own(self) -> None:
-        """Remember what a step that fails would take from this rank, though no other rank needs it."""
-        if _uses_jax():
-            self._own = [(variable, keras.ops.convert_to_numpy(variable)) for variable in _others(self.model)]
-
     def _is_of_model(self, optimizer: Any) -> bool:
         return any(optimizer is each for each in optimizers_of(self.model))
-
-
-class _Values(NamedTuple):
-    """The values of the variables of a model and of its optimizers."""
-
-    values: list[Any]
-    optimizers: list[list[Any]]
 
 
 def _uses_jax() -> bool:
@@ -189,7 +166,7 @@ def _values(variables: Sequence[Any]) -> list[Any]:
 def _assign(what: str, variables: Sequence[Any], values: Sequence[Any]) -> None:
     if len(variables) != len(values):
         raise ValueError(
-            f"state.{what} has {len(variables)} variables where {len(values)} values are to be put back; make the same "
+            f"the {what} has {len(variables)} variables where {len(values)} values are to be put back; make the same "
             "model on every rank, with an Input or built"
         )
     for variable, value in zip(variables, values, strict=True):

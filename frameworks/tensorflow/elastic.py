@@ -19,9 +19,8 @@ Example:
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -69,33 +68,25 @@ class TensorFlowState(State):
         """Have functions traced anew."""
         trace_anew()
 
-    def _reduced(self, value: object) -> Any:
+    def _keeps(self, value: object) -> bool:
+        return _variables(value) is not None or super()._keeps(value)
+
+    def _kept_of(self, value: Any) -> Any:
         variables = _variables(value)
-        return NotImplemented if variables is None else (_Values, ([self._value(each) for each in variables],))
+        return super()._kept_of(value) if variables is None else [self._value(each) for each in variables]
 
-    def _put_back(self, name: str, captured: Any) -> None:
-        super()._put_back(name, self._assigned(name, getattr(self, name, None), captured))
-
-    def _assigned(self, name: str, live: Any, captured: Any) -> Any:
-        """Return `captured` with the live variables in place of their values."""
-        if isinstance(captured, _Values):
-            variables = _variables(live) or []
-            if len(variables) != len(captured.values):
-                raise ValueError(
-                    f"state.{name} has {len(variables)} variables where {len(captured.values)} values are to be put "
-                    "back; make the same variables on every rank before the first sync()"
-                )
-            for variable, value in zip(variables, captured.values, strict=True):
-                self._assign(variable, value)
-            return live
-        if isinstance(captured, dict):
-            for key, value in captured.items():
-                captured[key] = self._assigned(name, live.get(key) if isinstance(live, dict) else None, value)
-        elif type(captured) in (list, tuple):
-            members = live if isinstance(live, list | tuple) else []
-            pairs = itertools.zip_longest(members[: len(captured)], captured)
-            return type(captured)(self._assigned(name, *pair) for pair in pairs)
-        return captured
+    def _give_back(self, value: Any, kept: Any) -> None:
+        variables = _variables(value)
+        if variables is None:
+            super()._give_back(value, kept)
+            return
+        if len(variables) != len(kept):
+            raise ValueError(
+                f"it has {len(variables)} variables where {len(kept)} values are to be put back; make the same "
+                "variables on every rank before the first sync()"
+            )
+        for variable, each in zip(variables, kept, strict=True):
+            self._assign(variable, each)
 
     def _value(self, variable: Any) -> Any:
         return self._session.run(variable) if self._session else variable.numpy()
@@ -115,12 +106,6 @@ def _variables(value: Any) -> list[Any] | None:
         return [value]
     variables = getattr(value, "variables", None)
     return list(variables) if isinstance(variables, list | tuple) else None
-
-
-class _Values(NamedTuple):
-    """The values of variables, in their order."""
-
-    values: list[Any]
 
 
 def __getattr__(name: str) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from horovodish import _native
 from horovodish.collectives import Collectives
 from horovodish.devices import Placement
 from horovodish.operation import Adapter
-from horovodish.torch import cuda
+from horovodish.torch import cuda, writes
 from horovodish.torch.tensors import member, source_of, target_of
 
 __all__ = ["COLLECTIVES", "TENSORS"]
@@ -23,9 +24,13 @@ class _TensorAdapter(Adapter[Tensor]):
     noun = "tensor"
 
     source = staticmethod(source_of)
-    target = staticmethod(target_of)
     member = staticmethod(member)
     placement = staticmethod(cuda.placement)
+
+    def target(self, tensor: Any, name: str) -> Tensor:
+        target: Tensor = target_of(tensor, name)
+        writes.note(target)
+        return target
 
     def empty(self, source: Tensor, shape: Sequence[int] | None) -> Tensor:
         return torch.empty_like(source) if shape is None else source.new_empty(shape)

@@ -29,12 +29,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, attempt, run
+from horovodish.elastic.memory import Position
+from horovodish.elastic.snapshots import Held, Reference
 from horovodish.process_sets import ProcessSet, global_process_set
+from horovodish.torch import writes
 from horovodish.torch.optimizer import restart
 from horovodish.torch.sampler import ResumableSampler
 
@@ -48,6 +51,9 @@ __all__ = [
     "attempt",
     "run",
 ]
+
+COPIED_BYTES = 16 << 10
+"""Smaller tensors are copied at each commit; of larger ones it is noted whether they were written to since."""
 
 
 class TorchState(State):
@@ -66,28 +72,42 @@ class TorchState(State):
     """
 
     def __init__(self, model: Module | None = None, optimizer: Optimizer | None = None, **attributes: Any) -> None:
+        self._holds = False  # while a commit is held
         given = {name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None}
         super().__init__(**given, **attributes)
 
     def reset(self) -> None:
-        """Begin anew with the ranks that there are now."""
-        for optimizer in self._all(Optimizer):
-            restart(optimizer)
-        for sampler in self._all(ResumableSampler):
+        """Deal what is left of an epoch out to the ranks that there are now."""
+        for sampler in self._all(ResumableSampler).values():
             sampler.reset()
 
-    def _all(self, kind: type) -> list[Any]:
-        return [value for value in (getattr(self, name) for name in self._names) if isinstance(value, kind)]
+    def _let_go(self) -> None:
+        for optimizer in self._all(Optimizer).values():
+            restart(optimizer)
 
-    def _captured(self, value: Any) -> Any:
-        captured = super()._captured(value)
-        # Those that have a state put it onto their device themselves.
-        if captured is value:
-            return value
-        on_host = tree_map_only(Tensor, Tensor.cpu, captured)
-        if hasattr(captured, "_metadata"):  # the versions of a module's parts, for load_state_dict()
-            on_host._metadata = captured._metadata
+    def _all(self, kind: type) -> dict[str, Any]:
+        return {name: value for name, value in self._live.items() if isinstance(value, kind)}
+
+    def _keeps(self, value: object) -> bool:
+        return isinstance(value, Parameter) or super()._keeps(value)
+
+    def _kept_of(self, value: Any) -> Any:
+        if isinstance(value, Parameter):
+            return value.detach()
+        kept = value.state_dict()
+        if self._holds:
+            return kept
+        # Objects with a state put tensors onto their device themselves.
+        on_host = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), kept)
+        if hasattr(kept, "_metadata"):  # the versions of a module's parts, for load_state_dict()
+            on_host._metadata = kept._metadata
         return on_host
+
+    def _give_back(self, value: Any, kept: Any) -> None:
+        if isinstance(value, Parameter):
+            value.detach().copy_(kept)
+        else:
+            value.load_state_dict(kept)
 
     def _reduced(self, value: object) -> Any:
         if type(value) is not Tensor or value.layout is not torch.strided or value.is_quantized:
@@ -105,9 +125,38 @@ class TorchState(State):
             value.requires_grad,
         )
 
+    def _reference_to(self, value: object) -> Reference | None:
+        if type(value) is not Tensor or value.layout is not torch.strided or value.is_quantized:
+            return None
+        if value.nbytes > COPIED_BYTES:
+            return Reference(value, value._version)
+        # A small tensor may be a statistic, which the next forward pass changes. A copy on a GPU waits for nobody.
+        return Reference(value.detach().clone(), None) if value.device.type != "cpu" else None
+
+    def _bytes_of(self, value: Any) -> np.ndarray:
+        data: np.ndarray = (
+            value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        )
+        return data
+
+    def _hold(self, position: Position) -> None:
+        self._holds = True
+        try:
+            super()._hold(position)
+        finally:
+            self._holds = False
+
+    def _moment(self) -> Any:
+        return writes.mark()
+
+    def _is_unchanged(self, held: Held) -> bool:
+        noted = [reference for reference in held.references if reference.token is not None]
+        return all(value._version == version for value, version in noted) and not writes.since(
+            held.moment, (value for value, _ in noted)
+        )
+
     def _claims(self) -> dict[str, Any]:
-        samplers = {name: getattr(self, name) for name in self._names}
-        return {name: it.state_dict() for name, it in samplers.items() if isinstance(it, ResumableSampler)}
+        return {name: sampler.state_dict() for name, sampler in self._all(ResumableSampler).items()}
 
     def _settle(self, claims: list[dict[str, Any]]) -> None:
         for name in claims[0] if claims else ():

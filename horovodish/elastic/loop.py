@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from horovodish import basics, run_folder
+from horovodish import basics, failures, run_folder
 from horovodish.elastic import membership
+from horovodish.elastic.exchange import Outcome, exchange
 from horovodish.elastic.state import State
-from horovodish.errors import EngineStoppedError, HostsUpdatedInterrupt, MismatchError, RankLostError, StallError
+from horovodish.errors import EngineStoppedError, HostsUpdatedInterrupt, MismatchError, StallError
 
 __all__ = ["attempt", "run"]
 
@@ -19,12 +21,131 @@ R = TypeVar("R")
 S = TypeVar("S", bound=State)
 
 
+class _Note(NamedTuple):
+    """What a rank says of the recovery that it is in.
+
+    Attributes:
+        ranks: how many there were in the world that it has left.
+        is_told: whether the launcher has told it to leave.
+        commits: how many it has made since the last recovery without a cause; None if there was none.
+    """
+
+    ranks: int
+    is_told: bool
+    commits: int | None
+
+
+class _Loop:
+    """The blocks of this process.
+
+    Attributes:
+        states: those that were in a block, in this order.
+        is_inside: whether a block runs.
+        commits: of these states, when the ranks last began again without a cause; None if they never did.
+    """
+
+    def __init__(self) -> None:
+        self.states: list[State] = []
+        self.is_inside = False
+        self.commits: int | None = None
+
+    def enter(self, state: State) -> None:
+        """A block of this state begins."""
+        if self.is_inside:
+            raise RuntimeError(
+                "a block of hvd.elastic.attempt or run began within another one. A recovery goes back to the begin of "
+                "a block, so put them behind each other"
+            )
+        if not isinstance(state, State):
+            raise TypeError(
+                "hvd.elastic.run and attempt need a state, such as hvd.elastic.TorchState(model, optimizer, epoch=0), "
+                f"not a {type(state).__name__}"
+            )
+        basics.init()
+        membership.follow()
+        if self.states and self.states[-1] is not state and self.states[-1].is_synced:
+            self.states[-1]._commit(copies=True)  # a phase is over: no rank must go back into it
+        self.states = [*(each for each in self.states if each is not state), state]
+        while not state.is_synced or membership.hosts_updated():
+            try:
+                state.check_host_updates()
+                outcome = exchange([state])
+                if membership.start() > 0:
+                    state.on_reset()
+                _tell(outcome)
+            except Exception as problem:
+                self.recover(problem)
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """While a block runs."""
+        self.is_inside = True
+        try:
+            yield
+        finally:
+            self.is_inside = False
+
+    def recover(self, problem: Exception) -> None:
+        """After a problem: begin again with the ranks that are left, from the commit of which all of them agree.
+
+        Raises:
+            Exception: `problem`, unless it comes of other ranks, or when the ranks have begun again because of the like
+                of it before and not all of them have made a commit since.
+        """
+        while True:
+            if not _comes_of_other_ranks(problem):
+                raise problem
+            is_told = basics.is_cut_off() or isinstance(problem, HostsUpdatedInterrupt)
+            if not (is_told or basics.loss() or membership.can_regroup()):
+                raise problem
+            commits = None if self.commits is None else self._commits() - self.commits
+            note = _Note(basics.size() if basics.is_initialized() else 0, is_told, commits)
+            basics.shutdown()
+            membership.regroup(self._keep)
+            try:
+                for state in self.states:
+                    state._let_go()
+                begun = [state for state in self.states if state._position[0] >= 0]
+                outcome = exchange(begun, note, in_recovery=True)
+                self._check_progress(outcome, problem)
+                for state in self.states:
+                    if state.is_synced:
+                        state.on_reset()
+                _tell(outcome)
+                return
+            except Exception as another:
+                if another is problem:
+                    raise
+                problem = another
+
+    def _check_progress(self, outcome: Outcome, problem: Exception) -> None:
+        """Raise the problem if it is of no use to go on."""
+        notes: list[_Note] = outcome.notes
+        if any(note.is_told or note.ranks != basics.size() for note in notes):
+            self.commits = None
+        elif any(note.commits == 0 for note in notes):
+            raise problem
+        else:
+            self.commits = self._commits()
+
+    def _commits(self) -> int:
+        return sum(state._position[2] for state in self.states)
+
+    def _keep(self) -> None:
+        """These processes end: leave in memory of the host what they only hold."""
+        for state in self.states:
+            state._copy_held()
+
+
+_loop = _Loop()
+
+
 def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Make a training function go on when ranks are lost or new ones are there. Every rank calls it.
 
-    The function is called with the state of the rank that is furthest. When a collective fails because a rank is lost,
-    the ranks that are left call `init()` again among themselves, take the state of the furthest one of them, and call
-    the function again. It must therefore begin where the state says.
+    When a collective fails because a rank is lost, the remaining ranks call `init()` again among themselves, go back to
+    the newest commit of any of them, and call the function again. It must therefore begin where the state says. The
+    state is committed when the function returns.
 
     Args:
         function: trains. Its first argument is a `State`.
@@ -36,7 +157,9 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
         TypeError: the first argument is no `State`.
         LaunchError: a rank was lost, and the ranks were not started with `horovodish run --min-np`, nor under an
             `mpirun` with fault tolerance.
-        Whatever `function` raises that does not come of a lost rank.
+        RuntimeError: within a block of another state.
+        Whatever `function` raises that does not come of a lost rank. An error of a collective without a lost rank, such
+        as `StallError`, is tried again once; then it is raised, unless every rank has made a commit in between.
 
     Example:
         >>> @hvd.elastic.run
@@ -51,8 +174,15 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
     @functools.wraps(function)
     def elastic(state: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         while True:
-            with attempt(state):
-                return function(state, *args, **kwargs)
+            _loop.enter(state)
+            with _loop.inside():
+                try:
+                    result = function(state, *args, **kwargs)
+                    basics.check_no_loss()
+                    state._commit(copies=True)
+                    return result
+                except Exception as problem:
+                    _loop.recover(problem)
 
     return elastic
 
@@ -61,11 +191,10 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
 def attempt(state: State) -> Iterator[None]:
     """Leave a block of code, but go on after it, when ranks are lost or new ones are there. Every rank enters it.
 
-    The block runs with the state of the rank that is furthest. When a collective in it fails because a rank is lost,
-    the block is left. The ranks that are left call `init()` again among themselves and take the state of the furthest
-    one of them. Then the code after the block runs, so a loop around it repeats the step in flight. Look at the state
-    inside of the block: before the first one, new processes do not know it yet. In a step where nothing happens, no
-    message is sent.
+    When a collective in the block fails because a rank is lost, the block is left. The remaining ranks call `init()`
+    again among themselves and go back to the newest commit of any of them. Then the code after the block runs, so a
+    loop around it repeats the step in flight. The end of the block is a commit. Look at the state inside of the block:
+    before the first one, new processes do not know it yet. In a step where nothing happens, no message is sent.
 
     Args:
         state: the same one each time.
@@ -73,7 +202,8 @@ def attempt(state: State) -> Iterator[None]:
     Raises:
         TypeError: `state` is no `State`.
         LaunchError: as `run`.
-        Whatever the block raises that does not come of a lost rank.
+        RuntimeError: within another block.
+        Whatever the block raises that does not come of a lost rank; see `run`.
 
     Example:
         >>> state = hvd.elastic.ObjectState(step=0, total=0.0)
@@ -84,59 +214,34 @@ def attempt(state: State) -> Iterator[None]:
         ...         state.total += hvd.allreduce(np.ones(1)).item()
         ...         state.step += 1
     """
-    if not isinstance(state, State):
-        raise TypeError(
-            "hvd.elastic.run and attempt need a state, such as hvd.elastic.TorchState(model, optimizer, epoch=0), "
-            f"not a {type(state).__name__}"
-        )
-    basics.init()
-    membership.follow()
-    if not state.is_synced:
-        _sync(state)
-    try:
-        yield
-    except Exception as problem:
-        if not _comes_of_other_ranks(problem):
-            raise
-        _leave_world(state)
-        _sync(state, is_reset=True)
-
-
-def _sync(state: State, *, is_reset: bool = False) -> None:
-    while True:
+    _loop.enter(state)
+    with _loop.inside():
         try:
-            if is_reset:
-                state.on_reset()
-            state.sync()
-            if membership.start() > 0 and not is_reset:
-                state.on_reset()  # what earlier processes have left is of as many ranks as there were then
-            run_folder.reached("training")
-            return
+            yield
         except Exception as problem:
-            if not _comes_of_other_ranks(problem):
-                raise
-        _leave_world(state)
-        is_reset = True
+            _loop.recover(problem)
+            return
+        # A recovery here would be lost on a script that leaves the loop. New hosts wait for the next block.
+        basics.check_no_loss()
+        state._commit(copies=membership.hosts_updated())
 
 
-def _leave_world(state: State) -> None:
-    """For the next one, of the ranks that are left."""
-    basics.shutdown()
-    state.cut_off()
-    membership.regroup(state.save)
+def _tell(outcome: Outcome) -> None:
+    if basics.rank() == 0 and outcome.commit:
+        again = f"; {outcome.repeated} step{'s are' if outcome.repeated > 1 else ' is'} repeated"
+        shown = again if outcome.repeated and not outcome.is_interrupted else ""
+        print(f"horovodish: continuing from commit {outcome.commit}{shown}", file=sys.stderr, flush=True)
+    run_folder.reached("training")
 
 
-def _comes_of_other_ranks(problem: BaseException | None) -> bool:
-    """Whether it says that the world has changed. JAX and TensorFlow have classes of their own for that."""
+def _comes_of_other_ranks(problem: BaseException) -> bool:
+    """Whether an exception says that the world has changed. JAX and TensorFlow have classes of their own for that."""
     if basics.is_cut_off():
-        return True  # of whatever class: what has another cause comes again in the next try
+        return True  # of whatever class: a bug of the user's will come back on the next attempt
     loss = basics.loss()
-    while problem is not None:
-        if isinstance(problem, (RankLostError, EngineStoppedError, StallError, HostsUpdatedInterrupt)):
-            return True
-        if isinstance(problem, MismatchError):
+    for each in failures.chain(problem):
+        if isinstance(each, MismatchError):
             return False
-        if loss and loss in str(problem):
+        if failures.says_so(each, loss) or isinstance(each, (EngineStoppedError, StallError, HostsUpdatedInterrupt)):
             return True
-        problem = problem.__cause__ or problem.__context__
     return False

@@ -6,6 +6,7 @@ because it starts new ones. It writes lines to a file in the folder of the run:
 
     lost [RANK]      a rank is lost, or the ranks have lost touch: leave
     hosts            new hosts are there: leave at the next commit
+    stay             they are not there any more: do not leave because of them
     world R,R,...    go on with these ranks of the job
     end              leave the state in memory and end
 """
@@ -21,9 +22,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from horovodish import _native, basics, recovery, run_folder, settings
+from horovodish import _native, basics, mpi, recovery, run_folder, settings
 
-__all__ = ["follow", "hosts_updated", "is_elastic", "regroup", "start", "state_folder"]
+__all__ = ["can_regroup", "follow", "hosts_updated", "is_elastic", "regroup", "start", "state_folder"]
 
 ENDS = 75
 """The exit status of a rank that has left its state for a new process; sysexits.h calls it "try again"."""
@@ -64,11 +65,16 @@ def follow() -> None:
         _follower.start()
 
 
-def regroup(save: Callable[[], None]) -> None:
+def can_regroup() -> bool:
+    """Whether these processes can begin again after an error, so that it can be seen whether it comes again."""
+    return basics.mpi_enabled() and mpi.tolerates_faults()
+
+
+def regroup(keep: Callable[[], None]) -> None:
     """After `shutdown()`: `init()` with the ranks that take part from now on, or the end of this process.
 
     Args:
-        save: leaves the state in memory of this host.
+        keep: leaves the last commit in memory of this host.
 
     Raises:
         LaunchError: no launcher can say who is left, and MPI does not know it.
@@ -86,7 +92,7 @@ def regroup(save: Callable[[], None]) -> None:
         elif word == "formed":
             return
         elif word == "end":
-            save()
+            keep()
             gc.freeze()  # to look for cycles at the end takes nearly a second of a core, which new processes need
             raise SystemExit(ENDS)
 
@@ -111,8 +117,8 @@ def _listen() -> None:
             word, _, rest = line.partition(" ")
             if word == "lost":
                 basics.cut_off(f"rank {rest} was lost" if rest else "the ranks lost touch")
-            elif word == "hosts":
-                _hosts_updated = True
+            elif word in ("hosts", "stay"):
+                _hosts_updated = word == "hosts"
             elif word != run_folder.GO:
                 _hosts_updated = False
                 _answers.put((word, rest))

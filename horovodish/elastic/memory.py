@@ -1,85 +1,180 @@
-"""Where a rank keeps its committed state: memory of its host, which the process need not survive.
+"""Where copies of a state are kept: memory of a host that its ranks share, and that outlives them.
 
-Two slots take turns, so that one of them is whole at any time. Under a launcher that can start ranks anew they are
-files in memory, where the next process finds them; otherwise they are private.
+A state has two slots that take turns, so one of them is whole at any time. One rank of a host writes a copy; the others
+find it there. Under a launcher that can start ranks anew the slots are files in memory:
+
+    NUMBER.index    the header of both slots, and when the last copy was made
+    NUMBER.0, .1    the bytes of a slot
+
+Without such a launcher they are private memory of the process.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import fcntl
 import mmap
 import os
 import pickle
+import socket
+import stat
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-__all__ = ["NOWHERE", "Memory", "Parts", "Position", "Slot", "forget_older", "newest_in"]
+__all__ = ["FREE_COPY_SECONDS", "Lengths", "Memory", "Parts", "Position", "Schedule"]
 
 Parts = Mapping[str, tuple[bytes, Sequence[pickle.PickleBuffer]]]
 """The pickled parts of a state, by name, with the buffers that were left out of each."""
 Position = tuple[int, int, int]
-"""How far a state is: the start of the job, the syncs since then, and the engine's operations since the last of them.
-The state that is furthest has the greatest one."""
-NOWHERE: Position = (-1, 0, 0)
-"""Of a state before its first sync: no other process takes it."""
+"""Which commit a copy holds: how often the job had started processes, how many worlds of ranks there were since, and
+the number of the commit. The newest one is the greatest."""
+Lengths = tuple[int, int]
+"""Bytes of a copy's index and of its buffers."""
+
+SHARE_OF_TIME = 0.01
+"""Copies take at most this share of the time."""
+FREE_COPY_SECONDS = 200e-6
+"""A copy that takes no longer than this is made at every commit."""
+LONGEST_PERIOD = 1 << 20
 
 _ALIGNMENT = 64
-_HEADER = 7  # words of 64 bits: the number of the seal, 0 until the slot is whole; position; bytes of index and buffers
-_HEADER_BYTES = _HEADER * 8
-_seals = itertools.count(1)
+# Words of 64 bits of the index: for each slot whether it is whole, the position and the lengths; then the schedule.
+_SLOT_WORDS = 6
+_SCHEDULE_AT = 2 * _SLOT_WORDS
+_INDEX_BYTES = (_SCHEDULE_AT + 3) * 8
 
 
 @dataclass(frozen=True)
-class _Index:
-    """What is in a slot besides bytes: the pickled parts, and where the buffers of each lie."""
+class _Contents:
+    """What is in a slot besides the bytes of buffers: the pickled parts, and where the buffers of each lie."""
 
     parts: dict[str, bytes]
     buffers: dict[str, list[tuple[int, int]]]
 
 
-class Slot:
-    """One copy of a state."""
+@dataclass(frozen=True)
+class Schedule:
+    """When copies are made.
 
-    def __init__(self, path: Path | None = None, data: mmap.mmap | None = None) -> None:
-        self._path = path
-        self._data = data
+    A copy is made at every commit whose number is a multiple of the period. Periods are powers of two, so that hosts
+    with other periods copy at the same commits, and the others wait for them once.
 
-    @classmethod
-    def of_file(cls, path: Path) -> Slot | None:
-        """The slot that a process has left; None where it is not whole."""
+    Attributes:
+        period: in commits; 0 before the first copy.
+        commit: the number of the commit that was copied last.
+        copied_at: when that was, by the clock `time.monotonic()` of this host.
+    """
+
+    period: int = 0
+    commit: int = 0
+    copied_at: float = 0.0
+
+    def is_due(self, commit: int) -> bool:
+        """Return whether the commit of this number is to be copied."""
+        return self.period == 0 or commit % self.period == 0
+
+    def after(self, commit: int, now: float, took: float) -> Schedule:
+        """Return the schedule after a copy.
+
+        Args:
+            commit: the number of the commit that was copied.
+            now: by the clock `time.monotonic()`.
+            took: seconds of the processor that the copy took.
+        """
+        apart, period = max(now - self.copied_at, 1e-9), 1
+        if self.period and took > FREE_COPY_SECONDS:
+            commits = max(commit - self.commit, 1)
+            wanted = took / SHARE_OF_TIME * commits / apart
+            while period < min(wanted, LONGEST_PERIOD):
+                period *= 2
+        return Schedule(period, commit, now)
+
+
+class Memory:
+    """The two slots of a state.
+
+    Args:
+        folder: in memory, of the job on this host; None if no other process would look there.
+        number: of the state, among those that a process makes.
+
+    Attributes:
+        place: a name of this memory; ranks that share it have the same one.
+
+    Raises:
+        OSError: the folder has no room, or it holds a file of another user.
+    """
+
+    def __init__(self, folder: Path | None, number: int) -> None:
+        self._base = folder / str(number) if folder else None
+        self.place = f"{socket.gethostname()}:{folder.resolve()}" if folder else uuid.uuid4().hex
+        self._data: list[mmap.mmap | None] = [None, None]
+        self._descriptor: int | None = None
+        if self._base:
+            self._descriptor = _opened(self._path("index"), os.O_RDWR | os.O_CREAT)
+            try:
+                _reserve(self._descriptor, _INDEX_BYTES, self._path("index"))
+                self._index_data = mmap.mmap(self._descriptor, _INDEX_BYTES)
+            except OSError:
+                self.close()
+                raise
+        else:
+            self._index_data = mmap.mmap(-1, _INDEX_BYTES)
+        self._index = np.frombuffer(self._index_data, np.int64)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def newest(self) -> Position | None:
+        """The newest commit of which there is a whole copy; None without any."""
+        return max((found for found in map(self._position, (0, 1)) if found), default=None)
+
+    def has(self, position: Position) -> bool:
+        """Whether there is a whole copy of this commit."""
+        return position in (self._position(0), self._position(1))
+
+    @property
+    def schedule(self) -> Schedule:
+        """When copies are made."""
+        period, commit, copied_at = self._index[_SCHEDULE_AT:].tolist()
+        return Schedule(period, commit, copied_at * 1e-9)
+
+    @contextlib.contextmanager
+    def claimed(self, *, waits: bool) -> Iterator[bool]:
+        """A block in which no other rank of this host writes; gives False if another one writes now.
+
+        Args:
+            waits: wait for the other one instead.
+        """
+        if self._descriptor is None:
+            yield True
+            return
         try:
-            with path.open("rb") as file:
-                slot = cls(path, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (OSError, ValueError):
-            return None
-        return slot if slot.position is not None else None
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    @property
-    def _header(self) -> np.ndarray:
-        return np.frombuffer(self._data, np.int64, _HEADER) if self._data else np.zeros(_HEADER, np.int64)
+    def write(self, parts: Parts) -> int:
+        """Copy a state to the slot whose turn it is. Until `seal()` its copy is not whole. Returns the slot.
 
-    @property
-    def position(self) -> Position | None:
-        """How far the state is; None if none is whole."""
-        seal, start, syncs, operations, *_ = self._header.tolist()
-        return (start, syncs, operations) if seal else None
-
-    @property
-    def name(self) -> str:
-        """Of its file, which no other slot has on any host; empty if it has none."""
-        return self._path.name if self._path else ""
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """Greater for a state that is further, or that was written later; empty if none is whole."""
-        return (*self.position, int(self._header[0])) if self.position else ()
-
-    def write(self, position: Position, parts: Parts) -> None:
-        """Copy a state here."""
+        Raises:
+            OSError: there is no room.
+        """
         at = 0
         places: dict[str, list[tuple[int, int]]] = {}
         for name, (_, buffers) in parts.items():
@@ -88,125 +183,134 @@ class Slot:
                 length = buffer.raw().nbytes
                 places[name].append((at, length))
                 at += -(-length // _ALIGNMENT) * _ALIGNMENT
-        index = pickle.dumps(_Index({name: data for name, (data, _) in parts.items()}, places), 5)
-        room = self.room(len(index), at)
+        index = pickle.dumps(_Contents({name: data for name, (data, _) in parts.items()}, places), 5)
+        slot, room = self.room((len(index), at))
         room[: len(index)] = np.frombuffer(index, np.uint8)
         begin = len(room) - at
         for name, (_, buffers) in parts.items():
             for buffer, (offset, length) in zip(buffers, places[name], strict=True):
                 if length:
                     room[begin + offset : begin + offset + length] = np.frombuffer(buffer.raw(), np.uint8)
-        self.seal(position)
+        return slot
 
-    def room(self, index_bytes: int, buffer_bytes: int) -> np.ndarray:
-        """The bytes of a state that is about to be written. Until `seal()` the slot is not whole."""
-        length = _HEADER_BYTES + _content_bytes(index_bytes, buffer_bytes)
-        if self._data is None or not self._header.flags.writeable or len(self._data) < length:
-            self._allocate(length)
-        self._header[:] = (0, 0, 0, 0, 0, index_bytes, buffer_bytes)
-        return self.content
+    def room(self, lengths: Lengths) -> tuple[int, np.ndarray]:
+        """The slot whose turn it is, and its bytes, for a copy of these lengths. It is not whole until `seal()`.
 
-    def take_over(self, other: Slot) -> None:
-        """Become another slot of this host, which nobody writes to. Its file stays under the name of this one, too."""
-        assert self._path is not None and other._path is not None
-        if self._path != other._path:
-            self._path.unlink(missing_ok=True)
-            os.link(other._path, self._path)
-        self._data = other._data
+        Raises:
+            OSError: there is no room.
+        """
+        slot = min((0, 1), key=lambda each: self._position(each) or (-1, 0, 0))
+        length = _content_bytes(lengths)
+        self._header(slot)[0] = 0
+        data = self._data[slot]
+        if data is None or len(data) < length:
+            self._data[slot] = None  # gives its memory back first
+            data = self._data[slot] = self._allocated(slot, length)
+        self._header(slot)[4:] = lengths
+        return slot, np.frombuffer(data, np.uint8, length)
 
-    def seal(self, position: Position) -> None:
-        """What was written is whole."""
-        header = self._header
+    def seal(self, slot: int, position: Position, schedule: Schedule | None = None) -> None:
+        """What was written to a slot is whole, and holds this commit."""
+        if schedule:
+            self._index[_SCHEDULE_AT:] = schedule.period, schedule.commit, round(schedule.copied_at * 1e9)
+        header = self._header(slot)
         header[1:4] = position
-        header[0] = next(_seals)
+        header[0] = 1
 
-    @property
-    def lengths(self) -> tuple[int, int]:
-        """Bytes of the index and of the buffers."""
-        *_, index_bytes, buffer_bytes = self._header.tolist()
+    def renumber(self, old: Position, new: Position) -> None:
+        """Give the copy of a commit another position."""
+        for slot in (0, 1):
+            if self._position(slot) == old:
+                self._header(slot)[1:4] = new
+
+    def lengths(self, position: Position) -> Lengths:
+        """Bytes of the copy of a commit."""
+        _, _, _, _, index_bytes, buffer_bytes = self._header(self._slot_of(position)).tolist()
         return index_bytes, buffer_bytes
 
-    @property
-    def content(self) -> np.ndarray:
-        """All bytes of the state, for other ranks."""
-        assert self._data is not None
-        return np.frombuffer(self._data, np.uint8, _content_bytes(*self.lengths), _HEADER_BYTES)
+    def content(self, position: Position) -> np.ndarray:
+        """All bytes of the copy of a commit, for other ranks; not writeable.
 
-    def load(self) -> dict[str, object]:
-        """The parts by name. They have memory of their own."""
-        index_bytes, buffer_bytes = self.lengths
-        content = self.content
-        index: _Index = pickle.loads(content[:index_bytes].data)
+        Raises:
+            OSError: the file is gone, or belongs to another user.
+        """
+        slot, length = self._slot_of(position), _content_bytes(self.lengths(position))
+        data = self._data[slot]
+        if self._base and (data is None or len(data) < length):
+            descriptor = _opened(self._path(slot), os.O_RDONLY)
+            try:
+                data = mmap.mmap(descriptor, length, access=mmap.ACCESS_READ)
+            finally:
+                os.close(descriptor)
+        assert data is not None
+        content = np.frombuffer(data, np.uint8, length)
+        content.flags.writeable = False
+        return content
+
+    def load(self, position: Position) -> dict[str, tuple[bytes, list[bytearray]]]:
+        """The pickled parts of the copy of a commit, by name, with buffers of their own."""
+        index_bytes, buffer_bytes = self.lengths(position)
+        content = self.content(position)
+        index: _Contents = pickle.loads(content[:index_bytes].tobytes())
         buffers = content[len(content) - buffer_bytes :]
         return {
-            name: pickle.loads(data, buffers=[bytearray(buffers[at : at + size]) for at, size in index.buffers[name]])
+            name: (data, [bytearray(buffers[at : at + size]) for at, size in index.buffers[name]])
             for name, data in index.parts.items()
         }
 
-    def _allocate(self, length: int) -> None:
-        if self._path is None:
-            self._data = mmap.mmap(-1, length)
-            return
-        self._data = None  # gives its memory back first
-        self._path.unlink(missing_ok=True)  # other ranks may have taken it over
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+    def _header(self, slot: int) -> np.ndarray:
+        return self._index[slot * _SLOT_WORDS : (slot + 1) * _SLOT_WORDS]
+
+    def _position(self, slot: int) -> Position | None:
+        is_whole, start, worlds, commit, *_ = self._header(slot).tolist()
+        return (start, worlds, commit) if is_whole else None
+
+    def _slot_of(self, position: Position) -> int:
+        return next(slot for slot in (0, 1) if self._position(slot) == position)
+
+    def _path(self, end: int | str) -> Path:
+        assert self._base is not None
+        return self._base.with_name(f"{self._base.name}.{end}")
+
+    def _allocated(self, slot: int, length: int) -> mmap.mmap:
+        if self._base is None:
+            return mmap.mmap(-1, max(length, 1))
+        descriptor = _opened(self._path(slot), os.O_RDWR | os.O_CREAT)
         try:
-            os.posix_fallocate(descriptor, 0, length)  # to write where there is no room would kill the process
-            self._data = mmap.mmap(descriptor, length)
-        except OSError as problem:
-            what = (
-                f"{problem.strerror}: a state of {length} bytes is kept twice by each rank. Give the folder more room"
-            )
-            raise OSError(problem.errno, what, str(self._path.parent)) from problem
+            _reserve(descriptor, length, self._path(slot))
+            return mmap.mmap(descriptor, 0)
         finally:
             os.close(descriptor)
 
 
-class Memory:
-    """The two slots of a rank.
+def _opened(path: Path, flags: int) -> int:
+    """A file of this user alone.
 
-    Args:
-        folder: in memory, of the job on this host; None if no process would look there.
-        start: how often the job had started processes before.
-        number: of the state, among those that a process makes.
+    Raises:
+        OSError: it cannot be opened, or somebody else owns it or may write to it.
     """
-
-    def __init__(self, folder: Path | None, start: int, number: int) -> None:
-        names = [f"{start}-{number}-{uuid.uuid4().hex}.state" for _ in range(2)]
-        self._slots = [Slot(folder / name if folder else None) for name in names]
-
-    @property
-    def newest(self) -> Slot | None:
-        """The state that was written last; None if there is none."""
-        return max((slot for slot in self._slots if slot.position), key=lambda slot: slot.order, default=None)
-
-    @property
-    def next(self) -> Slot:
-        """Where to write next."""
-        return min(self._slots, key=lambda slot: slot.order)
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        os.close(descriptor)
+        raise PermissionError(
+            f"{path} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}, and this job's files "
+            "are for its own user alone: remove it, and look who has made it"
+        )
+    return descriptor
 
 
-def forget_older(folder: Path | None, start: int, number: int) -> None:
-    """Give back what processes of earlier starts have left on this host of a state.
-
-    Args:
-        folder: as for `Memory`.
-        start: of the processes whose states are kept.
-        number: as for `Memory`.
-    """
-    for path in folder.glob(f"*-{number}-*.state") if folder else ():
-        if int(path.name.partition("-")[0]) < start:
-            path.unlink(missing_ok=True)
+def _reserve(descriptor: int, length: int, path: Path) -> None:
+    try:
+        # To write where there is no room would kill the process.
+        os.posix_fallocate(descriptor, 0, max(length, 1))
+    except OSError as problem:
+        what = (
+            f"{problem.strerror}: a host keeps two copies of a state, of {length} bytes each. Give the folder more room"
+        )
+        raise OSError(problem.errno, what, str(path.parent)) from problem
 
 
-def newest_in(folder: Path | None, number: int) -> Slot | None:
-    """The furthest state of this number that the processes of this host have left there; None if there is none."""
-    if folder is None:
-        return None
-    files = folder.glob(f"*-{number}-*.state")
-    slots = [slot for file in files if (slot := Slot.of_file(file)) and slot.position != NOWHERE]
-    return max(slots, key=lambda slot: slot.order, default=None)
-
-
-def _content_bytes(index_bytes: int, buffer_bytes: int) -> int:
-    return -(-(_HEADER_BYTES + index_bytes) // _ALIGNMENT) * _ALIGNMENT - _HEADER_BYTES + buffer_bytes
+def _content_bytes(lengths: Lengths) -> int:
+    index_bytes, buffer_bytes = lengths
+    return -(-index_bytes // _ALIGNMENT) * _ALIGNMENT + buffer_bytes

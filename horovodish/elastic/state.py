@@ -1,23 +1,34 @@
-"""What a training run needs to go on: kept in memory, sent to ranks that lack it, put back."""
+"""What a training run needs to go on. What a recovery continues from:
+
+1. After a recovery all ranks have the same bits: those of one commit that the script made on one rank.
+2. It is the newest commit that can still be had: the last one, while a rank lives that has written to no tensor of the
+   state since; otherwise the newest copy. A commit is copied whenever copies take at most 1 % of the time.
+3. Everything that the script did after that commit is undone in the state, on every rank, and is done again.
+"""
 
 from __future__ import annotations
 
-import io
+import contextlib
 import itertools
-import pickle
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
-from horovodish import basics
-from horovodish.collectives import barrier, broadcast, broadcast_
-from horovodish.elastic import membership
-from horovodish.elastic.memory import NOWHERE, Memory, Position, Slot, forget_older, newest_in
+from horovodish import basics, gradient_windows
+from horovodish.elastic import exchange, membership, snapshots
+from horovodish.elastic.copies import Copies
+from horovodish.elastic.memory import FREE_COPY_SECONDS, SHARE_OF_TIME, Position
 from horovodish.errors import HostsUpdatedInterrupt
-from horovodish.objects import allgather_object
 
 __all__ = ["ObjectState", "State"]
+
+UNSYNCED: Position = (-1, 0, 0)
+"""Of a state before its first sync: no other process takes it."""
+WARN_AFTER_SKIPPED = 100
+"""So many commits in a row within windows of gradient accumulation are a mistake of the script."""
 
 _numbers = itertools.count()
 
@@ -25,8 +36,9 @@ _numbers = itertools.count()
 class State:
     """What a training run needs to go on, for `elastic.run`. All ranks make the same ones in the same order.
 
-    Its attributes are the state, but for those whose names begin with an underscore. Of an object that has
-    `state_dict()` and `load_state_dict()`, such as a sampler, these are used. Everything else is pickled.
+    Its attributes are the state, but for those whose names begin with an underscore. An object that has `state_dict()`
+    and `load_state_dict()`, such as a sampler, stays the same object, also within lists, dicts and other objects.
+    Everything else is a value: it is pickled, and another one takes its place.
 
     Args:
         attributes: the first attributes. Others can be set later.
@@ -39,45 +51,72 @@ class State:
 
     def __init__(self, **attributes: Any) -> None:
         self._reset_callbacks: list[Callable[[], object]] = []
-        self._number = next(_numbers)  # by which new processes know it
-        self._memory: Memory | None = None
-        self._synced: Position | None = None  # what sync() has reached; None before the first one
-        self._cut_off: Position | None = None  # how far the live state was when the ranks lost touch
-        self._is_interrupted = False  # by new hosts, perhaps at another commit than other ranks
+        self._number = next(_numbers)  # by which other processes know it
+        self._copies = Copies(None, self._number)  # until the first sync other processes must not take them
+        self._position: Position = UNSYNCED  # of the last commit
+        self._is_synced = False
+        self._held: list[snapshots.Held] = []  # the newest first
+        self._claimed: tuple[Position, dict[str, Any]] = UNSYNCED, {}
+        self._is_interrupted = False  # by new hosts
+        self._skipped = 0  # commits in a row that were within a window
+        self._holding = _Budget()
         for name, value in attributes.items():
             setattr(self, name, value)
 
     def commit(self) -> None:
-        """Copy the state to memory of this host, then `check_host_updates()`. Not collective: no message is sent.
+        """Mark a moment to which a recovery may go back, then `check_host_updates()`. Not collective: nothing is sent.
 
-        `restore()` goes back to it. So does a job whose ranks were killed all at once, on all hosts but one or on all
-        of them: ranks that live on need no commit.
+        Call it on all ranks, where everything that the state counts has had its effect, such as after each step. Most
+        commits copy nothing. Within a window of gradient accumulation a call does nothing, because gradients of samples
+        that the state counts have had no effect yet.
 
         Raises:
+            RankLostError: a rank was lost, and the script has caught the error and gone on. Let it pass instead.
             TypeError: a part of the state cannot be pickled; the message names it.
             HostsUpdatedInterrupt: as `check_host_updates()`.
         """
-        self.save()
-        self.check_host_updates()
+        basics.check_no_loss()
+        if self._commit(copies=membership.hosts_updated()):
+            self.check_host_updates()
 
     def save(self) -> None:
-        """Copy the state to memory of this host. Not collective.
+        """Commit and copy the state to memory of this host, whatever that costs. Not collective.
 
         Raises:
-            TypeError: a part of the state cannot be pickled; the message names it.
+            RankLostError: as `commit()`.
+            TypeError: likewise.
+            RuntimeError: within a window of gradient accumulation.
         """
-        self._kept.next.write(self._position, {name: self._pickled(name) for name in self._names})
+        basics.check_no_loss()
+        if not self._commit(copies=True):
+            raise RuntimeError(
+                "save() came within a window of gradient accumulation: what the state counts has not had its effect "
+                "yet. Call it after the optimizer's step"
+            )
 
     def restore(self) -> None:
-        """Go back to the last `commit()`, or to what `sync()` has received since. Without either, do nothing."""
-        if slot := self._kept.newest:
-            self._load(slot)
+        """Go back to the last `save()` or `commit()`, or to what `sync()` has received since. Not collective.
+
+        Raises:
+            RuntimeError: the last `commit()` was not copied. Call `save()` instead where the script itself goes back.
+        """
+        held = self._held_commit()
+        if self._copies.has(self._position):
+            self._load(self._position)
+        elif held and held.position == self._position:
+            self._put_held_back()
+        elif self._position[2]:
+            raise RuntimeError(
+                f"commit {self._position[2]} was not copied, because copies would take more than {SHARE_OF_TIME:.0%} "
+                "of the time. Where the script itself calls restore(), call save() in place of commit()"
+            )
 
     def check_host_updates(self) -> None:
         """Raise if the job has found new hosts. Not collective; takes less than a microsecond.
 
         Raises:
-            HostsUpdatedInterrupt: for `elastic.run`, with which the ranks start again, together with the new ones.
+            HostsUpdatedInterrupt: for `elastic.run`, with which the ranks start again, together with the new ones. What
+                was done since the last commit is done again.
         """
         if membership.hosts_updated():
             self._is_interrupted = True
@@ -86,53 +125,24 @@ class State:
     @property
     def is_synced(self) -> bool:
         """Whether all ranks had the same state after the last `init()`."""
-        return self._synced is not None and self._cut_off is None
+        return self._is_synced
 
     def sync(self) -> None:
-        """Give every rank the state of the one that is furthest. Collective; blocks.
+        """Give every rank the newest commit of any rank. Collective; blocks.
 
-        The first time, that is what earlier processes have left in memory of a host, or else the state of rank 0. When
-        all ranks are equally far, nothing is sent.
+        The first time, that is what earlier processes have left in memory of a host, or else the state of rank 0.
 
         Raises:
-            TypeError: a part of the state cannot be pickled; on the furthest rank alone, the others lose it.
+            TypeError: a part of the state cannot be pickled; on one rank alone, the others lose it.
             See `horovodish.collectives` for what every operation can raise.
         """
-        left = newest_in(membership.state_folder(), self._number) if self._synced is None else None
-        lives = self._synced is not None
-        own = left.position if left else self._position if lives else None
-        claims = self._claims() if lives else {}
-        told: list[_Told] = allgather_object(
-            _Told(own, lives, self._is_interrupted, membership.start(), claims, left.name if left else ""),
-            "elastic.positions",
-        )
-        # What a rank has left is its last commit, and a live state that is equally far may have changed since.
-        root = max(range(len(told)), key=lambda rank: (told[rank].position or (), told[rank].lives, -rank))
-        furthest = told[root].position
-        are_interrupted = any(each.is_interrupted for each in told)
-        is_as_far = [each.lives and each.position == furthest for each in told]
-        if left and all(each.left == left.name for each in told):
-            self._kept.next.take_over(left)  # one host: all ranks see the file
-            self._load(left)
-            barrier()  # before a rank forgets it
-        elif are_interrupted or not all(is_as_far):
-            if basics.rank() == root:
-                self._send(root, left)
-            else:
-                self._receive(root, furthest, loads=are_interrupted or not is_as_far[basics.rank()])
-        if not are_interrupted:
-            self._settle([each.claims for each, as_far in zip(told, is_as_far, strict=True) if as_far])
-        starts = [each.start for each in told]
-        if self._synced is None and basics.local_rank() == 0:
-            forget_older(membership.state_folder(), min(starts), self._number)
-        self._synced = (max(starts), furthest[1] + 1 if furthest else 1, basics.completed())
-        self._cut_off, self._is_interrupted = None, False
+        exchange.exchange([self])
 
     def on_reset(self) -> None:
-        """The ranks have changed: call the callbacks, then `reset()`."""
+        """The ranks have changed and have the state: call `reset()`, then the callbacks."""
+        self.reset()
         for callback in self._reset_callbacks:
             callback()
-        self.reset()
 
     def reset(self) -> None:
         """What a class of states has to do when the ranks have changed: here nothing."""
@@ -141,100 +151,152 @@ class State:
         """Have functions called whenever the ranks have changed, such as one that adapts the learning rate.
 
         Args:
-            callbacks: called without arguments, in this order, when `size()` and `rank()` are those of the new ranks.
+            callbacks: called without arguments, in this order, when `size()` and `rank()` are those of the new ranks
+                and the state is that of the commit from which they continue.
         """
         self._reset_callbacks.extend(callbacks)
 
-    def cut_off(self) -> None:
-        """Note how far the state is; `elastic.run` does it when a collective has failed, before the next `init()`."""
-        self._cut_off = self._position
-        if not self._is_intact():
-            newest = self._kept.newest
-            self._cut_off = (newest and newest.position) or NOWHERE
-            self.restore()
-
     # What classes for frameworks add to
 
-    def _captured(self, value: Any) -> Any:
-        """What to pickle of the value of an attribute."""
-        return value.state_dict() if _has_state(value) else value
+    def _keeps(self, value: object) -> bool:
+        """Whether a value is an object that stays the same object when the state goes back."""
+        return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
-    def _put_back(self, name: str, captured: Any) -> None:
-        """Give an attribute what was captured of it."""
-        value: Any = getattr(self, name, None)
-        if _has_state(value):
-            value.load_state_dict(captured)
-        else:
-            setattr(self, name, captured)
+    def _kept_of(self, value: Any) -> Any:
+        """What to keep of such an object."""
+        return value.state_dict()
+
+    def _give_back(self, value: Any, kept: Any) -> None:
+        """Give such an object what was kept of it."""
+        value.load_state_dict(kept)
 
     def _reduced(self, value: object) -> Any:
         """How to pickle the arrays of a framework, as `__reduce__()` says it; `NotImplemented` for anything else."""
         return NotImplemented
 
-    def _is_intact(self) -> bool:
-        """Whether a collective that has failed has left live values. If not, the state goes back to its last commit."""
+    def _reference_to(self, value: object) -> snapshots.Reference | None:
+        """A tensor of which it can be told later whether it was written to; None for anything else."""
+        return None
+
+    def _bytes_of(self, value: Any) -> np.ndarray:
+        """The bytes of such a tensor, in one dimension."""
+        raise TypeError(type(value).__name__)
+
+    def _moment(self) -> Any:
+        """Now, if there are writes that tokens do not tell."""
+
+    def _is_unchanged(self, held: snapshots.Held) -> bool:
+        """Whether no tensor was written to since a commit that is held."""
         return True
 
+    def _finish(self) -> None:
+        """Wait until the values of the state are computed."""
+
+    def _committed(self) -> None:
+        """Note what is this rank's own at a commit."""
+
+    def _let_go(self) -> None:
+        """The ranks have begun again, perhaps after the middle of a step: let go of what was under way."""
+
+    def _has_open_window(self) -> bool:
+        """Whether gradients were accumulated that have not had their effect yet."""
+        return gradient_windows.any_open()
+
+    def _still_held(self, held: list[snapshots.Held]) -> list[snapshots.Held]:
+        """Those of the commits before that are worth holding beside a new one."""
+        return []
+
     def _claims(self) -> dict[str, Any]:
-        """By attribute, what this rank knows that the furthest one may lack, such as the samples that are done."""
+        """By attribute, what this rank knows and others may not at the same commit, such as which samples are done."""
         return {}
 
     def _settle(self, claims: list[dict[str, Any]]) -> None:
-        """Take in what the ranks that are furthest know; `claims` is empty where none has gone on."""
+        """Take in what the ranks knew that had made the commit."""
 
     # The rest is the same for all
 
     @property
-    def _names(self) -> list[str]:
-        return [name for name in vars(self) if not name.startswith("_")]
+    def _live(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
-    @property
-    def _kept(self) -> Memory:
-        if self._memory is None:
-            self._memory = Memory(membership.state_folder(), membership.start(), self._number)
-        return self._memory
+    def _commit(self, *, copies: bool) -> bool:
+        """Whether it counts."""
+        if self._has_open_window():
+            self._skipped += 1
+            if self._skipped == WARN_AFTER_SKIPPED:
+                warnings.warn(
+                    f"{WARN_AFTER_SKIPPED} calls of commit() in a row were within a window of gradient accumulation, "
+                    "where nothing can be committed. Call it after the optimizer's step",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+            return False
+        self._skipped = 0
+        start, worlds, last = self._position
+        position = start, worlds, last + 1
+        self._held = self._still_held(self._held)
+        if copies or self._copies.memory.schedule.is_due(last + 1):
+            self._copy(position, waits=copies)
+        elif self._holding.allows():
+            with self._holding.spent():
+                self._hold(position)
+        self._committed()
+        self._position, self._claimed = position, (position, self._claims())
+        return True
 
-    @property
-    def _position(self) -> Position:
-        if self._cut_off or self._synced is None:
-            return self._cut_off or NOWHERE
-        start, syncs, before = self._synced
-        return start, syncs, basics.completed() - before
+    def _copy(self, position: Position, *, waits: bool) -> None:
+        """Copy the live state."""
+        self._finish()
+        self._copies.write(position, lambda: snapshots.pickled(self, self._live), waits=waits)
 
-    def _pickled(self, name: str) -> tuple[bytes, list[pickle.PickleBuffer]]:
-        file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    def _hold(self, position: Position) -> None:
+        """Remember where the live state lies."""
+        self._held.insert(0, snapshots.Held(self, position, self._live))
+
+    def _held_commit(self) -> snapshots.Held | None:
+        """The newest commit that can still be made out of the tensors that it has left where they were."""
+        return next((held for held in self._held if self._is_unchanged(held)), None)
+
+    def _copy_held(self) -> None:
+        """Copy the commit that is held, if any."""
+        if held := self._held_commit():
+            self._copies.write(held.position, held.copied, waits=True)
+
+    def _enter_job(self) -> None:
+        """From now on copies are for other processes, too."""
+        if self._position[0] < 0:
+            self._copies = Copies(membership.state_folder(), self._number)
+            self._position, self._held = UNSYNCED, []
+
+    def _renumber(self, old: Position | None, new: Position) -> None:
+        """The ranks agree that a commit has another position; None: there was none."""
+        self._position = new
+        if old is not None:
+            self._copies.renumber(old, new)
+            for held in self._held:
+                held.position = new if held.position == old else held.position
+
+    def _put_held_back(self) -> None:
+        """Go back to the commit that is held."""
+        held = self._held_commit()
+        assert held is not None
+        for name in held.names:
+            self._give(name, lambda name=name: held.value_of(name, getattr(self, name, None)))  # type: ignore[misc]
+        self._held = []
+        self._hold(held.position)
+
+    def _load(self, position: Position) -> None:
+        """Go back to a commit of which there is a copy."""
+        for name, (data, buffers) in self._copies.load(position).items():
+            live = getattr(self, name, None)
+            self._give(name, lambda: snapshots.given_back(self, live, data, buffers))  # noqa: B023
+        self._held = []
+
+    def _give(self, name: str, value: Callable[[], Any]) -> None:
         try:
-            _Pickler(file, buffers, self._reduced).dump(self._captured(getattr(self, name)))
-        except Exception as problem:
-            raise TypeError(
-                f"state.{name} cannot be kept: {problem}. Leave it out of the state, or name it _{name}"
-            ) from problem
-        return file.getvalue(), buffers
-
-    def _send(self, root: int, left: Slot | None) -> None:
-        if left:
-            self._load(left)
-            slot = self._kept.next
-            slot.room(*left.lengths)[:] = left.content
-            slot.seal(left.position or self._position)
-        else:
-            self.save()
-        kept = self._kept.newest
-        assert kept is not None
-        broadcast(np.array(kept.lengths), root, "elastic.lengths")
-        broadcast_(kept.content, root, "elastic.state")
-
-    def _receive(self, root: int, position: Position | None, *, loads: bool) -> None:
-        lengths = broadcast(np.zeros(2, np.int64), root, "elastic.lengths").tolist()
-        slot = self._kept.next
-        broadcast_(slot.room(*lengths), root, "elastic.state")
-        slot.seal(position or self._position)
-        if loads:
-            self._load(slot)
-
-    def _load(self, slot: Slot) -> None:
-        for name, captured in slot.load().items():
-            self._put_back(name, captured)
+            setattr(self, name, value())
+        except ValueError as problem:
+            raise ValueError(f"state.{name} cannot go back to commit {self._position[2]}: {problem}") from problem
 
 
 class ObjectState(State):
@@ -250,36 +312,24 @@ class ObjectState(State):
         super().__init__(**attributes)
 
 
-class _Told(NamedTuple):
-    """What a rank tells the others in `sync()`.
+class _Budget:
+    """Lets something be done as long as it takes no more than its share of the time."""
 
-    Attributes:
-        position: how far its state is; None if it has none.
-        lives: whether that is the state of this process, and not one that an earlier process has left.
-        is_interrupted: whether ranks that are equally far may have different states.
-        start: how often the job had started processes before this one.
-        claims: as `State._claims()` gives them.
-        left: the name of what an earlier process has left, which is unique among all hosts; empty if there is nothing.
-    """
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._saved = self._cost = 0.0
 
-    position: Position | None
-    lives: bool
-    is_interrupted: bool
-    start: int
-    claims: dict[str, Any]
-    left: str
+    def allows(self) -> bool:
+        """Whether there is time for it once more."""
+        now = time.monotonic()
+        self._saved = min(self._saved + SHARE_OF_TIME * (now - self._since), 2 * self._cost)
+        self._since = now
+        return self._cost <= max(self._saved, FREE_COPY_SECONDS / 4)
 
-
-class _Pickler(pickle.Pickler):
-    """Leaves the bytes of arrays where they are."""
-
-    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], reduced: Callable[[object], Any]) -> None:
-        super().__init__(file, 5, buffer_callback=buffers.append)
-        self._reduced = reduced
-
-    def reducer_override(self, value: object) -> Any:
-        return self._reduced(value)
-
-
-def _has_state(value: object) -> bool:
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    @contextlib.contextmanager
+    def spent(self) -> Iterator[None]:
+        """The block in which it is done."""
+        began = time.thread_time()
+        yield
+        self._cost = time.thread_time() - began
+        self._saved -= self._cost

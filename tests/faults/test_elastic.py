@@ -14,10 +14,10 @@ import pytest
 
 import horovodish as hvd
 from horovodish import basics, communicators
-from horovodish.elastic import ObjectState, membership
-from horovodish.elastic import memory as elastic_memory
-from horovodish.elastic import state as elastic_state
-from support.elastic import Ended, Scene, run_elastic
+from horovodish.elastic import ObjectState, exchange, membership
+from horovodish.elastic.copies import Copies
+from horovodish.elastic.memory import Memory
+from support.elastic import COPIES_VARIABLE, Ended, Scene, run_elastic
 from support.midway import LargeReduction
 
 STEPS = 16
@@ -59,11 +59,11 @@ def prepare(scene: Scene, fault: str) -> None:
     """Has a process die in a function of its own that comes later."""
     match fault:
         case "sending" | "receiving":
-            scene.dies_in(fault, elastic_state, "broadcast_")
+            scene.dies_in(fault, exchange, "broadcast")
+        case "loading":
+            scene.dies_in(fault, ObjectState, "_load")
         case "telling":
-            scene.dies_in(fault, elastic_state, "allgather_object")
-        case "commit":
-            scene.dies_in(fault, elastic_memory.Slot, "seal", after=6)
+            scene.dies_in(fault, exchange, "allgather_object")
         case "leaving":
             scene.dies_in(fault, basics, "shutdown")
         case "regrouping":
@@ -82,6 +82,11 @@ def commit_fault(scene: Scene, state: ObjectState, fault: str, victim: int) -> N
         case "waited for":
             if is_victim:
                 scene.die(fault)
+        case "commit":  # in the middle of a copy
+            if is_victim:
+                scene.dies_in(fault, Memory, "seal")
+            else:
+                scene.before_next(Copies, "write", lambda: scene.await_end_of(victim))
         case "negotiating":  # this rank's part is announced, and that of some rank is not
             if is_victim:
                 handle = hvd.allreduce_async(np.ones(3), name="half announced")
@@ -143,7 +148,8 @@ SAME_PROCESSES: list[tuple[Faults, str]] = [
     ([("reducing", 0, 3), ("idle", 2, 7), ("reducing", 1, 11)], "auto"),
     ([("reducing", 3, 3), ("negotiating", 0, 7), ("idle", 1, 11)], "mpi_ring"),
     ([("idle", 1, 5), ("idle", 2, 5)], "auto"),
-    ([("sending", 0, -1), ("commit", 1, -1)], "auto"),
+    ([("sending", 0, -1), ("commit", 1, 7)], "auto"),
+    ([("loading", 1, -1), ("idle", 2, 5)], "auto"),
     ([("receiving", 2, -1), ("joining", 1, 5), ("joined", 0, 9)], "auto"),
     ([("telling", 3, -1), ("idle", 1, 5), ("leaving", 2, -1)], "auto"),
     ([("idle", 3, 5), ("regrouping", 1, -1)], "auto"),
@@ -151,11 +157,20 @@ SAME_PROCESSES: list[tuple[Faults, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("faults", "plane"), SAME_PROCESSES, ids=str)
-def test_survivors_go_on(faults: Faults, plane: str, tmp_path: Path) -> None:
-    ended = run_elastic(
-        train_with_faults, tmp_path, 4, faults, flags=["--min-np", "1"], env={"HOROVODISH_PLANE": plane}
-    )
+def cases() -> list[Any]:
+    """Each case with commits that are copied and, where no fault is in a copy, with commits that are held."""
+    return [
+        pytest.param(faults, plane, copies, id=f"{faults}-{plane}-{copies}")
+        for faults, plane in SAME_PROCESSES
+        for copies in ("always", "never")
+        if copies == "always" or "commit" not in {fault for fault, *_ in faults}
+    ]
+
+
+@pytest.mark.parametrize(("faults", "plane", "copies"), cases())
+def test_survivors_go_on(faults: Faults, plane: str, copies: str, tmp_path: Path) -> None:
+    env = {"HOROVODISH_PLANE": plane, COPIES_VARIABLE: copies}
+    ended = run_elastic(train_with_faults, tmp_path, 4, faults, flags=["--min-np", "1"], env=env)
     victims = {victim for _, victim, _ in faults}
     check(ended, faults, 4 - len(victims))
     assert "in the same processes" in ended.said
@@ -191,16 +206,18 @@ def test_blocks_are_left_and_repeated(tmp_path: Path) -> None:
     assert [result["of"] for result in ended.results] == [2, 2]
 
 
-NEW_PROCESSES: list[tuple[int, Faults]] = [
-    (2, [("idle", 0, 3), ("commit", 2, -1)]),
-    (1, [("idle", 0, 5), ("forming", 1, -1)]),
+NEW_PROCESSES: list[tuple[int, Faults, str]] = [
+    (2, [("idle", 0, 3), ("commit", 2, 7)], "always"),
+    (2, [("idle", 0, 3), ("idle", 2, 7)], "never"),
+    (1, [("idle", 0, 5), ("forming", 1, -1)], "never"),
 ]
 
 
-@pytest.mark.parametrize(("least", "faults"), NEW_PROCESSES, ids=str)
-def test_new_processes_go_on(least: int, faults: Faults, tmp_path: Path) -> None:
-    """Too few are left, one of which dies in the middle of a commit; one dies while the others begin again."""
-    ended = run_elastic(train_with_faults, tmp_path, 3, faults, flags=["--min-np", str(least)])
+@pytest.mark.parametrize(("least", "faults", "copies"), NEW_PROCESSES, ids=str)
+def test_new_processes_go_on(least: int, faults: Faults, copies: str, tmp_path: Path) -> None:
+    """Too few are left, one of which dies in the middle of a copy; one dies while the others begin again."""
+    flags, env = ["--min-np", str(least)], {COPIES_VARIABLE: copies}
+    ended = run_elastic(train_with_faults, tmp_path, 3, faults, flags=flags, env=env)
     check(ended, faults, len(ended.results))
     assert len(ended.results) >= least
     assert all(result["start"] == 1 for result in ended.results), ended.said
@@ -231,6 +248,7 @@ def finish_apart(scene: Scene) -> list[int]:
         while len(state.history) < (4 if scene.me == 2 else STEPS):
             hvd.allreduce(np.ones(3), name="gradient")
             state.history.append(hvd.size())
+            state.commit()
 
     state = ObjectState(history=[])
     train(state)
@@ -294,6 +312,7 @@ def join_before_a_loss(scene: Scene) -> list[int]:
             if scene.me != 0 and not state.history:
                 hvd.allreduce(np.ones(3), name="gradient")
                 state.history.append("step")
+                state.commit()
             if scene.me == 3:
                 scene.die("joined")
             hvd.join()

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from horovodish.elastic import memory, state
 from horovodish.launched import launcher_environment
 from support.mpi_command import is_open_mpi
 from support.orphans import processes_with
@@ -28,6 +29,17 @@ _LIMIT_SECONDS = 300
 _MARK = "ELASTIC_TEST"
 _RANK = "import sys; sys.path[0] = sys.argv[1]; from support.elastic import main; main(*sys.argv[2:])"
 TESTS = Path(__file__).resolve().parents[1]
+
+
+COPIES_VARIABLE = "ELASTIC_TEST_COPIES"
+"""Whether ranks copy each commit ("always"), or hold each one and copy none ("never"), or do as users see it ("")."""
+
+
+def copy_commits(when: str) -> None:
+    """From now on, copy each commit or none, so that a test knows how many steps are repeated."""
+    if when:
+        memory.Schedule.is_due = lambda *_: when == "always"  # type: ignore[method-assign]
+        state._Budget.allows = lambda _: when == "never"  # type: ignore[method-assign]
 
 
 @dataclass
@@ -64,6 +76,7 @@ class Scene:
         self._passed: set[str] = set()
         self._recoveries = 0
         faulthandler.register(signal.SIGTERM, chain=True)  # that ends what hangs
+        copy_commits(os.environ.get(COPIES_VARIABLE, "always"))
         for variable in ("HOROVODISH_RUN_DIR", "HOROVODISH_STATE_FOLDER"):
             self.note(f"folder-{uuid.uuid4().hex}", os.environ[variable])
         self.note(f"pid-{self.start}-{self.me}", str(os.getpid()))
@@ -108,6 +121,17 @@ class Scene:
             return original(*args, **kwargs)
 
         setattr(module, function, dying)
+
+    def before_next(self, module: Any, function: str, action: Callable[[], object]) -> None:
+        """Do something before the next call of this function."""
+        original = getattr(module, function)
+
+        def first(*args: Any, **kwargs: Any) -> Any:
+            setattr(module, function, original)
+            action()
+            return original(*args, **kwargs)
+
+        setattr(module, function, first)
 
     def pid(self, rank: int) -> int:
         """Of one of the processes that were started with this one, which has come to its scene."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +14,12 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish import elastic
-from horovodish.elastic import HostsUpdatedInterrupt, ObjectState, State, membership
-from horovodish.elastic.memory import Memory, newest_in
+from horovodish import elastic, gradient_windows
+from horovodish.elastic import HostsUpdatedInterrupt, ObjectState, State, exchange, membership
+from horovodish.elastic import state as elastic_state
+from horovodish.elastic.memory import Schedule
+from horovodish.elastic.snapshots import Held, Reference
+from support.on_ranks import on_ranks
 from support.ranks import run_ranks
 
 
@@ -27,6 +34,13 @@ class Counter:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.count = state["count"]
+
+
+class Holder:
+    """An object that holds one."""
+
+    def __init__(self, counter: Counter) -> None:
+        self.counter = counter
 
 
 def test_mutable_attributes_are_restored() -> None:
@@ -70,6 +84,33 @@ def test_the_last_commit_counts() -> None:
         assert state.value == value
 
 
+def test_an_object_that_keeps_its_own_state_stays_the_same_wherever_it_is() -> None:
+    one, other, third = Counter(), Counter(), Counter()
+    holder = Holder(third)
+    state = State(alone=one, several=[one, {"other": other}], holder=holder)
+    for number, each in enumerate((one, other, third)):
+        each.count = number + 1
+    state.commit()
+    for each in (one, other, third):
+        each.count = 9
+    state.several.append("more")
+    state.restore()
+    assert [each.count for each in (one, other, third)] == [1, 2, 3]
+    assert state.several == [one, {"other": other}]
+    assert state.holder.counter is third
+
+
+def test_other_objects_than_were_kept_are_refused() -> None:
+    state = State(several=[Counter(), Counter()])
+    state.commit()
+    state.several = [Counter()]
+    message = (
+        r"state\.several cannot go back to commit 1: its object number 2 was a Counter, and now it has Counter; make"
+    )
+    with pytest.raises(ValueError, match=message):
+        state.restore()
+
+
 def test_restore_without_commit_does_nothing() -> None:
     state = State(value=1)
     state.value = 2
@@ -101,7 +142,7 @@ def test_what_cannot_be_pickled_is_named_and_the_last_commit_stays() -> None:
     assert state.value == 1
 
 
-def test_callbacks_are_called_in_their_order_and_then_reset() -> None:
+def test_callbacks_are_called_in_their_order_after_reset() -> None:
     called: list[str] = []
 
     class Noting(State):
@@ -112,7 +153,7 @@ def test_callbacks_are_called_in_their_order_and_then_reset() -> None:
     state.register_reset_callbacks([lambda: called.append("first"), lambda: called.append("second")])
     state.register_reset_callbacks([lambda: called.append("third")])
     state.on_reset()
-    assert called == ["first", "second", "third", "reset"]
+    assert called == ["reset", "first", "second", "third"]
 
 
 def test_new_hosts_interrupt_a_commit_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,137 +191,238 @@ def raise_things() -> list[str]:
     return raised
 
 
-class Sent(State):
-    """Counts how often it is sent and put back."""
+class Named(State):
+    """Refers to arrays of NumPy, as other classes do to tensors of which they can tell whether they were written to."""
 
     def __init__(self, **attributes: Any) -> None:
-        self._sent = self._loaded = 0
+        self._sums = 0
         super().__init__(**attributes)
 
-    def _send(self, *args: Any) -> None:
-        self._sent += 1
-        super()._send(*args)
+    def _reference_to(self, value: object) -> Reference | None:
+        return Reference(value, value.sum()) if isinstance(value, np.ndarray) else None
 
-    def _put_back(self, name: str, captured: Any) -> None:
-        self._loaded += name == "value"
-        super()._put_back(name, captured)
+    def _is_unchanged(self, held: Held) -> bool:
+        return all(value.sum() == token for value, token in held.references)
 
-
-def test_sync() -> None:
-    results = run_ranks(sync_in_all_cases, 3)
-    for seen in results:
-        assert seen["first"] == seen["equal"] == [0]
-        assert seen["furthest"] == [0, "mutable"]
-        assert seen["restored"] == [0, "mutable"]
-        assert seen["interrupted"] == "at the commit"
-        assert seen["alone"] == 2
-    assert [seen["traffic"] for seen in results] == [(1, 0), (0, 1), (0, 1)], "once, from rank 0"
-    assert [seen["later traffic"] for seen in results] == [(0, 1), (1, 0), (0, 0)], "rank 2 is as far as rank 1"
+    def _bytes_of(self, value: Any) -> np.ndarray:
+        return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
-def sync_in_all_cases() -> dict[str, Any]:
-    hvd.init()
-    rank = hvd.rank()
-    seen: dict[str, Any] = {}
-    state = Sent(value=[rank])
-    state.sync()
-    seen["first"] = list(state.value)
-    state.sync()
-    seen["equal"] = list(state.value)
-    seen["traffic"] = state._sent, state._loaded
+@pytest.fixture
+def never_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits are held, and not copied unless they must be."""
+    hold_only(monkeypatch)
 
-    state._sent = state._loaded = 0
-    if rank == 0:  # the others have done one more step
-        state.cut_off()
-    hvd.barrier()
-    hvd.allreduce(np.ones(1))
-    if rank > 0:
-        state.value.append("mutable")
-        state.cut_off()
-    state.sync()
-    seen["furthest"] = list(state.value)
-    seen["later traffic"] = state._sent, state._loaded
-    if rank == 0:
-        state.value = None
+
+def hold_only(patched: pytest.MonkeyPatch) -> None:
+    patched.setattr(Schedule, "is_due", lambda *_: False)
+    patched.setattr(elastic_state._Budget, "allows", lambda _: True)
+
+
+@pytest.mark.usefixtures("never_copied")
+def test_a_commit_that_was_not_copied_is_there_while_nobody_writes() -> None:
+    array = np.arange(4.0)
+    state = Named(array=array, epoch=1, losses=[1])
+    state.commit()
+    state.epoch, state.losses = 2, [1, 2]
+    state.restore()
+    assert (state.epoch, state.losses) == (1, [1])
+    assert state.array is array, "not even then a copy"
+    state.epoch = 2
+    state.restore()
+    assert state.epoch == 1, "it is still held"
+    array += 1
+    with pytest.raises(RuntimeError, match=r"commit 1 was not copied, .* call save\(\) in place of commit\(\)"):
         state.restore()
-    seen["restored"] = list(state.value)
+    state.save()
+    array += 1
+    state.restore()
+    np.testing.assert_array_equal(state.array, np.arange(4.0) + 1)
+
+
+@pytest.mark.usefixtures("never_copied")
+def test_within_a_window_of_accumulation_nothing_is_committed() -> None:
+    class Window:
+        passes = 1
+
+        def is_open(self) -> bool:
+            return self.passes > 0
+
+    window = Window()
+    gradient_windows.follow(window)
+    state = State(done=0)
+    for _ in range(elastic_state.WARN_AFTER_SKIPPED - 1):
+        state.commit()
+    with pytest.warns(RuntimeWarning, match=r"100 calls of commit\(\) in a row were within a window"):
+        state.commit()
+    with pytest.raises(RuntimeError, match=r"save\(\) came within a window of gradient accumulation"):
+        state.save()
+    assert not state._position[2]
+    window.passes = 0
+    state.commit()
+    assert state._position[2] == 1
+    del window
+
+
+@on_ranks(3)
+def test_sync() -> None:
+    """All ranks get the newest commit of any of them, in every way in which it can be had."""
+    rank = hvd.rank()
+    loaded: list[str] = []
+
+    class Counted(Named):
+        def _load(self, position: Any) -> None:
+            loaded.append("copy")
+            super()._load(position)
+
+        def _put_held_back(self) -> None:
+            loaded.append("held")
+            super()._put_held_back()
+
+    def seen_by_all(state: State) -> list[Any]:
+        seen = hvd.allgather_object((state.value, np.asarray(state.array).tolist(), list(loaded)))
+        loaded.clear()
+        assert len({repr(each[:2]) for each in seen}) == 1, seen
+        return [seen[0][0], seen[0][1], *(each[2] for each in seen)]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(membership, "hosts_updated", lambda: rank == 0)
-        state.value = "at the commit"
-        try:
-            state.commit()
-        except HostsUpdatedInterrupt:
-            assert rank == 0
-        else:  # has not heard of them, and goes on until the next operation, which cannot be
-            state.value = "after the commit"
-        state.cut_off()
-    state.sync()
-    seen["interrupted"] = state.value
+        state = Counted(value=f"of rank {rank}", array=np.full(2, float(rank)))
+        state.sync()
+        assert seen_by_all(state) == ["of rank 0", [0, 0], [], ["copy"], ["copy"]]
 
-    if rank == 1:  # no message: no other rank takes part
-        state.value = 2
+        hold_only(patched)
+        state.value = "held"
         state.commit()
-        state.value = 3
-        state.restore()
-    seen["alone"] = hvd.broadcast_object(state.value, 1)
-    return seen
+        state.value = f"changed on {rank}"
+        state.sync()
+        assert seen_by_all(state) == ["held", [0, 0], ["held"], ["held"], ["held"]]
+
+        state.value = "newest"
+        if rank == 1:  # the others have not come so far
+            state.commit()
+        state.value = "in the middle of the next step"
+        state.sync()
+        assert seen_by_all(state) == ["newest", [0, 0], ["copy"], ["copy"], ["copy"]]
+
+        state.commit()
+        if rank == 2:  # it had come to its next step
+            state.array += 1
+        state.sync()
+        assert seen_by_all(state) == ["newest", [0, 0], ["copy"], ["copy"], ["copy"]]
+
+        state.commit()
+        state.array += 1  # all of them have written to the last commit
+        state.sync()
+        assert seen_by_all(state) == ["newest", [0, 0], ["copy"], ["copy"], ["copy"]]
+
+        state.array = np.zeros(2) + (rank == 1)  # a mistake of the script's: commits that are not alike
+        state.commit()
+        state.sync()
+        assert seen_by_all(state) == ["newest", [0, 0], ["copy"], ["copy"], ["copy"]]
+
+        if rank == 0:  # a commit at which another rank hears of new hosts
+            patched.setattr(membership, "hosts_updated", lambda: True)
+            with pytest.raises(HostsUpdatedInterrupt):
+                state.commit()
+        state.sync()
+        assert not state._is_interrupted
+        hvd.barrier()
+
+
+@on_ranks(2)
+def test_a_large_state_travels_in_pieces() -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(exchange, "CHUNK_BYTES", 1000)
+        state = State(array=np.arange(10_007) + hvd.rank(), rank=hvd.rank())
+        state.sync()
+        np.testing.assert_array_equal(state.array, np.arange(10_007))
+        assert state.rank == 0
+
+
+@on_ranks(3)
+def test_states_that_not_all_ranks_bring_along_wait_for_their_next_block() -> None:
+    first, second = State(x=hvd.rank()), State(y=hvd.rank())
+    exchange.exchange([first])
+    first.x = 5
+    first.save()
+    exchange.exchange([first, second] if hvd.rank() == 1 else [first], in_recovery=True)
+    assert first.is_synced and not second.is_synced
+    second.sync()
+    assert (first.x, second.y) == (5, 0)
+    with pytest.raises(
+        hvd.MismatchError, match=r"at different states, .*: rank 0: \d+; rank 1: \d+; rank 2: \d+\. Make"
+    ):
+        (first if hvd.rank() == 1 else second).sync()
 
 
 def test_new_processes_take_what_earlier_ones_have_left(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, 0, 0)
-    state = State(value="older")
-    state._memory, state._synced = memory, (0, 1, 0)
-    state.save()
-    state._synced, state.value = (0, 2, 0), "left"
-    state.save()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(membership, "state_folder", lambda: tmp_path)
+        patched.setattr(elastic_state, "_numbers", itertools.count())
+        state = State(value="left")
+        state._enter_job()
+        state._position = (0, 3, 7)
+        state.save()
+        torn = state._copies.memory.write({})  # it dies in the middle of its next copy
+        assert torn in (0, 1)
     results = run_ranks(begin_in_new_processes, 2, args=(str(tmp_path),))
-    assert results == [["left", "left", ("goes on", 1)]] * 2
-    slot = newest_in(tmp_path, 0)
-    assert slot is not None
-    assert slot.position is not None
-    assert slot.position[0] == 2
-    assert not list(tmp_path.glob("0-*")), "what was taken over is given back"
+    assert results == [["left", "left", 9]] * 2
 
 
 def begin_in_new_processes(folder: str) -> list[Any]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(membership, "state_folder", lambda: Path(folder))
         patched.setattr(membership, "start", lambda: 1)
+        patched.setattr(elastic_state, "_numbers", itertools.count())
         hvd.init()
         state = State(value="new")
         state.commit()  # it is not further than what earlier processes have left
         state.sync()
         seen: list[Any] = [state.value]
-        newest = state._kept.newest
-        assert newest is not None
-        assert not newest.content.flags.writeable, "all ranks of a host share what was left there"
+        assert state._position == (1, 4, 8)
         state.value = None
         state.restore()
         seen.append(state.value)
-
-        # Now rank 0 is another process, which finds the last commit of rank 1. Rank 1 lives and has changed since.
-        state.counter = 1
         state.commit()
         hvd.barrier()
-        if hvd.rank() == 0:
-            patched.setattr(membership, "start", lambda: 2)
-            state = State(value="newer", counter=None)
-        else:
-            state.value = "goes on"
-        state.cut_off()
-        state.sync()
-        seen.append((state.value, state.counter))
-        assert state._synced is not None
-        starts = hvd.allgather_object(state._synced[:2])
-        assert starts[0] == starts[1], starts
-        state.commit()
+        assert state._copies.newest == (1, 4, 9), "one of them has copied it"
+        seen.append(state._position[2])
         hvd.barrier()
         return seen
 
 
-def test_only_the_furthest_rank_is_asked_for_what_cannot_be_pickled() -> None:
-    messages = run_ranks(sync_what_cannot_be_pickled, 2)
+@pytest.mark.parametrize("without", ["one rank", "all ranks"])
+def test_ranks_without_room_receive_the_state_in_their_own_memory(without: str, tmp_path: Path) -> None:
+    assert run_ranks(sync_without_room, 3, args=(without, str(tmp_path)), fresh=True) == [[0, 7, 8]] * 3
+
+
+def sync_without_room(without: str, folder: str) -> list[int]:
+    hvd.init()
+
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    seen = []
+    with pytest.MonkeyPatch.context() as patched, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        patched.setattr(membership, "state_folder", lambda: Path(folder))
+        state = State(value=hvd.rank())
+        if without == "all ranks" or hvd.rank() == 0:
+            patched.setattr(os, "posix_fallocate", refuse)
+        state.sync()
+        seen.append(state.value)
+        for value in (7, 8):
+            state.value = value
+            state.commit()
+            state.value = -1
+            hvd.barrier()
+            state.sync()
+            seen.append(state.value)
+    return seen
+
+
+def test_only_the_rank_that_sends_is_asked_for_what_cannot_be_pickled() -> None:
+    messages = run_ranks(sync_what_cannot_be_pickled, 2, fresh=True)
     assert messages[0].startswith("state.lock cannot be kept: ")
     assert messages[1] == ""
 
@@ -289,10 +431,27 @@ def sync_what_cannot_be_pickled() -> str:
     hvd.init()
     state = State(lock=threading.Lock())
     if hvd.rank() == 1:
-        hvd.allgather_object(None)  # in the place of the first part of sync()
+        hvd.allgather_object(exchange._Told(0, {}, False, None), "elastic.exchange")
         return ""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("horovodish.elastic.state.allgather_object", lambda told, _: hvd.allgather_object(told)[:1])
+        patched.setattr(
+            "horovodish.elastic.exchange.allgather_object", lambda told, name: hvd.allgather_object(told, name)[:1]
+        )
         with pytest.raises(TypeError) as raised:
             state.sync()
     return str(raised.value)
+
+
+def test_blocks_within_blocks_are_refused() -> None:
+    assert run_ranks(nest_blocks, 1) == [["A recovery goes back to the begin of a block"] * 2]
+
+
+def nest_blocks() -> list[str]:
+    said = []
+    for inner in (lambda: elastic.attempt(State()).__enter__(), lambda: elastic.run(lambda _: None)(State())):
+        with pytest.raises(RuntimeError) as raised, elastic.attempt(State()):
+            inner()
+        said.append(str(raised.value).partition(". ")[2].partition(",")[0])
+    with elastic.attempt(State(value=1)):
+        pass
+    return said

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-from horovodish import _native, basics
+from horovodish import _native, basics, gradient_windows
 from horovodish.autotune import Tuner, Tuning
 from horovodish.devices import HOST
 from horovodish.errors import from_native
@@ -81,6 +81,7 @@ class Reducer:
         self._payloads: dict[int, tuple[Tensor, Any]] = {}  # what travels, where it is not simply the gradient
         self._absent: dict[int, tuple[Tensor, Any]] = {}
         self._names = PlanNames(options.process_set)
+        gradient_windows.follow(self)
         self.add(named)
 
     def add(self, named: Sequence[tuple[str, Tensor]]) -> None:
@@ -114,6 +115,10 @@ class Reducer:
         self._set_aside.clear()
         self._holds_reduced.clear()
         self._build()
+
+    def is_open(self) -> bool:
+        """Whether gradients have come that no step has used."""
+        return self._passes > 0 or self._reduced_since_step
 
     def remove_hooks(self) -> None:
         """Lets go of the parameters."""

@@ -15,8 +15,10 @@ from jax import numpy as jnp
 
 import horovodish.jax as hvd
 from horovodish import basics
+from horovodish.elastic.memory import Schedule
+from horovodish.elastic.state import _Budget
 from horovodish.jax.elastic import JaxState
-from support.elastic import Ended, Scene, run_elastic
+from support.elastic import COPIES_VARIABLE, Ended, Scene, run_elastic
 from support.processes import wait_until
 from support.ranks import run_ranks
 from support.scripts import output_of
@@ -54,37 +56,63 @@ def test_keys_and_types_are_kept() -> None:
     assert jax.tree.structure(state.moments) == jax.tree.structure(moments)
 
 
-def test_a_donated_state_goes_back_to_its_last_commit() -> None:
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits are held, and not copied unless they must be."""
+    monkeypatch.setattr(Schedule, "is_due", lambda *_: False)
+    monkeypatch.setattr(_Budget, "allows", lambda _: True)
+
+
+@pytest.mark.usefixtures("held")
+def test_a_commit_holds_arrays_that_are_not_donated() -> None:
     step = jit(lambda x: x + 1, donate_argnums=0)
     state = JaxState(x=jnp.zeros(3), n=0)
     state.commit()
-    state.x, state.n = step(state.x), 1
-    state.cut_off()
-    assert state.n == 1, "what can be read stays"
+    x, state.x, state.n = state.x, state.x + 1, 1
+    state.restore()
+    assert state.n == 0 and state.x is x
+    state.commit()
+    state.x = step(state.x)
+    with pytest.raises(RuntimeError, match="commit 2 was not copied"):
+        state.restore()
+    state.save()
     step(state.x)
-    state.cut_off()
-    assert state.n == 0 and state.x.tolist() == [0, 0, 0]
+    state.restore()
+    assert state.x.tolist() == [1, 1, 1]
 
 
-def commit_while_computing(folder: str) -> None:
+@pytest.mark.usefixtures("held")
+def test_the_commit_before_is_held_until_the_last_one_is_computed() -> None:
+    state = JaxState(x=jnp.zeros(3), n=0)
+    state.commit()
+    state.x, state.n = state.x + 1, 1
+    state.commit()
+    found = state._held_commit()
+    assert found is not None and found.position[2] == 2
+    state.x.delete()  # as if the program that computes it had failed
+    found = state._held_commit()
+    assert found is not None and found.position[2] == 1
+
+
+def test_within_a_window_nothing_is_committed() -> None:
+    run_ranks(commit_within_windows, 1)
+
+
+def commit_within_windows() -> None:
     hvd.init()
-    step = jit(lambda x, zeros: hvd.allreduce(x, name="step") + (zeros @ zeros)[0, 0])
-    state, zeros = JaxState(x=jnp.zeros(3)), jnp.zeros([300, 300])
-    state.sync()
-    state.x = step(state.x, zeros)
-    state.commit()
-    dispatched = Path(folder, "dispatched")
-    if hvd.rank() == 1:
-        wait_until(dispatched.exists)
-    state.x = step(state.x, zeros)
-    dispatched.touch()
-    state.commit()
-    assert state._kept.newest is not None
-    assert state._kept.newest.position == state._position, "the step counts"
-
-
-def test_a_commit_waits_for_what_is_computed(tmp_path: Path) -> None:
-    run_ranks(commit_while_computing, 2, args=(str(tmp_path),))
+    parameters = {"w": jnp.ones(2)}
+    for tx in (
+        hvd.DistributedOptimizer(optax.sgd(1.0), backward_passes_per_step=2),
+        optax.MultiSteps(optax.sgd(1.0), 2),
+    ):
+        moments = tx.init(parameters)
+        commits = []
+        for _ in range(4):
+            _, moments = tx.update(parameters, moments, parameters)
+            state = JaxState(deep=[{"moments": (moments,)}])
+            state.commit()
+            commits.append(state._position[2])
+        assert commits == [0, 1, 0, 1]
 
 
 def train_through_a_loss(scene: Scene, step_kind: str) -> dict[str, Any]:
@@ -126,20 +154,23 @@ def train_through_a_loss(scene: Scene, step_kind: str) -> dict[str, Any]:
     }
 
 
-def check(ended: Ended, start: int, results: int) -> None:
+def check(ended: Ended, start: int, results: int, repeated: int = 1) -> None:
     assert ended.status == 0, ended.said
     assert ended.fired == {"dies 1"}
     assert [result["start"] for result in ended.results] == [start] * results, ended.said
     for result in ended.results:
         assert result["history"] == list(range(STEPS)), "no step is lost, and none counts twice"
         assert result["x"].tolist() == [2.0 * sum(range(STEPS))] * 3
-        assert result["begun"] <= STEPS + 1
+        assert result["begun"] <= STEPS + repeated
 
 
-@pytest.mark.parametrize("step_kind", ["jit", "donating", "computing"])
-def test_survivors_go_on(step_kind: str, tmp_path: Path) -> None:
-    ended = run_elastic(train_through_a_loss, tmp_path, 3, step_kind, flags=["--min-np", "2"])
-    check(ended, 0, 2)
+@pytest.mark.parametrize(
+    ("step_kind", "copies"), [("jit", "always"), ("jit", "never"), ("donating", "always"), ("computing", "never")]
+)
+def test_survivors_go_on(step_kind: str, copies: str, tmp_path: Path) -> None:
+    env = {COPIES_VARIABLE: copies}
+    ended = run_elastic(train_through_a_loss, tmp_path, 3, step_kind, flags=["--min-np", "2"], env=env)
+    check(ended, 0, 2, repeated=2 if copies == "never" else 1)  # JAX runs a step ahead
     assert "in the same processes" in ended.said
     assert [result["sizes"] for result in ended.results] == [[2, 3]] * 2, "programs are compiled anew"
 

@@ -1,0 +1,118 @@
+"""The copies of a state that this rank sees: in memory that its host shares, and in memory of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from horovodish import basics
+from horovodish.elastic.memory import Lengths, Memory, Parts, Position
+
+__all__ = ["Copies"]
+
+
+class Copies:
+    """Writes copies, and finds them.
+
+    Where the shared memory has no room, the rank keeps its copies in memory of its own, and says so once. Then new
+    processes cannot take them, but this one can.
+
+    Args:
+        folder: as for `Memory`.
+        number: likewise.
+    """
+
+    def __init__(self, folder: Path | None, number: int) -> None:
+        self._number = number
+        self._shared: Memory | None = None
+        self._private: Memory | None = None
+        if folder is not None:
+            try:
+                self._shared = Memory(folder, number)
+            except OSError as problem:
+                self.go_private(problem)
+
+    @property
+    def memory(self) -> Memory:
+        """Where the next copy goes."""
+        if self._private is None and self._shared is None:
+            self._private = Memory(None, self._number)
+        memory = self._private or self._shared
+        assert memory is not None
+        return memory
+
+    @property
+    def newest(self) -> Position | None:
+        """The newest commit of which there is a whole copy; None without any."""
+        return max((memory.newest for memory in self._memories if memory.newest), default=None)
+
+    def has(self, position: Position) -> bool:
+        """Whether there is a copy of this commit."""
+        return any(memory.has(position) for memory in self._memories)
+
+    def memory_of(self, position: Position) -> Memory:
+        """Where the copy of this commit is."""
+        return next(memory for memory in self._memories if memory.has(position))
+
+    def load(self, position: Position) -> dict[str, tuple[bytes, list[bytearray]]]:
+        """As `Memory.load()`."""
+        return self.memory_of(position).load(position)
+
+    def write(self, position: Position, parts: Callable[[], Parts], *, waits: bool) -> None:
+        """Copy a commit, unless another rank of this host has done so.
+
+        Args:
+            position: of the commit.
+            parts: gives the parts of the state.
+            waits: if another rank copies now, wait for it, and copy the commit if that was another one.
+
+        Raises:
+            RankLostError: a rank was lost, and an operation has left a wrong result.
+            Exception: what `parts` raises.
+        """
+        memory = self.memory
+        with memory.claimed(waits=waits) as is_mine:
+            if not is_mine or (memory.newest is not None and memory.newest >= position):
+                return
+            began = time.thread_time()
+            made = parts()
+            try:
+                slot = memory.write(made)
+            except OSError as problem:
+                self.go_private(problem)
+            else:
+                basics.check_settled()
+                memory.seal(
+                    slot, position, memory.schedule.after(position[2], time.monotonic(), time.thread_time() - began)
+                )
+                return
+        self.write(position, lambda: made, waits=True)
+
+    def room_for(self, lengths: Lengths) -> None:
+        """See that there is room for a copy of these lengths."""
+        try:
+            self.memory.room(lengths)
+        except OSError as problem:
+            self.go_private(problem)
+            self.memory.room(lengths)
+
+    def renumber(self, old: Position, new: Position) -> None:
+        """Give the copy of a commit another position."""
+        for memory in self._memories:
+            with memory.claimed(waits=True):
+                memory.renumber(old, new)
+
+    def go_private(self, problem: OSError | None = None) -> None:
+        """Keep copies in memory of this process from now on."""
+        self._private = Memory(None, self._number)
+        if problem is not None:
+            who = f"rank {basics.rank()}" if basics.is_initialized() else f"process {os.getpid()}"
+            where = "its own memory, where new processes cannot take them"
+            warnings.warn(f"{who} keeps copies of the state in {where}: {problem}", RuntimeWarning, stacklevel=2)
+
+    @property
+    def _memories(self) -> list[Memory]:
+        return [memory for memory in (self._private, self._shared) if memory is not None]

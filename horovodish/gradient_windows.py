@@ -1,0 +1,28 @@
+"""Which gradients were computed and have not had their effect on parameters yet, in whichever framework."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Protocol
+
+__all__ = ["Window", "any_open", "follow"]
+
+
+class Window(Protocol):
+    """What accumulates gradients over one or more passes, for one optimizer."""
+
+    def is_open(self) -> bool:
+        """Whether it has gradients that no step has used."""
+
+
+_windows: weakref.WeakSet[Window] = weakref.WeakSet()
+
+
+def follow(window: Window) -> None:
+    """From now on, count this window as long as it lives."""
+    _windows.add(window)
+
+
+def any_open() -> bool:
+    """Whether any window of this process is open."""
+    return any(window.is_open() for window in _windows)
