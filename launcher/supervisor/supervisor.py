@@ -16,8 +16,8 @@ the messages and what the rank reads and writes, in frames. Messages are words:
                         phase PHASE PROCESS
                                        a process of the rank has reached this phase; see waiting.py
                         state PROCESS STATE
-                                       the answer to `state`: a process of the rank (a stopped one, if there is one)
-                                       and the letter that /proc shows for its state
+                                       the answer to `state`: the rank's process and the letter that /proc shows for
+                                       its state
                         told           mpirun wants the rank to end
                         abandoned      the parent of this supervisor has ended: mpirun, or its daemon on this host
                         failure TEXT   the rank has left this report of an exception
@@ -251,7 +251,7 @@ class Supervisor:
         elif word == b"signal":
             self.signal_rank(int(rest))
         elif word == b"state" and self.running:
-            self.link.send("state {} {}".format(*self.worst_process()))
+            self.link.send("state {} {}".format(*self.rank_process()))
         elif word == b"news":
             with open(os.path.join(self.folder, f"rank-{self.rank}.news"), "ab") as file:
                 file.write(rest + b"\n")
@@ -285,13 +285,22 @@ class Supervisor:
                 self.link.send(f"phase {phase}")
             self.phases = phases
 
-    def worst_process(self) -> "tuple[int, str]":
-        """A process of the rank and its state: a stopped one, else the one that reached a phase, else the first."""
-        states = states_of(self.pid)
-        stopped = [pid for pid, state in states.items() if state in "Tt"]
-        main = int(self.phases[-1].split()[-1]) if self.phases else self.pid
-        pid = stopped[0] if stopped else main if main in states else self.pid
-        return pid, states.get(pid, "Z")
+    def rank_process(self) -> "tuple[int, str]":
+        """The process that is the rank, and its state: the one that has reached a phase, whatever its children do.
+
+        Before any phase it is the process that was started, or a stopped one for which that process waits, as a shell
+        waits for the script.
+        """
+        found = processes_of(self.pid)
+        main = int(self.phases[-1].split()[-1]) if self.phases else 0
+        if main in found:
+            return main, found[main][0]
+        chain = [self.pid]
+        for each in chain:
+            if waits_for_a_child(each):
+                chain += [pid for pid, (_, parent) in found.items() if parent == each]
+        pid = next((each for each in chain if each in found and found[each][0] in "Tt"), self.pid)
+        return pid, found[pid][0] if pid in found else "Z"
 
     def look_for_report(self) -> None:
         if self.report and os.path.exists(self.report):
@@ -381,21 +390,30 @@ def end_rest(group: int) -> None:
     os.killpg(group, signal.SIGTERM)
     os.killpg(group, signal.SIGCONT)
     ends_at = time.monotonic() + REST_SECONDS
-    while states_of(group) and time.monotonic() < ends_at:
+    while processes_of(group) and time.monotonic() < ends_at:
         time.sleep(0.05)
     os.killpg(group, signal.SIGKILL)
 
 
-def states_of(group: int) -> "dict[int, str]":
-    """The processes of this group that have not ended yet, and the letter that /proc shows for the state of each."""
-    states = {}
+def processes_of(group: int) -> "dict[int, tuple[str, int]]":
+    """The processes of this group that have not ended: the letter for its state in /proc, and the parent of each."""
+    found = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # the process has ended meanwhile
             with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                state, _, its_group, *_ = file.read().rpartition(")")[2].split()
+                state, parent, its_group, *_ = file.read().rpartition(")")[2].split()
             if int(its_group) == group and state not in "ZX":
-                states[int(name)] = state
-    return states
+                found[int(name)] = state, int(parent)
+    return found
+
+
+def waits_for_a_child(pid: int) -> bool:
+    """Whether the process does nothing but wait for the end of a child. False where the kernel does not say it."""
+    try:
+        with open(f"/proc/{pid}/wchan", encoding="ascii") as file:
+            return file.read() == "do_wait"
+    except OSError:
+        return False
 
 
 def make_folder() -> str:
