@@ -63,7 +63,7 @@ def run_folder() -> Iterator[Path]:
 
     It has a link to a folder in memory, by which the supervisors find and remove both if the launcher was killed.
     """
-    parent = tempfile.gettempdir()
+    parent = os.path.realpath(tempfile.gettempdir())  # the owner of a link could let it lead elsewhere later
     if len(str(socket_path(Path(parent, "horovodish-XXXXXXXX")))) > LONGEST_PATH_BYTES:
         parent = "/tmp"
     with tempfile.TemporaryDirectory(prefix="horovodish-", dir=parent, ignore_cleanup_errors=True) as folder:

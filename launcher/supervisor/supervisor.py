@@ -44,6 +44,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Mapping
@@ -79,7 +80,10 @@ read -r word fate
 daemon=$1 folder=$2 state=$3
 shift 3
 rm -rf -- "$@"
-[ "$fate" != forget ] || { rm -rf -- "$state"; rmdir -- "${state%/*}" 2>/dev/null; }
+[ "$fate" != forget ] || (
+    job=${state%/*}
+    cd -P -- "$job" && [ "$(pwd -P)" = "$job" ] && [ -O . ] && rm -rf -- "./${state##*/}" && rmdir -- "$job"
+) 2>/dev/null
 if [ "$word" = orphan ]; then
     for signal in 0 TERM KILL; do
         tenths=0
@@ -92,13 +96,16 @@ fi
 """
 """A shell script. It reads two words when the supervisor has ended: "abandoned" if the daemon was gone, of which a
 zombie may be left, "orphan" if the launcher was gone, or "ended"; and "keep" or "forget", what to do with the state of
-an elastic job. It reads nothing if the supervisor was killed."""
+an elastic job. It reads nothing if the supervisor was killed. Everybody can read the name of the state's folder, so the
+script removes the state only where no link leads there and the folder around it is this user's."""
 
 LONGEST_MESSAGE = 1 << 16
 LONGEST_REPORT = LONGEST_MESSAGE - 64
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # a shell's exit statuses
+MOST_TRIES = 10
+"""How often to make a folder in another one that is removed meanwhile, which a supervisor of earlier ranks may do."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -112,6 +119,8 @@ class UnixSupervisorEnd:
     def __init__(self, path: str) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.connect(path)
+        if (user := user_of(self._connection)) != os.geteuid():
+            raise PermissionError(f"the socket {path} belongs to user {user}")
         self._files: list[int] = []
         self.is_open = True
 
@@ -155,16 +164,24 @@ class Supervisor:
         command: what it runs.
         folder: where the rank leaves its report.
         segments: the variable for a folder in memory; empty if MPI needs none.
+        state: the folder for the state of an elastic job; empty if there is none.
     """
 
     def __init__(
-        self, link: "UnixSupervisorEnd | TcpSupervisorEnd", rank: str, command: "list[str]", folder: str, segments: str
+        self,
+        link: "UnixSupervisorEnd | TcpSupervisorEnd",
+        rank: str,
+        command: "list[str]",
+        folder: str,
+        segments: str,
+        state: str = "",
     ) -> None:
         self.link = link
         self.rank = rank
         self.command = command
         self.folder = folder
         self.segments = segments
+        self.state = state
         self.daemon = os.getppid()
         self.is_abandoned = False
         self.report: str | None = os.path.join(folder, f"rank-{rank}.failure")
@@ -186,9 +203,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Serves the launcher until the rank has ended and the launcher lets go. Returns the rank's exit status."""
-        self.link.send(
-            f"rank {self.rank} {describe_host()} {problem_of(self.command[0], os.environ.get('PATH', os.defpath))}"
-        )
+        problem = problem_of(self.command[0], os.environ.get("PATH", os.defpath)) or problem_of_state(self.state)
+        self.link.send(f"rank {self.rank} {describe_host()} {problem}")
         while self.running or self.wanted:
             ready = self.wait()
             if self.wakeup in ready:
@@ -264,14 +280,14 @@ class Supervisor:
     def start_rank(self, has_stdin: bool, variables: "dict[str, str]") -> None:
         own = {RUN_DIR_VARIABLE: self.folder, PROCESS_VARIABLE: str(os.getpid())}
         environ = {**os.environ, **variables, **own}
-        if state := state_folder():
-            os.makedirs(state, 0o700, exist_ok=True)
-            environ[STATE_FOLDER_VARIABLE] = state
+        environ.pop(STATE_FOLDER_VARIABLE, None)
+        if self.state:
+            environ[STATE_FOLDER_VARIABLE] = self.state
         segments = os.path.join(self.folder, SEGMENTS)
         if self.segments and os.path.exists(segments):
             environ.setdefault(self.segments, segments)
         files = self.link.rank_files(has_stdin)
-        self.pid = start(self.command, files, environ)
+        self.pid = start(self.command, files, environ, self.state)
         self.running = True
         self.look_at = time.monotonic() + LOOK_SECONDS
         for file in files:
@@ -352,8 +368,21 @@ def problem_of(program: str, path: str) -> str:
     return f"{NOT_FOUND} {program}: command not found"
 
 
-def start(command: "list[str]", files: "list[int]", environ: "dict[str, str]") -> int:
-    """Starts the rank with these files as its stdin, stdout and stderr; returns its process id."""
+def problem_of_state(folder: str) -> str:
+    """Makes the folder of the state. If that cannot be, returns a shell's exit status and the reason, else nothing."""
+    try:
+        if folder:
+            make_private(folder, levels=2)
+    except OSError as problem:
+        return f"{NOT_EXECUTABLE} {problem}"
+    return ""
+
+
+def start(command: "list[str]", files: "list[int]", environ: "dict[str, str]", state: str) -> int:
+    """Starts the rank with these files as its stdin, stdout and stderr; returns its process id.
+
+    The folder of the state may have been removed since it was made: by a supervisor of earlier ranks of the job.
+    """
     prctl = ctypes.CDLL(None).prctl
     supervisor = os.getpid()
     # Signals wait until the rank has its own handlers.
@@ -374,10 +403,12 @@ def start(command: "list[str]", files: "list[int]", environ: "dict[str, str]") -
         # Python ignores SIGPIPE and SIGXFSZ, and a shell may ignore SIGINT. The rank starts with the defaults.
         for number in (*PASSED_ON, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
+        if state:
+            make_private(state, levels=2)
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
         os.execvpe(command[0], command, environ)
     except OSError as problem:
-        os.write(2, f"horovodish: cannot start {command[0]}: {problem.strerror}\n".encode())
+        os.write(2, f"horovodish: cannot start {command[0]}: {problem.strerror or problem}\n".encode())
         os._exit(NOT_FOUND if isinstance(problem, FileNotFoundError) else NOT_EXECUTABLE)
 
 
@@ -416,37 +447,110 @@ def waits_for_a_child(pid: int) -> bool:
         return False
 
 
+def user_of(connection: socket.socket) -> int:
+    """Who has the socket at the other end of a Unix connection."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # process, user, group
+    return int.from_bytes(credentials[4:8], sys.byteorder)
+
+
+def make_private(folder: str, levels: int = 1) -> None:
+    """Makes a folder that only this user can enter, or takes it if it is one already.
+
+    Others may know its name, and where they can write, they may have made it before.
+
+    Args:
+        folder: the path.
+        levels: how many folders at its end are private: they are made and looked at, one in the other.
+
+    Raises:
+        OSError: it cannot be made, or what is there cannot be trusted. The text says what it is, and what to do.
+    """
+    around, *names = folder.rsplit("/", levels)
+    for tries_left in reversed(range(MOST_TRIES)):
+        at, places = around, []
+        try:
+            places.append(os.open(around, os.O_PATH | os.O_DIRECTORY))
+            for name in names:
+                at = f"{at}/{name}"
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=places[-1])
+                places.append(open_private(name, at, places[-1]))
+            return
+        except OSError as problem:
+            is_gone = isinstance(problem, FileNotFoundError) and places
+            if not is_gone or not tries_left:
+                raise OSError(f"{at}: {problem.strerror}" if problem.strerror else str(problem)) from None
+        finally:
+            for place in places:
+                os.close(place)
+
+
+def open_private(name: str, path: str, place: "int | None" = None) -> int:
+    """Opens a folder that only this user can enter, to reach what is in it by `dir_fd`. Follows no link.
+
+    Args:
+        name: of the folder.
+        path: for messages.
+        place: the folder around it, opened; None for the current one.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        PermissionError: what is there cannot be trusted. The text says what it is, and what to do.
+    """
+    folder = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=place)
+    found = os.fstat(folder)
+    mode = stat.S_IMODE(found.st_mode)
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not mode & 0o077:
+        return folder
+    os.close(folder)
+    kind = "a link" if stat.S_ISLNK(found.st_mode) else "no folder" if not stat.S_ISDIR(found.st_mode) else ""
+    what = f"is {kind}" if kind else f"has mode {mode:04o}"
+    who = f"belongs to user {found.st_uid}" if found.st_uid != os.geteuid() else what
+    raise PermissionError(
+        f"{path} {who}, and only a private folder of user {os.geteuid()} is used there: have it removed"
+    )
+
+
 def make_folder() -> str:
     """A folder for this rank alone. On the launcher's host, all ranks share the folder of the run."""
     parent = os.environ.get("TMPDIR", "/tmp")
     name = os.urandom(6).hex()
-    folder = os.path.join(parent if os.access(parent, os.W_OK) else "/tmp", f"horovodish-{name}")
-    os.mkdir(folder, 0o700)
+    # The owner of a link in TMPDIR could let it lead elsewhere later.
+    folder = os.path.join(os.path.realpath(parent if os.access(parent, os.W_OK) else "/tmp"), f"horovodish-{name}")
+    make_private(folder)
     if os.access(MEMORY, os.W_OK):
         in_memory = os.path.join(MEMORY, f"hvd-{name}")
-        os.mkdir(in_memory, 0o700)
+        make_private(in_memory)
         os.symlink(in_memory, os.path.join(folder, SEGMENTS))
     return folder
 
 
-def state_folder() -> str:
-    """Where ranks of an elastic job keep their state on this host. Empty if the job is none, or has no memory here."""
+def state_folder(is_near: bool) -> str:
+    """Where ranks of an elastic job keep their state on this host. Empty if the job is none, or has no memory here.
+
+    Args:
+        is_near: whether this is the launcher's host, where the launcher has made the folder around it.
+    """
     folder = os.environ.get(STATE_FOLDER_VARIABLE, "")
-    return os.path.join(folder, socket.gethostname()) if folder and os.access(MEMORY, os.W_OK) else ""
+    parent = os.path.dirname(folder)
+    if not folder or not (is_near or (parent == MEMORY and os.access(MEMORY, os.W_OK))):
+        return ""
+    return os.path.join(os.path.realpath(parent), os.path.basename(folder), socket.gethostname())
 
 
-def remove_later(daemon: int, *folders: str) -> int:
+def remove_later(daemon: int, *folders: str, state: str = "") -> int:
     """Starts a shell that removes folders when this process has ended, even if it was killed.
 
     Args:
         daemon: the parent of this process. If it could not reach its mpirun, it would stay for ever.
         folders: to be removed.
+        state: the folder of the state, which the word may say to remove.
 
     Returns:
         The shell's stdin, for the word that says what to do with the daemon: see `CLEANER`.
     """
     read_end, write_end = os.pipe()
-    arguments = ["sh", "-c", CLEANER, "sh", str(daemon), os.environ.get(DAEMONS_FOLDER, ""), state_folder(), *folders]
+    arguments = ["sh", "-c", CLEANER, "sh", str(daemon), os.environ.get(DAEMONS_FOLDER, ""), state, *folders]
     # Not posix_spawn(setsid=True): a Python that was built with a glibc before 2.26 does not have it.
     if os.fork():
         os.close(read_end)
@@ -489,15 +593,21 @@ def main() -> int:
         print(f"horovodish: {socket.gethostname()} cannot reach the launcher: {problem}", file=sys.stderr)
         return 1
     is_near = isinstance(link, UnixSupervisorEnd)
-    folder = os.path.dirname(options["socket"]) if is_near else make_folder()
+    try:
+        folder = os.path.dirname(options["socket"]) if is_near else make_folder()
+    except OSError as problem:
+        print(f"horovodish: {socket.gethostname()} has no place for temporary files: {problem}", file=sys.stderr)
+        return 1
     folders = [os.path.realpath(os.path.join(folder, SEGMENTS)), folder]
-    cleaner = None if is_near else remove_later(os.getppid(), *folders)
-    supervisor = Supervisor(link, os.environ[options["rank"]], sys.argv[end + 1 :], folder, options["segments"])
+    state = state_folder(is_near)
+    cleaner = None if is_near else remove_later(os.getppid(), *folders, state=state)
+    command = sys.argv[end + 1 :]
+    supervisor = Supervisor(link, os.environ[options["rank"]], command, folder, options["segments"], state)
     try:
         return supervisor.run()
     finally:
         if supervisor.is_orphan:
-            cleaner = cleaner or remove_later(supervisor.daemon, *folders)
+            cleaner = cleaner or remove_later(supervisor.daemon, *folders, state=state)
         is_abandoned = os.getppid() != supervisor.daemon
         word = "abandoned" if is_abandoned else "orphan" if supervisor.is_orphan else "ended"
         if cleaner is not None:

@@ -17,7 +17,7 @@ import pytest
 from horovodish.errors import SettingError
 from horovodish.launcher.hosts.addresses import addresses
 from horovodish.launcher.job import listener
-from horovodish.launcher.job.launcher_end import LauncherEnd, TcpLauncherEnd
+from horovodish.launcher.job.launcher_end import TcpLauncherEnd
 from horovodish.launcher.job.listener import Handshake, SupervisorListener
 from horovodish.launcher.supervisor import tcp_end
 from horovodish.launcher.supervisor.tcp_end import (
@@ -33,6 +33,7 @@ from horovodish.launcher.supervisor.tcp_end import (
     frame,
     proof,
 )
+from support.door import Door
 
 SECRET = b"s" * 32
 
@@ -81,40 +82,6 @@ def test_the_launchers_own_answer_is_no_proof() -> None:
     with pytest.raises(PermissionError):
         launcher.take(answer[NONCE_BYTES:])
     assert len(answer) == NONCE_BYTES + PROOF_BYTES
-
-
-class Door:
-    """A listener that is served by a thread.
-
-    Attributes:
-        admitted: the links of those that were let in.
-        events: how often something was there to be done.
-        address: what a supervisor is told.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.admitted: list[LauncherEnd] = []
-        self.events = 0
-        self._selector = selectors.DefaultSelector()
-        self._listener = SupervisorListener(self._selector, folder / "socket", self.admitted.append, ["127.0.0.1"])
-        self.address = self._listener.contact
-        self._is_open = True
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._is_open = False
-        self._thread.join()
-        self._listener.close()
-        for link in self.admitted:
-            link.close()
-
-    def _serve(self) -> None:
-        while self._is_open:
-            for key, _ in self._selector.select(0.02):
-                self.events += 1
-                key.data()
-            self._listener.maintain()
 
 
 @pytest.fixture
