@@ -1,26 +1,32 @@
 """The files by which `horovodish.run()`, its launcher and its ranks exchange the function and its results.
 
 They lie in a folder that only the user can read: the call, the options of the launcher, a report of each rank that got
-to its end, and the reason if there are no ranks.
+to its end, and the reason if there are no ranks. Whoever loads a pickle runs what is in it, and the name of the folder
+is in the command line of each rank, so every process looks whose folder it is before it takes a file out of it.
 """
 
+import contextlib
 import io
 import linecache
+import os
 import pickle
 import sys
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 from typing import Any, ClassVar
 
 from horovodish.errors import LaunchError
+from horovodish.launcher.supervisor.supervisor import open_private
 
 CALL = "call"
 OPTIONS = "options"
 UNSEEN = "does not see the folder of horovodish.run()"
 """What a rank says that finds no call."""
+UNSAFE = "does not use the folder of horovodish.run()"
+"""What a rank says where the folder is not the user's own."""
 PROBLEM = "problem"
 """Why the ranks could not be started: a `LaunchError` or a `SettingError`."""
 
@@ -105,10 +111,17 @@ def _code_of_file(filename: str, make: Callable[..., CodeType], arguments: tuple
 
 
 def write(folder: Path, name: str, content: object) -> None:
-    """Writes a file at once: no reader sees half of it."""
-    unfinished = folder / f"{name}.unfinished"
-    unfinished.write_bytes(pickle.dumps(content))
-    unfinished.replace(folder / name)
+    """Writes a file at once: no reader sees half of it.
+
+    Raises:
+        PermissionError: the folder is not the user's own.
+    """
+    unfinished = f"{name}.unfinished"
+    with _opened(folder) as place:
+        file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=place)
+        with open(file, "wb") as stream:
+            pickle.dump(content, stream)
+        os.replace(unfinished, name, src_dir_fd=place, dst_dir_fd=place)
 
 
 def read(folder: Path, name: str) -> Any:
@@ -116,5 +129,16 @@ def read(folder: Path, name: str) -> Any:
 
     Raises:
         FileNotFoundError: there is none.
+        PermissionError: the folder is not the user's own.
     """
-    return pickle.loads((folder / name).read_bytes())
+    with _opened(folder) as place, open(os.open(name, os.O_RDONLY, dir_fd=place), "rb") as stream:
+        return pickle.load(stream)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    place = open_private(str(folder), str(folder))
+    try:
+        yield place
+    finally:
+        os.close(place)

@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from horovodish.launcher.function.files import CALL, UNSEEN, Call, Report, name_of, pickled, read, write
+from horovodish.launcher.function.files import CALL, UNSAFE, UNSEEN, Call, Report, name_of, pickled, read, write
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
@@ -30,6 +30,11 @@ def main(folder: Path) -> None:
         sys.exit(
             f"horovodish: rank {rank} on {host} {UNSEEN}, {folder}: "
             "pass as shared_folder one that all hosts have in common"
+        )
+    except PermissionError as problem:
+        sys.exit(
+            f"horovodish: rank {rank} on {host} {UNSAFE}: {problem}, or pass as shared_folder one that all hosts have "
+            "in common and in which your files belong to you"
         )
     sys.path[:] = call.path
     linecache.cache.update(call.sources)

@@ -22,6 +22,7 @@ from horovodish.launcher.function.files import (
     CALL,
     OPTIONS,
     PROBLEM,
+    UNSAFE,
     UNSEEN,
     Call,
     Report,
@@ -69,8 +70,11 @@ def run(
         call.path.insert(0, HOROVOD_FOLDER)
     with _exchange(shared_folder) as place:
         folder = Path(place)
-        write(folder, CALL, call)
-        write(folder, OPTIONS, replace(options, command=[*rank, place]))
+        try:
+            write(folder, CALL, call)
+            write(folder, OPTIONS, replace(options, command=[*rank, place]))
+        except PermissionError as problem:  # a file system need not know owners and modes
+            raise SettingError(f"shared_folder: {problem}, or pass one where files have owners and modes") from problem
         launcher = module_command("horovodish.launcher.function.launcher", str(os.getpid()), place)
         return _results(folder, options.np, *_watched(launcher, environ))
 
@@ -231,8 +235,8 @@ def _results(folder: Path, np: int, status: int, words: list[str]) -> list[Any]:
         raise RankLostError(f"rank {missing} ended before the function returned")
     if status != 0:
         last = words[-1] if words else f"the launcher ended with exit status {status}"
-        unseen = next((word for word in words if UNSEEN in word), None)
-        raise RankLostError(last) if root and not unseen else LaunchError(unseen or last)
+        unusable = next((word for word in words if UNSEEN in word or UNSAFE in word), None)
+        raise RankLostError(last) if root and not unusable else LaunchError(unusable or last)
     return [_loaded(report) for report in reports]
 
 

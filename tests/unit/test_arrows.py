@@ -23,11 +23,12 @@ LAUNCHER_ROOMS: dict[str, set[str]] = {
     "mpirun": {"hosts", "options", "own_python"},
     "job": {"hosts", "mpirun", "options", "supervisor"},
     "report": {"hosts", "mpirun", "own_python"},
-    "function": {"flags", "job", "options", "own_python", "run"},
+    "function": {"flags", "job", "options", "own_python", "run", "supervisor"},
 }
 """What the modules of each folder of the launcher may import from the rest of it."""
 LAUNCHER_NEEDS = {
-    f"horovodish.{name}" for name in ("errors", "frameworks", "launcher", "nccl_library", "settings", "version")
+    f"horovodish.{name}"
+    for name in ("errors", "frameworks", "launcher", "nccl_library", "output_files", "settings", "version")
 }
 
 
