@@ -17,6 +17,7 @@ from typing import Any
 
 from horovodish import basics
 from horovodish.errors import SettingError
+from horovodish.output_files import opener
 from horovodish.process_sets import ProcessSet, checked_id
 from horovodish.settings import Settings
 from horovodish.submission import Handle, counted, gather_objects_async
@@ -191,7 +192,7 @@ class Tuner:
             return
         figures = [None if value is None else f"{value:.6g}" for value in (speed, seconds)]
         try:
-            with self._log.open("a", newline="") as file:
+            with open(self._log, "a", newline="", opener=opener) as file:
                 writer = csv.writer(file)
                 if file.tell() == 0:
                     header = ["gradients", "what", *asdict(self.tuning), "bytes_per_second", "seconds_per_step"]
@@ -235,7 +236,7 @@ def _log(path: str) -> Path | None:
         return None
     log = Path(path).absolute()
     try:
-        log.open("a" if log in _begun_logs else "w").close()
+        open(log, "a" if log in _begun_logs else "w", opener=opener).close()
     except OSError as error:
         raise SettingError(
             f"HOROVODISH_AUTOTUNE_LOG={path!r}: the log cannot be written ({error}); name a file in a folder that"

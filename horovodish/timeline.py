@@ -8,6 +8,7 @@ from typing import Any
 
 from horovodish import basics, run_folder
 from horovodish.errors import SettingError
+from horovodish.output_files import opener
 from horovodish.submission import gather_objects, generated_name
 
 __all__ = ["start_timeline", "stop_timeline"]
@@ -54,7 +55,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     chosen = _path_of(file_path, running.topology.rank)
     name = f"rank {running.topology.rank} on {socket.gethostname()}"
     mark_cycles = bool(mark_cycles)  # the engine closes the descriptor, unless it refuses the type of an argument
-    descriptor = os.open(chosen, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    descriptor = opener(chosen, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     running.engine.start_timeline(descriptor, name=name, origin=_origin_ns, mark_cycles=mark_cycles)
     _path = chosen
 

@@ -11,6 +11,7 @@ from typing import Any
 from horovodish.errors import SettingError
 from horovodish.launcher.hosts.allocation import counted
 from horovodish.launcher.job.output import say_unless_stuck
+from horovodish.output_files import opener
 
 FILE = "events.jsonl"
 
@@ -48,7 +49,7 @@ class Events:
         if self._path:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._path.write_text("")
+                open(self._path, "w", opener=opener).close()
             except OSError as problem:
                 raise SettingError(
                     f"--output-filename: {self._path} cannot be written: {problem.strerror}"
@@ -59,7 +60,7 @@ class Events:
         say_unless_stuck(event.text)
         if self._path:
             record = {"time": round(time.time(), 3), "event": event.kind, **event.details, "text": event.text}
-            with contextlib.suppress(OSError), self._path.open("a") as file:
+            with contextlib.suppress(OSError), open(self._path, "a", opener=opener) as file:
                 file.write(json.dumps(record) + "\n")
         if event.kind == "lost":
             self._losses += 1

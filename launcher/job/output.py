@@ -6,6 +6,7 @@ different ranks never mix.
 """
 
 import contextlib
+import errno
 import os
 import re
 import select
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from horovodish.errors import SettingError
 from horovodish.launcher.options import LaunchOptions
+from horovodish.output_files import is_link_of_another_user, opener
 
 STDOUT, STDERR = 1, 2
 QUIET_SECONDS = 0.1
@@ -183,7 +185,9 @@ class Output:
         path = Path(self._options.output_filename, f"rank.{rank:0{digits}d}", NAMES[target])
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if self._appends else os.O_TRUNC), 0o666)
+            if is_link_of_another_user(path.parent):
+                raise PermissionError(errno.EPERM, "another user has made the link to the folder")
+            return opener(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if self._appends else os.O_TRUNC))
         except OSError as problem:
             raise SettingError(f"--output-filename: {path} cannot be written: {problem.strerror}") from problem
 
