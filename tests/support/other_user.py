@@ -79,3 +79,14 @@ def folder_of_all(parent: str = "/tmp") -> Iterator[Path]:
         yield Path(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def sockets_of_another_user() -> Iterator[None]:
+    """Meanwhile this process connects and listens as the second user does: the kernel notes the effective user."""
+    skip_without_another_user()
+    os.seteuid(uid())
+    try:
+        yield
+    finally:
+        os.seteuid(0)

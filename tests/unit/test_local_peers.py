@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import re
@@ -21,6 +22,7 @@ import pytest
 from horovodish import local_peers
 from horovodish.errors import LaunchError
 from horovodish.local_peers import LocalPeers, connect
+from support.other_user import as_other_user, sockets_of_another_user
 
 MEMORY_BYTES = 4096
 SECONDS = 60.0
@@ -268,3 +270,49 @@ def test_memory_is_not_sent_to_another_user(monkeypatch: pytest.MonkeyPatch) -> 
         dialled, _ = other.accept()
         with dialled:
             assert dialled.recv(1) == b""
+
+
+class Watched(World):
+    """A second user, who even knows the secrets, dials each rank, and offers memory as that of the last rank."""
+
+    def before_they_meet(self) -> None:
+        self.strangers = []
+        memory = os.memfd_create("theirs")
+        for address, secret in self.told:
+            stranger = socket.socket(socket.AF_UNIX)
+            with sockets_of_another_user():
+                stranger.connect(address)
+            socket.send_fds(stranger, [struct.pack(f"=I{len(secret)}s", self.size - 1, secret)], [memory])
+            self.strangers.append(stranger)
+        os.close(memory)
+
+
+def test_a_second_user_who_dials_gets_no_memory_and_gives_none() -> None:
+    world = Watched(3)
+    check(world.connect())
+    for stranger in world.strangers:
+        # A hello that was never read resets the connection.
+        with stranger, contextlib.suppress(ConnectionResetError):
+            assert socket.recv_fds(stranger, 100, 1)[:2] == (b"", [])
+
+
+def test_a_second_user_who_listens_in_a_ranks_place_gets_no_memory() -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind("")
+        with sockets_of_another_user():
+            other.listen()
+        communicator = World(2).communicator(1)
+        communicator.allgather = lambda told: [(other.getsockname(), b"secret"), told]
+        with pytest.raises(LaunchError, match=r"local rank 0 cannot be reached: .* belongs to another user"):
+            connect(communicator, MEMORY_BYTES, timeout_seconds=SECONDS)
+        dialled, _ = other.accept()
+        with dialled:
+            assert dialled.recv(1) == b""
+
+
+def test_a_second_user_cannot_open_the_memory_of_a_rank() -> None:
+    (own,) = World(1).connect()
+    path = f"/proc/{os.getpid()}/fd/{own.descriptors[0]}"
+    os.close(os.open(path, os.O_RDWR))
+    assert isinstance(as_other_user(lambda: os.open(path, os.O_RDWR)), PermissionError)
+    check([own])

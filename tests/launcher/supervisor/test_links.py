@@ -34,6 +34,7 @@ from horovodish.launcher.supervisor.tcp_end import (
     proof,
 )
 from support.door import Door
+from support.other_user import as_other_user
 
 SECRET = b"s" * 32
 
@@ -120,6 +121,21 @@ def test_who_does_not_know_the_secret_is_told_nothing(door: Door) -> None:
         assert len(answer) == NONCE_BYTES + PROOF_BYTES
         assert stranger.recv(1024) == b""
     assert door.admitted == []
+
+
+def test_a_second_user_of_the_host_is_not_let_in(door: Door) -> None:
+    """He sees the port, and can send back what the launcher says."""
+    _, port, address = door.address.split()
+
+    def knock() -> bytes:
+        with socket.create_connection((address, int(port)), timeout=300) as stranger:
+            stranger.sendall(b"n" * NONCE_BYTES)
+            stranger.sendall(stranger.recv(NONCE_BYTES + PROOF_BYTES, socket.MSG_WAITALL)[NONCE_BYTES:])
+            return stranger.recv(1024)
+
+    assert as_other_user(knock) == b""
+    assert door.admitted == []
+    assert call(door.address).is_open
 
 
 def strangers(door: Door, count: int) -> list[socket.socket]:
