@@ -109,12 +109,14 @@ class Handle(Generic[T]):
             The result; the same one each time.
 
         Raises:
-            HorovodInternalError: the operation failed; the class and the message say why.
+            HorovodInternalError: the operation failed; the class and the message say why. On a GPU it may fail after
+                this has returned a result, and then the next call raises.
             ForkedProcessError: in a forked child, when the operation was under way at the fork.
         """
-        if self._value is not _UNKNOWN:
-            return self._value
         native = self._native
+        # On a GPU the operation may have been lost since an earlier call.
+        if self._value is not _UNKNOWN and (self._current_stream is None or native.error() is None):
+            return self._value
         while not native.wait(WAIT_SLICE_SECONDS):
             pass
         error = native.error()

@@ -35,7 +35,7 @@ struct Event {
 };
 
 constexpr int kInvalidValue = 1, kInvalidDevice = 101, kInvalidContext = 201, kInvalidHandle = 400, kNotReady = 600,
-              kCaptureUnsupported = 900, kCaptureImplicit = 906;
+              kIllegalAddress = 700, kCaptureUnsupported = 900, kCaptureImplicit = 906;
 constexpr int kRelaxed = 2;
 constexpr int kGarbage = 0xA5;
 constexpr size_t kMostDevices = 64;
@@ -44,6 +44,7 @@ int contexts[kMostDevices];  // a context is the address of its device's place
 thread_local std::vector<void*> pushed;
 thread_local int capture_mode = 0;  // global, as CUDA's default
 std::atomic<int> captures{0};
+std::atomic<bool> broken{false};
 
 std::mutex memory_mutex;
 std::map<unsigned long long, size_t> memory;  // that is allocated: bytes by address; guarded by memory_mutex
@@ -112,6 +113,8 @@ void pretend_add(void* stream, float* values, size_t count, float summand) {
     for (size_t i = 0; i < count; ++i) values[i] += summand;
   });
 }
+// From now on the process's GPU has failed, as after a kernel with a bug in it.
+void pretend_break() { broken = true; }
 // How many pieces of memory are allocated.
 size_t pretend_allocations() {
   std::lock_guard lock(memory_mutex);
@@ -130,6 +133,9 @@ int cuDriverGetVersion(int* version) {
 }
 int cuGetErrorName(int error, const char** name) {
   switch (error) {
+    case kIllegalAddress:
+      *name = "CUDA_ERROR_ILLEGAL_ADDRESS";
+      break;
     case kInvalidDevice:
       *name = "CUDA_ERROR_INVALID_DEVICE";
       break;
@@ -233,6 +239,7 @@ int cuEventQuery(void* handle) {
   if (captures > 0 && capture_mode != kRelaxed) return kCaptureUnsupported;
   std::lock_guard lock(event->mutex);
   if (event->recorded == 0) return kInvalidHandle;  // CUDA would say that it has come
+  if (broken) return kIllegalAddress;
   return event->come == event->recorded ? 0 : kNotReady;
 }
 int cuMemAllocAsync(unsigned long long* pointer, size_t bytes, void* stream) {

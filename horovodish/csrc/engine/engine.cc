@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <new>
 
+#include "engine/warning.h"
 #include "memory/thread_setup.h"
 #include "memory/waiting_costs.h"
 #include "planes/make_plane.h"
@@ -30,6 +31,10 @@ constexpr int kYieldsBefore = 16;
 // A caller spins for as long as so many wake-ups take. To sleep and come back costs it about four of them: the waker's and its own
 // system calls, and cold caches.
 constexpr int kWakesBefore = 8;
+// A caller that waits for a GPU looks after naps from the shorter time to the longer one.
+constexpr std::chrono::microseconds kShortGpuNap{20}, kLongGpuNap{1000};
+// How long the removal of a process set waits for what was launched in it.
+constexpr std::chrono::seconds kRemovalLimit{10};
 constexpr std::chrono::hours kForEver{24};
 // How long the end of the process waits for threads that are on their way back to Python, which takes microseconds.
 constexpr std::chrono::seconds kReturnLimit{1};
@@ -93,7 +98,7 @@ void Engine::add_process_set(int id, ProcessSetConfig config) {
     place.ranks += (place.ranks.empty() ? "" : ",") + std::to_string(number_of(rank));
   }
   const auto plane = [this](const ProcessSetConfig& of, const auto& on_complete, const auto& on_refuse) {
-    return make_plane(of, config_.options, arena_.get(), launch_order_, on_complete, on_refuse);
+    return make_plane(of, config_.options, arena_.get(), launch_order_, launched_operations_, on_complete, on_refuse);
   };
   std::shared_ptr<Doorbell> doorbell;
   {
@@ -119,10 +124,10 @@ bool Engine::process_set_busy(int id) {
 }
 
 void Engine::remove_process_set(int id) {
-  const SeatHold hold(seat_);
-  take_submissions();
-  if (!process_sets_.contains(id)) throw std::invalid_argument("there is no process set " + std::to_string(id));
   {
+    const SeatHold hold(seat_);
+    take_submissions();
+    process_set(id);
     std::lock_guard lock(inbox_mutex_);
     if (uses_[id].under_way > 0) {
       throw std::invalid_argument("process set " + std::to_string(id) + " has operations under way on " +
@@ -130,6 +135,8 @@ void Engine::remove_process_set(int id) {
     }
     uses_.erase(id);  // what another thread submits from now on finds no set
   }
+  wait_for_gpu(launched(), Clock::now() + kRemovalLimit);
+  const SeatHold hold(seat_);
   process_sets_.erase(id);
 }
 
@@ -253,6 +260,28 @@ bool Engine::drive(const Handle& handle, std::chrono::nanoseconds limit) {
   return handle.settled();
 }
 
+bool Engine::settle_launched(uint64_t number, std::chrono::nanoseconds limit) {
+  check_process();
+  if (!launched_operations_.any_lost()) wait_for_gpu(number, Clock::now() + limit);
+  if (!launched_operations_.any_lost()) return launched_operations_.ended(number);
+  loss_raised_ = true;
+  throw LaunchedOperationLost(*launched_operations_.loss());
+}
+
+// A GPU rings no doorbell, so the caller looks after each nap. Others may drive meanwhile.
+void Engine::wait_for_gpu(uint64_t number, Clock::time_point deadline) noexcept {
+  const auto over = [&] { return launched_operations_.ended(number); };
+  auto nap = kShortGpuNap;
+  while (!over() && Clock::now() < deadline) {
+    if (seat_.take_as_caller(Clock::now() + nap, over)) {
+      const Driver driver(*this);
+      turn();
+    }
+    if (!over()) std::this_thread::sleep_for(nap);
+    nap = std::min(2 * nap, kLongGpuNap);
+  }
+}
+
 std::map<WorldRank, Lateness> Engine::lateness(int process_set) {
   const SeatHold hold(seat_);
   return this->process_set(process_set).lateness();
@@ -301,7 +330,8 @@ std::vector<uint64_t> Engine::take_settled() {
 
 std::string Engine::loss() {
   std::lock_guard lock(inbox_mutex_);
-  return loss_;
+  if (!loss_.empty() || !launched_operations_.any_lost()) return loss_;
+  return launched_operations_.loss()->message;
 }
 
 void Engine::stop(bool failed, const std::string& reason) noexcept {
@@ -326,10 +356,20 @@ void Engine::stop(bool failed, const std::string& reason) noexcept {
   }
   doorbell->wake_engine();
   if (thread_.joinable()) thread_.join();
+  if (!failed) say_what_was_lost();
   peer_watch_.reset();
   if (const auto timeline = take_timeline()) timeline->finish();
   completion_threads_.reset();
   arena_.reset();  // handles and plans that Python still holds keep the engine, but not the memory
+}
+
+// For stop(), after which no call can raise it.
+void Engine::say_what_was_lost() const noexcept {
+  if (loss_raised_ || !launched_operations_.any_lost()) return;
+  try {
+    warn(launched_operations_.loss()->message);
+  } catch (const std::bad_alloc&) {
+  }
 }
 
 // A set whose peer is slow must not hold up the farewells of the others, whose peers would take this rank for dead.
@@ -491,6 +531,7 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
     }
   }
   if (error != nullptr) {
+    if (error->kind == ErrorKind::rank_lost || error->kind == ErrorKind::stalled) loss_raised_ = true;
     operation->handle->fail(described(*operation, *error), std::move(operation->done));
   } else {
     count(*operation);

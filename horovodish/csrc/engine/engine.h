@@ -26,6 +26,7 @@
 #include "memory/peer_watch.h"
 #include "operation/operation.h"
 #include "planes/nccl/launch_order.h"
+#include "planes/nccl/launched_operations.h"
 #include "timeline/timeline.h"
 
 namespace horovodish {
@@ -39,6 +40,15 @@ class EngineStopped : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// An operation that was launched on a GPU never came to its end.
+class LaunchedOperationLost : public std::runtime_error {
+ public:
+  explicit LaunchedOperationLost(const Error& why) : std::runtime_error(why.message), kind_(why.kind) {}
+  ErrorKind kind() const { return kind_; }
+
+ private:
+  const ErrorKind kind_;
+};
 class ForkedProcess : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -106,6 +116,12 @@ class Engine final : private ProcessSet::Owner {
   // Like wait(), for a thread that does other work when the limit is over. Such a thread is not counted.
   bool drive(const Handle& handle, std::chrono::nanoseconds limit);
 
+  // The number of the operation that this rank has launched on a GPU last.
+  uint64_t launched() const { return launched_operations_.last(); }
+  // Drives the engine until every operation up to this number has come to its end on the GPU, or the time is over; true when they
+  // have. Throws LaunchedOperationLost if any operation of this rank never came to its end, and ForkedProcess.
+  bool settle_launched(uint64_t number, std::chrono::nanoseconds limit);
+
   // What the ranks of a process set made the others wait, by rank; known to its first rank alone.
   std::map<WorldRank, Lateness> lateness(int process_set);
   // How many operations of this rank the response cache of a process set did not know.
@@ -127,7 +143,7 @@ class Engine final : private ProcessSet::Owner {
   // How many operations of all ranks have succeeded here. Of ranks that were cut off, the one with most is furthest.
   uint64_t completed() const { return completed_; }
   // The engine's message about the lost rank, empty if no operation here failed because of one. Frameworks wrap errors, but
-  // every such error contains this text.
+  // every such error contains this text. If nothing failed but what had been launched on a GPU, the message about that.
   std::string loss();
   // The calling thread, without Python's lock, is about to end the process. Other threads that come back from here could
   // not run any more: Python ends a thread that wants its lock back by force. They wait for the end instead.
@@ -164,9 +180,11 @@ class Engine final : private ProcessSet::Owner {
   bool take_submissions() noexcept;
   bool nothing_submitted();
   bool farewells_sent();
+  void say_what_was_lost() const noexcept;
   bool awaits_news() const;
   std::chrono::nanoseconds spin() const;
   ProcessSet& process_set(int id);
+  void wait_for_gpu(uint64_t number, Clock::time_point deadline) noexcept;
   void drive_until(const Handle& handle, Clock::time_point deadline) noexcept;
   void say_who_waits() noexcept;
   void leave_seat() noexcept;
@@ -197,6 +215,7 @@ class Engine final : private ProcessSet::Owner {
       on_device_;  // settled, but the GPU is not done; likewise
   bool closed_ = false;  // guarded by inbox_mutex_
   std::string loss_;  // guarded by inbox_mutex_
+  std::atomic<bool> loss_raised_{false};  // some call has raised that a rank is lost, or did not answer
   std::shared_ptr<Timeline> timeline_;  // null: none is recorded; guarded by inbox_mutex_
   std::atomic<bool> has_submissions_{false};
 
@@ -213,6 +232,7 @@ class Engine final : private ProcessSet::Owner {
   LaunchOrder launch_order_{[this](int set, uint64_t decision) {
     process_set(0).say({.topic = Note::Topic::launch, .process_set = set, .decision = decision});
   }};  // used only by the thread that holds the seat, as the next one
+  LaunchedOperations launched_operations_;
   std::map<int, std::unique_ptr<ProcessSet>> process_sets_;
 
   Clock::time_point

@@ -57,7 +57,7 @@ ProcessSet::ProcessSet(ProcessSetConfig config, const EngineOptions& options, Ar
           config_, [this](const auto& operation) { complete(operation); },
           [this](const auto& operation, const Error& error) { refuse(operation, error); })),
       operations_(config_.id, world_rank(), *this),
-      watch_(config_, options_, negotiation_, neighbours_, operations_) {}
+      watch_(config_, options_, negotiation_, neighbours_, operations_, plane_) {}
 
 // Nothing may leave the driver: an exception would end the process on the engine's thread, and on a caller's it would look like an
 // error of the caller's. Nobody can go on with what a failed step has left half done, so this rank leaves the set.
@@ -220,8 +220,8 @@ void ProcessSet::apply_said(const Note& note) {
 
 void ProcessSet::apply_announced(const Note& note, Clock::time_point now) {
   neighbours_.nudge_children();
-  if (note.topic == Note::Topic::status) {
-    watch_.asked(now);
+  if (note.topic == Note::Topic::status || note.topic == Note::Topic::status_of_gpus) {
+    watch_.asked(note.topic == Note::Topic::status_of_gpus, now);
   } else {
     last_announced_ = now;
     owner_.announced(note);
@@ -309,6 +309,7 @@ void ProcessSet::apply_lost(const Decision& lost) {
   if (lost.loss >= Loss::failed) do_not_finalize_mpi();
   if (!last_) last_ = {0, {kind_of(lost.loss), lost.text}};
   last_->decision = lost.number;
+  last_->wait_until = lost.loss == Loss::left ? Clock::now() + kDrainLimit : Clock::time_point{};
   owner_.decisions_ended(config_.id, lost.text);
   operations_.abandon_undecided(last_->error);
   end_plane();
@@ -317,8 +318,15 @@ void ProcessSet::apply_lost(const Decision& lost) {
 // Once a rank is lost: what it has done its part in is completed, then the rest ends, and with it the plane.
 void ProcessSet::end_plane() {
   if (!last_ || !plane_ || (!broken_ && finished() < last_->decision)) return;
-  plane_.reset();
+  const bool waits = !broken_ && plane_->needs_watching() && operations_.executing().empty();
+  if (waits && Clock::now() < last_->wait_until) return;
+  end_plane_because_of(last_->error);
   operations_.abandon_executing(last_->error);
+}
+
+void ProcessSet::end_plane_because_of(const Error& error) {
+  if (plane_) plane_->about_to_end(error);
+  plane_.reset();
 }
 
 // For what this rank knows and its parent may not be able to pass on.
@@ -339,7 +347,7 @@ void ProcessSet::leave(bool failed, const std::string& reason) noexcept {
 }
 
 void ProcessSet::leave(const Lost& lost, const Error& error) {
-  plane_.reset();
+  end_plane_because_of({ErrorKind::rank_lost, lost.text});
   operations_.abandon_undecided(error);
   operations_.abandon_executing(error);
   neighbours_.send_farewell(lost);

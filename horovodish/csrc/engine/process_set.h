@@ -80,6 +80,8 @@ class ProcessSet final : private OperationTable::Owner {
   struct Last {
     uint64_t decision;
     Error error;
+    // A rank has left in order, which means that it has had its part in what was launched: until when this rank waits for its own.
+    Clock::time_point wait_until = {};
   };
   // When and why the plane has failed.
   struct Broken {
@@ -113,6 +115,7 @@ class ProcessSet final : private OperationTable::Owner {
   // When a rank is lost.
   void apply_lost(const Decision& lost);
   void end_plane();
+  void end_plane_because_of(const Error& error);
   void fail_everywhere(const Lost& lost);
 
   const ProcessSetConfig config_;

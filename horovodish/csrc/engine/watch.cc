@@ -4,9 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <limits>
 #include <utility>
+
+#include "engine/warning.h"
 
 namespace horovodish {
 
@@ -16,19 +17,26 @@ namespace {
 // something, so the ranks fail only when nothing was submitted for this time.
 constexpr std::chrono::seconds kStuckAfter{5};
 
-void warn(const std::string& text) { std::fprintf(stderr, "horovodish: warning: %s\n", text.c_str()); }
+// What a GPU has been given is worth a word in a rank's status when it has taken this long.
+constexpr std::chrono::seconds kLongOnGpu{1};
 
 Watch::Inspection stall(std::string text) { return {.lost = Lost{.loss = Loss::stall, .text = std::move(text)}}; }
 
 }  // namespace
 
 Watch::Watch(const ProcessSetConfig& config, const EngineOptions& options, Negotiation& negotiation,
-             Neighbours& neighbours, const OperationTable& operations)
-    : config_(config), options_(options), negotiation_(negotiation), neighbours_(neighbours), operations_(operations) {
+             Neighbours& neighbours, const OperationTable& operations, const std::unique_ptr<Plane>& plane)
+    : config_(config),
+      options_(options),
+      negotiation_(negotiation),
+      neighbours_(neighbours),
+      operations_(operations),
+      plane_(plane) {
   if (!StallInspector::wanted(options_.stall)) return;
   RankSet all;
   for (const WorldRank rank : config_.ranks) all.add(RankSet(rank));
   stall_.emplace(options_.stall, neighbours_.at_root() ? all : RankSet());
+  launched_stall_.emplace(options_.stall, neighbours_.at_root() ? all : RankSet());
 }
 
 void Watch::submitted(const Operation& operation, Clock::time_point now) {
@@ -49,11 +57,11 @@ void Watch::stuck(const std::string& text) {
   stuck_since_ = Clock::now();
 }
 
-void Watch::asked(Clock::time_point now) {
-  if (!neighbours_.at_root()) ++news_;
+void Watch::asked(bool about_gpus, Clock::time_point now) {
+  if (!neighbours_.at_root()) ++(about_gpus ? questions_about_gpus_ : news_);
   const auto warning = options_.stall.warning;
   const bool lags = warning.count() > 0 && now - last_news_ > warning && operations_.undecided() == 0 &&
-                    operations_.executing().empty();
+                    operations_.executing().empty() && !oldest_launched();
   if (options_.stack_signal != 0 && lags && std::exchange(stacks_shown_, last_news_) != last_news_) {
     kill(getpid(), options_.stack_signal);
   }
@@ -61,45 +69,58 @@ void Watch::asked(Clock::time_point now) {
 }
 
 void Watch::told(WorldRank rank, const std::string& text) {
-  if (stall_) stall_->told(rank, text);
+  if (!stall_) return;
+  stall_->told(rank, text);
+  launched_stall_->told(rank, text);
 }
 
 Watch::Inspection Watch::inspect() {
   const Clock::time_point now = Clock::now();
   if (stall_ && now >= next_inspection_) {
     next_inspection_ = now + std::chrono::duration_cast<Clock::duration>(stall_->interval() / 2);
-    const StallInspector::Action action = stall_->look(now, waiting());
-    const Inspection found = neighbours_.at_root() ? inspect_as_root(action, now) : inspect_as_other(action, now);
+    Inspection found = inspect_waiting(now);
+    if (!found.asks && !found.lost) found = inspect_launched(now);
     if (found.asks || found.lost) return found;
   }
   return inspect_stuck();
 }
 
-Watch::Inspection Watch::inspect_as_root(StallInspector::Action action, Clock::time_point now) {
-  switch (action) {
-    case StallInspector::Action::none:
-      break;
-    case StallInspector::Action::ask:
-      negotiation_.announce({.topic = Note::Topic::status});
-      return {.asks = true};
-    case StallInspector::Action::report:
-      warn(stall_->report(now, describe_waiting()));
-      break;
-    case StallInspector::Action::give_up:
-      return stall(stall_->report(now, describe_waiting()));
+Watch::Inspection Watch::inspect_waiting(Clock::time_point now) {
+  const StallInspector::Action action = stall_->look(now, waiting());
+  const bool at_root = neighbours_.at_root();
+  // The root may be idle and asleep, and then does not know that it is waited for.
+  if (!at_root && waiting() && now - last_news_ > stall_->interval()) neighbours_.nudge_parent();
+  if (action == StallInspector::Action::none || (!at_root && action == StallInspector::Action::ask)) return {};
+  if (action == StallInspector::Action::ask) {
+    negotiation_.announce({.topic = Note::Topic::status});
+    return {.asks = true};
   }
+  const std::string text = at_root ? stall_->report(now, describe_waiting())
+                                   : stall_->report_silence(now, config_.world_rank(config_.own), status(now),
+                                                            neighbours_.parent_rank(), config_.ranks[0]);
+  if (action == StallInspector::Action::give_up) return stall(text);
+  warn(text);
   return {};
 }
 
-Watch::Inspection Watch::inspect_as_other(StallInspector::Action action, Clock::time_point now) {
-  // The root may be idle and asleep, and then does not know that it is waited for.
-  if (waiting() && now - last_news_ > stall_->interval()) neighbours_.nudge_parent();
-  if (action != StallInspector::Action::report && action != StallInspector::Action::give_up) return {};
-  const WorldRank rank = config_.world_rank(config_.own);
-  const std::string silence =
-      stall_->report_silence(now, rank, status(now), neighbours_.parent_rank(), config_.ranks[0]);
-  if (action == StallInspector::Action::give_up) return stall(silence);
-  warn(silence);
+// An operation ends on one rank's GPU and not on another's, such as a broadcast at its root. So every rank looks after its own
+// GPU. The root asks all ranks. Another rank speaks for itself where the root does not ask.
+Watch::Inspection Watch::inspect_launched(Clock::time_point now) {
+  const auto launched = oldest_launched();
+  const auto number = launched ? std::optional(launched->number + questions_about_gpus_) : std::nullopt;
+  const StallInspector::Action action = launched_stall_->look(now, number);
+  const bool at_root = neighbours_.at_root();
+  if (action == StallInspector::Action::none || (!at_root && action == StallInspector::Action::ask)) return {};
+  if (action == StallInspector::Action::ask) {
+    negotiation_.announce({.topic = Note::Topic::status_of_gpus});
+    return {.asks = true};
+  }
+  const std::string text =
+      at_root
+          ? launched_stall_->report(now, label_of(*launched->request) + " was launched on the GPUs and has not ended")
+          : describe_launched(*launched, now);
+  if (action == StallInspector::Action::give_up) return stall(text);
+  warn(text);
   return {};
 }
 
@@ -118,7 +139,8 @@ std::optional<std::chrono::nanoseconds> Watch::nap() const {
   using Nanoseconds = std::chrono::nanoseconds;
   std::optional<Nanoseconds> nap;
   if (!stuck_text_.empty()) nap = kStuckAfter;
-  if (stall_ && (negotiation_.anything_pending() || negotiation_.any_joined() || !operations_.executing().empty())) {
+  if (stall_ && (negotiation_.anything_pending() || negotiation_.any_joined() || !operations_.executing().empty() ||
+                 (plane_ && plane_->needs_watching()))) {
     const auto interval = std::chrono::duration_cast<Nanoseconds>(stall_->interval());
     nap = std::min(nap.value_or(interval), interval);
   }
@@ -142,8 +164,26 @@ std::string Watch::describe_waiting() const {
   return text + label_of(*operations_.executing().begin()->second->request) + " has been begun but not finished";
 }
 
+std::optional<Plane::Launched> Watch::oldest_launched() const {
+  return plane_ ? plane_->oldest_launched() : std::nullopt;
+}
+
+std::string Watch::describe_launched(const Plane::Launched& launched, Clock::time_point now) const {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - launched.since).count();
+  return label_of(*launched.request) + " was launched on the GPU of " + text_of(config_.world_rank(config_.own)) + " " +
+         std::to_string(seconds) + " s ago and has not ended: " +
+         (launched.has_inputs ? "this GPU waits in it for another rank's, or it hangs"
+                              : "this GPU has not yet come to it, since it still computes what comes before");
+}
+
 // What this rank is doing, for a report.
 std::string Watch::status(Clock::time_point now) const {
+  const std::string on_host = status_on_host(now);
+  const auto launched = oldest_launched();
+  return launched && now - launched->since > kLongOnGpu ? on_host + "; " + describe_launched(*launched, now) : on_host;
+}
+
+std::string Watch::status_on_host(Clock::time_point now) const {
   if (!operations_.executing().empty()) {
     return "is executing " + label_of(*operations_.executing().begin()->second->request);
   }

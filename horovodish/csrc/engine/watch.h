@@ -13,6 +13,7 @@
 #include "negotiation/neighbours.h"
 #include "negotiation/process_set_config.h"
 #include "negotiation/stall.h"
+#include "planes/plane.h"
 
 namespace horovodish {
 
@@ -20,9 +21,9 @@ class Watch {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // All of them outlive it.
+  // All of them outlive it. `plane`: null once it has come to its end.
   Watch(const ProcessSetConfig& config, const EngineOptions& options, Negotiation& negotiation, Neighbours& neighbours,
-        const OperationTable& operations);
+        const OperationTable& operations, const std::unique_ptr<Plane>& plane);
 
   // What this rank does, and what it hears of the others.
   void submitted(const Operation& operation, Clock::time_point now);
@@ -31,7 +32,8 @@ class Watch {
   // Every rank waits, and nothing can be decided, as `text` says.
   void stuck(const std::string& text);
   // The root asks what this rank is doing: tells it, and shows the Python stacks of a rank that the others wait for.
-  void asked(Clock::time_point now);
+  // `about_gpus`: an operation on the root's GPU takes long.
+  void asked(bool about_gpus, Clock::time_point now);
   void told(WorldRank rank, const std::string& text);
 
   struct Inspection {
@@ -44,21 +46,27 @@ class Watch {
   std::optional<std::chrono::nanoseconds> nap() const;
 
  private:
-  Inspection inspect_as_root(StallInspector::Action action, Clock::time_point now);
-  Inspection inspect_as_other(StallInspector::Action action, Clock::time_point now);
+  Inspection inspect_waiting(Clock::time_point now);
+  Inspection inspect_launched(Clock::time_point now);
   Inspection inspect_stuck();
   std::optional<uint64_t> waiting() const;
   std::string describe_waiting() const;
+  std::optional<Plane::Launched> oldest_launched() const;
+  std::string describe_launched(const Plane::Launched& launched, Clock::time_point now) const;
   std::string status(Clock::time_point now) const;
+  std::string status_on_host(Clock::time_point now) const;
 
   const ProcessSetConfig& config_;
   const EngineOptions& options_;
   Negotiation& negotiation_;
   Neighbours& neighbours_;
   const OperationTable& operations_;
+  const std::unique_ptr<Plane>& plane_;
   std::optional<StallInspector> stall_;  // unless nobody wants to know
+  std::optional<StallInspector> launched_stall_;  // the same for what GPUs have been given
   Clock::time_point next_inspection_{};
   uint64_t news_ = 0;  // counts submissions, decisions and movements, and at other ranks the root's questions
+  uint64_t questions_about_gpus_ = 0;  // of the root's, at other ranks
   Clock::time_point last_news_{};  // the last submission or decision
   Clock::time_point stacks_shown_ =
       Clock::time_point::max();  // the last_news_ of the idle time for which they were shown

@@ -75,6 +75,11 @@ class Device::Event : public DeviceEvent {
     const Scope scope(device_);
     return device_.cuda_.event_query(event_) != abi::kCudaNotReady;
   }
+  void check() override {
+    const Scope scope(device_);
+    const int state = device_.cuda_.event_query(event_);
+    if (state != abi::kCudaNotReady) device_.cuda_.check(state, "a collective was under way");
+  }
 
  private:
   Device& device_;

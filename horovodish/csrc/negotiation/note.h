@@ -14,6 +14,7 @@ namespace horovodish {
 struct Note {
   enum class Topic : uint64_t {
     status,  // the root asks what the ranks are doing; `rank` does what `text` says
+    status_of_gpus,  // the root asks the same because an operation on its GPU takes long
     launch,  // decision `decision` of process set `process_set` needs its place in the order of launches; it has it now
   };
 
@@ -26,6 +27,6 @@ struct Note {
   static auto fields(auto& its) { return std::tie(its.topic, its.rank, its.process_set, its.decision, its.text); }
 };
 template <>
-inline constexpr uint64_t kEnumerators<Note::Topic> = 2;
+inline constexpr uint64_t kEnumerators<Note::Topic> = 3;
 
 }  // namespace horovodish

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,25 @@ class DeviceEvent {
   virtual void order_after(uintptr_t stream) = 0;
   // Whether it has come, or never will because the device failed.
   virtual bool done() = 0;
+  // Throws std::runtime_error when the device has failed.
+  virtual void check() = 0;
+
+  // The work is about to be aborted. The event then comes all the same, so this must be called before. Only the first call counts.
+  void lose(const Error& why) noexcept {
+    if (is_lost_.load(std::memory_order_relaxed)) return;
+    try {
+      why_ = why;
+    } catch (const std::bad_alloc&) {
+      why_ = {why.kind, kOutOfMemory};
+    }
+    is_lost_.store(true, std::memory_order_release);
+  }
+  // Why the work never came to its end; null if nothing is known against it. An event that has come says nothing before this is asked.
+  const Error* loss() const { return is_lost_.load(std::memory_order_acquire) ? &why_ : nullptr; }
+
+ private:
+  std::atomic<bool> is_lost_{false};
+  Error why_;
 };
 
 // Memory of a device, given back in the order of the stream that it was allocated for, unless another one is named.
@@ -73,7 +93,11 @@ class Handle {
   uint64_t id() const { return id_; }
   bool settled() const { return state_.load(std::memory_order_acquire) != State::pending; }
   // The rest may be read once the handle is settled.
-  const Error* error() const { return state_.load(std::memory_order_acquire) == State::failed ? &error_ : nullptr; }
+  const Error* error() const {
+    const State state = state_.load(std::memory_order_acquire);
+    if (state == State::failed) return &error_;
+    return state == State::done && event_ ? event_->loss() : nullptr;
+  }
   // Also of an operation that failed when a GPU was at work on it.
   DeviceEvent* event() const { return event_.get(); }
   // The operation was given up while MPI or a GPU moved its data: they may read and write its memory for as long as the

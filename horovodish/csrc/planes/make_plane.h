@@ -6,13 +6,14 @@
 #include "memory/arena.h"
 #include "negotiation/process_set_config.h"
 #include "planes/nccl/launch_order.h"
+#include "planes/nccl/launched_operations.h"
 #include "planes/plane.h"
 
 namespace horovodish {
 
-// `arena` may be null where no host has several ranks. It, `config.mpi` and `order` outlive the plane.
+// `arena` may be null where no host has several ranks. It, `config.mpi`, `order` and `launched` outlive the plane.
 std::unique_ptr<Plane> make_plane(const ProcessSetConfig& config, const EngineOptions& options, Arena* arena,
-                                  LaunchOrder& order, const Plane::OnComplete& on_complete,
-                                  const Plane::OnRefuse& on_refuse);
+                                  LaunchOrder& order, LaunchedOperations& launched,
+                                  const Plane::OnComplete& on_complete, const Plane::OnRefuse& on_refuse);
 
 }  // namespace horovodish

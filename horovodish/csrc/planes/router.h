@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "planes/plane.h"
@@ -28,9 +29,17 @@ class Router : public Plane {
   }
   bool needs_polling() const override { return first_->needs_polling() || second_->needs_polling(); }
   bool needs_watching() const override { return first_->needs_watching() || second_->needs_watching(); }
+  std::optional<Launched> oldest_launched() const override {
+    const auto first = first_->oldest_launched();
+    return first ? first : second_->oldest_launched();
+  }
   void drain(std::chrono::milliseconds limit) override {
     first_->drain(limit);
     second_->drain(limit);
+  }
+  void about_to_end(const Error& why) noexcept override {
+    first_->about_to_end(why);
+    second_->about_to_end(why);
   }
 
  private:

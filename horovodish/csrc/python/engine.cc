@@ -17,6 +17,8 @@ namespace horovodish {
 
 namespace {
 
+constexpr std::chrono::milliseconds kWaitSlice{100};
+
 nb::object error_tuple(const Error* error) {
   if (error == nullptr) return nb::none();
   return nb::make_tuple(class_name(error->kind), error->message);
@@ -75,6 +77,19 @@ void let_go(nb::dict& kept, uint64_t id) {
 
 void release_settled(Engine& engine, nb::dict kept) {
   for (const uint64_t id : engine.take_settled()) let_go(kept, id);
+}
+
+// In slices, between which Python looks at signals.
+void settle_launched(Engine& engine) {
+  const uint64_t number = engine.launched();
+  if (engine.settle_launched(number, std::chrono::nanoseconds(0))) return;
+  for (bool settled = false; !settled;) {
+    {
+      const WithoutGil without_gil(engine);
+      settled = engine.settle_launched(number, kWaitSlice);
+    }
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
 }
 
 using PyFamily = std::tuple<std::string, size_t, int64_t, int64_t>;  // name, members, structure, run
@@ -332,6 +347,7 @@ void bind_engine(nb::module_& module) {
           nb::arg("name"), nb::arg("op"), nb::arg("prescale"), nb::arg("postscale"), nb::arg("members"),
           nb::arg("devices"), nb::arg("process_set") = 0, nb::arg("chunk_bytes") = 0, nb::arg("segment_bytes") = 0,
           nb::keep_alive<0, 1>())
+      .def("settle_launched", &settle_launched)
       .def("lateness", &lateness_of, nb::arg("process_set"))
       .def("full_requests", &Engine::full_requests, nb::arg("process_set"), nb::call_guard<nb::gil_scoped_release>())
       .def("start_timeline", &start_timeline, nb::arg("descriptor"), nb::kw_only(), nb::arg("name"), nb::arg("origin"),

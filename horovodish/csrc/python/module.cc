@@ -78,6 +78,8 @@ NB_MODULE(_native, module) {
       raise("DuplicateNameError", error.what());
     } catch (const EngineStopped& error) {
       raise("EngineStoppedError", error.what());
+    } catch (const LaunchedOperationLost& error) {
+      raise(class_name(error.kind()), error.what());
     } catch (const ForkedProcess& error) {
       raise("ForkedProcessError", error.what());
     } catch (const std::logic_error& error) {

@@ -2,8 +2,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -37,10 +39,12 @@ std::string version_text(int version) {
 
 }  // namespace
 
-NcclPlane::NcclPlane(NcclConfig config, Plane& host, LaunchOrder& order, OnComplete on_complete, OnRefuse on_refuse)
+NcclPlane::NcclPlane(NcclConfig config, Plane& host, LaunchOrder& order, LaunchedOperations& launched,
+                     OnComplete on_complete, OnRefuse on_refuse)
     : config_(std::move(config)),
       host_(host),
       order_(order),
+      launched_operations_(launched),
       on_complete_(std::move(on_complete)),
       on_refuse_(std::move(on_refuse)) {
   order_.open(config_.process_set);
@@ -48,12 +52,17 @@ NcclPlane::NcclPlane(NcclConfig config, Plane& host, LaunchOrder& order, OnCompl
 
 NcclPlane::~NcclPlane() {
   order_.close(config_.process_set);
-  if (!communicator_) return;
+  if (!communicator_) {  // what was launched are copies within this GPU, which nobody aborts
+    for (const UnderWay& copy : launched_) launched_operations_.end(copy.number);
+    return;
+  }
   Operation* const launching = !items_.empty() && items_.front()->launch ? items_.front()->operation.get() : nullptr;
+  drain(kFarewellLimit);  // what a rank that has left in order has had its part in
+  const bool all_done = launched_.empty() && launching == nullptr;
+  lose_launched();  // before the communicator is aborted, which makes their events come
   try {
     const Device::Scope scope(*device_);
-    drain(kFarewellLimit);  // what a rank that has left in order has had its part in
-    if (launched_.empty() && launching == nullptr) communicator_->finalize(kFarewellLimit);
+    if (all_done) communicator_->finalize(kFarewellLimit);
     const bool ended = communicator_->end(kEndLimit);
     // The memory of an operation that is given up is in use until the aborted kernel has ended.
     if (launching != nullptr && ended) launching->done = device_->record_own();
@@ -65,11 +74,17 @@ NcclPlane::~NcclPlane() {
 void NcclPlane::drain(std::chrono::milliseconds limit) {
   const auto end = Clock::now() + limit;
   try {
-    for (forget_done(); !launched_.empty() && Clock::now() < end; forget_done()) {
-      if (communicator_) communicator_->ready();  // throws when nothing more will come
+    for (look_at_launched(); !launched_.empty() && Clock::now() < end; look_at_launched()) {
       std::this_thread::sleep_for(kFarewellNap);
     }
-  } catch (const std::exception&) {
+  } catch (const std::exception&) {  // nothing more will come
+  }
+}
+
+void NcclPlane::about_to_end(const Error& why) noexcept {
+  try {
+    end_ = why;
+  } catch (const std::bad_alloc&) {
   }
 }
 
@@ -88,12 +103,8 @@ void NcclPlane::start(std::shared_ptr<Operation> operation) {
 }
 
 Progress NcclPlane::advance() {
-  if (!device_ && items_.empty()) return Progress::done;
-  if (communicator_ && (!items_.empty() || !launched_.empty())) {
-    const Device::Scope scope(*device_);
-    communicator_->ready();  // throws what has gone wrong in the background
-    forget_done();
-  }
+  if (items_.empty() && launched_.empty()) return Progress::done;
+  look_at_launched();
   bool progressed = false;
   while (!items_.empty() && advance_first()) progressed = true;
   if (progressed) return Progress::progressed;
@@ -272,8 +283,14 @@ bool NcclPlane::launch(Item& item) {
 void NcclPlane::unpack(Item& item) {
   const Trace::Span span(item.operation->trace, Phase::unpack);
   item.launch->unpack();
-  item.operation->done = device_->record_own();
-  launched_.push_back(item.operation->done);
+  launched(*item.operation, *device_);
+}
+
+void NcclPlane::launched(Operation& operation, Device& device) {
+  const auto done = device.record_own();
+  launched_.push_back({0, Clock::now(), operation.request, std::move(operation.ready), done});
+  launched_.back().number = launched_operations_.begin();
+  operation.done = done;
 }
 
 void NcclPlane::complete(std::shared_ptr<Operation> operation) {
@@ -299,12 +316,45 @@ void NcclPlane::copy_alone(Operation& operation) {
       device.copy(buffer.target, buffer.source, static_cast<size_t>(member.count()) * bytes_of(member.dtype));
     }
   }
-  operation.done = device.record_own();
+  launched(operation, device);
 }
 
-// They come in the order of the stream.
-void NcclPlane::forget_done() {
-  while (!launched_.empty() && launched_.front()->done()) launched_.pop_front();
+std::optional<Plane::Launched> NcclPlane::oldest_launched() const {
+  if (launched_.empty()) return std::nullopt;
+  const auto& [number, since, request, inputs, done] = launched_.front();
+  const bool has_inputs = std::all_of(inputs.begin(), inputs.end(), [](const auto& event) { return event->done(); });
+  return Launched{number, request, since, has_inputs};
+}
+
+// Forgets the operations that the GPU has done. Throws what has gone wrong in the background. An error of NCCL's ends a kernel,
+// too, so an event counts only if NCCL says after the event that all is well.
+void NcclPlane::look_at_launched() {
+  size_t come = 0;
+  while (come < launched_.size() && launched_[come].done->done()) launched_[come++].done->check();
+  if (communicator_) {
+    const Device::Scope scope(*device_);
+    communicator_->ready();
+  }
+  for (; come > 0; --come) {
+    launched_operations_.end(launched_.front().number);
+    launched_.pop_front();
+  }
+}
+
+void NcclPlane::lose_launched() noexcept {
+  const ErrorKind kind = end_.kind == ErrorKind::stalled ? ErrorKind::stalled : ErrorKind::rank_lost;
+  for (const UnderWay& its : launched_) {
+    Error why{kind, kOutOfMemory};
+    try {
+      why.message = subject_of(*its.request) + " failed on " +
+                    text_of(config_.ranks[static_cast<size_t>(config_.own)]) +
+                    " after it was launched on its GPU: " + end_.message;
+    } catch (const std::bad_alloc&) {
+    }
+    its.done->lose(why);
+    launched_operations_.lose(its.number, why);
+  }
+  launched_.clear();
 }
 
 }  // namespace horovodish

@@ -9,9 +9,10 @@
 //     connect     once for the plane: the communicator is made
 //     launch      packing, the call, and when NCCL has launched that, unpacking
 // It is complete when launched; its event comes when the GPU has done it. No stage waits: NCCL's calls return at once and
-// are asked for their end.
+// are asked for their end. An operation whose event does not come before the plane ends is lost (launched_operations.h).
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "planes/nccl/launch_order.h"
+#include "planes/nccl/launched_operations.h"
 #include "planes/nccl/nccl_communicator.h"
 #include "planes/nccl/nccl_launch.h"
 #include "planes/plane.h"
@@ -36,16 +38,19 @@ struct NcclConfig {
 
 class NcclPlane : public Plane {
  public:
-  // `host` and `order` outlive the plane.
-  NcclPlane(NcclConfig config, Plane& host, LaunchOrder& order, OnComplete on_complete, OnRefuse on_refuse);
-  // Waits for a moment for what was launched, then ends it.
+  // `host`, `order` and `launched` outlive the plane.
+  NcclPlane(NcclConfig config, Plane& host, LaunchOrder& order, LaunchedOperations& launched, OnComplete on_complete,
+            OnRefuse on_refuse);
+  // Waits for a moment for what was launched, then aborts it.
   ~NcclPlane() override;
 
   void start(std::shared_ptr<Operation> operation) override;
   Progress advance() override;
   bool needs_polling() const override { return !items_.empty(); }
   bool needs_watching() const override { return !launched_.empty(); }
+  std::optional<Launched> oldest_launched() const override;
   void drain(std::chrono::milliseconds limit) override;
+  void about_to_end(const Error& why) noexcept override;
 
  private:
   // What the ranks tell each other before the others wait for them.
@@ -73,6 +78,14 @@ class NcclPlane : public Plane {
     bool counted = true;  // whether the rows are known
     std::unique_ptr<NcclLaunch> launch;  // null until launched
   };
+  // On the GPU, until its event has come.
+  struct UnderWay {
+    uint64_t number;  // among the LaunchedOperations
+    std::chrono::steady_clock::time_point since;
+    std::shared_ptr<const Request> request;
+    std::vector<std::shared_ptr<DeviceEvent>> inputs;  // when they are there, on streams of the framework
+    std::shared_ptr<DeviceEvent> done;
+  };
 
   void order(const Operation& operation);
   void exchange_bootstrap(const Operation& operation);
@@ -90,11 +103,14 @@ class NcclPlane : public Plane {
   bool is_local_copy(const Request& request) const {
     return config_.ranks.size() == 1 && !config_.alone && !is_scaled(request);
   }
-  void forget_done();
+  void launched(Operation& operation, Device& device);
+  void look_at_launched();
+  void lose_launched() noexcept;
 
   const NcclConfig config_;
   Plane& host_;
   LaunchOrder& order_;
+  LaunchedOperations& launched_operations_;
   const OnComplete on_complete_;
   const OnRefuse on_refuse_;
 
@@ -102,7 +118,8 @@ class NcclPlane : public Plane {
   std::shared_ptr<Validation> validation_;  // for operations from now on; null until the first one
   std::unique_ptr<NcclCommunicator> communicator_;
   std::deque<std::shared_ptr<Item>> items_;
-  std::deque<std::shared_ptr<DeviceEvent>> launched_;  // of operations that the GPU has not done yet
+  std::deque<UnderWay> launched_;  // in the order of the stream
+  Error end_{ErrorKind::rank_lost, "its process set was removed"};  // why the plane ends
 };
 
 }  // namespace horovodish
