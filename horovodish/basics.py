@@ -351,8 +351,11 @@ def check_settled() -> None:
 
     Raises:
         RankLostError: a rank was lost, and results may be wrong.
+        StallError: the GPU has not done it within the shutdown time of stalls.
     """
     check_no_loss()
+    if _running is not None:
+        _running.engine.settle_launched()
 
 
 def cut_off(reason: str) -> None:
