@@ -1,8 +1,8 @@
 """What an elastic job costs while nothing happens:  horovodish run -np 2 --min-np 1 python benchmarks/elastic_cost.py
 
-Steps of a PyTorch model of 25 million parameters are taken in a block of `hvd.elastic.attempt()`, whose end is a commit,
-and outside of any, in turns. `save()` of 100 MB takes turns with a copy of the same arrays to memory that was written
-before. It prints medians, and for the steps also means, because a commit is copied now and then.
+Steps of a PyTorch model of 25 million parameters are taken in a block of `hvd.elastic.attempt()`, whose end is a
+commit, and outside of any, in turns. `save()` of 100 MB takes turns with a copy of the same arrays to memory that was
+written before. It prints medians, and for the steps also means, because a commit is copied now and then.
 """
 
 import argparse

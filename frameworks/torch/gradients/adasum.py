@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
-from horovodish import _native, basics
+from horovodish import _native, basics, gradient_windows
 from horovodish.devices import HOST
 from horovodish.errors import from_native
 from horovodish.gradient_options import GradientOptions
@@ -37,6 +38,7 @@ class DeltaReducer:
         self._before: list[Tensor] = []
         self._travelling: list[tuple[Tensor, Any]] = []  # the engine reads and writes this memory
         self._submitted = 0  # of these
+        self._window = _Window()
         self.add(named)
 
     def add(self, named: Sequence[tuple[str, Tensor]]) -> None:
@@ -44,6 +46,8 @@ class DeltaReducer:
         self.synchronize()
         for _, parameter in named:
             release(parameter)
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._window.take)
         self._named = [*self._named, *named]
         self._build()
 
@@ -90,6 +94,7 @@ class DeltaReducer:
     @torch.no_grad()
     def after_step(self) -> None:
         """Reduces what has changed since. Collective; blocks."""
+        self._window.parameters.clear()
         try:
             # Prepare every payload before submitting any: if one fails, nothing has been sent.
             travelling = [
@@ -138,3 +143,19 @@ class DeltaReducer:
 
     def _forget(self) -> None:
         self._travelling, self._before, self._submitted = [], [], 0
+
+
+class _Window:
+    """The gradients that no step has used. Parameters refer to it, and not to their reducer."""
+
+    def __init__(self) -> None:
+        self.parameters: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        gradient_windows.follow(self)
+
+    def take(self, parameter: Tensor) -> None:
+        """A backward has added to the gradient of a parameter."""
+        self.parameters[parameter] = True
+
+    def is_open(self) -> bool:
+        """Whether there are such gradients."""
+        return any(parameter.grad is not None for parameter in self.parameters)

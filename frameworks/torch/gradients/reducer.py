@@ -117,8 +117,9 @@ class Reducer:
         self._build()
 
     def is_open(self) -> bool:
-        """Whether gradients have come that no step has used."""
-        return self._passes > 0 or self._reduced_since_step
+        """Whether there are gradients that no step has used."""
+        has_come = self._passes > 0 or self._reduced_since_step
+        return has_come and any(parameter.grad is not None for _, parameter in self._named)
 
     def remove_hooks(self) -> None:
         """Lets go of the parameters."""

@@ -1,0 +1,252 @@
+"""What an elastic job continues from: one commit on all ranks, wherever the script writes to its state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import horovodish as hvd
+from horovodish.elastic import ObjectState
+from support.elastic import COPIES_VARIABLE, Ended, Scene, run_elastic
+from support.midway import LargeReduction
+
+STEPS = 8
+
+
+def reduce_in_place(scene: Scene) -> Any:
+    """Two collectives write into the state. Process 2 dies between them."""
+
+    @hvd.elastic.run
+    def train(state: ObjectState) -> None:
+        entered.append([state.step, state.a[0], state.b[0]])
+        while state.step < STEPS:
+            hvd.allreduce_(state.a, op=hvd.Max, name="a")
+            if scene.me == 2 and state.step == 2 and scene.first_time("between"):
+                scene.die("between")
+            hvd.allreduce_(state.b, op=hvd.Max, name="b")
+            state.a += 1
+            state.b += 1
+            state.step += 1
+            state.commit()
+
+    entered: list[list[float]] = []
+    state = ObjectState(step=0, a=np.zeros(4), b=np.zeros(4))
+    train(state)
+    return [entered, state.step, state.a.tolist(), state.b.tolist()]
+
+
+def average_now_and_then(scene: Scene) -> Any:
+    """Local SGD: ranks write to parameters of their own. Process 1 dies in the middle of an average."""
+
+    @hvd.elastic.run
+    def train(state: ObjectState) -> None:
+        entered.append([state.step, state.a[0], state.b[0]])
+        while state.step < STEPS:
+            state.a += 1 + hvd.rank() - np.arange(hvd.size()).mean()
+            if state.step % 2:
+                while state.step == 3 and hvd.size() == 3:
+                    reduction = LargeReduction()
+                    if scene.me == 1 and reduction.catch():
+                        scene.die("between")
+                    reduction.finish()
+                hvd.allreduce_(state.a, op=hvd.Average, name="a")
+            state.b += 1
+            state.step += 1
+            if state.step % 2 == 0:  # in between, ranks differ
+                state.commit()
+
+    entered: list[list[float]] = []
+    state = ObjectState(step=0, a=np.zeros(4), b=np.zeros(4))
+    train(state)
+    return [entered, state.step, state.a.tolist(), state.b.tolist()]
+
+
+@pytest.mark.parametrize("copies", ["always", "never"])
+@pytest.mark.parametrize("train", [reduce_in_place, average_now_and_then])
+def test_what_was_written_after_the_commit_is_undone(train: Any, copies: str, tmp_path: Path) -> None:
+    ended = run_elastic(train, tmp_path, 3, flags=["--min-np", "2"], env={COPIES_VARIABLE: copies})
+    assert ended.status == 0, ended.said
+    assert len(ended.fired) == 1
+    assert len(ended.results) == 2
+    for entered, *at_end in ended.results:
+        assert entered == [[0, 0, 0], [2, 2, 2]], "the last commit, on all ranks"
+        assert at_end == [STEPS, [STEPS] * 4, [STEPS] * 4]
+    assert "horovodish: continuing from commit" in ended.said
+
+
+def train_in_phases(scene: Scene, commits: bool) -> Any:
+    """A state for each phase. When process 2 dies, process 0 has come to the second phase and process 1 has not."""
+    first, second = ObjectState(x=0), ObjectState(y=100)
+    while True:
+        with hvd.elastic.attempt(first):
+            if first.x == 3:
+                break
+            hvd.allreduce(np.ones(1), name="first")
+            if first.x == 2 and scene.me == 2:
+                scene.die("at the end")
+            if first.x == 2 and scene.me == 1 and scene.first_time("waits"):
+                scene.await_end_of(2)
+                hvd.allreduce(np.ones(1), name="only this rank comes to it")
+            first.x += 1
+            if commits:
+                first.commit()
+    while True:
+        with hvd.elastic.attempt(second):
+            if second.y == 103:
+                break
+            hvd.allreduce(np.ones(1), name="second")
+            second.y += 1
+            if commits:
+                second.commit()
+    return [vars_of(first), vars_of(second)]
+
+
+def vars_of(state: ObjectState) -> dict[str, Any]:
+    return {name: value for name, value in vars(state).items() if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("commits", [False, True])
+@pytest.mark.parametrize("copies", ["always", "never", ""])
+def test_states_of_two_phases_are_not_mixed_up(copies: str, commits: bool, tmp_path: Path) -> None:
+    ended = run_elastic(train_in_phases, tmp_path, 3, commits, flags=["--min-np", "2"], env={COPIES_VARIABLE: copies})
+    assert ended.status == 0, ended.said
+    assert ended.results == [[{"x": 3}, {"y": 103}]] * 2
+
+
+def catch_everything(scene: Scene, kind: str) -> Any:
+    """A script that leaves out what fails."""
+    skipped: list[int] = []
+    state = ObjectState(step=0, total=0.0)
+
+    def step() -> None:
+        try:
+            if scene.me == 1 and state.step == 4 and scene.first_time("dies"):
+                scene.die("dies")
+            state.total += hvd.allreduce(np.full(1, float(state.step)), name="gradient").item()
+        except Exception:
+            skipped.append(state.step)
+        state.step += 1
+
+    @hvd.elastic.run
+    def train(state: ObjectState) -> None:
+        while state.step < STEPS:
+            step()
+            if kind == "commits":
+                state.commit()
+
+    if kind == "blocks":
+        while state.step < STEPS:
+            with hvd.elastic.attempt(state):
+                step()
+    else:
+        train(state)
+    return [state.step, state.total, len(skipped) > 0]
+
+
+@pytest.mark.parametrize("kind", ["commits", "returns"])
+def test_a_loss_that_was_caught_leaves_no_step_out(kind: str, tmp_path: Path) -> None:
+    ended = run_elastic(catch_everything, tmp_path, 2, kind, flags=["--min-np", "1"])
+    assert ended.status == 0, ended.said
+    assert ended.results == [[STEPS, sum(range(STEPS)), True]]
+
+
+def test_a_loss_that_a_block_has_caught_ends_the_job(tmp_path: Path) -> None:
+    ended = run_elastic(catch_everything, tmp_path, 2, "blocks", flags=["--min-np", "1"])
+    assert ended.status == 1, ended.said
+    assert "the script has caught the error that said so. Let it pass" in ended.said
+
+
+def call_too_much(scene: Scene, when: str) -> Any:
+    """One rank calls one collective more: always, once, or in one step of many."""
+
+    @hvd.elastic.run
+    def train(state: ObjectState) -> None:
+        while state.step < STEPS:
+            hvd.allreduce(np.ones(3), name="gradient")
+            if hvd.rank() == 0 and (when == "always" or state.step == 4 and scene.first_time("stalls")):
+                hvd.allreduce(np.ones(1), name="metric")
+            state.step += 1
+            state.commit()
+
+    state = ObjectState(step=0)
+    train(state)
+    return state.step
+
+
+def test_a_bug_ends_the_job_as_without_elastic(tmp_path: Path) -> None:
+    ended = run_elastic(call_too_much, tmp_path, 2, "always", flags=["--min-np", "2"])
+    assert ended.status == 1, ended.said
+    assert "StallError: allreduce 'metric' failed on rank 0" in ended.said
+    assert "a collective is called under `if rank == 0:`" in ended.said
+    assert ended.said.count("in the same processes") <= 2, "it is tried again once"
+
+
+def test_a_stall_that_does_not_come_again_is_survived(tmp_path: Path) -> None:
+    ended = run_elastic(call_too_much, tmp_path, 2, "once", flags=["--min-np", "2"])
+    assert ended.status == 0, ended.said
+    assert ended.results == [STEPS, STEPS]
+
+
+SAMPLES, BATCH = 96, 4
+
+
+def accumulate(scene: Scene, op: str, slots: str) -> Any:
+    """Windows of two batches. The weight of a sample counts how often it was used."""
+    import torch
+
+    import horovodish.torch as hvd
+
+    hvd.init()
+    model = torch.nn.Embedding(SAMPLES, 1)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), op=hvd.Sum, backward_passes_per_step=2
+    )
+    sampler = hvd.elastic.ElasticSampler(range(SAMPLES), shuffle=False)
+    loader = torch.utils.data.DataLoader(list(range(SAMPLES)), batch_size=BATCH, sampler=sampler)
+    batches = 0
+
+    @hvd.elastic.run
+    def train(state: hvd.elastic.TorchState) -> None:
+        nonlocal batches
+        while state.epoch < 1:
+            sampler.set_epoch(state.epoch)
+            for number, batch in enumerate(loader):
+                (-model(batch).sum()).backward()
+                if number % 2 == 1:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                batches += 1
+                if slots and scene.start == 0 and batches == 5:  # in a window: there is room for more
+                    if hvd.rank() == 0:
+                        Path(slots).write_text("localhost:3\n")
+                    scene.await_word("starting new processes")
+                elif slots and scene.start == 0 and batches > 5:
+                    scene.await_arrival()
+                elif scene.me == 2 and batches == 5 and scene.start == 0:
+                    scene.die("in a window")
+                sampler.record(len(batch))
+                state.commit()
+            optimizer.step()
+            optimizer.zero_grad()
+            hvd.join()
+            state.epoch += 1
+
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
+    train(state)
+    return [hvd.size(), model.weight.detach().round().int().flatten().tolist()]
+
+
+def check_samples(ended: Ended, ranks: int) -> None:
+    assert ended.status == 0, ended.said
+    assert ended.results == [[ranks, [1] * SAMPLES]] * ranks, ended.said
+
+
+@pytest.mark.parametrize("copies", ["always", "never"])
+def test_windows_of_accumulation_lose_no_sample(copies: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    env = {COPIES_VARIABLE: copies}
+    check_samples(run_elastic(accumulate, tmp_path, 3, "Sum", "", flags=["--min-np", "2"], env=env), 2)
