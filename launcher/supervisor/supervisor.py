@@ -203,7 +203,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Serves the launcher until the rank has ended and the launcher lets go. Returns the rank's exit status."""
-        problem = problem_of(self.command[0], os.environ.get("PATH", os.defpath)) or problem_of_state(self.state)
+        problem = problem_of(self.command[0], os.environ.get("PATH", os.defpath))
+        problem = problem or problem_of_daemon(os.environ.get(DAEMONS_FOLDER, "")) or problem_of_state(self.state)
         self.link.send(f"rank {self.rank} {describe_host()} {problem}")
         while self.running or self.wanted:
             ready = self.wait()
@@ -366,6 +367,20 @@ def problem_of(program: str, path: str) -> str:
         python = f": start it with python {program}" if program.endswith(".py") else ""
         return f"{NOT_EXECUTABLE} {program} is not executable{python}"
     return f"{NOT_FOUND} {program}: command not found"
+
+
+def problem_of_daemon(folder: str) -> str:
+    """Why Open MPI's daemon here cannot be trusted, as `problem_of`: it takes a folder in /tmp that is there already.
+
+    The name ends with the daemon's process id, which others can guess. Ranks read data of the job from there.
+    """
+    try:
+        owner = os.stat(folder).st_uid
+    except OSError:
+        return ""  # there is none
+    if owner == os.geteuid():
+        return ""
+    return f"{NOT_EXECUTABLE} {folder}, where Open MPI keeps data of the job, belongs to user {owner}: have it removed"
 
 
 def problem_of_state(folder: str) -> str:

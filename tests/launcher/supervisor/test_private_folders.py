@@ -20,6 +20,7 @@ from horovodish.launcher.supervisor.supervisor import (
     connect,
     make_folder,
     make_private,
+    problem_of_daemon,
     problem_of_state,
     remove_later,
     state_folder,
@@ -130,6 +131,16 @@ def test_the_state_lies_in_memory_or_where_the_launcher_has_made_its_folder(monk
     assert state_folder(is_near=False) == ""
 
 
+def test_a_folder_of_another_user_that_open_mpis_daemon_has_taken_is_refused(memory: Path) -> None:
+    """The daemon asks nobody whose it is."""
+    own, theirs = memory / "prted.1", memory / "prted.2"
+    own.mkdir()
+    as_other_user(theirs.mkdir)
+    assert problem_of_daemon("") == problem_of_daemon(str(memory / "none")) == problem_of_daemon(str(own)) == ""
+    text = f"126 {theirs}, where Open MPI keeps data of the job, belongs to user {other_user.uid()}: have it removed"
+    assert problem_of_daemon(str(theirs)) == text
+
+
 def test_a_later_change_of_a_link_in_tmpdir_changes_nothing(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = memory / "link"
     (memory / "first").mkdir()
@@ -141,6 +152,15 @@ def test_a_later_change_of_a_link_in_tmpdir_changes_nothing(memory: Path, monkey
     assert folder.parent == memory / "first"
     assert mode(folder) == 0o700
     assert mode(folder / "segments") == 0o700
+
+
+def test_others_do_not_see_the_memory_of_mpi(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(memory))
+    monkeypatch.setattr(supervisor, "MEMORY", str(memory))
+    segments = (Path(make_folder()) / "segments").resolve()
+    (segments / "sm_segment").write_bytes(b"gradients")
+    for attempt in (lambda: os.listdir(segments), (segments / "sm_segment").read_bytes, (segments / "own").mkdir):
+        assert isinstance(as_other_user(attempt), PermissionError)
 
 
 def forget(state: Path, folder: Path) -> None:
