@@ -12,6 +12,11 @@ same for a framework's tensors, and `DistributedOptimizer`.
 
 import typing as _typing
 
+from horovodish import interrupts as _interrupts
+
+_interrupts.end_commands_quietly()
+# isort: split
+
 from horovodish import source_tree as _source_tree
 
 _source_tree.require_engine(__path__)  # before the imports that need it

@@ -1,6 +1,7 @@
 """The command `horovodish`: from its arguments to its exit status."""
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: with status 0, for --help and --version.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # horovodish.interrupts has changed it
     _open_standard_files()
     try:
         match list(sys.argv[1:] if arguments is None else arguments):
