@@ -15,6 +15,7 @@ from typing import Any
 
 from horovodish.errors import SettingError
 from horovodish.launcher.hosts.allocation import (
+    MOST_SLOTS,
     Allocation,
     HostRanks,
     assign_ranks,
@@ -27,12 +28,14 @@ from horovodish.launcher.hosts.schedulers import given_allocation
 from horovodish.settings import COMPATIBILITY, OUTPUT, table
 
 EXAMPLE = "horovodish run -np 2 python train.py"
+LONGEST_NUMBER = 18
 WHAT, WHERE, ELASTIC = "what runs", "where it runs", "elastic training"
 """Titles among the flags, besides those of the settings."""
 
 
 def _count(text: str, what: str = "a whole number from 1", least: int = 1) -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) < least:
+    # Python refuses to read very long numbers.
+    if not (text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER) or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
     return int(text)
 
@@ -42,7 +45,10 @@ def _count_from_0(text: str) -> int:
 
 
 def _ranks(text: str) -> int:
-    return _count(text, "a number of ranks")
+    ranks = _count(text, "a number of ranks")
+    if ranks > MOST_SLOTS:
+        raise argparse.ArgumentTypeError(f"there can be {MOST_SLOTS} ranks at most")
+    return ranks
 
 
 def _port(text: str) -> int:
@@ -265,14 +271,16 @@ def launch_options(parsed: argparse.Namespace, environ: Mapping[str, str]) -> La
 
 def _check_bounds(given: LaunchOptions) -> None:
     least, np, most = given.min_np, given.np, given.max_np
+    begins_with = least or (np if given.is_elastic else 0)
     if least and np and least > np:
         raise SettingError(f"--min-np {least} is more than -np {np}: the job could not begin")
     if most and most < max(np, least or 0):
         raise SettingError(f"--max-np {most} is less than {f'-np {np}' if np > most else f'--min-np {least}'}")
     may_be_more = given.hostfile or given.oversubscribe
-    if least and given.allocation and least > given.allocation.slots and not may_be_more:
+    if given.allocation and begins_with > given.allocation.slots and not may_be_more:
         slots = f"{counted(given.allocation.slots, 'slot')} of {given.allocation.source}"
-        raise SettingError(f"--min-np {least} is more than the {slots}: the job could not begin")
+        flag = "--min-np" if least else "-np"
+        raise SettingError(f"{flag} {begins_with} is more than the {slots}: the job could not begin")
     if given.slots_per_host and not given.host_discovery_script:
         raise SettingError("--slots-per-host is for --host-discovery-script; elsewhere write HOST:SLOTS")
 

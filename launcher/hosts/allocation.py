@@ -13,6 +13,14 @@ from horovodish.errors import SettingError
 
 THIS_HOST = "localhost"
 
+LONGEST_TEXT_BYTES = 1 << 20
+"""How long a hostfile can be, and what a program prints."""
+MOST_SLOTS = 1 << 20
+"""How many slots there can be in all."""
+LONGEST_LINE = 1000
+LONGEST_SHOWN = 60
+"""How many characters of a wrong word a message shows."""
+
 # A name that begins with a dash would be an option of ssh.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HOSTFILE_KEYS = {"slots": "slots", "max_slots": "max_slots", "max-slots": "max_slots"}
@@ -79,6 +87,8 @@ def allocation(hosts: Iterable[Host], source: str, *, by_scheduler: bool = False
         merged[host.name] = host if known is None else _sum(known, host)
     if not merged:
         raise SettingError(f"{source} names no host")
+    if sum(host.slots for host in merged.values()) > MOST_SLOTS:
+        raise SettingError(f"{source} names more than {MOST_SLOTS} slots")
     return Allocation(tuple(merged.values()), source, by_scheduler)
 
 
@@ -104,11 +114,14 @@ def from_hostfile(path: str) -> Allocation:
     A host without a number of slots has one, and one that is listed several times has as many as all its lines say.
 
     Raises:
-        SettingError: the file cannot be read, or a line is of neither form; the message names the line.
+        SettingError: the file cannot be read or is too long, or a line is of neither form; the message names the line.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
+        with open(path, "rb") as file:
+            content = file.read(LONGEST_TEXT_BYTES + 1)
+        if len(content) > LONGEST_TEXT_BYTES:
+            raise SettingError(f"hostfile {path} has more than {LONGEST_TEXT_BYTES >> 20} MiB")
+        text = content.decode()
     except (OSError, UnicodeDecodeError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else "it is not text"
         raise SettingError(f"hostfile {path} cannot be read: {reason}") from problem
@@ -128,7 +141,10 @@ def hosts_of(text: str, source: str, slots: int = 1) -> list[Host]:
     """
     hosts = []
     for number, line in enumerate(text.splitlines(), start=1):
-        words = re.sub(r"\s*([=:])\s*", r"\1", line.split("#", 1)[0]).split()
+        line = line.split("#", 1)[0].strip()
+        if len(line) > LONGEST_LINE:
+            raise SettingError(f"{source}, line {number} has more than {LONGEST_LINE} characters")
+        words = re.sub(r"\s*([=:])\s*", r"\1", line).split()
         if words:
             hosts.append(_host_of_line(words, f"{source}, line {number}", slots))
     return hosts
@@ -200,7 +216,8 @@ def _sum(one: Host, other: Host) -> Host:
 def _host(entry: str, source: str, default: int = 1) -> Host:
     name, colon, slots = entry.partition(":")
     if not _NAME.fullmatch(name):
-        raise SettingError(f"{source}: {entry!r} is not a host; one is written as name or name:slots, such as a:2")
+        form = "one is written as name or name:slots, such as a:2"
+        raise SettingError(f"{source}: {_shown(entry)} is not a host; {form}")
     return Host(name, _number(slots, "slots", source) if colon else default)
 
 
@@ -210,7 +227,8 @@ def _host_of_line(words: list[str], source: str, default: int) -> Host:
     for word in words[1:]:
         key, _, value = word.partition("=")
         if key not in _HOSTFILE_KEYS:
-            raise SettingError(f"{source}: {word!r} is not known; a line is: name slots=N max_slots=M, or: name:N")
+            form = "a line is: name slots=N max_slots=M, or: name:N"
+            raise SettingError(f"{source}: {_shown(word)} is not known; {form}")
         values[_HOSTFILE_KEYS[key]] = _number(value, key, source)
     most = values.get("max_slots")
     slots = values.get("slots", host.slots)
@@ -220,6 +238,13 @@ def _host_of_line(words: list[str], source: str, default: int) -> Host:
 
 
 def _number(text: str, key: str, source: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-        raise SettingError(f"{source}: {key} must be a whole number from 1, not {text!r}")
-    return int(text)
+    if not (text.isascii() and text.isdecimal() and text.strip("0")):
+        raise SettingError(f"{source}: {key} must be a whole number from 1, not {_shown(text)}")
+    digits = text.lstrip("0")
+    if len(digits) > len(str(MOST_SLOTS)) or int(digits) > MOST_SLOTS:  # Python refuses to read very long numbers
+        raise SettingError(f"{source}: {key} can be {MOST_SLOTS} at most, not {_shown(text)}")
+    return int(digits)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}...")

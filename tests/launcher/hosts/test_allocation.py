@@ -111,3 +111,11 @@ def test_max_slots_hold_when_slots_are_shared() -> None:
     assert counts(assign_ranks(5, hosts, oversubscribe=True)) == {"a": 2, "b": 3}
     with pytest.raises(SettingError, match="5 ranks do not fit: test has max_slots=2 in all"):
         assign_ranks(5, allocation([Host("a", 1, 2)], "test"), oversubscribe=True)
+
+
+@pytest.mark.parametrize("digits", [20, 5000])
+def test_absurd_numbers_of_slots_are_refused(digits: int) -> None:
+    """Python itself refuses to read a number of more than 4300 digits."""
+    with pytest.raises(SettingError, match="slots can be 1048576 at most, not '9999"):
+        from_hosts_flag("a:" + "9" * digits)
+    assert from_hosts_flag("a:0002").slots == 2
