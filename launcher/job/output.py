@@ -126,7 +126,13 @@ class Output:
         self._thread: threading.Thread | None = None
         self._own: dict[int, list[int]] = {}
         self._errors: dict[int, Line] = {}  # what ranks write to stderr
-        self._kept = {(rank, target): self._open(rank, target) for rank in range(options.np) for target in NAMES}
+        self._kept: dict[tuple[int, int], int | None] = {}
+        try:
+            for rank in range(options.np):
+                self._kept.update({(rank, target): self._open(rank, target) for target in NAMES})
+        except SettingError:
+            self.close()
+            raise
 
     def files(self, rank: int, *, is_far: bool) -> list[int]:
         """The files for the rank's stdout and stderr. Call it before `start()`.
@@ -157,7 +163,11 @@ class Output:
         """Lets the thread pass on what is still in the pipes and end. Call it when the ranks have ended."""
         for rank in list(self._own):
             self.given(rank)
-        os.close(self._stopper)
+        if self._stopper >= 0:
+            os.close(self._stopper)
+            self._stopper = -1
+            if self._thread is None:
+                self._close_sources()
 
     def is_done(self, within: float) -> bool:
         """Waits for the thread. False if it is not done after so many seconds, such as when a reader is stuck."""
@@ -167,7 +177,13 @@ class Output:
                 return False
         for file in filter(None, self._kept.values()):
             os.close(file)
+        self._kept.clear()
         return True
+
+    def close(self) -> None:
+        """Closes what is open, unless the thread waits for a reader. May be called at any time, and again."""
+        self.finish()
+        self.is_done(within=0.0)
 
     def last_errors(self) -> dict[int, str]:
         """The exceptions of ranks whose last line on stderr is one, unless stderr is the terminal.
@@ -181,7 +197,9 @@ class Output:
     def _open(self, rank: int, target: int) -> int | None:
         if self._options.output_filename is None:
             return None
-        digits = len(str(self._options.np - 1))
+        # An elastic job may grow: without a limit its numbers get no zeros.
+        most = self._options.max_np or 1 if self._options.is_elastic else self._options.np
+        digits = len(str(most - 1))
         path = Path(self._options.output_filename, f"rank.{rank:0{digits}d}", NAMES[target])
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -222,6 +240,9 @@ class Output:
             if not events:
                 self._flush()
         self._flush()
+        self._close_sources()
+
+    def _close_sources(self) -> None:
         for key in list(self._selector.get_map().values()):
             self._close(key.fd)
         self._selector.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,3 +71,22 @@ def test_a_folder_in_which_nothing_can_be_kept(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SettingError, match=r"--output-filename: .*/file/rank\.0/stdout cannot be written: Not a dir"):
         Output(LaunchOptions(np=1, output_filename=str(tmp_path / "file")), {})
+
+
+@pytest.mark.parametrize(
+    ("flags", "nps", "names"),
+    [
+        ({}, [10], ["rank.0", "rank.9"]),
+        ({}, [11], ["rank.00", "rank.10"]),
+        ({"min_np": 2}, [2, 11], ["rank.0", "rank.10"]),
+        ({"min_np": 2, "max_np": 12}, [2, 11], ["rank.00", "rank.10"]),
+        ({"min_np": 2, "max_np": 10}, [2, 10], ["rank.0", "rank.9"]),
+    ],
+)
+def test_the_names_of_folders(flags: dict[str, Any], nps: list[int], names: list[str], tmp_path: Path) -> None:
+    """They stay the same while an elastic job grows."""
+    for start, np in enumerate(nps):
+        Output(LaunchOptions(np=np, output_filename=str(tmp_path), **flags), {}, appends=start > 0).close()
+    made = sorted(path.name for path in tmp_path.iterdir())
+    assert len(made) == nps[-1]
+    assert [made[0], max(made, key=lambda name: int(name[5:]))] == names
