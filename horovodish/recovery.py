@@ -55,9 +55,8 @@ def surviving_communicator() -> Intracomm:
     if last is None:
         raise NotInitializedError("surviving_communicator() needs an init() under MPI before it")
     if not mpi.tolerates_faults():
-        raise LaunchError(
-            "MPI cannot go on without a lost rank here. Start the ranks with Open MPI's `mpirun --with-ft ulfm`"
-        )
+        cannot = "go on without a lost rank" if basics.loss() else "begin again in the same processes"
+        raise LaunchError(f"MPI cannot {cannot} here. Start the ranks with Open MPI's `mpirun --with-ft ulfm`")
     ends: list[Intracomm | Exception] = []
     # MPI's Shrink waits for a stopped rank for ever, and Open MPI 5.0's Ishrink fails on a revoked communicator.
     thread = threading.Thread(target=_shrink, args=(last.control, ends), name="shrink", daemon=True)

@@ -8,6 +8,7 @@ It needs the standard library and, of horovodish, `settings`, `errors`, `version
     config_file     flags in a file
     run             `horovodish run`: from the options to the exit status
     elastic         a job that goes on without lost ranks and with new ones: one start after the other
+    slots           on which slots the next ranks of that job can run
     own_python      commands that run this Python without the modules of the current folder
     hosts/          which hosts a job may use, and which ranks run where
         allocation    hosts and slots, from --hosts or a hostfile

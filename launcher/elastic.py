@@ -7,14 +7,14 @@ One start is a `Job`. While it trains, the next one may come up beside it: its r
 import contextlib
 import os
 import tempfile
+import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from horovodish.errors import LaunchError, SettingError
-from horovodish.launcher.hosts.allocation import THIS_HOST, Allocation, Host, counted
+from horovodish.launcher.hosts.allocation import counted
 from horovodish.launcher.hosts.discovery import Discovery, by_hostfile, by_program
 from horovodish.launcher.job.conclusion import conclude
 from horovodish.launcher.job.events import Event, Events
@@ -24,65 +24,17 @@ from horovodish.launcher.job.signals import ENDING as ENDING_SIGNALS
 from horovodish.launcher.job.signals import signals_taken
 from horovodish.launcher.job.survivors import NoSurvivors, Survivors
 from horovodish.launcher.options import LaunchOptions
+from horovodish.launcher.slots import FIRST_REST_SECONDS, LONGEST_REST_SECONDS, Slots
 from horovodish.launcher.supervisor.supervisor import MEMORY
 from horovodish.settings import START_VARIABLE, STATE_FOLDER_VARIABLE
 
-FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 5.0, 300.0
-"""How long a slot rests that has lost a rank for the second time. Each further time it is twice as long."""
-REMEMBERED_SECONDS = 3600.0
-"""For how long a loss counts."""
 SETTLED_SECONDS = 1.0
 """How long slots must have been there before ranks are started on them."""
-TOGETHER_SECONDS = 2.0
-"""Losses of a host that are no further apart count as one."""
 WAIT_SECONDS = 0.1
+FIRST_RETRY_SECONDS = 1.0
+"""How long to wait after processes could not be started while none train. Each further time it is twice as long."""
 
 Prepared = Callable[[LaunchOptions, Mapping[str, str], NoSurvivors], contextlib.AbstractContextManager[Job]]
-
-
-class Slots:
-    """Where ranks can run: the slots of the hosts that there are now, but for those that rest after a loss.
-
-    Args:
-        options: of the job.
-        discovery: finds the hosts; None if they stay the same.
-    """
-
-    def __init__(self, options: LaunchOptions, discovery: Discovery | None) -> None:
-        self._options = options
-        self._discovery = discovery
-        self._losses: list[tuple[str, float]] = []
-        self._rests: list[tuple[str, float]] = []  # a slot of a host, and until when
-
-    def named(self) -> Allocation:
-        """The hosts that there are now."""
-        if self._discovery:
-            return self._discovery.found() or Allocation((), "")
-        own = self._options
-        return own.allocation or Allocation((Host(THIS_HOST, own.most or own.least),), "this host")
-
-    def rest(self, host: str, slots: int, now: float) -> None:
-        """Leaves slots of a host alone for a while, which is longer each time."""
-        self._losses = [(other, then) for other, then in self._losses if now - then < REMEMBERED_SECONDS]
-        earlier = [then for other, then in self._losses if other == host]
-        before = sum(now - then > TOGETHER_SECONDS for then in earlier)
-        pause = min(FIRST_REST_SECONDS * 2 ** (before - 1), LONGEST_REST_SECONDS) if before else 0.0
-        if len(earlier) == before:
-            self._losses.append((host, now))
-        self._rests += [(host, now + pause)] * slots
-
-    def options(self, now: float) -> LaunchOptions:
-        """Those of a start with as many ranks as there is room for, which may be none."""
-        self._rests = [(host, until) for host, until in self._rests if until > now]
-        resting = Counter(host for host, _ in self._rests)
-        named = self.named()
-        left = [replace(host, slots=host.slots - resting[host.name]) for host in named.hosts]
-        hosts = replace(named, hosts=tuple(host for host in left if host.slots > 0))
-        most = self._options.most or max(hosts.slots, self._options.least)
-        shares = self._options.oversubscribe
-        np = min(most, sum((host.max_slots or most) if shares else host.slots for host in hosts.hosts))
-        is_named = self._discovery or self._options.allocation
-        return replace(self._options, np=np, allocation=hosts if is_named else None)
 
 
 @dataclass
@@ -98,6 +50,8 @@ class _Start:
         told: how many of its events were told.
         leaving: the ranks that were told to leave at their next commit.
         is_called: whether its ranks were told to make room.
+        problem: why it could not come up as the next one; empty if it was not wanted any more.
+        end: closes what is left of it, in a thread, because mpirun and a reader of the output may take their time.
     """
 
     job: Job
@@ -108,6 +62,8 @@ class _Start:
     told: int = 0
     leaving: frozenset[int] = frozenset()
     is_called: bool = False
+    problem: str = ""
+    end: threading.Thread | None = None
 
     def host_of(self, rank: int) -> str:
         """The name by which the rank's host was named."""
@@ -132,7 +88,8 @@ class ElasticJob:
     def __init__(
         self, options: LaunchOptions, prepared: Prepared, in_same_processes: bool, environ: Mapping[str, str]
     ) -> None:
-        self._options = options
+        # The options of a start have another number of ranks, but the same bounds.
+        self._options = options = replace(options, min_np=options.least, max_np=options.most)
         self._prepared = prepared
         self._in_same_processes = in_same_processes
         self._discovery = _discovery(options, environ)
@@ -142,7 +99,9 @@ class ElasticJob:
         self._signal: int | None = None
         self._current: _Start | None = None
         self._next: _Start | None = None
+        self._failed: _Start | None = None  # was to be the next one, and is about to end
         self._starts = 0
+        self._never_ran = 0  # of the starts: they failed while others trained
         self._room: tuple[LaunchOptions, float] | None = None  # with these options more ranks could run, since then
         self._grows_at = 0.0  # not sooner
         self._pause = FIRST_REST_SECONDS  # when the next one has failed to come up
@@ -163,6 +122,10 @@ class ElasticJob:
                 elif self._next:
                     self._give_up(self._next, current)
                 current.exit.close()
+                if following is None and self._failed:
+                    self._failed.problem = ""  # nobody waits for it any more
+                while following is None and self._failed:
+                    self._look_after_failed(current, WAIT_SECONDS)
                 if following is None:
                     status = conclude(current.job)
                     self._events.conclude(status)
@@ -181,7 +144,7 @@ class ElasticJob:
             self._tell("limit", f"new processes were started {limit}, and --reset-limit allows no more: the job ends")
             return None
         following = self._next or self._started_when_there_are_slots()
-        self._next = None
+        self._next, self._pause = None, FIRST_REST_SECONDS
         if following:
             following.members.follow(current.members)
             following.members.release()
@@ -195,29 +158,47 @@ class ElasticJob:
         is_done = members.finished and not members.left
         if is_done or members.failed or job.stopped_by or job.standstill or (job.refusal and not is_later):
             return False
-        return members.have_arrived or is_later
+        return members.has_begun or is_later
 
     @property
     def _may_start(self) -> bool:
-        return self._options.reset_limit is None or self._starts <= self._options.reset_limit
+        if self._options.reset_limit is None:
+            return True
+        return self._starts - self._never_ran <= self._options.reset_limit
 
     def _started_when_there_are_slots(self) -> _Start | None:
-        give_up_at, waits = time.monotonic() + self._options.elastic_timeout, False
+        """New ranks, as soon as there is room for enough of them; None if there is none until the end of the timeout.
+
+        Raises:
+            LaunchError, SettingError: the first ranks cannot be started. With later ones it tries again.
+        """
+        seconds, least = self._options.elastic_timeout, self._options.least
+        limit = f"the job ends after {seconds} s (--elastic-timeout)"
+        give_up_at, try_at, pause, waits = time.monotonic() + seconds, 0.0, FIRST_RETRY_SECONDS, False
+        lack = "there were too few slots"
         while self._signal is None:
+            self._look_after_failed(self._current)
+            if self._discovery and not self._discovery.has_looked(WAIT_SECONDS):
+                continue
             now = time.monotonic()
             options = self._slots.options(now)
             self._take_news_of_hosts()
-            if options.np >= self._options.least:
-                return self._started(options, held=False)
-            if now > give_up_at:
-                waited = f"{self._options.elastic_timeout} s"
-                self._tell("timeout", f"there were too few slots for {waited}; --elastic-timeout waits longer")
-                return None
-            if not waits:
-                waits = True
-                least = self._options.least
-                limit = f"the job ends after {self._options.elastic_timeout} s (--elastic-timeout)"
+            if options.np >= least and now >= try_at:
+                try:
+                    return self._started(options, held=False)
+                except (LaunchError, SettingError, OSError) as problem:
+                    if self._starts == 0:
+                        raise
+                    again = f"the job tries again in {pause:.0f} s; {limit}"
+                    self._tell("no start", f"new processes cannot be started: {problem}; {again}")
+                    lack = "new processes could not be started"
+                    try_at, pause = now + pause, min(2 * pause, LONGEST_REST_SECONDS)
+            elif options.np < least and not waits:
+                waits, lack = True, "there were too few slots"
                 self._tell("waiting", f"waiting for slots: there are {options.np} and --min-np is {least}; {limit}")
+            if now > give_up_at:
+                self._tell("timeout", f"{lack} for {seconds} s; --elastic-timeout waits longer")
+                return None
             time.sleep(WAIT_SECONDS)
         return None
 
@@ -232,26 +213,29 @@ class ElasticJob:
             text = f"starting new processes on {counted(options.np, 'slot')}" + (f", while {train} train" * (train > 0))
             self._tell("starting", text, slots=options.np, train=train)
         variables = {START_VARIABLE: str(self._starts), STATE_FOLDER_VARIABLE: str(self._memory)}
-        self._starts += 1
         with contextlib.ExitStack() as stack:
             job = stack.enter_context(self._prepared(options, variables, Survivors(members)))
             stack.enter_context(job.running())
+            self._starts += 1
             return _Start(job, members, stack.pop_all(), time.monotonic())
 
     # While ranks train
 
     def _look_after(self, current: _Start) -> None:
-        now = time.monotonic()
         self._take_news(current)
         self._take_news_of_hosts()
+        self._look_after_failed(current)
+        now = time.monotonic()
+        is_training = current.members.phase == TRAINING and current.members.has_run and not current.members.finished
+        if is_training and not current.is_called:
+            self._let_go(current)
         if self._next is not None:
             self._look_after_next(current, self._next)
         elif current.members.phase == ENDING and self._shall_go_on(current) and self._may_start:
             options = self._slots.options(now)
-            if options.np >= self._options.least and now >= self._grows_at:
+            if options.np >= self._options.least and now >= self._grows_at and not self._failed:
                 self._start_next(options)
-        elif current.members.phase == TRAINING and current.members.has_run and not current.members.finished:
-            self._let_go(current)
+        elif is_training:
             self._grow(current, now)
 
     def _take_news(self, start: _Start) -> None:
@@ -291,6 +275,8 @@ class ElasticJob:
             hosts = sorted({current.host_of(rank) for rank in leaving})
             text = f"there are fewer slots on {', '.join(hosts)}: {counted(len(leaving), 'rank')} will leave"
             self._tell("leaving", text, ranks=sorted(leaving), hosts=hosts)
+            if self._next:  # it may have been started on these slots
+                self._give_up(self._next, current)
             current.members.call_together(leaving)
             current.leaving = leaving
 
@@ -298,7 +284,7 @@ class ElasticJob:
         """Starts the next ranks beside those that train, where there is room for more."""
         options = self._slots.options(now)
         is_room = options.np > len(current.members.alive) and not current.leaving & current.members.alive
-        if not is_room or now < self._grows_at or not self._may_start:
+        if not is_room or now < self._grows_at or not self._may_start or self._failed:
             self._room = None
         elif self._room is None or self._room[0] != options:
             self._room = options, now
@@ -314,18 +300,51 @@ class ElasticJob:
 
     def _grow_later(self, why: str) -> None:
         self._grows_at, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST_REST_SECONDS)
-        self._tell("no start", f"{why}; the job goes on without them")
+        is_training = self._current and self._current.members.phase != ENDING
+        self._tell("no start", f"{why}; {'the job goes on without them' if is_training else 'the job tries again'}")
 
     def _look_after_next(self, current: _Start, following: _Start) -> None:
+        members = following.members
         is_late = time.monotonic() - following.began > self._options.elastic_timeout
-        if not following.job.turn() or (is_late and not following.members.have_arrived):
+        is_over = not following.job.turn(0.0) or members.phase == ENDING
+        if self._signal:
             self._give_up(following, current)
-            conclude(following.job)
-            self._rest_what_failed(following, current)
-            self._grow_later("these new processes could not come up")
-        elif following.members.have_arrived and current.members.phase == TRAINING and not current.is_called:
+        elif is_over:
+            self._give_up(following, current, "these new processes could not come up")
+        elif is_late and not members.have_arrived:
+            waited = f"{self._options.elastic_timeout} s"
+            self._give_up(following, current, f"these new processes did not come to init() within {waited}")
+        elif members.have_arrived and current.members.phase == TRAINING and not current.is_called:
             current.members.call_together()
             current.is_called = True
+
+    def _give_up(self, start: _Start, current: _Start, problem: str = "") -> None:
+        """Ends the next start, which has failed or is not wanted any more. The ranks that train make no room for it."""
+        start.problem = problem
+        start.keep_state_for(current)  # which removes it in the end
+        start.job.give_up()
+        self._next, self._failed = None, start
+        self._never_ran += 1
+        if current.is_called:
+            current.members.call_off()
+            current.is_called = False
+
+    def _look_after_failed(self, current: _Start | None, seconds: float = 0.0) -> None:
+        """Serves a start that is about to end for at most so many seconds."""
+        if (start := self._failed) is None:
+            return
+        if start.end:
+            start.end.join(seconds)
+        elif not start.job.turn(seconds):
+            start.end = threading.Thread(target=start.exit.close, name="horovodish-end", daemon=True)
+            start.end.start()
+        if not start.end or start.end.is_alive():
+            return
+        self._failed = None
+        if start.problem:
+            conclude(start.job)
+            self._rest_what_failed(start, current)
+            self._grow_later(start.problem)
 
     def _rest_what_failed(self, start: _Start, current: _Start | None = None) -> None:
         """Leaves hosts alone that have kept a start from coming up, but not those where ranks train."""
@@ -337,16 +356,8 @@ class ElasticJob:
         for each in start.job.options.host_ranks:
             if each.host in absent | refusing:
                 self._slots.rest(each.host, len(each.ranks), now)
-        if start.job.fault and not absent:
+        if start.job.fault and not absent and start.job.fault.rank not in start.members.lost[: start.losses]:
             self._slots.rest(start.host_of(start.job.fault.rank), 1, now)
-
-    def _give_up(self, start: _Start, current: _Start) -> None:
-        start.keep_state_for(current)  # which removes it in the end
-        start.job.give_up()
-        while start.job.turn():
-            pass
-        start.exit.close()
-        self._next = None
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -361,8 +372,8 @@ class ElasticJob:
     def _take_signal(self, number: int) -> None:
         if number in ENDING_SIGNALS:
             self._signal = number
-        if self._current:
-            self._current.job.take_signal(number)
+        for start in filter(None, (self._current, self._failed)):
+            start.job.take_signal(number)
 
 
 def _discovery(options: LaunchOptions, environ: Mapping[str, str]) -> Discovery | None:
@@ -375,5 +386,9 @@ def _discovery(options: LaunchOptions, environ: Mapping[str, str]) -> Discovery 
 def _memory() -> Iterator[Path]:
     """A folder in memory for the state, for as long as the job lasts."""
     parent = MEMORY if os.access(MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="hvd-state-", dir=parent, ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="hvd-state-", dir=parent, ignore_cleanup_errors=True)
+    except OSError as problem:
+        raise LaunchError(f"there is no room for the state of the job: {problem}") from problem
+    with folder as path:
+        yield Path(path)

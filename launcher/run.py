@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 
 from horovodish.errors import LaunchError
 from horovodish.launcher.elastic import ElasticJob
@@ -23,6 +24,9 @@ from horovodish.launcher.report.libraries import conflict
 from horovodish.launcher.supervisor import start
 from horovodish.launcher.supervisor.supervisor import problem_of
 from horovodish.settings import START_VARIABLE, Settings, load
+
+LEAST_ROOM_BYTES = 1 << 20
+"""How much room there must be for temporary files."""
 
 
 def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
@@ -46,12 +50,12 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
     given = environ
     environ = environment.with_settings(environ, options.settings)
     settings = load(environ, warn=say)
-    hosts = [each.host for each in options.host_ranks]
+    here = _runs_here(options)
     library = find_library(environ)
     mpirun = matching(library, (inspect(path, environ) for path in candidates(environ)))
     if options.as_horovod:
         environ = environment.with_horovods_names(environ)
-    if options.np and any(map(is_here, hosts)) and (problem := problem_of(options.command[0], environ["PATH"])):
+    if here and (problem := problem_of(options.command[0], environ["PATH"])):
         status, reason = problem.split(" ", 1)
         say(reason)
         return int(status)
@@ -71,6 +75,29 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
     return conclude(job)
 
 
+def _runs_here(options: LaunchOptions) -> bool:
+    """Whether ranks run on this host from the start. An elastic job begins with the slots that there are.
+
+    Raises:
+        SettingError: the ranks do not fit on the hosts, and the job is not elastic.
+    """
+    if not options.is_elastic:
+        return any(is_here(each.host) for each in options.host_ranks)
+    if options.host_discovery_script:
+        return False
+    return options.allocation is None or any(is_here(host.name) for host in options.allocation.hosts)
+
+
+def _check_room(folder: Path) -> None:
+    """Raises LaunchError if MPI would not find room for its files. It says so in a page."""
+    there = os.statvfs(folder)
+    if there.f_bavail * there.f_frsize < LEAST_ROOM_BYTES:
+        raise LaunchError(
+            f"the ranks cannot be started: {folder.parent} is full, and MPI needs {LEAST_ROOM_BYTES >> 20} MiB there. "
+            "Remedy: make room, or let TMPDIR name another folder"
+        )
+
+
 @contextlib.contextmanager
 def _prepared(
     options: LaunchOptions,
@@ -85,7 +112,12 @@ def _prepared(
     Raises:
         LaunchError: that cannot be made.
     """
-    with start.run_folder() as folder:
+    with contextlib.ExitStack() as opened:
+        try:
+            folder = opened.enter_context(start.run_folder())
+        except OSError as failure:
+            raise LaunchError(f"the ranks cannot be started: {failure}") from failure
+        _check_room(folder)
         environ.update(variables(mpirun, options, environ, folder))
         if options.is_far:
             environ[start.TEXT_VARIABLE] = start.supervisor_text()
@@ -95,6 +127,7 @@ def _prepared(
         )
         command = arguments(mpirun, options, supervisor, environ, exported=exported, as_root=os.geteuid() == 0)
         output = Output(options, environ, appends=environ.get(START_VARIABLE, "0") != "0")
+        opened.callback(output.close)
         try:
             job = Job(command, environ, options, settings, folder, output, survivors)
             if options.verbose:
@@ -102,4 +135,5 @@ def _prepared(
                 say(shlex.join(command))
         except OSError as failure:
             raise LaunchError(f"the ranks cannot be started: {failure}") from failure
+        opened.callback(job.close)
         yield job

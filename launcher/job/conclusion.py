@@ -71,6 +71,8 @@ def _verdict(job: Job, absence: Mapping[str, str], *, is_fault_of_a_rank: bool) 
         late = "in time; --start-timeout gives them more"
         ended = late if job.timed_out else f"before {mpirun} ended with exit status {status}"
         return 1, "\n".join([*lines, f"only {len(job.hosts)} of {np} ranks were started {ended}"])
+    if job.is_unwanted:
+        return 1, ""
     if job.completed:
         return 1, f"a rank left with exit status 0 but without MPI_Finalize, so {mpirun} ended the other ranks"
     if job.lost and (job.mpirun.was_told or status in HYDRA_LOST):

@@ -80,6 +80,7 @@ class Job:
         lost: the ranks whose supervisors vanished, in this order.
         told: the hosts where mpirun, or its daemon, told supervisors to end their ranks, in this order.
         abandoned: the hosts where mpirun, or its daemon, ended before the ranks did, in this order.
+        is_unwanted: whether it was given up before anything else had ended it.
         timed_out: whether the job was ended because not all supervisors had reported in time.
         completed: how many ranks ended with exit status 0.
     """
@@ -107,6 +108,7 @@ class Job:
         self.lost: list[int] = []
         self.told: list[str] = []
         self.abandoned: list[str] = []
+        self.is_unwanted = False
         self.timed_out = False
         self.completed = 0
 
@@ -120,18 +122,16 @@ class Job:
         )
         self._links: dict[LauncherEnd, tuple[int, int]] = {}  # the file that is watched, and for which events
         self._hellos: dict[int, Hello] = {}
+        self._killed: dict[int, str] = {}  # ranks of an elastic job, for their own fault, and why
         self._has_begun = False
         self._endings: list[Ending] = []
         self._cleared: set[int] = set()  # the ranks whose supervisors have nothing left to do
         self._schedule: list[tuple[float, int | None]] = []  # the rest of a Schedule, by time.monotonic()
         self._is_ending = False
         self._given_up = False
+        self._busy_at = 0.0  # when a message came last, by time.monotonic()
 
-        self._wakeup, self._waker = os.pipe()
-        for end in (self._wakeup, self._waker):
-            os.set_blocking(end, False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wakeup, selectors.EVENT_READ, self._take_signals)
         own = addresses(options.network_interfaces) if options.is_far else None
         self._listener = SupervisorListener(self._selector, socket_path(folder), self._add_link, own)
         self._environ = {name: value for name, value in environ.items() if name != "_"}
@@ -139,6 +139,10 @@ class Job:
             self._environ[LAUNCHER_VARIABLE] = self._listener.contact
         # A shell sets "_", too. It comes last, because the mpirun of MPICH 5.0 does not pass on the last variable.
         self._environ["_"] = command[0]
+        self._wakeup, self._waker = os.pipe()
+        for end in (self._wakeup, self._waker):
+            os.set_blocking(end, False)
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._take_signals)
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -162,30 +166,40 @@ class Job:
             LaunchError: mpirun cannot be started.
         """
         self.mpirun.start(self._environ)
-        self._start_by = time.monotonic() + self._start_timeout_seconds
+        self._busy_at = time.monotonic()
+        self._start_by = self._busy_at + self._start_timeout_seconds
         try:
             yield
         finally:
             self._dismiss()
             self._finish_output()
-            self._selector.close()
-            os.close(self._waker)
-            os.close(self._wakeup)
         self.fault = first_fault(
             [*self.survivors.losses, *self._endings], self.failures.values(), self._output.last_errors()
         )
         self.standstill = self.standstill or self._waiting.deserted(math.inf)  # mpirun may have been faster
         self.completed = sum(ending.status == 0 for ending in self._endings)
 
+    def close(self) -> None:
+        """Closes what the job has opened. Called once, when it has run or could not be started."""
+        self._listener.close()
+        self._selector.close()
+        waker, self._waker = self._waker, -1  # a signal may come now
+        os.close(waker)
+        os.close(self._wakeup)
+
     def give_up(self) -> None:
         """Ends the ranks: they are not needed any more."""
+        self.is_unwanted = not self._is_ending and not self._schedule and len(self._cleared) < self._np
         self._end(TERMINATE)
 
-    def turn(self) -> bool:
-        """Does what is to be done, and waits for more for at most `POLL_SECONDS`. False when all ranks have ended."""
-        ready = self._selector.select(POLL_SECONDS)
+    def turn(self, seconds: float = POLL_SECONDS) -> bool:
+        """Does what is to be done, and waits for more for at most so many seconds. False when all ranks have ended."""
+        ready = self._selector.select(seconds)
         for key, _ in ready:
             key.data()
+        if ready:
+            self._busy_at = time.monotonic()
+        is_quiet = time.monotonic() - self._busy_at > POLL_SECONDS
         if self._has_begun:
             self._listener.close()  # all supervisors are connected
         else:
@@ -193,9 +207,9 @@ class Job:
         if not self._has_begun and time.monotonic() > self._start_by and not self._is_ending:
             self.timed_out = True
             self._end(GIVE_UP)
-        if not ready and self.mpirun.has_ended:  # first read all that the supervisors have sent
+        if is_quiet and self.mpirun.has_ended:  # first read all that the supervisors have sent
             self._end(TERMINATE)
-        if not ready and not self._has_begun and any(self.absent_hosts().values()):
+        if is_quiet and not self._has_begun and any(self.absent_hosts().values()):
             self._end(GIVE_UP)
         if self._is_ending and not self._links:
             return False
@@ -252,7 +266,8 @@ class Job:
                 self.survivors.fail()
                 self._end(TERMINATE, after=EXIT_SECONDS)
             case "ended":
-                self._take_ending(link, of, Ending(of.rank, time.time(), int(rest), link.asked))
+                why = self._killed.get(of.rank, "")
+                self._take_ending(link, of, Ending(of.rank, time.time(), int(rest), link.asked, why))
             case "cleared":
                 self._cleared.add(of.rank)
             case "phase":
@@ -289,11 +304,12 @@ class Job:
         for rank, news in orders.news:
             if rank in links:
                 links[rank].tell(news)
+        self._killed.update(orders.kill)
         for rank, _ in orders.kill:
             if rank in links:
                 links[rank].signal(signal.SIGKILL)
         if orders.ends:
-            self._end(TERMINATE)
+            self._end(KILL if orders.at_once else TERMINATE)
         for link in self._links if orders.asks else ():
             link.ask_state()
         for rank in orders.drop:
@@ -358,6 +374,8 @@ class Job:
     def _look_for_a_standstill(self) -> None:
         now = time.monotonic()
         self.standstill = self._waiting.deserted(now)
+        if warning := self._waiting.left_behind(now):
+            say_unless_stuck(f"warning: {warning}")
         if self._waiting.asks(now):
             for link in self._links:
                 link.ask_state()

@@ -5,7 +5,8 @@
     forming     all have left; those that stay make a new world in the same processes
     ending      they leave their state in memory and end, because new processes go on
 
-Whatever does not end in time falls to `ending`. Nothing here moves bytes or reads a clock.
+Whatever does not end in time falls to `ending`. A rank that waits in init() for a lost one hears nothing. If the ranks
+have not trained yet, they hold no state, and all of them are killed at once. Nothing here moves bytes or reads a clock.
 """
 
 from collections.abc import Iterable
@@ -20,6 +21,9 @@ FORMING_SECONDS = 10.0
 """How long the ranks may take to make a new world."""
 ENDING_SECONDS = 10.0
 """How long they may take to leave their state and end, and a rank whose script has ended, to end."""
+INIT_SECONDS = 2.0
+"""How long `init()` may take to return on a rank when others have left the world already. The news that it has returned
+may be under way."""
 
 TRAINING, GATHERING, FORMING, ENDING = "training", "gathering", "forming", "ending"
 
@@ -32,6 +36,7 @@ class Orders:
         news: lines for ranks.
         kill: ranks to kill, and why, as the end of a sentence that begins with the rank.
         ends: whether the time of the ranks that are left is over.
+        at_once: whether they are killed then. Otherwise they are asked to end first.
         asks: whether to ask the supervisors of all ranks what these do.
         drop: ranks whose supervisors have not answered for too long.
     """
@@ -39,6 +44,7 @@ class Orders:
     news: list[tuple[int, str]] = field(default_factory=list)
     kill: list[tuple[int, str]] = field(default_factory=list)
     ends: bool = False
+    at_once: bool = False
     asks: bool = False
     drop: list[int] = field(default_factory=list)
 
@@ -61,6 +67,7 @@ class Members:
         finished: how many ranks came to the end of their script.
         left: how many ranks have left their state and ended for new processes.
         failed: whether a rank's script has failed by itself, so that none shall go on.
+        has_begun: whether all ranks have called init(), or one was lost that had.
         has_run: whether a world was complete.
         held: as given; `release()` ends it.
         events: what has happened to the ranks, in this order.
@@ -84,6 +91,7 @@ class Members:
         self.missing = ""
         self.finished = self.left = 0
         self.failed = False
+        self.has_begun = False
         self.has_run = False
         self.held = held
         self.phase = TRAINING
@@ -92,7 +100,9 @@ class Members:
         self.disturbed_at: float | None = None
         self._processes = "new"  # in which processes the ranks go on
         self._went = False  # the ranks were told to go on from init()
-        self._arrived: set[int] = set()  # in init()
+        self._arrived: set[int] = set()  # have called init()
+        self._running: set[int] = set()  # init() has returned; of the present world
+        self._have_state = False  # they have trained
         self._world = set(self.alive)
         self._done: dict[int, float] = {}  # since when their scripts have ended, and they are about to
         self._told: dict[int, float] = {}  # to end, and when
@@ -110,8 +120,12 @@ class Members:
 
     @property
     def have_arrived(self) -> bool:
-        """Whether all ranks wait in init()."""
-        return self.alive <= self._arrived
+        """Whether all ranks have called init(), and none was lost since."""
+        return self.phase == TRAINING and self.alive <= self._arrived
+
+    def has_ended_its_script(self, rank: int) -> bool:
+        """Whether a rank has nothing left to do but to end."""
+        return rank in self._done
 
     def was_told(self, rank: int) -> bool:
         """Whether a rank was told to leave its state and end."""
@@ -127,13 +141,15 @@ class Members:
         if self.failed:
             return Orders()
         waited = now - self._since
-        if not self.held and not self._went:
+        if not self.held and not self._went and self.phase == TRAINING:
             self._went = True
             self._orders.news += [(rank, f"go {self.worlds}") for rank in sorted(self.alive)]
         # A script that has ended may have failed: the exit status says it.
         ended = {rank for rank, since in self._done.items() if now - since > ENDING_SECONDS}
         if self.phase == GATHERING and self.alive <= self._out | ended:
             self._form(now)
+        elif self.phase == GATHERING and waited > INIT_SECONDS and self._in_init:
+            self.end(now, "a rank was lost while others were in init()")
         elif self.phase == GATHERING and waited > self._gathering_seconds:
             why = f"did not notice for {waited:.0f} s that others had gone, and was ended"
             self._orders.kill += [(rank, why) for rank in sorted(self.alive - self._out - self._done.keys())]
@@ -141,9 +157,9 @@ class Members:
         elif self.phase == FORMING and waited > FORMING_SECONDS:
             self.end(now, f"the ranks did not come together within {waited:.0f} s")
         elif self.phase == ENDING and self.alive - self._out - self._done.keys():
-            self._orders.ends = waited > self._gathering_seconds
+            self._orders.ends |= waited > self._gathering_seconds
         elif self.phase == ENDING:  # the rest is about to end
-            self._orders.ends = all(now - at > ENDING_SECONDS for at in self._told.values())
+            self._orders.ends |= all(now - at > ENDING_SECONDS for at in self._told.values())
         if self.phase != ENDING:
             late = [rank for rank, at in self._told.items() if rank in self.alive and now - at > ENDING_SECONDS]
             self._orders.kill += [(rank, "was told to end and did not, and was ended") for rank in late]
@@ -172,9 +188,20 @@ class Members:
         self._makes_room = not self._leaving
         self._orders.news += [(rank, "hosts") for rank in sorted(self.alive)]
 
+    def call_off(self) -> None:
+        """No room has to be made. The ranks that have left the world already begin again in the same processes."""
+        self._makes_room = False
+        if self.phase == TRAINING:
+            self._orders.news += [(rank, "stay") for rank in sorted(self.alive)]
+
     def arrives(self, rank: int) -> None:
-        """A rank is in init()."""
+        """A rank has called init()."""
         self._arrived.add(rank)
+        self.has_begun |= self.have_arrived
+
+    def can_spare(self, rank: int) -> bool:
+        """Whether the job can go on after the loss of a rank. A script that never came to init() may be broken."""
+        return self.has_begun or rank in self._arrived or self.worlds > 0
 
     def lose(self, rank: int, host: str, why: str, now: float) -> None:
         """A rank has ended before its work was done.
@@ -185,6 +212,7 @@ class Members:
             why: what happened, as the end of a sentence that begins with the rank.
             now: the time.
         """
+        self.has_begun |= rank in self._arrived
         self._remove(rank)
         if rank in self._told and self.phase == TRAINING:  # the others go on without it already
             return
@@ -220,7 +248,9 @@ class Members:
 
     def runs(self, rank: int, now: float) -> None:
         """`init()` has returned on a rank."""
-        if self.phase == FORMING or not self.has_run:  # init() returns nowhere before all ranks are in it
+        self._running.add(rank)
+        # init() returns nowhere before all ranks are in it.
+        if self.phase == FORMING or (self.phase == TRAINING and not self.has_run):
             self._processes = "the same" if self.has_run else "new"
             self.has_run = True
             self.missing = ""
@@ -230,6 +260,7 @@ class Members:
 
     def trains(self, rank: int, now: float) -> None:
         """A rank has the state. All ranks have, or are about to: they take it together."""
+        self._have_state = True
         if self.phase == TRAINING and self.disturbed_at is not None:
             took, ranks = now - self.disturbed_at, counted(len(self._world), "rank")
             text = f"going on with {ranks} after {took:.2f} s, in {self._processes} processes"
@@ -272,6 +303,9 @@ class Members:
             self._out |= self.alive
         self.phase, self._since = ENDING, now
         self.events.append(Event("ending", f"these processes end: {why}", {"why": why}))
+        if self._in_init and not self._have_state:
+            self._orders.ends = self._orders.at_once = True
+            return
         # A rank that has not left the world learns it when it does so.
         self._orders.news += [(rank, "lost") for rank in sorted(self.alive - self._out)]
         self._tell_to_end(sorted(self.alive), now)
@@ -287,11 +321,14 @@ class Members:
     def _form(self, now: float) -> None:
         stay = self.alive - self._leaving - self._done.keys()
         if not self.alive - self._done.keys():
+            # Ranks of a script without a state wait in MPI_Finalize for the lost one.
+            self._orders.ends = bool(self.alive) and not self._have_state
             return
         if self._makes_room:
             self.end(now, "there is room for more")
         elif not self._in_same_processes:
-            self.end(now, "MPI cannot go on without a lost rank")
+            cannot = "go on without a lost rank" if self.missing else "begin again in the same processes"
+            self.end(now, f"MPI cannot {cannot}")
         elif len(stay) < self._least:
             self.end(now, f"{counted(len(stay), 'rank')} left, and --min-np is {self._least}")
         else:
@@ -301,6 +338,12 @@ class Members:
             self._tell_to_end(sorted(self._leaving & self.alive), now)
             self._world, self._leaving = stay, set()
             self._out.clear()
+            self._running.clear()
+
+    @property
+    def _in_init(self) -> set[int]:
+        """The ranks that are in init(), or come to it."""
+        return (self.alive & self._world) - self._running - self._out - self._done.keys()
 
     def _tell_to_end(self, ranks: Iterable[int], now: float) -> None:
         for rank in ranks:

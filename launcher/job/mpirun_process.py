@@ -68,6 +68,7 @@ class MpirunProcess:
                 start_new_session=True,  # signals from the terminal reach the ranks through the launcher alone
             )
         except OSError as failure:
+            self._log.close()
             raise LaunchError(f"the ranks cannot be started: {failure}") from failure
 
     def end(self, *, at_once: bool) -> None:

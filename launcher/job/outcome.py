@@ -64,12 +64,14 @@ class Ending:
         time: of its end, in seconds since the epoch.
         status: as waitpid() gives it.
         asked: whether the launcher or mpirun had asked it to end.
+        why: why the launcher has killed it for its own fault, as the end of a sentence; empty if it has not.
     """
 
     rank: int
     time: float
     status: int
     asked: bool
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def first_fault(
             what = f"failed with exit status {status}: {shortened(failure.error)}"
             faults.append(Fault(ending.rank, failure.time, status, what, failure.is_consequence))
         elif status != 0 and not ending.asked:
-            what = in_words(ending.status)
+            what = ending.why or in_words(ending.status)
             if not os.WIFSIGNALED(ending.status) and last_errors and ending.rank in last_errors:
                 what += f": {shortened(last_errors[ending.rank])}"
             faults.append(Fault(ending.rank, ending.time, status, what, is_consequence=status == CONNECTION_BROKE))

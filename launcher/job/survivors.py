@@ -98,7 +98,6 @@ class Survivors(NoSurvivors):
     def __init__(self, members: Members) -> None:
         self.losses: list[Ending] = []
         self._members = members
-        self._killed: dict[int, str] = {}  # by the launcher, because they did not go on, and why
         self._ask_at = 0.0
 
     @property
@@ -123,7 +122,6 @@ class Survivors(NoSurvivors):
 
     def take_orders(self, busy: Collection[int], now: float) -> Orders:
         orders = self._members.take_orders(now)
-        self._killed.update(orders.kill)
         if now >= self._ask_at:
             self._ask_at = now + ASK_SECONDS
             self._members.asked(now)
@@ -162,20 +160,20 @@ class Survivors(NoSurvivors):
 
     def go_on_without(self, ending: Ending, host: str, now: float, *, is_needed: bool) -> bool:
         members, rank, status = self._members, ending.rank, exit_status(ending.status)
-        if status == 0 and (ending.asked or not is_needed):
+        is_at_its_end = ending.asked and members.has_ended_its_script(rank) and not members.failed
+        if is_at_its_end or (status == 0 and (ending.asked or not is_needed)):
             members.finish(rank)
             return True
         if status == LEFT_STATE and members.was_told(rank):
             members.left_state(rank)
             return True
-        is_ours = ending.asked and rank not in self._killed
-        has_begun = members.have_arrived or members.worlds > 0
+        is_ours = ending.asked and not ending.why
         script_wants_it = status < SIGNALS and status != CONNECTION_BROKE
-        if not has_begun or members.failed or is_ours or script_wants_it:
+        if not members.can_spare(rank) or members.failed or is_ours or script_wants_it:
             members.failed |= not is_ours
             return False
         self.losses.append(ending)
-        members.lose(rank, host, self._killed.get(rank) or in_words(ending.status), now)
+        members.lose(rank, host, ending.why or in_words(ending.status), now)
         return True
 
     def go_on_without_link(self, rank: int, host: str, now: float) -> bool:

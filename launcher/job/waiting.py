@@ -8,6 +8,7 @@ A rank says which *phase* it has reached:
     shutdown   it has called shutdown(), or its script has ended without
     stopped    shutdown() has returned
     exit       its script has ended; MPI waits for the other ranks
+    regroup    it has left the world of an elastic job, and waits for the other ranks to do so
 
 Nothing here moves bytes or reads a clock.
 """
@@ -19,6 +20,8 @@ ANSWER_SECONDS = 5.0
 """How long a supervisor may take to say what its rank does."""
 DESERTED_SECONDS = 3.0
 """How long ranks may wait in init() for a rank that has ended. The news that it called init() may be under way."""
+LEFT_SECONDS = 10.0
+"""How long a rank may go on after shutdown() while others wait for it to begin again, before they say so."""
 MOST_NAMED = 4
 
 _NEEDED = ("init", "running", "training")
@@ -81,6 +84,7 @@ class Waiting:
         self._pause = self._first_pause
         self._ask_at: float | None = None
         self._answers_until: float | None = None
+        self._told: set[int] = set()  # the ranks of which `left_behind()` has told
 
     def began(self, places: Mapping[int, tuple[str, int]]) -> None:
         """Notes that the ranks are started, with the host and the process of the supervisor of each."""
@@ -122,6 +126,20 @@ class Waiting:
         return (
             f"{self._named(left)} ended with exit status 0 without init(), in which {ranks_in_words(waiting)} "
             f"{'waits' if len(waiting) == 1 else 'wait'} for it. Remedy: let every rank call init(), or none"
+        )
+
+    def left_behind(self, now: float) -> str:
+        """What to say, once, if ranks of an elastic job wait for a rank that has called shutdown() by itself."""
+        waiting = self._in("regroup")
+        left = {rank for rank in self._in("stopped") if now - self._ranks[rank].since > LEFT_SECONDS} - self._told
+        if not waiting or not left:
+            return ""
+        self._told |= left
+        processes = ", ".join(str(self._ranks[rank].pid) for rank in sorted(left))
+        return (
+            f"{self._named(left)} called shutdown() more than {LEFT_SECONDS:.0f} s ago and still "
+            f"{'runs' if len(left) == 1 else 'run'}, as process {processes}. {ranks_in_words(waiting)} "
+            f"{'waits' if len(waiting) == 1 else 'wait'} for it to end"
         )
 
     def asks(self, now: float) -> bool:
@@ -192,7 +210,9 @@ class Waiting:
         if not where:
             text = f"{who} ended {waited:.0f} s ago"
         if not missing:
-            return f"{text}, and no rank is missing there. Between hosts, that is a firewall or the wrong network"
+            text = f"{text}, and no rank is missing there"
+            is_between_hosts = len({its.host for its in self._ranks.values()}) > 1
+            return f"{text}. Between hosts, that is a firewall or the wrong network" if is_between_hosts else text
         named = [f"{self._named([rank])}{self._what(rank, where)}" for rank in missing[:MOST_NAMED]]
         more = len(missing) - len(named)
         return f"{text}: " + "; ".join(named) + (f"; and {more} more" if more else "")

@@ -19,8 +19,7 @@ import horovodish as hvd
 from horovodish import basics
 from horovodish.elastic import ObjectState
 from horovodish.errors import SettingError
-from horovodish.launcher import elastic
-from horovodish.launcher.elastic import Slots
+from horovodish.launcher import slots as slots_of_a_job
 from horovodish.launcher.hosts.allocation import Allocation, Host
 from horovodish.launcher.job.events import Event, Events
 from horovodish.launcher.options import LaunchOptions
@@ -331,7 +330,7 @@ def test_without_its_launcher_a_job_ends_and_leaves_nothing(tmp_path: Path) -> N
 
 def test_slots_rest_longer_each_time() -> None:
     options = LaunchOptions(("true",), {}, Allocation((Host("a", 2), Host("b", 2)), "--hosts"), np=4, min_np=1)
-    slots = Slots(options, None)
+    slots = slots_of_a_job.Slots(options, None)
 
     def there(now: float) -> dict[str, int]:
         found = slots.options(now).allocation
@@ -350,7 +349,7 @@ def test_slots_rest_longer_each_time() -> None:
     slots.rest("b", 2, now)
     slots.rest("b", 2, now + 3)
     assert there(now + 4) == {"a": 2}
-    later = now + elastic.REMEMBERED_SECONDS
+    later = now + slots_of_a_job.REMEMBERED_SECONDS
     slots.rest("a", 1, later)
     assert there(later + 0.1) == {"a": 2, "b": 2}, "a loss is forgotten"
     for _ in range(2):

@@ -13,6 +13,7 @@ from horovodish.launcher.job.members import (
     FORMING,
     FORMING_SECONDS,
     GATHERING,
+    INIT_SECONDS,
     TRAINING,
     Members,
     Orders,
@@ -361,3 +362,130 @@ def test_a_world_that_was_never_complete_has_not_run() -> None:
     assert made.phase == ENDING
     assert not made.has_run
     assert not made.are_done
+
+
+def test_ranks_in_init_are_killed_at_once_when_one_of_them_is_lost() -> None:
+    """Nobody can tell them anything, and they hold no state."""
+    for held in (False, True):
+        made = Members(3, 1, True, GATHERING_SECONDS, STOPPED_SECONDS, held=held)
+        made.take_orders(0.0)
+        for rank in range(3):
+            made.arrives(rank)
+        made.lose(1, "b", "was killed", 2.0)
+        assert made.take_orders(2.0) == Orders(ends=True, at_once=True)
+        assert not made.have_arrived, "these do not go on"
+        assert made.has_begun
+        made.runs(0, 2.1)  # the news was under way
+        assert not made.has_run
+        assert made.missing == "rank 1 on b was killed"
+
+
+def test_a_script_that_has_come_to_init_can_be_started_again() -> None:
+    made = Members(3, 1, True, GATHERING_SECONDS, STOPPED_SECONDS)
+    made.arrives(1)
+    assert made.can_spare(1)
+    assert not made.can_spare(2), "it may never come to init()"
+    made.lose(1, "b", "was killed", 2.0)
+    assert made.has_begun and made.can_spare(2)
+
+
+def test_a_rank_that_stays_in_init_after_a_loss() -> None:
+    """It waits there for the lost one, though init() has returned on others."""
+    made = Members(4, 1, True, GATHERING_SECONDS, STOPPED_SECONDS)
+    made.take_orders(0.0)
+    for rank in (0, 1, 2):
+        made.runs(rank, 1.0)
+    made.lose(1, "b", "was killed", 10.0)
+    leave(made, [0, 2], 10.1)
+    assert made.take_orders(10.0 + INIT_SECONDS).news == [(rank, "lost 1") for rank in (0, 2, 3)]
+    assert made.phase == GATHERING, "the news that init() has returned may be under way"
+    orders = made.take_orders(10.1 + INIT_SECONDS)
+    assert said(made)[1:] == ["these processes end: a rank was lost while others were in init()"]
+    assert (orders.ends, orders.at_once) == (True, True)
+
+
+def test_a_rank_that_stays_in_init_after_a_loss_and_has_the_state() -> None:
+    """It hears the launcher, because it has trained before."""
+    made = members()
+    made.lose(0, "b", "was killed", 10.0)
+    leave(made, [1, 2, 3], 10.1)
+    made.take_orders(10.1)
+    made.runs(1, 10.2)
+    made.lose(1, "b", "was killed", 10.3)
+    assert made.take_orders(10.3 + INIT_SECONDS).news == [(2, "lost 1"), (3, "lost 1")]
+    orders = made.take_orders(10.4 + INIT_SECONDS)
+    assert [news for news in orders.news if news[1] == "end"] == [(2, "end"), (3, "end")]
+    assert not orders.ends
+
+
+def test_ranks_in_init_are_killed_when_mpirun_ends() -> None:
+    made = Members(2, 1, True, GATHERING_SECONDS, STOPPED_SECONDS)
+    made.take_orders(0.0)
+    made.end(1.0, "mpirun's processes on b ended")
+    assert made.take_orders(1.0) == Orders(ends=True, at_once=True)
+
+
+def test_a_call_is_taken_back_before_anybody_has_left() -> None:
+    made = members(2, 1)
+    made.call_together()
+    made.take_orders(10.0)
+    made.call_off()
+    assert made.take_orders(10.1).news == [(0, "stay"), (1, "stay")]
+    assert made.phase == TRAINING
+    assert made.events == []
+    made.call_together()
+    assert made.take_orders(11.0).news == [(0, "hosts"), (1, "hosts")]
+    leave(made, [0, 1], 11.1)
+    made.take_orders(11.1)
+    assert said(made) == ["these processes end: there is room for more"]
+
+
+def test_a_call_is_taken_back_after_a_rank_has_left() -> None:
+    made = members(2, 1)
+    made.call_together()
+    made.take_orders(10.0)
+    made.left_world(1, 10.1)
+    made.call_off()
+    assert made.take_orders(10.2) == Orders()
+    assert form(made, [0], 10.3).news == [(0, "world 0,1"), (1, "world 0,1")]
+    made.runs(1, 10.4)
+    assert said(made) == ["going on with 2 ranks after 0.20 s, in the same processes"]
+
+
+def test_a_call_cannot_be_taken_back_where_mpi_does_not_begin_again() -> None:
+    made = members(2, 1, in_same_processes=False)
+    made.call_together()
+    leave(made, [0], 10.1)
+    made.call_off()
+    leave(made, [1], 10.2)
+    orders = made.take_orders(10.2)
+    assert [news for news in orders.news if news[1] == "end"] == [(0, "end"), (1, "end")]
+    assert said(made) == ["these processes end: MPI cannot begin again in the same processes"]
+
+
+def test_ranks_whose_scripts_have_ended_are_ended_if_they_wait_for_a_lost_one() -> None:
+    """Those that have trained end by themselves, and may take their time."""
+    for have_state in (False, True):
+        made = Members(2, 1, True, GATHERING_SECONDS, STOPPED_SECONDS)
+        made.take_orders(0.0)
+        for rank in range(2):
+            made.runs(rank, 1.0)
+            if have_state:
+                made.trains(rank, 1.0)
+        made.is_done(0, 10.0)
+        made.lose(1, "b", "was killed", 10.0)
+        assert not made.take_orders(10.0 + ENDING_SECONDS).ends
+        assert made.take_orders(10.1 + ENDING_SECONDS).ends != have_state
+
+
+def test_a_rank_that_is_about_to_leave_is_not_in_init() -> None:
+    made = members()
+    made.call_together(leaving=[3])
+    leave(made, range(4), 10.0)
+    made.take_orders(10.0)
+    for rank in range(3):
+        made.runs(rank, 10.1)
+        made.trains(rank, 10.1)
+    made.lose(0, "b", "was killed", 10.2)
+    made.take_orders(10.3 + INIT_SECONDS)
+    assert made.phase == GATHERING

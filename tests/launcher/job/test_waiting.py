@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from horovodish.launcher.job.waiting import ANSWER_SECONDS, DESERTED_SECONDS, Notice, Waiting, ranks_in_words
+from horovodish.launcher.job.waiting import (
+    ANSWER_SECONDS,
+    DESERTED_SECONDS,
+    LEFT_SECONDS,
+    Notice,
+    Waiting,
+    ranks_in_words,
+)
 
 WARNING, SHUTDOWN = 60.0, 150.0
 
@@ -161,3 +168,28 @@ def test_a_rank_whose_init_raised_goes_on_alone() -> None:
 def test_ranks_in_words() -> None:
     assert ranks_in_words([3]) == "rank 3"
     assert ranks_in_words({7, 0, 1, 2}) == "ranks 0-2, 7"
+
+
+def test_a_rank_that_has_left_while_others_wait_to_begin_again() -> None:
+    waiting = begun()
+    for rank in range(3):
+        waiting.reached(rank, "training", 200 + rank, now=0)
+    waiting.reached(0, "stopped", 200, now=1_000)
+    assert waiting.left_behind(2_000) == "", "nobody waits for it"
+    waiting.reached(1, "regroup", 201, now=1_001)
+    waiting.reached(2, "regroup", 202, now=1_001)
+    assert waiting.left_behind(1_000 + LEFT_SECONDS) == ""
+    assert waiting.left_behind(1_001 + LEFT_SECONDS) == (
+        "rank 0 on a called shutdown() more than 10 s ago and still runs, as process 200. ranks 1-2 wait for it to end"
+    )
+    assert waiting.left_behind(2_000) == "", "once"
+
+
+def test_a_firewall_is_blamed_between_hosts_alone() -> None:
+    for hosts, is_blamed in ((("a", "a"), False), (("a", "b"), True)):
+        waiting = Waiting(WARNING, 0.0)
+        waiting.began({rank: (host, 100 + rank) for rank, host in enumerate(hosts)})
+        for rank in range(2):
+            waiting.reached(rank, "init", 200 + rank, now=0)
+        text = said(waiting, 61, {0: "S", 1: "S"})
+        assert ("and no rank is missing there" in text, "firewall" in text) == (True, is_blamed)

@@ -1,0 +1,73 @@
+"""Runs that cannot be started: one line says it, and nothing stays open."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from horovodish.errors import LaunchError, SettingError
+from horovodish.launcher import run
+from horovodish.launcher.job.survivors import NoSurvivors
+from horovodish.launcher.mpirun.command import Mpirun
+from horovodish.launcher.mpirun.installation import Library
+from horovodish.launcher.options import LaunchOptions
+from horovodish.settings import Settings
+
+MPIRUN = Mpirun("/nowhere/mpirun", "Open MPI", "5.0.0")
+LIBRARY = Library("4.0", "Open MPI v5.0.0", "/nowhere/libmpi.so", None)
+
+
+def start(options: LaunchOptions) -> None:
+    environ = {"PATH": os.defpath}
+    with run._prepared(options, Settings(), MPIRUN, LIBRARY, environ, NoSurvivors()) as job, job.running():
+        raise AssertionError("there is no such mpirun")
+
+
+def open_files() -> set[str]:
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
+        except FileNotFoundError:  # of the listing itself
+            continue
+    return found
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_what_cannot_be_started_leaves_nothing_open(is_kept: bool, tmp_path: Path) -> None:
+    file = tmp_path / "rank.1"
+    file.touch()
+    options = LaunchOptions(("true",), np=2, output_filename=str(tmp_path) if is_kept else None)
+    before = open_files()
+    with pytest.raises(SettingError if is_kept else LaunchError):
+        start(options)
+    assert open_files() == before
+
+
+def test_a_run_whose_ranks_were_never_started_leaves_nothing_open() -> None:
+    """mpirun ends at once, so no supervisor reports."""
+    options = LaunchOptions(("true",), np=2)
+    false = Mpirun("/bin/false", "Open MPI", "5.0.0")
+    before = open_files()
+    prepared = run._prepared(options, Settings(), false, LIBRARY, {"PATH": os.defpath}, NoSurvivors())
+    with prepared as job, job.running():
+        while job.turn():
+            pass
+    assert open_files() == before
+
+
+def test_a_full_file_system_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "LEAST_ROOM_BYTES", 1 << 60)
+    before = open_files()
+    with pytest.raises(LaunchError, match=r"the ranks cannot be started: .* is full, and MPI needs .* TMPDIR"):
+        start(LaunchOptions(("true",), np=2))
+    assert open_files() == before
+
+
+def test_a_folder_for_temporary_files_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(LaunchError, match=r"the ranks cannot be started: .*No such file or directory"):
+        start(LaunchOptions(("true",), np=2))
