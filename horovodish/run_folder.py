@@ -40,12 +40,13 @@ def report(failure: bytes) -> bool:
     return True
 
 
-def reached(phase: str) -> None:
+def reached(phase: str, *details: int) -> None:
     """Tell the launcher how far this rank has come, so that it can name a rank that the others wait for.
 
     Args:
         phase: "init", "running", "training", "shutdown", "stopped", "regroup" or "exit";
             `horovodish.launcher.job.waiting` explains them.
+        details: with "training", the commit from which the rank continues, and how many steps are repeated.
     """
     global _process
     if not is_followed():
@@ -55,7 +56,7 @@ def reached(phase: str) -> None:
     path = _path("phases")
     if path is not None:
         with contextlib.suppress(OSError), path.open("a", encoding="ascii") as file:  # else the launcher is gone
-            file.write(f"{phase} {os.getpid()}\n")
+            file.write(f"{':'.join([phase, *map(str, details)])} {os.getpid()}\n")
 
 
 def news(heard: int) -> list[str]:

@@ -104,7 +104,8 @@ def exchange(states: Sequence[State], note: Any = None, *, in_recovery: bool = F
         theirs = [offer for offer in of_all if offer is not None]
         state._is_synced = False
         if len(theirs) == len(told):
-            outcome.commit, outcome.repeated = _agree(state, theirs, start)
+            outcome.commit, repeated = _agree(state, theirs, start)
+            outcome.repeated = 0 if outcome.is_interrupted else repeated
         state._is_interrupted = False
     return outcome
 

@@ -227,11 +227,9 @@ def attempt(state: State) -> Iterator[None]:
 
 
 def _tell(outcome: Outcome) -> None:
-    if basics.rank() == 0 and outcome.commit:
-        again = f"; {outcome.repeated} step{'s are' if outcome.repeated > 1 else ' is'} repeated"
-        shown = again if outcome.repeated and not outcome.is_interrupted else ""
-        print(f"horovodish: continuing from commit {outcome.commit}{shown}", file=sys.stderr, flush=True)
-    run_folder.reached("training")
+    run_folder.reached("training", outcome.commit, outcome.repeated)
+    if basics.rank() == 0 and outcome.commit and not membership.is_elastic():  # its launcher says it
+        print(f"horovodish: continuing from commit {outcome.commit}", file=sys.stderr, flush=True)
 
 
 def _comes_of_other_ranks(problem: BaseException) -> bool:

@@ -1,8 +1,8 @@
 """What a training run needs to go on. What a recovery continues from:
 
 1. After a recovery all ranks have the same bits: those of one commit that the script made on one rank.
-2. It is the newest commit that is left: copied into memory of a host, or held by a rank that has written to no tensor of
-   the state since. Copies are made as often as 1 % of the time allows.
+2. It is the newest commit that is left: copied into memory of a host, or held by a rank that has written to no tensor
+   of the state since. Copies are made as often as 1 % of the time allows.
 3. Everything that the script did after that commit is undone in the state, on every rank, and is done again.
 """
 

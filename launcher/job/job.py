@@ -271,9 +271,10 @@ class Job:
             case "cleared":
                 self._cleared.add(of.rank)
             case "phase":
-                phase, process = rest.split()
+                reached, process = rest.split()
+                phase, *details = reached.split(":")
                 self._waiting.reached(of.rank, phase, int(process), now)
-                self.survivors.reached(of.rank, phase, now)
+                self.survivors.reached(of.rank, phase, now, *map(int, details))
             case "state":
                 process, state = rest.split()
                 self._waiting.answered(of.rank, int(process), state)

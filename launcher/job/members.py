@@ -258,13 +258,24 @@ class Members:
             if self.phase == FORMING:
                 self.phase = TRAINING
 
-    def trains(self, rank: int, now: float) -> None:
-        """A rank has the state. All ranks have, or are about to: they take it together."""
+    def trains(self, rank: int, now: float, commit: int = 0, repeated: int = 0) -> None:
+        """A rank has the state. All ranks have, or are about to: they take it together.
+
+        Args:
+            rank: which one.
+            now: the time.
+            commit: from which it continues; 0: from the begin.
+            repeated: how many steps are repeated.
+        """
         self._have_state = True
         if self.phase == TRAINING and self.disturbed_at is not None:
             took, ranks = now - self.disturbed_at, counted(len(self._world), "rank")
-            text = f"going on with {ranks} after {took:.2f} s, in {self._processes} processes"
+            source = f"from commit {commit}" if commit else "from the begin"
+            text = f"going on with {ranks} after {took:.2f} s, in {self._processes} processes, {source}"
+            if repeated:
+                text += f"; {counted(repeated, 'step')} {'is' if repeated == 1 else 'are'} repeated"
             details = {"ranks": len(self._world), "seconds": round(took, 3), "processes": self._processes}
+            details |= {"commit": commit, "repeated": repeated}
             self.events.append(Event("going on", text, details))
             self.disturbed_at = None
 

@@ -55,8 +55,16 @@ class NoSurvivors:
         """
         return Orders()
 
-    def reached(self, rank: int, phase: str, now: float) -> None:
-        """A rank has reached a phase; see waiting.py."""
+    def reached(self, rank: int, phase: str, now: float, commit: int = 0, repeated: int = 0) -> None:
+        """A rank has reached a phase; see waiting.py.
+
+        Args:
+            rank: which one.
+            phase: as in waiting.py.
+            now: the time.
+            commit: with "training", from which commit it continues; 0 at the begin.
+            repeated: likewise, how many steps are repeated.
+        """
 
     def answered(self, rank: int, state: str, now: float) -> None:
         """A supervisor says what its rank does."""
@@ -131,7 +139,7 @@ class Survivors(NoSurvivors):
         orders.drop = self._members.silent(now)
         return orders
 
-    def reached(self, rank: int, phase: str, now: float) -> None:
+    def reached(self, rank: int, phase: str, now: float, commit: int = 0, repeated: int = 0) -> None:
         if phase == "init":
             self._members.arrives(rank)
         elif phase == "running":
@@ -139,7 +147,7 @@ class Survivors(NoSurvivors):
                 self.losses.clear()  # these are past: the job has survived them
             self._members.runs(rank, now)
         elif phase == "training":
-            self._members.trains(rank, now)
+            self._members.trains(rank, now, commit, repeated)
         elif phase == "regroup":
             self._members.left_world(rank, now)
         elif phase == "exit":

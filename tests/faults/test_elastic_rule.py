@@ -74,7 +74,7 @@ def test_what_was_written_after_the_commit_is_undone(train: Any, copies: str, tm
     for entered, *at_end in ended.results:
         assert entered == [[0, 0, 0], [2, 2, 2]], "the last commit, on all ranks"
         assert at_end == [STEPS, [STEPS] * 4, [STEPS] * 4]
-    assert "horovodish: continuing from commit" in ended.said
+    assert "in the same processes, from commit " in ended.said
 
 
 def train_in_phases(scene: Scene, commits: bool) -> Any:
@@ -166,7 +166,7 @@ def call_too_much(scene: Scene, when: str) -> Any:
     def train(state: ObjectState) -> None:
         while state.step < STEPS:
             hvd.allreduce(np.ones(3), name="gradient")
-            if hvd.rank() == 0 and (when == "always" or state.step == 4 and scene.first_time("stalls")):
+            if hvd.rank() == 0 and (when == "always" or (state.step == 4 and scene.first_time("stalls"))):
                 hvd.allreduce(np.ones(1), name="metric")
             state.step += 1
             state.commit()

@@ -72,10 +72,11 @@ def test_those_that_are_left_make_a_new_world() -> None:
         assert made.phase == TRAINING, "all ranks are in init() before it returns on one"
     assert made.take_orders(10.5) == Orders()
     assert len(made.events) == 1, "they have no state yet"
-    made.trains(3, 10.5)
-    made.trains(0, 10.6)
-    details = {"ranks": 3, "seconds": 0.5, "processes": "the same"}
-    assert made.events[1:] == [Event("going on", "going on with 3 ranks after 0.50 s, in the same processes", details)]
+    made.trains(3, 10.5, 41, 2)
+    made.trains(0, 10.6, 41, 2)
+    details = {"ranks": 3, "seconds": 0.5, "processes": "the same", "commit": 41, "repeated": 2}
+    text = "going on with 3 ranks after 0.50 s, in the same processes, from commit 41; 2 steps are repeated"
+    assert made.events[1:] == [Event("going on", text, details)]
     assert made.worlds == 2
     assert made.lost == [1]
 
@@ -342,7 +343,7 @@ def test_ranks_that_are_held_go_on_when_they_are_released() -> None:
     assert made.take_orders(3.0) == Orders()
     made.runs(0, 3.5)
     made.trains(0, 4.5)
-    assert said(made) == ["going on with 2 ranks after 1.50 s, in new processes"]
+    assert said(made) == ["going on with 2 ranks after 1.50 s, in new processes, from the begin"]
 
 
 def test_a_loss_while_ranks_take_the_state_belongs_to_the_same_break() -> None:
@@ -353,7 +354,7 @@ def test_a_loss_while_ranks_take_the_state_belongs_to_the_same_break() -> None:
     made.runs(0, 10.2)
     made.lose(2, "b", "was killed", 10.3)
     form(made, [0, 3], 10.5)
-    assert said(made)[2:] == ["going on with 2 ranks after 0.50 s, in the same processes"]
+    assert said(made)[2:] == ["going on with 2 ranks after 0.50 s, in the same processes, from the begin"]
 
 
 def test_a_world_that_was_never_complete_has_not_run() -> None:
@@ -449,7 +450,7 @@ def test_a_call_is_taken_back_after_a_rank_has_left() -> None:
     assert made.take_orders(10.2) == Orders()
     assert form(made, [0], 10.3).news == [(0, "world 0,1"), (1, "world 0,1")]
     made.runs(1, 10.4)
-    assert said(made) == ["going on with 2 ranks after 0.20 s, in the same processes"]
+    assert said(made) == ["going on with 2 ranks after 0.20 s, in the same processes, from the begin"]
 
 
 def test_a_call_cannot_be_taken_back_where_mpi_does_not_begin_again() -> None:
