@@ -341,8 +341,8 @@ def check_no_loss() -> None:
     """
     if _running is not None and (lost := loss()):
         raise RankLostError(
-            f"{lost}; the script has caught the error that said so. Let it pass: hvd.elastic then goes back to "
-            "the last commit"
+            f"{lost.rstrip('.')}. The script has caught the error that said so. Let it pass: hvd.elastic.run or attempt "
+            "then goes back to a commit"
         )
 
 
