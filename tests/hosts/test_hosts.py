@@ -17,6 +17,7 @@ import pytest
 import horovodish as hvd
 from support.carried import the_second_time_gives_the_bits_of_the_first
 from support.expect import every_rank_raises, the_engine_goes_on, unless_last
+from support.float16 import large_float16_numbers_stay_finite
 from support.hosts import Hosts, hosts, run_on_hosts, run_on_hosts_to_their_ends
 from support.model import FLOATS, INTEGERS, LENGTHS, OPS, Array, adasum, difference, reduced, values
 from support.ranks import RanksFailedError
@@ -61,6 +62,10 @@ def small_and_scaled_and_in_place() -> None:
         np.testing.assert_array_equal(own, np.full(length, 2.0 * total))
     average = hvd.allreduce(np.full((), float(hvd.rank())))
     np.testing.assert_allclose(average, total / hvd.size(), rtol=1e-12)
+
+
+def large_float16_numbers() -> None:
+    large_float16_numbers_stay_finite()
 
 
 def adasum_of_everybody() -> None:
@@ -185,6 +190,7 @@ def there_and_back() -> None:
 CHECKS = [
     every_op_and_dtype,
     small_and_scaled_and_in_place,
+    large_float16_numbers,
     adasum_of_everybody,
     groups,
     rows_of_every_rank,

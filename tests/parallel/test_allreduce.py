@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
+from support.float16 import large_float16_numbers_stay_finite
 from support.model import FLOATS, INTEGERS, LENGTHS, OPS, PLANES, difference, dtype_of, reduced, values
 from support.on_ranks import on_ranks
 from support.ranks import run_ranks
@@ -44,6 +45,11 @@ def reduce_everything() -> list[int]:
 def test_every_op_and_dtype(np: int, plane: str) -> None:
     checksums = run_ranks(reduce_everything, np, env={"HOROVODISH_PLANE": plane})
     assert all(of_rank == checksums[0] for of_rank in checksums), "the ranks hold different bits"
+
+
+@on_ranks(2, 3, 4, planes=PLANES)
+def test_an_average_of_large_float16_numbers_is_no_infinity() -> None:
+    large_float16_numbers_stay_finite()
 
 
 @on_ranks(1, 3, planes=PLANES)

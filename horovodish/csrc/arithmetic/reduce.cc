@@ -1,6 +1,7 @@
 #include "arithmetic/reduce.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -389,6 +390,20 @@ void reduce(DType dtype, ReduceOp op, void* target, const void* const* sources, 
     case DType::uint64:
       throw std::logic_error(std::string(name_of(dtype)) + " has no reduction");
   }
+}
+
+StagedScaling in_stages(DType dtype, ReduceOp op, const Scaling& scaling, size_t contributions) {
+  StagedScaling staged{.first = {.prescale = scaling.prescale},
+                       .last = {.postscale = scaling.postscale, .divisor = scaling.divisor}};
+  const double factor = std::abs(scaling.postscale / scaling.divisor);
+  const bool adds = op == ReduceOp::sum || op == ReduceOp::average;
+  if (dtype != DType::float16 || !adds || !(factor > 0 && factor < 1)) return staged;
+  // Near zero float16 has fewer digits. So partial results get no smaller than the result, nor than the largest sum makes it needed.
+  const double growth = static_cast<double>(contributions) * std::max(1.0, std::abs(scaling.prescale));
+  const auto halvings = static_cast<int>(std::min<double>(-std::ilogb(factor), std::ceil(std::log2(growth))));
+  staged.first.prescale = std::ldexp(staged.first.prescale, -halvings);
+  staged.last.postscale = std::ldexp(staged.last.postscale, halvings);
+  return staged;
 }
 
 void fill_identity(DType dtype, ReduceOp op, void* target, size_t count) {

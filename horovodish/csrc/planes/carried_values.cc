@@ -94,13 +94,12 @@ void CarriedValues::reduce_all(const Operation& operation, std::string_view valu
       sources.clear();
       for (const size_t place : places_[host]) sources.push_back(in + place * stride);
       reduce(concatenation.dtype(), op, memory.data() + host * bytes, sources.data(), sources.size(), count,
-             is_of_hosts ? Scaling{.prescale = scaling.prescale} : scaling);
+             is_of_hosts ? first : scaling);
     }
     if (is_of_hosts) {
       sources.clear();
       for (size_t host = 0; host < places_.size(); ++host) sources.push_back(memory.data() + host * bytes);
-      reduce(concatenation.dtype(), op, memory.data(), sources.data(), sources.size(), count,
-             {.postscale = scaling.postscale, .divisor = scaling.divisor});
+      reduce(concatenation.dtype(), op, memory.data(), sources.data(), sources.size(), count, last);
     }
     concatenation.unpack(concatenation.whole(), memory.data());
     in += bytes;
@@ -108,3 +107,4 @@ void CarriedValues::reduce_all(const Operation& operation, std::string_view valu
 }
 
 }  // namespace horovodish
+    const auto [first, last] = in_stages(concatenation.dtype(), op, scaling, ranks_);

@@ -16,12 +16,12 @@ namespace {
 // A schedule that reduces `count` elements in place, shard by shard.
 std::unique_ptr<MpiTask> in_place(const MpiEnvironment& environment, Schedule schedule, DType dtype, ReduceOp op,
                                   const Scaling& scaling, std::byte* buffer, size_t count) {
-  if (scaling.prescale != 1.0) {
+  const auto [first, last] = in_stages(dtype, op, scaling, static_cast<size_t>(environment.ranks()));
+  if (first.prescale != 1.0) {
     const void* source = buffer;
-    reduce(dtype, op, buffer, &source, 1, count, {.prescale = scaling.prescale});
+    reduce(dtype, op, buffer, &source, 1, count, first);
   }
-  const Scaling last{.postscale = scaling.postscale, .divisor = scaling.divisor};
-  const auto step = [dtype, op, last](std::byte* range, const std::byte* incoming, size_t length, bool finish) {
+  const auto step = [dtype, op, last = last](std::byte* range, const std::byte* incoming, size_t length, bool finish) {
     const void* sources[] = {incoming, range};
     reduce(dtype, op, range, sources, 2, length, finish ? last : Scaling{});
   };

@@ -17,6 +17,12 @@ namespace {
 // more than the arithmetic that it saves.
 constexpr size_t kUnsharedBytes = 16 << 10;
 
+size_t ranks_of(const Across& across) {
+  size_t ranks = 0;
+  for (const auto& host : across.hosts) ranks += host.size();
+  return ranks;
+}
+
 // Allreduce and reducescatter. A chunk is cut into shards, one for each rank of this host; the owner of a shard reduces it
 // straight into the targets. With several hosts there are as many shards as the largest host has ranks, see HostShards, and their owners
 // reduce them in the slot, where they are exchanged with the owners on the other hosts.
@@ -27,6 +33,8 @@ class ReduceTask : public StreamTask {
       : concatenation_(std::move(concatenation)),
         op_(operation.request->op),
         scaling_(operation.scaling()),
+        staged_(world.across == nullptr ? StagedScaling{}
+                                        : in_stages(concatenation_.dtype(), op_, scaling_, ranks_of(*world.across))),
         packing_scale_(operation.packing_scale()),
         world_(world),
         item_(concatenation_.item_bytes()),
@@ -64,8 +72,7 @@ class ReduceTask : public StreamTask {
       const Range part = shard(range, index);
       if (!is_own(index) || part.count == 0) continue;
       const auto owner = [&](size_t host) { return index % across.hosts[host].size(); };
-      tasks.push_back(make_allreduce(across.ring(sequence, index, owner), concatenation_.dtype(), op_,
-                                     {.postscale = scaling_.postscale, .divisor = scaling_.divisor},
+      tasks.push_back(make_allreduce(across.ring(sequence, index, owner), concatenation_.dtype(), op_, staged_.last,
                                      slots[world_.own] + (part.begin - range.begin) * item_, part.count));
     }
     return tasks;
@@ -91,7 +98,7 @@ class ReduceTask : public StreamTask {
 
   void combine_shard(const Range& range, const Range& part, const Slots& slots) {
     const bool exchanged = world_.across != nullptr;
-    const Scaling scaling = exchanged ? Scaling{.prescale = scaling_.prescale} : scaling_;
+    const Scaling& scaling = exchanged ? staged_.first : scaling_;
     concatenation_.for_each_piece(
         part, [&](const Concatenation::Tensor& tensor, size_t first, size_t length, size_t position) {
           // Nobody wants the result here, and the slot is still being read when each rank reduces for itself.
@@ -109,6 +116,7 @@ class ReduceTask : public StreamTask {
   const Concatenation concatenation_;
   const ReduceOp op_;
   const Scaling scaling_;
+  const StagedScaling staged_;  // with several hosts
   const double packing_scale_;
   const StreamWorld world_;
   const size_t item_, chunk_;
