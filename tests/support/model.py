@@ -41,9 +41,8 @@ def reduced(arrays: list[Array], op: str, prescale: float = 1.0, postscale: floa
     stack = np.stack([scaled(array.astype(np.int64 if integer else np.float64), prescale) for array in arrays])
     combine = {"Average": np.sum, "Sum": np.sum, "Min": np.min, "Max": np.max, "Product": np.prod}[op]
     result: Array = combine(stack, axis=0)
-    if op == "Average":
-        result = np.trunc(result / len(arrays)).astype(result.dtype) if integer else result / len(arrays)
-    result = scaled(result, postscale)
+    # An average of integers and its scale are rounded once, together.
+    result = scaled(result, postscale / len(arrays) if op == "Average" else postscale)
     return result.astype(arrays[0].dtype) if integer else result
 
 

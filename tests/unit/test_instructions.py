@@ -53,6 +53,16 @@ def test_each_level_gives_the_same_bits(dtype: str, op: str, level: int) -> None
             assert got.tobytes() == expected.tobytes(), (ranks, scales)
 
 
+@pytest.mark.parametrize("level", [BASELINE, *HIGHER])
+@pytest.mark.parametrize("dtype", [name for name in REDUCED if "int" in name])
+def test_an_integer_and_its_factors_are_rounded_once(dtype: str, level: int) -> None:
+    three, four = np.full(100, 3, dtype), np.full(100, 4, dtype)
+    assert set(reduced(level, dtype, "average", [three, four], (1.0, 2.0))) == {7}
+    assert set(reduced(level, dtype, "average", [three, four], (1.0, 1.0))) == {3}
+    assert set(reduced(level, dtype, "sum", [three, four], (1.0, np.nan))) == {0}
+    assert set(reduced(level, dtype, "sum", [three, four], (np.nan, 1.0))) == {0}
+
+
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 31, 32, 33])
 @pytest.mark.parametrize("factor", [1.0, 0.375])
 def test_pairs_of_bfloat16_are_sums_of_floats(length: int, factor: float) -> None:

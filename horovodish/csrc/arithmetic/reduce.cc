@@ -92,12 +92,13 @@ HOROVODISH_INLINE void store_block(const A* from, T* to, size_t count) {
 }
 
 template <class A>
-HOROVODISH_INLINE A scaled(A value, double factor) {
+HOROVODISH_INLINE A scaled(A value, double factor, int divisor = 1) {
   if constexpr (std::is_floating_point_v<A>) {
     return value * static_cast<A>(factor);
   } else {
-    // Conversion of an out-of-range double is undefined; 2^63 itself is the first double above the int64 range.
-    const double product = static_cast<double>(value) * factor;
+    // Conversion of a NaN or an out-of-range double is undefined; 2^63 itself is the first double above the int64 range.
+    const double product = static_cast<double>(value) * factor / divisor;
+    if (product != product) return 0;
     if (product >= static_cast<double>(std::numeric_limits<A>::max())) return std::numeric_limits<A>::max();
     if (product <= static_cast<double>(std::numeric_limits<A>::min())) return std::numeric_limits<A>::min();
     return static_cast<A>(product);
@@ -243,13 +244,12 @@ HOROVODISH_INLINE void reduce_scaled(ReduceOp op, T* target, const T* const* sou
         for (size_t i = 0; i < length; ++i) accumulator[i] = combine(accumulator[i], block[i]);
       });
     }
-    if constexpr (std::is_integral_v<A>) {
+    if (factor != 1.0) {
+      for (size_t i = 0; i < length; ++i) accumulator[i] = scaled(accumulator[i], factor, divisor);
+    } else if constexpr (std::is_integral_v<A>) {
       if (divisor != 1) {
         for (size_t i = 0; i < length; ++i) accumulator[i] = static_cast<A>(accumulator[i] / divisor);
       }
-    }
-    if (factor != 1.0) {
-      for (size_t i = 0; i < length; ++i) accumulator[i] = scaled(accumulator[i], factor);
     }
     store_block(accumulator, target + begin, length);
   }

@@ -17,8 +17,8 @@ struct Scaling {
 // right, so that the bits of an element depend neither on its place nor on how the work is split. `target` may be one
 // of the sources.
 //   float16, bfloat16: accumulated in float32, rounded once.
-//   integers: sums and products wrap around; an average then rounds towards zero; a scale is applied in float64 and
-//   rounds towards zero, too. Min and Max return NaN where any contribution is NaN.
+//   integers: sums and products wrap around; an average then rounds towards zero. A scale is applied in float64 and rounds
+//   towards zero, too, once for an average and its scale together. A factor that is NaN gives 0. Min and Max return NaN where any contribution is NaN.
 //   Denormals are kept, whatever the calling thread does with them.
 void reduce(DType dtype, ReduceOp op, void* target, const void* const* sources, size_t sources_count, size_t count,
             const Scaling& scaling);
