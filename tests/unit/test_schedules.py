@@ -133,6 +133,21 @@ def test_the_fastest_allreduce_goes_from_few_steps_to_few_bytes(ranks: int) -> N
     assert (chosen[0], chosen[-1]) == ("direct", "halving" if power_of_two else "ring")
 
 
+@pytest.mark.parametrize("ranks_per_host", [1, 2, 8])
+def test_values_are_carried_only_where_the_plane_adds_in_the_same_order(ranks_per_host: int) -> None:
+    """Two hosts always exchange everything."""
+    carried = {}
+    for hosts in range(1, 301):
+        ranks = hosts * ranks_per_host
+        numbers = list(range(ranks))
+        layout = [numbers[first : first + ranks_per_host] for first in range(0, ranks, ranks_per_host)]
+        carried[hosts] = testing.most_carried_bytes(layout)
+        for length in range(1, carried[hosts] + 1) if hosts > 2 else ():
+            assert testing.fastest_allreduce(hosts, length) == "direct", (hosts, length)
+    assert carried[2] == 1024 // ranks_per_host
+    assert min(carried[hosts] for hosts in range(2, 20)) >= 8
+
+
 @settings(max_examples=200)
 @given(st.integers(0, 60), st.integers(1, 20), st.integers(0, 2**32))
 def test_pair_allreduce(count: int, segment: int, seed: int) -> None:

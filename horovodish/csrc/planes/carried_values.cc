@@ -1,9 +1,11 @@
 #include "planes/carried_values.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "negotiation/tree.h"
 #include "planes/fusion.h"
+#include "planes/mpi/schedule.h"
 
 namespace horovodish {
 
@@ -15,12 +17,27 @@ constexpr size_t kCarriedBytes = 2 << 10;
 // Each dtype's values begin at a multiple of this.
 constexpr size_t kAlignment = 8;
 
+size_t most_bytes_of(size_t ranks) { return kCarriedBytes / ranks / kAlignment * kAlignment; }
+
 size_t aligned(size_t bytes) { return ceil_divide(bytes, kAlignment) * kAlignment; }
 
 }  // namespace
 
+size_t most_carried_bytes(const std::vector<std::vector<int>>& hosts) {
+  size_t ranks = 0;
+  for (const auto& host : hosts) ranks += host.size();
+  const auto peers = static_cast<int>(hosts.size());  // who exchange with each other; two always exchange everything
+  size_t bytes = most_bytes_of(ranks);
+  while (bytes > 0 && peers > 2 && fastest_allreduce(peers, bytes) != AllreduceAlgorithm::direct) bytes -= kAlignment;
+  return bytes;
+}
+
 CarriedValues::CarriedValues(const ProcessSetConfig& config)
-    : ranks_(config.ranks.size()), one_host_(config.hosts.size() == 1), own_(config.world_rank(config.own)) {
+    : ranks_(config.ranks.size()),
+      one_host_(config.hosts.size() == 1),
+      most_reduced_(most_carried_bytes(config.hosts)),
+      most_broadcast_(most_bytes_of(ranks_)),
+      own_(config.world_rank(config.own)) {
   const std::vector<int> tree = subtree(config.hosts, config.hosts.front().front());
   for (const auto& host : config.hosts) {
     auto& places = places_.emplace_back();
@@ -39,10 +56,11 @@ CarriedValues::CarriedValues(const ProcessSetConfig& config)
 size_t CarriedValues::bytes_of_a_rank(const Request& request) const {
   const bool reduces = request.kind == Kind::allreduce && request.op != ReduceOp::adasum;
   if (one_host_ || !request.on_host() || (!reduces && request.kind != Kind::broadcast)) return 0;
+  const size_t most = reduces ? most_reduced_ : most_broadcast_;
   size_t bytes = 0;
   for (const Member& member : request.members) {
     bytes += aligned(static_cast<size_t>(member.count()) * bytes_of(member.dtype));
-    if (bytes * ranks_ > kCarriedBytes) return 0;
+    if (bytes > most) return 0;
   }
   return bytes;
 }
@@ -80,6 +98,11 @@ bool CarriedValues::finish(const Operation& operation, std::string_view values) 
 
 void CarriedValues::reduce_all(const Operation& operation, std::string_view values) const {
   const auto* in = reinterpret_cast<const std::byte*>(values.data());
+  std::vector<std::byte> copy;
+  if (reinterpret_cast<uintptr_t>(in) % kAlignment != 0) {  // a short std::string keeps its text anywhere in itself
+    copy.assign(in, in + values.size());
+    in = copy.data();
+  }
   const size_t stride = values.size() / ranks_;
   const ReduceOp op = operation.request->op;
   const Scaling scaling = operation.scaling();
@@ -90,6 +113,7 @@ void CarriedValues::reduce_all(const Operation& operation, std::string_view valu
     memory.resize(bytes * places_.size());
     // As SharedMemoryPlane: the ranks of a host first, then the hosts.
     const bool is_of_hosts = places_.size() > 1;
+    const auto [first, last] = in_stages(concatenation.dtype(), op, scaling, ranks_);
     for (size_t host = 0; host < places_.size(); ++host) {
       sources.clear();
       for (const size_t place : places_[host]) sources.push_back(in + place * stride);
@@ -107,4 +131,3 @@ void CarriedValues::reduce_all(const Operation& operation, std::string_view valu
 }
 
 }  // namespace horovodish
-    const auto [first, last] = in_stages(concatenation.dtype(), op, scaling, ranks_);

@@ -18,6 +18,10 @@
 
 namespace horovodish {
 
+// How many bytes of each rank an allreduce may carry. None where the plane would not add in the order of ranks: it has the first
+// result, and the later ones must have the same bits. `hosts`: see ProcessSetConfig.
+size_t most_carried_bytes(const std::vector<std::vector<int>>& hosts);
+
 class CarriedValues {
  public:
   explicit CarriedValues(const ProcessSetConfig& config);
@@ -34,6 +38,7 @@ class CarriedValues {
 
   const size_t ranks_;
   const bool one_host_;
+  const size_t most_reduced_, most_broadcast_;  // bytes of a rank
   const WorldRank own_;
   std::vector<std::vector<size_t>> places_;  // in the order of the tree, by host and rank of the host
 };

@@ -10,6 +10,7 @@
 #include "engine/operation_table.h"
 #include "memory/waiting_costs.h"
 #include "negotiation/tree.h"
+#include "planes/carried_values.h"
 #include "planes/mpi/schedule.h"
 #include "planes/shards.h"
 #include "python/bindings.h"
@@ -240,6 +241,7 @@ void bind_schedules(nb::module_& module) {
   module.def("halving_allreduce", [as_dict](int rank, int ranks, size_t count, size_t segment) {
     return as_dict(halving_allreduce(rank, ranks, count, segment));
   });
+  module.def("most_carried_bytes", &most_carried_bytes);
   module.def("fastest_allreduce", [](int ranks, size_t bytes) {
     switch (fastest_allreduce(ranks, bytes)) {
       case AllreduceAlgorithm::direct:
