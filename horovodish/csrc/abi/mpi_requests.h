@@ -40,8 +40,7 @@ class MpiRequest {
   }
 
   void send(const void* data, size_t bytes, int to, int tag) {
-    // Open MPI 5.0 crashes in a send to a rank of which it knows that it has died.
-    if (mpi_->has_died(to)) fail("sending to", to, "it has died");
+    check_alive(to);
     check(mpi_->isend(data, static_cast<int>(bytes), mpi_->byte_type, to, tag, mpi_->communicator, request_.data()),
           "sending to", to);
     start(to);
@@ -49,6 +48,7 @@ class MpiRequest {
   // As send(), but done only when the receiver has taken it, and with it all that was sent to it before on this communicator. A
   // send() is done when MPI has a copy, which it may not have sent yet.
   void send_and_see_taken(const void* data, size_t bytes, int to, int tag) {
+    check_alive(to);
     check(mpi_->issend(data, static_cast<int>(bytes), mpi_->byte_type, to, tag, mpi_->communicator, request_.data()),
           "sending to", to);
     start(to);
@@ -90,6 +90,10 @@ class MpiRequest {
   }
 
  private:
+  // Open MPI 5.0 crashes in a send to a rank of which it knows that it has died.
+  void check_alive(int to) const {
+    if (mpi_->has_died(to)) fail("sending to", to, "it has died");
+  }
   void start(int peer) {
     peer_ = peer;
     active_ = true;

@@ -48,8 +48,9 @@ class Link {
     if (ready < sizeof word + length) return std::nullopt;
     std::string message = incoming_.substr(consumed_ + sizeof word, length);
     consumed_ += sizeof word + length;
-    if (consumed_ == incoming_.size()) {
-      incoming_.clear();
+    // Also where the next message has begun to arrive: there may always be such a one.
+    if (consumed_ == incoming_.size() || consumed_ > kMostConsumed) {
+      incoming_.erase(0, consumed_);
       consumed_ = 0;
     }
     if ((word & kFarewell) == 0) return message;
@@ -73,6 +74,7 @@ class Link {
 
  private:
   static constexpr uint32_t kFarewell = 1u << 31, kLengthMask = kFarewell - 1;
+  static constexpr size_t kMostConsumed = 64 << 10;
 
   void append(std::string_view message, uint32_t flags) {
     const uint32_t word = static_cast<uint32_t>(message.size()) | flags;
