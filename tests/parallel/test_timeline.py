@@ -335,3 +335,20 @@ def test_a_full_disk_ends_the_timeline_with_one_warning_and_not_the_job(tmp_path
     assert done.returncode == 0
     said = "horovodish: warning: the timeline ends here, because it cannot be written: No space left on device\n"
     assert done.stderr == said
+
+
+def record_names_that_are_new_each_time(path: str) -> None:
+    hvd.init()
+    hvd.start_timeline(path)
+    for number in range(6000):
+        hvd.allreduce(np.ones(1), name=f"step {number}")
+    hvd.stop_timeline()
+
+
+def test_names_that_are_new_each_time_do_not_grow_for_ever(tmp_path: Path) -> None:
+    run_ranks(record_names_that_are_new_each_time, 1, args=(str(tmp_path / "trace.json"),))
+    tracks = tracks_of(tmp_path / "trace.rank-0.json", 0)
+    assert 4000 < len(tracks) < 4200
+    assert len(tracks["step 0"]) == 1
+    assert sum(map(len, tracks.values())) > 5000  # some records may be dropped
+    assert len(tracks["other names"]) > 1000

@@ -18,6 +18,8 @@ constexpr size_t kRecords = 1 << 15, kDescriptions = 1 << 12;
 constexpr std::chrono::milliseconds kInterval{20};
 using What = TimelineRecord::What;
 
+constexpr uint32_t kMostTracks = 4096;
+constexpr std::string_view kOtherNames = "other names";
 constexpr std::string_view kUnnamed = ".noname.";  // of generated names, before their number
 
 }  // namespace
@@ -69,16 +71,25 @@ void Timeline::settled(Track& track, bool failed) {
   track.busy = false;
 }
 
-// Generated names are new each time: all of them share a track, or as many as are under way at once.
+// Generated names are new each time: all of them share a track, or as many as are under way at once. So do the names beyond
+// kMostTracks, since a program may make up names in each step.
 Timeline::Track& Timeline::track_of(int process_set, std::string_view name) {
   const size_t cut = name.find(kUnnamed);
-  if (cut == std::string_view::npos) return named(process_set, name);
-  const std::string_view common = name.substr(0, cut + kUnnamed.size() - 1);
+  if (cut == std::string_view::npos && (last_track_ < kMostTracks || is_known(process_set, name))) {
+    return named(process_set, name);
+  }
+  const std::string_view common =
+      cut == std::string_view::npos ? kOtherNames : name.substr(0, cut + kUnnamed.size() - 1);
   Track* track = &named(process_set, common);
   for (int lane = 2; track->busy; ++lane) {
     track = &named(process_set, std::string(common) + " (" + std::to_string(lane) + ")");
   }
   return *track;
+}
+
+bool Timeline::is_known(int process_set, std::string_view name) const {
+  const auto tracks = tracks_.find(process_set);
+  return tracks != tracks_.end() && tracks->second.contains(name);
 }
 
 Timeline::Track& Timeline::named(int process_set, std::string_view name) {

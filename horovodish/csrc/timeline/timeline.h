@@ -99,6 +99,7 @@ class Timeline {
   using Tracks = std::unordered_map<std::string, Track, Hash, std::equal_to<>>;
 
   Track& track_of(int process_set, std::string_view name);
+  bool is_known(int process_set, std::string_view name) const;
   Track& named(int process_set, std::string_view name);
   bool describe(const Track& track, const std::shared_ptr<const Request>& request);
   void push(TimelineRecord&& record);
