@@ -53,24 +53,26 @@ NcclCommunicator::NcclCommunicator(const abi::Nccl& nccl, Device& device, const 
 
 bool NcclCommunicator::end(std::chrono::milliseconds limit) {
   if (communicator_ == nullptr) return true;
-  std::promise<void> promise;
-  const auto ended = promise.get_future();
+  std::promise<bool> promise;
+  auto ended = promise.get_future();
   std::thread([&device = device_, communicator = std::exchange(communicator_, nullptr),
                last_call = finalized_ ? nccl_.comm_destroy : nccl_.comm_abort, promise = std::move(promise)]() mutable {
     try {
       const Device::Scope scope(device);
-      last_call(communicator);
-      promise.set_value();
+      const abi::NcclResult result = last_call(communicator);
+      promise.set_value(result == abi::NcclResult::success || result == abi::NcclResult::in_progress);
     } catch (const std::exception&) {  // CUDA has ended with the process
+      promise.set_value(false);
     }
   }).detach();
-  return ended.wait_for(limit) == std::future_status::ready;
+  return ended.wait_for(limit) == std::future_status::ready && ended.get();
 }
 
 bool NcclCommunicator::ready() {
   abi::NcclResult state = abi::NcclResult::success;
   check(nccl_.comm_get_async_error(communicator_, &state), "asking for errors");
-  check(state, "a collective was under way");
+  check(state, connected_ ? "a collective was under way" : "connecting the ranks");
+  connected_ |= state == abi::NcclResult::success;
   return state == abi::NcclResult::success;
 }
 

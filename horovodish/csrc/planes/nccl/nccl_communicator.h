@@ -42,7 +42,7 @@ class NcclCommunicator {
   const abi::Nccl& nccl_;
   Device& device_;
   abi::NcclCommunicator communicator_ = nullptr;
-  bool finalized_ = false;
+  bool connected_ = false, finalized_ = false;
   std::vector<abi::NcclOp> factors_;
 };
 
