@@ -271,6 +271,37 @@ def test_ranks_that_wait_for_each_other_for_ever_raise() -> None:
         assert "if rank == 0:" in text
 
 
+def submit_without_waiting(work_seconds: float, ends: threading.Event) -> None:
+    """A thread as TensorFlow has them: it submits and never waits. It works while the main thread waits."""
+    hvd.allreduce_async(np.zeros(3), name="first")
+    time.sleep(work_seconds)
+    if not ends.is_set():
+        hvd.allreduce_async(np.zeros(3), name=f"x{1 - hvd.rank()}")
+    ends.wait()
+
+
+def wait_while_another_thread_computes(work_seconds: float) -> str:
+    hvd.init()
+    ends = threading.Event()
+    other_thread = threading.Thread(target=submit_without_waiting, args=(work_seconds, ends))
+    other_thread.start()
+    hvd.allreduce(np.zeros(3), name=f"x{hvd.rank()}")  # waits for the other rank's other thread
+    # Now that thread computes nothing any more, which nobody can know.
+    with pytest.raises(hvd.StallError) as raised:
+        hvd.allreduce(np.zeros(3), name=f"y{hvd.rank()}")
+    ends.set()
+    other_thread.join()
+    return str(raised.value)
+
+
+def test_a_thread_that_never_waits_may_compute_what_all_wait_for() -> None:
+    """It counts as working until nothing was submitted for the warning time."""
+    env = knobs("auto", warning=9.0)
+    for text in results(run_ranks_to_their_ends(wait_while_another_thread_computes, 2, args=(7.0,), env=env)):
+        assert "every rank waits, but not for the same tensors, so none can go on" in text
+        assert "'y0' was submitted by rank 0 but not by rank 1" in text
+
+
 def lag_without_a_check() -> str:
     hvd.init()
     names = ("a", "b") if hvd.rank() == 0 else ("b", "a")

@@ -181,6 +181,7 @@ void Engine::begin_return() const {
 void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
   check_process();
   const Request& request = *operation->request;
+  if (!waits) waiting_threads_.remember_submitter();
   std::shared_ptr<Doorbell> doorbell;
   {
     std::lock_guard lock(inbox_mutex_);
@@ -435,7 +436,8 @@ void Engine::drive_until(const Handle& handle, Clock::time_point deadline) noexc
 // A thread counts as waiting until it has run again, so a rank may say too early that it waits. It takes that back here, the next time
 // that its driver has nothing to do: within WAIT_SLICE_SECONDS, which is shorter than the time after which ranks give up.
 void Engine::say_who_waits() noexcept {
-  for (auto& [id, set] : process_sets_) set->flush(waiting_threads_.all_wait_in(id));
+  const bool others_submit = waiting_threads_.any_only_submits();
+  for (auto& [id, set] : process_sets_) set->flush(waiting_threads_.all_wait_in(id), others_submit);
 }
 
 // Hands the rest of the work back to the engine's thread, which sleeps or waits for the seat. It is woken where it would sleep for too

@@ -52,7 +52,8 @@ class ProcessSet final : private OperationTable::Owner {
   // One look at everything that can have moved; true when something has.
   bool turn() noexcept;
   // `all_threads_wait`: in this set, so this rank submits nothing more before the next decision. If that ends, it says so.
-  void flush(bool all_threads_wait) noexcept;
+  // `others_submit`: there are threads that never wait. Then this rank says so only if they have been quiet for long.
+  void flush(bool all_threads_wait, bool others_submit) noexcept;
   // Whether news of neighbours matters now. One that has made room for what is unsent says so.
   bool awaits_news() const { return busy() || neighbours_.has_unsent(); }
   bool busy() const { return operations_.busy(); }

@@ -1,6 +1,8 @@
 // Which threads of this rank wait for operations, and in which process set. A rank will submit nothing more before the next
 // decision of a set only if every thread that ever waits is waiting in that set now. Example: one thread waits for 'gradient',
 // and another one, which has waited before, computes what it will submit as 'metric'. Peers that wait for 'metric' will get it.
+// A thread that submits and never waits, such as one of TensorFlow's or of autograd's for a GPU, may compute or be idle. Nobody can
+// tell which.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +16,7 @@ class WaitingThreads {
   struct State {
     std::mutex mutex;
     size_t known = 0;  // threads that have waited and have not ended; guarded by mutex
+    size_t submitters = 0;  // threads that have submitted, but have neither waited nor ended; guarded by mutex
     std::unordered_map<int, size_t> waiting;  // by process set; guarded by mutex
   };
 
@@ -40,9 +43,17 @@ class WaitingThreads {
 
   // Count the calling thread as one that waits for operations, even if its operation is settled already.
   void remember_caller() const {
-    if (known().state == state_) return;
+    const Known& thread = known();
+    if (thread.state == state_ && thread.has_waited) return;
+    known().join(state_, true);
+  }
+  // Count the calling thread as one that may submit without waiting.
+  void remember_submitter() const {
+    if (known().state != state_) known().join(state_, false);
+  }
+  bool any_only_submits() const {
     std::lock_guard lock(state_->mutex);
-    known().join(state_);
+    return state_->submitters > 0;
   }
   bool all_wait_in(int process_set) const {
     std::lock_guard lock(state_->mutex);
@@ -51,22 +62,25 @@ class WaitingThreads {
   }
 
  private:
-  // A thread that has waited, until it ends or waits for another engine.
+  // A thread that has submitted or waited, until it ends or does so with another engine.
   struct Known {
     std::shared_ptr<State> state;
+    bool has_waited = false;
 
     ~Known() { leave(); }
-    // The caller holds the lock of `engine`.
-    void join(const std::shared_ptr<State>& engine) {
+    void join(const std::shared_ptr<State>& engine, bool waits) {
       leave();
       state = engine;
-      ++state->known;
+      has_waited = waits;
+      std::lock_guard lock(state->mutex);
+      ++count();
     }
     void leave() {
       if (!state) return;
       std::lock_guard lock(state->mutex);
-      --state->known;
+      --count();
     }
+    size_t& count() const { return has_waited ? state->known : state->submitters; }
   };
   static Known& known() {
     thread_local Known known;

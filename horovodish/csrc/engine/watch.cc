@@ -52,6 +52,12 @@ void Watch::decided(Clock::time_point now) {
   stuck_text_.clear();
 }
 
+bool Watch::is_quiet() const {
+  const auto& [warning, shutdown] = options_.stall;
+  const auto limit = warning.count() > 0 ? warning : shutdown;
+  return limit.count() > 0 && Clock::now() - last_news_ > limit;
+}
+
 void Watch::stuck(const std::string& text) {
   stuck_text_ = text;
   stuck_since_ = Clock::now();

@@ -29,6 +29,8 @@ class Watch {
   void submitted(const Operation& operation, Clock::time_point now);
   void decided(Clock::time_point now);
   void moved() { ++news_; }
+  // Whether nothing was submitted or decided for the stall warning time, or for the shutdown time where there is no other.
+  bool is_quiet() const;
   // Every rank waits, and nothing can be decided, as `text` says.
   void stuck(const std::string& text);
   // The root asks what this rank is doing: tells it, and shows the Python stacks of a rank that the others wait for.
