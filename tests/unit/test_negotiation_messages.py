@@ -75,7 +75,7 @@ UP, DOWN = [*statements(1), *statements(2)], decisions()
         (b"\5\xff\xff\xff\xff\x0f", "there is no"),
         (b"\7", "it answers no decision"),
         (b"\x08\3\0\0", "there is no"),
-        (b"\x09\2", "there is no"),
+        (b"\x09\3", "there is no"),
         (b"\x09\1\0\0\0" + HUGE, "cut short"),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_statement_that_no_node_makes_is_refused(root: bool, message: bytes, w
         (b"\5\1a\0" + HUGE, "there is no"),
         (b"\6\xff\xff\xff\xff\x0f", "there is no"),
         (b"\7\3\0\0", "there is no"),
-        (b"\x08\2", "there is no"),
+        (b"\x08\3", "there is no"),
     ],
 )
 def test_a_decision_that_no_root_makes_is_refused(message: bytes, what: str) -> None:
