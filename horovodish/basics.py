@@ -107,7 +107,7 @@ class Running:
 _followers: list[tuple[Callable[[Any], None], Callable[[Any], None], Callable[[], None]]] = []
 _running: Running | None = None
 _forked: Running | None = None  # a parent's engine, in a forked child: unusable and never destroyed
-_last_loss = ""  # of the engine that was stopped, until the next init()
+_last_loss, _last_first_lost = "", 0  # of the engine that was stopped, until the next init()
 _cut_off_because = ""  # likewise
 _cutting_off = threading.Lock()
 
@@ -137,12 +137,12 @@ def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = No
         >>> hvd.rank(), hvd.size()
         (0, 1)
     """
-    global _running, _last_loss, _cut_off_because
+    global _running, _last_loss, _last_first_lost, _cut_off_because
     if _running is not None:
         return
     if _forked is not None:
         raise _forked_error()
-    _last_loss, _cut_off_because = "", ""
+    _last_loss, _last_first_lost, _cut_off_because = "", 0, ""
     for check, *_ in _followers:
         check(process_sets)
     _install_hooks()
@@ -341,9 +341,20 @@ def check_no_loss() -> None:
     """
     if _running is not None and (lost := loss()):
         raise RankLostError(
-            f"{lost.rstrip('.')}. The script has caught the error that said so. Let it pass: hvd.elastic.run or attempt "
-            "then goes back to a commit"
+            f"{lost.rstrip('.')}. The script has caught the error that said so. Let it pass: hvd.elastic.run or "
+            "attempt then goes back to a commit"
         )
+
+
+def launched() -> int:
+    """The number of the operation that this rank has launched on a GPU last, since the last `init()`."""
+    return _running.engine.launched() if _running else 0
+
+
+def came_to_its_end(number: int) -> bool:
+    """Whether no operation up to this number was launched on a GPU and lost; also after the engine was stopped."""
+    first_lost = _running.engine.first_lost() if _running else _last_first_lost
+    return first_lost == 0 or number < first_lost
 
 
 def check_settled() -> None:
@@ -508,7 +519,7 @@ def _stack_signal(knobs: settings.Settings) -> int:
 
 
 def _stop(reason: str) -> None:
-    global _running, _last_loss
+    global _running, _last_loss, _last_first_lost
     if _running is None:
         return
     stopped, _running = _running, None
@@ -517,7 +528,7 @@ def _stop(reason: str) -> None:
     run_folder.reached("shutdown")
     stopped.engine.stop(failures.reason is not None, f"rank {stopped.topology.rank} {why}")
     run_folder.reached("stopped")
-    _last_loss = stopped.engine.loss()
+    _last_loss, _last_first_lost = stopped.engine.loss(), stopped.engine.first_lost()
     for *_, forget in _followers:
         forget()
 

@@ -54,7 +54,7 @@ class _Offer(NamedTuple):
 
     position: Position | None
     digest: bytes
-    place: str
+    place: int
     made: Position
     claims: dict[str, Any]
 
@@ -165,7 +165,7 @@ def _distribute(state: State, offers: list[_Offer], root: int, position: Positio
     receives = needs_it and rank == min(r for r in waiting if offers[r].place == offers[rank].place)
     if receives:
         copies.room_for((index_bytes, buffer_bytes))
-    places: list[str | None] = allgather_object(copies.memory.place if receives else None, "elastic.places")
+    places: list[int | None] = allgather_object(copies.memory.place if receives else None, "elastic.places")
     if needs_it and copies.memory.place not in places:  # the rank that was to receive has found no room
         copies.go_private()
         copies.room_for((index_bytes, buffer_bytes))

@@ -39,19 +39,17 @@ class _Loop:
     """The blocks of this process.
 
     Attributes:
-        states: those that were in a block, in this order.
-        is_inside: whether a block runs.
-        commits: of these states, when the ranks last began again without a cause; None if they never did.
+        states: that of the last block, and the one before it, in which other ranks may still be.
+        commits: how many this rank had made when the ranks last began again without a cause; None if they never did.
     """
 
     def __init__(self) -> None:
         self.states: list[State] = []
-        self.is_inside = False
         self.commits: int | None = None
 
     def enter(self, state: State) -> None:
         """A block of this state begins."""
-        if self.is_inside:
+        if State._of_block is not None:
             raise RuntimeError(
                 "a block of hvd.elastic.attempt or run began within another one. A recovery goes back to the begin of "
                 "a block, so put them behind each other"
@@ -65,7 +63,7 @@ class _Loop:
         membership.follow()
         if self.states and self.states[-1] is not state and self.states[-1].is_synced:
             self.states[-1]._commit(copies=True)  # a phase is over: no rank must go back into it
-        self.states = [*(each for each in self.states if each is not state), state]
+        self.states = [*[each for each in self.states if each is not state][-1:], state]
         while not state.is_synced or membership.hosts_updated():
             try:
                 state.check_host_updates()
@@ -77,13 +75,13 @@ class _Loop:
                 self.recover(problem)
 
     @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
-        """While a block runs."""
-        self.is_inside = True
+    def inside(self, state: State) -> Iterator[None]:
+        """While a block of a state runs."""
+        State._of_block = state
         try:
             yield
         finally:
-            self.is_inside = False
+            State._of_block = None
 
     def recover(self, problem: Exception) -> None:
         """After a problem: begin again with the ranks that are left, from the commit of which all of them agree.
@@ -98,7 +96,7 @@ class _Loop:
             is_told = basics.is_cut_off() or isinstance(problem, HostsUpdatedInterrupt)
             if not (is_told or basics.loss() or membership.can_regroup()):
                 raise problem
-            commits = None if self.commits is None else self._commits() - self.commits
+            commits = None if self.commits is None else State._commits_made - self.commits
             note = _Note(basics.size() if basics.is_initialized() else 0, is_told, commits)
             basics.shutdown()
             membership.regroup(self._keep)
@@ -126,10 +124,7 @@ class _Loop:
         elif any(note.commits == 0 for note in notes):
             raise problem
         else:
-            self.commits = self._commits()
-
-    def _commits(self) -> int:
-        return sum(state._position[2] for state in self.states)
+            self.commits = State._commits_made
 
     def _keep(self) -> None:
         """These processes end: leave in memory of the host what they only hold."""
@@ -175,7 +170,7 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
     def elastic(state: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         while True:
             _loop.enter(state)
-            with _loop.inside():
+            with _loop.inside(state):
                 try:
                     result = function(state, *args, **kwargs)
                     basics.check_no_loss()
@@ -215,7 +210,7 @@ def attempt(state: State) -> Iterator[None]:
         ...         state.step += 1
     """
     _loop.enter(state)
-    with _loop.inside():
+    with _loop.inside(state):
         try:
             yield
         except Exception as problem:

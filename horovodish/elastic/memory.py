@@ -16,9 +16,8 @@ import fcntl
 import mmap
 import os
 import pickle
-import socket
+import secrets
 import stat
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +44,8 @@ _ALIGNMENT = 64
 # Words of 64 bits of the index: for each slot whether it is whole, the position and the lengths; then the schedule.
 _SLOT_WORDS = 6
 _SCHEDULE_AT = 2 * _SLOT_WORDS
-_INDEX_BYTES = (_SCHEDULE_AT + 3) * 8
+_ID_AT = _SCHEDULE_AT + 3
+_INDEX_BYTES = (_ID_AT + 1) * 8
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Memory:
         number: of the state, among those that a process makes.
 
     Attributes:
-        place: a name of this memory; ranks that share it have the same one.
+        place: a number of this memory; ranks that share it have the same one.
 
     Raises:
         OSError: the folder has no room, or it holds a file of another user.
@@ -110,7 +110,6 @@ class Memory:
 
     def __init__(self, folder: Path | None, number: int) -> None:
         self._base = folder / str(number) if folder else None
-        self.place = f"{socket.gethostname()}:{folder.resolve()}" if folder else uuid.uuid4().hex
         self._data: list[mmap.mmap | None] = [None, None]
         self._descriptor: int | None = None
         if self._base:
@@ -124,6 +123,10 @@ class Memory:
         else:
             self._index_data = mmap.mmap(-1, _INDEX_BYTES)
         self._index = np.frombuffer(self._index_data, np.int64)
+        with self.claimed(waits=True):
+            if not self._index[_ID_AT]:
+                self._index[_ID_AT] = secrets.randbits(62) + 1
+        self.place = int(self._index[_ID_AT])
 
     def close(self) -> None:
         """Give the descriptor back."""
@@ -146,7 +149,7 @@ class Memory:
     @property
     def schedule(self) -> Schedule:
         """When copies are made."""
-        period, commit, copied_at = self._index[_SCHEDULE_AT:].tolist()
+        period, commit, copied_at = self._index[_SCHEDULE_AT:_ID_AT].tolist()
         return Schedule(period, commit, copied_at * 1e-9)
 
     @contextlib.contextmanager
@@ -212,7 +215,7 @@ class Memory:
     def seal(self, slot: int, position: Position, schedule: Schedule | None = None) -> None:
         """What was written to a slot is whole, and holds this commit."""
         if schedule:
-            self._index[_SCHEDULE_AT:] = schedule.period, schedule.commit, round(schedule.copied_at * 1e9)
+            self._index[_SCHEDULE_AT:_ID_AT] = schedule.period, schedule.commit, round(schedule.copied_at * 1e9)
         header = self._header(slot)
         header[1:4] = position
         header[0] = 1

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from horovodish import basics
 from horovodish.elastic.memory import Parts, Position
 
 __all__ = ["Held", "Keeper", "Reference", "given_back", "pickled"]
@@ -115,12 +116,13 @@ class Held:
         position: of the commit.
         references: to the tensors.
         moment: when the commit was, as the keeper tells it.
+        launched: the last operation on a GPU until then.
     """
 
     def __init__(self, keeper: Keeper, position: Position, live: Mapping[str, object]) -> None:
         self.position = position
         self.references: list[Reference] = []
-        self.moment = keeper._moment()
+        self.moment, self.launched = keeper._moment(), basics.launched()
         self._keeper = keeper
         self._parts: dict[str, bytes] = {}
         for name, value in live.items():

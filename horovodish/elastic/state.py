@@ -12,8 +12,8 @@ import contextlib
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -63,6 +63,9 @@ class State:
         for name, value in attributes.items():
             setattr(self, name, value)
 
+    _of_block: ClassVar[State | None] = None  # the state of the block that runs
+    _commits_made: ClassVar[int] = 0  # of all states of this process
+
     def commit(self) -> None:
         """Mark a moment to which a recovery may go back, then `check_host_updates()`. Not collective: nothing is sent.
 
@@ -72,10 +75,11 @@ class State:
 
         Raises:
             RankLostError: a rank was lost, and the script has caught the error and gone on. Let it pass instead.
+            RuntimeError: within the block of another state.
             TypeError: a part of the state cannot be pickled; the message names it.
             HostsUpdatedInterrupt: as `check_host_updates()`.
         """
-        basics.check_no_loss()
+        self._check_commits()
         if self._commit(copies=membership.hosts_updated()):
             self.check_host_updates()
 
@@ -85,9 +89,9 @@ class State:
         Raises:
             RankLostError: as `commit()`.
             TypeError: likewise.
-            RuntimeError: within a window of gradient accumulation.
+            RuntimeError: likewise, or within a window of gradient accumulation.
         """
-        basics.check_no_loss()
+        self._check_commits()
         if not self._commit(copies=True):
             raise RuntimeError(
                 "save() came within a window of gradient accumulation: what the state counts has not had its effect "
@@ -219,6 +223,14 @@ class State:
     def _live(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
+    def _check_commits(self) -> None:
+        if State._of_block not in (None, self):
+            raise RuntimeError(
+                "a state was committed in the block of another one. They would not go back together: put what changes "
+                "in the same step into one state"
+            )
+        basics.check_no_loss()
+
     def _commit(self, *, copies: bool) -> bool:
         """Whether it counts."""
         if self._has_open_window():
@@ -242,6 +254,7 @@ class State:
                 self._hold(position)
         self._committed()
         self._position, self._claimed = position, (position, self._claims())
+        State._commits_made += 1
         return True
 
     def _copy(self, position: Position, *, waits: bool) -> None:
@@ -255,7 +268,8 @@ class State:
 
     def _held_commit(self) -> snapshots.Held | None:
         """The newest commit that can still be made out of the tensors that it has left where they were."""
-        return next((held for held in self._held if self._is_unchanged(held)), None)
+        intact = (each for each in self._held if basics.came_to_its_end(each.launched) and self._is_unchanged(each))
+        return next(intact, None)
 
     def _copy_held(self) -> None:
         """Copy the commit that is held, if any."""
@@ -282,15 +296,22 @@ class State:
         assert held is not None
         for name in held.names:
             self._give(name, lambda name=name: held.value_of(name, getattr(self, name, None)))  # type: ignore[misc]
+        self._forget_other_than(held.names)
         self._held = []
         self._hold(held.position)
 
     def _load(self, position: Position) -> None:
         """Go back to a commit of which there is a copy."""
-        for name, (data, buffers) in self._copies.load(position).items():
+        parts = self._copies.load(position)
+        for name, (data, buffers) in parts.items():
             live = getattr(self, name, None)
             self._give(name, lambda: snapshots.given_back(self, live, data, buffers))  # noqa: B023
+        self._forget_other_than(parts)
         self._held = []
+
+    def _forget_other_than(self, names: Collection[str]) -> None:
+        for name in self._live.keys() - names:
+            delattr(self, name)
 
     def _give(self, name: str, value: Callable[[], Any]) -> None:
         try:

@@ -118,6 +118,8 @@ class Engine final : private ProcessSet::Owner {
 
   // The number of the operation that this rank has launched on a GPU last.
   uint64_t launched() const { return launched_operations_.last(); }
+  // The number of the first one that never came to its end; 0 if there is none. Also known after stop().
+  uint64_t first_lost() const { return launched_operations_.first_lost(); }
   // Drives the engine until every operation up to this number has come to its end on the GPU, or the time is over; true when they
   // have. Throws LaunchedOperationLost if any operation of this rank never came to its end, and ForkedProcess.
   bool settle_launched(uint64_t number, std::chrono::nanoseconds limit);

@@ -348,6 +348,8 @@ void bind_engine(nb::module_& module) {
           nb::arg("devices"), nb::arg("process_set") = 0, nb::arg("chunk_bytes") = 0, nb::arg("segment_bytes") = 0,
           nb::keep_alive<0, 1>())
       .def("settle_launched", &settle_launched)
+      .def("launched", &Engine::launched)
+      .def("first_lost", &Engine::first_lost)
       .def("lateness", &lateness_of, nb::arg("process_set"))
       .def("full_requests", &Engine::full_requests, nb::arg("process_set"), nb::call_guard<nb::gil_scoped_release>())
       .def("start_timeline", &start_timeline, nb::arg("descriptor"), nb::kw_only(), nb::arg("name"), nb::arg("origin"),

@@ -34,7 +34,7 @@ class LaunchedOperations {
   // It will not come to its end. The first of these is kept.
   void lose(uint64_t number, const Error& why) noexcept {
     keep(why);
-    is_lost_ = true;  // before the operation counts as ended
+    if (first_lost_ == 0 || number < first_lost_) first_lost_ = number;  // before the operation counts as ended
     end(number);
   }
 
@@ -42,7 +42,9 @@ class LaunchedOperations {
   uint64_t last() const { return last_; }
   // Whether none up to this number is under way.
   bool ended(uint64_t number) const { return oldest_ > number; }
-  bool any_lost() const { return is_lost_; }
+  bool any_lost() const { return first_lost_ != 0; }
+  // The least number of one that never came to its end; 0 if there is none.
+  uint64_t first_lost() const { return first_lost_; }
   // Why the first one that was lost never came to its end.
   std::optional<Error> loss() const {
     const std::lock_guard lock(mutex_);
@@ -64,7 +66,7 @@ class LaunchedOperations {
 
   std::set<uint64_t> under_way_;  // only used by the thread that holds the seat
   std::atomic<uint64_t> last_{0}, oldest_{kNone};
-  std::atomic<bool> is_lost_{false};
+  std::atomic<uint64_t> first_lost_{0};
   mutable std::mutex mutex_;
   std::optional<Error> loss_;  // guarded by mutex_
 };
