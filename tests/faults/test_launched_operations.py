@@ -18,7 +18,7 @@ import pytest
 import horovodish as hvd
 from horovodish import basics, elastic
 from horovodish.submission import Handle
-from support.elastic import Scene, run_elastic
+from support.elastic import COPIES_VARIABLE, Scene, run_elastic
 from support.outcome import Outcome
 from support.pretended_gpu import Gpu, variables
 from support.processes import all_pids, wait_for_output, wait_until, wait_until_ended
@@ -392,7 +392,6 @@ def train_on_gpus(scene: Scene, folder: str) -> list[int]:
                 wait_until(lambda: len(list(Path(folder).glob("launched-3-*"))) == hvd.size())
                 scene.die("launched")
             gpu.stream.wait()
-            basics.engine().settle_launched()  # raises on those that are left
             state.sizes.append(hvd.size())
             state.sum += total[0]
             state.step += 1
@@ -404,8 +403,10 @@ def train_on_gpus(scene: Scene, folder: str) -> list[int]:
     return list(state.sizes)
 
 
-def test_an_elastic_job_repeats_what_was_launched_and_lost(tmp_path: Path) -> None:
-    ended = run_elastic(train_on_gpus, tmp_path, 3, str(tmp_path), flags=["--min-np", "1"], env=variables(3))
+@pytest.mark.parametrize("copies", ["always", "never"])
+def test_an_elastic_job_repeats_what_was_launched_and_lost(copies: str, tmp_path: Path) -> None:
+    env = {**variables(3), COPIES_VARIABLE: copies}
+    ended = run_elastic(train_on_gpus, tmp_path, 3, str(tmp_path), flags=["--min-np", "1"], env=env)
     assert ended.status == 0, ended.said
     assert ended.fired == {"launched 1"}
     for sizes in ended.results:
