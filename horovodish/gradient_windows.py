@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Protocol
 
-__all__ = ["Window", "any_open", "follow"]
+__all__ = ["Window", "any_open", "follow", "restart"]
 
 
 class Window(Protocol):
@@ -13,6 +13,9 @@ class Window(Protocol):
 
     def is_open(self) -> bool:
         """Whether it has gradients that no step has used."""
+
+    def restart(self) -> None:
+        """Forget the gradients, and what was under way among other ranks."""
 
 
 _windows: weakref.WeakSet[Window] = weakref.WeakSet()
@@ -26,3 +29,9 @@ def follow(window: Window) -> None:
 def any_open() -> bool:
     """Whether any window of this process is open."""
     return any(window.is_open() for window in _windows)
+
+
+def restart() -> None:
+    """After another `init()`: have all windows of this process begin anew."""
+    for window in list(_windows):
+        window.restart()

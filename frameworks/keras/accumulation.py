@@ -44,7 +44,9 @@ class Accumulation:
     def restart(self) -> None:
         """Begins the window anew, without what was added up."""
         for variable in self._own():
-            variable.assign(keras.ops.zeros_like(variable.value))
+            variable.assign(
+                keras.ops.zeros(variable.shape, variable.dtype)
+            )  # a step that failed may have taken the value
         self._seen.clear()
 
     def others(self, variables: Sequence[Any]) -> list[Any]:

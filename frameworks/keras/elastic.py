@@ -30,7 +30,7 @@ from typing import Any
 import keras
 
 from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, attempt, run
-from horovodish.keras.broadcast_state import distributions_of, optimizers_of, state_of, weights_of
+from horovodish.keras.broadcast_state import optimizers_of, state_of, weights_of
 from horovodish.keras.distribution import distribution_of
 from horovodish.keras.epoch_sync import callbacks_that_begin
 
@@ -85,9 +85,6 @@ class KerasState(State):
             for variable, value in self._own:
                 if not _is_readable(variable):
                     variable.assign(value)
-        for distribution in distributions_of(self.model):
-            if distribution.window is not None:
-                distribution.window.restart()
 
     def _has_open_window(self) -> bool:
         if _uses_jax():

@@ -32,6 +32,13 @@ class LocalAggregation:
         """Whether it has gradients that no step has used. Within a function or a graph for sessions nobody can know."""
         return self._seen is not None and tf.executing_eagerly() and int(self._seen) % self.passes != 0
 
+    def restart(self) -> None:
+        """Forgets the gradients. In a graph for sessions they stay."""
+        if self._seen is not None and tf.executing_eagerly():
+            for variable in [self._seen, *self._sums]:
+                variable.assign(tf.zeros_like(variable))
+            self._used = set()
+
     def add(
         self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]
     ) -> list[Any]:

@@ -38,7 +38,6 @@ from horovodish.elastic.memory import Position
 from horovodish.elastic.snapshots import Held, Reference
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.torch import writes
-from horovodish.torch.optimizer import restart
 from horovodish.torch.sampler import ResumableSampler
 
 __all__ = [
@@ -78,15 +77,12 @@ class TorchState(State):
 
     def reset(self) -> None:
         """Deal what is left of an epoch out to the ranks that there are now."""
-        for sampler in self._all(ResumableSampler).values():
+        for sampler in self._objects(ResumableSampler):
             sampler.reset()
 
     def _let_go(self) -> None:
-        for optimizer in self._all(Optimizer).values():
-            restart(optimizer)
-
-    def _all(self, kind: type) -> dict[str, Any]:
-        return {name: value for name, value in self._live.items() if isinstance(value, kind)}
+        for optimizer in self._objects(Optimizer):
+            Optimizer.zero_grad(optimizer)
 
     def _keeps(self, value: object) -> bool:
         return isinstance(value, Parameter) or super()._keeps(value)
@@ -156,7 +152,8 @@ class TorchState(State):
         )
 
     def _claims(self) -> dict[str, Any]:
-        return {name: sampler.state_dict() for name, sampler in self._all(ResumableSampler).items()}
+        samplers = {name: value for name, value in self._live.items() if isinstance(value, ResumableSampler)}
+        return {name: sampler.state_dict() for name, sampler in samplers.items()}
 
     def _settle(self, claims: list[dict[str, Any]]) -> None:
         for name in claims[0] if claims else ():

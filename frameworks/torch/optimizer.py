@@ -248,17 +248,6 @@ def keeps_own_state(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, _ReducesSteps)
 
 
-def restart(optimizer: Optimizer) -> None:
-    """After another `init()`: have no gradients, and forget what was under way. Every rank must call it.
-
-    Args:
-        optimizer: wrapped or not.
-    """
-    Optimizer.zero_grad(optimizer)
-    if isinstance(optimizer, _Distributed):
-        optimizer._reducer.restart()
-
-
 class _ReducesSteps(_Distributed):
     """With Adasum. Gradients stay each rank's own, so most methods have nothing to do."""
 

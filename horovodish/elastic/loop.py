@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from horovodish import basics, failures, run_folder
+from horovodish import basics, failures, gradient_windows, run_folder
 from horovodish.elastic import membership
 from horovodish.elastic.exchange import Outcome, exchange
 from horovodish.elastic.state import State
@@ -103,6 +103,7 @@ class _Loop:
             try:
                 for state in self.states:
                     state._let_go()
+                gradient_windows.restart()
                 begun = [state for state in self.states if state._position[0] >= 0]
                 outcome = exchange(begun, note, in_recovery=True)
                 self._check_progress(outcome, problem)

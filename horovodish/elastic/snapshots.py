@@ -18,7 +18,7 @@ import numpy as np
 from horovodish import basics
 from horovodish.elastic.memory import Parts, Position
 
-__all__ = ["Held", "Keeper", "Reference", "given_back", "pickled"]
+__all__ = ["Held", "Keeper", "Reference", "given_back", "objects_in", "pickled"]
 
 
 class Reference(NamedTuple):
@@ -89,7 +89,7 @@ def given_back(keeper: Keeper, live: object, data: bytes, buffers: Iterable[Any]
     Raises:
         ValueError: the live value has fewer such objects, or others.
     """
-    objects = _Finder(keeper, live).found
+    objects = objects_in(keeper, live)
     kinds = [type(each).__qualname__ for each in objects]
 
     def give_back(place: int, kind: str, kept: Any) -> Any:
@@ -238,6 +238,11 @@ class _Pickler(pickle.Pickler):
 
     def _inner(self, kept: object) -> bytes:
         return _dumped(self._keeper, kept, self._take_buffer, self._references, keeps=False)
+
+
+def objects_in(keeper: Keeper, value: object) -> list[Any]:
+    """The objects in a value that stay the same."""
+    return _Finder(keeper, value).found
 
 
 class _Finder(pickle.Pickler):

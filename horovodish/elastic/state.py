@@ -223,6 +223,11 @@ class State:
     def _live(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
+    def _objects(self, kind: type) -> list[Any]:
+        """The objects of a class that stay the same, wherever they are in the state; one may come twice."""
+        found = [each for value in self._live.values() for each in snapshots.objects_in(self, value)]
+        return [each for each in found if isinstance(each, kind)]
+
     def _check_commits(self) -> None:
         if State._of_block not in (None, self):
             raise RuntimeError(

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish.elastic import ObjectState
+from horovodish.elastic import ObjectState, membership
 from support.elastic import COPIES_VARIABLE, Ended, Scene, run_elastic
 from support.midway import LargeReduction
+from support.processes import wait_until
 
 STEPS = 8
 
@@ -193,14 +194,14 @@ def test_a_stall_that_does_not_come_again_is_survived(tmp_path: Path) -> None:
 SAMPLES, BATCH = 96, 4
 
 
-def accumulate(scene: Scene, op: str, slots: str) -> Any:
-    """Windows of two batches. The weight of a sample counts how often it was used."""
+def accumulate(scene: Scene, slots: str) -> Any:
+    """Windows of two batches. In one of them process 2 dies, or there is room for more ranks."""
     import torch
 
     import horovodish.torch as hvd
 
     hvd.init()
-    model = torch.nn.Embedding(SAMPLES, 1)
+    model = torch.nn.Embedding(SAMPLES, 1)  # the weight of a sample counts how often it was used
     torch.nn.init.zeros_(model.weight)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), op=hvd.Sum, backward_passes_per_step=2
@@ -220,13 +221,11 @@ def accumulate(scene: Scene, op: str, slots: str) -> Any:
                     optimizer.step()
                     optimizer.zero_grad()
                 batches += 1
-                if slots and scene.start == 0 and batches == 5:  # in a window: there is room for more
-                    if hvd.rank() == 0:
-                        Path(slots).write_text("localhost:3\n")
-                    scene.await_word("starting new processes")
-                elif slots and scene.start == 0 and batches > 5:
-                    scene.await_arrival()
-                elif scene.me == 2 and batches == 5 and scene.start == 0:
+                if scene.start == 0 and batches == 5 and slots:
+                    Path(slots).write_text("localhost:3\n")
+                    wait_until(membership.hosts_updated)
+                    scene.fired("grows")
+                elif scene.start == 0 and batches == 5 and scene.me == 2:
                     scene.die("in a window")
                 sampler.record(len(batch))
                 state.commit()
@@ -249,4 +248,16 @@ def check_samples(ended: Ended, ranks: int) -> None:
 def test_windows_of_accumulation_lose_no_sample(copies: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     env = {COPIES_VARIABLE: copies}
-    check_samples(run_elastic(accumulate, tmp_path, 3, "Sum", "", flags=["--min-np", "2"], env=env), 2)
+    check_samples(run_elastic(accumulate, tmp_path, 3, "", flags=["--min-np", "2"], env=env), 2)
+
+
+def test_a_job_that_grows_within_a_window_loses_no_sample(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    slots, program = tmp_path / "slots", tmp_path / "hosts.sh"
+    slots.write_text("localhost:2\n")
+    program.write_text(f"#!/bin/sh\ncat {slots}\n")
+    program.chmod(0o755)
+    flags = ["--host-discovery-script", str(program), "--min-np", "2", "--max-np", "3"]
+    ended = run_elastic(accumulate, tmp_path, None, str(slots), flags=flags)
+    assert ended.fired == {"grows 0", "grows 1"}
+    check_samples(ended, 3)

@@ -190,6 +190,7 @@ def crash_in_the_engines_thread() -> None:
     engine = next(number for number, name in thread_names().items() if name == "horovodish")
     if hvd.rank() == 1:
         ctypes.CDLL(None).tgkill(os.getpid(), engine, signal.SIGSEGV)
+        threading.Event().wait()  # this thread must not end the barrier before the other one has the signal
     with pytest.raises(hvd.RankLostError, match="rank 1"):
         hvd.barrier()
 

@@ -199,7 +199,10 @@ def test_what_is_kept_of_a_job(tmp_path: Path) -> None:
     ended = run_elastic(lose_ranks, tmp_path, 2, "", flags=flags)
     assert ended.status == 0, ended.said
     lines = (kept / "rank.0/stdout").read_text().splitlines()
-    assert lines == [f"step {step} of start {int(step > 4)}" for step in range(1, 9)]
+    expected = [f"step {step} of start {int(step > 4)}" for step in range(1, 9)]
+    assert lines in (expected, [line for line in expected if "step 4" not in line]), (
+        "process 1 alone may have come to 4"
+    )
     traces = {file.name for file in tmp_path.glob("trace*")}
     assert traces == {f"trace{number}.rank-{rank}.json" for number in ("", ".2") for rank in (0, 1)}
     events = [json.loads(line) for line in (kept / "events.jsonl").read_text().splitlines()]

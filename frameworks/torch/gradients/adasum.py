@@ -38,7 +38,8 @@ class DeltaReducer:
         self._before: list[Tensor] = []
         self._travelling: list[tuple[Tensor, Any]] = []  # the engine reads and writes this memory
         self._submitted = 0  # of these
-        self._window = _Window()
+        self._accumulated = _Accumulated()
+        gradient_windows.follow(self)
         self.add(named)
 
     def add(self, named: Sequence[tuple[str, Tensor]]) -> None:
@@ -47,14 +48,20 @@ class DeltaReducer:
         for _, parameter in named:
             release(parameter)
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._window.take)
+                parameter.register_post_accumulate_grad_hook(self._accumulated.take)
         self._named = [*self._named, *named]
         self._build()
 
+    def is_open(self) -> bool:
+        """Whether there are gradients that no step has used."""
+        return any(parameter.grad is not None for parameter in self._accumulated.parameters)
+
     def restart(self) -> None:
-        """Forgets what was under way among other ranks: the parameters are as before that step."""
+        """Forgets the gradients, and what was under way among other ranks: the parameters are as before that step."""
         self.synchronize()
-        self._build()
+        self._accumulated.parameters.clear()
+        for _, parameter in self._named:
+            parameter.grad = None
 
     def __del__(self) -> None:
         self._keep_what_travels()
@@ -94,7 +101,7 @@ class DeltaReducer:
     @torch.no_grad()
     def after_step(self) -> None:
         """Reduces what has changed since. Collective; blocks."""
-        self._window.parameters.clear()
+        self._accumulated.parameters.clear()
         try:
             # Prepare every payload before submitting any: if one fails, nothing has been sent.
             travelling = [
@@ -145,17 +152,12 @@ class DeltaReducer:
         self._travelling, self._before, self._submitted = [], [], 0
 
 
-class _Window:
-    """The gradients that no step has used. Parameters refer to it, and not to their reducer."""
+class _Accumulated:
+    """The parameters whose gradients no step has used. The hooks refer to this, and not to the reducer."""
 
     def __init__(self) -> None:
         self.parameters: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        gradient_windows.follow(self)
 
     def take(self, parameter: Tensor) -> None:
         """A backward has added to the gradient of a parameter."""
         self.parameters[parameter] = True
-
-    def is_open(self) -> bool:
-        """Whether there are such gradients."""
-        return any(parameter.grad is not None for parameter in self.parameters)

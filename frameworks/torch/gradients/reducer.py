@@ -109,12 +109,15 @@ class Reducer:
             keep_for_ever(travels)
 
     def restart(self) -> None:
-        """Forgets what was under way among other ranks, and the window of accumulation."""
+        """Forgets the gradients, and what was under way among other ranks. The next use makes another plan."""
         self.in_closure = self._reduced_since_step = False
+        self._armed = self._due = self._submitting = self._flushed = False
         self._passes = 0
         self._set_aside.clear()
         self._holds_reduced.clear()
-        self._build()
+        self._outdated = True
+        for _, parameter in self._named:
+            parameter.grad = None
 
     def is_open(self) -> bool:
         """Whether there are gradients that no step has used."""
