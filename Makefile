@@ -9,7 +9,8 @@ PYTEST_ARGS ?=
 TEST_WORKERS ?= 3
 OTHER_PYTHONS ?= 3.10 3.12 3.13 3.14
 SOAK_STEPS ?= 10000
-SOAK_SECONDS ?= 900
+SOAK_JOBS ?= 300
+SOAK_ELASTIC_SECONDS ?= 300
 FUZZ_SECONDS ?= 600
 FUZZ_TARGETS ?= frames introduction hello config hostfile traces
 FUZZ_CXX ?= $(shell command -v clang++ || ls /usr/bin/clang++-* 2>/dev/null | tail -n 1)
@@ -98,9 +99,11 @@ bench-gpu: dev
 soak: dev
 	PATH="$(BIN):$$PATH" horovodish run -np 3 python benchmarks/soak.py --steps $(SOAK_STEPS)
 
-# An elastic job that something happens to every 5 seconds.
+# Random elastic jobs that are compared with the rule of what a recovery continues from, and one that something happens to
+# every 5 seconds.
 soak-elastic: dev
-	PATH="$(BIN):$$PATH" python benchmarks/soak_elastic.py --seconds $(SOAK_SECONDS)
+	PATH="$(BIN):$$PATH" python benchmarks/search_elastic.py --jobs $(SOAK_JOBS)
+	PATH="$(BIN):$$PATH" python benchmarks/soak_elastic.py --seconds $(SOAK_ELASTIC_SECONDS)
 
 # The core's tests on each of OTHER_PYTHONS that is there, in an environment of its own.
 test-pythons: $(OTHER_PYTHONS:%=test-python-%)
