@@ -1,8 +1,8 @@
 """Random elastic jobs for `search_elastic.py`: what their scripts do, and what happens to their ranks.
 
-Everything follows from a seed. A script has phases, each with a state of its own. A phase is a list of actions, which is
-the same on all ranks. The state says which action comes next, so a commit may stand anywhere. Neither the number of ranks
-nor a repeated action changes the state at the end: sums across ranks are exact.
+Everything follows from a seed. A script has phases, each with a state of its own. A phase is a list of actions, which
+is the same on all ranks. The state says which action comes next, so a commit may stand anywhere. Neither the number of
+ranks nor a repeated action changes the state at the end: sums across ranks are exact.
 """
 
 from __future__ import annotations

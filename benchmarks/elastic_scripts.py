@@ -1,8 +1,8 @@
 """What a rank of a job of `search_elastic.py` does:  python elastic_scripts.py FRAMEWORK SEED FOLDER
 
 It runs the script of the plan and commits faults. It notes what it sees in a file of its own: entries into functions
-and blocks, commits, copies, writes to the state, and ends. `--undisturbed FRAMEWORK` reads seeds, runs their scripts alone
-and answers with the digests of their states.
+and blocks, commits, copies, writes to the state, and ends. `--undisturbed FRAMEWORK` reads seeds, runs their scripts
+alone and answers with the digests of their states.
 """
 
 from __future__ import annotations

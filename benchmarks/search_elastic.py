@@ -11,8 +11,8 @@ makes it, and `elastic_scripts` is what its ranks run. They note what they see. 
 4. At the end the bits are those of an undisturbed run.
 5. The job ends, with exit status 0, and leaves nothing behind.
 
-`--seed N --jobs 1` runs a job again. What is found is printed with the seed and the script; `--keep` keeps it, too. The exit
-status is 1 if anything was found.
+`--seed N --jobs 1` runs a job again. What is found is printed with the seed and the script; `--keep` keeps it, too. The
+exit status is 1 if anything was found.
 """
 
 from __future__ import annotations

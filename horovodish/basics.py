@@ -340,10 +340,13 @@ def check_no_loss() -> None:
         RankLostError: that is so.
     """
     if _running is not None and (lost := loss()):
-        raise RankLostError(
-            f"{lost.rstrip('.')}. The script has caught the error that said so. Let it pass: hvd.elastic.run or "
-            "attempt then goes back to a commit"
-        )
+        caught = " The script has caught the error that said so. Let it pass: hvd.elastic then goes back to a commit"
+        raise RankLostError(f"{lost.rstrip('.')}.{caught if has_failed() else ''}")
+
+
+def has_failed() -> bool:
+    """Whether an operation of this rank has failed because a rank was lost, or will, since the last `init()`."""
+    return _running is not None and (bool(_running.engine.loss()) or _running.engine.refused())
 
 
 def launched() -> int:
@@ -361,10 +364,11 @@ def check_settled() -> None:
     """Wait until the GPU has done all that was launched on it, so that what it has computed can be kept.
 
     Raises:
-        RankLostError: a rank was lost, and results may be wrong.
+        RankLostError: an operation has failed because a rank was lost, and results may be wrong.
         StallError: the GPU has not done it within the shutdown time of stalls.
     """
-    check_no_loss()
+    if has_failed():
+        check_no_loss()
     if _running is not None:
         _running.engine.settle_launched()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -41,11 +42,13 @@ class _Loop:
     Attributes:
         states: that of the last block, and the one before it, in which other ranks may still be.
         commits: how many this rank had made when the ranks last began again without a cause; None if they never did.
+        deferred: a problem at the end of a block, of which the next block recovers.
     """
 
     def __init__(self) -> None:
         self.states: list[State] = []
         self.commits: int | None = None
+        self.deferred: Exception | None = None
 
     def enter(self, state: State) -> None:
         """A block of this state begins."""
@@ -61,18 +64,42 @@ class _Loop:
             )
         basics.init()
         membership.follow()
-        if self.states and self.states[-1] is not state and self.states[-1].is_synced:
-            self.states[-1]._commit(copies=True)  # a phase is over: no rank must go back into it
+        before = self.states[-1] if self.states else state
         self.states = [*[each for each in self.states if each is not state][-1:], state]
-        while not state.is_synced or membership.hosts_updated():
+        while True:
             try:
+                if self.deferred:
+                    raise self.deferred
+                if before is not state and before.is_synced:
+                    before._commit(copies=True)  # a phase is over: no rank must go back into it
+                basics.check_no_loss()
                 state.check_host_updates()
-                outcome = exchange([state])
-                if membership.start() > 0:
-                    state.on_reset()
-                _tell(outcome)
+                if not state.is_synced:
+                    outcome = exchange([state])
+                    if membership.start() > 0:
+                        state.on_reset()
+                    _tell(outcome)
+                return
             except Exception as problem:
+                self.deferred = None
                 self.recover(problem)
+
+    def end_block(self, state: State) -> None:
+        """A block has come to its end. A recovery here would not be seen by a script that leaves the loop."""
+        try:
+            if basics.has_failed():
+                basics.check_no_loss()
+            state._commit(copies=membership.hosts_updated())
+        except Exception as problem:
+            if not _comes_of_other_ranks(problem):
+                raise
+            self.deferred = problem
+            warnings.warn(
+                "a collective has failed in a block that came to its end. The next block of hvd.elastic goes back to a "
+                "commit; without one, what this block has done may be wrong. Let such errors pass",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     @contextlib.contextmanager
     def inside(self, state: State) -> Iterator[None]:
@@ -217,9 +244,7 @@ def attempt(state: State) -> Iterator[None]:
         except Exception as problem:
             _loop.recover(problem)
             return
-        # A recovery here would be lost on a script that leaves the loop. New hosts wait for the next block.
-        basics.check_no_loss()
-        state._commit(copies=membership.hosts_updated())
+        _loop.end_block(state)
 
 
 def _tell(outcome: Outcome) -> None:

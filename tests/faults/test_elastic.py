@@ -19,6 +19,7 @@ from horovodish.elastic.copies import Copies
 from horovodish.elastic.memory import Memory
 from support.elastic import COPIES_VARIABLE, Ended, Scene, run_elastic
 from support.midway import LargeReduction
+from support.processes import wait_until
 
 STEPS = 16
 LENGTH = 1003
@@ -204,6 +205,40 @@ def test_blocks_are_left_and_repeated(tmp_path: Path) -> None:
     ended = run_elastic(train_in_blocks, tmp_path, 4, flags=["--min-np", "1"])
     check(ended, [("block", 0, 3), ("block", 3, STEPS - 1)], 2)
     assert [result["of"] for result in ended.results] == [2, 2]
+
+
+def lose_a_rank_at(scene: Scene, place: str) -> dict[str, Any]:
+    """Process 0 dies when the others have no more collectives in their block, or are between two phases."""
+    first, second = ObjectState(step=0, values=[]), ObjectState(step=0, values=[])
+
+    def notice(here: str) -> None:
+        if here == place and scene.first_time(place):
+            if scene.me == 0:
+                scene.die(place)
+            wait_until(basics.is_cut_off)
+
+    for state in (first, second):
+        while True:
+            with hvd.elastic.attempt(state):
+                if state.step == 4:
+                    notice("last block")
+                    break
+                state.values.append(hvd.allreduce(np.full(1, state.step), name="value").item())
+                state.step += 1
+                if state.step == 2:
+                    notice("block")
+        notice("phases")
+    return {"values": [first.values, second.values]}
+
+
+@pytest.mark.parametrize("copies", ["always", "never", ""])
+@pytest.mark.parametrize("place", ["block", "last block", "phases"])
+def test_a_loss_that_no_collective_reports(place: str, copies: str, tmp_path: Path) -> None:
+    env = {COPIES_VARIABLE: copies}
+    ended = run_elastic(lose_a_rank_at, tmp_path, 3, place, flags=["--min-np", "1"], env=env)
+    assert ended.status == 0, ended.said
+    assert ended.fired == {f"{place} 0"}
+    assert ended.results == [{"values": [[0, 1, 2, 3]] * 2}] * 2, ended.said
 
 
 NEW_PROCESSES: list[tuple[int, Faults, str]] = [

@@ -139,25 +139,23 @@ def catch_everything(scene: Scene, kind: str) -> Any:
                 state.commit()
 
     if kind == "blocks":
-        while state.step < STEPS:
+        while True:
             with hvd.elastic.attempt(state):
+                if state.step >= STEPS:
+                    break
                 step()
     else:
         train(state)
     return [state.step, state.total, len(skipped) > 0]
 
 
-@pytest.mark.parametrize("kind", ["commits", "returns"])
+@pytest.mark.parametrize("kind", ["commits", "returns", "blocks"])
 def test_a_loss_that_was_caught_leaves_no_step_out(kind: str, tmp_path: Path) -> None:
     ended = run_elastic(catch_everything, tmp_path, 2, kind, flags=["--min-np", "1"])
     assert ended.status == 0, ended.said
     assert ended.results == [[STEPS, sum(range(STEPS)), True]]
-
-
-def test_a_loss_that_a_block_has_caught_ends_the_job(tmp_path: Path) -> None:
-    ended = run_elastic(catch_everything, tmp_path, 2, "blocks", flags=["--min-np", "1"])
-    assert ended.status == 137, ended.said
-    assert "The script has caught the error that said so. Let it pass" in ended.said
+    warning = "a collective has failed in a block that came to its end"
+    assert (warning in ended.said) == (kind == "blocks")
 
 
 def call_too_much(scene: Scene, when: str) -> Any:

@@ -185,7 +185,10 @@ void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
   std::shared_ptr<Doorbell> doorbell;
   {
     std::lock_guard lock(inbox_mutex_);
-    if (closed_) throw EngineStopped(subject_of(request) + ": the engine has been shut down");
+    if (closed_) {
+      refused_ = true;
+      throw EngineStopped(subject_of(request) + ": the engine has been shut down");
+    }
     // What the system may refuse comes first: an operation that is not enqueued has no name and is not counted.
     if (operation->then) completion_threads_->prepare();
     if (inbox_.size() == inbox_.capacity()) inbox_.reserve(2 * inbox_.size() + 1);
@@ -534,6 +537,7 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
   }
   if (error != nullptr) {
     if (error->kind == ErrorKind::rank_lost || error->kind == ErrorKind::stalled) loss_raised_ = true;
+    if (error->kind == ErrorKind::engine_stopped) refused_ = true;
     operation->handle->fail(described(*operation, *error), std::move(operation->done));
   } else {
     count(*operation);

@@ -147,6 +147,8 @@ class Engine final : private ProcessSet::Owner {
   // The engine's message about the lost rank, empty if no operation here failed because of one. Frameworks wrap errors, but
   // every such error contains this text. If nothing failed but what had been launched on a GPU, the message about that.
   std::string loss();
+  // Whether an operation of this rank has failed because the engine was stopped.
+  bool refused() const { return refused_; }
   // The calling thread, without Python's lock, is about to end the process. Other threads that come back from here could
   // not run any more: Python ends a thread that wants its lock back by force. They wait for the end instead.
   void hold_other_threads();
@@ -239,7 +241,7 @@ class Engine final : private ProcessSet::Owner {
 
   Clock::time_point
       sleeps_until_{};  // the engine's thread, unless it is woken; used only by the thread that holds the seat
-  std::atomic<bool> stopping_{false};
+  std::atomic<bool> stopping_{false}, refused_{false};
   std::atomic<std::thread::id> ends_process_{};  // a thread that called hold_other_threads()
   mutable std::atomic<int> returning_{0};  // threads between begin_return() and end_return()
   std::thread thread_;

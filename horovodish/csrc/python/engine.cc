@@ -350,6 +350,7 @@ void bind_engine(nb::module_& module) {
       .def("settle_launched", &settle_launched)
       .def("launched", &Engine::launched)
       .def("first_lost", &Engine::first_lost)
+      .def("refused", &Engine::refused)
       .def("lateness", &lateness_of, nb::arg("process_set"))
       .def("full_requests", &Engine::full_requests, nb::arg("process_set"), nb::call_guard<nb::gil_scoped_release>())
       .def("start_timeline", &start_timeline, nb::arg("descriptor"), nb::kw_only(), nb::arg("name"), nb::arg("origin"),
