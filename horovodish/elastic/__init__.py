@@ -1,8 +1,10 @@
 """Training that goes on when ranks are lost, and when new ones are there.
 
 loop        `run` and `attempt`: go on with the ranks that take part
-state       what the function needs to go on
-memory      where a rank keeps its committed state
+exchange    how all ranks come to the same commit
+state       what the function needs to go on, and its commits
+snapshots   what of a state is kept, as bytes or by references to tensors
+copies      the copies that a rank sees; memory: the two slots of a host
 membership  what the launcher says about who takes part
 """
 
