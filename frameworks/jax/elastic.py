@@ -108,9 +108,10 @@ def are_readable(arrays: list[jax.Array]) -> bool:
 
 
 def _array(value: np.ndarray, weak_type: bool) -> jax.Array:
-    # Python's numbers have weak types. A program for one would be compiled again for an array of another type.
-    array: jax.Array = jnp.asarray(value.item()) if weak_type and value.ndim == 0 else jnp.array(value)
-    return array
+    # Python's numbers have weak types, and so has what is made of them: other results follow from another type.
+    if weak_type:
+        return jnp.full(value.shape, value.dtype.type(0).item()).at[...].set(value)
+    return jnp.array(value)
 
 
 def _key(data: np.ndarray, implementation: str) -> jax.Array:

@@ -80,25 +80,29 @@ class KerasState(State):
 
     def _let_go(self) -> None:
         if _uses_jax():
-            # A step takes the weights out of the model, and fit() may have failed to put them back.
-            self.model._jax_state, self.model._jax_state_synced = None, True
+            for model in self._objects(keras.Model):
+                # A step takes the weights out of the model, and fit() may have failed to put them back.
+                model._jax_state, model._jax_state_synced = None, True
             for variable, value in self._own:
                 if not _is_readable(variable):
                     variable.assign(value)
 
     def _has_open_window(self) -> bool:
         if _uses_jax():
-            self.model.jax_state_sync()
+            for model in self._objects(keras.Model):
+                model.jax_state_sync()
         return super()._has_open_window()
 
     def _committed(self) -> None:
         # A step that fails takes these from the rank, though no other rank needs them.
         if _uses_jax():
-            self._own = [(variable, keras.ops.convert_to_numpy(variable)) for variable in _others(self.model)]
+            others = [variable for model in self._objects(keras.Model) for variable in _others(model)]
+            self._own = [(variable, keras.ops.convert_to_numpy(variable)) for variable in others]
 
     def _finish(self) -> None:
         if _uses_jax():
-            importlib.import_module("jax").block_until_ready([variable.value for variable in self._variables()])
+            variables = [variable for model in self._objects(keras.Model) for variable in _variables_that_travel(model)]
+            importlib.import_module("jax").block_until_ready([variable.value for variable in variables])
 
     def _keeps(self, value: object) -> bool:
         return isinstance(value, keras.Model | keras.optimizers.Optimizer) or super()._keeps(value)
@@ -126,9 +130,6 @@ class KerasState(State):
                 raise ValueError(f"this {type(value).__name__} is not built; build it before the first sync()")
             _assign("optimizer", _variables_of(value), kept)
 
-    def _variables(self) -> list[Any]:
-        return [*weights_of(self.model), *(variable for each in _of_optimizers(self.model) for variable in each)]
-
     def _is_of_model(self, optimizer: Any) -> bool:
         return any(optimizer is each for each in optimizers_of(self.model))
 
@@ -141,6 +142,10 @@ def _of_optimizers(model: Any) -> list[list[Any]]:
     """The variables of each optimizer that all ranks have alike."""
     alike = {id(variable) for variable in state_of(model)}
     return [[each for each in _variables_of(one) if id(each) in alike] for one in optimizers_of(model)]
+
+
+def _variables_that_travel(model: Any) -> list[Any]:
+    return [*weights_of(model), *(variable for each in _of_optimizers(model) for variable in each)]
 
 
 def _variables_of(optimizer: Any) -> list[Any]:

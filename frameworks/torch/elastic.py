@@ -83,6 +83,8 @@ class TorchState(State):
     def _let_go(self) -> None:
         for optimizer in self._objects(Optimizer):
             Optimizer.zero_grad(optimizer)
+        for scaler in self._objects(torch.amp.GradScaler):
+            scaler._per_optimizer_states.clear()  # whether gradients of the step that has failed were unscaled
 
     def _keeps(self, value: object) -> bool:
         return isinstance(value, Parameter) or super()._keeps(value)
@@ -92,7 +94,7 @@ class TorchState(State):
             return value.detach()
         kept = value.state_dict()
         if self._holds:
-            return kept
+            return _with_own_buffers(value, kept) if isinstance(value, Module) else kept
         # Objects with a state put tensors onto their device themselves.
         on_host = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), kept)
         if hasattr(kept, "_metadata"):  # the versions of a module's parts, for load_state_dict()
@@ -104,6 +106,8 @@ class TorchState(State):
             value.detach().copy_(kept)
         else:
             value.load_state_dict(kept)
+            if isinstance(value, Optimizer):
+                _keep_types(value, kept)
 
     def _reduced(self, value: object) -> Any:
         if type(value) is not Tensor or value.layout is not torch.strided or value.is_quantized:
@@ -160,6 +164,26 @@ class TorchState(State):
             # A rank without samples in the last batches may know of fewer.
             furthest = max((claim[name] for claim in claims), key=lambda claim: (claim["epoch"], claim["done"]))
             getattr(self, name).load_state_dict(furthest)
+
+
+def _with_own_buffers(module: Module, kept: Any) -> Any:
+    """The state of a module with copies of its buffers: batch normalization does not count what it writes to them."""
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    for name, value in kept.items():
+        if name not in parameters and isinstance(value, Tensor):
+            kept[name] = value.clone()
+    return kept
+
+
+def _keep_types(optimizer: Optimizer, kept: Any) -> None:
+    """Give an optimizer its tensors in their own types: `load_state_dict()` casts them to those of the parameters."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in kept["param_groups"] for number in group["params"]]
+    for parameter, number in zip(parameters, numbers, strict=True):
+        for name, value in kept["state"].get(number, {}).items():
+            live = optimizer.state[parameter].get(name)
+            if isinstance(value, Tensor) and isinstance(live, Tensor) and live.dtype != value.dtype:
+                optimizer.state[parameter][name] = value.to(live.device)
 
 
 def _tensor(

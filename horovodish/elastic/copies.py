@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from horovodish import basics
-from horovodish.elastic.memory import Lengths, Memory, Parts, Position
+from horovodish.elastic.memory import Lengths, Memory, Position, Snapshot, checksum
 
 __all__ = ["Copies"]
 
@@ -57,28 +57,28 @@ class Copies:
         """Where the copy of this commit is."""
         return next(memory for memory in self._memories if memory.has(position))
 
-    def load(self, position: Position) -> dict[str, tuple[bytes, list[bytearray]]]:
+    def load(self, position: Position) -> tuple[bytes, list[bytearray]]:
         """As `Memory.load()`."""
         return self.memory_of(position).load(position)
 
-    def write(self, position: Position, parts: Callable[[], Parts], *, waits: bool) -> None:
+    def write(self, position: Position, snapshot: Callable[[], Snapshot], *, waits: bool) -> None:
         """Copy a commit, unless another rank of this host has done so.
 
         Args:
             position: of the commit.
-            parts: gives the parts of the state.
+            snapshot: gives the pickled state.
             waits: if another rank copies now, wait for it, and copy the commit if that was another one.
 
         Raises:
             RankLostError: a rank was lost, and an operation has left a wrong result.
-            Exception: what `parts` raises.
+            Exception: what `snapshot` raises.
         """
         memory = self.memory
         with memory.claimed(waits=waits) as is_mine:
             if not is_mine or (memory.newest is not None and memory.newest >= position):
                 return
             began = time.thread_time()
-            made = parts()
+            made = snapshot()
             try:
                 slot = memory.write(made)
             except OSError as problem:
@@ -98,6 +98,15 @@ class Copies:
         except OSError as problem:
             self.go_private(problem)
             self.memory.room(lengths)
+
+    def digest(self, position: Position) -> bytes:
+        """A checksum of the copy of this commit; empty without a copy."""
+        return checksum(self.memory_of(position).content(position)) if self.has(position) else b""
+
+    def forget(self, position: Position) -> None:
+        """The copy of this commit does not count any more."""
+        for memory in self._memories:
+            memory.forget(position)
 
     def renumber(self, old: Position, new: Position) -> None:
         """Give the copy of a commit another position."""

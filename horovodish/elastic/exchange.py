@@ -141,8 +141,7 @@ def _agree(state: State, offers: list[_Offer], start: int) -> tuple[int, int]:
             state._copy_held()
         state._renumber(newest, new)
         _distribute(state, offers, root, new)
-        if newest or rank != root:
-            state._load(new)
+        state._load(new)
         barrier()  # before a rank of this host copies other commits over this one
     if newest:
         state._settle([offer.claims for offer in offers if offer.made == newest])
@@ -158,10 +157,16 @@ def _distribute(state: State, offers: list[_Offer], root: int, position: Positio
     if rank == root:
         lengths[:] = copies.memory_of(position).lengths(position)
     index_bytes, buffer_bytes = broadcast(lengths, root, "elastic.lengths").tolist()
-    needs_it = not copies.has(position)
-    waiting = [r for r, need in enumerate(allgather_object(needs_it, "elastic.needs")) if need]
+    # Each host may have a copy of its own. They are the same unless ranks differ in what is not reduced.
+    are_apart = len({offer.place for offer in offers}) > 1
+    digest = copies.digest(position) if are_apart or not copies.has(position) else b"the same"
+    digests: list[bytes] = allgather_object(digest, "elastic.digests")
+    waiting = [r for r, of_rank in enumerate(digests) if of_rank != digests[root]]
     if not waiting:
         return
+    needs_it = rank in waiting
+    if needs_it:
+        copies.forget(position)
     receives = needs_it and rank == min(r for r in waiting if offers[r].place == offers[rank].place)
     if receives:
         copies.room_for((index_bytes, buffer_bytes))

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from horovodish import basics, failures, gradient_windows, run_folder
@@ -62,6 +62,12 @@ class _Loop:
                 "hvd.elastic.run and attempt need a state, such as hvd.elastic.TorchState(model, optimizer, epoch=0), "
                 f"not a {type(state).__name__}"
             )
+        for method in ("save", "restore", "sync"):
+            if getattr(type(state), method) is not getattr(State, method):
+                raise TypeError(
+                    f"{type(state).__name__} has a {method}() of its own, which a recovery would not call. Give the "
+                    "state what it holds as attributes: models stay the same objects, and values are pickled"
+                )
         basics.init()
         membership.follow()
         before = self.states[-1] if self.states else state
@@ -70,8 +76,11 @@ class _Loop:
             try:
                 if self.deferred:
                     raise self.deferred
-                if before is not state and before.is_synced:
-                    before._commit(copies=True)  # a phase is over: no rank must go back into it
+                if before is not state:
+                    # A phase is over: no rank must go back into it. Both states may have a model in common.
+                    for each in (before, state):
+                        if each.is_synced:
+                            each._commit(copies=True)
                 basics.check_no_loss()
                 state.check_host_updates()
                 if not state.is_synced:
@@ -117,9 +126,11 @@ class _Loop:
             Exception: `problem`, unless it comes of other ranks, or when the ranks have begun again because of the like
                 of it before and not all of them have made a commit since.
         """
+        seen: list[BaseException] = []
         while True:
-            if not _comes_of_other_ranks(problem):
+            if not _comes_of_other_ranks(problem, seen):
                 raise problem
+            seen += failures.chain(problem)
             is_told = basics.is_cut_off() or isinstance(problem, HostsUpdatedInterrupt)
             if not (is_told or basics.loss() or membership.can_regroup()):
                 raise problem
@@ -253,12 +264,19 @@ def _tell(outcome: Outcome) -> None:
         print(f"horovodish: continuing from commit {outcome.commit}", file=sys.stderr, flush=True)
 
 
-def _comes_of_other_ranks(problem: BaseException) -> bool:
-    """Whether an exception says that the world has changed. JAX and TensorFlow have classes of their own for that."""
+def _comes_of_other_ranks(problem: BaseException, handled: Sequence[BaseException] = ()) -> bool:
+    """Whether an exception says that the world has changed. JAX and TensorFlow have classes of their own for that.
+
+    Args:
+        problem: the exception.
+        handled: those that a recovery has handled, and during which this one was raised.
+    """
     if basics.is_cut_off():
         return True  # of whatever class: a bug of the user's will come back on the next attempt
     loss = basics.loss()
     for each in failures.chain(problem):
+        if any(each is other for other in handled):
+            return False
         if isinstance(each, MismatchError):
             return False
         if failures.says_so(each, loss) or isinstance(each, (EngineStoppedError, StallError, HostsUpdatedInterrupt)):

@@ -13,21 +13,22 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import mmap
 import os
 import pickle
 import secrets
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-__all__ = ["FREE_COPY_SECONDS", "Lengths", "Memory", "Parts", "Position", "Schedule"]
+__all__ = ["FREE_COPY_SECONDS", "Lengths", "Memory", "Position", "Schedule", "Snapshot", "checksum"]
 
-Parts = Mapping[str, tuple[bytes, Sequence[pickle.PickleBuffer]]]
-"""The pickled parts of a state, by name, with the buffers that were left out of each."""
+Snapshot = tuple[bytes, Sequence[pickle.PickleBuffer]]
+"""A pickled state, and the buffers that were left out of it."""
 Position = tuple[int, int, int]
 """Which commit a copy holds: how often the job had started processes, how many worlds of ranks there were since, and
 the number of the commit. The newest one is the greatest."""
@@ -41,19 +42,12 @@ FREE_COPY_SECONDS = 200e-6
 LONGEST_PERIOD = 1 << 20
 
 _ALIGNMENT = 64
+_CHECKSUM_WIDTH = 509  # words in a row
 # Words of 64 bits of the index: for each slot whether it is whole, the position and the lengths; then the schedule.
 _SLOT_WORDS = 6
 _SCHEDULE_AT = 2 * _SLOT_WORDS
 _ID_AT = _SCHEDULE_AT + 3
 _INDEX_BYTES = (_ID_AT + 1) * 8
-
-
-@dataclass(frozen=True)
-class _Contents:
-    """What is in a slot besides the bytes of buffers: the pickled parts, and where the buffers of each lie."""
-
-    parts: dict[str, bytes]
-    buffers: dict[str, list[tuple[int, int]]]
 
 
 @dataclass(frozen=True)
@@ -172,28 +166,22 @@ class Memory:
         finally:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def write(self, parts: Parts) -> int:
+    def write(self, snapshot: Snapshot) -> int:
         """Copy a state to the slot whose turn it is. Until `seal()` its copy is not whole. Returns the slot.
 
         Raises:
             OSError: there is no room.
         """
-        at = 0
-        places: dict[str, list[tuple[int, int]]] = {}
-        for name, (_, buffers) in parts.items():
-            places[name] = []
-            for buffer in buffers:
-                length = buffer.raw().nbytes
-                places[name].append((at, length))
-                at += -(-length // _ALIGNMENT) * _ALIGNMENT
-        index = pickle.dumps(_Contents({name: data for name, (data, _) in parts.items()}, places), 5)
-        slot, room = self.room((len(index), at))
+        data, buffers = snapshot
+        sizes = [buffer.raw().nbytes for buffer in buffers]
+        index = pickle.dumps((data, sizes), 5)
+        slot, room = self.room((len(index), sum(map(_aligned, sizes))))
         room[: len(index)] = np.frombuffer(index, np.uint8)
-        begin = len(room) - at
-        for name, (_, buffers) in parts.items():
-            for buffer, (offset, length) in zip(buffers, places[name], strict=True):
-                if length:
-                    room[begin + offset : begin + offset + length] = np.frombuffer(buffer.raw(), np.uint8)
+        at = _aligned(len(index))
+        for buffer, size in zip(buffers, sizes, strict=True):
+            if size:
+                room[at : at + size] = np.frombuffer(buffer.raw(), np.uint8)
+            at += _aligned(size)
         return slot
 
     def room(self, lengths: Lengths) -> tuple[int, np.ndarray]:
@@ -250,16 +238,22 @@ class Memory:
         content.flags.writeable = False
         return content
 
-    def load(self, position: Position) -> dict[str, tuple[bytes, list[bytearray]]]:
-        """The pickled parts of the copy of a commit, by name, with buffers of their own."""
-        index_bytes, buffer_bytes = self.lengths(position)
+    def load(self, position: Position) -> tuple[bytes, list[bytearray]]:
+        """The pickled state of the copy of a commit, with buffers of its own."""
+        index_bytes, _ = self.lengths(position)
         content = self.content(position)
-        index: _Contents = pickle.loads(content[:index_bytes].tobytes())
-        buffers = content[len(content) - buffer_bytes :]
-        return {
-            name: (data, [bytearray(buffers[at : at + size]) for at, size in index.buffers[name]])
-            for name, data in index.parts.items()
-        }
+        data, sizes = pickle.loads(content[:index_bytes].tobytes())
+        buffers, at = [], _aligned(index_bytes)
+        for size in sizes:
+            buffers.append(bytearray(content[at : at + size]))
+            at += _aligned(size)
+        return data, buffers
+
+    def forget(self, position: Position) -> None:
+        """The copy of this commit does not count any more."""
+        for slot in (0, 1):
+            if self._position(slot) == position:
+                self._header(slot)[0] = 0
 
     def _header(self, slot: int) -> np.ndarray:
         return self._index[slot * _SLOT_WORDS : (slot + 1) * _SLOT_WORDS]
@@ -316,4 +310,17 @@ def _reserve(descriptor: int, length: int, path: Path) -> None:
 
 def _content_bytes(lengths: Lengths) -> int:
     index_bytes, buffer_bytes = lengths
-    return -(-index_bytes // _ALIGNMENT) * _ALIGNMENT + buffer_bytes
+    return _aligned(index_bytes) + buffer_bytes
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def checksum(data: np.ndarray) -> bytes:
+    """A checksum of bytes that sees where each word is: the sums of the rows and of the columns of a table of words."""
+    words = len(data) // 8
+    table = data[: words // _CHECKSUM_WIDTH * _CHECKSUM_WIDTH * 8].view(np.uint64).reshape(-1, _CHECKSUM_WIDTH)
+    rest = data[table.nbytes :].tobytes()
+    sums = [np.add.reduce(table, axis=axis, dtype=np.uint64).tobytes() for axis in (0, 1)]
+    return hashlib.blake2b(b"".join([str(len(data)).encode(), rest, *sums]), digest_size=16).digest()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from horovodish import basics
-from horovodish.elastic.memory import Parts, Position
+from horovodish.elastic.memory import Position, Snapshot, checksum
 
 __all__ = ["Held", "Keeper", "Reference", "given_back", "objects_in", "pickled"]
 
@@ -58,8 +58,8 @@ class Keeper(Protocol):
         """Now, if there are writes that tokens do not tell."""
 
 
-def pickled(keeper: Keeper, live: Mapping[str, object]) -> Parts:
-    """The bytes of attributes, without the buffers of their arrays.
+def pickled(keeper: Keeper, live: Mapping[str, object]) -> Snapshot:
+    """The bytes of attributes, without the buffers of their arrays. What two of them share stays shared.
 
     Args:
         keeper: the state.
@@ -68,26 +68,24 @@ def pickled(keeper: Keeper, live: Mapping[str, object]) -> Parts:
     Raises:
         TypeError: one of them cannot be pickled; the message names it.
     """
-    parts = {}
-    for name, value in live.items():
-        buffers: list[pickle.PickleBuffer] = []
-        with _named(name):
-            parts[name] = _dumped(keeper, value, buffers.append), buffers
-    return parts
+    buffers: list[pickle.PickleBuffer] = []
+    return _all_dumped(keeper, live, buffers.append), buffers
 
 
-def given_back(keeper: Keeper, live: object, data: bytes, buffers: Iterable[Any], values: Sequence[Any] = ()) -> Any:
-    """The value that was pickled. Objects in it that stay the same are those of the live value.
+def given_back(
+    keeper: Keeper, live: Mapping[str, object], data: bytes, buffers: Iterable[Any], values: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """The attributes that were pickled. Objects in them that stay the same are those of the live values.
 
     Args:
         keeper: the state.
-        live: the value of the attribute now.
+        live: the attributes now.
         data: what `pickled()` or a `Held` gave.
         buffers: likewise.
         values: tensors to which it refers.
 
     Raises:
-        ValueError: the live value has fewer such objects, or others.
+        ValueError: an attribute cannot go back; the message names it.
     """
     objects = objects_in(keeper, live)
     kinds = [type(each).__qualname__ for each in objects]
@@ -95,13 +93,13 @@ def given_back(keeper: Keeper, live: object, data: bytes, buffers: Iterable[Any]
     def give_back(place: int, kind: str, kept: Any) -> Any:
         if kinds[place : place + 1] != [kind]:
             raise ValueError(
-                f"its object number {place + 1} was a {kind}, and now it has {', '.join(kinds) or 'none'}; make the "
-                "same objects in the same order on every rank before the first sync()"
+                f"object number {place + 1} of the state was a {kind}, and now there are {', '.join(kinds) or 'none'}; "
+                "make the same objects in the same order on every rank before the first sync()"
             )
         keeper._give_back(objects[place], kept)
         return objects[place]
 
-    return _loaded(data, iter(buffers), values, give_back)
+    return _all_loaded(data, buffers, values, give_back)
 
 
 class Held:
@@ -124,42 +122,24 @@ class Held:
         self.references: list[Reference] = []
         self.moment, self.launched = keeper._moment(), basics.launched()
         self._keeper = keeper
-        self._parts: dict[str, bytes] = {}
-        for name, value in live.items():
-            with _named(name):
-                self._parts[name] = _dumped(keeper, value, None, self.references)
+        self._data = _all_dumped(keeper, live, None, self.references)
 
-    @property
-    def names(self) -> list[str]:
-        """Of the attributes."""
-        return list(self._parts)
-
-    def value_of(self, name: str, live: object) -> Any:
-        """The value of an attribute at the commit, with the tensors themselves.
+    def given_back(self, live: Mapping[str, object]) -> dict[str, Any]:
+        """The attributes at the commit, with the tensors themselves.
 
         Args:
-            name: of the attribute.
-            live: its value now.
+            live: the attributes now.
         """
-        return given_back(self._keeper, live, self._parts[name], (), self._values)
+        return given_back(self._keeper, live, self._data, (), self._values)
 
-    def copied(self) -> Parts:
-        """The parts with the bytes of all tensors, as `Memory.write()` takes them."""
-        loaded = {name: _loaded(data, iter(()), self._values, _Kept) for name, data in self._parts.items()}
-        return pickled(self._keeper, loaded)
+    def copied(self) -> Snapshot:
+        """The bytes with those of all tensors, as `Memory.write()` takes them."""
+        return pickled(self._keeper, _all_loaded(self._data, (), self._values, _Kept))
 
     def digest(self) -> bytes:
         """A checksum: equal commits have equal ones. It reads all tensors."""
-        digest = hashlib.blake2b(digest_size=16)
-        for name, part in self._parts.items():
-            digest.update(name.encode())
-            digest.update(part)
-        for value in self._values:
-            data = self._keeper._bytes_of(value)
-            words = len(data) // 8 * 8
-            total = int(np.add.reduce(data[:words].view(np.uint64), dtype=np.uint64)) if words else 0
-            digest.update(f"{len(data)} {total} ".encode() + data[words:].tobytes())
-        return digest.digest()
+        sums = [checksum(self._keeper._bytes_of(value)) for value in self._values]
+        return hashlib.blake2b(b"".join([self._data, *sums]), digest_size=16).digest()
 
     @property
     def _values(self) -> list[Any]:
@@ -182,14 +162,33 @@ def _held(index: int) -> Any:
     raise RuntimeError("only the process that has committed can read what it holds")
 
 
-@contextlib.contextmanager
-def _named(name: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as problem:
-        raise TypeError(
-            f"state.{name} cannot be kept: {problem}. Leave it out of the state, or name it _{name}"
-        ) from problem
+def _all_dumped(
+    keeper: Keeper, live: Mapping[str, object], take_buffer: TakeBuffer, references: list[Reference] | None = None
+) -> bytes:
+    file = io.BytesIO()
+    pickler = _Pickler(file, keeper, take_buffer, references, keeps=True)
+    pickler.dump(list(live))
+    for name, value in live.items():
+        try:
+            pickler.dump(value)
+        except Exception as problem:
+            raise TypeError(
+                f"state.{name} cannot be kept: {problem}. Leave it out of the state, or name it _{name}"
+            ) from problem
+    return file.getvalue()
+
+
+def _all_loaded(
+    data: bytes, buffers: Iterable[Any], values: Sequence[Any], give_back: Callable[[int, str, Any], Any]
+) -> dict[str, Any]:
+    unpickler = _Unpickler(io.BytesIO(data), iter(buffers), values, give_back)
+    attributes = {}
+    for name in unpickler.load():
+        try:
+            attributes[name] = unpickler.load()
+        except Exception as problem:
+            raise ValueError(f"state.{name} cannot go back to a commit: {problem}") from problem
+    return attributes
 
 
 TakeBuffer = Callable[[pickle.PickleBuffer], object] | None
@@ -240,24 +239,26 @@ class _Pickler(pickle.Pickler):
         return _dumped(self._keeper, kept, self._take_buffer, self._references, keeps=False)
 
 
-def objects_in(keeper: Keeper, value: object) -> list[Any]:
-    """The objects in a value that stay the same."""
-    return _Finder(keeper, value).found
+def objects_in(keeper: Keeper, live: Mapping[str, object]) -> list[Any]:
+    """The objects in attributes that stay the same, in the order in which `_Pickler` meets them."""
+    finder = _Finder(keeper)
+    for value in live.values():
+        with contextlib.suppress(Exception):  # a value that cannot be pickled is not the one that was kept
+            finder.dump(value)
+    return finder.found
 
 
 class _Finder(pickle.Pickler):
-    """Finds the objects that stay the same, in the order in which `_Pickler` meets them.
+    """Finds the objects that stay the same.
 
     Attributes:
         found: these objects.
     """
 
-    def __init__(self, keeper: Keeper, value: object) -> None:
+    def __init__(self, keeper: Keeper) -> None:
         super().__init__(io.BytesIO(), 5)
         self.found: list[Any] = []
         self._keeper = keeper
-        with contextlib.suppress(Exception):  # a value that cannot be pickled is not the one that was kept
-            self.dump(value)
 
     def reducer_override(self, value: object) -> Any:
         if isinstance(value, type):

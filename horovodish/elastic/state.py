@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -224,9 +224,8 @@ class State:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def _objects(self, kind: type) -> list[Any]:
-        """The objects of a class that stay the same, wherever they are in the state; one may come twice."""
-        found = [each for value in self._live.values() for each in snapshots.objects_in(self, value)]
-        return [each for each in found if isinstance(each, kind)]
+        """The objects of a class that stay the same, wherever they are in the state."""
+        return [each for each in snapshots.objects_in(self, self._live) if isinstance(each, kind)]
 
     def _check_commits(self) -> None:
         if State._of_block not in (None, self):
@@ -299,30 +298,20 @@ class State:
         """Go back to the commit that is held."""
         held = self._held_commit()
         assert held is not None
-        for name in held.names:
-            self._give(name, lambda name=name: held.value_of(name, getattr(self, name, None)))  # type: ignore[misc]
-        self._forget_other_than(held.names)
+        self._become(held.given_back(self._live))
         self._held = []
         self._hold(held.position)
 
     def _load(self, position: Position) -> None:
         """Go back to a commit of which there is a copy."""
-        parts = self._copies.load(position)
-        for name, (data, buffers) in parts.items():
-            live = getattr(self, name, None)
-            self._give(name, lambda: snapshots.given_back(self, live, data, buffers))  # noqa: B023
-        self._forget_other_than(parts)
+        self._become(snapshots.given_back(self, self._live, *self._copies.load(position)))
         self._held = []
 
-    def _forget_other_than(self, names: Collection[str]) -> None:
-        for name in self._live.keys() - names:
+    def _become(self, attributes: dict[str, Any]) -> None:
+        for name in self._live.keys() - attributes:
             delattr(self, name)
-
-    def _give(self, name: str, value: Callable[[], Any]) -> None:
-        try:
-            setattr(self, name, value())
-        except ValueError as problem:
-            raise ValueError(f"state.{name} cannot go back to commit {self._position[2]}: {problem}") from problem
+        for name, value in attributes.items():
+            setattr(self, name, value)
 
 
 class ObjectState(State):

@@ -189,6 +189,79 @@ def test_a_stall_that_does_not_come_again_is_survived(tmp_path: Path) -> None:
     assert ended.results == [STEPS, STEPS]
 
 
+class Stubborn:
+    """An object that does not take back what it has given."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if hvd.size() == 2:
+            raise KeyError("a group that was added")
+
+
+def lose_what_cannot_go_back(scene: Scene) -> None:
+    @hvd.elastic.run
+    def train(state: ObjectState) -> None:
+        while state.step < STEPS:
+            if scene.me == 2 and state.step == 4:
+                scene.die("dies")
+            hvd.allreduce(np.ones(3), name="gradient")
+            state.step += 1
+            state.commit()
+
+    train(ObjectState(step=0, stubborn=[Stubborn()]))
+
+
+def test_a_state_that_cannot_go_back_ends_the_job(tmp_path: Path) -> None:
+    ended = run_elastic(lose_what_cannot_go_back, tmp_path, 3, flags=["--min-np", "2"])
+    assert ended.status == 1, ended.said
+    assert "ValueError: state.stubborn cannot go back to a commit: 'a group that was added'" in ended.said
+
+
+def train_and_evaluate_in_turns(scene: Scene) -> Any:
+    """Each in a block of a state of its own, and both states hold the model."""
+    weight = Weight()
+    training, evaluation = ObjectState(model=weight, step=0), ObjectState(model=weight, evaluations=0)
+    for evaluations in (1, 2, 3):
+        while True:
+            with hvd.elastic.attempt(training):
+                if training.step == 4 * evaluations:
+                    break
+                weight.value += int(hvd.allreduce(np.ones(1), name="gradient").item())
+                training.step += 1
+        while True:
+            with hvd.elastic.attempt(evaluation):
+                if evaluation.evaluations == evaluations:
+                    break
+                if scene.me == 2 and evaluations == 2:
+                    scene.die("evaluates")
+                hvd.allreduce(np.ones(1), name="error")
+                evaluation.evaluations += 1
+    return [weight.value, training.step, evaluation.evaluations]
+
+
+class Weight:
+    """A model."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def state_dict(self) -> int:
+        return self.value
+
+    def load_state_dict(self, state: int) -> None:
+        self.value = state
+
+
+@pytest.mark.parametrize("copies", ["always", "never"])
+def test_a_model_in_two_states_keeps_its_progress(copies: str, tmp_path: Path) -> None:
+    env = {COPIES_VARIABLE: copies}
+    ended = run_elastic(train_and_evaluate_in_turns, tmp_path, 3, flags=["--min-np", "2"], env=env)
+    assert ended.status == 0, ended.said
+    assert ended.results == [[12, 12, 3]] * 2
+
+
 SAMPLES, BATCH = 96, 4
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovodish.elastic.copies import Copies
-from horovodish.elastic.memory import LONGEST_PERIOD, SHARE_OF_TIME, Memory, Parts, Position, Schedule
+from horovodish.elastic.memory import (
+    LONGEST_PERIOD,
+    SHARE_OF_TIME,
+    Memory,
+    Position,
+    Schedule,
+    Snapshot,
+    checksum,
+)
 
 
-def parts(**values: object) -> Parts:
-    made: dict[str, tuple[bytes, Sequence[pickle.PickleBuffer]]] = {}
-    for name, value in values.items():
-        buffers: list[pickle.PickleBuffer] = []
-        made[name] = pickle.dumps(value, 5, buffer_callback=buffers.append), buffers
-    return made
+def parts(**values: object) -> Snapshot:
+    buffers: list[pickle.PickleBuffer] = []
+    return pickle.dumps(values, 5, buffer_callback=buffers.append), buffers
 
 
 def write(memory: Memory, position: Position, **values: object) -> None:
@@ -31,7 +35,9 @@ def write(memory: Memory, position: Position, **values: object) -> None:
 
 def newest(memory: Memory) -> dict[str, object]:
     assert memory.newest is not None
-    return {name: pickle.loads(data, buffers=buffers) for name, (data, buffers) in memory.load(memory.newest).items()}
+    data, buffers = memory.load(memory.newest)
+    values: dict[str, object] = pickle.loads(data, buffers=buffers)
+    return values
 
 
 @pytest.fixture(params=["private", "files"])
@@ -180,3 +186,13 @@ def test_hosts_copy_at_the_same_commits() -> None:
     often, rarely = Schedule(period=4), Schedule(period=16)
     assert [n for n in range(1, 33) if rarely.is_due(n)] == [16, 32]
     assert all(often.is_due(n) for n in range(1, 33) if rarely.is_due(n))
+
+
+@given(st.data())
+def test_a_checksum_sees_where_words_are(data: st.DataObject) -> None:
+    words = np.random.default_rng(0).integers(0, 5, data.draw(st.integers(2, 3000)))
+    one, other = data.draw(st.integers(0, len(words) - 1)), data.draw(st.integers(0, len(words) - 1))
+    swapped = words.copy()
+    swapped[[one, other]] = words[[other, one]]
+    same = words[one] == words[other]
+    assert (checksum(words.view(np.uint8)) == checksum(swapped.view(np.uint8))) == same

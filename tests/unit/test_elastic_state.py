@@ -105,10 +105,28 @@ def test_other_objects_than_were_kept_are_refused() -> None:
     state.commit()
     state.several = [Counter()]
     message = (
-        r"state\.several cannot go back to commit 1: its object number 2 was a Counter, and now it has Counter; make"
+        r"state\.several cannot go back to a commit: object number 2 of the state was a Counter, and now there are C"
     )
     with pytest.raises(ValueError, match=message):
         state.restore()
+
+
+def test_what_attributes_share_stays_shared() -> None:
+    array, counter = np.zeros(3), Counter()
+    state = State(array=array, buffers={"array": array}, counter=counter, counters=[counter])
+    state.commit()
+    state.restore()
+    assert state.array is state.buffers["array"]
+    assert state.counter is state.counters[0] is counter
+
+
+def test_what_was_added_since_goes() -> None:
+    state = State(value=1)
+    state.commit()
+    state.value, state.more = 2, 3
+    state.restore()
+    assert state.value == 1
+    assert not hasattr(state, "more")
 
 
 def test_restore_without_commit_does_nothing() -> None:
@@ -288,7 +306,7 @@ def test_sync() -> None:
     with pytest.MonkeyPatch.context() as patched:
         state = Counted(value=f"of rank {rank}", array=np.full(2, float(rank)))
         state.sync()
-        assert seen_by_all(state) == ["of rank 0", [0, 0], [], ["copy"], ["copy"]]
+        assert seen_by_all(state) == ["of rank 0", [0, 0], ["copy"], ["copy"], ["copy"]]
 
         hold_only(patched)
         state.value = "held"
@@ -329,6 +347,18 @@ def test_sync() -> None:
         hvd.barrier()
 
 
+@on_ranks(3)
+def test_copies_of_several_memories_are_compared() -> None:
+    """Ranks that differ in what is not reduced, such as statistics, have the bits of one rank afterwards."""
+    state = State(value=0, statistics=np.zeros(5))
+    state.sync()
+    for number in (1, 2):
+        state.statistics = np.full(5, float(hvd.rank() if number == 1 else number))
+        state.save()  # each into memory of its own, as on hosts of their own
+        state.sync()
+        np.testing.assert_array_equal(state.statistics, np.full(5, 0.0 if number == 1 else 2.0))
+
+
 @on_ranks(2)
 def test_a_large_state_travels_in_pieces() -> None:
     with pytest.MonkeyPatch.context() as patched:
@@ -363,7 +393,7 @@ def test_new_processes_take_what_earlier_ones_have_left(tmp_path: Path) -> None:
         state._enter_job()
         state._position = (0, 3, 7)
         state.save()
-        torn = state._copies.memory.write({})  # it dies in the middle of its next copy
+        torn = state._copies.memory.write((b"", []))  # it dies in the middle of its next copy
         assert torn in (0, 1)
     results = run_ranks(begin_in_new_processes, 2, args=(str(tmp_path),))
     assert results == [["left", "left", 9]] * 2
@@ -440,6 +470,35 @@ def sync_what_cannot_be_pickled() -> str:
         with pytest.raises(TypeError) as raised:
             state.sync()
     return str(raised.value)
+
+
+class Own(State):
+    """A state as Horovod's guide writes them."""
+
+    def save(self) -> None:
+        self._saved = 1
+
+
+def test_a_state_with_methods_that_no_recovery_calls_is_refused() -> None:
+    message = (
+        r"Own has a save\(\) of its own, which a recovery would not call\. Give the state what it holds as attributes"
+    )
+    with pytest.raises(TypeError, match=message):
+        elastic.run(lambda _: None)(Own())
+    hvd.shutdown()
+
+
+def test_another_state_cannot_be_committed_in_a_block() -> None:
+    run_ranks(commit_another, 1)
+
+
+def commit_another() -> None:
+    state, another = State(value=1), State(value=2)
+    message = "put what changes in the same step into one state"
+    with elastic.attempt(state):
+        for commits in (another.commit, another.save):
+            with pytest.raises(RuntimeError, match=message):
+                commits()
 
 
 def test_blocks_within_blocks_are_refused() -> None:

@@ -44,7 +44,7 @@ def test_arrays_are_kept(dtype: str) -> None:
 
 
 def test_keys_and_types_are_kept() -> None:
-    key, weak = jax.random.key(3, impl="rbg"), jax.jit(lambda: 1.5)()
+    key, weak = jax.random.key(3, impl="rbg"), jnp.full((4,), 1e-3)
     moments = optax.adam(1e-3).init({"w": jnp.ones(3)})
     state = JaxState(key=key, weak=weak, moments=moments)
     state.commit()

@@ -52,7 +52,9 @@ def test_other_variables_than_before_are_refused() -> None:
     state = TensorFlowState([tf.Variable(1.0)])
     state.commit()
     state.variables = []
-    with pytest.raises(ValueError, match=r"state\.variables cannot go back to commit 1: its object number 1 was a Res"):
+    with pytest.raises(
+        ValueError, match=r"state\.variables cannot go back to a commit: object number 1 of the state was a Res"
+    ):
         state.restore()
     state.variables = module = tf.Module()
     module.weight = tf.Variable(1.0)

@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import horovodish.torch as hvd
 from horovodish import gradient_windows
+from horovodish.elastic.memory import Schedule
+from horovodish.elastic.state import _Budget
 from horovodish.torch.elastic import TorchState
 from support.documents import python_blocks
 from support.elastic import Scene, run_elastic
@@ -147,6 +149,67 @@ def test_models_optimizers_and_schedulers_go_back() -> None:
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, after[name], rtol=0, atol=0)
     assert [group["lr"] for group in optimizer.param_groups] == rates
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits are held, and not copied unless they must be."""
+    monkeypatch.setattr(Schedule, "is_due", lambda *_: False)
+    monkeypatch.setattr(_Budget, "allows", lambda _: True)
+
+
+@pytest.mark.usefixtures("held")
+def test_statistics_of_any_size_go_back() -> None:
+    """Batch normalization does not count what it writes to them."""
+    layer = nn.BatchNorm1d(8192)
+    state = TorchState(layers=[layer])
+    state.commit()
+    layer(torch.randn(4, 8192))
+    state.restore()
+    assert not layer.running_mean.any()
+    assert int(layer.num_batches_tracked) == 0
+
+
+WRITES = {
+    "in place": lambda p, _: p.add_(1),
+    "a collective into an alias": lambda p, _: hvd.broadcast_(p.data, 0),
+    "a step": lambda _, optimizer: optimizer.step(),
+}
+
+
+def write_after_a_commit() -> list[str]:
+    hvd.init()
+    seen = []
+    for name, write in WRITES.items():
+        parameter = nn.Parameter(torch.zeros(10_000))
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+        state = TorchState(optimizer=optimizer, parameter=parameter)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Schedule, "is_due", lambda *_: False)
+            patched.setattr(_Budget, "allows", lambda _: True)
+            state.commit()
+        with torch.no_grad():
+            state.restore()
+            write(parameter, optimizer)  # type: ignore[no-untyped-call]
+        with pytest.raises(RuntimeError, match="commit 1 was not copied"):
+            state.restore()
+        seen.append(name)
+    return seen
+
+
+def test_writes_after_a_commit_are_seen() -> None:
+    assert run_ranks(write_after_a_commit, 1) == [list(WRITES)]
+
+
+def test_an_optimizer_keeps_the_types_of_its_tensors() -> None:
+    parameter = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    optimizer.state[parameter]["master"] = torch.full((3,), 0.998)
+    state = TorchState(optimizer=optimizer)
+    state.commit()
+    optimizer.state[parameter]["master"] = torch.zeros(3)
+    state.restore()
+    same(optimizer.state[parameter]["master"], torch.full((3,), 0.998))
 
 
 def follow_the_guide(scene: Scene) -> list[list[float]]:
