@@ -59,6 +59,7 @@ def _feed(found: Any, value: Any) -> None:
         found.update(f"{array.dtype}{array.shape}".encode())
         found.update(array.reshape(-1).view(np.uint8))
     elif hasattr(value, "get_weights"):
+        value.jax_state_sync()  # during fit() the weights are elsewhere
         _feed(found, [np.asarray(each) for each in [*value.variables, *value.optimizer.variables]])
     else:
         found.update(repr(value).encode())

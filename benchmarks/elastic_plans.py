@@ -8,7 +8,7 @@ ranks nor a repeated action changes the state at the end: sums across ranks are 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 __all__ = ["FRAMEWORKS", "Action", "Fault", "Phase", "Plan", "plan_of"]
 
@@ -106,6 +106,7 @@ class Plan:
         faults: which ranks commit themselves.
         kills: the seconds after the begin of the training at which the driver kills ranks, how many, and how.
         slots: the seconds at which there are other slots, and how many.
+        grows: whether new processes come soon after a loss, though those that are left could go on.
     """
 
     seed: int
@@ -117,7 +118,8 @@ class Plan:
     copies: str
     faults: tuple[Fault, ...]
     kills: tuple[tuple[float, int, str], ...] = ()
-    slots: tuple[tuple[float, int], ...] = field(default=())
+    slots: tuple[tuple[float, int], ...] = ()
+    grows: bool = True
 
     def said(self) -> str:
         """The plan in words, for a report."""
@@ -143,7 +145,10 @@ def plan_of(seed: int, framework: str) -> Plan:
     choice = random.Random(f"{seed} {framework}")
     np = choice.choice((2, 3, 3, 4))
     is_paced = choice.random() < (0.3 if framework == "numpy" else 0.15)
-    phases = tuple(_phase(choice, framework, is_paced) for _ in range(choice.choice((1, 1, 2, 3))))
+    # New processes import NumPy soon, and other frameworks late.
+    is_quick = framework == "numpy"
+    counts_of_phases = (1, 1, 2, 3) if is_quick else (2, 3, 4, 5)
+    phases = tuple(_phase(choice, framework, is_paced) for _ in range(choice.choice(counts_of_phases)))
     kills: tuple[tuple[float, int, str], ...] = ()
     slots: tuple[tuple[float, int], ...] = ()
     if is_paced:
@@ -153,27 +158,32 @@ def plan_of(seed: int, framework: str) -> Plan:
             for _ in range(choice.randint(0, 2))
         )
         if choice.random() < 0.6:
-            counts = [choice.randint(1, np) for _ in range(choice.randint(1, 2))]
-            slots = tuple((round(choice.uniform(0.0, 4.0), 3), count) for count in [*counts, np])
+            counts = [*(choice.randint(1, np) for _ in range(choice.randint(1, 2))), np]  # in the end there are enough
+            times = sorted(round(choice.uniform(0.0, 4.0), 3) for _ in counts)
+            slots = tuple(zip(times, counts, strict=True))
     return Plan(
         seed=seed,
         framework=framework,
         np=np,
-        least=choice.choice((1, 1, min(2, np), np)),
+        least=choice.choice((1, 1, min(2, np), np) if is_quick else (1, 1, 1, 1, np)),
         phases=phases,
         early=choice.random() < 0.5,
         copies=choice.choice(("", "", "always", "never")),
-        faults=_faults(choice, phases, np),
+        faults=_faults(choice, phases, np, choice.choice((1, 1, 2, 2, 3) if is_quick else (2, 3, 4))),
         kills=tuple(sorted(kills)),
-        slots=tuple(sorted(slots)),
+        slots=slots,
+        grows=bool(slots) or choice.random() < (0.7 if is_quick else 0.2),
     )
 
 
-def _faults(choice: random.Random, phases: tuple[Phase, ...], np: int) -> tuple[Fault, ...]:
+def _faults(choice: random.Random, phases: tuple[Phase, ...], np: int, times: int) -> tuple[Fault, ...]:
     faults: list[Fault] = []
-    for _ in range(choice.choice((1, 1, 2, 2, 3))):
+    for _ in range(times):
         number = choice.randrange(len(phases))
-        at = choice.randrange(len(phases[number].actions))
+        actions = len(phases[number].actions)
+        # Where one phase ends and the next begins, ranks are in different ones.
+        at = choice.choice((choice.randrange(actions), choice.randrange(actions), actions - 1 - choice.randrange(3), 0))
+        at = max(at, 0)
         victims = choice.sample(range(np), choice.choice((1, 1, 1, min(2, np))))
         for place, victim in enumerate(victims):
             kind = choice.choice(("kill", "timer", "timer", "timer", "line", "line", "abort", "stop"))

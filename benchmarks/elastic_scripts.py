@@ -110,11 +110,11 @@ class Watched:
             if phase is None:
                 return commit(its_state, copies=copies)
             start, worlds, last = its_state._position
-            before = (start, worlds, last + 1)
-            self.notes("will", phase=phase, position=before, digest=self.digest(phase, its_state), at=its_state.at)
+            its_notes = {"phase": phase, "position": (start, worlds, last + 1), "at": its_state.at}
+            self.notes("will", **its_notes, digest=self.digest(phase, its_state))
             counts = commit(its_state, copies=copies)
             is_held = any(held.position == its_state._position for held in its_state._held)
-            self.notes("did" if counts else "not", phase=phase, position=before, held=is_held)
+            self.notes("did" if counts else "not", **its_notes, held=is_held)
             return counts
 
         def noted_seal(its_memory: Any, slot: int, position: Any, schedule: Any = None) -> None:

@@ -49,8 +49,10 @@ SCRIPT = str(Path(__file__).with_name("elastic_scripts.py"))
 LAUNCHER = """
 from horovodish.launcher import cli, elastic
 elastic.FIRST_REST_SECONDS = elastic.LONGEST_REST_SECONDS = 1.0
+elastic.SETTLED_SECONDS = {settled}
 raise SystemExit(cli.main())
 """
+FRAMEWORKS_FILES = ("torchinductor_", "__autograph_generated_file")
 AT_ONCE = 2
 
 Note = dict[str, Any]
@@ -97,7 +99,8 @@ def run(plan: Plan, folder: Path) -> tuple[int | None, list[str]]:
     else:
         flags += ["-np", str(plan.np)]
     rank = [sys.executable, SCRIPT, plan.framework, str(plan.seed), str(folder)]
-    command = [sys.executable, "-c", LAUNCHER, "run", "--min-np", str(plan.least), *flags, *rank]
+    launcher = LAUNCHER.format(settled=1.0 if plan.grows else 60.0)
+    command = [sys.executable, "-c", launcher, "run", "--min-np", str(plan.least), *flags, *rank]
     environment = {**os.environ, MARK: mark, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
     with (folder / "said").open("w") as out:
         job = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
@@ -118,7 +121,7 @@ def run(plan: Plan, folder: Path) -> tuple[int | None, list[str]]:
         problems.append(f"5. processes are left: {left}")
     places = {place for note in notes_in(folder) for place in [*note.get("folders", ()), *note.get("maps", ())]}
     behind = [place for place in places if Path(place.removesuffix(" (deleted)")).exists()]
-    behind += [str(path) for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
+    behind += [str(path) for path in temporary.iterdir() if not path.name.startswith(FRAMEWORKS_FILES)]
     if behind:
         problems.append(f"5. left behind: {sorted(behind)}")
     return status, problems
@@ -185,10 +188,12 @@ def compared(plan: Plan, notes: list[Note], status: int | None, undisturbed: Not
                     f"4. process {_who(note)} ends phase {phase} with {one}, an undisturbed run with {other}"
                 )
     if status:
-        last_fault = max((note["time"] for note in notes if note["kind"] == "fault"), default=0.0)
-        last = [note["time"] for note in notes if note["kind"] == "final" and note["phase"] == len(plan.phases) - 1]
-        was_late = status > 128 and last and min(last) < last_fault + 0.5
-        if not was_late:
+        # A rank that is lost when others have come to the end of their scripts gives its status.
+        finals = [note["time"] for note in notes if note["kind"] == "final" and note["phase"] == len(plan.phases) - 1]
+        ended = {_who(note) for note in notes if note["kind"] == "end"}
+        killed = {_who(note) for note in notes if note["kind"] == "fault"} - ended
+        latest = max((note["time"] for note in notes if _who(note) in killed), default=0.0)
+        if not (status > 128 and finals and min(finals) < latest + 2.0):
             problems.append(f"5. the exit status is {status}")
     elif status == 0 and not any(note["kind"] == "done" for note in notes):
         problems.append("5. no rank has come to its end")
@@ -254,17 +259,12 @@ def _older_than_promised(
         last = relevant[-1] if relevant else None
         # JAX computes the values later, unless somebody looks at them.
         is_sure = plan.framework != "jax" or plan.phases[phase].notes
-        if (
-            is_left
-            and is_sure
-            and last
-            and last["kind"] == "did"
-            and last["held"]
-            and last["position"][2] > position[2]
-        ):
+        if not (is_left and is_sure and last and last["kind"] == "did" and last["held"]):
+            continue
+        if last["position"][2] > position[2] or last["at"] > entry["at"]:
             yield (
                 f"3. phase {phase} begins with commit {position[2]}, though process {process[0]}.{process[1]} is left, "
-                f"which held commit {last['position'][2]} and has written to nothing since"
+                f"which held commit {last['position'][2]} at action {last['at']} and has written to nothing since"
             )
 
 
@@ -304,6 +304,7 @@ def main() -> None:
         "--keep", type=Path, help="a folder for the notes and output of jobs in which something was found"
     )
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no job after so long")
+    parser.add_argument("--first", action="store_true", help="begin no job after something was found")
     arguments = parser.parse_args()
     frameworks: Sequence[str] = arguments.frameworks.split(",")
     undisturbed, began = Undisturbed(), time.monotonic()
@@ -311,7 +312,7 @@ def main() -> None:
     lock = threading.Lock()
 
     def one(plan: Plan) -> None:
-        if time.monotonic() - began > arguments.seconds:
+        if time.monotonic() - began > arguments.seconds or (found and arguments.first):
             return
         with tempfile.TemporaryDirectory(prefix="search-", ignore_cleanup_errors=True) as name:
             folder = Path(name)
