@@ -41,12 +41,14 @@ class _Loop:
 
     Attributes:
         states: that of the last block, and the one before it, in which other ranks may still be.
+        have_begun_again: whether the ranks are others than at the begin of the job.
         commits: how many this rank had made when the ranks last began again without a cause; None if they never did.
         deferred: a problem at the end of a block, of which the next block recovers.
     """
 
     def __init__(self) -> None:
         self.states: list[State] = []
+        self.have_begun_again = membership.start() > 0
         self.commits: int | None = None
         self.deferred: Exception | None = None
 
@@ -85,7 +87,7 @@ class _Loop:
                 state.check_host_updates()
                 if not state.is_synced:
                     outcome = exchange([state])
-                    if membership.start() > 0:
+                    if self.have_begun_again:
                         state.on_reset()
                     _tell(outcome)
                 return
@@ -138,6 +140,7 @@ class _Loop:
             note = _Note(basics.size() if basics.is_initialized() else 0, is_told, commits)
             basics.shutdown()
             membership.regroup(self._keep)
+            self.have_begun_again = True
             try:
                 for state in self.states:
                     state._let_go()

@@ -210,6 +210,8 @@ def test_blocks_are_left_and_repeated(tmp_path: Path) -> None:
 def lose_a_rank_at(scene: Scene, place: str) -> dict[str, Any]:
     """Process 0 dies when the others have no more collectives in their block, or are between two phases."""
     first, second = ObjectState(step=0, values=[]), ObjectState(step=0, values=[])
+    resets: list[int] = []
+    second.register_reset_callbacks([lambda: resets.append(hvd.size())])
 
     def notice(here: str) -> None:
         if here == place and scene.first_time(place):
@@ -228,7 +230,7 @@ def lose_a_rank_at(scene: Scene, place: str) -> dict[str, Any]:
                 if state.step == 2:
                     notice("block")
         notice("phases")
-    return {"values": [first.values, second.values]}
+    return {"values": [first.values, second.values], "resets": resets}
 
 
 @pytest.mark.parametrize("copies", ["always", "never", ""])
@@ -238,7 +240,9 @@ def test_a_loss_that_no_collective_reports(place: str, copies: str, tmp_path: Pa
     ended = run_elastic(lose_a_rank_at, tmp_path, 3, place, flags=["--min-np", "1"], env=env)
     assert ended.status == 0, ended.said
     assert ended.fired == {f"{place} 0"}
-    assert ended.results == [{"values": [[0, 1, 2, 3]] * 2}] * 2, ended.said
+    assert [result["values"] for result in ended.results] == [[[0, 1, 2, 3]] * 2] * 2, ended.said
+    for result in ended.results:
+        assert result["resets"][0] == 2, "a state that was made before the loss knows of it when its phase begins"
 
 
 NEW_PROCESSES: list[tuple[int, Faults, str]] = [
