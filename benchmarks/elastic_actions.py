@@ -34,7 +34,7 @@ def of(framework: str, hvd: Any, phase: Phase, seed: int) -> Script:
 
 
 def digest(state: Any) -> str:
-    """Of the bits of all values of a state, without samplers, of which each rank knows its own part."""
+    """Return a digest of all values of a state. Samplers are left out, because each rank knows its own part."""
     found = hashlib.blake2b(digest_size=8)
     _feed(found, state._live)
     return found.hexdigest()
@@ -66,7 +66,7 @@ def _feed(found: Any, value: Any) -> None:
 
 
 def samples_of(state: Any) -> list[int]:
-    """Of a state with a sampler: the epochs and the samples that it knows, and those that were counted."""
+    """Return the epochs and samples that a state's sampler knows, and the samples that were counted."""
     sampler = getattr(state, "sampler", None)
     if sampler is None:
         return []
@@ -190,7 +190,7 @@ class Script:
         return float(rank) if rank else number - size * (size - 1) / 2
 
     def name(self) -> dict[str, str]:
-        """Of a collective."""
+        """Return the name of a collective, as keyword arguments."""
         return {"name": f"action.{self._at}"} if self.phase.named else {}
 
     def full(self, like: Any, number: float) -> Any:
@@ -202,7 +202,7 @@ class Script:
         return self.hvd.allreduce(self.full(like, self.part(number)), op=self.hvd.Sum, **self.name(), **where)
 
     def average_into(self, tensor: Any) -> None:
-        """In place: the mean of the ranks, each of which first adds its own number."""
+        """Add this rank's number, then average over the ranks in place."""
         rank, size = basics.rank(), basics.size()
         self.writes()
         tensor += rank
@@ -383,7 +383,7 @@ class TorchScript(Script):
         self.second.step()
 
     def epoch(self, state: Any, action: Action) -> None:
-        """What is left of an epoch."""
+        """Train on the rest of an epoch."""
         state.at, batch = self._at, 1 + action.number % 4
         sampler = state.sampler
         while True:
@@ -581,7 +581,7 @@ class KerasScript(Script):
         return self.hvd.elastic.KerasState(self.model, at=0, n=0, history=[], batch=0)
 
     def fit(self, state: Any, action: Action) -> None:
-        """What is left of an epoch."""
+        """Train on the rest of an epoch."""
         state.at = self._at
         elastic, callbacks = self.hvd.elastic, []
         if self.is_elastic:

@@ -80,7 +80,7 @@ def in_turns(rounds: int, one: Callable[[], object], other: Callable[[], object]
 
 
 def medians(taken: dict[str, list[float]]) -> tuple[float, float]:
-    """Of the seconds of both."""
+    """Return the median seconds of both functions."""
     return median(taken["one"]), median(taken["other"])
 
 

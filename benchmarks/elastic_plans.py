@@ -72,7 +72,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a process when it comes to an action for the first time.
+    """A fault that a process meets when it comes to an action for the first time.
 
     Attributes:
         phase: the number of the phase.

@@ -54,7 +54,7 @@ class Notes:
 
 
 class Faults:
-    """Those of this process."""
+    """The faults of this process."""
 
     def __init__(self, faults: tuple[Fault, ...], notes: Notes) -> None:
         self._faults = [(number, fault) for number, fault in enumerate(faults) if fault.process == notes.process]
@@ -98,7 +98,7 @@ class Watched:
         self.world: dict[int, int] = {}  # the last one in which a phase was entered
 
     def digest(self, number: int, its_state: Any) -> str | None:
-        """Of the state, where the phase notes digests."""
+        """Return a digest of the state if the phase notes digests."""
         return elastic_actions.digest(its_state) if self.phases[number].notes else None
 
     def watch(self) -> None:
