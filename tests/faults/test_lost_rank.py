@@ -21,7 +21,7 @@ from support.model import PLANES
 from support.outcome import Outcome
 from support.processes import all_pids, is_stopped, resume, stop, wait_until_ended
 from support.ranks import run_ranks_to_their_ends
-from support.threads import thread_names
+from support.threads import engine_thread
 
 KNOWN_WITHIN_SECONDS = 20.0
 MPI_KNOWS_WITHIN_SECONDS = 0.3
@@ -187,7 +187,7 @@ def test_the_reason_arrives_though_mpi_is_faster() -> None:
 def crash_in_the_engines_thread() -> None:
     hvd.init()
     hvd.barrier()
-    engine = next(number for number, name in thread_names().items() if name == "horovodish")
+    engine = engine_thread()
     if hvd.rank() == 1:
         ctypes.CDLL(None).tgkill(os.getpid(), engine, signal.SIGSEGV)
         threading.Event().wait()  # this thread must not end the barrier before the other one has the signal
@@ -198,7 +198,7 @@ def crash_in_the_engines_thread() -> None:
 def test_a_rank_that_crashes_shows_where_its_script_was() -> None:
     told, crashed = run_ranks_to_their_ends(crash_in_the_engines_thread, 2)
     assert told.ended == "returned", told
-    assert crashed.ended == "died"
+    assert crashed.ended == "died", crashed
     assert "Fatal Python error: Segmentation fault" in crashed.output
     assert "in crash_in_the_engines_thread" in crashed.output
 

@@ -12,7 +12,7 @@ from horovodish.affinity import core_of
 from horovodish.topology import Topology
 from support.pretended_gpu import Gpu, variables
 from support.ranks import run_ranks
-from support.threads import thread_names
+from support.threads import engine_thread, thread_names
 
 TWO_ON_A_HOST = Topology(1, ((0, 1), (2,)))
 
@@ -20,14 +20,7 @@ TWO_ON_A_HOST = Topology(1, ((0, 1), (2,)))
 def cores_of_threads() -> tuple[set[int], set[int]]:
     """Those of the engine's own thread, and those of this one."""
     hvd.init()
-    while not (engines := engine_threads()):
-        os.sched_yield()  # it names itself when it gets to run
-    (engine,) = engines
-    return os.sched_getaffinity(engine), os.sched_getaffinity(0)
-
-
-def engine_threads() -> list[int]:
-    return [thread for thread, name in thread_names().items() if name == "horovodish" and thread != os.getpid()]
+    return os.sched_getaffinity(engine_thread()), os.sched_getaffinity(0)
 
 
 def test_each_local_rank_has_its_core() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 
@@ -13,3 +14,15 @@ def thread_names() -> dict[int, str]:
         with contextlib.suppress(OSError):  # it has just ended
             names[int(path.parent.name)] = path.read_text().strip()
     return names
+
+
+def engine_thread() -> int:
+    """The number of the engine's own thread.
+
+    It names itself when it first runs. Operations may be over before, because a caller that waits drives the engine.
+    """
+    while True:
+        for number, name in thread_names().items():
+            if name == "horovodish" and number != os.getpid():
+                return number
+        os.sched_yield()
