@@ -59,7 +59,8 @@ class JaxState(State):
 
     def _finish(self) -> None:
         leaves = jax.tree_util.tree_leaves(list(self._live.values()))
-        jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array)])
+        jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array) and not leaf.is_deleted()])
+        super()._finish()
 
     def _reference_to(self, value: object) -> Reference | None:
         return Reference(value, None) if isinstance(value, jax.Array) else None

@@ -90,6 +90,8 @@ class _Loop:
                     if self.have_begun_again:
                         state.on_reset()
                     _tell(outcome)
+                else:
+                    state._finish()  # the script may leave its loop in this block, and would then see no recovery
                 return
             except Exception as problem:
                 self.deferred = None
@@ -232,6 +234,8 @@ def attempt(state: State) -> Iterator[None]:
     again among themselves and go back to the newest commit of any of them. Then the code after the block runs, so a
     loop around it repeats the step in flight. The end of the block is a commit. Look at the state inside of the block:
     before the first one, new processes do not know it yet. In a step where nothing happens, no message is sent.
+
+    A block begins when JAX and GPUs have computed what the block before has given them. Under `run` they run ahead.
 
     Args:
         state: the same one each time.

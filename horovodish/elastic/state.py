@@ -194,7 +194,8 @@ class State:
         return True
 
     def _finish(self) -> None:
-        """Wait until the values of the state are computed."""
+        """Wait until the values of the state are computed. Raises as `basics.check_settled()`."""
+        basics.check_settled()
 
     def _committed(self) -> None:
         """Note what is this rank's own at a commit."""

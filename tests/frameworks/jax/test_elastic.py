@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from support.scripts import output_of
 from support.sources import ROOT
 
 STEPS = 8
+LEAVES_WITHIN_SECONDS = 1.0
 
 jit: Callable[..., Any] = jax.jit
 
@@ -173,6 +176,43 @@ def test_survivors_go_on(step_kind: str, copies: str, tmp_path: Path) -> None:
     check(ended, 0, 2, repeated=2 if copies == "never" else 1)  # JAX runs a step ahead
     assert "in the same processes" in ended.said
     assert [result["sizes"] for result in ended.results] == [[2, 3]] * 2, "programs are compiled anew"
+
+
+def leave_before_the_last_step_is_computed(scene: Scene, folder: str) -> dict[str, Any]:
+    """Process 1 dies in the last step, which the others have dispatched; it gives them time to leave their loop."""
+
+    def step(x: jax.Array, number: jax.Array, zeros: jax.Array) -> jax.Array:
+        total = hvd.allreduce(jnp.full(3, number), op=hvd.Average, name="step")
+        return x + total + (zeros @ zeros)[0, 0]
+
+    compiled = jit(step)
+    zeros = jnp.zeros([300, 300])
+    state = JaxState(step=0, x=jnp.zeros(3))
+    while True:
+        with hvd.elastic.attempt(state):
+            if state.step == STEPS:
+                break
+            if scene.me == 1 and state.step == STEPS - 1 and scene.first_time("dies"):
+                ends_at = time.monotonic() + LEAVES_WITHIN_SECONDS
+                while not os.listdir(folder) and time.monotonic() < ends_at:
+                    time.sleep(0.01)
+                scene.die("dies")
+            state.x = compiled(state.x, jnp.float32(state.step), zeros)
+            state.step += 1
+    Path(folder, f"{hvd.rank()} has left").touch()
+    return {"x": np.asarray(state.x).tolist(), "size": hvd.size()}
+
+
+@pytest.mark.parametrize("copies", ["always", "never"])
+def test_a_loss_in_the_last_step_of_a_loop_is_seen_before_the_loop_ends(copies: str, tmp_path: Path) -> None:
+    env, folder = {COPIES_VARIABLE: copies}, tmp_path / "left"
+    folder.mkdir()
+    ended = run_elastic(
+        leave_before_the_last_step_is_computed, tmp_path, 3, str(folder), flags=["--min-np", "2"], env=env
+    )
+    assert ended.status == 0, ended.said
+    assert ended.fired == {"dies 1"}
+    assert ended.results == [{"x": [float(sum(range(STEPS)))] * 3, "size": 2}] * 2
 
 
 def test_new_processes_go_on(tmp_path: Path) -> None:
