@@ -17,12 +17,13 @@ inputs = torch.randn(4, recovery.FEATURES)
 
 @hvd.elastic.run
 def train(state: hvd.elastic.TorchState) -> None:
-    """Prints a line after each step."""
+    """Commits each step and prints a line after it."""
     while state.step < int(os.environ["STEPS"]):
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
         optimizer.step()
         state.step += 1
+        state.commit()
         start = os.environ["HOROVODISH_START"]
         print(f"step: {first_rank} {hvd.size()} {start} {state.step} {time.time()} {os.getpid()}", flush=True)
 

@@ -113,8 +113,10 @@ class TorchState(State):
         if type(value) is not Tensor or value.layout is not torch.strided or value.is_quantized:
             return NotImplemented
         row_major = value.detach().resolve_conj().resolve_neg().cpu()
-        order = sorted(range(value.dim()), key=row_major.stride, reverse=True)
-        row_major = row_major.permute(order).contiguous()
+        order = list(range(value.dim()))
+        if not row_major.is_contiguous():
+            order.sort(key=row_major.stride, reverse=True)
+            row_major = row_major.permute(order).contiguous()
         data: Any = row_major.reshape(-1).view(torch.uint8).numpy()
         return _tensor, (
             pickle.PickleBuffer(data),
