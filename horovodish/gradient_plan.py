@@ -18,6 +18,7 @@ import numpy as np
 from horovodish import basics
 from horovodish.array_adapter import ARRAYS
 from horovodish.autotune import Tuner, Tuning, tuner_of, warn_of_no_effect
+from horovodish.consistency import Checksums, are_equal, compare_parameters, is_turn, summands
 from horovodish.gradient_options import GradientOptions
 from horovodish.operation import Adapter, Operation
 from horovodish.process_sets import ProcessSet
@@ -27,6 +28,7 @@ from horovodish.submission import Handle
 __all__ = [
     "FIRST_BUCKET_BYTES",
     "Bucket",
+    "Comparison",
     "GradientAdapter",
     "GradientPlan",
     "Layout",
@@ -129,27 +131,42 @@ class Layout(IntEnum):
     SPARSE = 2**16
 
 
+class Comparison(NamedTuple):
+    """What ranks have found out of each other's gradients and parameters.
+
+    Attributes:
+        layouts: for each gradient, SPARSE if any rank has a sparse one, DENSE if any has a dense one, else ABSENT.
+        ranks: how many have taken part, without those that have joined.
+        equal: whether the checksums that they gave were equal.
+    """
+
+    layouts: list[Layout]
+    ranks: int
+    equal: bool
+
+
 def compare_layouts(
-    layouts: Sequence[Layout], gradients: str, process_set: ProcessSet
-) -> Handle[tuple[list[Layout], int]]:
+    layouts: Sequence[Layout], gradients: str, process_set: ProcessSet, checksums: Checksums | None = None
+) -> Handle[Comparison]:
     """Find out which layouts the gradients have on any rank. Collective; does not block.
 
     Args:
         layouts: of this rank's gradients; as many on every rank.
         gradients: what they are called, the same on every rank.
         process_set: the ranks that compare.
-
-    Returns:
-        A handle of, for each gradient, SPARSE if any rank has a sparse one, DENSE if any has a dense one, else ABSENT;
-        and of how many ranks have taken part, without those that have joined.
+        checksums: of what ought to be equal on the ranks, if they compare that as well.
     """
+    riding = summands(checksums or {})
 
-    def result(sums: Sequence[Any], _: object) -> tuple[list[Layout], int]:
-        *totals, ranks = sums[0].tolist()
-        return [Layout.SPARSE if total >= Layout.SPARSE else Layout(min(total, 1)) for total in totals], ranks
+    def result(sums: Sequence[Any], _: object) -> Comparison:
+        numbers = sums[0].tolist()
+        totals, ranks, summed = numbers[: len(layouts)], numbers[len(layouts)], numbers[len(layouts) + 1 :]
+        found = [Layout.SPARSE if total >= Layout.SPARSE else Layout(min(total, 1)) for total in totals]
+        return Comparison(found, ranks, are_equal(summed, ranks))
 
     name = f"{gradients}: layouts of the gradients, one for each parameter"
-    return ARRAYS.start(Operation("allreduce", name, process_set, Sum), [np.array([*layouts, 1], np.int32)], result)
+    own = np.array([*layouts, 1, *riding], np.int64)
+    return ARRAYS.start(Operation("allreduce", name, process_set, Sum), [own], result)
 
 
 class Bucket(NamedTuple):
@@ -197,6 +214,10 @@ class GradientAdapter(ABC):
         """A gradient of any layout over a number."""
         return gradient / divisor
 
+    def checksum(self, source: Any) -> tuple[str, int] | None:
+        """What a variable is now, and a checksum of it, also while a program is traced; None for other sources."""
+        return None
+
     @abstractmethod
     def payload(self, tensor: Any, source: Any) -> Payload:
         """What the buckets depend on, the same on every rank."""
@@ -233,6 +254,9 @@ class GradientPlan:
     Attributes:
         options: how they are reduced.
         local: sources whose gradients stay this rank's own.
+        compared_when_traced: whether the ranks compare their parameters when a program is traced for the first time. In
+            any case they do so before the second reduction outside of programs: in the first step a script may have
+            variables that it broadcasts after it.
     """
 
     def __init__(
@@ -240,17 +264,21 @@ class GradientPlan:
         options: GradientOptions,
         adapter: GradientAdapter,
         label: Callable[[int, Any], str] = lambda index, _: f"[{index}]",
+        remedy: str = "",
     ):
         """
         Args:
             options: the user's.
             adapter: of the framework.
             label: what to call the gradient with this number and source, the same on every rank.
+            remedy: what to do if the ranks begin with different parameters.
         """
         self.options = options
         self.local: list[Any] = []
+        self.compared_when_traced = False
         self._adapter = adapter
         self._label = label
+        self._remedy = remedy
 
     def reduce(self, name: str, gradients: Sequence[Any], sources: Sequence[Any] | None) -> list[Any]:
         """The gradients of all ranks. Collective; blocks unless a program is traced.
@@ -271,6 +299,8 @@ class GradientPlan:
         results = list(gradients)
         name = adapter.name_in_step(name)
         known = gradients if sources is None else sources
+        if is_turn(name, 1 if traced else 2) and (self.compared_when_traced or not traced):
+            self._compare_parameters(name, known)
         own = self._shared(results, known)
         if sources is not None and adapter.may_differ and not traced:
             own = self._alike(own, sources, name)
@@ -308,10 +338,20 @@ class GradientPlan:
                 gradients[index] = self._adapter.divided(gradient, options.process_set.size())
         return shared
 
+    def _compare_parameters(self, name: str, sources: Sequence[Any]) -> None:
+        local = set(map(id, self.local))
+        found = {
+            f"variable {index} '{getattr(source, 'path', None) or getattr(source, 'name', '')}'": checksum
+            for index, source in enumerate(sources)
+            if id(source) not in local and (checksum := self._adapter.checksum(source)) is not None
+        }
+        if found:
+            compare_parameters(found, name, self.options.process_set, self._remedy)
+
     def _alike(self, own: dict[int, Any], sources: Sequence[Any], name: str) -> dict[int, Any]:
         """The gradients, of the same layouts on every rank."""
         layouts = list(map(self._layout, own.values()))
-        wanted, _ = compare_layouts(layouts, name, self.options.process_set).wait()
+        wanted = compare_layouts(layouts, name, self.options.process_set).wait().layouts
         return {
             index: gradient if layout is before else self._adapter.filled(gradient, sources[index], layout)
             for (index, gradient), before, layout in zip(own.items(), layouts, wanted, strict=True)

@@ -24,7 +24,7 @@ import numpy as np
 from horovodish import basics
 from horovodish.errors import MismatchError
 from horovodish.keras.broadcast_state import broadcast_variables, optimizers_of, state_of, weights_of
-from horovodish.keras.distribution import distribute_outside
+from horovodish.keras.distribution import distribute_outside, distribution_of
 from horovodish.keras.epoch_sync import EpochSyncCallback
 from horovodish.keras.learning_rates import LearningRateScheduleCallback, LearningRateWarmupCallback
 from horovodish.objects import allgather_object
@@ -75,6 +75,9 @@ class BroadcastGlobalVariablesCallback(EpochSyncCallback):
             self._send_all()
         else:  # it may be that all its layers are built, and that it never will be
             self._send(weights_of(model))
+            for optimizer in optimizers:
+                if distribution := distribution_of(optimizer):
+                    distribution.plan.compared_when_traced = False  # what the first step makes is broadcast after it
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Called by Keras. Collective after the first step, which every rank does."""

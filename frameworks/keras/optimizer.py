@@ -20,6 +20,11 @@ from horovodish.submission import generated_name
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
 
+BROADCAST_REMEDY = (
+    "pass hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit(), or call "
+    "hvd.broadcast_variables(model.variables, root_rank=0) before the first step"
+)
+
 
 def DistributedOptimizer(  # noqa: N802, Horovod's name
     optimizer: Any,
@@ -114,7 +119,9 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     if name is None:  # a rank outside the set never reduces, and counts for no other set
         name = generated_name("optimizer", checked_id(process_set)) if process_set.included() else "optimizer"
     window = Accumulation(options.passes, average_aggregated_gradients) if options.passes > 1 else None
-    distribute(optimizer, Distribution(name, GradientPlan(options, gradients()), window))
+    plan = GradientPlan(options, gradients(), remedy=BROADCAST_REMEDY)
+    plan.compared_when_traced = True
+    distribute(optimizer, Distribution(name, plan, window))
     return optimizer
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovodish.consistency import checksum_of
 from horovodish.gradient_options import GradientOptions
 from horovodish.gradient_plan import Bucket, GradientAdapter, GradientPlan, Layout, Payload
 from horovodish.tensorflow.names import name_in_step
@@ -38,6 +39,13 @@ class _Gradients(GradientAdapter):
             return tf.IndexedSlices(gradient.values / divisor, gradient.indices, gradient.dense_shape)
         return gradient / divisor
 
+    def checksum(self, source: Any) -> tuple[str, int] | None:
+        variable = getattr(source, "_value", source)  # Keras's variables hold one of TensorFlow's
+        if not isinstance(variable, tf.Variable):
+            return None
+        with tf.init_scope():
+            return checksum_of(variable.numpy())
+
     def payload(self, tensor: Any, source: Any) -> Payload:
         # A gradient's shape may be unknown to the function, on some ranks only. That of its variable never is.
         elements = tf.TensorShape(source.shape).num_elements() or 0
@@ -58,11 +66,12 @@ class _Gradients(GradientAdapter):
 
 
 GRADIENTS = _Gradients()
+BROADCAST_REMEDY = "call hvd.broadcast_variables(model.variables, root_rank=0) before the first step"
 
 
 def plan_of(options: GradientOptions) -> GradientPlan:
     """A plan that calls gradients by the names of their variables, which must be the same on every rank."""
-    return GradientPlan(options, GRADIENTS, _label)
+    return GradientPlan(options, GRADIENTS, _label, BROADCAST_REMEDY)
 
 
 def reduced_gradients(gradients: Sequence[Any], sources: Sequence[Any], plan: GradientPlan) -> list[Any]:

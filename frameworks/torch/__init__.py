@@ -29,6 +29,7 @@ from horovodish.torch.broadcast_state import *
 from horovodish.torch.collectives import *
 from horovodish.torch.compression import *
 from horovodish.torch.consistency import *
+from horovodish.torch.lone_steps import *
 from horovodish.torch.optimizer import *
 from horovodish.torch.sampler import *
 from horovodish.torch.sparse import *

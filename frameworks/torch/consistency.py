@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,14 +11,13 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from horovodish.consistency import Checksums, difference
 from horovodish.errors import MismatchError
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.submission import RefuseOnError, gather_objects, generated_name
 from horovodish.torch.optimizer import keeps_own_state
 
 __all__ = ["check_consistency"]
-
-_Checksums = dict[str, tuple[str, int]]  # what a value is, and the checksum of its bytes, by name
 
 
 def check_consistency(
@@ -52,8 +50,12 @@ def check_consistency(
     summary = zlib.crc32(repr(own).encode())
     if len(set(gather_objects(summary, name, identity).values())) == 1:
         return
-    details: dict[int, _Checksums] = gather_objects(own, f"{name}.details", identity)
-    raise MismatchError(_difference({process_set.ranks[place]: checksums for place, checksums in details.items()}))
+    details: dict[int, Checksums] = gather_objects(own, f"{name}.details", identity)
+    found = difference({process_set.ranks[place]: checksums for place, checksums in details.items()})
+    raise MismatchError(
+        f"check_consistency: {found} Remedy: start with broadcast_parameters and broadcast_optimizer_state, and draw "
+        "no different random numbers where all ranks should do the same."
+    )
 
 
 def _values(model: Module, optimizer: Optimizer | None) -> Iterator[tuple[str, str, Any]]:
@@ -101,28 +103,3 @@ def _checksum(value: Any) -> int:
         if part.numel():
             checksum = zlib.crc32(part.contiguous().flatten().view(torch.uint8).cpu().numpy().data, checksum)
     return checksum
-
-
-def _difference(of_ranks: dict[int, _Checksums]) -> str:
-    everything = dict.fromkeys(name for checksums in of_ranks.values() for name in checksums)
-    different = [name for name in everything if len({checksums.get(name) for checksums in of_ranks.values()}) > 1]
-    if not different:
-        return "check_consistency: the ranks have the same tensors in another order. Remedy: build the models alike."
-    first = different[0]
-    holders: dict[tuple[str, int] | None, list[int]] = defaultdict(list)
-    for rank, checksums in of_ranks.items():
-        holders[checksums.get(first)].append(rank)
-    values = "; ".join(f"{_ranks(those)} {_value(value)}" for value, those in holders.items())
-    more = f" {len(different) - 1} more differ." if len(different) > 1 else ""
-    return (
-        f"check_consistency: {first} differs: {values}.{more} Remedy: start with broadcast_parameters and "
-        "broadcast_optimizer_state, and draw no different random numbers where all ranks should do the same."
-    )
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
-
-
-def _value(value: tuple[str, int] | None) -> str:
-    return "none of it" if value is None else f"{value[0]} with checksum {value[1]:08x}"

@@ -243,6 +243,11 @@ class _ReducesGradients(_Distributed):
         self._reducer.passes_per_step = checked_passes(passes)
 
 
+def is_distributed(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is wrapped, whichever ranks it reduces among."""
+    return isinstance(optimizer, _Distributed)
+
+
 def keeps_own_state(optimizer: Optimizer) -> bool:
     """Whether the optimizer's state is each rank's own, as with `op=Adasum`, and not the same on all ranks."""
     return isinstance(optimizer, _ReducesSteps)

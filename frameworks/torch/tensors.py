@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
 
 from horovodish._native import DTYPES
 from horovodish.arrays import FLOATING, REDUCED_AS
+from horovodish.consistency import Checksums
 from horovodish.errors import UnsupportedTensorError
 from horovodish.reduce_ops import Adasum, ReduceOp
 from horovodish.request import Member
@@ -111,3 +113,24 @@ def member(source: torch.Tensor, target: torch.Tensor | None, name: str, op: Red
     start = source.data_ptr()
     target_start = start if target is source else 0 if target is None else target.data_ptr()
     return start, target_start, code, source.shape
+
+
+BROADCAST_REMEDY = "call hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step"
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@torch.no_grad()
+def parameter_checksums(named: Sequence[tuple[str, torch.Tensor]]) -> Checksums:
+    """Sums of the bits of parameters. They are quick, on a GPU too, and do not see in which order elements are."""
+    sums: dict[torch.device, list[torch.Tensor]] = {}
+    for _, parameter in named:
+        real = torch.view_as_real(parameter.resolve_conj()) if parameter.is_complex() else parameter
+        sums.setdefault(real.device, []).append(real.view(_BITS[real.element_size()]).sum(dtype=torch.int64))
+    on_host = {device: iter(torch.stack(those).tolist()) for device, those in sums.items()}
+    return {
+        f"parameter '{name}'": (
+            f"{parameter.dtype} of shape {tuple(parameter.shape)}",
+            next(on_host[parameter.device]) & 0xFFFFFFFF,
+        )
+        for name, parameter in named
+    }

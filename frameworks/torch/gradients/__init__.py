@@ -9,12 +9,17 @@ from torch import Tensor
 
 from horovodish.gradient_plan import GradientAdapter, Layout, Payload
 from horovodish.torch.adapter import TENSORS
+from horovodish.torch.tensors import parameter_checksums
 
 
 class _Gradients(GradientAdapter):
     """Of Keras's variables. They are dense."""
 
     tensors = TENSORS
+
+    def checksum(self, source: Any) -> tuple[str, int]:
+        ((_, checksum),) = parameter_checksums([("", source.value)]).items()
+        return checksum
 
     def payload(self, tensor: Tensor, source: Any) -> Payload:
         return Payload(tensor.numel() * tensor.element_size(), tensor.dtype, tensor.device)

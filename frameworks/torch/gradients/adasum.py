@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from horovodish import _native, basics, gradient_windows
+from horovodish.consistency import compare_parameters
 from horovodish.devices import HOST
 from horovodish.errors import from_native
 from horovodish.gradient_options import GradientOptions
@@ -19,6 +20,7 @@ from horovodish.submission import WAIT_SLICE_SECONDS, keep_for_ever
 from horovodish.torch.gradients.reducer import release
 from horovodish.torch.gradients.slot import Slot, members_of
 from horovodish.torch.names import PlanNames
+from horovodish.torch.tensors import BROADCAST_REMEDY, parameter_checksums
 
 
 class DeltaReducer:
@@ -34,6 +36,7 @@ class DeltaReducer:
         self._named: list[tuple[str, Tensor]] = []
         self._names = PlanNames(options.process_set, "updates")
         self._engine: _native.Engine | None = None
+        self._compared_on: _native.Engine | None = None  # parameters with the other ranks
         self._slots: list[Slot] = []
         self._before: list[Tensor] = []
         self._travelling: list[tuple[Tensor, Any]] = []  # the engine reads and writes this memory
@@ -81,7 +84,8 @@ class DeltaReducer:
         buckets = plan_buckets(payloads, int(basics.running().settings.fusion_threshold_mb * 2**20))
         members = members_of(self._slots, buckets)
         identity = checked_id(self._options.process_set)
-        self._plan = self._engine.plan(self._names.next(), self._options.op, 1.0, 1.0, members, [HOST], identity)
+        self._name = self._names.next()
+        self._plan = self._engine.plan(self._name, self._options.op, 1.0, 1.0, members, [HOST], identity)
 
     @property
     def interrupted(self) -> bool:
@@ -96,7 +100,15 @@ class DeltaReducer:
         planned = [slot.parameter for slot in self._slots]
         if self._engine is not basics.engine() or [*map(id, trained)] != [*map(id, planned)]:
             self._build()
+        self._compare_parameters()
         self._before = [slot.parameter.detach().clone() for slot in self._slots]
+
+    def _compare_parameters(self) -> None:
+        if not self._slots or self._compared_on is self._engine:
+            return
+        own = parameter_checksums(self._named)
+        if compare_parameters(own, self._name, self._options.process_set, BROADCAST_REMEDY):
+            self._compared_on = self._engine
 
     @torch.no_grad()
     def after_step(self) -> None:

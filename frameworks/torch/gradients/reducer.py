@@ -12,7 +12,7 @@ One step, as a `Reducer` sees it:
 The first backward after a plan was made only watches: everything is submitted at its end. A parameter whose gradient is
 finished more than once in a backward (re-entrant checkpointing with shared parameters) is found then, and from then on
 submitted at the end. The first reduction also compares the layouts of the gradients: a parameter that has a sparse one
-on any rank leaves the buckets on every rank.
+on any rank leaves the buckets on every rank. With the layouts, the ranks compare checksums of their parameters.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from horovodish import _native, basics, gradient_windows
 from horovodish.autotune import Tuner, Tuning
+from horovodish.consistency import Checksums, warn_of_difference
 from horovodish.devices import HOST
 from horovodish.errors import from_native
 from horovodish.gradient_options import GradientOptions
-from horovodish.gradient_plan import Layout, backward_buckets, compare_layouts
+from horovodish.gradient_plan import Comparison, Layout, backward_buckets, compare_layouts
 from horovodish.process_sets import checked_id
 from horovodish.reduce_ops import Average
 from horovodish.submission import WAIT_SLICE_SECONDS, Handle, keep_for_ever
@@ -42,6 +43,7 @@ from horovodish.torch.gradients import backward
 from horovodish.torch.gradients.slot import Slot, members_of
 from horovodish.torch.gradients.sparse import SparseGradients, check_op, layout
 from horovodish.torch.names import PlanNames
+from horovodish.torch.tensors import BROADCAST_REMEDY, parameter_checksums
 
 # Which reducer a parameter's gradient is reduced by: the one that was made last.
 _owners: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -146,7 +148,8 @@ class Reducer:
         self._gradients, self._payloads, self._absent = {}, {}, {}
         self._nodes: list[Any] = []  # autograd keeps no reference to the nodes whose hooks we need
         self._watched: Counter[int] | None = Counter()
-        self._comparison: Handle[tuple[list[Layout], int]] | None = None
+        self._comparison: Handle[Comparison] | None = None
+        self._checksums: Checksums = {}  # of the parameters, when the ranks compare
         self._met_sparse: set[int] = set()  # of which this rank has had a sparse gradient, made dense
         self._unseen: set[int] = set()  # of which no rank had a gradient when layouts were compared
         options = self._options
@@ -315,7 +318,8 @@ class Reducer:
                 Layout.SPARSE if index in self._met_sparse else layout(slot.parameter.grad)
                 for index, slot in enumerate(self._slots)
             ]
-            self._comparison = compare_layouts(own, self._name, self._options.process_set)
+            self._checksums = parameter_checksums(self._named)
+            self._comparison = compare_layouts(own, self._name, self._options.process_set, self._checksums)
 
     def hand_over(self) -> bool:
         """Submits what is left of a reduction that has ended, without waiting; False while layouts are compared."""
@@ -324,7 +328,7 @@ class Reducer:
                 return False
             comparison, self._comparison = self._comparison, None
             try:
-                self._take_out_sparse(*comparison.wait())
+                self._learn(comparison.wait())
             except Exception:
                 self._due, self._passes = False, 0
                 self._set_aside.clear()
@@ -333,10 +337,13 @@ class Reducer:
             self._flush()
         return True
 
-    def _take_out_sparse(self, layouts: Sequence[Layout], ranks: int) -> None:
-        if ranks < self._options.process_set.size():
+    def _learn(self, comparison: Comparison) -> None:
+        """Takes sparse gradients out of the buckets, and warns if the ranks train different models."""
+        if comparison.ranks < self._options.process_set.size():
             return  # A rank that has joined would not learn of a new plan, and may come back.
-        found = {id(slot.parameter): layout for slot, layout in zip(self._slots, layouts, strict=True)}
+        if not comparison.equal:
+            warn_of_difference(self._checksums, self._name, self._options.process_set, BROADCAST_REMEDY)
+        found = {id(slot.parameter): layout for slot, layout in zip(self._slots, comparison.layouts, strict=True)}
         names = [slot.name for slot in self._slots if found[id(slot.parameter)] is Layout.SPARSE]
         takes_out = bool(names) and not self._options.sparse_as_dense
         if takes_out:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -341,3 +342,23 @@ def test_files_are_those_of_keras(tmp_path: Path) -> None:
     assert len(windows.optimizer.variables) > len(model.optimizer.variables)
     windows.save(path)
     assert int(keras.saving.load_model(path).optimizer.iterations) == 5  # Keras leaves out a state that does not fit
+
+
+@on_ranks(2)
+@only_on("tensorflow", "torch")
+def test_ranks_that_begin_with_different_weights_are_warned() -> None:
+    broadcast, average = hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()
+    model = mlp()
+    for weight in model.trainable_weights:
+        weight.assign(np.full(weight.shape, hvd.rank()))
+    deferred = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(2)])
+    x, y = examples(8)
+    cases: list[Any] = [(model, average, True), (model, broadcast, False), (deferred, broadcast, False)]
+    for trained, callback, warns in cases:
+        trained.compile(hvd.DistributedOptimizer(sgd()), "mse")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trained.fit(x, y, epochs=2, batch_size=4, verbose=0, callbacks=[callback])
+        said = [str(each.message) for each in caught if "different parameters" in str(each.message)]
+        assert len(said) == (warns and hvd.rank() == 0), said
+        assert all("kernel' differs: rank 0 has" in text and "BroadcastGlobalVariables" in text for text in said)

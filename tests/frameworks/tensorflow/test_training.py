@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -327,3 +328,23 @@ def test_autotune_warns_that_it_has_no_effect_on_functions(tmp_path: Path) -> No
     assert [len(warned) for warned in traced.warnings] == [1, 0]
     assert "--autotune) has no effect on programs that are traced" in traced.warnings[0][0]
     assert not traced.log
+
+
+@on_ranks(2)
+def test_ranks_that_go_on_with_different_variables_are_warned() -> None:
+    for when_broadcast, warns in ((None, True), (-1, False), (0, False)):
+        variable = tf.Variable(tf.fill([2, 3], float(hvd.rank())), name=f"weights {when_broadcast}")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(-1, 3):
+                if step >= 0:
+                    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+                        loss = tf.reduce_sum(variable * variable)
+                    variable.assign_sub(0.1 * tape.gradient(loss, variable))
+                if step == when_broadcast:  # Horovod's scripts do so after the first step
+                    hvd.broadcast_variables([variable], root_rank=0)
+        said = [str(each.message) for each in caught if "different parameters" in str(each.message)]
+        assert len(said) == (warns and hvd.rank() == 0), said
+        assert all("variable 0 'weights" in text and "hvd.broadcast_variables" in text for text in said)
+        hvd.shutdown()
+        hvd.init()

@@ -1,0 +1,138 @@
+"""Whether ranks hold the same values: checksums of them, and what to say where they differ."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from horovodish import basics
+from horovodish.array_adapter import ARRAYS
+from horovodish.operation import Operation
+from horovodish.process_sets import ProcessSet, checked_id
+from horovodish.reduce_ops import Sum
+from horovodish.submission import gather_objects
+
+__all__ = [
+    "Checksums",
+    "are_equal",
+    "checksum_of",
+    "compare_parameters",
+    "difference",
+    "is_turn",
+    "summands",
+    "warn_of_difference",
+]
+
+Checksums = dict[str, tuple[str, int]]
+"""By the name of a value, what it is, such as its dtype and shape, and a checksum."""
+
+_WORD_BITS = 24
+
+
+def summands(checksums: Checksums) -> list[int]:
+    """Numbers of which `are_equal()` takes the sums over the ranks. They fit 64 bits for up to 32768 ranks.
+
+    Sums tell whether numbers x are equal on n ranks, because n times the sum of x^2 is the square of the sum of x only
+    then.
+    """
+    total = zlib.crc32(repr(checksums).encode())
+    words = total >> _WORD_BITS, total & ((1 << _WORD_BITS) - 1)
+    return [number for word in words for number in (word, word * word)]
+
+
+def are_equal(sums: Sequence[int], ranks: int) -> bool:
+    """Whether the ranks had equal checksums.
+
+    Args:
+        sums: over the ranks, of what `summands()` has given.
+        ranks: how many have taken part.
+    """
+    return all(ranks * squares == total * total for total, squares in zip(sums[::2], sums[1::2], strict=True))
+
+
+def checksum_of(array: np.ndarray) -> tuple[str, int]:
+    """What an array is, and a checksum of its bytes."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return f"{array.dtype} of shape {array.shape}", zlib.crc32(data)
+
+
+_reductions: Counter[str] = Counter()
+basics.follow(stopped=_reductions.clear)
+
+
+def is_turn(gradients: str, number: int) -> bool:
+    """Whether gradients of this name are about to be reduced for the time of this number since `init()`."""
+    _reductions[gradients] += 1
+    return _reductions[gradients] == number
+
+
+def compare_parameters(own: Checksums, gradients: str, process_set: ProcessSet, remedy: str) -> bool:
+    """Find out whether the ranks have the same parameters, and warn if not. Collective; blocks.
+
+    Args:
+        own: of this rank's parameters.
+        gradients, process_set, remedy: as for `warn_of_difference`.
+
+    Returns:
+        Whether all ranks have taken part, and none has joined.
+    """
+    riding = np.array([1, *summands(own)], np.int64)
+    operation = Operation("allreduce", f"{gradients}: checksum of the parameters", process_set, Sum)
+    ranks, *sums = ARRAYS.start(operation, [riding], lambda reduced, _: reduced[0].tolist()).wait()
+    if ranks < process_set.size():
+        return False
+    if not are_equal(sums, ranks):
+        warn_of_difference(own, gradients, process_set, remedy)
+    return True
+
+
+def warn_of_difference(own: Checksums, gradients: str, process_set: ProcessSet, remedy: str) -> None:
+    """Warn, on the first of the ranks, that they begin to train with different parameters. Collective; blocks.
+
+    Args:
+        own: of this rank's parameters, of which all ranks know that they are not those of every rank.
+        gradients: what is about to be reduced, the same on every rank.
+        process_set: the ranks that reduce.
+        remedy: what to do about it.
+    """
+    name = f"{gradients}: checksums of the parameters, which differ"
+    of_ranks = gather_objects(own, name, checked_id(process_set))
+    members = process_set.ranks
+    if basics.rank() == members[0]:
+        found = difference({members[place]: checksums for place, checksums in of_ranks.items()})
+        warnings.warn(
+            f"the ranks begin to train with different parameters: {found} Remedy: {remedy}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def difference(of_ranks: dict[int, Checksums]) -> str:
+    """The first value that differs, which ranks have which value, and how many more differ.
+
+    Args:
+        of_ranks: by rank. Not all of them are equal.
+    """
+    everything = dict.fromkeys(name for checksums in of_ranks.values() for name in checksums)
+    different = [name for name in everything if len({checksums.get(name) for checksums in of_ranks.values()}) > 1]
+    if not different:
+        return "they have the same tensors in another order."
+    first = different[0]
+    holders: dict[tuple[str, int] | None, list[int]] = defaultdict(list)
+    for rank, checksums in of_ranks.items():
+        holders[checksums.get(first)].append(rank)
+    values = "; ".join(f"{_ranks(those)} {_value(value)}" for value, those in holders.items())
+    more = f" {len(different) - 1} more differ." if len(different) > 1 else ""
+    return f"{first} differs: {values}.{more}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
+
+
+def _value(value: tuple[str, int] | None) -> str:
+    return "none of it" if value is None else f"{value[0]} with checksum {value[1]:08x}"

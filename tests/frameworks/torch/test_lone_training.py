@@ -1,0 +1,136 @@
+"""Ranks that train different models are warned, whether they begin with different parameters or reduce no gradient."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import horovodish.torch as hvd
+from support.on_ranks import on_ranks
+from support.ranks import run_ranks
+
+STEPS = 12
+
+
+def trained(
+    wraps: Callable[[torch.optim.Optimizer, nn.Module], torch.optim.Optimizer],
+    prepare: Callable[[nn.Module], object] = lambda model: None,
+    between: Callable[[nn.Module], object] = lambda model: None,
+) -> list[str]:
+    """Trains a model that each rank draws for itself. Returns what was warned of meanwhile and in shutdown()."""
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model[0].bias.requires_grad_(False)
+    optimizer = wraps(torch.optim.SGD(model.parameters(), 0.1), model)
+    prepare(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            between(model)
+            optimizer.step()
+        hvd.shutdown()
+    return [str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)]
+
+
+def wrapped(optimizer: torch.optim.Optimizer, model: nn.Module, **options: object) -> torch.optim.Optimizer:
+    return hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)  # type: ignore[arg-type]
+
+
+def broadcast(model: nn.Module) -> None:
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+
+def begin_apart() -> list[list[str]]:
+    return [
+        trained(wrapped),
+        trained(lambda optimizer, model: wrapped(optimizer, model, op=hvd.Sum)),
+        trained(lambda optimizer, model: wrapped(optimizer, model, op=hvd.Adasum)),
+        trained(wrapped, lambda model: model[0].bias.fill_(hvd.rank()) if broadcast(model) is None else None),
+    ]
+
+
+def test_ranks_that_begin_with_different_parameters_are_warned_once() -> None:
+    first, *others = run_ranks(begin_apart, 3)
+    assert others == [[[]] * 4] * 2
+    *all_differ, bias_differs = first
+    for said in all_differ:
+        (text,) = said
+        assert text.startswith(
+            "the ranks train different models: parameter '0.weight' differs: rank 0 has torch.float32"
+        )
+        assert "; rank 1 has" in text
+        assert "; rank 2 has" in text
+        assert "3 more differ. Remedy: call hvd.broadcast_parameters(" in text
+    (text,) = bias_differs
+    assert "parameter '0.bias' differs" in text, "a frozen one decides what the model gives, too"
+
+
+def begin_alike() -> list[list[str]]:
+    def some(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+        return wrapped(optimizer, model, process_set=hvd.add_process_set([0, 1]))
+
+    def broadcast_to_two(model: nn.Module) -> None:
+        if hvd.rank() < 2:
+            torch.manual_seed(5)
+            for layer in model:
+                layer.reset_parameters()  # type: ignore[operator]
+
+    return [
+        trained(wrapped, broadcast),
+        trained(lambda optimizer, model: wrapped(optimizer, model, op=hvd.Adasum), broadcast),
+        trained(some, broadcast_to_two),
+    ]
+
+
+def test_ranks_that_begin_alike_and_ranks_outside_of_the_set_are_not_warned() -> None:
+    assert run_ranks(begin_alike, 3) == [[[], [], []]] * 3
+
+
+def reduce_nothing() -> list[list[str]]:
+    def average(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                hvd.allreduce_(parameter.grad)
+
+    def unwrapped(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+        return optimizer
+
+    return [trained(unwrapped, broadcast), trained(unwrapped, broadcast, average)]
+
+
+def test_ranks_that_reduce_no_gradient_are_warned_at_the_end() -> None:
+    first, second = run_ranks(reduce_nothing, 2)
+    (said,) = first[0]
+    assert said.startswith(f"rank 0 of 2 took {STEPS} steps of SGD and reduced no gradients")
+    assert "Remedy: optimizer = hvd.DistributedOptimizer(" in said
+    assert first[1] == [], "they are averaged by hand"
+    assert second == [[], []]
+
+
+@on_ranks(2)
+def test_a_rank_that_has_joined_is_not_compared() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    optimizer = wrapped(torch.optim.SGD(model.parameters(), 0.1), model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if hvd.rank() == 0:
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        hvd.join()
+        if hvd.rank() == 1:
+            nn.init.ones_(model.weight)
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward() if hvd.rank() else None
+    if hvd.rank() == 0:
+        with pytest.warns(RuntimeWarning, match="different parameters: parameter 'weight' differs"):
+            optimizer.step()
+    else:
+        optimizer.step()
