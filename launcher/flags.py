@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -39,8 +40,19 @@ class Parser(argparse.ArgumentParser):
             if len(flag) > 2 and not flag.startswith("--no-") and action.dest not in ON_THE_COMMAND_LINE_ALONE
         }
 
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's, but our flags end where the command begins, whatever the words of the command look like."""
+        words = list(sys.argv[1:] if args is None else args)
+        end = self._end_of_flags(words)
+        options, unknown = super().parse_known_args(words[:end], namespace)
+        if "command" not in options:
+            return options, unknown + words[end:]
+        options.command += words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
+        return options, unknown
+
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """As `parse_args()`, with the nearest known flag for one that does not exist."""
+        options: argparse.Namespace
         options, unknown = self.parse_known_args(arguments)
         if unknown and unknown[0].startswith("-"):
             flag = unknown[0].split("=")[0]
@@ -50,6 +62,19 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             self.error(f"{unknown[0]} is one argument too many")
         return options
+
+    def _end_of_flags(self, words: Sequence[str]) -> int:
+        """Returns how many words belong to flags: a flag may have values, and one with a single dash may be cut."""
+        known = {flag: action for action in self._actions for flag in action.option_strings}
+        at = 0
+        while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
+            flag, has_value, _ = words[at].partition("=")
+            cut = [] if flag.startswith("--") else [each for each in known if each.startswith(flag)]
+            action = known.get(flag) or known.get(cut[0] if cut else "")
+            at += 1
+            if action and not has_value:
+                at += action.nargs if isinstance(action.nargs, int) else 1
+        return at
 
     def error(self, message: str) -> NoReturn:
         """Raises."""

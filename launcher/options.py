@@ -259,8 +259,7 @@ def launch_options(parsed: argparse.Namespace, environ: Mapping[str, str]) -> La
     given = {row.name: getattr(parsed, row.name) for row in fields(LaunchOptions) if row.metadata}
     settings = _settings(parsed)
     allocation = _allocation(parsed, environ)
-    command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
-    options = LaunchOptions(command, settings, allocation, **given)
+    options = LaunchOptions(parsed.command, settings, allocation, **given)
     _check_bounds(options)
     if options.np or options.is_elastic:
         return options

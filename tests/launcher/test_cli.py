@@ -55,6 +55,17 @@ def test_the_commands_own_flags_are_left_alone() -> None:
     )
 
 
+def test_no_word_of_the_command_is_taken_for_a_flag() -> None:
+    runs = run_parser()
+    cut = {flag[:length] for flag in runs.flags if flag[1] != "-" for length in range(1, len(flag))}
+    words = [*runs.flags, *sorted(cut), "-host", "-np=3", "-p22", "-1", "- a", "-x y", "--nope", "--np=1"]
+    for ours in (["-np", "2"], ["-n", "2"], ["-Hlocalhost:2", "-np=2", "--no-prefix-output", "--thread-affinity", "1"]):
+        assert runs.parse([*ours, "python", *words]).command == ["python", *words]
+        for word in words:
+            assert runs.parse([*ours, "python", word]).command == ["python", word]
+        assert runs.parse([*ours, "--", *words]).command == words
+
+
 def test_two_dashes_end_the_flags() -> None:
     assert parsed("--num-proc", "4", "--verbose", "--prefix-output", "--", "./train") == LaunchOptions(
         np=4, command=["./train"], settings={}, prefix_output=True, verbose=True
@@ -245,4 +256,5 @@ def test_verbose_shows_what_is_run(launch: Callable[..., Any]) -> None:
     job = launch("run", "-np", "1", "--verbose", "true")
     assert job.finish() == 0
     assert any("libmpi" in line and "started by" in line for line in job.stderr.lines)
-    assert any("-np 1" in line and line.endswith(" true") for line in job.stderr.lines)
+    assert any("-np 1" in line for line in job.stderr.lines)
+    assert "horovodish: each rank runs: true" in job.stderr.lines
