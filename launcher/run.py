@@ -123,7 +123,7 @@ def _prepared(
             environ[start.TEXT_VARIABLE] = start.supervisor_text()
         exported = sorted({*environment.exported(environ), *start.EXPORTED})
         supervisor = start.supervisor_command(
-            folder, mpirun.rank_variable, mpirun.segments_variable, options.command, is_far=options.is_far
+            folder, mpirun.rank_variable, mpirun.segments_variable, is_far=options.is_far
         )
         command = arguments(mpirun, options, supervisor, environ, exported=exported, as_root=os.geteuid() == 0)
         output = Output(options, environ, appends=environ.get(START_VARIABLE, "0") != "0")
@@ -133,6 +133,7 @@ def _prepared(
             if options.verbose:
                 say(f"{library.library} from {library.path}, started by {mpirun}")
                 say(shlex.join(command))
+                say(f"each rank runs: {shlex.join(options.command)}")
         except OSError as failure:
             raise LaunchError(f"the ranks cannot be started: {failure}") from failure
         opened.callback(job.close)

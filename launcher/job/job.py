@@ -41,7 +41,8 @@ SETTLE_SECONDS = 0.3
 """How long to wait for the cause: the first event that arrives may be a consequence of one on another host."""
 LAST_WORDS_SECONDS = 3.0
 """How long the ranks' last output may take to be read after a signal ended the job. The reader may be stuck."""
-STDIN_BYTES = 1 << 15
+PIECE_BYTES = 1 << 15
+"""How much of stdin or of the command one message has at most."""
 
 Schedule = tuple[tuple[float, int | None], ...]
 """How to end a job: after so many seconds the ranks get this signal. None gives them up. That comes late enough after
@@ -113,6 +114,7 @@ class Job:
         self.completed = 0
 
         self._np = options.np
+        self._command = b"".join(os.fsencode(word) + b"\0" for word in options.command)
         self._output = output
         self._start_timeout_seconds = settings.start_timeout_seconds
         self._with_threads = THREADS_VARIABLE not in environ
@@ -245,6 +247,8 @@ class Job:
                 self._drop(link)  # it is too late
             elif len(self._hellos) == self._np:
                 self._begin()
+        elif word == "command":
+            link.give_command(self._command[int(rest) :][:PIECE_BYTES])
         elif word == "":
             self._drop(link)
         elif link.hello:
@@ -347,7 +351,7 @@ class Job:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(0)
             try:
-                link.feed(os.read(0, STDIN_BYTES))
+                link.feed(os.read(0, PIECE_BYTES))
             except OSError:
                 link.feed(b"")  # stdin is closed, or we are in the background of a terminal
 

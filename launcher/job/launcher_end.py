@@ -88,21 +88,25 @@ class LauncherEnd:
         """
         raise NotImplementedError
 
+    def give_command(self, piece: bytes) -> None:
+        """Sends a piece of the command, in answer to the message `command`. No bytes mean its end."""
+        self._send(b"command " + piece)
+
     def feed(self, data: bytes) -> None:
         """Sends a piece of stdin, in answer to the message `read`. No bytes mean the end of stdin."""
         raise NotImplementedError
 
     def signal(self, number: int) -> None:
         """Sends a signal to the rank's process group."""
-        self._send(f"signal {number}")
+        self._send(f"signal {number}".encode())
 
     def ask_state(self) -> None:
         """Asks the supervisor what its rank is doing. It answers with a message `state`."""
-        self._send("state")
+        self._send(b"state")
 
     def tell(self, news: str) -> None:
         """Passes a line on to the rank: `horovodish.elastic.membership` lists what it can be."""
-        self._send(f"news {news}")
+        self._send(f"news {news}".encode())
 
     def leave(self, *, keep: bool = False) -> None:
         """Tells the supervisor of a rank that has ended to exit.
@@ -110,13 +114,13 @@ class LauncherEnd:
         Args:
             keep: whether the state in memory of its host will be wanted.
         """
-        self._send("leave keep" if keep else "leave")
+        self._send(b"leave keep" if keep else b"leave")
 
     def close(self) -> None:
         """Closes the link. The supervisor then ends a rank that still runs."""
         self.connection.close()
 
-    def _send(self, message: str) -> None:
+    def _send(self, message: bytes) -> None:
         raise NotImplementedError
 
 
@@ -134,13 +138,13 @@ class UnixLauncherEnd(LauncherEnd):
     def start(self, files: Sequence[int], variables: Mapping[str, str], *, has_stdin: bool) -> None:
         stdin = 0 if has_stdin else os.open(os.devnull, os.O_RDONLY)
         with contextlib.suppress(OSError):  # the supervisor is gone; receive() says so
-            socket.send_fds(self.connection, [_start(variables, has_stdin).encode()], [stdin, *files])
+            socket.send_fds(self.connection, [_start(variables, has_stdin)], [stdin, *files])
         if not has_stdin:
             os.close(stdin)
 
-    def _send(self, message: str) -> None:
+    def _send(self, message: bytes) -> None:
         with contextlib.suppress(OSError):
-            self.connection.send(message.encode())
+            self.connection.send(message)
 
 
 class TcpLauncherEnd(LauncherEnd):
@@ -204,8 +208,8 @@ class TcpLauncherEnd(LauncherEnd):
             os.close(file)
         self._files.clear()
 
-    def _send(self, message: str) -> None:
-        self._transmit(frame(MESSAGE, message.encode()))
+    def _send(self, message: bytes) -> None:
+        self._transmit(frame(MESSAGE, message))
 
     def _transmit(self, data: bytes) -> None:
         """The socket always has room: at most one piece of stdin and a few messages are under way."""
@@ -223,9 +227,9 @@ class TcpLauncherEnd(LauncherEnd):
             return b""  # the reader is gone
 
 
-def _start(variables: Mapping[str, str], has_stdin: bool) -> str:
+def _start(variables: Mapping[str, str], has_stdin: bool) -> bytes:
     assignments = "\0".join(f"{name}={value}" for name, value in variables.items())
-    return f"start {int(has_stdin)} {assignments}"
+    return f"start {int(has_stdin)} {assignments}".encode()
 
 
 def _parted(message: bytes) -> tuple[str, str]:

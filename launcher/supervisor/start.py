@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from horovodish.launcher.supervisor import supervisor, tcp_end
@@ -34,22 +34,19 @@ def supervisor_text() -> str:
     return base64.b64encode(zlib.compress(b"\0".join(texts), 9)).decode()
 
 
-def supervisor_command(
-    folder: Path, rank_variable: str, segments_variable: str, command: Sequence[str], *, is_far: bool
-) -> list[str]:
+def supervisor_command(folder: Path, rank_variable: str, segments_variable: str, *, is_far: bool) -> list[str]:
     """The supervisor process that mpirun starts in place of each rank.
 
     Args:
         folder: of the run, on this host.
         rank_variable: in which mpirun tells a process its rank.
         segments_variable: in which MPI is told a folder for shared memory; empty if it needs none.
-        command: what each rank runs.
         is_far: whether another host than this one takes part. The same Python must be there.
     """
     program = ["-c", _LOADER] if is_far else [str(supervisor.__file__)]
     words = [f"host={socket.gethostname()}", f"socket={socket_path(folder)}"]
     words += [f"rank={rank_variable}", f"segments={segments_variable}"]
-    return [sys.executable, "-I", "-S", *program, *words, "--", *command]
+    return [sys.executable, "-I", "-S", *program, *words]
 
 
 def socket_path(run_dir: Path) -> Path:

@@ -1,6 +1,7 @@
-"""The program that mpirun starts in place of a rank: `python supervisor.py NAME=VALUE... -- COMMAND...`
+"""The program that mpirun starts in place of a rank: `python supervisor.py NAME=VALUE...`
 
-It connects to the launcher, starts COMMAND as a process group of its own and looks after it. The names are
+It connects to the launcher, asks for the command of the ranks, starts it as a process group of its own and looks after
+it. The command does not pass through mpirun, which takes some words of a program for its own flags. The names are
 
     host      the name of the launcher's host
     socket    the launcher's Unix socket there, in the folder of the run
@@ -11,7 +12,8 @@ On the launcher's host, messages are datagrams over the Unix socket, and the ran
 `start`. On any other host the variable HOROVODISH_LAUNCHER says where the launcher is, and one TCP connection carries
 the messages and what the rank reads and writes, in frames. Messages are words:
 
-    to the launcher     rank RANK PROCESS HOST MACHINE CORES OWN_CORES GPUS PROBLEM
+    to the launcher     command AT     asks for a piece of the command that begins with this byte
+                        rank RANK PROCESS HOST MACHINE CORES OWN_CORES GPUS PROBLEM
                                        where this supervisor runs, and why the command cannot be run there, if so
                         phase PHASE PROCESS
                                        a process of the rank has reached this phase; see waiting.py
@@ -24,7 +26,9 @@ the messages and what the rank reads and writes, in frames. Messages are words:
                         ended STATUS   the rank has ended, with this status of waitpid()
                         cleared        if the rank failed, nothing that it had started runs any more
                         read           there is room for a piece of stdin (on other hosts)
-    to the supervisor   start STDIN VARIABLES
+    to the supervisor   command PIECE  a piece of the command, in which each word ends with a null byte; without bytes
+                                       after the end
+                        start STDIN VARIABLES
                                        whether the rank reads stdin, and its own environment variables
                         signal NUMBER  send this to the rank's process group
                         state          say what the rank is doing
@@ -146,7 +150,7 @@ class UnixSupervisorEnd:
 
     def send(self, message: str) -> None:
         with contextlib.suppress(OSError):  # the launcher is gone; serve() notices
-            self._connection.send(message.encode())
+            self._connection.send(message.encode(errors="surrogateescape"))
 
     def take_rest(self) -> None:
         """Does nothing: the launcher reads the rank's pipes itself."""
@@ -161,7 +165,6 @@ class Supervisor:
     Args:
         link: to the launcher.
         rank: which rank.
-        command: what it runs.
         folder: where the rank leaves its report.
         segments: the variable for a folder in memory; empty if MPI needs none.
         state: the folder for the state of an elastic job; empty if there is none.
@@ -171,14 +174,14 @@ class Supervisor:
         self,
         link: "UnixSupervisorEnd | TcpSupervisorEnd",
         rank: str,
-        command: "list[str]",
         folder: str,
         segments: str,
         state: str = "",
     ) -> None:
         self.link = link
         self.rank = rank
-        self.command = command
+        self.words = b""  # of the command, as far as they have come
+        self.command: list[str] = []
         self.folder = folder
         self.segments = segments
         self.state = state
@@ -203,9 +206,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Serves the launcher until the rank has ended and the launcher lets go. Returns the rank's exit status."""
-        problem = problem_of(self.command[0], os.environ.get("PATH", os.defpath))
-        problem = problem or problem_of_daemon(os.environ.get(DAEMONS_FOLDER, "")) or problem_of_state(self.state)
-        self.link.send(f"rank {self.rank} {describe_host()} {problem}")
+        self.link.send("command 0")
         while self.running or self.wanted:
             ready = self.wait()
             if self.wakeup in ready:
@@ -260,7 +261,9 @@ class Supervisor:
 
     def take_message(self, message: bytes) -> None:
         word, _, rest = message.partition(b" ")
-        if word == b"start":
+        if word == b"command":
+            self.take_command(rest)
+        elif word == b"start":
             has_stdin, _, variables = rest.partition(b" ")
             self.start_rank(
                 has_stdin == b"1", dict(each.split("=", 1) for each in variables.decode().split("\0") if each)
@@ -277,6 +280,17 @@ class Supervisor:
             self.fate = "keep" if rest else "forget"
             if self.running:
                 self.end_rank()
+
+    def take_command(self, piece: bytes) -> None:
+        """Asks for the next piece of the command. When it is complete, reports to the launcher."""
+        self.words += piece
+        if piece:
+            self.link.send(f"command {len(self.words)}")
+            return
+        self.command = [os.fsdecode(word) for word in self.words.split(b"\0")[:-1]]
+        problem = problem_of(self.command[0], os.environ.get("PATH", os.defpath))
+        problem = problem or problem_of_daemon(os.environ.get(DAEMONS_FOLDER, "")) or problem_of_state(self.state)
+        self.link.send(f"rank {self.rank} {describe_host()} {problem}")
 
     def start_rank(self, has_stdin: bool, variables: "dict[str, str]") -> None:
         own = {RUN_DIR_VARIABLE: self.folder, PROCESS_VARIABLE: str(os.getpid())}
@@ -599,8 +613,7 @@ def connect(socket_path: str, host: str, launcher: str) -> "UnixSupervisorEnd | 
 
 
 def main() -> int:
-    end = sys.argv.index("--")
-    options = dict(option.split("=", 1) for option in sys.argv[1:end])
+    options = dict(option.split("=", 1) for option in sys.argv[1:])
     launcher = os.environ.pop(LAUNCHER_VARIABLE, "")  # not for the rank: the secret is in it
     try:
         link = connect(options["socket"], options["host"], launcher)
@@ -616,8 +629,7 @@ def main() -> int:
     folders = [os.path.realpath(os.path.join(folder, SEGMENTS)), folder]
     state = state_folder(is_near)
     cleaner = None if is_near else remove_later(os.getppid(), *folders, state=state)
-    command = sys.argv[end + 1 :]
-    supervisor = Supervisor(link, os.environ[options["rank"]], command, folder, options["segments"], state)
+    supervisor = Supervisor(link, os.environ[options["rank"]], folder, options["segments"], state)
     try:
         return supervisor.run()
     finally:

@@ -122,7 +122,7 @@ class TcpSupervisorEnd:
         return files
 
     def send(self, message: str) -> None:
-        self._outgoing += frame(MESSAGE, message.encode())
+        self._outgoing += frame(MESSAGE, message.encode(errors="surrogateescape"))
         self._flush()
 
     def take_rest(self) -> None:

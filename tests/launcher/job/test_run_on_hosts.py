@@ -319,6 +319,13 @@ def test_what_ends_the_launcher_ends_every_rank(
         os.sched_yield()
 
 
+def test_arguments_arrive_unchanged_on_each_host(run: Callable[..., Any], place: Place, leaves_nothing: None) -> None:
+    words = [":", "-n", "--map-by", "year", "", "a b", "x\ny", os.fsdecode(b"\xff"), "y" * 100_000]
+    job = run([sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *words])
+    assert job.finish() == 0
+    assert job.stdout.lines == [ascii(words)] * 4
+
+
 def test_a_host_that_does_not_exist(run: Callable[..., Any], place: Place, leaves_nothing: None) -> None:
     job = run(["true"], named=f"{place.made.address(0)}:2,10.78.0.9:2")
     assert job.finish() == 1
