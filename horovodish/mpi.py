@@ -1,12 +1,10 @@
 """MPI, as far as this project knows it. The only module that imports mpi4py, and it does so only when asked.
 
 mpi4py loads whichever MPI is installed. The engine calls that MPI through mpi4py's own extension file and gets the
-handles as integers, so that no part of horovodish is compiled against an MPI. `python -m horovodish.mpi` prints what is
-found, as JSON.
+handles as integers, so that no part of horovodish is compiled against an MPI.
 """
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -249,7 +247,3 @@ def first_line(version: str) -> str:
     """
     line = version.strip("\0\n ").splitlines()[0].split(",")[0]
     return " ".join(line.replace(" Version:", "").split())
-
-
-if __name__ == "__main__":
-    print(json.dumps(describe()))

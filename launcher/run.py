@@ -18,7 +18,7 @@ from horovodish.launcher.job.output import Output, say
 from horovodish.launcher.job.signals import signals_taken
 from horovodish.launcher.job.survivors import NoSurvivors
 from horovodish.launcher.mpirun.command import Mpirun, arguments, variables
-from horovodish.launcher.mpirun.installation import Library, candidates, find_library, inspect, matching
+from horovodish.launcher.mpirun.installation import Library, candidates, find_library, inspect, matching, search_path
 from horovodish.launcher.options import LaunchOptions
 from horovodish.launcher.report.libraries import conflict
 from horovodish.launcher.supervisor import start
@@ -47,15 +47,19 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
     """
     if not options.as_horovod and (problem := conflict()):
         raise LaunchError(problem)
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise LaunchError("the ranks cannot be started: the current folder was removed. Remedy: cd elsewhere") from None
     given = environ
-    environ = environment.with_settings(environ, options.settings)
+    environ = environment.with_settings(environment.with_home(environ), options.settings)
     settings = load(environ, warn=say)
     here = _runs_here(options)
     library = find_library(environ)
     mpirun = matching(library, (inspect(path, environ) for path in candidates(environ)))
     if options.as_horovod:
         environ = environment.with_horovods_names(environ)
-    if here and (problem := problem_of(options.command[0], environ["PATH"])):
+    if here and (problem := problem_of(options.command[0], search_path(environ))):
         status, reason = problem.split(" ", 1)
         say(reason)
         return int(status)

@@ -66,6 +66,8 @@ def _failure(rank: int, host: str, error: BaseException) -> Report:
         with contextlib.suppress(Exception):
             exception = pickled(error)
     what = f"{type(error).__name__}: {error}"
+    if isinstance(error, SystemExit) and not error.code:
+        what = "SystemExit: 0. The function must return instead of calling sys.exit()"
     lines = traceback.format_exception(type(error), error, _outside_of_this_file(error.__traceback__))
     return Report(rank, host, time.time(), error=what, exception=exception, traceback="".join(lines))
 

@@ -28,14 +28,17 @@ class Mpirun:
         path: absolute.
         family: OPEN_MPI, MPICH or INTEL_MPI; None if it is none of them.
         version: its number; empty if it tells none.
+        problem: why it does not run, if its family is not known for that reason.
     """
 
     path: str
     family: str | None
     version: str
+    problem: str = ""
 
     def __str__(self) -> str:
-        return f"{self.path} ({self.family or 'unknown'} {self.version}".rstrip() + ")"
+        what = f"does not run: {self.problem}" if self.problem else f"{self.family or 'unknown'} {self.version}"
+        return f"{self.path} ({what.rstrip()})"
 
     @property
     def rank_variable(self) -> str:

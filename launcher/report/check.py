@@ -13,6 +13,7 @@ from horovodish import nccl_library
 from horovodish.errors import LaunchError, SettingError
 from horovodish.frameworks import FRAMEWORKS
 from horovodish.launcher.hosts.schedulers import given_allocation
+from horovodish.launcher.job.environment import with_home
 from horovodish.launcher.mpirun.command import Mpirun
 from horovodish.launcher.mpirun.installation import Library, candidates, find_library, inspect, matching
 from horovodish.launcher.report import libraries
@@ -75,6 +76,7 @@ def check(environ: Mapping[str, str], *, as_json: bool = False) -> int:
 def gathered(environ: Mapping[str, str]) -> Report:
     """What `check` prints. Takes some seconds, because two ranks are started."""
     report = Report()
+    environ = with_home(environ)
     _add_python(report)
     _add_horovod(report)
     _add_frameworks(report)

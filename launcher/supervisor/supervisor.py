@@ -380,7 +380,10 @@ def problem_of(program: str, path: str) -> str:
     if files or os.path.isfile(program):
         python = f": start it with python {program}" if program.endswith(".py") else ""
         return f"{NOT_EXECUTABLE} {program} is not executable{python}"
-    return f"{NOT_FOUND} {program}: command not found"
+    if os.path.isdir(program):
+        return f"{NOT_EXECUTABLE} {program} is a folder: name a program in it, or start a script with python"
+    quotes = " (leave the quotes around the whole command out)" if len(program.split()) > 1 else ""
+    return f"{NOT_FOUND} {program}: command not found{quotes}"
 
 
 def problem_of_daemon(folder: str) -> str:

@@ -21,6 +21,7 @@ import pytest
 
 import horovodish
 from horovodish.launcher.job.environment import THREADS_VARIABLE
+from horovodish.launcher.mpirun.installation import QUERY
 from support.orphans import processes_with
 
 MARK = "LAUNCHER_TEST"
@@ -237,7 +238,7 @@ class BareEnvironment:
 
     def add_library(self) -> str:
         """Lets mpi4py find the MPI library of the real environment; returns what it is."""
-        query = [sys.executable, "-m", "horovodish.mpi"]
+        query = [sys.executable, "-c", QUERY]
         found = json.loads(subprocess.run(query, capture_output=True, check=True, timeout=DEADLINE_SECONDS).stdout)
         self.variables["MPI4PY_LIBMPI"] = found["path"]
         return str(found["library"])

@@ -238,6 +238,27 @@ def test_a_command_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err == "horovodish: no-such-command: command not found\n"
 
 
+@pytest.mark.parametrize(
+    ("command", "status", "message"),
+    [
+        ("python train.py", 127, "python train.py: command not found (leave the quotes around the whole command out)"),
+        ("folder", 126, "folder is a folder: name a program in it, or start a script with python"),
+    ],
+)
+def test_a_command_that_is_no_program(
+    command: str,
+    status: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "-np", "2", command]) == status
+    assert capsys.readouterr().err == f"horovodish: {message}\n"
+
+
 def test_a_script_without_its_interpreter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text("print('hello')")

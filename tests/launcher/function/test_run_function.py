@@ -130,6 +130,8 @@ def test_an_exception_is_raised_again_with_its_traceback_and_rank() -> None:
 def ends(how: str) -> Any:
     if how == "sys.exit":
         sys.exit(3)
+    if how == "ends well":
+        sys.exit()
     if how == "os._exit":
         os._exit(0)
     if how == "SIGKILL":
@@ -152,6 +154,7 @@ class OfTheRanksAlone:
     ("how", "error", "message"),
     [
         ("sys.exit", hvd.RankLostError, "raised SystemExit: 3"),
+        ("ends well", hvd.RankLostError, r"SystemExit: 0\. The function must return instead of calling sys\.exit"),
         ("os._exit", hvd.RankLostError, "rank 0 ended before the function returned"),
         ("SIGKILL", hvd.RankLostError, r"rank 0 on .* was killed by signal 9 \(SIGKILL\)"),
         ("raises", hvd.RankLostError, "raised TwoArgumentsError: fire at sea"),
