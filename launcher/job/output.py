@@ -23,8 +23,9 @@ from horovodish.launcher.options import LaunchOptions
 from horovodish.output_files import is_link_of_another_user, opener
 
 STDOUT, STDERR = 1, 2
-QUIET_SECONDS = 0.1
-"""An unfinished line, such as a question to the user, is passed on if nothing follows it for this long."""
+QUIET_SECONDS, QUIET_SECONDS_OF_PREFIXED = 0.1, 0.5
+"""An unfinished line, such as a question to the user, is passed on if no rank writes for this long. One with a prefix
+is torn when another rank writes next, so it waits longer for its end."""
 LONGEST_LINE_BYTES = 1 << 20
 DRAIN_SECONDS = 2.0
 """How long the launcher goes on reading from a process that outlives its rank."""
@@ -70,12 +71,25 @@ class Line:
         target: the file to which the lines go.
         beginning: returns the prefix of a line; None if lines get none.
         kept: a file that also gets everything, unchanged; None if there is none.
+        is_live: whether its unfinished lines are passed on.
+
+    Attributes:
+        is_open: whether the beginning of an unfinished line, with its prefix, was passed on.
     """
 
-    def __init__(self, target: int, beginning: Callable[[], bytes] | None = None, kept: int | None = None) -> None:
+    def __init__(
+        self,
+        target: int,
+        beginning: Callable[[], bytes] | None = None,
+        kept: int | None = None,
+        *,
+        is_live: bool = True,
+    ) -> None:
         self.target = target
         self.beginning = beginning
         self.kept = kept
+        self.is_live = is_live
+        self.is_open = False
         self.rest = b""
         self.tail = b""  # of everything
 
@@ -90,14 +104,26 @@ class Line:
             return data[:end]
         begin = self.beginning()
         # Not splitlines(): a form feed can be part of a line.
-        return re.sub(rb"[^\r\n]*(?:\r?\n|\r)|[^\r\n]+", lambda line: begin + line[0], data[:end])
+        lines = re.sub(rb"[^\r\n]*(?:\r?\n|\r)|[^\r\n]+", lambda line: begin + line[0], data[:end])
+        if lines and self.is_open:
+            lines = lines[len(begin) :]
+            self.is_open = False
+        return lines
+
+    def unfinished(self) -> bytes:
+        """What there is of the unfinished line, which may go on."""
+        rest, self.rest = self.rest, b""
+        if not rest or self.beginning is None or self.is_open:
+            return rest
+        self.is_open = True
+        return self.beginning() + rest
 
     def flush(self) -> bytes:
         """The unfinished line. One with a prefix gets a line end, because the next line has a prefix, too."""
-        rest, self.rest = self.rest, b""
-        if not rest or self.beginning is None:
-            return rest
-        return self.beginning() + rest + b"\n"
+        rest = self.unfinished()
+        end = b"\n" if self.is_open else b""
+        self.is_open = False
+        return rest + end
 
 
 class Output:
@@ -126,6 +152,7 @@ class Output:
         self._thread: threading.Thread | None = None
         self._own: dict[int, list[int]] = {}
         self._errors: dict[int, Line] = {}  # what ranks write to stderr
+        self._unfinished: Line | None = None  # the unfinished line with a prefix that was written last
         self._kept: dict[tuple[int, int], int | None] = {}
         try:
             for rank in range(options.np):
@@ -216,7 +243,9 @@ class Output:
         source, file = os.pipe()
         os.set_blocking(source, False)
         self._own[rank].append(file)
-        line = Line(target, None if self._is_plain else lambda: self._beginning(rank, target), kept)
+        begin = None if self._is_plain else lambda: self._beginning(rank, target)
+        # Rank 0 alone can ask the user something. Unfinished lines of other ranks would tear each other apart.
+        line = Line(target, begin, kept, is_live=self._is_plain or rank == 0)
         if target == STDERR:
             self._errors[rank] = line
         self._selector.register(source, selectors.EVENT_READ, line)
@@ -238,8 +267,10 @@ class Output:
             if not events and stop_at is not None:
                 break
             if not events:
-                self._flush()
-        self._flush()
+                for line in self._lines():
+                    self._write_of(line, line.unfinished() if line.is_live else b"")
+        for line in self._lines():
+            self._write_of(line, line.flush())
         self._close_sources()
 
     def _close_sources(self) -> None:
@@ -251,12 +282,10 @@ class Output:
         return [key.data for key in self._selector.get_map().values() if key.data is not None]
 
     def _quiet(self) -> float | None:
-        """How long to wait before unfinished lines are passed on. Lines with a prefix wait for their end."""
-        return QUIET_SECONDS if self._is_plain and any(line.rest for line in self._lines()) else None
-
-    def _flush(self) -> None:
-        for line in self._lines():
-            self._write(line.target, line.flush())
+        """How long to wait before unfinished lines are passed on."""
+        if not any(line.rest and line.is_live for line in self._lines()):
+            return None
+        return QUIET_SECONDS if self._is_plain else QUIET_SECONDS_OF_PREFIXED
 
     def _close(self, source: int) -> None:
         self._selector.unregister(source)
@@ -267,10 +296,19 @@ class Output:
         if data:
             line.tail = (line.tail + data)[-TAIL_BYTES:]
             self._keep(line, data)
-            self._write(line.target, line.take(data))
+            self._write_of(line, line.take(data))
         else:
             self._close(source)
-            self._write(line.target, line.flush())
+            self._write_of(line, line.flush())
+
+    def _write_of(self, line: Line, data: bytes) -> None:
+        """Writes what is new of this line, and first ends an unfinished line that is there."""
+        if not data:
+            return
+        if self._unfinished is not None and self._unfinished is not line:
+            self._write(self._unfinished.target, self._unfinished.flush())
+        self._write(line.target, data)
+        self._unfinished = line if line.is_open else None
 
     def _keep(self, line: Line, data: bytes) -> None:
         try:

@@ -31,6 +31,19 @@ def test_each_line_gets_the_prefix() -> None:
     assert line.flush() == b"[3] end\n"
 
 
+def test_a_line_that_goes_on_gets_one_prefix() -> None:
+    line = Line(STDOUT, lambda: b"[0] ")
+    assert line.take(b"one\nname? ") == b"[0] one\n"
+    assert line.unfinished() == b"[0] name? "
+    assert line.unfinished() == b""
+    assert line.take(b"well, ") == b""
+    assert line.unfinished() == b"well, "
+    assert line.take(b"hello\nBob\n") == b"hello\n[0] Bob\n"
+    assert line.take(b"name? ") + line.unfinished() == b"[0] name? "
+    assert line.flush() == b"\n"
+    assert line.flush() == b""
+
+
 def test_a_progress_bar_is_live() -> None:
     line = Line(STDOUT, lambda: b"[0] ")
     assert line.take(b" 10%\r 20%\r 3") == b"[0]  10%\r[0]  20%\r"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import select
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 LINES = 20_000
+DEADLINE_SECONDS = 120
 
 
 def test_nothing_is_lost_and_no_line_is_torn_when_a_rank_fails(launch_ranks: Callable[..., Any]) -> None:
@@ -44,6 +46,41 @@ def test_prefix_only_when_asked(launch: Callable[..., Any]) -> None:
     assert plain.finish() == prefixed.finish() == 0
     assert plain.stdout.lines == ["one", "two"]
     assert prefixed.stdout.lines == ["[0] one", "[0] two"]
+
+
+def test_a_question_with_a_prefix_is_seen_before_the_answer(tmp_path: Path) -> None:
+    door = tmp_path / "door"
+    os.mkfifo(door)
+    script = tmp_path / "rank.py"
+    script.write_text(f"""
+import os
+rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]
+print("hello", input("name? ") if rank == "0" else open({str(door)!r}).read())
+""")
+    command = [sys.executable, "-m", "horovodish.launcher", "run", "-np", "2", "--prefix-output", sys.executable]
+    process = subprocess.Popen([*command, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    said = b""
+
+    def hear(end: bytes) -> None:
+        nonlocal said
+        while not said.endswith(end):
+            assert select.select([process.stdout], [], [], DEADLINE_SECONDS)[0], said
+            said += os.read(process.stdout.fileno(), 1000)
+
+    try:
+        hear(b"[0] name? ")
+        door.write_text("rank 0")
+        hear(b"rank 0\n")
+        process.stdin.write(b"Bob\n")
+        process.stdin.close()
+        hear(b"Bob\n")
+        assert process.wait(DEADLINE_SECONDS) == 0
+    finally:
+        process.terminate()
+        process.wait()
+    assert said == b"[0] name? \n[1] hello rank 0\n[0] hello Bob\n"
 
 
 def test_rank_0_reads_the_launchers_stdin_and_the_others_nothing(launch_ranks: Callable[..., Any]) -> None:
