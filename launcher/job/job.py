@@ -7,6 +7,7 @@ import selectors
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from horovodish.errors import SettingError
@@ -21,6 +22,7 @@ from horovodish.launcher.job.outcome import (
     Fault,
     Refusal,
     first_fault,
+    named_twice,
     refusal_of,
     signal_name,
 )
@@ -323,6 +325,8 @@ class Job:
 
     def _begin(self) -> None:
         """All supervisors have reported: starts the ranks, or none of them."""
+        for rank, problem in named_twice(self._hellos.values(), self.options.host_ranks).items():
+            self._hellos[rank] = replace(self._hellos[rank], problem=problem)
         hellos = self._hellos.values()
         self.refusal = refusal_of(hellos)
         try:

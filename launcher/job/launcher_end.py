@@ -19,6 +19,7 @@ class Hello:
     Attributes:
         rank: its rank.
         process: the process id of the supervisor.
+        daemon: the process id of its parent: mpirun, or its daemon on that host.
         host: the name of its host.
         machine: the boot id of its host, which tells hosts of the same name apart.
         cores: how many cores of the host the daemon that started the supervisor may use.
@@ -29,6 +30,7 @@ class Hello:
 
     rank: int
     process: int
+    daemon: int
     host: str
     machine: str
     cores: int
@@ -39,9 +41,9 @@ class Hello:
     @staticmethod
     def of(text: str) -> "Hello":
         """Reads what comes after the word `rank`."""
-        rank, process, host, machine, cores, own_cores, gpus, problem = text.split(" ", 7)
+        rank, process, daemon, host, machine, cores, own, gpus, problem = text.split(" ", 8)
         names = () if gpus == "-" else tuple(filter(None, gpus.split(",")))
-        return Hello(int(rank), int(process), host, machine, int(cores), int(own_cores), names, problem)
+        return Hello(int(rank), int(process), int(daemon), host, machine, int(cores), int(own), names, problem)
 
     @property
     def host_id(self) -> tuple[str, str]:

@@ -4,9 +4,10 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from horovodish.launcher.hosts.allocation import HostRanks
 from horovodish.launcher.job.launcher_end import Hello
 
 UNCAUGHT_EXCEPTION = 1  # Python's exit status
@@ -104,6 +105,28 @@ class Fault:
     exit_status: int
     what: str
     is_consequence: bool
+
+
+def named_twice(hellos: Iterable[Hello], host_ranks: Sequence[HostRanks]) -> dict[int, str]:
+    """The ranks on a machine that has another name already, and why they cannot run there, as a `Hello` says it.
+
+    Each name has a daemon of its own, and Open MPI's ranks fail where they meet neighbours of another daemon.
+
+    Args:
+        hellos: of all ranks.
+        host_ranks: which of them run where.
+    """
+    by_rank = sorted(hellos, key=lambda hello: hello.rank)
+    if len({hello.host_id for hello in by_rank}) == len(host_ranks):
+        return {}
+    firsts: dict[tuple[str, str], tuple[int, str]] = {}
+    problems = {}
+    for hello in by_rank:
+        name = next(each.host for each in host_ranks if hello.rank in each.ranks)
+        daemon, first = firsts.setdefault(hello.host_id, (hello.daemon, name))
+        if hello.daemon != daemon and name != first:
+            problems[hello.rank] = f"2 {first} and {name} are two names of one machine: name it once, with all slots"
+    return problems
 
 
 def refusal_of(hellos: Iterable[Hello]) -> Refusal | None:

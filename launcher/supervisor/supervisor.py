@@ -13,7 +13,7 @@ On the launcher's host, messages are datagrams over the Unix socket, and the ran
 the messages and what the rank reads and writes, in frames. Messages are words:
 
     to the launcher     command AT     asks for a piece of the command that begins with this byte
-                        rank RANK PROCESS HOST MACHINE CORES OWN_CORES GPUS PROBLEM
+                        rank RANK PROCESS DAEMON HOST MACHINE CORES OWN_CORES GPUS PROBLEM
                                        where this supervisor runs, and why the command cannot be run there, if so
                         phase PHASE PROCESS
                                        a process of the rank has reached this phase; see waiting.py
@@ -358,7 +358,7 @@ class Supervisor:
 
 
 def describe_host() -> str:
-    """This process and its host: process id, host name, boot id, cores of the host, cores of this process, GPUs."""
+    """This process and its host: its process id and its parent's, host name, boot id, cores of both, GPUs."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         machine = file.read().strip()
     own = len(os.sched_getaffinity(0))
@@ -368,7 +368,7 @@ def describe_host() -> str:
         cores = own
     numbers = sorted(int(name[6:]) for name in os.listdir("/dev") if name[:6] == "nvidia" and name[6:].isdecimal())
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, numbers))).replace(" ", "")
-    return f"{os.getpid()} {socket.gethostname()} {machine} {cores} {own} {gpus or '-'}"
+    return f"{os.getpid()} {os.getppid()} {socket.gethostname()} {machine} {cores} {own} {gpus or '-'}"
 
 
 def problem_of(program: str, path: str) -> str:
@@ -440,7 +440,7 @@ def start(command: "list[str]", files: "list[int]", environ: "dict[str, str]", s
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
         os.execvpe(command[0], command, environ)
     except OSError as problem:
-        os.write(2, f"horovodish: cannot start {command[0]}: {problem.strerror or problem}\n".encode())
+        os.write(2, os.fsencode(f"horovodish: cannot start {command[0]}: {problem.strerror or problem}\n"))
         os._exit(NOT_FOUND if isinstance(problem, FileNotFoundError) else NOT_EXECUTABLE)
 
 

@@ -129,7 +129,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 TRACE = b'[\n{"ph":"M","pid":0,"name":"process_name"}\n,{"ph":"X","pid":0,"ts":1.5,"dur":2,"name":"reduce"}\n]\n'
 SEEDS = {
     "frames": [
-        frame(MESSAGE, b"rank 1 b machine 8 8 0,1 ") + frame(STDOUT, b"text\n") + frame(MESSAGE, b"ended 0"),
+        frame(MESSAGE, b"rank 1 2 3 b machine 8 8 0,1 ") + frame(STDOUT, b"text\n") + frame(MESSAGE, b"ended 0"),
         frame(MESSAGE, b"failure 1.5 ValueError\nTraceback") + frame(STDERR, b"") + frame(STDIN, b"line"),
         frame(MESSAGE, b"start 1 A=b\0C=d") + frame(MESSAGE, b"signal 15") + frame(MESSAGE, b"leave"),
     ],

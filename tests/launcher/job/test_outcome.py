@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from horovodish.launcher.hosts.allocation import HostRanks
 from horovodish.launcher.job.launcher_end import Hello
 from horovodish.launcher.job.outcome import (
     Ending,
@@ -14,6 +15,7 @@ from horovodish.launcher.job.outcome import (
     Refusal,
     exit_status,
     first_fault,
+    named_twice,
     refusal_of,
     signal_name,
 )
@@ -100,7 +102,7 @@ def test_the_report_of_a_rank() -> None:
 
 def test_a_command_that_cannot_be_run_everywhere() -> None:
     def hello(rank: int, host: str, problem: str) -> Hello:
-        return Hello(rank, 1, host, "machine", 1, 1, (), problem)
+        return Hello(rank, 1, 1, host, "machine", 1, 1, (), problem)
 
     missing = "127 train: command not found"
     assert refusal_of([hello(0, "a", ""), hello(1, "b", "")]) is None
@@ -110,6 +112,21 @@ def test_a_command_that_cannot_be_run_everywhere() -> None:
     assert refusal_of([hello(2, "c", missing), other]) == Refusal(
         126, "train is not executable (on b)\ntrain: command not found (on c)"
     )
+
+
+def test_two_names_of_one_machine() -> None:
+    def hello(rank: int, daemon: int, host: str, machine: str = "m") -> Hello:
+        return Hello(rank, 1, daemon, host, machine, 1, 1, (), "")
+
+    places = [HostRanks("a", range(2)), HostRanks("b", range(2, 4))]
+    twice = [hello(0, 7, "x"), hello(1, 7, "x"), hello(2, 8, "x"), hello(3, 8, "x")]
+    problem = "2 a and b are two names of one machine: name it once, with all slots"
+    assert named_twice(reversed(twice), places) == {2: problem, 3: problem}
+    # One daemon serves both names; hosts of one name, or containers of one machine; ranks that the user has mapped.
+    assert named_twice([hello(rank, 7, "x") for rank in range(4)], places) == {}
+    assert named_twice([*twice[:2], hello(2, 8, "x", "n"), hello(3, 8, "x", "n")], places) == {}
+    assert named_twice([*twice[:2], hello(2, 8, "y"), hello(3, 8, "y")], places) == {}
+    assert named_twice([hello(rank, 7 + rank % 2, "xy"[rank % 2]) for rank in range(4)], places) == {}
 
 
 @pytest.mark.parametrize(("status", "expected"), [(0, 0), (EXIT_3, 3), (signal.SIGKILL, 137), (signal.SIGINT, 130)])

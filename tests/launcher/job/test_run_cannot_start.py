@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,3 +74,15 @@ def test_a_folder_for_temporary_files_that_cannot_be_used(monkeypatch: pytest.Mo
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(LaunchError, match=r"the ranks cannot be started: .*No such file or directory"):
         start(LaunchOptions(("true",), np=2))
+
+
+def test_two_names_of_one_machine_are_refused(launch: Callable[..., Any], tmp_path: Path) -> None:
+    agent = tmp_path / "agent"  # in place of ssh
+    agent.write_text('#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nshift\nexec sh -c "$*"\n')
+    agent.chmod(0o755)
+    job = launch("run", "-H", "alpha:1,beta:2", "--launch-agent", str(agent), "true")
+    assert job.finish() == 2
+    assert job.stderr.lines[-1] == (
+        "horovodish: alpha and beta are two names of one machine: name it once, with all slots "
+        f"(on {socket.gethostname()})"
+    )
