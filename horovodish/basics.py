@@ -5,6 +5,7 @@ import faulthandler
 import functools
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -104,7 +105,7 @@ class Running:
         )
 
 
-_followers: list[tuple[Callable[[Any], None], Callable[[Any], None], Callable[[], None]]] = []
+_followers: list[tuple[Callable[[Any], None], Callable[[Any], None], Callable[[], None], Callable[[], None]]] = []
 _running: Running | None = None
 _forked: Running | None = None  # a parent's engine, in a forked child: unusable and never destroyed
 _last_loss, _last_first_lost = "", 0  # of the engine that was stopped, until the next init()
@@ -163,7 +164,7 @@ def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = No
     try:
         for notice in notices if rank() == 0 else ():
             warnings.warn(notice, RuntimeWarning, stacklevel=2)
-        for _, started, _ in _followers:
+        for _, started, *_ in _followers:
             started(process_sets)
     except BaseException as problem:  # of this rank alone, perhaps: the others are told, instead of waiting for it
         _stop(f"could not finish init(): {problem}")
@@ -172,11 +173,14 @@ def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = No
 
 
 def shutdown() -> None:
-    """Stop the engine of this rank. It does not wait for the other ranks; `init()` may be called again on all of them.
+    """Stop the engine of this rank. `init()` may be called again on all ranks.
 
-    Whatever is pending on this rank fails with `EngineStoppedError`; on ranks that still need this one, operations fail
-    with `RankLostError`. Does nothing before `init()` and in a forked child.
+    It first waits for the programs that JAX, or TensorFlow's asynchronous execution, has dispatched on this rank. They
+    may need other ranks. After that it does not wait for other ranks: handles that are pending on this rank fail with
+    `EngineStoppedError`, and operations of ranks that still need this one fail with `RankLostError`. Does nothing
+    before `init()` and in a forked child.
     """
+    _finish_programs()
     _stop("called shutdown()")
 
 
@@ -184,6 +188,7 @@ def follow(
     *,
     check: Callable[[Any], None] = lambda _: None,
     started: Callable[[Any], None] = lambda _: None,
+    finish: Callable[[], None] = lambda: None,
     stopped: Callable[[], None] = lambda: None,
 ) -> None:
     """Tell a module that builds on this one when the engine starts and stops.
@@ -192,9 +197,15 @@ def follow(
         check: called before each start, with the `process_sets` of `init`; raises what is wrong with them.
         started: called after each start, with the same. What it raises ends the engine. It waits for other ranks by
             means of the engine only, since one of them may have raised.
+        finish: called before the engine stops, unless the script has failed. It waits for the programs of a framework
+            that runs ahead of the script, and does not raise their errors.
         stopped: called when the engine has stopped, also where `started` was not reached.
     """
-    _followers.append((check, started, stopped))
+    _followers.append((check, started, finish, stopped))
+    if _running is not None:
+        # Hooks run in reverse order, and programs must end before a framework that was imported later cleans up.
+        atexit.unregister(_at_exit)
+        atexit.register(_at_exit)
 
 
 def is_initialized() -> bool:
@@ -537,7 +548,27 @@ def _stop(reason: str) -> None:
         forget()
 
 
+def _finish_programs() -> None:
+    if _running is None or failures.reason is not None:
+        return
+    engine = _running.engine
+    seen = engine.last_failure()
+    for _, _, finish, _ in _followers:
+        finish()
+    if (failure := engine.last_failure()) != seen:
+        print(
+            f"horovodish: warning: a program that the script did not wait for: {failure}", file=sys.stderr, flush=True
+        )
+
+
 def _at_exit() -> None:
+    try:
+        _finish_programs()
+    finally:
+        _leave_at_exit()
+
+
+def _leave_at_exit() -> None:
     _cutting_off.acquire()  # for ever: a thread that comes back from native code after Python's end crashes the process
     if _running is not None:
         _running.engine.hold_other_threads()

@@ -25,6 +25,7 @@ from horovodish import package_names as _package_names
 from horovodish.jax import autograd as _autograd  # noqa: F401, they tell JAX what to do
 from horovodish.jax import eager as _eager  # noqa: F401
 from horovodish.jax import lowering as _lowering  # noqa: F401
+from horovodish.jax import programs_under_way as _programs_under_way  # noqa: F401
 from horovodish.jax.broadcast_state import *
 from horovodish.jax.collectives import *
 from horovodish.jax.compression import *

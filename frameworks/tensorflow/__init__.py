@@ -31,6 +31,7 @@ from tensorflow import executing_eagerly as _executing_eagerly  # noqa: F401, so
 from horovodish import package_names as _package_names
 from horovodish.process_api import *
 from horovodish.tensorflow import autograd as _autograd  # noqa: F401, importing it registers the gradients
+from horovodish.tensorflow import programs_under_way as _programs_under_way  # noqa: F401
 from horovodish.tensorflow.broadcast_state import *
 from horovodish.tensorflow.collectives import *
 from horovodish.tensorflow.compression import *

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -202,6 +203,10 @@ def in_words(status: int) -> str:
 
 
 def shortened(error: str) -> str:
-    """The first line of an error, cut to `LONGEST_ERROR` characters."""
-    first = error.strip().split("\n", 1)[0]
-    return first if len(first) <= LONGEST_ERROR else first[:LONGEST_ERROR] + "..."
+    """The first line of an error, of at most about `LONGEST_ERROR` characters: its begin and its end.
+
+    JAX puts "INTERNAL: Error dispatching computation: " before the cause, once for each program that depended on it.
+    """
+    first = re.sub(r"(\b[^:]{1,100}: )\1+", r"\1", error.strip().split("\n", 1)[0])
+    half = LONGEST_ERROR // 2
+    return first if len(first) <= LONGEST_ERROR else f"{first[:half]} ... {first[-half:]}"

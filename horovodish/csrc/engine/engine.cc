@@ -338,6 +338,11 @@ std::string Engine::loss() {
   return launched_operations_.loss()->message;
 }
 
+std::string Engine::last_failure() {
+  std::lock_guard lock(inbox_mutex_);
+  return last_failure_;
+}
+
 void Engine::stop(bool failed, const std::string& reason) noexcept {
   {
     std::lock_guard lock(inbox_mutex_);
@@ -518,6 +523,7 @@ void Engine::count(const Operation& operation) noexcept {
 
 void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept {
   operation->trace.settled(error != nullptr);
+  Error failure = error != nullptr ? described(*operation, *error) : Error{};
   {
     // Before the handle is settled, so that whoever waits for it may use the name again.
     std::lock_guard lock(inbox_mutex_);
@@ -532,13 +538,14 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
         settled_.push_back(operation->handle->id());
       }
       if (error != nullptr && error->kind == ErrorKind::rank_lost) loss_ = error->message;
+      if (error != nullptr) last_failure_ = failure.message;
     } catch (const std::bad_alloc&) {  // then its memory is kept for ever, or the loss has no text
     }
   }
   if (error != nullptr) {
     if (error->kind == ErrorKind::rank_lost || error->kind == ErrorKind::stalled) loss_raised_ = true;
     if (error->kind == ErrorKind::engine_stopped) refused_ = true;
-    operation->handle->fail(described(*operation, *error), std::move(operation->done));
+    operation->handle->fail(std::move(failure), std::move(operation->done));
   } else {
     count(*operation);
     operation->handle->complete(std::move(operation->done));

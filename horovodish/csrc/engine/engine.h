@@ -147,6 +147,8 @@ class Engine final : private ProcessSet::Owner {
   // The engine's message about the lost rank, empty if no operation here failed because of one. Frameworks wrap errors, but
   // every such error contains this text. If nothing failed but what had been launched on a GPU, the message about that.
   std::string loss();
+  // The error of the operation that failed last, empty if none has failed.
+  std::string last_failure();
   // Whether an operation of this rank has failed because the engine was stopped.
   bool refused() const { return refused_; }
   // The calling thread, without Python's lock, is about to end the process. Other threads that come back from here could
@@ -219,6 +221,7 @@ class Engine final : private ProcessSet::Owner {
       on_device_;  // settled, but the GPU is not done; likewise
   bool closed_ = false;  // guarded by inbox_mutex_
   std::string loss_;  // guarded by inbox_mutex_
+  std::string last_failure_;  // guarded by inbox_mutex_
   std::atomic<bool> loss_raised_{false};  // some call has raised that a rank is lost, or did not answer
   std::shared_ptr<Timeline> timeline_;  // null: none is recorded; guarded by inbox_mutex_
   std::atomic<bool> has_submissions_{false};

@@ -360,6 +360,7 @@ void bind_engine(nb::module_& module) {
       .def("hold_other_threads", &Engine::hold_other_threads, nb::call_guard<nb::gil_scoped_release>())
       .def("completed", &Engine::completed)
       .def("loss", &Engine::loss)
+      .def("last_failure", &Engine::last_failure)
       .def("stop", &Engine::stop, nb::arg("failed"), nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>());
 }
 

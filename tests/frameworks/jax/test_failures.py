@@ -193,4 +193,38 @@ print(f"rank {hvd.rank()} ends", flush=True)
 def test_a_script_that_ends_with_a_program_under_way(tmp_path: Path) -> None:
     script = tmp_path / "ends.py"
     script.write_text(LEAVES_A_PROGRAM_UNDER_WAY)
-    assert sorted(output_of(script, np=2, timeout=120).splitlines()) == ["rank 0 ends", "rank 1 ends"]
+    output = output_of(script, np=2, timeout=120, with_errors=True)
+    assert sorted(line for line in output.splitlines() if line.endswith(" ends")) == ["rank 0 ends", "rank 1 ends"]
+    assert re.search(r"warning: a program that the script did not wait for: .*rank 0 has ended its script", output)
+
+
+USES_THE_RESULT_AFTER_THE_LOOP = """
+import sys
+import jax
+import jax.numpy as jnp
+import horovodish.jax as hvd
+
+hvd.init()
+step = jax.jit(lambda x: hvd.allreduce(jnp.tanh(x @ x), name="step"))
+
+
+def train(x):
+    for _ in range(20):
+        x = step(x)
+    return x if hvd.rank() == 0 else None  # nobody holds the result on rank 1
+
+
+x = step(jnp.ones((300, 300)))
+x = train(x)
+if sys.argv[1] == "shutdown":
+    hvd.shutdown()
+if x is not None:
+    print(x.shape)
+"""
+
+
+@pytest.mark.parametrize("end", ["script", "shutdown"])
+def test_programs_under_way_are_waited_for_at_the_end(end: str, tmp_path: Path) -> None:
+    script = tmp_path / "used.py"
+    script.write_text(USES_THE_RESULT_AFTER_THE_LOOP)
+    assert output_of(script, end, np=2, timeout=120) == "(300, 300)\n"

@@ -17,6 +17,7 @@ from horovodish.launcher.job.outcome import (
     first_fault,
     named_twice,
     refusal_of,
+    shortened,
     signal_name,
 )
 
@@ -90,6 +91,14 @@ def test_a_long_error_is_shortened() -> None:
     fault = first_fault([Ending(0, 1.0, EXIT_3, asked=False)], [Failure(0, 0.5, "ValueError: " + "x" * 10_000)])
     assert fault is not None
     assert len(fault.what) < 400
+
+
+def test_a_long_error_shows_its_cause_behind_what_jax_repeats() -> None:
+    wrapped = "JaxRuntimeError: INTERNAL: " + "Error dispatching computation: " * 20
+    assert shortened(wrapped + "rank 1 has left") == (
+        "JaxRuntimeError: INTERNAL: Error dispatching computation: rank 1 has left"
+    )
+    assert shortened(wrapped + "x" * 1_000 + ": rank 1 has left").endswith("x: rank 1 has left")
 
 
 def test_the_report_of_a_rank() -> None:
