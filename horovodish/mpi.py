@@ -60,7 +60,10 @@ def load() -> ModuleType:
             os.environ.setdefault(_EAGER_VARIABLE, str(_EAGER_BYTES))
             # It is for one-sided communication, which we do without, and it sleeps for a second where it finds no use.
             os.environ.setdefault("OMPI_MCA_btl", "^ofi")
+        before = set(os.listdir("/proc/self/task"))
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        for thread in set(os.listdir("/proc/self/task")) - before:
+            _native.add_background_thread(int(thread))
         world = mpi.COMM_WORLD
         _native.finalize_mpi_at_exit(
             str(mpi.__file__),

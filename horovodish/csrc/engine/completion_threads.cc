@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "memory/sleeping_process.h"
 #include "memory/thread_setup.h"
 
 namespace horovodish {
@@ -47,7 +48,7 @@ void CompletionThreads::start_thread(const std::shared_ptr<Shared>& shared) {
 }
 
 void CompletionThreads::work(const std::shared_ptr<Shared>& shared) {
-  set_up_thread("horovodish-then");
+  set_up_thread(kCompletionThread);
   std::unique_lock lock(shared->mutex);
   while (true) {
     ++shared->idle;

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "engine/warning.h"
+#include "memory/sleeping_process.h"
 #include "memory/thread_setup.h"
 #include "memory/waiting_costs.h"
 #include "planes/make_plane.h"
@@ -36,6 +37,9 @@ constexpr std::chrono::microseconds kShortGpuNap{20}, kLongGpuNap{1000};
 // How long the removal of a process set waits for what was launched in it.
 constexpr std::chrono::seconds kRemovalLimit{10};
 constexpr std::chrono::hours kForEver{24};
+// How often a rank that waits looks whether all of its process sleeps, and after which time without news. This is shorter than the time
+// after which ranks give up.
+constexpr std::chrono::seconds kLookAtThreads{1};
 // How long the end of the process waits for threads that are on their way back to Python, which takes microseconds.
 constexpr std::chrono::seconds kReturnLimit{1};
 constexpr std::chrono::microseconds kReturnNap{50};
@@ -394,6 +398,7 @@ void Engine::start_thread() {
 
 void Engine::run() {
   set_up_thread("horovodish");
+  const BackgroundThread background;
   while (!stopping_) {
     seat_.take_as_engine();
     const auto doorbell = doorbell_;
@@ -402,6 +407,8 @@ void Engine::run() {
     }
     const uint32_t value = doorbell->value();
     doorbell->announce(awaits_news() ? Doorbell::engine : Doorbell::indifferent);
+    // Threads that wait here say it themselves, and this thread may drive while one looks at Python's signals.
+    if (Clock::now() - caller_spoke_ > kLookAtThreads) say_who_waits();
     const bool again = stopping_ || seat_.callers_waiting() || turn();
     const auto limit = nap();
     sleeps_until_ = Clock::now() + limit.value_or(kForEver);
@@ -430,6 +437,7 @@ void Engine::drive_until(const Handle& handle, Clock::time_point deadline) noexc
       continue;
     }
     say_who_waits();
+    caller_spoke_ = now;
     const uint32_t value = doorbell_->value();
     doorbell_->announce(Doorbell::caller);
     if (!turn() && !handle.settled()) {
@@ -445,7 +453,27 @@ void Engine::drive_until(const Handle& handle, Clock::time_point deadline) noexc
 // that its driver has nothing to do: within WAIT_SLICE_SECONDS, which is shorter than the time after which ranks give up.
 void Engine::say_who_waits() noexcept {
   const bool others_submit = waiting_threads_.any_only_submits();
-  for (auto& [id, set] : process_sets_) set->flush(waiting_threads_.all_wait_in(id), others_submit);
+  look_at_threads();
+  for (auto& [id, set] : process_sets_) {
+    const bool all_wait = waiting_threads_.all_wait_in(id) && (!others_submit || set->is_quiet());
+    set->flush(all_wait || id == sleeping_in_);
+  }
+}
+
+// A decision of any process set may wake a thread that then submits in another one.
+void Engine::look_at_threads() noexcept {
+  const Clock::time_point now = Clock::now();
+  if (now < looks_again_) return;
+  looks_again_ = now + kLookAtThreads;
+  sleeping_in_.reset();
+  const auto busy = [](const auto& entry) { return entry.second->busy(); };
+  if (std::count_if(process_sets_.begin(), process_sets_.end(), busy) != 1) return;
+  const auto& [id, set] = *std::find_if(process_sets_.begin(), process_sets_.end(), busy);
+  if (set->quiet_for() < kLookAtThreads) return;
+  try {
+    if (process_sleeps(waiting_threads_.waiting_in(id))) sleeping_in_ = id;
+  } catch (const std::bad_alloc&) {  // it looks again
+  }
 }
 
 // Hands the rest of the work back to the engine's thread, which sleeps or waits for the seat. It is woken where it would sleep for too

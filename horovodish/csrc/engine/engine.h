@@ -193,6 +193,7 @@ class Engine final : private ProcessSet::Owner {
   void wait_for_gpu(uint64_t number, Clock::time_point deadline) noexcept;
   void drive_until(const Handle& handle, Clock::time_point deadline) noexcept;
   void say_who_waits() noexcept;
+  void look_at_threads() noexcept;
   void leave_seat() noexcept;
   std::optional<std::chrono::nanoseconds> nap() const;
 
@@ -244,6 +245,9 @@ class Engine final : private ProcessSet::Owner {
 
   Clock::time_point
       sleeps_until_{};  // the engine's thread, unless it is woken; used only by the thread that holds the seat
+  Clock::time_point caller_spoke_{};  // said who waits; used only by the thread that holds the seat
+  Clock::time_point looks_again_{};  // at the threads of this process; used only by the thread that holds the seat
+  std::optional<int> sleeping_in_;  // the process set for which this whole process waits; likewise
   std::atomic<bool> stopping_{false}, refused_{false};
   std::atomic<std::thread::id> ends_process_{};  // a thread that called hold_other_threads()
   mutable std::atomic<int> returning_{0};  // threads between begin_return() and end_return()

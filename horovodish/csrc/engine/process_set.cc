@@ -93,10 +93,10 @@ bool ProcessSet::turn() noexcept {
   return progressed;
 }
 
-void ProcessSet::flush(bool all_threads_wait, bool others_submit) noexcept {
+void ProcessSet::flush(bool submits_nothing) noexcept {
   // An executing operation ends without a decision. Its caller may submit more then, so this rank does not wait yet.
   guarded([&] {
-    if (!all_threads_wait || (others_submit && !watch_.is_quiet())) {
+    if (!submits_nothing) {
       negotiation_.take_back_flush();
     } else if (operations_.executing().empty()) {
       negotiation_.flush();

@@ -51,9 +51,11 @@ class ProcessSet final : private OperationTable::Owner {
   void submit(const std::shared_ptr<Operation>& operation) noexcept;
   // One look at everything that can have moved; true when something has.
   bool turn() noexcept;
-  // `all_threads_wait`: in this set, so this rank submits nothing more before the next decision. If that ends, it says so.
-  // `others_submit`: there are threads that never wait. Then this rank says so only if they have been quiet for long.
-  void flush(bool all_threads_wait, bool others_submit) noexcept;
+  // `submits_nothing`: before the next decision, because every thread waits in this set. If that ends, this rank says so.
+  void flush(bool submits_nothing) noexcept;
+  // See Watch.
+  bool is_quiet() const { return watch_.is_quiet(); }
+  Clock::duration quiet_for() const { return watch_.quiet_for(); }
   // Whether news of neighbours matters now. One that has made room for what is unsent says so.
   bool awaits_news() const { return busy() || neighbours_.has_unsent(); }
   bool busy() const { return operations_.busy(); }

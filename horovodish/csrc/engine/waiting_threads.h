@@ -1,14 +1,17 @@
 // Which threads of this rank wait for operations, and in which process set. A rank will submit nothing more before the next
 // decision of a set only if every thread that ever waits is waiting in that set now. Example: one thread waits for 'gradient',
 // and another one, which has waited before, computes what it will submit as 'metric'. Peers that wait for 'metric' will get it.
-// A thread that submits and never waits, such as one of TensorFlow's or of autograd's for a GPU, may compute or be idle. Nobody can
-// tell which.
+// A thread that submits and never waits, such as one of TensorFlow's or of autograd's for a GPU, may compute or be idle. See
+// memory/sleeping_process.h.
 #pragma once
+
+#include <unistd.h>
 
 #include <cstddef>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 namespace horovodish {
 
@@ -17,7 +20,7 @@ class WaitingThreads {
     std::mutex mutex;
     size_t known = 0;  // threads that have waited and have not ended; guarded by mutex
     size_t submitters = 0;  // threads that have submitted, but have neither waited nor ended; guarded by mutex
-    std::unordered_map<int, size_t> waiting;  // by process set; guarded by mutex
+    std::unordered_map<int, std::vector<int>> waiting;  // threads by process set; guarded by mutex
   };
 
  public:
@@ -26,19 +29,19 @@ class WaitingThreads {
    public:
     Scope(const WaitingThreads& threads, int process_set) : state_(*threads.state_) {
       std::lock_guard lock(state_.mutex);
-      count_ = &state_.waiting[process_set];
-      ++*count_;
+      threads_ = &state_.waiting[process_set];
+      threads_->push_back(known().id);
     }
     ~Scope() {
       std::lock_guard lock(state_.mutex);
-      --*count_;
+      std::erase(*threads_, known().id);
     }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
    private:
     State& state_;
-    size_t* count_;  // elements of an unordered_map do not move
+    std::vector<int>* threads_;  // elements of an unordered_map do not move
   };
 
   // Count the calling thread as one that waits for operations, even if its operation is settled already.
@@ -58,7 +61,12 @@ class WaitingThreads {
   bool all_wait_in(int process_set) const {
     std::lock_guard lock(state_->mutex);
     const auto found = state_->waiting.find(process_set);
-    return found != state_->waiting.end() && found->second > 0 && found->second == state_->known;
+    return found != state_->waiting.end() && !found->second.empty() && found->second.size() == state_->known;
+  }
+  // As gettid() gives them.
+  std::vector<int> waiting_in(int process_set) const {
+    std::lock_guard lock(state_->mutex);
+    return state_->waiting[process_set];
   }
 
  private:
@@ -66,6 +74,7 @@ class WaitingThreads {
   struct Known {
     std::shared_ptr<State> state;
     bool has_waited = false;
+    const int id = gettid();
 
     ~Known() { leave(); }
     void join(const std::shared_ptr<State>& engine, bool waits) {

@@ -55,7 +55,7 @@ void Watch::decided(Clock::time_point now) {
 bool Watch::is_quiet() const {
   const auto& [warning, shutdown] = options_.stall;
   const auto limit = warning.count() > 0 ? warning : shutdown;
-  return limit.count() > 0 && Clock::now() - last_news_ > limit;
+  return limit.count() > 0 && quiet_for() > limit;
 }
 
 void Watch::stuck(const std::string& text) {

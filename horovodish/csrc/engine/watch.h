@@ -31,6 +31,8 @@ class Watch {
   void moved() { ++news_; }
   // Whether nothing was submitted or decided for the stall warning time, or for the shutdown time where there is no other.
   bool is_quiet() const;
+  // For how long nothing was submitted or decided.
+  Clock::duration quiet_for() const { return Clock::now() - last_news_; }
   // Every rank waits, and nothing can be decided, as `text` says.
   void stuck(const std::string& text);
   // The root asks what this rank is doing: tells it, and shows the Python stacks of a rank that the others wait for.

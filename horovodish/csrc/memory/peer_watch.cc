@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <system_error>
 
+#include "memory/sleeping_process.h"
 #include "memory/thread_setup.h"
 
 namespace horovodish {
@@ -44,6 +45,7 @@ void PeerWatch::close_all() {
 
 void PeerWatch::run() {
   set_up_thread("hvd-peer-watch");
+  const BackgroundThread background;
   while (true) {
     if (poll(polled_.data(), polled_.size(), -1) < 0) continue;
     if (polled_.back().revents != 0) return;

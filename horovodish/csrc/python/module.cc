@@ -8,6 +8,7 @@
 #include "c_interface.h"
 #include "engine/engine.h"
 #include "gpu/device.h"
+#include "memory/sleeping_process.h"
 #include "planes/nccl/nccl_launch.h"
 #include "python/bindings.h"
 #include "xla/xla_handlers.h"
@@ -67,6 +68,7 @@ NB_MODULE(_native, module) {
       },
       nb::arg("kind"), nb::arg("op"), nb::arg("dtypes"), nb::arg("prescale"), nb::arg("postscale"));
 
+  module.def("add_background_thread", &add_background_thread, nb::arg("thread"));
   module.def("finalize_mpi_at_exit", &finalize_mpi_at_exit, nb::arg("library"), nb::arg("tolerant_world"),
              nb::arg("rank"), nb::arg("warning_seconds"));
   module.def("do_not_finalize_mpi", &do_not_finalize_mpi);

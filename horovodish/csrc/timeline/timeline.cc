@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "memory/sleeping_process.h"
 #include "memory/thread_setup.h"
 #include "timeline/timeline_writer.h"
 
@@ -134,6 +135,7 @@ void Timeline::finish() {
 
 void Timeline::run() {
   set_up_thread("horovodish-time");
+  const BackgroundThread background;
   const sched_param parameters{};
   pthread_setschedparam(pthread_self(), SCHED_IDLE, &parameters);
   std::unique_lock lock(mutex_);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from jax import lax
 from jax import numpy as jnp
 
+import horovodish
 import horovodish.jax as hvd
 from support.ranks import run_ranks, run_ranks_to_their_ends
 from support.scripts import output_of
@@ -173,6 +175,28 @@ def test_a_program_for_another_process_set() -> None:
     assert theirs == own == [2.0, 2.0]
     assert "compiled on rank 2 for a process set of the ranks 2, which now is one of 1,2" in text
     assert "jax.clear_caches()" in text
+
+
+def wait_in_different_programs() -> str:
+    hvd.init()
+    names = ("b", "c") if hvd.rank() == 0 else ("c", "b")
+    own = jax.jit(lambda x: hvd.allreduce(x @ x, name=names[0]))  # JAX runs small programs at once, without a product
+    under_way = own(jnp.ones((300, 300)))
+    time.sleep(8)  # the other rank's program waits for what this thread submits next
+    horovodish.allreduce(np.ones((300, 300), np.float32), name=names[1])  # JAX would queue it behind the program
+    under_way.block_until_ready()
+    with pytest.raises(FAILED) as raised:
+        own(jnp.ones((300, 300))).block_until_ready()
+    return str(raised.value)
+
+
+def test_ranks_that_wait_in_different_programs_raise() -> None:
+    """Within seconds, and not while a thread sleeps that will submit what the others wait for."""
+    for outcome in run_ranks_to_their_ends(wait_in_different_programs, 2):
+        assert outcome.ended == "returned", outcome.output
+        assert "every rank waits, but not for the same tensors" in outcome.result
+        assert "'b' was submitted by rank 0 but not by rank 1" in outcome.result
+        assert "ranks have waited for others" not in outcome.output
 
 
 LEAVES_A_PROGRAM_UNDER_WAY = """

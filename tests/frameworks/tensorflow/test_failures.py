@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 import tensorflow as tf
@@ -94,3 +95,31 @@ def test_a_branch_that_only_one_rank_takes() -> None:
     assert "StallError: allreduce 'branch' failed on rank 0" in inside.result
     assert "StallError: allreduce 'always' failed on rank 1" in outside.result
     assert "'branch' was submitted by rank 0 but not by rank 1" in inside.result
+
+
+def wait_in_different_functions() -> str:
+    hvd.init()
+    names = ("b", "c") if hvd.rank() == 0 else ("c", "b")
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        first = hvd.allreduce(x, name=names[0])
+        # The other rank's function waits for what comes after it.
+        slept = tf.py_function(lambda: tf.constant(time.sleep(8) is None), [], tf.bool)
+        with tf.control_dependencies([slept]):
+            return first + hvd.allreduce(x, name=names[1])
+
+    step(tf.ones(3))
+    own = tf.function(lambda x: hvd.allreduce(x, name=f"of rank {hvd.rank()}"))
+    with pytest.raises(tf.errors.DeadlineExceededError) as raised:
+        own(tf.ones(3))
+    return str(raised.value)
+
+
+def test_ranks_that_wait_in_different_functions_raise() -> None:
+    """Within seconds, and not while an operation of TensorFlow's sleeps before what the others wait for."""
+    for outcome in run_ranks_to_their_ends(wait_in_different_functions, 2):
+        assert outcome.ended == "returned", outcome.output
+        assert "every rank waits, but not for the same tensors" in outcome.result
+        assert "'of rank 0' was submitted by rank 0 but not by rank 1" in outcome.result
+        assert "ranks have waited for others" not in outcome.output

@@ -1,0 +1,113 @@
+#include "memory/sleeping_process.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+
+namespace horovodish {
+
+namespace {
+
+constexpr const char* kThreads = "/proc/self/task";
+
+std::mutex background_mutex;
+std::vector<int> background;  // guarded by background_mutex
+
+bool is_background(int thread) {
+  std::lock_guard lock(background_mutex);
+  return std::find(background.begin(), background.end(), thread) != background.end();
+}
+
+// Some threads of XLA and TensorFlow look around from time to time. Their mutexes are Abseil's, which calls the kernel by syscall(),
+// and they sleep by nanosleep(). Python's threads use other functions of the C library to wait for a time.
+bool is_in_syscall(uint64_t instruction) {
+  constexpr uint64_t kLongest = 64;
+  const auto begin = reinterpret_cast<uint64_t>(&syscall);
+  return instruction >= begin && instruction < begin + kLongest;
+}
+
+std::string name_of(const std::filesystem::path& thread) {
+  std::string name;
+  std::getline(std::ifstream(thread / "comm"), name);
+  return name;
+}
+
+bool sleeps_until_woken(const std::filesystem::path& thread) {
+  std::ifstream file(thread / "syscall");  // "running", or the number of a call, six arguments, stack and instruction
+  long number = -1;
+  std::array<uint64_t, 8> arguments{};
+  file >> number >> std::hex;
+  for (uint64_t& argument : arguments) file >> argument;
+  if (!file) return false;
+  if (number == SYS_clock_nanosleep) return arguments[0] == CLOCK_REALTIME && arguments[1] == 0;
+  const uint64_t operation = arguments[1], timeout = arguments[3];
+  const uint64_t command = operation & static_cast<uint64_t>(FUTEX_CMD_MASK);
+  // A futex that other processes may wake has no private flag.
+  const bool is_private = (operation & FUTEX_PRIVATE_FLAG) != 0;
+  const bool waits = command == FUTEX_WAIT || command == FUTEX_WAIT_BITSET;
+  if (number != SYS_futex || !is_private || !waits) return false;
+  return timeout == 0 || is_in_syscall(arguments.back()) || name_of(thread) == kCompletionThread;
+}
+
+// How often a thread has run.
+std::optional<uint64_t> times_run(const std::filesystem::path& thread) {
+  std::ifstream file(thread / "schedstat");
+  uint64_t ran = 0, waited = 0, times = 0;
+  if (!(file >> ran >> waited >> times)) return std::nullopt;
+  return times;
+}
+
+// By thread, how often it has run. Nothing where one of them does not sleep.
+std::optional<std::map<int, uint64_t>> sleepers(const std::vector<int>& waiting) {
+  std::map<int, uint64_t> found;
+  for (const auto& entry : std::filesystem::directory_iterator(kThreads)) {
+    const std::string text = entry.path().filename();
+    int thread = 0;
+    std::from_chars(text.data(), text.data() + text.size(), thread);
+    if (thread == gettid() || is_background(thread)) continue;
+    if (std::find(waiting.begin(), waiting.end(), thread) != waiting.end()) continue;
+    const auto times = times_run(entry.path());
+    if (!times || !sleeps_until_woken(entry.path())) return std::nullopt;
+    found[thread] = *times;
+  }
+  return found;
+}
+
+}  // namespace
+
+void add_background_thread(int thread) {
+  std::lock_guard lock(background_mutex);
+  background.push_back(thread);
+}
+
+BackgroundThread::BackgroundThread() { add_background_thread(gettid()); }
+
+BackgroundThread::~BackgroundThread() {
+  std::lock_guard lock(background_mutex);
+  std::erase(background, gettid());
+}
+
+// One look at thread after thread could miss that the last one wakes the first. No thread has run from the first look to the
+// second if all have run equally often at both, so there was a moment when all of them slept.
+bool process_sleeps(const std::vector<int>& waiting) {
+  try {
+    const auto first = sleepers(waiting);
+    return first && first == sleepers(waiting);
+  } catch (const std::exception&) {  // a thread has ended meanwhile, or there is no memory
+    return false;
+  }
+}
+
+}  // namespace horovodish
