@@ -65,6 +65,7 @@ class Engine:
         plane: str,
         shared_gpu: bool,
         horovods_gradients: bool,
+        averages_over_size: bool,
     ) -> None: ...
     @property
     def horovods_gradients(self) -> bool: ...

@@ -452,6 +452,9 @@ def _start_together(communicator: communicators.Communicator, notices: list[str]
     _check_agreement(seen)
     if knobs.ring_segment_kb == 0:
         knobs = replace(knobs, ring_segment_kb=min(comm.allgather(mpi.segment_kb())))
+    if knobs.join_average == "auto":
+        serves_horovod = any(comm.allgather("horovodish.as_horovod" in sys.modules))
+        knobs = replace(knobs, join_average="size" if serves_horovod else "present")
     leaders = sorted({entry[0] for entry in seen})
     hosts = tuple(tuple(rank for rank, entry in enumerate(seen) if entry[0] == leader) for leader in leaders)
     topology = Topology(own, hosts)
@@ -511,6 +514,7 @@ def _start(
             plane=knobs.plane,
             shared_gpu=nccl_library.ranks_share_gpus(),
             horovods_gradients=knobs.collective_gradients == "horovod",
+            averages_over_size=knobs.join_average == "size",
         )
     if peers:
         peers.close_memory()

@@ -15,8 +15,8 @@ The functions without `_async` block, without the GIL, until the result is there
 at once, and the arrays must not be changed until `synchronize(handle)` returns.
 
 A rank that is out of data calls `join()` and contributes nothing to what the others do until all have joined: zeros to
-a sum (an Average then divides by the ranks that have not joined), no rows to a gather. It cannot be the root of a
-broadcast.
+a sum, no rows to a gather. It cannot be the root of a broadcast. Meanwhile an Average divides by the ranks that have
+not joined; see `join`.
 
 What every operation can raise:
 
@@ -538,6 +538,11 @@ def join(device: int = -1) -> int:
 
     It returns once every rank has joined; then all go on as before. Operations that this rank submitted before are its
     own. For all ranks together; process sets have no join.
+
+    While ranks have joined, an Average divides by the ranks that have not. Horovod divides by all ranks. An `allreduce`
+    here does so, too, if a rank has imported `horovod` before `init()`, or with the setting `join_average`:
+
+        rank 0 has joined, ranks 1 and 2 average 6 and 6   (6 + 6) / 2 = 6   in Horovod (6 + 6) / 3 = 4
 
     Args:
         device: the CUDA device with which this rank takes part in collectives of CUDA tensors, if it has used none

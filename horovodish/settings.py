@@ -318,6 +318,13 @@ class Settings:
         "horovod, 1/N of that for the first two and N times that for the third.",
         choices=("exact", "horovod"),
     )
+    join_average: str = _knob(
+        COMPATIBILITY,
+        "auto",
+        "What an averaging allreduce divides by while some ranks have joined: present, the ranks that have not; size, "
+        "all ranks, as Horovod does; auto, size if a rank has imported horovod before init(), present otherwise.",
+        choices=("auto", "present", "size"),
+    )
     log_level: str = _knob(
         OUTPUT,
         "warning",

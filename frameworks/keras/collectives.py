@@ -129,6 +129,9 @@ def _as_given(result: Any, value: Any) -> Any:
 def join(device: int = -1) -> int:
     """Say that this rank is out of data, by the `join` of the backend's module. Collective; blocks.
 
+    Until all ranks have joined, an Average divides by the ranks that have not. `horovodish.collectives.join` says when
+    it divides by all ranks, as Horovod does.
+
     Args:
         device: the CUDA device with which this rank takes part in collectives of CUDA tensors, if it has used none
             before; on PyTorch the current one when not given.

@@ -56,6 +56,9 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 def join(device: Any = -1) -> Any:
     """As `horovodish.collectives.join`: say that this rank is out of data. Collective.
 
+    Until all ranks have joined, an Average divides by the ranks that have not. `horovodish.collectives.join` says when
+    it divides by all ranks, as Horovod does.
+
     Args:
         device: Horovod's, where a rank that has joined keeps its zeros. Nothing is kept, so it has no meaning here.
 

@@ -361,6 +361,9 @@ def grouped_reducescatter(
 def join(device: int = -1) -> int:
     """As `horovodish.collectives.join`: say that this rank is out of data. Collective; blocks.
 
+    Until all ranks have joined, an Average divides by the ranks that have not. `horovodish.collectives.join` says when
+    it divides by all ranks, as Horovod does.
+
     Args:
         device: the CUDA device with which this rank takes part in what the others do with CUDA tensors; the current one
             when not given. It counts only if the rank has used none before, and means nothing without CUDA.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from itertools import permutations, product
 
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
+from horovodish import basics
 from horovodish.comparison import compared_on_all_ranks
 from support.expect import mismatch, the_engine_goes_on
 from support.model import OPS, PLANES, difference, reduced, values
 from support.on_ranks import on_ranks
+from support.ranks import run_ranks
 
 MAGNITUDE = 10.0
 
@@ -63,6 +66,40 @@ def train(active: list[int], step: int) -> None:
         result = hvd.broadcast(np.full(5000, own), root, name=f"from {root}")
         np.testing.assert_array_equal(result, np.full(5000, root))
     hvd.barrier()
+
+
+@on_ranks(3, (3, "mpi_ring"), (3, "join_average=size"))
+def test_what_an_average_divides_by() -> None:
+    """The ranks that have not joined, or, as in Horovod, all ranks. Small arrays travel with the negotiation."""
+    average_on_the_others(over_size=basics.running().settings.join_average == "size")
+
+
+def average_on_the_others(*, over_size: bool) -> None:
+    if hvd.rank() != 1:
+        for length in (1, 100_000):
+            array = np.full(length, 6.0, np.float32)
+            expected = 4.0 if over_size else 6.0
+            assert (hvd.allreduce(array) == expected).all()
+            assert (hvd.grouped_allreduce([array, array.astype(np.int64)])[1] == expected).all()
+            assert (hvd.allreduce(array, op=hvd.Sum) == 12.0).all()
+        assert (hvd.reducescatter(np.full(6, 6.0)) == 6.0).all()
+    hvd.join()
+    the_engine_goes_on()
+
+
+def test_an_average_is_horovods_where_a_rank_imports_horovod() -> None:
+    run_ranks(average_with_an_import, 3, fresh=True)
+
+
+def average_with_an_import() -> None:
+    hvd.init()
+    rank = hvd.rank()
+    hvd.shutdown()
+    if rank == 2:
+        importlib.import_module("horovodish.as_horovod")
+    hvd.init()
+    average_on_the_others(over_size=True)
+    hvd.shutdown()
 
 
 @on_ranks(1, 3, 4, planes=PLANES)

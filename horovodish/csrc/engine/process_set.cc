@@ -232,7 +232,8 @@ void ProcessSet::execute(const Decision& decision, Clock::time_point now) {
   const auto operation =
       decision.submitted ? operations_.begin(decision.name, decision.number) : operation_for_joined(decision, now);
   operation->absent = decision.absent;
-  operation->contributors = static_cast<int>(config_.ranks.size()) - decision.joined_ranks;
+  const bool over_size = options_.averages_over_size && operation->request->kind == Kind::allreduce;
+  operation->contributors = static_cast<int>(config_.ranks.size()) - (over_size ? 0 : decision.joined_ranks);
   operation->any_joined = decision.joined_ranks > 0;
   const auto root = std::find(config_.ranks.begin(), config_.ranks.end(), operation->request->root);
   operation->root = static_cast<int>(root - config_.ranks.begin());

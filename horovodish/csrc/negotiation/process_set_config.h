@@ -45,6 +45,7 @@ struct EngineOptions {
   bool shared_gpu = false;  // several ranks may use one GPU
   int stack_signal = 0;  // makes this process print its Python stacks, when a rank lags; 0: none
   bool horovods_gradients = false;  // collectives have Horovod's gradients, for programs that depend on it
+  bool averages_over_size = false;  // an averaging allreduce divides by the number of ranks, joined ones among them
 };
 
 }  // namespace horovodish

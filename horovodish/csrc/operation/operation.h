@@ -35,7 +35,7 @@ struct Operation {
   std::vector<Buffer> buffers;  // one per member
   Mask absent;  // members that this rank has no value for; once decided, that no rank has a value for
   uint64_t decision = 0;  // known once decided: its number in the order of decisions
-  int contributors = 0;  // known once decided: ranks that have not joined
+  int contributors = 0;  // known once decided: what an average divides by
   bool any_joined = false;  // known once decided
   int root = 0;  // known once decided: index of the root within the process set
   std::shared_ptr<Handle> handle;
