@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
 from horovodish import basics
-from horovodish.collectives import broadcast
+from horovodish.collectives import allreduce, broadcast
 from horovodish.operation import checked_root
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.reduce_ops import Sum
 from horovodish.submission import RefuseOnError, gather_objects, generated_name, pickled
 
 __all__ = ["allgather_object", "broadcast_object"]
+
+T = TypeVar("T")
 
 
 def broadcast_object(
@@ -33,7 +37,8 @@ def broadcast_object(
 
     Raises:
         ValueError: there is no rank `root_rank` in the process set.
-        Exception: what pickle or cloudpickle raised, on the root alone; the other ranks raise MismatchError.
+        Exception: what pickle or cloudpickle raised on a rank that cannot write or read the object, for example because
+            it lacks a module. The other ranks raise MismatchError with the same text.
         See `horovodish.collectives` for what every operation can raise.
 
     Example:
@@ -47,9 +52,10 @@ def broadcast_object(
         data = pickled(obj, "broadcast", f"{name}.length", identity)
         broadcast(np.array(data.size), root, f"{name}.length", process_set)
         broadcast(data, root, f"{name}.data", process_set)
-        return obj
+        return _loaded(lambda: obj, name, process_set)
     length = broadcast(np.array(0), root, f"{name}.length", process_set)
-    return pickle.loads(broadcast(np.empty(length, np.uint8), root, f"{name}.data", process_set).data)
+    received = broadcast(np.empty(length, np.uint8), root, f"{name}.data", process_set)
+    return _loaded(lambda: pickle.loads(received.data), name, process_set)
 
 
 def allgather_object(obj: object, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
@@ -64,6 +70,7 @@ def allgather_object(obj: object, name: str | None = None, process_set: ProcessS
         The objects in the order of the ranks, without those that have joined; copies, this rank's own included.
 
     Raises:
+        Exception: as `broadcast_object`.
         See `horovodish.collectives` for what every operation can raise.
 
     Example:
@@ -72,4 +79,13 @@ def allgather_object(obj: object, name: str | None = None, process_set: ProcessS
     """
     identity = checked_id(process_set)
     name = generated_name("allgather_object", identity) if name is None else name
-    return list(gather_objects(obj, name, identity).values())
+    gathered = gather_objects(obj, name, identity, load=bytes)
+    return _loaded(lambda: [pickle.loads(data) for data in gathered.values()], name, process_set)
+
+
+def _loaded(load: Callable[[], T], name: str, process_set: ProcessSet) -> T:
+    """What `load` returns, once it has returned on every rank. A rank where it raises is an error on every rank."""
+    with RefuseOnError("allreduce", f"{name}.loaded", checked_id(process_set)):
+        value = load()
+    allreduce(np.zeros(1, np.uint8), op=Sum, name=f"{name}.loaded", process_set=process_set)
+    return value

@@ -226,17 +226,30 @@ def agree_on_counters() -> None:
                 counters[key] = max(counters[key], count)
 
 
-def gather_objects(value: object, name: str, process_set_id: int) -> dict[int, Any]:
+def gather_objects(
+    value: object, name: str, process_set_id: int, *, load: Callable[[Any], Any] = pickle.loads
+) -> dict[int, Any]:
     """The objects of the ranks of a process set that have not joined, as copies. Collective; blocks.
+
+    Args:
+        value: this rank's object.
+        name: the operation's name.
+        process_set_id: the ranks that take part.
+        load: makes an object of its pickled bytes.
 
     Returns:
         The object of each of these ranks by its place in the set, in ascending order.
     """
-    return gather_objects_async(value, name, process_set_id, waits=True).wait()
+    return gather_objects_async(value, name, process_set_id, waits=True, load=load).wait()
 
 
 def gather_objects_async(
-    value: object, name: str, process_set_id: int, *, waits: bool = False
+    value: object,
+    name: str,
+    process_set_id: int,
+    *,
+    waits: bool = False,
+    load: Callable[[Any], Any] = pickle.loads,
 ) -> Handle[dict[int, Any]]:
     """As `gather_objects`, but gives a handle. Collective; does not block. `waits`: as for `submit`."""
     source = pickled(value, "allgather", name, process_set_id)
@@ -245,7 +258,7 @@ def gather_objects_async(
         gathered, begin, values = native.output(0), 0, {}
         for place, length in enumerate(native.rows(0)):
             if length:  # no rows: a rank that has joined
-                values[place] = pickle.loads(gathered[begin : begin + length])
+                values[place] = load(gathered[begin : begin + length])
                 begin += length
         return values
 

@@ -113,3 +113,37 @@ def test_wrong_arguments() -> None:
     with mock.patch.dict(sys.modules, {"cloudpickle": None}), needed:
         hvd.allgather_object(lambda: None)
     the_engine_goes_on()
+
+
+class ReadOnOneRankAlone:
+    def __reduce__(self) -> Any:
+        return fail_on_the_last_rank, ()
+
+
+class WrittenNowhere:
+    def __reduce__(self) -> Any:
+        raise ModuleNotFoundError("no module named 'absent'")
+
+
+def fail_on_the_last_rank() -> str:
+    if hvd.rank() == hvd.size() - 1:
+        raise ModuleNotFoundError("no module named 'absent'")
+    return "read"
+
+
+@on_ranks(3)
+def test_an_object_that_one_rank_cannot_read_or_write() -> None:
+    """Every rank raises, also when the calls have names, and goes on."""
+    last, size = hvd.size() - 1, hvd.size()
+    for named in (True, False, True):
+        for name, call in [
+            ("read one", lambda name: hvd.broadcast_object(ReadOnOneRankAlone(), name=name)),
+            ("read all", lambda name: hvd.allgather_object(ReadOnOneRankAlone() if hvd.rank() == 1 else 0, name=name)),
+            ("write one", lambda name: hvd.broadcast_object(WrittenNowhere(), last, name=name)),
+            ("write all", lambda name: hvd.allgather_object(WrittenNowhere() if hvd.rank() == last else 0, name=name)),
+        ]:
+            error = ModuleNotFoundError if hvd.rank() == last else hvd.MismatchError
+            with pytest.raises(error, match="no module named 'absent'"):
+                call(name if named else None)
+    the_engine_goes_on()
+    assert hvd.allgather_object(1) == [1] * size
