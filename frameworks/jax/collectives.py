@@ -4,8 +4,9 @@
 holds here, too, and this besides:
 
 - An array is one of JAX or NumPy or a number, of dtype uint8, int8, int16, int32, int64, float16, bfloat16, float32 or
-  float64; and of bool, uint16, uint32 or uint64 where nothing is reduced. A tree is any pytree of them, the same on
-  every rank.
+  float64; and of bool, uint16, uint32 or uint64 where nothing is reduced. An `allreduce` with Average or Sum takes
+  complex64 and complex128, too, and leaves gradients of integers, of dtype float0, as they are. A tree is any pytree of
+  them, the same on every rank.
 - A tree is one operation for the user. Its leaves travel in buckets, and no rank waits for one of them before it
   has begun all, so the ranks may come to them in any order.
 - Inside jit a call is part of the program: it begins when its array is computed, and what does not need the result
@@ -89,8 +90,9 @@ def allreduce(
         Array([6, 6], dtype=int32)
     """
     template = _reduction("allreduce", name, chosen_op(average, op), prescale_factor, postscale_factor, process_set)
-    leaves, contexts = Leaves.of(tree, template.name, template.op).compressed(compression)
-    result: Tree = _rebuilt(leaves, decompressed(run_fused(leaves, template), contexts, compression))
+    leaves = Leaves.of(tree, template.name, template.op, takes_complex=True)
+    leaves, contexts = leaves.compressed(compression)
+    result: Tree = leaves.rebuilt(decompressed(run_fused(leaves, template), contexts, compression))
     return result
 
 
@@ -160,7 +162,7 @@ def allgather(tree: Tree, name: str | None = None, process_set: ProcessSet = glo
     template = Collective(**named("allgather", name), process_set=process_set)
     leaves = Leaves.of(tree, template.name, None)
     leaves = leaves.replaced([array.reshape(1) if array.ndim == 0 else array for array in leaves.arrays])
-    result: Tree = _rebuilt(leaves, run_fused(leaves, template))
+    result: Tree = leaves.rebuilt(run_fused(leaves, template))
     return result
 
 
@@ -193,7 +195,7 @@ def broadcast(
     root = checked_root(root_rank, process_set)
     template = Collective(**named("broadcast", name), root_rank=root, process_set=process_set)
     leaves = Leaves.of(tree, template.name, None)
-    result: Tree = _rebuilt(leaves, run_fused(leaves, template))
+    result: Tree = leaves.rebuilt(run_fused(leaves, template))
     return result
 
 
@@ -280,7 +282,7 @@ def reducescatter(
     leaves, contexts = Leaves.of(tree, template.name, template.op).compressed(compression)
     for array in leaves.arrays:
         _with_rows(array, template, "deal out")
-    result: Tree = _rebuilt(leaves, decompressed(run_fused(leaves, template), contexts, compression))
+    result: Tree = leaves.rebuilt(decompressed(run_fused(leaves, template), contexts, compression))
     return result
 
 
@@ -308,7 +310,7 @@ def barrier(tree: Any = None, name: str | None = None, process_set: ProcessSet =
     template = Collective(**named("barrier", name), process_set=process_set)
     leaves = Leaves.of(tree, template.name, None)
     if leaves.arrays:
-        return _rebuilt(leaves, run([replace(template, members=tuple(leaves.suffixes))], leaves.arrays))
+        return leaves.rebuilt(run([replace(template, members=tuple(leaves.suffixes))], leaves.arrays))
     nothing = jnp.zeros(())
     if isinstance(nothing, jax.core.Tracer):
         raise ValueError("inside of jit a barrier needs values to pass: tree = hvd.barrier(tree)")
@@ -321,6 +323,9 @@ def join(device: int = -1) -> int:
 
     It waits first until all arrays of this process are computed, so the collectives of compiled programs that still run
     come before it. Keep a reference to a program's result until then.
+
+    Until all ranks have joined, an Average divides by the ranks that have not. `horovodish.collectives.join` says when
+    it divides by all ranks, as Horovod does.
 
     Args:
         device: as for `horovodish.collectives.join`.
@@ -366,7 +371,3 @@ def _with_rows(array: jax.Array, template: Collective, purpose: str) -> jax.Arra
             f"{template.name}: an array of zero dimensions has no rows to {purpose}; pass one with a dimension"
         )
     return array
-
-
-def _rebuilt(leaves: Leaves, results: Sequence[jax.Array]) -> Any:
-    return leaves.definition.unflatten(results)

@@ -19,6 +19,9 @@ Example:
 
 from __future__ import annotations
 
+import operator
+import sys
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import jax
@@ -29,6 +32,7 @@ from jax import numpy as jnp
 from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, attempt, run
 from horovodish.elastic.snapshots import Held, Reference
 from horovodish.jax.accumulation import AccumulationState
+from horovodish.jax.trees import with_weak_type
 
 __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "JaxState", "ObjectState", "State", "attempt", "run"]
 
@@ -38,6 +42,10 @@ class JaxState(State):
 
     A commit refers to the arrays. Programs to which they are donated take them away; then a recovery goes back to the
     newest copy.
+
+    Functions in the state stay the same functions, such as `apply_fn` and `tx` of Flax's TrainState, and the
+    activations in a module of Equinox. Modules and optimizers of Flax nnx stay the same objects: their arrays go back,
+    and their other attributes stay as they are.
 
     Arrays are put back onto the default device. When the ranks have changed, all programs are compiled anew, since they
     may hold a rank or a number of ranks.
@@ -56,6 +64,22 @@ class JaxState(State):
     def _has_open_window(self) -> bool:
         windows = jax.tree_util.tree_leaves(list(self._live.values()), is_leaf=_is_window)
         return any(_passes_of(window) for window in windows if _is_window(window)) or super()._has_open_window()
+
+    def _keeps(self, value: object) -> bool:
+        return _is_nnx(value) or _is_function(value) or super()._keeps(value)
+
+    def _kept_of(self, value: Any) -> Any:
+        if _is_nnx(value):
+            return sys.modules["flax.nnx"].state(value)
+        return _name_of(value) if _is_function(value) else super()._kept_of(value)
+
+    def _give_back(self, value: Any, kept: Any) -> None:
+        if _is_nnx(value):
+            sys.modules["flax.nnx"].update(value, kept)
+        elif not _is_function(value):
+            super()._give_back(value, kept)
+        elif kept != _name_of(value):
+            raise ValueError(f"the function was {kept}, and now it is {_name_of(value)}; keep the choice as a number")
 
     def _finish(self) -> None:
         leaves = jax.tree_util.tree_leaves(list(self._live.values()))
@@ -89,6 +113,34 @@ class JaxState(State):
         return _array, (np.asarray(value), value.weak_type)
 
 
+def _is_nnx(value: object) -> bool:
+    nnx: Any = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(value, nnx.Pytree)
+
+
+def _is_function(value: Any) -> bool:
+    """Return whether a value is a function that pickle would refuse or replace by an equal one.
+
+    To `jax.jit`, and where trees are compared, a function is the same as itself alone.
+    """
+    if isinstance(value, MethodType):
+        # What is hashed by its value does not change, such as a module of Flax's linen, whose apply this may be.
+        return type(value.__self__).__hash__ not in (None, object.__hash__) and not isinstance(value.__self__, type)
+    if isinstance(value, FunctionType):
+        try:
+            return operator.attrgetter(value.__qualname__)(sys.modules.get(value.__module__)) is not value
+        except AttributeError:
+            return True
+    # What jax.jit and jax.custom_jvp make has the name of a function.
+    return (
+        callable(value) and hasattr(value, "__name__") and not isinstance(value, type | BuiltinFunctionType | np.ufunc)
+    )
+
+
+def _name_of(function: Any) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', function.__name__)}"
+
+
 def _is_window(value: object) -> bool:
     return isinstance(value, AccumulationState | optax.MultiStepsState)
 
@@ -109,10 +161,8 @@ def are_readable(arrays: list[jax.Array]) -> bool:
 
 
 def _array(value: np.ndarray, weak_type: bool) -> jax.Array:
-    # Python's numbers have weak types, and so has what is made of them: other results follow from another type.
-    if weak_type:
-        return jnp.full(value.shape, value.dtype.type(0).item()).at[...].set(value)
-    return jnp.array(value)
+    array = jnp.array(value)
+    return with_weak_type(array) if weak_type else array
 
 
 def _key(data: np.ndarray, implementation: str) -> jax.Array:

@@ -69,11 +69,11 @@ class TreePlan:
         """The gradients of all ranks, in a tree of the same structure. Collective."""
         if self.options.alone:
             return tree
-        leaves = Leaves.of(tree, self._name, self.options.op)
+        leaves = Leaves.of(tree, self._name, self.options.op, takes_complex=True)
         order = leaves.in_order_of_layers()
         arrays, suffixes = [leaves.arrays[index] for index in order], [leaves.suffixes[index] for index in order]
         results = dict(zip(order, self._plan.reduce(self._name, arrays, suffixes), strict=True))
-        return leaves.definition.unflatten(results[index] for index in range(len(order)))
+        return leaves.rebuilt([results[index] for index in range(len(order))])
 
 
 def value_and_grad(
@@ -81,6 +81,8 @@ def value_and_grad(
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     *,
+    holomorphic: bool = False,
+    allow_int: bool = False,
     op: ReduceOp = Average,
     compression: Compressor = Compression.none,
     gradient_predivide_factor: float = 1.0,
@@ -94,7 +96,7 @@ def value_and_grad(
     Args:
         fun: as for `jax.value_and_grad`; decorated before `init()` or after it.
         argnums: as there.
-        has_aux: as there.
+        has_aux, holomorphic, allow_int: as there.
         op, compression, gradient_predivide_factor, process_set, name: as for `DistributedOptimizer`.
 
     Returns:
@@ -114,7 +116,7 @@ def value_and_grad(
         process_set=process_set,
     )
     reduce = TreePlan("gradients", name, options)
-    local = jax.value_and_grad(fun, argnums, has_aux)
+    local = jax.value_and_grad(fun, argnums, has_aux, holomorphic, allow_int)
 
     @functools.wraps(fun)
     def reduced(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -129,6 +131,8 @@ def grad(
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     *,
+    holomorphic: bool = False,
+    allow_int: bool = False,
     op: ReduceOp = Average,
     compression: Compressor = Compression.none,
     gradient_predivide_factor: float = 1.0,
@@ -140,7 +144,7 @@ def grad(
     Args:
         fun: as for `jax.grad`.
         argnums: as there.
-        has_aux: as there.
+        has_aux, holomorphic, allow_int: as there.
         op, compression, gradient_predivide_factor, process_set, name: as for `DistributedOptimizer`.
 
     Returns:
@@ -156,6 +160,8 @@ def grad(
         fun,
         argnums,
         has_aux,
+        holomorphic=holomorphic,
+        allow_int=allow_int,
         op=op,
         compression=compression,
         gradient_predivide_factor=gradient_predivide_factor,

@@ -19,7 +19,7 @@ from horovodish.compression import Compressor, check_compression
 from horovodish.errors import UnsupportedTensorError
 from horovodish.gradient_plan import Payload, backward_buckets
 from horovodish.jax.primitive import Collective, run
-from horovodish.reduce_ops import ReduceOp
+from horovodish.reduce_ops import Average, ReduceOp, Sum
 
 _OWN_MODULE = __name__.rpartition(".")[0]
 
@@ -59,6 +59,13 @@ def checked_array(value: Any, name: str, op: ReduceOp | None) -> jax.Array:
     dtype = getattr(value, "dtype", None)
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.extended):
         raise UnsupportedTensorError(f"{name}: dtype {dtype} is not supported; pass jax.random.key_data(key)")
+    if op is not None and hasattr(value, "todense"):
+        raise UnsupportedTensorError(f"{name}: sparse arrays are not reduced; pass array.todense()")
+    if _is_complex(value):
+        raise UnsupportedTensorError(
+            f"{name}: dtype {dtype or 'complex'} is for op=Sum and op=Average of allreduce only; pass array.real and "
+            "array.imag, and make jax.lax.complex(real, imag) of what comes back"
+        )
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError) as error:
@@ -77,19 +84,49 @@ class Leaves:
         arrays: the leaves.
         suffixes: the path of each within the tree, as `['layer']['weight']`; empty where the tree is one array.
         definition: what makes a tree of leaves.
+        untouched: by index in the tree, the leaves that stay: gradients of integers, of dtype float0.
+        are_complex: which of the arrays stand for complex ones. Their last dimension has the real and imaginary parts.
     """
 
     arrays: list[jax.Array]
     suffixes: list[str]
     definition: Any
+    untouched: dict[int, Any]
+    are_complex: list[bool]
 
     @staticmethod
-    def of(tree: Any, name: str, op: ReduceOp | None) -> Leaves:
-        """Takes a tree apart; what `checked_array` refuses is refused here."""
-        pairs, definition = jax.tree_util.tree_flatten_with_path(tree)
+    def of(tree: Any, name: str, op: ReduceOp | None, *, takes_complex: bool = False) -> Leaves:
+        """Takes a tree apart; what `checked_array` refuses is refused here.
+
+        Args:
+            tree: of arrays.
+            name: what to call it in an error.
+            op: how it is reduced; None when it is only moved.
+            takes_complex: sums and averages of complex arrays are those of their parts.
+        """
+        # The indices of a sparse array would be reduced with its values.
+        is_leaf = None if op is None else lambda node: hasattr(node, "todense")
+        pairs, definition = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
+        untouched = {index: leaf for index, (_, leaf) in enumerate(pairs) if _dtype_of(leaf) == jax.dtypes.float0}
+        pairs = [pair for index, pair in enumerate(pairs) if index not in untouched]
         suffixes = [jax.tree_util.keystr(path) for path, _ in pairs]
-        arrays = [checked_array(leaf, name + suffix, op) for suffix, (_, leaf) in zip(suffixes, pairs, strict=True)]
-        return Leaves(arrays, suffixes, definition)
+        are_complex = [takes_complex and op in (Average, Sum) and _is_complex(leaf) for _, leaf in pairs]
+        arrays = [
+            checked_array(jnp.stack([jnp.real(leaf), jnp.imag(leaf)], -1) if split else leaf, name + suffix, op)
+            for suffix, split, (_, leaf) in zip(suffixes, are_complex, pairs, strict=True)
+        ]
+        return Leaves(arrays, suffixes, definition, untouched, are_complex)
+
+    def rebuilt(self, results: Sequence[jax.Array]) -> Any:
+        """A tree of the same structure with results in place of the arrays."""
+        whole = iter(
+            jax.lax.complex(result[..., 0], result[..., 1]) if split else result
+            for result, split in zip(results, self.are_complex, strict=True)
+        )
+        places = range(self.definition.num_leaves)
+        return self.definition.unflatten(
+            self.untouched[place] if place in self.untouched else next(whole) for place in places
+        )
 
     def in_order_of_layers(self) -> list[int]:
         """The indices of the leaves as a model has its layers, which are numbered."""
@@ -143,6 +180,20 @@ def run_parts(
     ]
     results = iter(run(collectives, [array for _, arrays in parts for array in arrays]))
     return [list(itertools.islice(results, len(arrays))) for _, arrays in parts]
+
+
+def with_weak_type(array: jax.Array) -> jax.Array:
+    """The same values with a weak type, which JAX gives to Python's numbers and to what is made of them."""
+    return jnp.full(array.shape, array.dtype.type(0).item()).at[...].set(array)
+
+
+def _dtype_of(leaf: Any) -> Any:
+    return getattr(leaf, "dtype", None)
+
+
+def _is_complex(leaf: Any) -> bool:
+    dtype = _dtype_of(leaf)
+    return isinstance(leaf, complex) or (dtype is not None and bool(jnp.issubdtype(dtype, jnp.complexfloating)))
 
 
 def _natural(path: str) -> list[tuple[int, str]]:

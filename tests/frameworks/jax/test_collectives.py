@@ -15,6 +15,7 @@ import optax
 import pytest
 from jax import lax
 from jax import numpy as jnp
+from jax.experimental import sparse
 
 import horovodish.jax as hvd
 from horovodish.errors import NotInitializedError
@@ -189,7 +190,8 @@ def test_process_sets() -> None:
 def test_what_is_wrong() -> None:
     for run in both(lambda x: hvd.allreduce(x, name="wrong")):
         for values, text in [
-            (jnp.ones(2, jnp.complex64), "dtype complex64 is not supported"),
+            (jnp.ones(2, jnp.float8_e4m3fn), "dtype float8_e4m3fn is not supported"),
+            ([sparse.BCOO.fromdense(jnp.eye(2))], r"wrong\[0\]: sparse arrays are not reduced; pass array.todense"),
             (jnp.ones(2, jnp.uint32), "uint32 arrays cannot be reduced; pass array.astype"),
             (jnp.ones(2, bool), "bool arrays cannot be reduced"),
             ({"key": jax.random.key(0)}, r"wrong\['key'\]: dtype key<fry> is not supported; pass jax.random.key_data"),
@@ -200,6 +202,8 @@ def test_what_is_wrong() -> None:
         hvd.UnsupportedTensorError, match="wrong: expected an array of JAX or NumPy or a number, got str"
     ):
         hvd.allreduce("text", name="wrong")
+    with pytest.raises(hvd.UnsupportedTensorError, match=r"dtype complex64 is for .*pass array.real and array.imag"):
+        hvd.allgather(jnp.ones(2, jnp.complex64), name="wrong")
     with pytest.raises(hvd.UnsupportedTensorError, match=r"wrong: expected an array .* or a number, got dict"):
         hvd.alltoall({"a": jnp.ones(2)}, name="wrong")
     for call, text in [

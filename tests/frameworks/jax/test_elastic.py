@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,74 @@ def test_keys_and_types_are_kept() -> None:
     np.testing.assert_array_equal(jax.random.normal(state.key, [3]), jax.random.normal(key, [3]))
     assert state.weak.weak_type == weak.weak_type
     assert jax.tree.structure(state.moments) == jax.tree.structure(moments)
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Training:
+    """As Flax's TrainState and Equinox's modules: functions are part of the structure."""
+
+    weights: Any
+    functions: Any = field(metadata={"static": True})
+
+
+@dataclass(frozen=True)
+class Layer:
+    """As a module of Flax's linen."""
+
+    factor: int
+
+    def apply(self, x: Any) -> Any:
+        return self.factor * x
+
+
+def doubled(x: Any) -> Any:
+    return 2 * x
+
+
+@pytest.mark.parametrize("commits_hold", [True, False])
+def test_functions_stay_the_same(commits_hold: bool, request: pytest.FixtureRequest) -> None:
+    if commits_hold:
+        request.getfixturevalue("held")
+
+    def another(x: Any) -> Any:
+        return x
+
+    functions = (lambda x: x, doubled, jit(doubled), jax.nn.relu, jnp.add, Layer(3).apply, optax.adam(0.1))
+    training = Training(jnp.ones(3), functions)
+    state = JaxState(training=training, loss=functions[0], n=1)
+    state.commit()
+    state.training, state.n = Training(jnp.zeros(3), functions), 2
+    state.restore()
+    assert state.n == 1 and state.training.weights.tolist() == [1, 1, 1]
+    assert jax.tree.structure(state.training) == jax.tree.structure(training)
+    state.training = Training(jnp.zeros(3), (another, *functions[1:]))
+    with pytest.raises(ValueError, match=r"state.training .*<lambda>, and now it is .*another"):
+        state.restore()
+
+
+def test_flax_and_equinox_are_kept() -> None:
+    eqx, linen, nnx = (pytest.importorskip(name) for name in ("equinox", "flax.linen", "flax.nnx"))
+    from flax.training.train_state import TrainState
+
+    dense, x = linen.Dense(3), jnp.ones((1, 2))
+    training = TrainState.create(apply_fn=dense.apply, params=dense.init(jax.random.key(0), x), tx=optax.adam(0.1))
+    model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
+    module = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), lambda x: -x)
+    optimizer = nnx.Optimizer(module, optax.adam(0.1), wrt=nnx.Param)
+    state = JaxState(training=training, model=model, module=module, both=[optimizer, module])
+    state.commit()
+    kernel = module.layers[0].kernel[...]
+    state.training = training.apply_gradients(grads=training.params)
+    state.model = eqx.tree_at(lambda tree: tree.layers[0].weight, model, jnp.zeros((4, 2)))
+    optimizer.update(module, nnx.grad(lambda module: module(x).sum())(module))
+    assert int(optimizer.step[...]) == 1 and not jnp.array_equal(module.layers[0].kernel[...], kernel)
+    state.restore()
+    jax.tree.map(np.testing.assert_array_equal, state.training, training)
+    assert jnp.array_equal(state.model(x[0]), model(x[0]))
+    assert state.module is state.both[1] is module and int(optimizer.step[...]) == 0
+    assert jnp.array_equal(module.layers[0].kernel[...], kernel)
+    state.training.apply_gradients(grads=training.params)
 
 
 @pytest.fixture

@@ -227,6 +227,29 @@ def test_values_stay_this_ranks_own() -> None:
 
 
 @on_ranks(2)
+def test_complex_parameters_and_gradients_of_integers() -> None:
+    """Complex gradients are averaged in JAX's convention. A gradient of integers, of dtype float0, stays."""
+    rank, w = hvd.rank(), jnp.array([1j, 2 + 1j])
+
+    def loss(tree: Any, scale: Any = 1.5) -> Any:  # 1.5 is the mean of the ranks' scales
+        return jnp.sum(jnp.abs(tree["w"] * jnp.array([1 + 2j, 3 - 1j])) ** 2) * scale
+
+    tree = {"count": jnp.arange(3), "w": w}
+    expected = jax.grad(loss, allow_int=True)(tree)
+    for compiled in (lambda function: function, jax.jit):
+        got = compiled(hvd.grad(loss, allow_int=True))(tree, rank + 1)
+        alike(got["w"], expected["w"])
+        assert got["count"].dtype == jax.dtypes.float0 and got["count"].shape == (3,)
+        tx = hvd.DistributedOptimizer(optax.sgd(0.1), compression=hvd.Compression.bf16)
+        alike(compiled(tx.update)({"w": w * rank}, tx.init({"w": w}))[0]["w"], -0.05 * w, 1e-2)
+        assert compiled(hvd.allreduce)(jnp.complex64(rank * 2j)) == 1j
+        alike(
+            jax.grad(lambda z: jnp.abs(hvd.allreduce(z * (rank + 1))).sum())(w),
+            jax.grad(lambda z: jnp.abs(1.5 * z).sum())(w) * (rank + 1) / 1.5,
+        )
+
+
+@on_ranks(2)
 def test_process_sets() -> None:
     last = hvd.add_process_set([hvd.size() - 1])
     tx = hvd.DistributedOptimizer(optax.sgd(1.0), process_set=last)
