@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -9,9 +11,12 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
+from horovodish import basics
 from horovodish._native import DTYPES
 from horovodish.comparison import compared_on_all_ranks
+from horovodish.errors import UnsupportedTensorError
 from horovodish.jax.primitive import Collective, run
+from horovodish.jax.trees import with_weak_type
 from horovodish.objects import broadcast_object
 from horovodish.operation import checked_root
 from horovodish.process_sets import ProcessSet, global_process_set
@@ -26,8 +31,9 @@ def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessS
 
     Args:
         params: a tree of arrays of JAX or NumPy, of any dtypes, keys of jax.random among them, of the same structure,
-            shapes and dtypes on every rank. Numbers are sent as well. Other leaves, such as the functions in the
-            modules of Equinox, stay as they are. The parameters of Flax's linen are such a tree, and so are
+            shapes and dtypes on every rank. Numbers, text and bytes are sent as well. Other leaves, such as the
+            functions in the modules of Equinox, and static fields of dataclasses stay as they are. A rank warns if they
+            look different from the root's. The parameters of Flax's linen are such a tree, and so are
             `nnx.state(model)` and a module of Equinox.
         root_rank: whose values to send, the same on every rank.
         process_set: the ranks that take part.
@@ -36,8 +42,9 @@ def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessS
         A tree like `params` with the root's values. JAX's arrays cannot be written, so use what is returned.
 
     Raises:
-        ValueError: there is no rank `root_rank` in the process set, this rank is outside of it, or it is used inside of
-            jit.
+        ValueError: there is no rank `root_rank` in the process set, this rank is outside of it, it is used inside of
+            jit, or an array was donated.
+        UnsupportedTensorError: an array of NumPy holds Python objects.
         MismatchError: the ranks have different trees. `horovodish.collectives` lists the other errors.
 
     Example:
@@ -76,7 +83,16 @@ def _broadcast(tree: Tree, root_rank: int, what: str, process_set: ProcessSet) -
         paths, leaves = [jax.tree_util.keystr(path) for path, _ in pairs], [leaf for _, leaf in pairs]
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             raise ValueError(f"{what} works outside of jit only; inside, use hvd.broadcast(tree, root_rank)")
+        for path, leaf in zip(paths, leaves, strict=True):
+            path = path or "the array"
+            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+                raise ValueError(f"{what}: {path} was donated to a program; pass what the program has returned")
+            if isinstance(leaf, np.ndarray) and leaf.dtype.hasobject:
+                raise UnsupportedTensorError(f"{what}: {path} is an array of Python objects; use hvd.broadcast_object")
         described += [f"{path}: {_kind(leaf)}" for path, leaf in zip(paths, leaves, strict=True)]
+        structure = [
+            _looks(leaf) for leaf in (definition, *leaves) if not _is_array(leaf) and not isinstance(leaf, _SENT)
+        ]
 
     arrays = {index: leaf for index, leaf in enumerate(leaves) if _is_array(leaf)}
     calls = [
@@ -88,12 +104,39 @@ def _broadcast(tree: Tree, root_rank: int, what: str, process_set: ProcessSet) -
     for index, result, (_, put_together) in zip(arrays, results, taken_apart, strict=True):
         leaves[index] = put_together(result)
 
-    numbers = {index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, bool | int | float | complex)}
-    if numbers:
-        for index, number in broadcast_object(numbers, root, f"{what}.numbers", process_set).items():
-            leaves[index] = number
+    sent = {index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, _SENT)}
+    weak = [index for index in arrays if getattr(arrays[index], "weak_type", False)]
+    sent, weak, root_structure = broadcast_object((sent, weak, structure), root, f"{what}.others", process_set)
+    for index in weak:
+        leaves[index] = with_weak_type(leaves[index])
+    for index, value in sent.items():
+        leaves[index] = value
+    if differences := [
+        (ours, theirs) for ours, theirs in zip(structure, root_structure, strict=True) if ours != theirs
+    ]:
+        warnings.warn(
+            f"{what}: functions, static fields and other objects are not sent, and those of rank {basics.rank()} "
+            f"differ from those of rank {root}: {_first_difference(*differences[0])}. Build the trees "
+            "alike on every rank",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     whole: Tree = jax.tree_util.tree_unflatten(definition, leaves)
     return whole
+
+
+_SENT = (bool, int, float, complex, str, bytes)
+"""Leaves that are sent as objects."""
+
+
+def _looks(value: Any) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _first_difference(ours: str, theirs: str) -> str:
+    same = next((at for at, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), 0)
+    begin = max(same - 20, 0)
+    return f"{ours[begin : begin + 60]!r} is {theirs[begin : begin + 60]!r} there"
 
 
 def _is_array(leaf: Any) -> bool:
@@ -118,4 +161,5 @@ def _movable(leaf: Any) -> tuple[Any, Callable[[Any], Any]]:
     # As bytes: without jax_enable_x64 JAX would make float32 of float64.
     value = np.asarray(leaf)
     data = np.frombuffer(value.tobytes(), np.uint8)
-    return jnp.asarray(data), lambda moved: np.asarray(moved).view(value.dtype).reshape(value.shape).copy()
+    whole = () if isinstance(leaf, np.generic) else ...
+    return jnp.asarray(data), lambda moved: np.asarray(moved).view(value.dtype).reshape(value.shape).copy()[whole]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ import pytest
 from jax import numpy as jnp
 
 import horovodish.jax as hvd
+from horovodish.errors import UnsupportedTensorError
 from support.expect import mismatch, one_rank_is_wrong
 from support.on_ranks import on_ranks
 
@@ -22,6 +25,7 @@ def test_leaves_of_all_kinds() -> None:
     rank = hvd.rank()
     tree = {
         "bfloat16": jnp.full(2, rank, jnp.bfloat16),
+        "bytes": str(rank).encode(),
         "empty": jnp.zeros((0, 3)),
         "float": rank + 0.5,
         "float64 of NumPy": np.full(2, rank + 0.1),
@@ -32,18 +36,64 @@ def test_leaves_of_all_kinds() -> None:
         "old key": jax.random.PRNGKey(rank),
         "scalar": jnp.float32(rank),
         "switch": rank == ROOT,
-        "text": "as it is",
+        "text": f"of rank {rank}",
+        "weak": jnp.full(2, 1.5) if rank == ROOT else jnp.float32([0, 0]),
     }
     got = hvd.broadcast_parameters(tree, ROOT)
     assert jax.tree.structure(got) == jax.tree.structure(tree)
-    assert [got[name] for name in ("float", "int", "switch", "text")] == [ROOT + 0.5, ROOT, True, "as it is"]
+    sent = [got[name] for name in ("bytes", "float", "int", "switch", "text")]
+    assert sent == [b"1", ROOT + 0.5, ROOT, True, "of rank 1"]
     assert got["function"] is print
     np.testing.assert_array_equal(got["bfloat16"].astype(float), ROOT)
     assert got["float64 of NumPy"].dtype == np.float64 and got["float64 of NumPy"][1] == ROOT + 0.1
     np.testing.assert_array_equal(got["old key"], jax.random.PRNGKey(ROOT))
     assert jax.random.bits(got["key"]) == jax.random.bits(jax.random.key(ROOT))
+    assert got["weak"].weak_type and got["weak"][1] == 1.5 and not got["scalar"].weak_type
+    assert isinstance(hvd.broadcast_parameters(np.float32(rank), ROOT), np.float32)
     assert (tree["int"], float(tree["scalar"]), float(got["scalar"])) == (rank, rank, ROOT)
     assert hvd.broadcast_parameters({}) == {}
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Module:
+    weight: Any
+    rate: float = field(default=1.0, metadata={"static": True})
+    activation: Any = field(default=jax.nn.gelu, metadata={"static": True})
+
+
+@on_ranks(2)
+def test_what_is_not_sent() -> None:
+    """Functions and static fields stay. A rank where they differ from the root's warns, and only there."""
+    rank, weight = hvd.rank(), jnp.full(2, hvd.rank())
+    others = [
+        (Module(weight), Module(weight, rate=0.5)),
+        (Module(weight), Module(weight, activation=jax.nn.relu)),
+        ([weight], (weight,)),
+        ([len], [print]),
+    ]
+    for roots, other in others:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            hvd.broadcast_parameters((Module(weight), lambda x: x, {1, 2}), ROOT)
+            got = hvd.broadcast_parameters(roots if rank == ROOT else other, ROOT)
+        assert type(got) is type(roots if rank == ROOT else other)
+        texts = [str(warning.message) for warning in caught]
+        assert len(texts) == (rank != ROOT) and all(f"differ from those of rank {ROOT}: " in text for text in texts)
+
+
+@on_ranks(2)
+def test_what_cannot_be_sent() -> None:
+    donated = jnp.ones(2)
+    donated.delete()
+    one_rank_is_wrong(
+        ValueError,
+        "['w'] was donated to a program",
+        lambda: hvd.broadcast_parameters({"w": jnp.ones(2)}),
+        lambda: hvd.broadcast_parameters({"w": donated}),
+    )
+    with pytest.raises(UnsupportedTensorError, match="the array is an array of Python objects"):
+        hvd.broadcast_parameters(np.array([None]))
 
 
 @on_ranks(2)
