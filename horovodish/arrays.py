@@ -115,6 +115,11 @@ def _converted(tensor: Any, name: str) -> Array:
             f"{name}: expected a NumPy array or an array with __dlpack__, got {type(tensor).__name__}; "
             "pass numpy.asarray(value)"
         )
+    if hasattr(tensor, "is_neg") and tensor.is_neg():
+        raise UnsupportedTensorError(
+            f"{name}: this {type(tensor).__name__} is a view that negates its memory, which DLPack does not tell; pass "
+            "tensor.resolve_neg()"
+        )
     kind, index = tensor.__dlpack_device__()
     if kind != _DLPACK_CPU:
         raise UnsupportedTensorError(

@@ -37,7 +37,7 @@ class _TensorAdapter(Adapter[Tensor]):
 
     def copies(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         return [source.to("cpu", copy=True) for source in sources], [
-            torch.empty(target.shape, dtype=target.dtype) for target in targets
+            torch.empty(target.shape, dtype=target.dtype, device="cpu") for target in targets
         ]
 
     def copy_back(self, arrivals: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
@@ -62,7 +62,7 @@ class _TensorAdapter(Adapter[Tensor]):
         return flat.reshape(shape)
 
     def row_counts(self, counts: Sequence[int]) -> Tensor:
-        return torch.tensor(counts, dtype=torch.int64)
+        return torch.tensor(counts, dtype=torch.int64, device="cpu")
 
 
 TENSORS = _TensorAdapter()

@@ -95,11 +95,14 @@ def _kind(value: Any) -> str:
 
 def _checksum(value: Any) -> int:
     if not isinstance(value, Tensor):
-        return zlib.crc32(repr(value).encode())
-    dense = value.detach().coalesce() if value.is_sparse else value.detach()
+        return zlib.crc32(re.sub(" at 0x[0-9a-f]+", "", repr(value)).encode())
+    dense = value.detach().dequantize() if value.is_quantized else value.detach()  # so that the scale counts
+    if dense.is_sparse:
+        dense = dense.coalesce()
     parts = [dense.indices(), dense.values()] if dense.is_sparse else [dense]
     checksum = 0
     for part in parts:
         if part.numel():
-            checksum = zlib.crc32(part.contiguous().flatten().view(torch.uint8).cpu().numpy().data, checksum)
+            row_major = part.resolve_conj().resolve_neg().contiguous()
+            checksum = zlib.crc32(row_major.flatten().view(torch.uint8).cpu().numpy().data, checksum)
     return checksum

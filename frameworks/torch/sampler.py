@@ -143,7 +143,7 @@ class ResumableSampler(Sampler[int]):
         if self._shuffle:
             generator = torch.Generator()
             generator.manual_seed(self._seed + self._epoch)
-            order = torch.randperm(self._length, generator=generator).tolist()
+            order = torch.randperm(self._length, generator=generator, device="cpu").tolist()
         else:
             order = list(range(self._length))
         open_passes, this = self._open_passes, object()

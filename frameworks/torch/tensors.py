@@ -41,26 +41,33 @@ def dtype_code(dtype: torch.dtype, name: str, *, reduces: bool) -> int:
         raise UnsupportedTensorError(f"{name}: {kind} tensors cannot be reduced; pass tensor.to({_REDUCED_AS[dtype]})")
     code = _CODES.get(dtype)
     if code is None:
-        raise UnsupportedTensorError(f"{name}: dtype {dtype} is not supported; supported are {', '.join(DTYPES)}")
+        remedy = "; pass torch.view_as_real(tensor.resolve_conj())" if dtype.is_complex else ""
+        supported = ", ".join(DTYPES)
+        raise UnsupportedTensorError(f"{name}: dtype {dtype} is not supported; supported are {supported}{remedy}")
     return code
 
 
 def check_tensor(tensor: object, name: str) -> None:
-    """Raise unless this is a dense tensor in host memory or on a CUDA device, of any strides.
+    """Raise unless this is a dense tensor with memory, on the host or on a CUDA device, of any strides.
 
     Args:
         tensor: anything that a user passed.
         name: what to call it in an error.
 
     Raises:
-        UnsupportedTensorError: no tensor, on a device of another kind, or sparse.
+        UnsupportedTensorError: no tensor, on a device of another kind, sparse, or without memory.
     """
     if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.Tensor):
         raise UnsupportedTensorError(
             f"{name}: expected a torch.Tensor, got {type(tensor).__name__}; pass torch.as_tensor(value)"
         )
     if (tensor.is_cpu or tensor.is_cuda) and tensor.layout is torch.strided:
-        return
+        if _has_memory(tensor):
+            return
+        raise UnsupportedTensorError(
+            f"{name}: this {type(tensor).__name__} has no memory of its own, like a DTensor, a parameter of a lazy "
+            "module, or a tensor within torch.func; pass a plain tensor of this rank, such as tensor.to_local()"
+        )
     if tensor.device.type not in ("cpu", "cuda"):
         raise UnsupportedTensorError(f"{name}: device {tensor.device} is not supported; pass tensor.cpu()")
     raise UnsupportedTensorError(
@@ -75,22 +82,35 @@ def source_of(tensor: torch.Tensor, name: str) -> torch.Tensor:
         UnsupportedTensorError: as `check_tensor`.
     """
     check_tensor(tensor, name)
-    return (tensor.detach() if tensor.requires_grad else tensor).contiguous()
+    row_major = (tensor.detach() if tensor.requires_grad else tensor).contiguous()
+    return row_major.resolve_neg() if row_major.is_neg() else row_major
 
 
 def target_of(tensor: TensorT, name: str) -> TensorT:
     """`tensor` itself, for an operation in place.
 
     Raises:
-        UnsupportedTensorError: as `check_tensor`, or `tensor` is not contiguous.
+        UnsupportedTensorError: as `check_tensor`, or `tensor` is not contiguous, or is a view that negates its memory.
     """
     check_tensor(tensor, name)
+    if tensor.is_neg():
+        raise UnsupportedTensorError(
+            f"{name}: the tensor is a view that negates its memory, such as the imaginary part of a conjugate, so no "
+            "result can be written into it; use the operation without _ and copy its result back"
+        )
     if not tensor.is_contiguous():
         raise UnsupportedTensorError(
             f"{name}: the tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous, so "
             "no result can be written into it; use the operation without _ and copy its result back"
         )
     return tensor
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.data_ptr() != 0 or tensor.numel() == 0
+    except (RuntimeError, ValueError):  # within torch.func transforms; parameters of lazy modules
+        return False
 
 
 def moves_as_bytes(tensor: torch.Tensor) -> bool:

@@ -226,6 +226,7 @@ class Reducer:
                 gradient.dtype is dtype
                 and gradient.numel() == count
                 and gradient.is_contiguous()
+                and not gradient.is_neg()
                 and gradient.get_device() == ordinal
             ):
                 address = gradient.data_ptr()

@@ -12,6 +12,7 @@ from horovodish import devices
 from horovodish.errors import UnsupportedTensorError
 from horovodish.gradient_options import GradientOptions
 from horovodish.gradient_plan import Payload
+from horovodish.reduce_ops import Max, Min, Product
 from horovodish.request import Request
 from horovodish.torch import cuda
 from horovodish.torch.compression import Compression
@@ -23,7 +24,7 @@ class Slot:
 
     A gradient has the strides of its parameter, so a parameter whose elements lie one after another in any order, such
     as one in channels-last format, travels without a copy as what it is in memory: `view` permutes its dimensions so
-    that it is row-major.
+    that it is row-major. A complex gradient travels as its real and imaginary parts.
 
     Attributes:
         name: the parameter's name.
@@ -48,11 +49,19 @@ class Slot:
         # Newer versions of torch let a gradient's dtype be another one than the parameter's, or any (None).
         grad_dtype: torch.dtype | None = getattr(parameter, "grad_dtype", parameter.dtype)
         self._grad_dtype = grad_dtype or parameter.dtype
+        self._is_complex = self._grad_dtype.is_complex
+        if self._is_complex and options.op in (Min, Max, Product):
+            raise UnsupportedTensorError(
+                f"gradient of {name}: {self._grad_dtype} has no op={options.op.name.capitalize()}; use op=Average or "
+                "op=Sum"
+            )
         order = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
         row_major = parameter.is_contiguous() or not parameter.permute(order).is_contiguous()
         self._order = None if row_major else order
-        # Two orders may have one shape, so the name must tell them apart when the ranks compare.
+        # Two orders may have one shape, so the name must tell them apart when the ranks compare. So may a complex
+        # parameter and one with another dimension of length 2.
         self.name = name if row_major else f"{name} (dimensions in the order {order})"
+        self.name += " (complex)" if self._is_complex else ""
         payload, _ = self._zeros()
         self.dtype, self.shape = payload.dtype, tuple(payload.shape)
         self.code = dtype_code(self.dtype, f"gradient of {name}", reduces=True)
@@ -63,7 +72,8 @@ class Slot:
         self._device = parameter.device
         self._through_host = self.device != ordinal
         self.size_bytes = payload.numel() * payload.element_size()
-        self.plain = not self._through_host and row_major and compression is Compression.none and grad_dtype is not None
+        changes = self._through_host or self._is_complex or not row_major or compression is not Compression.none
+        self.plain = not changes and grad_dtype is not None
 
     def payload_in(self, group: int | None) -> Payload:
         """What the buckets depend on, in a group or in none."""
@@ -100,20 +110,23 @@ class Slot:
         """The opposite of `payload`, of the reduced tensor; it may share its memory."""
         payload = payload.to(self._device) if self._through_host else payload
         decompressed: Tensor = self._compression.decompress(payload, context)
+        if self._is_complex:
+            decompressed = torch.view_as_complex(decompressed)
         if self._order is None:
             return decompressed
         inverse = sorted(range(len(self._order)), key=self._order.__getitem__)
         return decompressed.permute(inverse)
 
     def _zeros(self) -> tuple[Tensor, Any]:
-        shape = self._view(self.parameter).shape
-        return self._compression.compress(torch.zeros(shape, dtype=self._grad_dtype, device=self.parameter.device))
+        return self._compression.compress(self._view(torch.zeros_like(self.parameter, dtype=self._grad_dtype)))
 
     def _departing(self, payload: Tensor) -> Tensor:
-        return payload.to("cpu", copy=True).contiguous() if self._through_host else payload.contiguous()
+        resolved = payload.resolve_neg()
+        return resolved.to("cpu", copy=True).contiguous() if self._through_host else resolved.contiguous()
 
     def _view(self, tensor: Tensor) -> Tensor:
-        return tensor if self._order is None else tensor.permute(self._order)
+        permuted = tensor if self._order is None else tensor.permute(self._order)
+        return torch.view_as_real(permuted.resolve_conj()) if self._is_complex else permuted
 
 
 def members_of(slots: Sequence[Slot], buckets: Sequence[Sequence[int]]) -> list[tuple[str, int, tuple[int, ...], int]]:
