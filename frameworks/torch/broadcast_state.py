@@ -14,10 +14,12 @@ from torch.optim import Optimizer
 from horovodish import basics
 from horovodish.collectives import synchronize
 from horovodish.comparison import compared_on_all_ranks
+from horovodish.errors import UnsupportedTensorError
 from horovodish.objects import broadcast_object
 from horovodish.operation import checked_root
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.torch.collectives import broadcast_async_
+from horovodish.torch.inner_optimizers import has_own_state_dict, with_inner
 from horovodish.torch.tensors import check_tensor, moves_as_bytes
 
 __all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
@@ -66,7 +68,8 @@ def broadcast_optimizer_state(
     """Give the optimizer of every rank the state and the options of the root's. Collective; blocks.
 
     No step is taken: the root's optimizer stays as it is, bit for bit, and a rank whose optimizer has no state yet gets
-    it. Learning rates and other options of the parameter groups are sent, too.
+    it. Learning rates and other options of the parameter groups are sent, too. So is the state of optimizers that the
+    optimizer holds, as Lookahead does, and what else is in a `state_dict()` of the class's own.
 
     Args:
         optimizer: of the same kind, over the same parameters, on every rank; wrapped or not.
@@ -85,79 +88,115 @@ def broadcast_optimizer_state(
         ...     optimizer.load_state_dict(torch.load("checkpoint.pt"))
         >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     """
+    structure: Any = None
     tensors: list[Tensor] = []
-    structure = None
     with compared_on_all_ranks("broadcast_optimizer_state", "optimizer and parameter groups", process_set) as described:
         root = checked_root(root_rank, process_set)
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"broadcast_optimizer_state takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
-        described += [_kind(optimizer), [len(group["params"]) for group in optimizer.param_groups]]
+            raise TypeError(
+                f"broadcast_optimizer_state takes a torch.optim.Optimizer, not {type(optimizer).__name__}; "
+                "other.load_state_dict(hvd.broadcast_object(other.state_dict())) sends schedulers and the like"
+            )
+        optimizers = with_inner(optimizer)
+        for each in optimizers:
+            described += [_kind(each), [len(group["params"]) for group in each.param_groups]]
         if basics.rank() == root:
-            structure = _structure(optimizer, tensors)
+            structure = _structure(optimizers, tensors)
     structure = broadcast_object(structure, root, "broadcast_optimizer_state.structure", process_set)
+    places, parts = structure
     if basics.rank() != root:
-        _rebuild(optimizer, structure, tensors)
+        tensors = [_empty(place) for place in places]
     named = {f"tensor {number}": tensor for number, tensor in enumerate(tensors)}
     _broadcast_into(root, "broadcast_optimizer_state", named, process_set)
+    if basics.rank() != root:
+        _rebuild(optimizers, parts, tensors)
 
 
-def _structure(optimizer: Optimizer, tensors: list[Tensor]) -> tuple[list[tuple[Any, Any]], list[dict[str, Any]]]:
-    """An optimizer's state and options for the other ranks, with places in place of tensors, which go to the list."""
-    numbers = {parameter: number for number, parameter in enumerate(_parameters(optimizer))}
+def _structure(optimizers: list[Optimizer], tensors: list[Tensor]) -> tuple[list[_Place], list[Any]]:
+    """What the other ranks need: places in place of tensors, which go to the list, and for each optimizer its parts."""
+    numbers = {parameter: number for number, parameter in enumerate(_parameters(optimizers))}
+    places: list[_Place] = []
+    met: dict[int, tuple[int, Tensor]] = {}  # by the tensor's id, which is in use as long as the tensor is here
 
-    def take_out(value: Tensor) -> _Place:
-        check_tensor(value, "broadcast_optimizer_state")
-        tensors.append(value.detach().contiguous())
-        # Strides as the root has them, where they leave no gaps: fused optimizers want them as the parameter's.
-        return _Place(
-            len(tensors) - 1, tuple(value.shape), torch.empty_like(value).stride(), value.dtype, value.device.type
-        )
+    def take_out(value: Tensor) -> _Parameter | _Number:
+        if value in numbers:
+            return _Parameter(numbers[value])
+        if id(value) not in met:
+            check_tensor(value, "broadcast_optimizer_state")
+            met[id(value)] = len(tensors), value
+            tensors.append(value.detach().contiguous())
+            # Strides as the root has them, where they leave no gaps: fused optimizers want them as the parameter's.
+            places.append(_Place(tuple(value.shape), torch.empty_like(value).stride(), value.dtype, value.device.type))
+        return _Number(met[id(value)][0])
 
-    state = [(numbers.get(key, key), _replaced(value, Tensor, take_out)) for key, value in optimizer.state.items()]
-    return state, [_replaced(_options(group), Tensor, take_out) for group in optimizer.param_groups]
+    return places, [_replaced(_parts(each), Tensor, take_out) for each in optimizers]
 
 
-def _rebuild(optimizer: Optimizer, structure: Any, tensors: list[Tensor]) -> None:
-    """Gives an optimizer state and options of that structure; the tensors in them, without values, go to the list."""
-    state, options = structure
-    parameters = _parameters(optimizer)
+def _parts(optimizer: Optimizer) -> tuple[Any, dict[Any, Any], list[dict[str, Any]]]:
+    """What `state_dict()` gives if it is the class's own, and the state and the options, in their own dtypes."""
+    own = optimizer.state_dict() if has_own_state_dict(optimizer) else None
+    return own, optimizer.state, [_options(group) for group in optimizer.param_groups]
 
-    def put_in(place: _Place) -> Tensor:
-        # Places are met in the order in which the root made them.
-        tensors.append(torch.empty_strided(place.shape, place.stride, dtype=place.dtype, device=place.device_type))
-        return tensors[place.number]
 
-    received = [(key, _replaced(value, _Place, put_in)) for key, value in state]
-    for group, sent in zip(optimizer.param_groups, options, strict=True):
-        group.update(_replaced(sent, _Place, put_in))
-    optimizer.state.clear()
-    optimizer.state.update((parameters[key] if isinstance(key, int) else key, value) for key, value in received)
+def _rebuild(optimizers: list[Optimizer], structure: list[Any], tensors: list[Tensor]) -> None:
+    """Give optimizers the parts of that structure, with these tensors."""
+    parameters = _parameters(optimizers)
+
+    def put_in(place: _Parameter | _Number) -> Tensor:
+        return (parameters if isinstance(place, _Parameter) else tensors)[place.number]
+
+    parts = [_replaced(part, (_Parameter, _Number), put_in) for part in structure]
+    for optimizer, (own, _, _) in zip(optimizers, parts, strict=True):
+        if own is not None:
+            optimizer.load_state_dict(own)
+    for optimizer, (_, state, options) in zip(optimizers, parts, strict=True):
+        for group, sent in zip(optimizer.param_groups, options, strict=True):
+            group.update(sent)
+        optimizer.state.clear()
+        optimizer.state.update(state)
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """Stands for a parameter of the optimizers in the structure that travels as a pickle."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class _Number:
+    """Stands for another tensor there."""
+
+    number: int
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Stands for a tensor in the structure that travels as a pickle."""
+    """A tensor without its values."""
 
-    number: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     device_type: str  # the ranks' devices of that type are not of the same number
 
 
-def _replaced(value: Any, kind: type, replace: Callable[[Any], Any]) -> Any:
-    """A copy of nested dicts, lists and tuples in which `replace` was applied to everything of class `kind`."""
+def _empty(place: _Place) -> Tensor:
+    return torch.empty_strided(place.shape, place.stride, dtype=place.dtype, device=place.device_type)
+
+
+def _replaced(value: Any, kind: type | tuple[type, ...], replace: Callable[[Any], Any]) -> Any:
+    """A copy of nested dicts, lists and tuples in which `replace` was applied to all of `kind`, keys among them."""
     if isinstance(value, kind):
         return replace(value)
     if isinstance(value, dict):
-        return {key: _replaced(item, kind, replace) for key, item in value.items()}
+        return {_replaced(key, kind, replace): _replaced(item, kind, replace) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_replaced(item, kind, replace) for item in value)
     return value
 
 
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _parameters(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    return [parameter for each in optimizers for group in each.param_groups for parameter in group["params"]]
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
@@ -182,6 +221,12 @@ def _named_tensors(params: Any) -> Iterable[tuple[str, Tensor]]:
         name, tensor = entry
         is_extra_state = name.rpartition(".")[2] == "_extra_state" and not isinstance(tensor, Tensor)
         if tensor is not None and not is_extra_state:
+            if not isinstance(tensor, Tensor) or tensor.is_quantized:
+                kind = "a quantized one" if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise UnsupportedTensorError(
+                    f"broadcast_parameters: {name}: expected a torch.Tensor, got {kind}; "
+                    "model.load_state_dict(hvd.broadcast_object(model.state_dict())) sends everything"
+                )
             check_tensor(tensor, f"broadcast_parameters: {name}")
             yield name, tensor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from horovodish.consistency import Checksums, difference
 from horovodish.errors import MismatchError
 from horovodish.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.submission import RefuseOnError, gather_objects, generated_name
+from horovodish.torch.inner_optimizers import has_own_state_dict, with_inner
 from horovodish.torch.optimizer import keeps_own_state
 
 __all__ = ["check_consistency"]
@@ -30,9 +32,9 @@ def check_consistency(
     four thousand million times.
 
     Args:
-        model: its parameters and its buffers are compared, wherever they are.
-        optimizer: its state and the options of its parameter groups are compared as well; wrapped or not. With
-            `op=Adasum` only the options are, because there the state is each rank's own.
+        model: its parameters, its buffers and what else is in its `state_dict()` are compared, wherever they are.
+        optimizer: its state and the options of its parameter groups are compared as well, and those of optimizers that
+            it holds; wrapped or not. With `op=Adasum` only the options are, because there the state is each rank's own.
         process_set: the ranks that take part.
 
     Raises:
@@ -64,27 +66,44 @@ def _values(model: Module, optimizer: Optimizer | None) -> Iterator[tuple[str, s
         yield f"parameter '{name}'", _kind(parameter), parameter
     for name, buffer in model.named_buffers():
         yield f"buffer '{name}'", _kind(buffer), buffer
+    tensors = {
+        *dict(model.named_parameters(remove_duplicate=False)),
+        *dict(model.named_buffers(remove_duplicate=False)),
+    }
+    for name, extra in model.state_dict().items():
+        if name not in tensors:
+            for key, value in _flat(extra, "", {}):
+                yield f"state '{name}'{key}", _kind(value), value
     if optimizer is None:
         return
     names = {parameter: name for name, parameter in model.named_parameters()}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, parameter in enumerate([] if keeps_own_state(optimizer) else parameters):
-        name = names.get(parameter, f"number {index}")
-        for key, value in _flat(optimizer.state.get(parameter, {}), ""):
-            yield f"optimizer state{key} of parameter '{name}'", _kind(value), value
-    for number, group in enumerate(optimizer.param_groups):
-        for key, value in _flat({key: value for key, value in group.items() if key != "params"}, ""):
-            yield f"option{key} of parameter group {number}", _kind(value), value
+    for number, each in enumerate(with_inner(optimizer)):
+        prefix = f"inner optimizer {number}: " if number else ""
+        parameters = [parameter for group in each.param_groups for parameter in group["params"]]
+        for index, parameter in enumerate(parameters):
+            names.setdefault(parameter, f"number {index}")
+        if not keeps_own_state(optimizer):
+            for parameter in parameters:
+                for key, value in _flat(each.state.get(parameter, {}), "", names):
+                    yield f"{prefix}optimizer state{key} of parameter '{names[parameter]}'", _kind(value), value
+            for key, value in _flat({key: item for key, item in each.state.items() if key not in names}, "", names):
+                yield f"{prefix}optimizer state{key}", _kind(value), value
+        for place, group in enumerate(each.param_groups):
+            for key, value in _flat({key: value for key, value in group.items() if key != "params"}, "", names):
+                yield f"{prefix}option{key} of parameter group {place}", _kind(value), value
+        if has_own_state_dict(each) and not keeps_own_state(optimizer):
+            for key, value in _flat(each.state_dict(), "", names):
+                yield f"{prefix}optimizer state_dict{key}", _kind(value), value
 
 
-def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The leaves of nested dicts, lists and tuples, with the way to each of them."""
+def _flat(value: Any, path: str, names: dict[Any, str]) -> Iterator[tuple[str, Any]]:
+    """The leaves of nested dicts, lists and tuples, with the way to each of them, in which parameters have names."""
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _flat(item, f"{path} {key!r}")
+            yield from _flat(item, f"{path} {names[key] if isinstance(key, Tensor) and key in names else key!r}", names)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from _flat(item, f"{path}[{index}]")
+            yield from _flat(item, f"{path}[{index}]", names)
     else:
         yield path, value
 

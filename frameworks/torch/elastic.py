@@ -38,6 +38,7 @@ from horovodish.elastic.memory import Position
 from horovodish.elastic.snapshots import Held, Reference
 from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.torch import writes
+from horovodish.torch.inner_optimizers import has_own_state_dict, with_inner
 from horovodish.torch.sampler import ResumableSampler
 
 __all__ = [
@@ -92,7 +93,10 @@ class TorchState(State):
     def _kept_of(self, value: Any) -> Any:
         if isinstance(value, Parameter):
             return value.detach()
-        kept = value.state_dict()
+        if isinstance(value, Optimizer):
+            kept: Any = [each.state_dict() for each in with_inner(value)]
+        else:
+            kept = value.state_dict()
         if self._holds:
             return _with_own_buffers(value, kept) if isinstance(value, Module) else kept
         # Objects with a state put tensors onto their device themselves.
@@ -104,10 +108,13 @@ class TorchState(State):
     def _give_back(self, value: Any, kept: Any) -> None:
         if isinstance(value, Parameter):
             value.detach().copy_(kept)
+        elif isinstance(value, Optimizer):
+            for optimizer, part in zip(with_inner(value), kept, strict=True):
+                optimizer.load_state_dict(part)
+                if not has_own_state_dict(optimizer):
+                    _keep_types(optimizer, part)
         else:
             value.load_state_dict(kept)
-            if isinstance(value, Optimizer):
-                _keep_types(value, kept)
 
     def _reduced(self, value: object) -> Any:
         if type(value) is not Tensor or value.layout is not torch.strided or value.is_quantized:

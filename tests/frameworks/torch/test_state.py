@@ -165,6 +165,14 @@ def test_wrong_parameters() -> None:
         hvd.broadcast_parameters(torch.optim.SGD(model().parameters()).state_dict())
     with pytest.raises(UnsupportedTensorError, match=r"extra: expected a torch.Tensor, got int"):
         hvd.broadcast_parameters({"extra": 3})
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    with pytest.raises(
+        UnsupportedTensorError, match=r"got a quantized one; model.load_state_dict\(hvd.broadcast_object"
+    ):
+        hvd.broadcast_parameters({"quantized": quantized})
+    scheduler: Any = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model().parameters()), 1)
+    with pytest.raises(TypeError, match=r"not StepLR; other.load_state_dict\(hvd.broadcast_object"):
+        hvd.broadcast_optimizer_state(scheduler)
     with pytest.raises(ValueError, match="root_rank=7 does not exist"):
         hvd.broadcast_parameters({}, root_rank=7)
 
