@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -104,11 +106,13 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     Raises:
         ValueError: names that are not unique or do not cover the optimizer's parameters, an `op` or `compression` that
             is none, a predivide factor that is not positive or without `Average`, passes per step that are not a whole
-            number, groups that are not what is said above, LBFGS, an optimizer that is wrapped, or a process set that
-            is not in use.
-        TypeError: `optimizer` is no optimizer, or `process_set` no process set.
+            number, groups that are not what is said above, LBFGS, an optimizer that is wrapped, a process set that is
+            not in use, or an optimizer around another one whose `step()` a scheduler has replaced.
+        TypeError: `optimizer` is no optimizer or has no `param_groups`, or `process_set` is no process set.
         UnsupportedTensorError: a parameter of a dtype or on a device that the engine cannot take.
         NotInitializedError: before `init()`.
+
+        After an error the optimizer is as before.
 
         `backward()`, `step()` and `synchronize()` raise what `horovodish.collectives` lists, such as MismatchError.
 
@@ -123,6 +127,11 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         raise TypeError(f"DistributedOptimizer wraps a torch.optim.Optimizer, not {type(optimizer).__name__}")
     if isinstance(optimizer, _Distributed):
         raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
+    if not hasattr(optimizer, "param_groups"):
+        raise TypeError(
+            f"this {type(optimizer).__name__} has no param_groups, so nothing says which gradients to reduce; wrap the "
+            "optimizer that it holds, and make it with that"
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "LBFGS decides by the loss how often it evaluates the closure; each rank has its own loss, so the ranks "
@@ -140,21 +149,24 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     )
     names = Names(optimizer, named_parameters)
     options.check_groups(parameter for _, parameter in names.in_order())
+    _let_step_call_hooks(optimizer)
     distributed: Any = optimizer
+    # A reducer that cannot be made leaves nothing behind, and what follows cannot fail.
     if options.op is Adasum:
         warn_of_no_effect("optimizers with op=Adasum")
+        distributed_class = _distributed_class(_ReducesSteps, distributed.__class__)
         distributed._reducer = DeltaReducer(names.in_order(), options)
-        distributed.__class__ = _distributed_class(_ReducesSteps, distributed.__class__)
-        optimizer.register_step_pre_hook(_before_local_step)
-        optimizer.register_step_post_hook(_after_local_step)
+        Optimizer.register_step_pre_hook(optimizer, _before_local_step)
+        Optimizer.register_step_post_hook(optimizer, _after_local_step)
     else:
+        distributed_class = _distributed_class(_ReducesGradients, distributed.__class__)
         reducer = distributed._reducer = Reducer(names.in_order(), options)
         weakref.finalize(optimizer, reducer.remove_hooks).atexit = False
-        distributed.__class__ = _distributed_class(_ReducesGradients, distributed.__class__)
-        pre_hook = optimizer.register_step_pre_hook(_before_step)
+        pre_hook = Optimizer.register_step_pre_hook(optimizer, _before_step)
         # Hooks that the user has registered are to see reduced gradients.
         optimizer._optimizer_step_pre_hooks.move_to_end(pre_hook.id, last=False)  # type: ignore[attr-defined]
-        optimizer.register_step_post_hook(_after_step)
+        Optimizer.register_step_post_hook(optimizer, _after_step)
+    distributed.__class__ = distributed_class
     distributed._names = names
     distributed._skips = False
     return optimizer
@@ -169,9 +181,13 @@ class _Distributed:
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's. Every rank must add the same group at the same point."""
-        self.wrapped_class.add_param_group(self, param_group)  # type: ignore[arg-type]
-        group: dict[str, Any] = self.param_groups[-1]  # type: ignore[attr-defined]
-        self._reducer.add(self._names.of_added(len(self.param_groups) - 1, group))  # type: ignore[attr-defined]
+        this: Any = self
+        self.wrapped_class.add_param_group(this, param_group)
+        try:
+            self._reducer.add(self._names.of_added(len(this.param_groups) - 1, this.param_groups[-1]))
+        except BaseException:
+            del this.param_groups[-1]
+            raise
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """As the wrapped class. If a backward or a step has raised, the reduction that it had begun ends first."""
@@ -285,6 +301,25 @@ class _ReducesSteps(_Distributed):
         checked_passes(passes)
 
 
+def _let_step_call_hooks(optimizer: Optimizer) -> None:
+    """Do what an optimizer around another one leaves out if it does not call `Optimizer.__init__()`.
+
+    Raises:
+        ValueError: something has replaced `step()`, with a function that does not call hooks.
+    """
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        # Not by getattr(), which might give the dict of the optimizer within.
+        if not isinstance(vars(optimizer).get(name), OrderedDict):
+            setattr(optimizer, name, OrderedDict())
+    if not getattr(type(optimizer).step, "hooked", False):
+        if "step" in vars(optimizer):
+            raise ValueError(
+                f"step() of this {type(optimizer).__name__} was replaced, perhaps by a scheduler, and calls no hooks; "
+                "wrap the optimizer first, then make the scheduler"
+            )
+        optimizer._patch_step_function()
+
+
 # What optimizers have as well.
 _OVERRIDDEN = ("add_param_group", "zero_grad", "_step_supports_amp_scaling", "__reduce_ex__")
 
@@ -314,6 +349,8 @@ def _after_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
 
 @_disable_dynamo
 def _before_local_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    if _is_within_step(optimizer):
+        return
     if "_step_supports_amp_scaling" not in vars(optimizer):  # a fused optimizer does this by itself
         _unscale(optimizer)
     optimizer._reducer.before_step()
@@ -321,7 +358,20 @@ def _before_local_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, An
 
 @_disable_dynamo
 def _after_local_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    optimizer._reducer.after_step()
+    if not _is_within_step(optimizer):
+        optimizer._reducer.after_step()
+
+
+_STEP = Optimizer.profile_hook_step(lambda: None).__code__
+
+
+def _is_within_step(optimizer: Optimizer) -> bool:
+    """Whether this `step()` was called by another one of the same object: each class on the way calls the hooks."""
+    steps, frame = 0, sys._getframe(1).f_back
+    while frame is not None:
+        steps += frame.f_code is _STEP and frame.f_locals["args"][0] is optimizer
+        frame = frame.f_back
+    return steps > 1
 
 
 @torch.no_grad()

@@ -42,18 +42,22 @@ class DeltaReducer:
         self._travelling: list[tuple[Tensor, Any]] = []  # the engine reads and writes this memory
         self._submitted = 0  # of these
         self._accumulated = _Accumulated()
-        gradient_windows.follow(self)
         self.add(named)
+        gradient_windows.follow(self)
 
     def add(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        """Takes parameters in. Every rank must do so at the same point."""
+        """Takes parameters in. Every rank must do so at the same point. An error leaves everything as it was."""
         self.synchronize()
+        before, self._named = self._named, [*self._named, *named]
+        try:
+            self._build()
+        except BaseException:
+            self._named = before
+            raise
         for _, parameter in named:
             release(parameter)
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._accumulated.take)
-        self._named = [*self._named, *named]
-        self._build()
 
     def is_open(self) -> bool:
         """Whether there are gradients that no step has used."""

@@ -83,16 +83,26 @@ class Reducer:
         self._payloads: dict[int, tuple[Tensor, Any]] = {}  # what travels, where it is not simply the gradient
         self._absent: dict[int, tuple[Tensor, Any]] = {}
         self._names = PlanNames(options.process_set)
-        gradient_windows.follow(self)
         self.add(named)
+        gradient_windows.follow(self)
 
     def add(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        """Takes parameters in, from another reducer if one has them. Every rank must do so at the same point."""
-        self._named = [*self._named, *named]
+        """Takes parameters in, from another reducer if one has them. Every rank must do so at the same point.
+
+        An error leaves everything as it was.
+        """
+        before, self._named = self._named, [*self._named, *named]
+        try:
+            self._build()
+        except BaseException:
+            self.remove_hooks()
+            self._named, self._outdated = before, True
+            if before:
+                self._build()
+            raise
         for _, parameter in named:
             release(parameter)
             _owners[parameter] = weakref.ref(self)
-        self._build()
 
     def _release(self, parameter: Tensor) -> None:
         # The new plan is made when it is needed, if it ever is: this reducer may only wait for the garbage collector.
