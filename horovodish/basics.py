@@ -224,43 +224,43 @@ def engine() -> _native.Engine:
 
 
 def rank() -> int:
-    """The number of this rank, from 0 to `size() - 1`.
+    """The number of this rank, from 0 to `size() - 1`. A forked child, such as a data-loader worker, has its parent's.
 
     Raises:
         NotInitializedError: a ValueError; before `init()`. So do all queries below.
     """
-    return running().topology.rank
+    return _topology().rank
 
 
 def size() -> int:
     """How many ranks there are."""
-    return running().topology.size
+    return _topology().size
 
 
 def local_rank() -> int:
     """The number of this rank among those of its host, from 0."""
-    return running().topology.local_rank
+    return _topology().local_rank
 
 
 def local_size() -> int:
     """How many ranks this host has."""
-    return len(running().topology.local_ranks)
+    return len(_topology().local_ranks)
 
 
 def cross_rank() -> int:
     """The number of this host among those that have a rank of this local rank, from 0."""
-    topology = running().topology
+    topology = _topology()
     return topology.peers_across.index(topology.host)
 
 
 def cross_size() -> int:
     """How many hosts have a rank of this local rank."""
-    return len(running().topology.peers_across)
+    return len(_topology().peers_across)
 
 
 def is_homogeneous() -> bool:
     """Whether every host has the same number of ranks."""
-    return len({len(ranks) for ranks in running().topology.hosts}) == 1
+    return len({len(ranks) for ranks in _topology().hosts}) == 1
 
 
 def mpi_threads_supported() -> bool:
@@ -334,6 +334,10 @@ def running() -> Running:
             raise _forked_error()
         raise NotInitializedError("horovodish is not running in this process: call init() first")
     return _running
+
+
+def _topology() -> Topology:
+    return (running() if _forked is None else _forked).topology
 
 
 def loss() -> str:

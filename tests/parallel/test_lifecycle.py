@@ -173,9 +173,15 @@ def test_start_on_communicators_that_are_freed() -> None:
     run_ranks(start_on_communicators_that_are_freed, 3)
 
 
-def in_the_child(pending: hvd.collectives.Handle | None, ends: Callable[[], None]) -> None:
+def place() -> tuple[int, ...]:
+    return hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
+
+
+def in_the_child(of_parent: tuple[int, ...], pending: hvd.collectives.Handle | None, ends: Callable[[], None]) -> None:
     """Everything that needs the engine says that this is a forked child; leaving does not disturb the parent."""
     try:
+        assert place() == of_parent
+        assert hvd.is_homogeneous()
         for call in (lambda: hvd.allreduce(np.zeros(2)), hvd.barrier, lambda: hvd.broadcast(np.zeros(2), 0)):
             with pytest.raises(hvd.ForkedProcessError, match="fork"):
                 call()
@@ -203,9 +209,10 @@ def leave_like_python() -> None:
 def test_forked_children_are_told_and_harmless() -> None:
     pending = hvd.allreduce_async(np.ones(3), op=hvd.Sum, name="pending") if hvd.rank() == 0 else None
     for ends in (lambda: os._exit(0), leave_like_python):
+        of_parent = place()
         child = os.fork()
         if child == 0:
-            in_the_child(pending, ends)
+            in_the_child(of_parent, pending, ends)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0, "the child's output says what went wrong"
     if pending is None:

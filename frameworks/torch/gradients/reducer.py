@@ -30,9 +30,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from horovodish import _native, basics, gradient_windows
 from horovodish.autotune import Tuner, Tuning
+from horovodish.comparison import compared_on_all_ranks
 from horovodish.consistency import Checksums, warn_of_difference
 from horovodish.devices import HOST
-from horovodish.errors import from_native
+from horovodish.errors import MismatchError, from_native
 from horovodish.gradient_options import GradientOptions
 from horovodish.gradient_plan import Comparison, Layout, backward_buckets, compare_layouts
 from horovodish.process_sets import checked_id
@@ -73,7 +74,8 @@ class Reducer:
         self._op = options.op
         self._options = options
         self._set_aside: dict[int, tuple[Tensor, Tensor]] = {}  # parameter and reduced gradient, by the parameter's id
-        self._holds_reduced: set[int] = set()  # ids of parameters whose gradient is not this rank's own
+        # Gradients that are not this rank's own, by the parameter's id. One that a user has set by hand is another.
+        self._holds_reduced: dict[int, weakref.ref[Tensor]] = {}
         self._engine: _native.Engine | None = None
         self._tuner: Tuner | None = None
         self._compared: dict[int, bool] = {}  # whether its gradient is sparse on any rank, by the parameter's id
@@ -271,11 +273,10 @@ class Reducer:
         return before_accumulation
 
     def _set_reduced_aside(self, parameter: Tensor) -> None:
-        if id(parameter) in self._holds_reduced:
-            self._holds_reduced.discard(id(parameter))
-            if parameter.grad is not None:
-                self._set_aside[id(parameter)] = parameter, parameter.grad
-                parameter.grad = None
+        reduced = self._holds_reduced.pop(id(parameter), lambda: None)()
+        if reduced is not None and parameter.grad is reduced:
+            self._set_aside[id(parameter)] = parameter, reduced
+            parameter.grad = None
 
     def _begin(self, index: int | None) -> bool:
         """Called by hooks while gradients are not submitted as they come; says whether that changes now."""
@@ -340,9 +341,13 @@ class Reducer:
             comparison, self._comparison = self._comparison, None
             try:
                 self._learn(comparison.wait())
-            except Exception:
+            except Exception as problem:
                 self._due, self._passes = False, 0
                 self._set_aside.clear()
+                if isinstance(problem, MismatchError):  # on every rank, and it knows how many parameters there are only
+                    what = "the parameters that require gradients"
+                    with compared_on_all_ranks(self._name, what, self._options.process_set) as names:
+                        names += [slot.name for slot in self._slots]
                 raise
         if self._due and not self._flushed:
             self._flush()
@@ -449,7 +454,9 @@ class Reducer:
         for parameter, reduced in self._set_aside.values():
             parameter.grad = reduced if parameter.grad is None else reduced.add_(parameter.grad)
         if self._op is not Average:
-            self._holds_reduced.update(self._hooks)
+            for _, parameter in self._named:
+                if parameter.grad is not None and id(parameter) in self._hooks:
+                    self._holds_reduced[id(parameter)] = weakref.ref(parameter.grad)
 
     # -- outside of backward
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import horovodish.torch as hvd
+from horovodish.errors import MismatchError
 from support.leaves import backward, check, leaf, mean, own, total, wrapped
 from support.on_ranks import on_ranks
 
@@ -295,3 +296,25 @@ def test_bits_do_not_depend_on_who_is_late() -> None:
 
 def leaf_of(length: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(length))
+
+
+@on_ranks(3)
+def test_a_layer_that_one_rank_has_frozen() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    model[0].requires_grad_(hvd.rank() != 1)
+    optimizer = wrapped(model.named_parameters())
+    remedy = r"the parameters that require gradients differ: only rank 0 has 0.weight, 0.bias, only rank 1 has nothing"
+    with pytest.raises(MismatchError, match=remedy):
+        model(torch.ones(1, 2)).sum().backward()
+    del optimizer
+
+
+@on_ranks(2)
+def test_gradients_that_are_set_by_hand() -> None:
+    for op, scale in ((hvd.Average, 1 / hvd.size()), (hvd.Sum, 1.0)):
+        p = leaf()
+        optimizer = wrapped([p], op=op)
+        for step in range(3):
+            p.grad = torch.full((3,), own(step))
+            optimizer.step()
+            check(p, scale * total(step))
