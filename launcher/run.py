@@ -18,7 +18,15 @@ from horovodish.launcher.job.output import Output, say
 from horovodish.launcher.job.signals import signals_taken
 from horovodish.launcher.job.survivors import NoSurvivors
 from horovodish.launcher.mpirun.command import Mpirun, arguments, variables
-from horovodish.launcher.mpirun.installation import Library, candidates, find_library, inspect, matching, search_path
+from horovodish.launcher.mpirun.installation import (
+    Library,
+    candidates,
+    find_library,
+    inspect,
+    matching,
+    search_path,
+    with_home,
+)
 from horovodish.launcher.options import LaunchOptions
 from horovodish.launcher.report.libraries import conflict
 from horovodish.launcher.supervisor import start
@@ -52,7 +60,7 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
     except FileNotFoundError:
         raise LaunchError("the ranks cannot be started: the current folder was removed. Remedy: cd elsewhere") from None
     given = environ
-    environ = environment.with_settings(environment.with_home(environ), options.settings)
+    environ = environment.with_settings(with_home(environ), options.settings)
     settings = load(environ, warn=say)
     here = _runs_here(options)
     library = find_library(environ)

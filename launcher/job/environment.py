@@ -25,12 +25,6 @@ _OF_ONE_HOST = re.compile(
 _MOST_HOSTS_NAMED = 4
 
 
-def with_home(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment with HOME, without which Open MPI does not start: cron and systemd may leave it out."""
-    home = os.path.expanduser("~")  # as the password database says
-    return {"HOME": home if os.path.isabs(home) else "/", **environ}
-
-
 def with_settings(environ: Mapping[str, str], flags: Mapping[str, str]) -> dict[str, str]:
     """The user's environment with the settings that were given as flags. A flag overrides a variable.
 

@@ -49,6 +49,12 @@ def find_library(environ: Mapping[str, str]) -> Library:
     return Library(**json.loads(found.stdout))
 
 
+def with_home(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment with HOME, without which Open MPI does not start: cron and systemd may leave it out."""
+    home = os.path.expanduser("~")  # as the password database says
+    return {"HOME": home if os.path.isabs(home) else "/", **environ}
+
+
 def search_path(environ: Mapping[str, str]) -> str:
     """PATH, with the folder of this Python added in front when PATH does not have it.
 

@@ -13,9 +13,8 @@ from horovodish import nccl_library
 from horovodish.errors import LaunchError, SettingError
 from horovodish.frameworks import FRAMEWORKS
 from horovodish.launcher.hosts.schedulers import given_allocation
-from horovodish.launcher.job.environment import with_home
 from horovodish.launcher.mpirun.command import Mpirun
-from horovodish.launcher.mpirun.installation import Library, candidates, find_library, inspect, matching
+from horovodish.launcher.mpirun.installation import Library, candidates, find_library, inspect, matching, with_home
 from horovodish.launcher.report import libraries
 from horovodish.launcher.report.round_trip import round_trip
 from horovodish.settings import load
