@@ -16,7 +16,10 @@ __all__ = ["Named", "compared_on_all_ranks"]
 
 @contextmanager
 def compared_on_all_ranks(
-    function: str, what: str, process_set: ProcessSet = global_process_set
+    function: str,
+    what: str,
+    process_set: ProcessSet = global_process_set,
+    remedy: str = "build them alike on every rank",
 ) -> Iterator[list[Any]]:
     """Wraps the checks of a collective function, at whose end the ranks compare what they have. Collective; blocks.
 
@@ -24,6 +27,7 @@ def compared_on_all_ranks(
         function: that the user has called, for the messages.
         what: is compared, in the plural, likewise.
         process_set: the ranks that compare.
+        remedy: what users can do.
 
     Yields:
         A list, to be filled with items that can be pickled and compared.
@@ -47,7 +51,7 @@ def compared_on_all_ranks(
     for place, other in values.items():
         if other != values[first]:
             difference = _difference(values[first], other, process_set.ranks[first], process_set.ranks[place])
-            raise MismatchError(f"{function}: {what} differ: {difference}; build them alike on every rank")
+            raise MismatchError(f"{function}: {what} differ: {difference}; {remedy}")
 
 
 @dataclass(frozen=True)

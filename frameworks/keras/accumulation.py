@@ -41,6 +41,17 @@ class Accumulation:
         self._sums = [optimizer.add_variable_from_reference(variable, name="window") for variable in variables]
         self._count = optimizer.add_variable(shape=(), dtype="int32", name="passes_of_window")
 
+    def move(self, optimizer: Any, to: Any) -> None:
+        """Makes the variables those of another optimizer."""
+        for variable in self._own():
+            optimizer._tracker.untrack(variable)
+            to._track_variable(variable)
+
+    @property
+    def slots(self) -> list[tuple[Any, Any]]:
+        """The sum of each variable's gradients, with the variable."""
+        return list(zip(self._sums, self._variables, strict=False))
+
     def restart(self) -> None:
         """Begins the window anew, without what was added up."""
         for variable in self._own():

@@ -43,3 +43,11 @@ def untraced(method: Callable[..., Any]) -> Callable[..., Any]:
         return method
     disabled: Callable[..., Any] = importlib.import_module("torch").compiler.disable(method)
     return disabled
+
+
+def compile_anew() -> None:
+    """Have steps of this process compiled anew when they run next, with what the script and its layers say by then."""
+    if keras.config.backend() == "tensorflow":
+        importlib.import_module("horovodish.tensorflow.tracing").trace_anew()
+    elif keras.config.backend() == "jax":
+        importlib.import_module("jax").clear_caches()

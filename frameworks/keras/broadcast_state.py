@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -13,7 +13,9 @@ from horovodish.comparison import Named, compared_on_all_ranks
 from horovodish.compression import Compressor
 from horovodish.keras.compression import Compression
 from horovodish.keras.distribution import Distribution, distribution_of
+from horovodish.keras.layer_state import SAME_VOCABULARY, Vocabulary, finalize, give_back, keeps, kept_of, layers_with
 from horovodish.keras.optimizer import DistributedOptimizer
+from horovodish.objects import broadcast_object
 from horovodish.operation import checked_root
 from horovodish.process_sets import ProcessSet, global_process_set
 
@@ -25,6 +27,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
 
     Args:
         variables: Keras variables of any dtype, with the same shapes and dtypes on every rank, in the same order.
+            Layers such as Normalization make constants of their variables, and make them anew.
         root_rank: whose values to send, the same on every rank; a rank of the world.
         process_set: the ranks that take part.
 
@@ -36,12 +39,67 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
     Example:
         >>> hvd.broadcast_variables(model.weights, root_rank=0)
     """
+    variables = list(variables)
+    _broadcast(variables, (), root_rank, process_set)
+    finalize(layers_with(variables))
+
+
+def broadcast_global_variables(root_rank: int, model: Any = None) -> None:
+    """Give every rank the root's weights of a model and the state of its optimizers. Collective; blocks.
+
+    What layers have adapted to travels, too: the constants of Normalization and the bins of Discretization. The
+    vocabularies of StringLookup, IntegerLookup and TextVectorization are compared.
+
+    Args:
+        root_rank: whose values to send, the same on every rank.
+        model: Keras 3 has no list of all variables there are, so it must be given, built. Random seeds and metrics
+            stay each rank's own. A layer will do, such as one that a data pipeline calls.
+
+    Raises:
+        ValueError: there is no model, or no rank `root_rank`.
+        MismatchError: as `broadcast_variables`, or vocabularies differ.
+
+    Example:
+        >>> hvd.broadcast_global_variables(0, model)
+    """
+    if model is None:
+        raise ValueError(
+            "Keras 3 has no list of all variables: pass the model, broadcast_global_variables(root_rank, model), or "
+            "use callbacks.BroadcastGlobalVariablesCallback"
+        )
+    broadcast_model(model, state_of(model), root_rank)
+
+
+def broadcast_model(
+    model: Any, variables: list[Any], root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
+    """Write the root's values into some variables of a model, and give its layers what they compute with besides.
+
+    Collective; blocks. Every rank has the same layers.
+
+    Raises:
+        MismatchError: as `broadcast_variables`, or the vocabularies of layers differ.
+    """
+    layers = keeping_layers_of(model)
+    _broadcast(variables, layers, root_rank, process_set)
+    if not layers:
+        return
+    kept = list(map(kept_of, layers))
+    with compared_on_all_ranks(
+        "broadcast_global_variables", "the vocabularies", process_set, SAME_VOCABULARY
+    ) as described:
+        for layer, each in zip(layers, kept, strict=True):
+            described += [Named(str(each), layer.name)] if isinstance(each, Vocabulary) else []
+    give_back(layers, broadcast_object(kept, root_rank, process_set=process_set))
+
+
+def _broadcast(variables: list[Any], layers: Iterable[Any], root_rank: int, process_set: ProcessSet) -> None:
     with compared_on_all_ranks("broadcast_variables", "the variables", process_set) as described:
         root = checked_root(root_rank, process_set)
-        variables = list(variables)
         for number, variable in enumerate(variables):
             kind = f"number {number} of shape {tuple(variable.shape)} and dtype {variable.dtype}"
             described.append(Named(kind, variable.path))
+        described += [Named(f"a {type(layer).__name__}", layer.name) for layer in layers]
     if process_set.size() == 1:
         return
     values = [np.ascontiguousarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
@@ -52,29 +110,6 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
     ]
     for variable, value, handle in zip(variables, values, handles, strict=True):
         variable.assign(handle.wait().view(value.dtype).reshape(variable.shape))
-
-
-def broadcast_global_variables(root_rank: int, model: Any = None) -> None:
-    """Give every rank the root's weights of a model and the state of its optimizers. Collective; blocks.
-
-    Args:
-        root_rank: whose values to send, the same on every rank.
-        model: Keras 3 has no list of all variables there are, so it must be given, built. Random seeds and metrics
-            stay each rank's own.
-
-    Raises:
-        ValueError: there is no model, or no rank `root_rank`.
-        MismatchError: as `broadcast_variables`.
-
-    Example:
-        >>> hvd.broadcast_global_variables(0, model)
-    """
-    if model is None:
-        raise ValueError(
-            "Keras 3 has no list of all variables: pass the model, broadcast_global_variables(root_rank, model), or "
-            "use callbacks.BroadcastGlobalVariablesCallback"
-        )
-    broadcast_variables(state_of(model), root_rank)
 
 
 def optimizers_of(model: Any) -> list[Any]:
@@ -101,20 +136,49 @@ def distributions_of(model: Any) -> list[Distribution]:
 
 def weights_of(model: Any) -> list[Any]:
     """The weights of a model that are the same on every rank: all but those of local layers."""
-    local = {id(variable) for variable in _local_variables(model)}
+    local = _local_variables(model)
     return [weight for weight in model.weights if id(weight) not in local]
 
 
 def state_of(model: Any) -> list[Any]:
     """The variables of a model and its optimizers that all ranks have alike: no seeds, metrics or local layers."""
-    # Keras names what belongs to a variable after it.
-    local = tuple(f"{variable.path.replace('/', '_')}_" for variable in _local_variables(model))
-    variables = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
-    return [*weights_of(model), *(variable for variable in variables if not variable.name.startswith(local or "\0"))]
+    local = _local_variables(model)
+    state = weights_of(model)
+    for optimizer in optimizers_of(model):
+        own = {id(slot) for slot, trained in _slots_of(optimizer) if id(trained) in local}
+        state += [variable for variable in optimizer.variables if id(variable) not in own]
+    return state
 
 
-def _local_variables(model: Any) -> list[Any]:
-    return [variable for each in distributions_of(model) for variable in each.plan.local]
+def keeping_layers_of(model: Any) -> list[Any]:
+    """The layers of a model that compute with more than variables, but for local layers, in the order of the model."""
+    local = {id(each) for one in distributions_of(model) for layer in one.local for each in layer._flatten_layers()}
+    return [each for each in model._flatten_layers() if id(each) not in local and keeps(each)]
+
+
+def _local_variables(model: Any) -> set[int]:
+    """The identities of variables that are this rank's own."""
+    return {
+        id(variable)
+        for each in distributions_of(model)
+        for variables in [each.plan.local, *(layer.variables for layer in each.local)]
+        for variable in variables
+    }
+
+
+def _slots_of(optimizer: Any) -> Iterator[tuple[Any, Any]]:
+    """What an optimizer keeps of each trained variable, with that variable. Names of variables are not unique.
+
+    Optimizers of Keras keep lists with an item for each trained variable.
+    """
+    distribution = distribution_of(optimizer)
+    if distribution and distribution.window:
+        yield from distribution.window.slots
+    for one in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        trained = getattr(one, "_trainable_variables", ())
+        for name, slots in vars(one).items() if trained else ():
+            if isinstance(slots, list) and len(slots) == len(trained) and name != "_variables":
+                yield from zip(slots, trained, strict=True)
 
 
 def load_model(

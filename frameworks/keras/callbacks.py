@@ -23,7 +23,7 @@ import numpy as np
 
 from horovodish import basics
 from horovodish.errors import MismatchError
-from horovodish.keras.broadcast_state import broadcast_variables, optimizers_of, state_of, weights_of
+from horovodish.keras.broadcast_state import broadcast_model, optimizers_of, state_of, weights_of
 from horovodish.keras.distribution import distribute_outside, distribution_of
 from horovodish.keras.epoch_sync import EpochSyncCallback
 from horovodish.keras.learning_rates import LearningRateScheduleCallback, LearningRateWarmupCallback
@@ -96,7 +96,7 @@ class BroadcastGlobalVariablesCallback(EpochSyncCallback):
     def _send(self, variables: list[Any]) -> None:
         process_set = self.epoch_sync.process_set
         if process_set.included():
-            broadcast_variables(variables, self.root_rank, process_set)
+            broadcast_model(self.model, variables, self.root_rank, process_set)
 
 
 class MetricAverageCallback(EpochSyncCallback):

@@ -25,6 +25,7 @@ class Distribution:
         window: what accumulates them before, if anything does.
         variables: those of the optimizer, as far as they are known: Keras tells them when it builds the optimizer.
         within: whether a method of the optimizer itself is running, to which gradients are passed as they are.
+        local: the layers that stay this rank's own, with those of their variables that are not trained.
         in_fit: whether one of our callbacks has seen it in a `fit`.
     """
 
@@ -34,6 +35,7 @@ class Distribution:
         self.window = window
         self.variables: list[Any] | None = None
         self.within = False
+        self.local: list[Any] = []
         self.in_fit = False
         self._without_window = False
 
@@ -209,6 +211,8 @@ def distribute_outside(optimizer: Any) -> None:
     if is_distributed(inner) and not is_distributed(optimizer):
         distribution = undistribute(inner)
         distribute(optimizer, distribution)
+        if distribution.window is not None:  # a file has the inner optimizer's variables by themselves
+            distribution.window.move(inner, optimizer)
 
 
 def _check_caller(optimizer: Any, frame: FrameType) -> None:

@@ -30,9 +30,11 @@ from typing import Any
 import keras
 
 from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, attempt, run
-from horovodish.keras.broadcast_state import optimizers_of, state_of, weights_of
+from horovodish.keras.backends import compile_anew
+from horovodish.keras.broadcast_state import keeping_layers_of, optimizers_of, state_of, weights_of
 from horovodish.keras.distribution import distribution_of
-from horovodish.keras.epoch_sync import callbacks_that_begin
+from horovodish.keras.epoch_sync import callbacks_that_begin, check_wrapped
+from horovodish.keras.layer_state import give_back, kept_of
 
 __all__ = [
     "CommitStateCallback",
@@ -49,7 +51,7 @@ __all__ = [
 
 
 class KerasState(State):
-    """A state with a model, of which it holds the weights and the variables of its optimizers.
+    """A state with a model: its weights, the variables of its optimizers and what its layers have adapted to.
 
     Random seeds, metrics, local layers and windows of `backward_passes_per_step` stay each rank's own; windows begin
     anew when the ranks have changed. Compiled steps are then compiled anew.
@@ -73,10 +75,7 @@ class KerasState(State):
 
     def reset(self) -> None:
         """Have steps compiled anew."""
-        if keras.config.backend() == "tensorflow":
-            importlib.import_module("horovodish.tensorflow.tracing").trace_anew()
-        elif _uses_jax():
-            importlib.import_module("jax").clear_caches()
+        compile_anew()
 
     def _let_go(self) -> None:
         if _uses_jax():
@@ -109,20 +108,22 @@ class KerasState(State):
 
     def _kept_of(self, value: Any) -> Any:
         if isinstance(value, keras.Model):
-            return _values(weights_of(value)), [_values(each) for each in _of_optimizers(value)]
+            optimizers = [_values(each) for each in _of_optimizers(value)]
+            return _values(weights_of(value)), optimizers, list(map(kept_of, keeping_layers_of(value)))
         if isinstance(value, keras.optimizers.Optimizer):
             return [] if self._is_of_model(value) else _values(_variables_of(value))
         return super()._kept_of(value)
 
     def _give_back(self, value: Any, kept: Any) -> None:
         if isinstance(value, keras.Model):
-            weights, optimizers = kept
+            weights, optimizers, layers = kept
             for optimizer, values in zip(optimizers_of(value), optimizers, strict=False):
                 if not optimizer.built and len(values) > len(optimizer.variables):
                     optimizer.build(value.trainable_variables)
             _assign("model", weights_of(value), weights)
             for variables, values in zip(_of_optimizers(value), optimizers, strict=True):
                 _assign("model's optimizer", variables, values)
+            give_back(keeping_layers_of(value), layers)
         elif not isinstance(value, keras.optimizers.Optimizer):
             super()._give_back(value, kept)
         elif kept:
@@ -189,26 +190,29 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 
     Args:
         state: with an attribute `batch`.
+
+    Attributes:
+        batches_before: how many batches of this epoch an earlier `fit` has done.
     """
 
     def __init__(self, state: State) -> None:
         super().__init__()
         self.state: Any = state
-        self._before = 0
+        self.batches_before = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras."""
-        self._before = self.state.batch
+        self.batches_before = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Called by Keras."""
-        self.state.batch = self._before + batch + 1
-        if self._before and self.state.batch >= (self.params.get("steps") or float("inf")):
+        self.state.batch = self.batches_before + batch + 1
+        if self.batches_before and self.state.batch >= (self.params.get("steps") or float("inf")):
             self._model.stop_training = _END_OF_EPOCH
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras."""
-        self.state.batch = self._before = 0
+        self.state.batch = self.batches_before = 0
         if self._model.stop_training is _END_OF_EPOCH:
             self._model.stop_training = False
 
@@ -266,6 +270,7 @@ class CommitStateCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
+        check_wrapped(self.model)
         self._left = self.batches_per_commit
         self._updates = [each for each in callbacks_that_begin() if isinstance(each, UpdateBatchStateCallback)]
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
+import warnings
 from types import FrameType
 from typing import Any
 
 import keras
 
+from horovodish import basics
 from horovodish.collectives import join
-from horovodish.keras.broadcast_state import broadcast_variables, distributions_of, optimizers_of, state_of, weights_of
+from horovodish.errors import MismatchError
+from horovodish.keras.broadcast_state import broadcast_model, distributions_of, optimizers_of, state_of, weights_of
 from horovodish.objects import allgather_object
 from horovodish.process_sets import ProcessSet, global_process_set
 
@@ -21,17 +25,34 @@ class EpochSync(keras.callbacks.Callback):
     they have not done equally many steps, they all get the variables of the one that has done most. (Not in a process
     set, for which there is no join.)
 
-    As the last callback, when all others have decided, it sets `stop_training` on every rank if it is set on any.
+    As the last callback, when all others have decided, it sets `stop_training` on every rank if it is set on any, and
+    gives every rank the learning rates of the first one.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.set_model(model)
-        self._synced = False
+        self._synced = self._compared = self._begun = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras, also with a list of callbacks of which an epoch has failed before."""
-        self._synced = False
+        self._synced = self._compared = self._begun = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras. Collective in the first epoch.
+
+        Raises:
+            MismatchError: the ranks begin with different epochs.
+        """
+        if self._begun:
+            return
+        self._begun = True
+        epochs = self.gathered(epoch, "first epoch")
+        if len(set(epochs)) > 1:
+            raise MismatchError(
+                f"fit() begins with different epochs on ranks {list(self.process_set.ranks)}: {epochs}; pass the same "
+                "initial_epoch on every rank, and give each rank a folder of its own for BackupAndRestore"
+            )
 
     def sync(self) -> None:
         """Waits until all ranks have ended the epoch, and makes up for steps that some have not done. Collective."""
@@ -43,18 +64,57 @@ class EpochSync(keras.callbacks.Callback):
             own = [int(optimizer.iterations) for optimizer in optimizers_of(self.model)]
             steps = allgather_object(own, "meeting.steps")
             if min(steps) < max(steps):
-                broadcast_variables(state_of(self.model), steps.index(max(steps, key=sum)))
+                broadcast_model(self.model, state_of(self.model), steps.index(max(steps, key=sum)))
+            elif not (self._compared or distributions_of(self.model)):
+                self._compared = True
+                self._compare_weights()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras. Collective."""
         self.sync()
         self._synced = False
-        self.model.stop_training = any(self.gathered(bool(self.model.stop_training), "stop"))
+        rates = [float(optimizer.learning_rate) for optimizer in self._with_rates]
+        stops, everyones_rates = zip(*self.gathered((bool(self.model.stop_training), rates), "end"), strict=True)
+        self.model.stop_training = any(stops)
+        for rank, others in zip(self.process_set.ranks, everyones_rates, strict=False):
+            if others != everyones_rates[0]:
+                self._unite_rates(rank, others, everyones_rates[0])
+                break
 
     def on_train_end(self, logs: Any = None) -> None:
         """Called by Keras, when callbacks may have put back the best weights by the figures of one rank. Collective."""
         if not self._alone:
-            broadcast_variables(weights_of(self.model), self.process_set.ranks[0], self.process_set)
+            root = self.process_set.ranks[0]
+            broadcast_model(self.model, weights_of(self.model), root, self.process_set)
+
+    @property
+    def _with_rates(self) -> list[Any]:
+        """The optimizers whose learning rates callbacks can set."""
+        return [each for each in optimizers_of(self.model) if isinstance(each.learning_rate, keras.Variable)]
+
+    def _unite_rates(self, rank: int, others: list[float], first: list[float]) -> None:
+        warnings.warn(
+            f"the learning rates differ after an epoch: {others} on rank {rank}, {first} on rank "
+            f"{self.process_set.ranks[0]}, which all ranks take now. Put hvd.callbacks.MetricAverageCallback() before "
+            "ReduceLROnPlateau and other callbacks that decide by the logs",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        for optimizer, rate in zip(self._with_rates, first, strict=True):
+            optimizer.learning_rate = rate
+
+    def _compare_weights(self) -> None:
+        """Warn if the ranks have trained without our optimizers, after which their weights differ. Collective."""
+        digest = hashlib.sha256()
+        for variable in self.model.trainable_variables:
+            digest.update(keras.ops.convert_to_numpy(variable).tobytes())
+        if len(set(self.gathered(digest.digest(), "weights"))) > 1:
+            warnings.warn(
+                f"the ranks have different weights of {self.model.name} after an epoch, and none of its optimizers is "
+                "wrapped: wrap them with hvd.DistributedOptimizer, or reduce the gradients in train_step()",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def gathered(self, value: Any, what: str) -> list[Any]:
         """What each rank that trains with this one passes, of any picklable type. Collective."""
@@ -75,14 +135,31 @@ def attended(model: Any) -> EpochSync:
     """The meeting of the `fit` that begins: one for all callbacks, behind all of them.
 
     Raises:
-        ValueError: the callback that asks for it is in no list of Keras's.
+        ValueError: the callback that asks for it is in no list of Keras's, or `fit` would train each rank alone.
     """
+    check_wrapped(model)
     callbacks = callbacks_that_begin()
     if not isinstance(callbacks[-1], EpochSync):
         callbacks.append(EpochSync(model))
     _train_as_wrapped(model)
     epoch_sync: EpochSync = callbacks[-1]
     return epoch_sync
+
+
+def check_wrapped(model: Any) -> None:
+    """Raise if `fit` would train each rank alone, because the optimizer is not wrapped.
+
+    A `train_step` or an optimizer of the user's own may reduce gradients, so they pass.
+    """
+    optimizers = optimizers_of(model)
+    own = type(model).train_step is keras.Model.train_step
+    if own and basics.size() > 1 and optimizers and not distributions_of(model):
+        if all(type(each).__module__.startswith("keras.") for each in optimizers):
+            raise ValueError(
+                f"the optimizer of {model.name} is not wrapped, so each rank would train alone: pass "
+                "hvd.DistributedOptimizer(optimizer) to compile(), call hvd.DistributedOptimizer(model.optimizer), or "
+                "load the model with hvd.load_model"
+            )
 
 
 def _train_as_wrapped(model: Any) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 
 from horovodish import basics
 from horovodish.keras.broadcast_state import optimizers_of
-from horovodish.keras.epoch_sync import EpochSyncCallback
+from horovodish.keras.epoch_sync import EpochSyncCallback, callbacks_that_begin
 
 
 class LearningRateScheduleCallback(EpochSyncCallback):
     """Sets the learning rate to a multiple of `initial_lr`, from one epoch on, before another one.
+
+    In an epoch that `hvd.elastic.UpdateBatchStateCallback` continues in its middle, the learning rate continues, too.
 
     Args:
         initial_lr: the learning rate that is multiplied.
@@ -53,10 +55,12 @@ class LearningRateScheduleCallback(EpochSyncCallback):
         self._epoch = 0
         self._most_steps: int | None = None
         self._other_optimizer: Any = None
+        self._callbacks: list[Any] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras. Collective."""
         super().on_train_begin(logs)
+        self._callbacks = callbacks_that_begin()
         steps = self.steps_per_epoch or (self.params or {}).get("steps")
         known = filter(None, self.epoch_sync.gathered(steps, "steps of an epoch"))
         self._most_steps = max(known, default=None)
@@ -80,7 +84,8 @@ class LearningRateScheduleCallback(EpochSyncCallback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Called by Keras."""
         if not self.staircase and self._in_force:
-            self._set(self._epoch + batch / self._steps())
+            done = max((getattr(each, "batches_before", 0) for each in self._callbacks), default=0)
+            self._set(self._epoch + (done + batch) / self._steps())
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras. Collective."""

@@ -101,6 +101,11 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         >>> model.compile(hvd.DistributedOptimizer(optimizer), loss="sparse_categorical_crossentropy")
         >>> model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     """
+    if type(optimizer).__module__.startswith("tf_keras."):
+        raise TypeError(
+            f"DistributedOptimizer wraps optimizers of Keras 3, and this {type(optimizer).__name__} is one of Keras 2 "
+            "(tf_keras): unset TF_USE_LEGACY_KERAS, or use hvd.DistributedGradientTape in a training loop of your own"
+        )
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"DistributedOptimizer wraps a keras.optimizers.Optimizer, not {type(optimizer).__name__}")
     if distribution_of(optimizer):
@@ -157,4 +162,5 @@ def PartialDistributedOptimizer(  # noqa: N802, Horovod's name
     for layer in layers:
         for variable in layer.trainable_variables:
             distributed.register_local_var(variable)
+    distributed._distribution.local += layers
     return distributed

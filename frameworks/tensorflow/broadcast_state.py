@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -56,6 +58,7 @@ def broadcast_variables(
         return tf.group(*broadcast_(present, root_rank, name, process_set))
     if inplace:
         broadcast_(present, root_rank, name, process_set)
+        finalize_layers(present)
         return None
     is_root = process_set.ranks[process_set.rank()] == root_rank
     tensors = [tf.convert_to_tensor(variable) for variable in present]
@@ -65,7 +68,15 @@ def broadcast_variables(
     sent = [broadcasted(operation, tensor) for operation, tensor in zip(sends, tensors, strict=True)]
     for variable, value in zip([] if is_root else present, sent, strict=False):
         variable.assign(value)
+    finalize_layers(present)
     return None
+
+
+def finalize_layers(variables: list[Any]) -> None:
+    """Have layers of Keras that make constants of these variables, such as Normalization, make them anew."""
+    if "keras" in sys.modules and tf.executing_eagerly():
+        layers = importlib.import_module("horovodish.keras.layer_state")
+        layers.finalize(layers.layers_with(variables))
 
 
 def broadcast_object(

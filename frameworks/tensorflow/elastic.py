@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, attempt, run
+from horovodish.tensorflow.broadcast_state import finalize_layers
 from horovodish.tensorflow.tracing import trace_anew
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class TensorFlowState(State):
             )
         for variable, each in zip(variables, kept, strict=True):
             self._assign(variable, each)
+        finalize_layers(variables)
 
     def _value(self, variable: Any) -> Any:
         return self._session.run(variable) if self._session else variable.numpy()

@@ -362,3 +362,107 @@ def test_ranks_that_begin_with_different_weights_are_warned() -> None:
         said = [str(each.message) for each in caught if "different parameters" in str(each.message)]
         assert len(said) == (warns and hvd.rank() == 0), said
         assert all("kernel' differs: rank 0 has" in text and "BroadcastGlobalVariables" in text for text in said)
+
+
+class OwnStep(keras.Model):
+    """May reduce its gradients, or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = keras.layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.layer(x)
+
+    def train_step(self, *arguments: Any) -> Any:
+        return super().train_step(*arguments)
+
+
+@on_ranks(2)
+def test_ranks_do_not_train_alone() -> None:
+    """In a model whose optimizer is not wrapped."""
+    model = mlp()
+    model.compile(sgd(), loss="mse")
+    state = hvd.elastic.KerasState(model, batch=0)
+    for callback in (
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.elastic.CommitStateCallback(state),
+    ):
+        with pytest.raises(ValueError, match=r"is not wrapped, so each rank would train alone.*hvd\.load_model"):
+            model.fit(*examples(4), verbose=0, callbacks=[callback])
+    model.evaluate(*examples(4), verbose=0, callbacks=[hvd.callbacks.MetricAverageCallback()])
+
+    own = OwnStep()
+    own.compile(sgd(), loss="mse")
+    own(examples(4)[0])
+    with pytest.warns(RuntimeWarning, match="different weights of own_step after an epoch, and none of its optimizers"):
+        own.fit(*examples(4), verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+
+
+@on_ranks(2)
+def test_learning_rates_do_not_part() -> None:
+    """ReduceLROnPlateau halves that of the last rank, whose figures grow worse."""
+    model, watch = compiled(), Watch()
+    x, y = examples(8)
+    plateau = keras.callbacks.ReduceLROnPlateau("own", mode="min", factor=0.5, patience=1, min_delta=0.0)
+    figures = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: logs.update(own=float(epoch * (2 * hvd.rank() - 1)))
+    )
+    callbacks = [figures, plateau, hvd.callbacks.BroadcastGlobalVariablesCallback(0), watch]
+    with pytest.warns(RuntimeWarning, match=r"learning rates differ after an epoch.*MetricAverageCallback\(\) before"):
+        model.fit(x, y, epochs=3, batch_size=4, verbose=0, callbacks=callbacks)
+    np.testing.assert_allclose(watch.rates, 0.05, rtol=1e-6)
+    assert same_everywhere(model)
+
+
+@on_ranks(2)
+def test_an_epoch_that_goes_on_has_the_rates_of_its_rest() -> None:
+    model, state = compiled(), hvd.elastic.KerasState(compiled(), batch=0, epoch=0)
+    rates: list[list[float]] = []
+    for done in (0, 3):
+        watch, state.batch = Watch(), done
+        warmup = hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2)
+        updates = hvd.elastic.UpdateBatchStateCallback(state)
+        model.fit(*examples(16), epochs=2, initial_epoch=1, batch_size=4, verbose=0, callbacks=[warmup, updates, watch])
+        rates.append(watch.rates)
+    np.testing.assert_allclose(rates[1], rates[0][3:], rtol=1e-6)
+
+
+@on_ranks(2)
+@only_on("torch")
+def test_all_ranks_begin_with_the_same_epoch() -> None:
+    with pytest.raises(MismatchError, match=r"different epochs on ranks \[0, 1\]: \[0, 1\].*BackupAndRestore"):
+        compiled().fit(
+            *examples(4),
+            epochs=3,
+            initial_epoch=hvd.rank(),
+            verbose=0,
+            callbacks=[hvd.callbacks.MetricAverageCallback()],
+        )
+
+
+@on_ranks(2)
+@only_on("torch", "jax")
+def test_files_have_no_window_in_mixed_precision(tmp_path: Path) -> None:
+    """Also where the LossScaleOptimizer that `compile` puts around the optimizer is built before `fit`."""
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = mlp()
+        model.compile(hvd.DistributedOptimizer(sgd(), backward_passes_per_step=2), loss="mse")
+        model.optimizer.build(model.trainable_variables)
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        model.fit(*examples(16), batch_size=4, verbose=0, callbacks=callbacks)
+        path = tmp_path / f"{hvd.rank()}.keras"
+        model.save(path)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Skipping variable loading")
+            plain = keras.saving.load_model(path)
+        momenta = [
+            [keras.ops.convert_to_numpy(each) for each in one.optimizer.inner_optimizer.momentums]
+            for one in (model, plain)
+        ]
+        assert all(map(np.array_equal, *momenta)) and any(map(np.any, momenta[1]))
+        assert int(plain.optimizer.iterations) == int(model.optimizer.iterations)
+    finally:
+        keras.config.set_dtype_policy("float32")
