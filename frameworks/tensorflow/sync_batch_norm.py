@@ -22,7 +22,8 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
 
     Args:
         process_set: the ranks whose batches count as one; all of them in a model that was loaded.
-        options: those of `keras.layers.BatchNormalization`, but for `renorm` and `synchronized`.
+        options: those of `keras.layers.BatchNormalization`, but for `renorm`, `synchronized` and `fused`, which may be
+            False.
 
     Raises:
         ValueError: options that it does not have, or Keras runs on another backend than TensorFlow.
@@ -37,7 +38,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
                 "SyncBatchNormalization needs Keras on TensorFlow, and it runs on "
                 f"{tf.keras.backend.backend()}; set KERAS_BACKEND=tensorflow"
             )
-        for name in ("renorm", "synchronized"):
+        for name in ("renorm", "synchronized", "fused"):
             if options.pop(name, False):
                 raise ValueError(f"SyncBatchNormalization has no {name}=True; leave it out")
         super().__init__(**options)

@@ -388,6 +388,8 @@ def test_mixed_precision_in_fit() -> None:
 
 @on_ranks(2)
 def test_a_wrapped_optimizer_is_what_it_was() -> None:
+    with pytest.raises(TypeError, match=r"this SGD is one of Keras 2 .*unset TF_USE_LEGACY_KERAS"):
+        hvd.DistributedOptimizer(type("SGD", (), {"__module__": "tf_keras.src.optimizers.sgd"})())
     optimizer = adam()
     before = keras.saving.serialize_keras_object(optimizer)
     assert hvd.DistributedOptimizer(optimizer) is optimizer

@@ -275,7 +275,9 @@ def test_what_is_wrapped() -> None:
         (lambda: tape(groups=-1), ValueError, "not possible"),
         (lambda: hvd.DistributedGradientTape(tape()), ValueError, "wrapped already"),
         (lambda: hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=3), ValueError, "not int"),
+        (lambda: hvd.SyncBatchNormalization(fused=True), ValueError, "has no fused=True; leave it out"),
     ]
+    hvd.SyncBatchNormalization(fused=False)
     for call, kind, text in wrong:
         with pytest.raises(kind, match=text):
             call()
