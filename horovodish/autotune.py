@@ -253,7 +253,7 @@ def warn_of_no_effect(what: str) -> None:
         what: is not tuned, in the plural, for the message.
     """
     global _warned_of_no_effect
-    if _warned_of_no_effect or not basics.is_initialized() or basics.rank() != 0:
+    if _warned_of_no_effect or not basics.has_engine() or basics.rank() != 0:
         return
     if basics.running().settings.autotune:
         _warned_of_no_effect = True

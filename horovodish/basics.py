@@ -180,8 +180,10 @@ def shutdown() -> None:
     `EngineStoppedError`, and operations of ranks that still need this one fail with `RankLostError`. Does nothing
     before `init()` and in a forked child.
     """
-    _finish_programs()
-    _stop("called shutdown()")
+    try:
+        _finish_programs()
+    finally:
+        _stop("called shutdown()")
 
 
 def follow(
@@ -202,14 +204,19 @@ def follow(
         stopped: called when the engine has stopped, also where `started` was not reached.
     """
     _followers.append((check, started, finish, stopped))
-    if _running is not None:
+    if _install_hooks.cache_info().currsize:
         # Hooks run in reverse order, and programs must end before a framework that was imported later cleans up.
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
 
 
 def is_initialized() -> bool:
-    """Whether `init()` was called and `shutdown()` was not since."""
+    """Whether `init()` was called and `shutdown()` was not since; in a forked child, when it was forked."""
+    return _running is not None or _forked is not None
+
+
+def has_engine() -> bool:
+    """Whether this process can run operations, which a forked child cannot."""
     return _running is not None
 
 
@@ -561,12 +568,16 @@ def _finish_programs() -> None:
         return
     engine = _running.engine
     seen = engine.last_failure()
-    for _, _, finish, _ in _followers:
-        finish()
+    waiting = threading.get_native_id()
+    _native.add_background_thread(waiting)  # it submits nothing until the programs have ended
+    try:
+        for _, _, finish, _ in _followers:
+            finish()
+    finally:
+        _native.remove_background_thread(waiting)
     if (failure := engine.last_failure()) != seen:
-        print(
-            f"horovodish: warning: a program that the script did not wait for: {failure}", file=sys.stderr, flush=True
-        )
+        warning = f"horovodish: warning: an operation that the script did not wait for: {failure}"
+        print(warning, file=sys.stderr, flush=True)
 
 
 def _at_exit() -> None:

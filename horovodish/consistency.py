@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,15 +14,15 @@ from horovodish.array_adapter import ARRAYS
 from horovodish.operation import Operation
 from horovodish.process_sets import ProcessSet, checked_id
 from horovodish.reduce_ops import Sum
-from horovodish.submission import gather_objects
+from horovodish.submission import Handle, gather_objects_async
 
 __all__ = [
     "Checksums",
     "are_equal",
     "checksum_of",
     "compare_parameters",
+    "details",
     "difference",
-    "is_turn",
     "summands",
     "warn_of_difference",
 ]
@@ -60,22 +60,12 @@ def checksum_of(array: np.ndarray) -> tuple[str, int]:
     return f"{array.dtype} of shape {array.shape}", zlib.crc32(data)
 
 
-_reductions: Counter[str] = Counter()
-basics.follow(stopped=_reductions.clear)
-
-
-def is_turn(gradients: str, number: int) -> bool:
-    """Whether gradients of this name are about to be reduced for the time of this number since `init()`."""
-    _reductions[gradients] += 1
-    return _reductions[gradients] == number
-
-
 def compare_parameters(own: Checksums, gradients: str, process_set: ProcessSet, remedy: str) -> bool:
     """Find out whether the ranks have the same parameters, and warn if not. Collective; blocks.
 
     Args:
-        own: of this rank's parameters.
-        gradients, process_set, remedy: as for `warn_of_difference`.
+        own, gradients, process_set: as for `details`.
+        remedy: as for `warn_of_difference`.
 
     Returns:
         Whether all ranks have taken part, and none has joined.
@@ -86,24 +76,32 @@ def compare_parameters(own: Checksums, gradients: str, process_set: ProcessSet, 
     if ranks < process_set.size():
         return False
     if not are_equal(sums, ranks):
-        warn_of_difference(own, gradients, process_set, remedy)
+        warn_of_difference(details(own, gradients, process_set).wait(), process_set, remedy)
     return True
 
 
-def warn_of_difference(own: Checksums, gradients: str, process_set: ProcessSet, remedy: str) -> None:
-    """Warn, on the first of the ranks, that they begin to train with different parameters. Collective; blocks.
+def details(own: Checksums, gradients: str, process_set: ProcessSet) -> Handle[dict[int, Checksums]]:
+    """The checksums of all ranks, of which all know that they differ, by place in the set. Collective; does not block.
 
     Args:
-        own: of this rank's parameters, of which all ranks know that they are not those of every rank.
+        own: of this rank's parameters.
         gradients: what is about to be reduced, the same on every rank.
+        process_set: the ranks that reduce.
+    """
+    return gather_objects_async(own, f"{gradients}: checksums of the parameters, which differ", checked_id(process_set))
+
+
+def warn_of_difference(of_places: dict[int, Checksums], process_set: ProcessSet, remedy: str) -> None:
+    """Warn, on the first of the ranks, that they begin to train with different parameters. Not collective.
+
+    Args:
+        of_places: what `details()` gives.
         process_set: the ranks that reduce.
         remedy: what to do about it.
     """
-    name = f"{gradients}: checksums of the parameters, which differ"
-    of_ranks = gather_objects(own, name, checked_id(process_set))
     members = process_set.ranks
     if basics.rank() == members[0]:
-        found = difference({members[place]: checksums for place, checksums in of_ranks.items()})
+        found = difference({members[place]: checksums for place, checksums in of_places.items()})
         warnings.warn(
             f"the ranks begin to train with different parameters: {found} Remedy: {remedy}",
             RuntimeWarning,

@@ -9,7 +9,8 @@ while they come.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -18,7 +19,7 @@ import numpy as np
 from horovodish import basics
 from horovodish.array_adapter import ARRAYS
 from horovodish.autotune import Tuner, Tuning, tuner_of, warn_of_no_effect
-from horovodish.consistency import Checksums, are_equal, compare_parameters, is_turn, summands
+from horovodish.consistency import Checksums, are_equal, compare_parameters, details, summands, warn_of_difference
 from horovodish.gradient_options import GradientOptions
 from horovodish.operation import Adapter, Operation
 from horovodish.process_sets import ProcessSet
@@ -42,6 +43,12 @@ K = TypeVar("K")
 
 FIRST_BUCKET_BYTES = 2**20
 """The bucket that is complete first is kept small, so that reduction starts early in the backward pass."""
+
+
+COMPARED_REDUCTION = 2
+"""Before this reduction outside of programs, the ranks compare their parameters."""
+_reductions: Counter[str] = Counter()  # by the name of the gradients
+basics.follow(stopped=_reductions.clear)
 
 
 class Payload(NamedTuple):
@@ -137,12 +144,12 @@ class Comparison(NamedTuple):
     Attributes:
         layouts: for each gradient, SPARSE if any rank has a sparse one, DENSE if any has a dense one, else ABSENT.
         ranks: how many have taken part, without those that have joined.
-        equal: whether the checksums that they gave were equal.
+        differs: whether all ranks of the process set have given checksums, and these were not equal.
     """
 
     layouts: list[Layout]
     ranks: int
-    equal: bool
+    differs: bool
 
 
 def compare_layouts(
@@ -154,18 +161,18 @@ def compare_layouts(
         layouts: of this rank's gradients; as many on every rank.
         gradients: what they are called, the same on every rank.
         process_set: the ranks that compare.
-        checksums: of what ought to be equal on the ranks, if they compare that as well.
+        checksums: of what ought to be equal on the ranks, if this rank gives them. Other ranks may not.
     """
-    riding = summands(checksums or {})
+    given = [0] * 5 if checksums is None else [1, *summands(checksums)]
 
     def result(sums: Sequence[Any], _: object) -> Comparison:
         numbers = sums[0].tolist()
-        totals, ranks, summed = numbers[: len(layouts)], numbers[len(layouts)], numbers[len(layouts) + 1 :]
+        totals, (ranks, gave, *summed) = numbers[: len(layouts)], numbers[len(layouts) :]
         found = [Layout.SPARSE if total >= Layout.SPARSE else Layout(min(total, 1)) for total in totals]
-        return Comparison(found, ranks, are_equal(summed, ranks))
+        return Comparison(found, ranks, gave == process_set.size() and not are_equal(summed, gave))
 
     name = f"{gradients}: layouts of the gradients, one for each parameter"
-    own = np.array([*layouts, 1, *riding], np.int64)
+    own = np.array([*layouts, 1, *given], np.int64)
     return ARRAYS.start(Operation("allreduce", name, process_set, Sum), [own], result)
 
 
@@ -254,9 +261,6 @@ class GradientPlan:
     Attributes:
         options: how they are reduced.
         local: sources whose gradients stay this rank's own.
-        compared_when_traced: whether the ranks compare their parameters when a program is traced for the first time. In
-            any case they do so before the second reduction outside of programs: in the first step a script may have
-            variables that it broadcasts after it.
     """
 
     def __init__(
@@ -275,7 +279,6 @@ class GradientPlan:
         """
         self.options = options
         self.local: list[Any] = []
-        self.compared_when_traced = False
         self._adapter = adapter
         self._label = label
         self._remedy = remedy
@@ -299,8 +302,6 @@ class GradientPlan:
         results = list(gradients)
         name = adapter.name_in_step(name)
         known = gradients if sources is None else sources
-        if is_turn(name, 1 if traced else 2) and (self.compared_when_traced or not traced):
-            self._compare_parameters(name, known)
         own = self._shared(results, known)
         if sources is not None and adapter.may_differ and not traced:
             own = self._alike(own, sources, name)
@@ -338,23 +339,36 @@ class GradientPlan:
                 gradients[index] = self._adapter.divided(gradient, options.process_set.size())
         return shared
 
-    def _compare_parameters(self, name: str, sources: Sequence[Any]) -> None:
+    def is_traced(self, gradients: Sequence[Any]) -> bool:
+        """Whether a program is traced, not run."""
+        return self._adapter.is_traced(gradients)
+
+    def compare_parameters(self, name: str, sources: Sequence[Any]) -> None:
+        """Warn if the ranks have different parameters. Collective; blocks, also while a program is traced."""
+        if own := self._checksums(sources):
+            compare_parameters(own, name, self.options.process_set, self._remedy)
+
+    def _checksums(self, sources: Iterable[Any]) -> Checksums:
+        """Of the variables among the sources that have a value. Local ones are this rank's own."""
         local = set(map(id, self.local))
-        found = {
+        return {
             f"variable {index} '{getattr(source, 'path', None) or getattr(source, 'name', '')}'": checksum
             for index, source in enumerate(sources)
             if id(source) not in local and (checksum := self._adapter.checksum(source)) is not None
         }
-        if found:
-            compare_parameters(found, name, self.options.process_set, self._remedy)
 
     def _alike(self, own: dict[int, Any], sources: Sequence[Any], name: str) -> dict[int, Any]:
         """The gradients, of the same layouts on every rank."""
-        layouts = list(map(self._layout, own.values()))
-        wanted = compare_layouts(layouts, name, self.options.process_set).wait().layouts
+        layouts, process_set = list(map(self._layout, own.values())), self.options.process_set
+        # Not before the first step: a script may have variables that it broadcasts after it.
+        _reductions[name] += 1
+        checksums = self._checksums(sources) if _reductions[name] == COMPARED_REDUCTION else None
+        wanted = compare_layouts(layouts, name, process_set, checksums).wait()
+        if wanted.differs and checksums is not None:
+            warn_of_difference(details(checksums, name, process_set).wait(), process_set, self._remedy)
         return {
             index: gradient if layout is before else self._adapter.filled(gradient, sources[index], layout)
-            for (index, gradient), before, layout in zip(own.items(), layouts, wanted, strict=True)
+            for (index, gradient), before, layout in zip(own.items(), layouts, wanted.layouts, strict=True)
         }
 
     def _layout(self, gradient: Any) -> Layout:

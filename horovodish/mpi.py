@@ -7,6 +7,7 @@ handles as integers, so that no part of horovodish is compiled against an MPI.
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -62,7 +63,8 @@ def load() -> ModuleType:
             os.environ.setdefault("OMPI_MCA_btl", "^ofi")
         before = set(os.listdir("/proc/self/task"))
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
-        for thread in set(os.listdir("/proc/self/task")) - before:
+        of_python = {str(thread.native_id) for thread in threading.enumerate()}
+        for thread in set(os.listdir("/proc/self/task")) - before - of_python:
             _native.add_background_thread(int(thread))
         world = mpi.COMM_WORLD
         _native.finalize_mpi_at_exit(

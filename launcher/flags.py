@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -40,9 +39,9 @@ class Parser(argparse.ArgumentParser):
             if len(flag) > 2 and not flag.startswith("--no-") and action.dest not in ON_THE_COMMAND_LINE_ALONE
         }
 
-    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse's, but our flags end where the command begins, whatever the words of the command look like."""
-        words = list(sys.argv[1:] if args is None else args)
+        words = list(args)
         end = self._end_of_flags(words)
         options, unknown = super().parse_known_args(words[:end], namespace)
         if "command" not in options:

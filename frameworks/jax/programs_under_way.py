@@ -23,7 +23,10 @@ def _finish() -> None:
         return
     # A device runs the programs of a thread in order, so that this thread's have ended when one more has. Programs of
     # other threads count as long as somebody holds their results.
-    last = [_last_program(jax.device_put(0, device)) for device in jax.local_devices()]
+    last: list[jax.Array] = []
+    for device in jax.local_devices():
+        with contextlib.suppress(RuntimeError):  # the device has failed
+            last.append(_last_program(jax.device_put(0, device)))
     for array in [*last, *jax.live_arrays()]:
         with contextlib.suppress(RuntimeError):  # it was deleted meanwhile, or its program has failed
             while not array.is_ready():

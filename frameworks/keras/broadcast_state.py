@@ -174,7 +174,8 @@ def _slots_of(optimizer: Any) -> Iterator[tuple[Any, Any]]:
     distribution = distribution_of(optimizer)
     if distribution and distribution.window:
         yield from distribution.window.slots
-    for one in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+    inner = getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", ())
+    for one in (optimizer, *inner):
         trained = getattr(one, "_trainable_variables", ())
         for name, slots in vars(one).items() if trained else ():
             if isinstance(slots, list) and len(slots) == len(trained) and name != "_variables":

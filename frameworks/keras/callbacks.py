@@ -77,7 +77,7 @@ class BroadcastGlobalVariablesCallback(EpochSyncCallback):
             self._send(weights_of(model))
             for optimizer in optimizers:
                 if distribution := distribution_of(optimizer):
-                    distribution.plan.compared_when_traced = False  # what the first step makes is broadcast after it
+                    distribution.compares = False  # what the first step makes is broadcast after it
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Called by Keras. Collective after the first step, which every rank does."""

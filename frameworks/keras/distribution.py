@@ -27,6 +27,7 @@ class Distribution:
         within: whether a method of the optimizer itself is running, to which gradients are passed as they are.
         local: the layers that stay this rank's own, with those of their variables that are not trained.
         in_fit: whether one of our callbacks has seen it in a `fit`.
+        compares: whether the ranks compare their parameters when `fit` traces its step for the first time.
     """
 
     def __init__(self, name: str, plan: GradientPlan, window: Accumulation | None) -> None:
@@ -37,6 +38,7 @@ class Distribution:
         self.within = False
         self.local: list[Any] = []
         self.in_fit = False
+        self.compares = True
         self._without_window = False
 
     def reduced(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> list[Any]:
@@ -47,6 +49,9 @@ class Distribution:
                 "groups and local variables need the optimizer's variables, which it was built with before it was "
                 "wrapped; wrap it before compile() or build()"
             )
+        compares, self.compares = self.compares, False
+        if compares and variables is not None and self.plan.is_traced(gradients) and _is_within_fit():
+            self.plan.compare_parameters(self.name, variables)
         return self.plan.reduce(self.name, gradients, variables)
 
     def learn(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -213,6 +218,16 @@ def distribute_outside(optimizer: Any) -> None:
         distribute(optimizer, distribution)
         if distribution.window is not None:  # a file has the inner optimizer's variables by themselves
             distribution.window.move(inner, optimizer)
+
+
+def _is_within_fit() -> bool:
+    """Whether Keras's `fit` has called, which every rank calls alike. Loops of users may trace on one rank alone."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and frame.f_globals.get("__name__", "").startswith("keras."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _check_caller(optimizer: Any, frame: FrameType) -> None:

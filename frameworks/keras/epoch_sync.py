@@ -61,6 +61,8 @@ class EpochSync(keras.callbacks.Callback):
         self._synced = True
         if self.process_set is global_process_set:
             join()
+            for distribution in distributions_of(self.model):
+                distribution.compares = False  # a rank without batches may trace its first step in a later epoch
             own = [int(optimizer.iterations) for optimizer in optimizers_of(self.model)]
             steps = allgather_object(own, "meeting.steps")
             if min(steps) < max(steps):
@@ -90,7 +92,11 @@ class EpochSync(keras.callbacks.Callback):
     @property
     def _with_rates(self) -> list[Any]:
         """The optimizers whose learning rates callbacks can set."""
-        return [each for each in optimizers_of(self.model) if isinstance(each.learning_rate, keras.Variable)]
+        return [
+            each
+            for each in optimizers_of(self.model)
+            if isinstance(getattr(each, "learning_rate", None), keras.Variable)
+        ]
 
     def _unite_rates(self, rank: int, others: list[float], first: list[float]) -> None:
         warnings.warn(
@@ -154,7 +160,8 @@ def check_wrapped(model: Any) -> None:
     optimizers = optimizers_of(model)
     own = type(model).train_step is keras.Model.train_step
     if own and basics.size() > 1 and optimizers and not distributions_of(model):
-        if all(type(each).__module__.startswith("keras.") for each in optimizers):
+        inner = [getattr(each, "inner_optimizer", each) for each in optimizers]  # compile() may have put one around it
+        if all(type(each).__module__.startswith("keras.") for each in inner):
             raise ValueError(
                 f"the optimizer of {model.name} is not wrapped, so each rank would train alone: pass "
                 "hvd.DistributedOptimizer(optimizer) to compile(), call hvd.DistributedOptimizer(model.optimizer), or "

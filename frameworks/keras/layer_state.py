@@ -36,6 +36,9 @@ SAME_VOCABULARY = (
 )
 
 
+_MAKES_NO_CONSTANTS = "_horovodish_makes_no_constants"
+
+
 def keeps(layer: Any) -> bool:
     """Whether a layer computes with more than variables."""
     return hasattr(layer, "finalize_state") or isinstance(layer, keras.layers.TorchModuleWrapper)
@@ -46,7 +49,7 @@ def kept_of(layer: Any) -> Any:
     if isinstance(layer, keras.layers.Normalization):
         return None if layer.input_mean is None else (np.asarray(layer.input_mean), np.asarray(layer.input_variance))
     if isinstance(layer, keras.layers.Discretization):
-        return None if layer.bin_boundaries is None else list(layer.bin_boundaries), layer.summary
+        return (None if layer.bin_boundaries is None else list(layer.bin_boundaries)), layer.summary
     if isinstance(layer, keras.layers.StringLookup | keras.layers.IntegerLookup):
         return _vocabulary_of(layer)
     if isinstance(layer, keras.layers.TorchModuleWrapper):
@@ -92,15 +95,23 @@ def layers_with(variables: Iterable[Any]) -> list[Any]:
 
     A variable does not know its layer, so the garbage collector is asked.
     """
-    own = {id(variable) for variable in variables if not getattr(variable, "trainable", True)}
+    own = {
+        id(variable): variable
+        for variable in variables
+        if not getattr(variable, "trainable", True) and not hasattr(variable, _MAKES_NO_CONSTANTS)
+    }
     if not own:
         return []
-    layers = [each for each in gc.get_objects() if issubclass(type(each), keras.layers.Layer)]
-    return [
-        layer
-        for layer in layers
-        if hasattr(layer, "finalize_state") and any(id(variable) in own for variable in layer.variables)
-    ]
+    found, others = [], dict(own)
+    for each in gc.get_objects():
+        if issubclass(type(each), keras.layers.Layer) and hasattr(each, "finalize_state"):
+            if any(id(variable) in own for variable in each.variables):
+                found.append(each)
+                for variable in each.variables:
+                    others.pop(id(variable), None)
+    for variable in others.values():  # the next call need not look for them
+        object.__setattr__(variable, _MAKES_NO_CONSTANTS, True)
+    return found
 
 
 def _set(layer: Any, kept: Any) -> None:

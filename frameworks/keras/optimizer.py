@@ -124,9 +124,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     if name is None:  # a rank outside the set never reduces, and counts for no other set
         name = generated_name("optimizer", checked_id(process_set)) if process_set.included() else "optimizer"
     window = Accumulation(options.passes, average_aggregated_gradients) if options.passes > 1 else None
-    plan = GradientPlan(options, gradients(), remedy=BROADCAST_REMEDY)
-    plan.compared_when_traced = True
-    distribute(optimizer, Distribution(name, plan, window))
+    distribute(optimizer, Distribution(name, GradientPlan(options, gradients(), remedy=BROADCAST_REMEDY), window))
     return optimizer
 
 

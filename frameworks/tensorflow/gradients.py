@@ -43,8 +43,8 @@ class _Gradients(GradientAdapter):
         variable = getattr(source, "_value", source)  # Keras's variables hold one of TensorFlow's
         if not isinstance(variable, tf.Variable):
             return None
-        with tf.init_scope():
-            return checksum_of(variable.numpy())
+        with tf.init_scope():  # a variable that the traced function itself makes has no value yet
+            return checksum_of(variable.numpy()) if variable.is_initialized() else None
 
     def payload(self, tensor: Any, source: Any) -> Payload:
         # A gradient's shape may be unknown to the function, on some ranks only. That of its variable never is.

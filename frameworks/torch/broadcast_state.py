@@ -146,7 +146,8 @@ def _rebuild(optimizers: list[Optimizer], structure: list[Any], tensors: list[Te
         return (parameters if isinstance(place, _Parameter) else tensors)[place.number]
 
     parts = [_replaced(part, (_Parameter, _Number), put_in) for part in structure]
-    for optimizer, (own, _, _) in zip(optimizers, parts, strict=True):
+    # The inner one first: an outer one may take its groups over in load_state_dict().
+    for optimizer, (own, _, _) in reversed([*zip(optimizers, parts, strict=True)]):
         if own is not None:
             optimizer.load_state_dict(own)
     for optimizer, (_, state, options) in zip(optimizers, parts, strict=True):

@@ -109,7 +109,8 @@ class TorchState(State):
         if isinstance(value, Parameter):
             value.detach().copy_(kept)
         elif isinstance(value, Optimizer):
-            for optimizer, part in zip(with_inner(value), kept, strict=True):
+            # The inner one first: an outer one may take its groups over in load_state_dict().
+            for optimizer, part in reversed([*zip(with_inner(value), kept, strict=True)]):
                 optimizer.load_state_dict(part)
                 if not has_own_state_dict(optimizer):
                     _keep_types(optimizer, part)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from horovodish import _native, basics, failures
 from horovodish.torch.optimizer import is_distributed
@@ -13,7 +16,7 @@ from horovodish.torch.optimizer import is_distributed
 __all__: list[str] = []
 
 FEWEST_STEPS = 10
-"""Fewer steps do not count as training."""
+"""Fewer steps do not count as training, nor do steps with a collective for each so many of them."""
 
 
 class _LoneSteps:
@@ -21,33 +24,37 @@ class _LoneSteps:
 
     def __init__(self) -> None:
         self._engine: _native.Engine | None = None
-        self._is_counting = False
+        self._hook: RemovableHandle | None = None
         self._kind = ""
         self._size = self._steps = self._completed_before = 0
 
-    def count(self, optimizer: Optimizer, *_: object) -> None:
-        """An optimizer takes a step."""
-        if self._engine is None:
-            if not basics.is_initialized():
-                return
-            self._engine, self._size = basics.engine(), basics.size()
-            self._is_counting = self._size > 1 and basics.rank() == 0
-        if not self._is_counting or is_distributed(optimizer):
+    def begin(self, _: Any = None) -> None:
+        """The engine has started."""
+        if basics.size() > 1 and basics.rank() == 0:
+            self._engine, self._size, self._steps = basics.engine(), basics.size(), 0
+            self._hook = register_optimizer_step_pre_hook(self._count)
+
+    @_disable_dynamo
+    def _count(self, optimizer: Optimizer, *_: object) -> None:
+        if self._engine is None or is_distributed(optimizer):
             return
         if not self._steps:
             self._completed_before, self._kind = self._engine.completed(), type(optimizer).__name__
         self._steps += 1
 
     def end(self) -> None:
-        """The engine has stopped. Warn if there were steps, and fewer collectives than steps."""
-        engine, steps = self._engine, self._steps
-        self._engine, self._steps = None, 0
-        if engine is None or steps < FEWEST_STEPS or failures.reason or basics.loss():
+        """The engine has stopped: warn if there were steps, and hardly any collectives."""
+        engine, hook = self._engine, self._hook
+        if engine is None or hook is None:
             return
-        if engine.completed() - self._completed_before < steps - 1:
+        self._engine = self._hook = None
+        hook.remove()
+        if self._steps < FEWEST_STEPS or failures.reason or basics.loss():
+            return
+        if (engine.completed() - self._completed_before) * FEWEST_STEPS < self._steps:
             warnings.warn(
-                f"rank 0 of {self._size} took {steps} steps of {self._kind} and reduced no gradients, so each rank has "
-                "trained a model of its own. Remedy: optimizer = hvd.DistributedOptimizer(optimizer, "
+                f"rank 0 of {self._size} took {self._steps} steps of {self._kind} and reduced no gradients, so each "
+                "rank has trained a model of its own. Remedy: optimizer = hvd.DistributedOptimizer(optimizer, "
                 "named_parameters=model.named_parameters())",
                 RuntimeWarning,
                 stacklevel=2,
@@ -55,5 +62,6 @@ class _LoneSteps:
 
 
 _lone_steps = _LoneSteps()
-register_optimizer_step_pre_hook(_lone_steps.count)
-basics.follow(stopped=_lone_steps.end)
+basics.follow(started=_lone_steps.begin, stopped=_lone_steps.end)
+if basics.has_engine():
+    _lone_steps.begin()

@@ -118,7 +118,7 @@ class Copies:
         """Keep copies in memory of this process from now on."""
         self._private = Memory(None, self._number)
         if problem is not None:
-            who = f"rank {basics.rank()}" if basics.is_initialized() else f"process {os.getpid()}"
+            who = f"rank {basics.rank()}" if basics.has_engine() else f"process {os.getpid()}"
             where = "its own memory, where new processes cannot take them"
             warnings.warn(f"{who} keeps copies of the state in {where}: {problem}", RuntimeWarning, stacklevel=2)
 

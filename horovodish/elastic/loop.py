@@ -139,7 +139,7 @@ class _Loop:
             if not (is_told or basics.loss() or membership.can_regroup()):
                 raise problem
             commits = None if self.commits is None else State._commits_made - self.commits
-            note = _Note(basics.size() if basics.is_initialized() else 0, is_told, commits)
+            note = _Note(basics.size() if basics.has_engine() else 0, is_told, commits)
             basics.shutdown()
             membership.regroup(self._keep)
             self.have_begun_again = True

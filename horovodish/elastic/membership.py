@@ -110,6 +110,7 @@ def _form(ranks: list[int]) -> None:
 
 def _listen() -> None:
     global _hosts_updated
+    _native.add_background_thread(threading.get_native_id())
     heard = 0
     while True:
         for line in run_folder.news(heard):

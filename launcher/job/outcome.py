@@ -111,7 +111,8 @@ class Fault:
 def named_twice(hellos: Iterable[Hello], host_ranks: Sequence[HostRanks]) -> dict[int, str]:
     """The ranks on a machine that has another name already, and why they cannot run there, as a `Hello` says it.
 
-    Each name has a daemon of its own, and Open MPI's ranks fail where they meet neighbours of another daemon.
+    Each name has a daemon of its own. Open MPI's ranks fail where they meet neighbours of another daemon, and with
+    every MPI the slots of one machine would count twice.
 
     Args:
         hellos: of all ranks.
@@ -207,6 +208,6 @@ def shortened(error: str) -> str:
 
     JAX puts "INTERNAL: Error dispatching computation: " before the cause, once for each program that depended on it.
     """
-    first = re.sub(r"(\b[^:]{1,100}: )\1+", r"\1", error.strip().split("\n", 1)[0])
+    first = re.sub(r"(\b(?:[A-Z_]+: )?[^:]{10,100}: )\1+", r"\1", error.strip().split("\n", 1)[0])
     half = LONGEST_ERROR // 2
     return first if len(first) <= LONGEST_ERROR else f"{first[:half]} ... {first[-half:]}"

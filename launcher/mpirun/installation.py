@@ -86,7 +86,8 @@ def inspect(path: str, environ: Mapping[str, str]) -> Mpirun:
         return Mpirun(path, None, "", f"no answer within {ANSWER_SECONDS} seconds")
     known = family(told.stdout)
     if known is None and told.returncode != 0:
-        return Mpirun(path, None, "", (told.stderr + told.stdout).strip().partition("\n")[0])
+        said = (told.stderr + told.stdout).strip().partition("\n")[0]
+        return Mpirun(path, None, "", said or f"exit status {told.returncode}")
     number = re.search(r"\d+(\.\w+)+", told.stdout)
     return Mpirun(path, known, number[0] if number else "")
 
@@ -119,7 +120,7 @@ def matching(library: Library, mpiruns: Iterable[Mpirun]) -> Mpirun:
         raise LaunchError(f"{loaded}, but there is no mpirun.\n{remedy}")
     named = ", ".join(map(str, others))
     if all(other.problem for other in others):
-        raise LaunchError(f"{loaded}, but no mpirun that was found runs: {named}")
+        raise LaunchError(f"{loaded}, but no mpirun that was found runs: {named}.\n{remedy}")
     raise LaunchError(
         f"{loaded}, but the only mpirun that was found belongs to another MPI: {named}.\n"
         f"With it, every rank would be alone in a world of its own.\n{remedy}"

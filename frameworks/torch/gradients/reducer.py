@@ -31,7 +31,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from horovodish import _native, basics, gradient_windows
 from horovodish.autotune import Tuner, Tuning
 from horovodish.comparison import compared_on_all_ranks
-from horovodish.consistency import Checksums, warn_of_difference
+from horovodish.consistency import Checksums, details, warn_of_difference
 from horovodish.devices import HOST
 from horovodish.errors import MismatchError, from_native
 from horovodish.gradient_options import GradientOptions
@@ -79,6 +79,7 @@ class Reducer:
         self._engine: _native.Engine | None = None
         self._tuner: Tuner | None = None
         self._compared: dict[int, bool] = {}  # whether its gradient is sparse on any rank, by the parameter's id
+        self._differing: Handle[dict[int, Checksums]] | None = None  # checksums of all ranks, where they differ
         self._named: list[tuple[str, Tensor]] = []
         self._hooks: dict[int, list[RemovableHandle]] = {}  # likewise
         self._gradients: dict[int, Tensor] = {}  # submitted in this step; the engine reads and writes their memory
@@ -357,8 +358,8 @@ class Reducer:
         """Takes sparse gradients out of the buckets, and warns if the ranks train different models."""
         if comparison.ranks < self._options.process_set.size():
             return  # A rank that has joined would not learn of a new plan, and may come back.
-        if not comparison.equal:
-            warn_of_difference(self._checksums, self._name, self._options.process_set, BROADCAST_REMEDY)
+        if comparison.differs:
+            self._differing = details(self._checksums, self._name, self._options.process_set)
         found = {id(slot.parameter): layout for slot, layout in zip(self._slots, comparison.layouts, strict=True)}
         names = [slot.name for slot in self._slots if found[id(slot.parameter)] is Layout.SPARSE]
         takes_out = bool(names) and not self._options.sparse_as_dense
@@ -406,6 +407,9 @@ class Reducer:
         plan = self._plan
         if plan is None or not self._flushed:
             return
+        if self._differing is not None:
+            differing, self._differing = self._differing, None
+            warn_of_difference(differing.wait(), self._options.process_set, BROADCAST_REMEDY)
         while not plan.wait(WAIT_SLICE_SECONDS):
             pass
         error = plan.error()

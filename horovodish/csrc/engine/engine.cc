@@ -506,9 +506,10 @@ std::chrono::nanoseconds Engine::spin() const {
 // How long the driver may sleep when nobody rings; nothing means for ever.
 std::optional<std::chrono::nanoseconds> Engine::nap() const {
   std::optional<std::chrono::nanoseconds> shortest;
+  const auto limit = [&shortest](std::chrono::nanoseconds nap) { shortest = std::min(shortest.value_or(nap), nap); };
   for (const auto& [id, set] : process_sets_) {
-    const auto nap = set->nap();
-    if (nap && (!shortest || *nap < *shortest)) shortest = nap;
+    if (const auto nap = set->nap()) limit(*nap);
+    if (set->busy()) limit(kLookAtThreads);
   }
   return shortest;
 }
@@ -550,6 +551,7 @@ void Engine::count(const Operation& operation) noexcept {
 }
 
 void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept {
+  sleeping_in_.reset();  // whoever waits for it wakes
   operation->trace.settled(error != nullptr);
   Error failure = error != nullptr ? described(*operation, *error) : Error{};
   {

@@ -30,6 +30,12 @@ bool is_background(int thread) {
   return std::find(background.begin(), background.end(), thread) != background.end();
 }
 
+// The number of a thread that has ended may become that of another one.
+void forget_others(const std::vector<int>& threads) {
+  std::lock_guard lock(background_mutex);
+  std::erase_if(background, [&](int thread) { return std::find(threads.begin(), threads.end(), thread) == threads.end(); });
+}
+
 // Some threads of XLA and TensorFlow look around from time to time. Their mutexes are Abseil's, which calls the kernel by syscall(),
 // and they sleep by nanosleep(). Python's threads use other functions of the C library to wait for a time.
 bool is_in_syscall(uint64_t instruction) {
@@ -72,16 +78,19 @@ std::optional<uint64_t> times_run(const std::filesystem::path& thread) {
 // By thread, how often it has run. Nothing where one of them does not sleep.
 std::optional<std::map<int, uint64_t>> sleepers(const std::vector<int>& waiting) {
   std::map<int, uint64_t> found;
+  std::vector<int> all;
   for (const auto& entry : std::filesystem::directory_iterator(kThreads)) {
     const std::string text = entry.path().filename();
     int thread = 0;
     std::from_chars(text.data(), text.data() + text.size(), thread);
+    all.push_back(thread);
     if (thread == gettid() || is_background(thread)) continue;
     if (std::find(waiting.begin(), waiting.end(), thread) != waiting.end()) continue;
     const auto times = times_run(entry.path());
     if (!times || !sleeps_until_woken(entry.path())) return std::nullopt;
     found[thread] = *times;
   }
+  forget_others(all);
   return found;
 }
 
@@ -92,12 +101,14 @@ void add_background_thread(int thread) {
   background.push_back(thread);
 }
 
+void remove_background_thread(int thread) {
+  std::lock_guard lock(background_mutex);
+  std::erase(background, thread);
+}
+
 BackgroundThread::BackgroundThread() { add_background_thread(gettid()); }
 
-BackgroundThread::~BackgroundThread() {
-  std::lock_guard lock(background_mutex);
-  std::erase(background, gettid());
-}
+BackgroundThread::~BackgroundThread() { remove_background_thread(gettid()); }
 
 // One look at thread after thread could miss that the last one wakes the first. No thread has run from the first look to the
 // second if all have run equally often at both, so there was a moment when all of them slept.

@@ -12,6 +12,7 @@ inline constexpr const char* kCompletionThread = "horovodish-then";
 // The engine and MPI have threads that look at sockets or at the time. They submit nothing and wake nobody who does.
 // `thread`: as gettid() gives it.
 void add_background_thread(int thread);
+void remove_background_thread(int thread);
 
 // The calling thread is such a thread for the length of a scope.
 class BackgroundThread {
@@ -24,7 +25,9 @@ class BackgroundThread {
 
 // Return whether every other thread of this process sleeps until another one wakes it, so that nothing can be submitted before
 // an operation ends. `waiting`: threads that wait for operations of the engine. False where the system does not tell, and
-// while a thread sleeps for a given time, reads a file or a socket, waits for another process, or works with a GPU.
+// while a thread of Python sleeps for a given time, and while any thread reads a file or a socket, waits for another process, or
+// works with a GPU. Sleep by nanosleep() and timed waits of Abseil count as sleep without an end: threads of TensorFlow and XLA look
+// around in that way.
 bool process_sleeps(const std::vector<int>& waiting);
 
 }  // namespace horovodish

@@ -62,9 +62,7 @@ def test_ranks_that_begin_with_different_parameters_are_warned_once() -> None:
     *all_differ, bias_differs = first
     for said in all_differ:
         (text,) = said
-        assert text.startswith(
-            "the ranks train different models: parameter '0.weight' differs: rank 0 has torch.float32"
-        )
+        assert "different parameters: parameter '0.weight' differs: rank 0 has torch.float32" in text
         assert "; rank 1 has" in text
         assert "; rank 2 has" in text
         assert "3 more differ. Remedy: call hvd.broadcast_parameters(" in text
