@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +219,7 @@ def test_a_script_that_ends_with_a_program_under_way(tmp_path: Path) -> None:
     script.write_text(LEAVES_A_PROGRAM_UNDER_WAY)
     output = output_of(script, np=2, timeout=120, with_errors=True)
     assert sorted(line for line in output.splitlines() if line.endswith(" ends")) == ["rank 0 ends", "rank 1 ends"]
-    assert re.search(r"warning: a program that the script did not wait for: .*rank 0 has ended its script", output)
+    assert re.search(r"warning: an operation that the script did not wait for: .*rank 0 has ended its script", output)
 
 
 USES_THE_RESULT_AFTER_THE_LOOP = """
@@ -252,3 +252,27 @@ def test_programs_under_way_are_waited_for_at_the_end(end: str, tmp_path: Path) 
     script = tmp_path / "used.py"
     script.write_text(USES_THE_RESULT_AFTER_THE_LOOP)
     assert output_of(script, end, np=2, timeout=120) == "(300, 300)\n"
+
+
+WAITS_FOR_DIFFERENT_TENSORS_AT_THE_END = """
+import jax
+import jax.numpy as jnp
+import horovodish.jax as hvd
+
+hvd.init()
+state = hvd.elastic.JaxState(x=jnp.ones((300, 300)))
+with hvd.elastic.attempt(state):  # in an elastic job, a thread listens to the launcher from now on
+    pass
+x = jax.jit(lambda x: hvd.allreduce(x @ x, name=f"of rank {hvd.rank()}"))(state.x)
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("--min-np", "2")], ids=["plain", "elastic"])
+def test_ranks_that_wait_for_different_tensors_at_the_end_do_not_hang(flags: Sequence[str], tmp_path: Path) -> None:
+    script = tmp_path / "different.py"
+    script.write_text(WAITS_FOR_DIFFERENT_TENSORS_AT_THE_END)
+    output = output_of(script, np=2, flags=flags, timeout=120, with_errors=True)
+    for rank in (0, 1):
+        assert (
+            f"wait for: allreduce 'of rank {rank}' failed on rank {rank}: every rank waits, but not for the" in output
+        )

@@ -70,6 +70,32 @@ def test_ranks_that_begin_with_different_parameters_are_warned_once() -> None:
     assert "parameter '0.bias' differs" in text, "a frozen one decides what the model gives, too"
 
 
+def two_optimizers_in_one_backward() -> list[str]:
+    """Rank 1 meets their parameters in the other order."""
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizers = [
+        hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 0.1), layer.named_parameters())
+        for layer in (first, second)
+    ]
+    layers = [first, second] if hvd.rank() == 0 else [second, first]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            sum(layer(torch.ones(1, 2)).sum() for layer in layers).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    return [str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)]
+
+
+def test_two_optimizers_in_one_backward_are_compared() -> None:
+    first, second = run_ranks(two_optimizers_in_one_backward, 2)
+    assert len(first) == 2
+    assert all("parameter 'weight' differs" in text for text in first)
+    assert second == []
+
+
 def begin_alike() -> list[list[str]]:
     def some(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
         return wrapped(optimizer, model, process_set=hvd.add_process_set([0, 1]))
