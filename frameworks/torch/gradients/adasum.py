@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from horovodish import _native, basics, gradient_windows
-from horovodish.consistency import compare_parameters
+from horovodish.consistency import Checksums, details, warn_of_difference
 from horovodish.devices import HOST
 from horovodish.errors import from_native
 from horovodish.gradient_options import GradientOptions
-from horovodish.gradient_plan import plan_buckets
+from horovodish.gradient_plan import Comparison, compare_layouts, plan_buckets
 from horovodish.process_sets import checked_id
-from horovodish.submission import WAIT_SLICE_SECONDS, keep_for_ever
+from horovodish.submission import WAIT_SLICE_SECONDS, Handle, keep_for_ever
 from horovodish.torch.gradients.reducer import release
 from horovodish.torch.gradients.slot import Slot, members_of
 from horovodish.torch.names import PlanNames
@@ -36,7 +36,9 @@ class DeltaReducer:
         self._named: list[tuple[str, Tensor]] = []
         self._names = PlanNames(options.process_set, "updates")
         self._engine: _native.Engine | None = None
-        self._compared_on: _native.Engine | None = None  # parameters with the other ranks
+        self._compared_on: _native.Engine | None = None  # parameters with the other ranks, after the first step
+        self._comparison: Handle[Comparison] | None = None
+        self._checksums: Checksums = {}
         self._slots: list[Slot] = []
         self._before: list[Tensor] = []
         self._travelling: list[tuple[Tensor, Any]] = []  # the engine reads and writes this memory
@@ -94,7 +96,7 @@ class DeltaReducer:
     @property
     def interrupted(self) -> bool:
         """True if a reduction has begun and not ended."""
-        return bool(self._travelling)
+        return bool(self._travelling) or self._comparison is not None
 
     @torch.no_grad()
     def before_step(self) -> None:
@@ -104,15 +106,7 @@ class DeltaReducer:
         planned = [slot.parameter for slot in self._slots]
         if self._engine is not basics.engine() or [*map(id, trained)] != [*map(id, planned)]:
             self._build()
-        self._compare_parameters()
         self._before = [slot.parameter.detach().clone() for slot in self._slots]
-
-    def _compare_parameters(self) -> None:
-        if not self._slots or self._compared_on is self._engine:
-            return
-        own = parameter_checksums(self._named)
-        if compare_parameters(own, self._name, self._options.process_set, BROADCAST_REMEDY):
-            self._compared_on = self._engine
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -137,10 +131,26 @@ class DeltaReducer:
         if not self.interrupted:
             return
         if self._engine is not basics.engine():
-            self._keep_what_travels()
-            self._put_back()
-            self._forget()
+            if self._travelling:
+                self._keep_what_travels()
+                self._put_back()
+                self._forget()
+            self._comparison = None
             return
+        if self._travelling:
+            self._reduce()
+            if self._compared_on is not self._engine:
+                self._checksums = parameter_checksums(self._named)
+                self._comparison = compare_layouts([], self._name, self._options.process_set, self._checksums)
+        if self._comparison is not None:
+            found, self._comparison = self._comparison.wait(), None
+            if found.ranks == self._options.process_set.size():  # one that has joined would not know, and may come back
+                self._compared_on = self._engine
+            if found.differs:
+                of_ranks = details(self._checksums, self._name, self._options.process_set)
+                warn_of_difference(of_ranks.wait(), self._options.process_set, BROADCAST_REMEDY)
+
+    def _reduce(self) -> None:
         plan = self._plan
         for payload, _ in self._travelling[self._submitted :]:
             plan.submit(self._submitted, payload.data_ptr(), payload.data_ptr())

@@ -69,11 +69,15 @@ def test_mistakes_are_refused() -> None:
 @on_ranks(2)
 def test_the_guide(tmp_path: Path) -> None:
     os.chdir(tmp_path)
-    training, loading = python_blocks("docs/keras.md")
+    training, vocabulary, loading = python_blocks("docs/keras.md")
     x = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
     y = np.stack([x.sum(1), x.prod(1)], 1)
     scope = {"model": mlp(), "x": x, "y": y, "validation_x": x[:8], "validation_y": y[:8], "keras": keras}
     exec(training, scope)
     hvd.barrier()
     exec(loading, scope)
+    if keras.config.backend() == "tensorflow":  # lookups need it
+        words = {"lookup": keras.layers.StringLookup(), "words_of_this_rank": [f"word {hvd.rank()}"]}
+        exec(vocabulary, {**scope, **words})
+        assert words["lookup"].get_vocabulary()[1:] == ["word 0"]
     assert scope["model"].optimizer.built
