@@ -10,17 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from horovodish import basics
-from horovodish.array_adapter import ARRAYS
-from horovodish.operation import Operation
 from horovodish.process_sets import ProcessSet, checked_id
-from horovodish.reduce_ops import Sum
 from horovodish.submission import Handle, gather_objects_async
 
 __all__ = [
     "Checksums",
     "are_equal",
     "checksum_of",
-    "compare_parameters",
     "details",
     "difference",
     "summands",
@@ -58,26 +54,6 @@ def checksum_of(array: np.ndarray) -> tuple[str, int]:
     """What an array is, and a checksum of its bytes."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     return f"{array.dtype} of shape {array.shape}", zlib.crc32(data)
-
-
-def compare_parameters(own: Checksums, gradients: str, process_set: ProcessSet, remedy: str) -> bool:
-    """Find out whether the ranks have the same parameters, and warn if not. Collective; blocks.
-
-    Args:
-        own, gradients, process_set: as for `details`.
-        remedy: as for `warn_of_difference`.
-
-    Returns:
-        Whether all ranks have taken part, and none has joined.
-    """
-    riding = np.array([1, *summands(own)], np.int64)
-    operation = Operation("allreduce", f"{gradients}: checksum of the parameters", process_set, Sum)
-    ranks, *sums = ARRAYS.start(operation, [riding], lambda reduced, _: reduced[0].tolist()).wait()
-    if ranks < process_set.size():
-        return False
-    if not are_equal(sums, ranks):
-        warn_of_difference(details(own, gradients, process_set).wait(), process_set, remedy)
-    return True
 
 
 def details(own: Checksums, gradients: str, process_set: ProcessSet) -> Handle[dict[int, Checksums]]:

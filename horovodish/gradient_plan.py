@@ -19,7 +19,7 @@ import numpy as np
 from horovodish import basics
 from horovodish.array_adapter import ARRAYS
 from horovodish.autotune import Tuner, Tuning, tuner_of, warn_of_no_effect
-from horovodish.consistency import Checksums, are_equal, compare_parameters, details, summands, warn_of_difference
+from horovodish.consistency import Checksums, are_equal, details, summands, warn_of_difference
 from horovodish.gradient_options import GradientOptions
 from horovodish.operation import Adapter, Operation
 from horovodish.process_sets import ProcessSet
@@ -346,7 +346,12 @@ class GradientPlan:
     def compare_parameters(self, name: str, sources: Sequence[Any]) -> None:
         """Warn if the ranks have different parameters. Collective; blocks, also while a program is traced."""
         if own := self._checksums(sources):
-            compare_parameters(own, name, self.options.process_set, self._remedy)
+            self._warn(compare_layouts([], name, self.options.process_set, own).wait(), own, name)
+
+    def _warn(self, comparison: Comparison, checksums: Checksums, name: str) -> None:
+        process_set = self.options.process_set
+        if comparison.differs:
+            warn_of_difference(details(checksums, name, process_set).wait(), process_set, self._remedy)
 
     def _checksums(self, sources: Iterable[Any]) -> Checksums:
         """Of the variables among the sources that have a value. Local ones are this rank's own."""
@@ -359,13 +364,12 @@ class GradientPlan:
 
     def _alike(self, own: dict[int, Any], sources: Sequence[Any], name: str) -> dict[int, Any]:
         """The gradients, of the same layouts on every rank."""
-        layouts, process_set = list(map(self._layout, own.values())), self.options.process_set
+        layouts = list(map(self._layout, own.values()))
         # Not before the first step: a script may have variables that it broadcasts after it.
         _reductions[name] += 1
         checksums = self._checksums(sources) if _reductions[name] == COMPARED_REDUCTION else None
-        wanted = compare_layouts(layouts, name, process_set, checksums).wait()
-        if wanted.differs and checksums is not None:
-            warn_of_difference(details(checksums, name, process_set).wait(), process_set, self._remedy)
+        wanted = compare_layouts(layouts, name, self.options.process_set, checksums).wait()
+        self._warn(wanted, checksums or {}, name)
         return {
             index: gradient if layout is before else self._adapter.filled(gradient, sources[index], layout)
             for (index, gradient), before, layout in zip(own.items(), layouts, wanted.layouts, strict=True)

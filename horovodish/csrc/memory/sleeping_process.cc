@@ -33,7 +33,8 @@ bool is_background(int thread) {
 // The number of a thread that has ended may become that of another one.
 void forget_others(const std::vector<int>& threads) {
   std::lock_guard lock(background_mutex);
-  std::erase_if(background, [&](int thread) { return std::find(threads.begin(), threads.end(), thread) == threads.end(); });
+  std::erase_if(background,
+                [&](int thread) { return std::find(threads.begin(), threads.end(), thread) == threads.end(); });
 }
 
 // Some threads of XLA and TensorFlow look around from time to time. Their mutexes are Abseil's, which calls the kernel by syscall(),

@@ -310,8 +310,7 @@ void bind_engine(nb::module_& module) {
            nb::arg("local_size"), nb::arg("arena_descriptors"), nb::arg("peer_sockets"), nb::arg("chunk_bytes"),
            nb::arg("ring_segment_bytes"), nb::arg("cache_capacity"), nb::arg("spin_us"),
            nb::arg("stall_warning_seconds"), nb::arg("stall_shutdown_seconds"), nb::arg("stack_signal"),
-           nb::arg("plane"), nb::arg("shared_gpu"), nb::arg("horovods_gradients"),
-           nb::arg("averages_over_size"))
+           nb::arg("plane"), nb::arg("shared_gpu"), nb::arg("horovods_gradients"), nb::arg("averages_over_size"))
       .def_prop_ro("horovods_gradients", &Engine::horovods_gradients)
       .def("add_process_set", &add_process_set, nb::arg("id"), nb::kw_only(), nb::arg("ranks"), nb::arg("hosts"),
            nb::arg("local"), nb::arg("region"), nb::arg("mpi"), nb::arg("generation"))
