@@ -61,8 +61,11 @@ def test_an_mpirun_that_does_not_run_is_unknown(tmp_path: Path) -> None:
     assert inspect(str(path), {}) == Mpirun(str(path), None, "", "Exec format error")
     fails = program(tmp_path / "mpiexec", "echo 'no home folder' >&2; echo more >&2; exit 1")
     assert inspect(fails, {}) == Mpirun(fails, None, "", "no home folder")
-    with pytest.raises(LaunchError, match=rf"no mpirun that was found runs: {fails} \(does not run: no home folder\)$"):
+    found = rf"no mpirun that was found runs: {fails} \(does not run: no home folder\)\.\nInstall Open MPI's mpirun"
+    with pytest.raises(LaunchError, match=found):
         matching(LIBRARY, [inspect(fails, {})])
+    silent = program(tmp_path / "mpirun.silent", "exit 3")
+    assert inspect(silent, {}) == Mpirun(silent, None, "", "exit status 3")
 
 
 def test_the_first_of_the_right_family_is_taken_and_none_after_it_is_looked_at() -> None:
