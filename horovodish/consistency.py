@@ -30,12 +30,12 @@ _WORD_BITS = 24
 
 
 def summands(checksums: Checksums) -> list[int]:
-    """Numbers of which `are_equal()` takes the sums over the ranks. They fit 64 bits for up to 32768 ranks.
+    """Return the numbers that ranks add up for `are_equal()`. The sums fit 64 bits for up to 32768 ranks.
 
     Sums tell whether numbers x are equal on n ranks, because n times the sum of x^2 is the square of the sum of x only
-    then.
+    then. Names do not count: Keras numbers its layers on each rank.
     """
-    total = zlib.crc32(repr(checksums).encode())
+    total = zlib.crc32(repr([*checksums.values()]).encode())
     words = total >> _WORD_BITS, total & ((1 << _WORD_BITS) - 1)
     return [number for word in words for number in (word, word * word)]
 

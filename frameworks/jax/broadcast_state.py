@@ -115,8 +115,8 @@ def _broadcast(tree: Tree, root_rank: int, what: str, process_set: ProcessSet) -
         (ours, theirs) for ours, theirs in zip(structure, root_structure, strict=True) if ours != theirs
     ]:
         warnings.warn(
-            f"{what}: functions, static fields and other objects are not sent, and those of rank {basics.rank()} "
-            f"differ from those of rank {root}: {_first_difference(*differences[0])}. Build the trees "
+            f"{what} does not send functions, static fields and other objects. They differ between rank "
+            f"{basics.rank()} and rank {root}: {_first_difference(*differences[0])}. Build the trees "
             "alike on every rank",
             RuntimeWarning,
             stacklevel=3,

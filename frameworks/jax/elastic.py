@@ -124,7 +124,7 @@ def _is_function(value: Any) -> bool:
     To `jax.jit`, and where trees are compared, a function is the same as itself alone.
     """
     if isinstance(value, MethodType):
-        # What is hashed by its value does not change, such as a module of Flax's linen, whose apply this may be.
+        # An object that is hashed by its value does not change. Flax's linen modules are such; this may be their apply.
         return type(value.__self__).__hash__ not in (None, object.__hash__) and not isinstance(value.__self__, type)
     if isinstance(value, FunctionType):
         try:

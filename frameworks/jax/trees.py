@@ -102,7 +102,7 @@ class Leaves:
             tree: of arrays.
             name: what to call it in an error.
             op: how it is reduced; None when it is only moved.
-            takes_complex: sums and averages of complex arrays are those of their parts.
+            takes_complex: reduce complex arrays as their real and imaginary parts, for sums and averages.
         """
         # The indices of a sparse array would be reduced with its values.
         is_leaf = None if op is None else lambda node: hasattr(node, "todense")

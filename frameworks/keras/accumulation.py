@@ -42,7 +42,7 @@ class Accumulation:
         self._count = optimizer.add_variable(shape=(), dtype="int32", name="passes_of_window")
 
     def move(self, optimizer: Any, to: Any) -> None:
-        """Makes the variables those of another optimizer."""
+        """Have another optimizer track the variables of this window, in place of the one that does."""
         for variable in self._own():
             optimizer._tracker.untrack(variable)
             to._track_variable(variable)
