@@ -37,7 +37,7 @@ def knobs(*, warning: float = 1.0, shutdown: float = 0) -> dict[str, str]:
 
 
 def hang(gpu: Gpu) -> None:
-    """From now on this rank's GPU does nothing of what it is given."""
+    """From now on this rank's GPU does nothing of what it is given. The end of a communicator waits for it."""
     gpu.stream.hold(True)
     gpu.stream.add(np.zeros(1, np.float32), 0.0)
 
@@ -173,7 +173,9 @@ def break_a_gpu() -> str:
     hvd.barrier()
     if hvd.rank() == 1:
         ctypes.CDLL(os.environ["HOROVODISH_TEST_CUDA"]).pretend_break()
-    return outcome_of(basics.engine().settle_launched)
+    text = outcome_of(basics.engine().settle_launched)
+    gpu.stream.hold(False)
+    return text
 
 
 def test_the_event_of_a_gpu_that_has_failed_is_no_success() -> None:
@@ -196,6 +198,7 @@ def hang_until_all_raise(kind: str) -> tuple[str, str, str]:
         memory[2].wait()
     with pytest.raises(hvd.StallError) as raised:
         hvd.barrier()
+    gpu.stream.hold(False)
     return str(settled.value), str(raised.value), wait_for_output(hvd.rank(), "")
 
 
@@ -250,6 +253,7 @@ def hang_where_the_root_has_done_its_part() -> tuple[str, str]:
     wait_for_output(2, "'hangs' was launched")
     with pytest.raises(hvd.StallError) as raised:
         hvd.allreduce(np.ones(1), name="waits for rank 2") if hvd.rank() != 2 else basics.engine().settle_launched()
+    gpu.stream.hold(False)
     return str(raised.value), wait_for_output(hvd.rank(), "")
 
 

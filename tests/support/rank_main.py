@@ -136,7 +136,7 @@ def shut_down() -> None:
 
 def left_behind() -> list[str]:
     """Threads of the engine, its shared memory and Python threads that this process still has."""
-    own = re.compile("horovodish")
+    own = re.compile("horovodish|hvd-")
     native = [f"thread {name}" for task, name in thread_names().items() if own.search(name) and task != os.getpid()]
     python = [f"Python thread {thread.name}" for thread in threading.enumerate() if own.search(thread.name)]
     memory = re.compile(r"/memfd:horovodish\S*")

@@ -57,6 +57,7 @@ bool NcclCommunicator::end(std::chrono::milliseconds limit) {
   auto ended = promise.get_future();
   std::thread([&device = device_, communicator = std::exchange(communicator_, nullptr),
                last_call = finalized_ ? nccl_.comm_destroy : nccl_.comm_abort, promise = std::move(promise)]() mutable {
+    set_up_thread("hvd-nccl-end");
     try {
       const Device::Scope scope(device);
       const abi::NcclResult result = last_call(communicator);
