@@ -13,6 +13,7 @@
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 
@@ -97,12 +98,15 @@ std::optional<std::map<int, uint64_t>> sleepers(const std::vector<int>& waiting)
 
 }  // namespace
 
-void add_background_thread(int thread) {
+void add_background_thread(int thread) noexcept {
   std::lock_guard lock(background_mutex);
-  background.push_back(thread);
+  try {
+    background.push_back(thread);
+  } catch (const std::bad_alloc&) {  // then it counts as one that may submit
+  }
 }
 
-void remove_background_thread(int thread) {
+void remove_background_thread(int thread) noexcept {
   std::lock_guard lock(background_mutex);
   std::erase(background, thread);
 }

@@ -11,8 +11,8 @@ inline constexpr const char* kCompletionThread = "horovodish-then";
 
 // The engine and MPI have threads that look at sockets or at the time. They submit nothing and wake nobody who does.
 // `thread`: as gettid() gives it.
-void add_background_thread(int thread);
-void remove_background_thread(int thread);
+void add_background_thread(int thread) noexcept;
+void remove_background_thread(int thread) noexcept;
 
 // The calling thread is such a thread for the length of a scope.
 class BackgroundThread {
