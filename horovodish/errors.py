@@ -1,12 +1,13 @@
 """The exceptions of horovodish.
 
+    BaseException
+      HostsUpdatedInterrupt       the set of hosts has changed
     RuntimeError
       HorovodInternalError        a collective failed
         MismatchError             the ranks disagree about a tensor
         RankLostError             a rank died, raised or left while others needed it
         StallError                ranks waited for another one for longer than the shutdown time
         EngineStoppedError        shutdown() was called while the operation was pending
-      HostsUpdatedInterrupt       the set of hosts has changed
       ForkedProcessError          the engine was used in a forked child
       LaunchError                 the ranks could not be started, or MPI is missing or the wrong one
     ValueError
@@ -55,8 +56,11 @@ class EngineStoppedError(HorovodInternalError):
     """`shutdown()` was called while the operation was pending."""
 
 
-class HostsUpdatedInterrupt(RuntimeError):
-    """The set of hosts has changed; elastic training starts over with the new one."""
+class HostsUpdatedInterrupt(BaseException):
+    """The set of hosts has changed; elastic training starts over with the new one.
+
+    It is no Exception, so that a script which skips batches that raise one does not skip what it interrupts.
+    """
 
 
 class ForkedProcessError(RuntimeError):

@@ -21,6 +21,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound=State)
 
+_PROBLEMS = (Exception, HostsUpdatedInterrupt)
+"""What a recovery may follow."""
+
 
 class _Note(NamedTuple):
     """What a rank says of the recovery that it is in.
@@ -93,7 +96,7 @@ class _Loop:
                 else:
                     state._finish()  # the script may leave its loop in this block, and would then see no recovery
                 return
-            except Exception as problem:
+            except _PROBLEMS as problem:
                 self.deferred = None
                 self.recover(problem)
 
@@ -123,12 +126,12 @@ class _Loop:
         finally:
             State._of_block = None
 
-    def recover(self, problem: Exception) -> None:
+    def recover(self, problem: BaseException) -> None:
         """After a problem: begin again with the ranks that are left, from the commit of which all of them agree.
 
         Raises:
-            Exception: `problem`, unless it comes of other ranks, or when the ranks have begun again because of the like
-                of it before and not all of them have made a commit since.
+            BaseException: `problem`, unless it comes of other ranks, or when the ranks have begun again because of the
+                like of it before and not all of them have made a commit since.
         """
         seen: list[BaseException] = []
         while True:
@@ -155,12 +158,12 @@ class _Loop:
                         state.on_reset()
                 _tell(outcome)
                 return
-            except Exception as another:
+            except _PROBLEMS as another:
                 if another is problem:
                     raise
                 problem = another
 
-    def _check_progress(self, outcome: Outcome, problem: Exception) -> None:
+    def _check_progress(self, outcome: Outcome, problem: BaseException) -> None:
         """Raise the problem if it is of no use to go on."""
         notes: list[_Note] = outcome.notes
         if any(note.is_told or note.ranks != basics.size() for note in notes):
@@ -220,7 +223,7 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
                     basics.check_no_loss()
                     state._commit(copies=True)
                     return result
-                except Exception as problem:
+                except _PROBLEMS as problem:
                     _loop.recover(problem)
 
     return elastic
@@ -259,7 +262,7 @@ def attempt(state: State) -> Iterator[None]:
     with _loop.inside(state):
         try:
             yield
-        except Exception as problem:
+        except _PROBLEMS as problem:
             _loop.recover(problem)
             return
         _loop.end_block(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,48 @@ def test_a_loss_that_was_caught_leaves_no_step_out(kind: str, tmp_path: Path) ->
     assert ended.results == [[STEPS, sum(range(STEPS)), True]]
     warning = "a collective has failed in a block that came to its end"
     assert (warning in ended.said) == (kind == "blocks")
+
+
+def skip_batches_that_fail(scene: Scene, slots: str) -> Any:
+    """A script that leaves out the rest of an epoch when a batch fails. In the first one new slots come."""
+
+    def train_epoch(state: ObjectState) -> None:
+        while state.batch < 4:
+            if state.batch == 1 and scene.first_time("grows"):
+                Path(slots).write_text("localhost:2\n")
+            if state.batch == 1 and scene.start == 0:
+                wait_until(membership.hosts_updated)
+            state.batch += 1
+            state.total += hvd.allreduce(np.ones(1), name="gradient").item()
+            state.commit()
+
+    @hvd.elastic.run
+    def train(state: ObjectState) -> None:
+        while state.epoch < 2:
+            with contextlib.suppress(Exception):
+                train_epoch(state)
+            state.batch = 0
+            state.epoch += 1
+
+    state = ObjectState(epoch=0, batch=0, total=0.0)
+    train(state)
+    return [hvd.size(), state.total]
+
+
+def test_new_slots_leave_out_nothing_of_a_script_that_skips_what_fails(tmp_path: Path) -> None:
+    slots, flags = growing_from(1, 2, tmp_path)
+    ended = run_elastic(skip_batches_that_fail, tmp_path, None, str(slots), flags=flags)
+    assert ended.status == 0, ended.said
+    assert ended.results == [[2, 8.0]] * 2, ended.said
+
+
+def growing_from(slots: int, most: int, folder: Path) -> tuple[Path, list[str]]:
+    """A file in which a script says how many slots there are, and the flags of a job that follows it."""
+    hosts, program = folder / "slots", folder / "hosts.sh"
+    hosts.write_text(f"localhost:{slots}\n")
+    program.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    program.chmod(0o755)
+    return hosts, ["--host-discovery-script", str(program), "--min-np", str(slots), "--max-np", str(most)]
 
 
 def call_too_much(scene: Scene, when: str) -> Any:
@@ -324,11 +367,7 @@ def test_windows_of_accumulation_lose_no_sample(copies: str, tmp_path: Path) -> 
 
 def test_a_job_that_grows_within_a_window_loses_no_sample(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    slots, program = tmp_path / "slots", tmp_path / "hosts.sh"
-    slots.write_text("localhost:2\n")
-    program.write_text(f"#!/bin/sh\ncat {slots}\n")
-    program.chmod(0o755)
-    flags = ["--host-discovery-script", str(program), "--min-np", "2", "--max-np", "3"]
+    slots, flags = growing_from(2, 3, tmp_path)
     ended = run_elastic(accumulate, tmp_path, None, str(slots), flags=flags)
     assert ended.fired == {"grows 0", "grows 1"}
     check_samples(ended, 3)
