@@ -81,6 +81,7 @@ class BroadcastGlobalVariablesCallback(EpochSyncCallback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Called by Keras. Collective after the first step, which every rank does."""
+        self.epoch_sync.sent_since_step = not self._complete
         if not self._complete:
             self._complete = True
             self._send_all()

@@ -27,16 +27,19 @@ class EpochSync(keras.callbacks.Callback):
 
     As the last callback, when all others have decided, it sets `stop_training` on every rank if it is set on any, and
     gives every rank the learning rates of the first one.
+
+    Attributes:
+        sent_since_step: whether the weights were broadcast after the last step, so that they say nothing about it.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.set_model(model)
-        self._synced = self._compared = self._begun = False
+        self._synced = self._compared = self._begun = self.sent_since_step = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras, also with a list of callbacks of which an epoch has failed before."""
-        self._synced = self._compared = self._begun = False
+        self._synced = self._compared = self._begun = self.sent_since_step = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras. Collective in the first epoch.
@@ -67,7 +70,7 @@ class EpochSync(keras.callbacks.Callback):
             steps = allgather_object(own, "meeting.steps")
             if min(steps) < max(steps):
                 broadcast_model(self.model, state_of(self.model), steps.index(max(steps, key=sum)))
-            elif not (self._compared or distributions_of(self.model)):
+            elif not (self._compared or self.sent_since_step or distributions_of(self.model)):
                 self._compared = True
                 self._compare_weights()
 
