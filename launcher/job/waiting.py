@@ -123,9 +123,11 @@ class Waiting:
         begin = max(min(self._ranks[rank].since for rank in each) for each in (left, waiting))
         if now - begin < DESERTED_SECONDS:
             return None
+        # What `python - < train.py` looks like: the other ranks run an empty script.
+        of_stdin = " (only rank 0 reads stdin: start a script from a file)" if waiting == [0] else ""
         return (
             f"{self._named(left)} ended with exit status 0 without init(), in which {ranks_in_words(waiting)} "
-            f"{'waits' if len(waiting) == 1 else 'wait'} for it. Remedy: let every rank call init(), or none"
+            f"{'waits' if len(waiting) == 1 else 'wait'} for it. Remedy: let every rank call init(), or none{of_stdin}"
         )
 
     def left_behind(self, now: float) -> str:

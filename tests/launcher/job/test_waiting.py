@@ -145,6 +145,11 @@ def test_a_rank_that_ends_without_init_while_others_wait_there() -> None:
     text = waiting.deserted(100 + DESERTED_SECONDS)
     assert text is not None
     assert text.startswith("rank 1 on a ended with exit status 0 without init(), in which rank 2 waits for it")
+    assert "stdin" not in text
+    from_stdin = begun(2)
+    from_stdin.ended(1, now=0)
+    from_stdin.reached(0, "init", 200, now=0)
+    assert "(only rank 0 reads stdin: start a script from a file)" in str(from_stdin.deserted(DESERTED_SECONDS))
     used = begun(2)
     for phase in ("init", "running", "shutdown", "stopped", "exit"):
         used.reached(1, phase, 201, now=0)
