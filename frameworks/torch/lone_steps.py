@@ -26,7 +26,7 @@ class _LoneSteps:
         self._engine: _native.Engine | None = None
         self._hook: RemovableHandle | None = None
         self._kind = ""
-        self._size = self._steps = self._completed_before = 0
+        self._size = self._steps = self._completed_before = self._reduced_before = self._bytes = 0
 
     def begin(self, _: Any = None) -> None:
         """The engine has started."""
@@ -39,7 +39,13 @@ class _LoneSteps:
         if self._engine is None or is_distributed(optimizer):
             return
         if not self._steps:
-            self._completed_before, self._kind = self._engine.completed(), type(optimizer).__name__
+            self._completed_before, self._reduced_before = self._engine.completed(), self._engine.reduced_bytes()
+            self._kind = type(optimizer).__name__
+            self._bytes = sum(
+                parameter.numel() * parameter.element_size()
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+            )
         self._steps += 1
 
     def end(self) -> None:
@@ -51,6 +57,8 @@ class _LoneSteps:
         hook.remove()
         if self._steps < FEWEST_STEPS or failures.reason or basics.loss():
             return
+        if 0 < self._bytes <= engine.reduced_bytes() - self._reduced_before:
+            return  # Scripts may average the model itself now and then, or gradients within process sets.
         if (engine.completed() - self._completed_before) * FEWEST_STEPS < self._steps:
             warnings.warn(
                 f"rank 0 of {self._size} took {self._steps} steps of {self._kind} and reduced no gradients, so each "

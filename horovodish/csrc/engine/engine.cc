@@ -542,11 +542,17 @@ bool Engine::take_submissions() noexcept {
 
 // A rank that has joined does not know what others have reduced since, until its join() returns.
 void Engine::count(const Operation& operation) noexcept {
+  const Request& request = *operation.request;
+  if (has_caller(operation) && (request.kind == Kind::allreduce || request.kind == Kind::reducescatter)) {
+    size_t bytes = 0;
+    for (const Member& member : request.members) bytes += row_bytes(member);
+    reduced_bytes_ += bytes;
+  }
   if (operation.process_set != 0) return;
   if (!has_caller(operation)) {
     ++completed_while_joined_;
   } else {
-    completed_ += operation.request->kind == Kind::join ? 1 + completed_while_joined_.exchange(0) : 1;
+    completed_ += request.kind == Kind::join ? 1 + completed_while_joined_.exchange(0) : 1;
   }
 }
 

@@ -144,6 +144,8 @@ class Engine final : private ProcessSet::Owner {
   void stop(bool failed, const std::string& reason) noexcept;
   // How many operations of all ranks have succeeded here. Of ranks that were cut off, the one with most is furthest.
   uint64_t completed() const { return completed_; }
+  // How many bytes of this rank were reduced, in all process sets.
+  uint64_t reduced_bytes() const { return reduced_bytes_; }
   // The engine's message about the lost rank, empty if no operation here failed because of one. Frameworks wrap errors, but
   // every such error contains this text. If nothing failed but what had been launched on a GPU, the message about that.
   std::string loss();
@@ -212,6 +214,7 @@ class Engine final : private ProcessSet::Owner {
   const uint64_t forks_;  // when it was made
   std::atomic<uint64_t> last_handle_id_{0};
   std::atomic<uint64_t> completed_{0};
+  std::atomic<uint64_t> reduced_bytes_{0};
   std::atomic<uint64_t> completed_while_joined_{0};
 
   std::mutex inbox_mutex_;

@@ -361,6 +361,7 @@ void bind_engine(nb::module_& module) {
       .def("release_settled", &release_settled, nb::arg("kept"))
       .def("hold_other_threads", &Engine::hold_other_threads, nb::call_guard<nb::gil_scoped_release>())
       .def("completed", &Engine::completed)
+      .def("reduced_bytes", &Engine::reduced_bytes)
       .def("loss", &Engine::loss)
       .def("last_failure", &Engine::last_failure)
       .def("stop", &Engine::stop, nb::arg("failed"), nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>());

@@ -129,6 +129,32 @@ def reduce_nothing() -> list[list[str]]:
     return [trained(unwrapped, broadcast), trained(unwrapped, broadcast, average)]
 
 
+def reduce_in_other_ways() -> list[list[str]]:
+    sets, steps = [], []
+
+    def in_a_set(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            if hvd.rank() < 2 and parameter.grad is not None:
+                hvd.allreduce_(parameter.grad, process_set=sets[0])
+
+    def in_the_last_step(model: nn.Module) -> None:
+        steps.append(model)
+        if len(steps) == STEPS:
+            hvd.grouped_allreduce_([parameter.data for parameter in model.parameters()])
+
+    def unwrapped(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+        return optimizer
+
+    return [
+        trained(unwrapped, lambda model: sets.append(hvd.add_process_set([0, 1])), in_a_set),
+        trained(unwrapped, broadcast, in_the_last_step),
+    ]
+
+
+def test_gradients_in_process_sets_and_averages_of_models_count() -> None:
+    assert run_ranks(reduce_in_other_ways, 3) == [[[], []]] * 3
+
+
 def test_ranks_that_reduce_no_gradient_are_warned_at_the_end() -> None:
     first, second = run_ranks(reduce_nothing, 2)
     (said,) = first[0]
