@@ -271,6 +271,26 @@ def test_ranks_that_wait_for_each_other_for_ever_raise() -> None:
         assert "if rank == 0:" in text
 
 
+def compute_then_submit(work_seconds: float) -> None:
+    """A thread that has used no collective before."""
+    end = time.monotonic() + work_seconds
+    while time.monotonic() < end:
+        pass
+    hvd.allreduce(np.zeros(3), name=f"x{1 - hvd.rank()}")
+
+
+def wait_for_threads_that_begin() -> None:
+    hvd.init()
+    other_thread = threading.Thread(target=compute_then_submit, args=(7.0,))
+    other_thread.start()
+    hvd.allreduce(np.zeros(3), name=f"x{hvd.rank()}")
+    other_thread.join()
+
+
+def test_a_thread_may_compute_for_its_first_collective() -> None:
+    run_ranks(wait_for_threads_that_begin, 2, env=knobs("auto", warning=60))
+
+
 def submit_without_waiting(work_seconds: float, ends: threading.Event) -> None:
     """A thread as TensorFlow has them: it submits and never waits. It works while the main thread waits."""
     hvd.allreduce_async(np.zeros(3), name="first")

@@ -7,7 +7,6 @@
 #include <new>
 
 #include "engine/warning.h"
-#include "memory/sleeping_process.h"
 #include "memory/thread_setup.h"
 #include "memory/waiting_costs.h"
 #include "planes/make_plane.h"
@@ -455,7 +454,7 @@ void Engine::say_who_waits() noexcept {
   const bool others_submit = waiting_threads_.any_only_submits();
   look_at_threads();
   for (auto& [id, set] : process_sets_) {
-    const bool all_wait = waiting_threads_.all_wait_in(id) && (!others_submit || set->is_quiet());
+    const bool all_wait = waiting_threads_.all_wait_in(id) && !computes_ && (!others_submit || set->is_quiet());
     set->flush(all_wait || id == sleeping_in_);
   }
 }
@@ -467,6 +466,18 @@ void Engine::look_at_threads() noexcept {
   looks_again_ = now + kLookAtThreads;
   sleeping_in_.reset();
   const auto busy = [](const auto& entry) { return entry.second->busy(); };
+  const auto is_stuck = [](const auto& entry) {
+    return entry.second->busy() && entry.second->quiet_for() >= kLookAtThreads;
+  };
+  if (std::any_of(process_sets_.begin(), process_sets_.end(), is_stuck)) {
+    try {
+      computes_ = computing_threads_.look(waiting_threads_.waiting());
+    } catch (const std::bad_alloc&) {  // it looks again
+    }
+  } else {
+    computes_ = false;
+    computing_threads_.forget();
+  }
   if (std::count_if(process_sets_.begin(), process_sets_.end(), busy) != 1) return;
   const auto& [id, set] = *std::find_if(process_sets_.begin(), process_sets_.end(), busy);
   if (set->quiet_for() < kLookAtThreads) return;

@@ -24,6 +24,7 @@
 #include "engine/waiting_threads.h"
 #include "memory/arena.h"
 #include "memory/peer_watch.h"
+#include "memory/sleeping_process.h"
 #include "operation/operation.h"
 #include "planes/nccl/launch_order.h"
 #include "planes/nccl/launched_operations.h"
@@ -251,6 +252,8 @@ class Engine final : private ProcessSet::Owner {
   Clock::time_point caller_spoke_{};  // said who waits; used only by the thread that holds the seat
   Clock::time_point looks_again_{};  // at the threads of this process; used only by the thread that holds the seat
   std::optional<int> sleeping_in_;  // the process set for which this whole process waits; likewise
+  ComputingThreads computing_threads_;  // likewise
+  bool computes_ = false;  // one of them does; likewise
   std::atomic<bool> stopping_{false}, refused_{false};
   std::atomic<std::thread::id> ends_process_{};  // a thread that called hold_other_threads()
   mutable std::atomic<int> returning_{0};  // threads between begin_return() and end_return()

@@ -1,6 +1,7 @@
 // Which threads of this rank wait for operations, and in which process set. A rank will submit nothing more before the next
 // decision of a set only if every thread that ever waits is waiting in that set now. Example: one thread waits for 'gradient',
 // and another one, which has waited before, computes what it will submit as 'metric'. Peers that wait for 'metric' will get it.
+// A thread that has used no collective yet counts while it computes: it may be about to use its first one.
 // A thread that submits and never waits, such as one of TensorFlow's or of autograd's for a GPU, may compute or be idle. See
 // memory/sleeping_process.h.
 #pragma once
@@ -62,6 +63,13 @@ class WaitingThreads {
     std::lock_guard lock(state_->mutex);
     const auto found = state_->waiting.find(process_set);
     return found != state_->waiting.end() && !found->second.empty() && found->second.size() == state_->known;
+  }
+  // In any process set, as gettid() gives them.
+  std::vector<int> waiting() const {
+    std::lock_guard lock(state_->mutex);
+    std::vector<int> threads;
+    for (const auto& [set, those] : state_->waiting) threads.insert(threads.end(), those.begin(), those.end());
+    return threads;
   }
   // As gettid() gives them.
   std::vector<int> waiting_in(int process_set) const {

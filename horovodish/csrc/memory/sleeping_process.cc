@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -16,6 +18,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace horovodish {
 
@@ -69,17 +72,24 @@ bool sleeps_until_woken(const std::filesystem::path& thread) {
   return timeout == 0 || is_in_syscall(arguments.back()) || name_of(thread) == kCompletionThread;
 }
 
-// How often a thread has run.
-std::optional<uint64_t> times_run(const std::filesystem::path& thread) {
+struct Runs {
+  std::chrono::nanoseconds time{};  // also that for which it waited for a core
+  uint64_t number = 0;
+};
+
+// How long and how often a thread has run.
+std::optional<Runs> runs_of(const std::filesystem::path& thread) {
   std::ifstream file(thread / "schedstat");
-  uint64_t ran = 0, waited = 0, times = 0;
-  if (!(file >> ran >> waited >> times)) return std::nullopt;
-  return times;
+  int64_t ran = 0, waited = 0;
+  Runs runs;
+  if (!(file >> ran >> waited >> runs.number)) return std::nullopt;
+  runs.time = std::chrono::nanoseconds(ran + waited);
+  return runs;
 }
 
-// By thread, how often it has run. Nothing where one of them does not sleep.
-std::optional<std::map<int, uint64_t>> sleepers(const std::vector<int>& waiting) {
-  std::map<int, uint64_t> found;
+// The threads of this process with their folders, but for the calling one, those that wait and those in the background.
+std::map<int, std::filesystem::path> other_threads(const std::vector<int>& waiting) {
+  std::map<int, std::filesystem::path> others;
   std::vector<int> all;
   for (const auto& entry : std::filesystem::directory_iterator(kThreads)) {
     const std::string text = entry.path().filename();
@@ -87,12 +97,20 @@ std::optional<std::map<int, uint64_t>> sleepers(const std::vector<int>& waiting)
     std::from_chars(text.data(), text.data() + text.size(), thread);
     all.push_back(thread);
     if (thread == gettid() || is_background(thread)) continue;
-    if (std::find(waiting.begin(), waiting.end(), thread) != waiting.end()) continue;
-    const auto times = times_run(entry.path());
-    if (!times || !sleeps_until_woken(entry.path())) return std::nullopt;
-    found[thread] = *times;
+    if (std::find(waiting.begin(), waiting.end(), thread) == waiting.end()) others[thread] = entry.path();
   }
   forget_others(all);
+  return others;
+}
+
+// By thread, how often it has run. Nothing where one of them does not sleep.
+std::optional<std::map<int, uint64_t>> sleepers(const std::vector<int>& waiting) {
+  std::map<int, uint64_t> found;
+  for (const auto& [thread, folder] : other_threads(waiting)) {
+    const auto runs = runs_of(folder);
+    if (!runs || !sleeps_until_woken(folder)) return std::nullopt;
+    found[thread] = runs->number;
+  }
   return found;
 }
 
@@ -124,6 +142,25 @@ bool process_sleeps(const std::vector<int>& waiting) {
   } catch (const std::exception&) {  // a thread has ended meanwhile, or there is no memory
     return false;
   }
+}
+
+bool ComputingThreads::look(const std::vector<int>& waiting) {
+  std::map<int, std::chrono::nanoseconds> times;
+  const auto now = std::chrono::steady_clock::now();
+  bool computes = false;
+  try {
+    for (const auto& [thread, folder] : other_threads(waiting)) {
+      const auto runs = runs_of(folder);
+      if (!runs) continue;
+      times[thread] = runs->time;
+      const auto before = times_.find(thread);
+      computes |= before != times_.end() && kShare * (runs->time - before->second) > now - looked_;
+    }
+  } catch (const std::exception&) {  // a thread has ended meanwhile
+  }
+  times_ = std::move(times);
+  looked_ = now;
+  return computes;
 }
 
 }  // namespace horovodish

@@ -2,6 +2,8 @@
 // engine. Then nobody but the kernel knows whether something in the process goes on that will submit an operation.
 #pragma once
 
+#include <chrono>
+#include <map>
 #include <vector>
 
 namespace horovodish {
@@ -29,5 +31,20 @@ class BackgroundThread {
 // works with a GPU. Sleep by nanosleep() and timed waits of Abseil count as sleep without an end: threads of TensorFlow and XLA look
 // around in that way.
 bool process_sleeps(const std::vector<int>& waiting);
+
+// Tells whether a thread computes that has used no collective yet, and may do so next.
+class ComputingThreads {
+ public:
+  // Return whether a thread, other than `waiting` and those in the background, has run, or waited for a core, for half of the
+  // time since the last look. False at the first look, and where the system does not tell.
+  bool look(const std::vector<int>& waiting);
+  void forget() { times_.clear(); }
+
+ private:
+  static constexpr int kShare = 2;
+
+  std::map<int, std::chrono::nanoseconds> times_;  // that threads had run, or waited for a core, at the last look
+  std::chrono::steady_clock::time_point looked_{};
+};
 
 }  // namespace horovodish
