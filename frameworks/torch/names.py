@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -19,12 +21,13 @@ class Names:
 
     def __init__(self, optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None):
         self._given = None if named_parameters is None else _checked(named_parameters)
-        self._groups = optimizer.param_groups
+        self._optimizer = weakref.ref(optimizer)
+        self._seen: list[Tensor] = []
         if self._given is not None:
             given = {id(parameter) for _, parameter in self._given}
             unnamed = [
                 f"parameter {index} of group {number}, of shape {tuple(parameter.shape)}"
-                for number, group in enumerate(self._groups)
+                for number, group in enumerate(optimizer.param_groups)
                 for index, parameter in enumerate(group["params"])
                 if id(parameter) not in given
             ]
@@ -35,16 +38,43 @@ class Names:
                 )
 
     def in_order(self) -> list[tuple[str, Tensor]]:
-        """Names and parameters of the optimizer, in the order in which the model has registered them."""
-        if self._given is None:
-            return [pair for number, group in enumerate(self._groups) for pair in _numbered(number, group)]
-        trained = {id(parameter) for group in self._groups for parameter in group["params"]}
-        return [(name, parameter) for name, parameter in self._given if id(parameter) in trained]
+        """Names and parameters of the optimizer, in the order in which the model has registered them.
 
-    def of_added(self, number: int, group: dict[str, Any]) -> list[tuple[str, Tensor]]:
-        """Names for the parameters of a group that came later."""
-        given = {id(parameter): name for name, parameter in self._given or ()}
-        return [(given.get(id(parameter), name), parameter) for name, parameter in _numbered(number, group)]
+        Parameters that `named_parameters` does not name come last, under the number of their group and their place.
+        """
+        optimizer = self._optimizer()
+        groups = [] if optimizer is None else optimizer.param_groups
+        numbered = [pair for number, group in enumerate(groups) for pair in _numbered(number, group)]
+        trained = {id(parameter) for _, parameter in numbered}
+        named = [(name, parameter) for name, parameter in self._given or () if id(parameter) in trained]
+        given = {id(parameter) for _, parameter in named}
+        return named + [(name, parameter) for name, parameter in numbered if id(parameter) not in given]
+
+    def changed(self) -> bool:
+        """Whether the optimizer has other parameters than at the last `note()`. Scripts may edit `param_groups`."""
+        # Once per backward and step, so without a loop in Python over the parameters.
+        now = self._parameters()
+        return len(now) != len(self._seen) or not all(map(operator.is_, now, self._seen))
+
+    def current(self, reduced: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+        """Names and parameters to reduce from now on.
+
+        Args:
+            reduced: the ones reduced until now. If a parameter is not among them and the optimizer had it at the last
+                `note()`, another optimizer has taken it over, and keeps it.
+        """
+        elsewhere = {id(parameter) for parameter in self._seen} - {id(parameter) for _, parameter in reduced}
+        return [(name, parameter) for name, parameter in self.in_order() if id(parameter) not in elsewhere]
+
+    def note(self) -> None:
+        """The parameters that the optimizer has now are known."""
+        self._seen = self._parameters()
+
+    def _parameters(self) -> list[Tensor]:
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return self._seen
+        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _numbered(number: int, group: dict[str, Any]) -> list[tuple[str, Tensor]]:

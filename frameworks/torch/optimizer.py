@@ -6,7 +6,7 @@ import functools
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -74,6 +74,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
       rank has its gradient then, it travels dense, and ends dense, the first time that it comes. So does one that is
       sparse after it was dense.
     - A parameter that is wrapped again belongs to the optimizer that was wrapped last.
+    - Scripts may change `param_groups`, alike on every rank. The next `zero_grad()`, backward or `step()` sees it.
     - Copies and pickles of the optimizer are of the class that was wrapped.
 
     With `op=Adasum` gradients are not reduced. Every rank takes its own step with them, and `step()` ends by reducing
@@ -155,19 +156,18 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     if options.op is Adasum:
         warn_of_no_effect("optimizers with op=Adasum")
         distributed_class = _distributed_class(_ReducesSteps, distributed.__class__)
-        distributed._reducer = DeltaReducer(names.in_order(), options)
+        distributed._reducer = DeltaReducer(names, options)
         Optimizer.register_step_pre_hook(optimizer, _before_local_step)
         Optimizer.register_step_post_hook(optimizer, _after_local_step)
     else:
         distributed_class = _distributed_class(_ReducesGradients, distributed.__class__)
-        reducer = distributed._reducer = Reducer(names.in_order(), options)
+        reducer = distributed._reducer = Reducer(names, options)
         weakref.finalize(optimizer, reducer.remove_hooks).atexit = False
         pre_hook = Optimizer.register_step_pre_hook(optimizer, _before_step)
         # Hooks that the user has registered are to see reduced gradients.
         optimizer._optimizer_step_pre_hooks.move_to_end(pre_hook.id, last=False)  # type: ignore[attr-defined]
         Optimizer.register_step_post_hook(optimizer, _after_step)
     distributed.__class__ = distributed_class
-    distributed._names = names
     distributed._skips = False
     return optimizer
 
@@ -177,14 +177,13 @@ class _Distributed:
 
     wrapped_class: type[Optimizer]
     _reducer: Any
-    _names: Names
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's. Every rank must add the same group at the same point."""
         this: Any = self
         self.wrapped_class.add_param_group(this, param_group)
         try:
-            self._reducer.add(self._names.of_added(len(this.param_groups) - 1, this.param_groups[-1]))
+            self._reducer.renew()
         except BaseException:
             del this.param_groups[-1]
             raise
@@ -195,6 +194,7 @@ class _Distributed:
         if self._reducer.interrupted:
             self._reducer.synchronize()
             self.wrapped_class.zero_grad(self, *args, **kwargs)  # type: ignore[arg-type]
+        self._reducer.zeroed()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class exists in this process only, and what it needs is bound to these parameters and this engine.
@@ -236,7 +236,7 @@ class _ReducesGradients(_Distributed):
         """A context in which `backward()` accumulates gradients on the rank and does not reduce. Not collective.
 
         The next backward outside of it reduces the sum, and so does `step()`. Every rank must do so alike. A closure's
-        backwards within it do not reduce either, but the step that calls them does not make up for that.
+        backwards within it do not reduce either; when the closure returns, `step()` reduces what they have added up.
 
         Example:
             >>> with optimizer.no_sync():
@@ -334,12 +334,41 @@ def _distributed_class(kind: type[_Distributed], wrapped: type[Optimizer]) -> ty
 
 
 @_disable_dynamo
-def _before_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    if kwargs.get("closure") is not None or any(map(callable, args[1:])):
-        # The closure calls backward, and each of its calls must reduce.
-        optimizer._reducer.in_closure = True
-    elif not optimizer._skips:
-        optimizer._reducer.synchronize()
+def _before_step(
+    optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    closure = kwargs["closure"] if kwargs.get("closure") is not None else next(filter(callable, args[1:]), None)
+    if closure is None:
+        if not optimizer._skips:
+            optimizer._reducer.synchronize()
+        return None
+    # The closure calls backward, and each of its calls must reduce.
+    optimizer._reducer.in_closure = True
+    if optimizer._skips:
+        return None
+    reducing = _reducing(closure, optimizer._reducer)
+
+    def changed(value: Any) -> Any:
+        return reducing if value is closure else value
+
+    return tuple(map(changed, args)), {key: changed(value) for key, value in kwargs.items()}
+
+
+def _reducing(closure: Callable[..., Any], reducer: Reducer) -> Callable[..., Any]:
+    """The closure, followed by the reduction of what its backward did not reduce, such as gradients set by hand."""
+    calls = 0
+
+    @functools.wraps(closure)
+    def reducing(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        if calls:
+            reducer.called_again()
+        calls += 1
+        result = closure(*args, **kwargs)
+        reducer.synchronize()
+        return result
+
+    return reducing
 
 
 @_disable_dynamo

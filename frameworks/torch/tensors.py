@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from horovodish._native import DTYPES
 from horovodish.arrays import FLOATING, REDUCED_AS
@@ -64,9 +65,13 @@ def check_tensor(tensor: object, name: str) -> None:
     if (tensor.is_cpu or tensor.is_cuda) and tensor.layout is torch.strided:
         if _has_memory(tensor):
             return
+        if is_lazy(tensor):
+            raise UnsupportedTensorError(
+                f"{name}: this {type(tensor).__name__} has no shape yet; call the model with one batch before that"
+            )
         raise UnsupportedTensorError(
-            f"{name}: this {type(tensor).__name__} has no memory of its own, like a DTensor, a parameter of a lazy "
-            "module, or a tensor within torch.func; pass a plain tensor of this rank, such as tensor.to_local()"
+            f"{name}: this {type(tensor).__name__} has no memory of its own, like a DTensor or a tensor "
+            "within torch.func; pass a plain tensor of this rank, such as tensor.to_local()"
         )
     if tensor.device.type not in ("cpu", "cuda"):
         raise UnsupportedTensorError(f"{name}: device {tensor.device} is not supported; pass tensor.cpu()")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,19 +18,20 @@ from horovodish.process_sets import checked_id
 from horovodish.submission import WAIT_SLICE_SECONDS, Handle, keep_for_ever
 from horovodish.torch.gradients.reducer import release
 from horovodish.torch.gradients.slot import Slot, members_of
-from horovodish.torch.names import PlanNames
+from horovodish.torch.names import Names, PlanNames
 from horovodish.torch.tensors import BROADCAST_REMEDY, parameter_checksums
 
 
 class DeltaReducer:
-    """Reduces the changes that a step has made to named parameters.
+    """Reduces the changes that a step has made to an optimizer's parameters.
 
     With p0 a parameter before the step and p1 after it, the parameter ends as p0 + op of the ranks' (p1 - p0). An error
     leaves the parameters as they were before the step. If Ctrl-C interrupts the wait, the next
     `synchronize()` finishes the reduction.
     """
 
-    def __init__(self, named: Sequence[tuple[str, Tensor]], options: GradientOptions):
+    def __init__(self, parameters: Names, options: GradientOptions):
+        self._parameters = parameters
         self._options = options
         self._named: list[tuple[str, Tensor]] = []
         self._names = PlanNames(options.process_set, "updates")
@@ -44,19 +44,27 @@ class DeltaReducer:
         self._travelling: list[tuple[Tensor, Any]] = []  # the engine reads and writes this memory
         self._submitted = 0  # of these
         self._accumulated = _Accumulated()
-        self.add(named)
+        self.renew()
         gradient_windows.follow(self)
 
-    def add(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        """Takes parameters in. Every rank must do so at the same point. An error leaves everything as it was."""
+    def renew(self) -> None:
+        """Makes a plan for the parameters that the optimizer has now. Every rank must do so at the same point.
+
+        An error leaves everything as it was.
+        """
         self.synchronize()
-        before, self._named = self._named, [*self._named, *named]
+        before = self._named
+        self._named = self._parameters.current(before)
         try:
             self._build()
         except BaseException:
             self._named = before
             raise
-        for _, parameter in named:
+        self._parameters.note()
+        had = {id(parameter) for _, parameter in before}
+        for _, parameter in self._named:
+            if id(parameter) in had:
+                continue
             release(parameter)
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._accumulated.take)
@@ -93,6 +101,9 @@ class DeltaReducer:
         self._name = self._names.next()
         self._plan = self._engine.plan(self._name, self._options.op, 1.0, 1.0, members, [HOST], identity)
 
+    def zeroed(self) -> None:
+        """Nothing, because gradients are not reduced."""
+
     @property
     def interrupted(self) -> bool:
         """True if a reduction has begun and not ended."""
@@ -102,6 +113,8 @@ class DeltaReducer:
     def before_step(self) -> None:
         """Notes where the parameters are, after an interrupted reduction has ended."""
         self.synchronize()
+        if self._parameters.changed():
+            self.renew()
         trained = [] if self._options.alone else [parameter for _, parameter in self._named if parameter.requires_grad]
         planned = [slot.parameter for slot in self._slots]
         if self._engine is not basics.engine() or [*map(id, trained)] != [*map(id, planned)]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,13 +37,13 @@ from horovodish.errors import MismatchError, from_native
 from horovodish.gradient_options import GradientOptions
 from horovodish.gradient_plan import Comparison, Layout, backward_buckets, compare_layouts
 from horovodish.process_sets import checked_id
-from horovodish.reduce_ops import Average
+from horovodish.reduce_ops import Average, Max, Min
 from horovodish.submission import WAIT_SLICE_SECONDS, Handle, keep_for_ever
 from horovodish.torch import cuda
 from horovodish.torch.gradients import backward
 from horovodish.torch.gradients.slot import Slot, members_of
 from horovodish.torch.gradients.sparse import SparseGradients, check_op, layout
-from horovodish.torch.names import PlanNames
+from horovodish.torch.names import Names, PlanNames
 from horovodish.torch.tensors import BROADCAST_REMEDY, parameter_checksums
 
 # Which reducer a parameter's gradient is reduced by: the one that was made last.
@@ -51,7 +51,7 @@ _owners: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 class Reducer:
-    """Reduces the gradients of named parameters. It knows nothing of the optimizer that owns it.
+    """Reduces the gradients of an optimizer's parameters. Of the optimizer it knows only these, and their names.
 
     `p.grad` ends as the sum of the reduced gradients of all backwards since it was last None or zero:
 
@@ -65,7 +65,8 @@ class Reducer:
         in_closure: every backward reduces, because `step()` calls them.
     """
 
-    def __init__(self, named: Sequence[tuple[str, Tensor]], options: GradientOptions):
+    def __init__(self, parameters: Names, options: GradientOptions):
+        self._parameters = parameters
         self.passes_per_step = options.passes
         self.in_closure = False
         self._passes = 0
@@ -76,6 +77,7 @@ class Reducer:
         self._set_aside: dict[int, tuple[Tensor, Tensor]] = {}  # parameter and reduced gradient, by the parameter's id
         # Gradients that are not this rank's own, by the parameter's id. One that a user has set by hand is another.
         self._holds_reduced: dict[int, weakref.ref[Tensor]] = {}
+        self._versions: dict[int, int] = {}  # of these gradients at the last step, by the parameter's id
         self._engine: _native.Engine | None = None
         self._tuner: Tuner | None = None
         self._compared: dict[int, bool] = {}  # whether its gradient is sparse on any rank, by the parameter's id
@@ -86,26 +88,34 @@ class Reducer:
         self._payloads: dict[int, tuple[Tensor, Any]] = {}  # what travels, where it is not simply the gradient
         self._absent: dict[int, tuple[Tensor, Any]] = {}
         self._names = PlanNames(options.process_set)
-        self.add(named)
+        self.renew()
         gradient_windows.follow(self)
 
-    def add(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        """Takes parameters in, from another reducer if one has them. Every rank must do so at the same point.
+    def renew(self) -> None:
+        """Makes a plan for the parameters that the optimizer has now. Every rank must do so at the same point.
 
-        An error leaves everything as it was.
+        New ones are taken from another reducer if one has them. An error leaves everything as it was.
         """
-        before, self._named = self._named, [*self._named, *named]
+        before = self._named
+        self._named = self._parameters.current(before)
         try:
             self._build()
         except BaseException:
             self.remove_hooks()
-            self._named, self._outdated = before, True
-            if before:
+            self._named = before
+            if before and self._parameters.changed():
                 self._build()
             raise
-        for _, parameter in named:
-            release(parameter)
-            _owners[parameter] = weakref.ref(self)
+        self._parameters.note()
+        now, had = {id(parameter) for _, parameter in self._named}, {id(parameter) for _, parameter in before}
+        for _, parameter in before:
+            if id(parameter) not in now:
+                _owners.pop(parameter, None)
+                self._compared.pop(id(parameter), None)
+        for _, parameter in self._named:
+            if id(parameter) not in had:
+                release(parameter)
+                _owners[parameter] = weakref.ref(self)
 
     def _release(self, parameter: Tensor) -> None:
         # The new plan is made when it is needed, if it ever is: this reducer may only wait for the garbage collector.
@@ -150,7 +160,7 @@ class Reducer:
     def _build(self) -> None:
         self.remove_hooks()
         self._keep_what_travels()
-        self._outdated = False
+        self._outdated = True  # until the end, so that after an error the next use tries again
         engine = basics.engine()
         if self._engine is not engine:
             self._tuner = None  # it has measured with other ranks
@@ -175,6 +185,7 @@ class Reducer:
         self._all_compared = all(id(slot.parameter) in self._compared for slot in self._slots)
         self._frozen = [parameter for _, parameter in self._named if not parameter.requires_grad]
         if not named:
+            self._outdated = False
             return
         self._name = self._names.next()
         self._sparse = SparseGradients(self._name, sparse, options)
@@ -183,6 +194,7 @@ class Reducer:
             self._add_hooks(slot.parameter, self._hook(index, slot))
         for _, parameter in sparse:
             self._add_hooks(parameter, self._late_hook)
+        self._outdated = False
 
     def _add_hooks(self, parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
         handles = self._hooks[id(parameter)] = [parameter.register_post_accumulate_grad_hook(hook)]
@@ -218,6 +230,7 @@ class Reducer:
             self._outdated
             or basics.engine() is not self._engine
             or any(parameter.requires_grad for parameter in self._frozen)
+            or self._parameters.changed()
         )
 
     # -- during backward
@@ -313,7 +326,7 @@ class Reducer:
         self._passes += 1
         due = self._due
         if self._needs_another_plan():
-            self._build()
+            self.renew()
         elif self._watched is not None:
             for index in (index for index, count in self._watched.items() if count > 1):
                 parameter = self._slots[index].parameter
@@ -467,16 +480,25 @@ class Reducer:
     def synchronize(self) -> None:
         """Reduces now, unless the gradients are reduced already. Collective; blocks."""
         if self._needs_another_plan():
-            self._build()
+            self.renew()
         if self._plan is None or (self._reduced_since_step and not self._passes and not self.interrupted):
             return
         backward.leave(self)
         self.pause()
         if not self._flushed:
+            if not self._passes:
+                self._forget_what_was_overwritten()
             self._conclude()
             backward.hand_over([self])
         self.wait()
         self.tune()
+
+    def _forget_what_was_overwritten(self) -> None:
+        """Without a backward since the last step, a gradient that was written in place was set by hand."""
+        for key, version in self._versions.items():
+            reduced = self._holds_reduced.get(key, lambda: None)()
+            if reduced is not None and reduced._version != version:
+                del self._holds_reduced[key]
 
     @property
     def interrupted(self) -> bool:
@@ -492,11 +514,26 @@ class Reducer:
         finally:
             self._suspended = before
 
+    def zeroed(self) -> None:
+        """The gradients were set to None or to zero, so those that `step()` finds may be set by hand."""
+        if self._parameters.changed():
+            self.renew()  # before the next backward, which would reduce new parameters at its end only, or not at all
+        if self._op in (Average, Min, Max):
+            # They may also be made of reduced ones. The other ops would change these once more.
+            self._reduced_since_step = False
+
+    def called_again(self) -> None:
+        """`step()` calls its closure once more, which may set other gradients by hand."""
+        if self._op in (Average, Min, Max):
+            self._reduced_since_step = False
+
     def stepped(self) -> None:
         """The gradients were used: the next window begins."""
         self._reduced_since_step = False
         self._passes = 0
         self.in_closure = False
+        alive = {key: gradient() for key, gradient in self._holds_reduced.items()}
+        self._versions = {key: gradient._version for key, gradient in alive.items() if gradient is not None}
 
 
 def release(parameter: Tensor) -> None:

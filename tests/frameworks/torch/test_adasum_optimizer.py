@@ -118,6 +118,18 @@ def test_later_and_frozen_parameters() -> None:
 
 
 @on_ranks(3, (2, "mpi_ring"))
+def test_parameters_that_the_script_replaces() -> None:
+    p, q, r = leaf(), leaf(), leaf()
+    optimizer = wrapped([p, q], op=hvd.Adasum)
+    for parameters in ([p, q], [p, r], [r]):
+        optimizer.param_groups[0]["params"][:] = parameters
+        optimizer.zero_grad()
+        backward(parameters, 2.0 if hvd.rank() == 0 else 0.0)
+        optimizer.step()
+    assert [parameter[0].item() for parameter in (p, q, r)] == [-4.0, -2.0, -4.0]
+
+
+@on_ranks(3, (2, "mpi_ring"))
 def test_closures() -> None:
     p = leaf()
     optimizer = wrapped([p], op=hvd.Adasum)

@@ -146,6 +146,75 @@ def test_later_parameters() -> None:
 
 
 @around_backward
+def test_parameters_that_the_script_replaces() -> None:
+    """As scripts do that grow a layer, append a head's parameters, or begin anew with other groups."""
+    for op, expected in ((hvd.Average, mean), (hvd.Sum, total)):
+        for zeroes in (True, False):
+            replace_parameters(op, expected, zeroes)
+
+
+def replace_parameters(op: hvd.ReduceOp, expected: Callable[[int], float], zeroes: bool) -> None:
+    kept, old, larger, head = leaf(), leaf(), nn.Parameter(torch.zeros(2, 3)), leaf()
+    optimizer = wrapped([("kept", kept), ("old", old)], op=op)
+
+    def train(parameters: list[torch.Tensor], step: int) -> None:
+        if zeroes:
+            optimizer.zero_grad()
+            backward(parameters, own(step))
+        else:
+            for parameter in parameters:
+                parameter.grad = None
+            backward(parameters, own(step))
+            optimizer.synchronize()  # where all parameters are new, step() reduces
+        for parameter in parameters:
+            check(parameter, expected(step))
+        optimizer.step()
+
+    train([kept, old], 0)
+    optimizer.param_groups[0]["params"][1] = larger
+    train([kept, larger], 1)
+    optimizer.param_groups[0]["params"].append(head)
+    train([kept, larger, head], 2)
+    old.grad = None
+    backward([old], own())
+    check(old, own())
+    optimizer.param_groups.clear()
+    optimizer.add_param_group({"params": [head, old]})
+    train([head, old], 3)
+    optimizer.param_groups[0]["params"][:] = [larger]
+    train([larger], 4)
+
+
+@around_backward
+def test_a_parameter_wrapped_again_stays_there_when_others_change() -> None:
+    p, q, late = leaf(), leaf(), leaf()
+    old = wrapped([p, q], op=hvd.Sum)
+    new = wrapped([p])
+    old.param_groups[0]["params"].append(late)
+    for step in range(2):
+        for optimizer in (old, new):
+            optimizer.zero_grad()
+        backward([p, q, late], own(step))
+        check(p, mean(step))
+        check(q, total(step))
+        check(late, total(step))
+
+
+@on_ranks(2)
+def test_a_new_parameter_that_cannot_be_reduced_is_refused_every_time() -> None:
+    p = leaf()
+    optimizer = wrapped([p])
+    optimizer.param_groups[0]["params"].append(nn.Parameter(torch.zeros(3, dtype=torch.float8_e4m3fn)))
+    for _ in range(2):
+        with pytest.raises(UnsupportedTensorError, match=r"group0\.1"):
+            backward([p], own())
+    del optimizer.param_groups[0]["params"][1]
+    optimizer.zero_grad()
+    backward([p], own())
+    check(p, mean())
+
+
+@around_backward
 def test_unfrozen_parameters() -> None:
     p, q = leaf(), leaf()
     q.requires_grad_(False)
@@ -178,6 +247,48 @@ def test_closures() -> None:
     backward([p], own())
     check(p, mean() + own())
     optimizer.step()
+
+
+class CallsTwice(torch.optim.SGD):
+    """As line searches and sharpness-aware optimizers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        return super().step(closure=closure)
+
+
+@around_backward
+def test_closures_whose_gradients_no_backward_reduces() -> None:
+    for op, expected in ((hvd.Average, mean), (hvd.Sum, total)):
+        for kind in (torch.optim.SGD, CallsTwice):
+            step_with_closures(kind, op, expected)
+
+
+def step_with_closures(kind: type[torch.optim.SGD], op: hvd.ReduceOp, expected: Callable[[int], float]) -> None:
+    p = leaf()
+    optimizer: Any = hvd.DistributedOptimizer(kind([p], lr=1.0), op=op)
+
+    def by_hand() -> float:
+        p.grad = torch.full((3,), own())
+        return 1.5
+
+    def suspended() -> float:
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            backward([p], own(1))
+        return 2.5
+
+    assert optimizer.step(by_hand) == 1.5
+    check(p, expected(0))
+    assert optimizer.step(closure=suspended) == 2.5
+    check(p, expected(1))
+    optimizer.zero_grad()
+    with optimizer.no_sync():
+        backward([p], own(2))
+    assert optimizer.step(lambda: 3.5) == 3.5
+    check(p, expected(2))
+    steps = 2 if kind is CallsTwice else 1
+    torch.testing.assert_close(p.data, torch.full((3,), -steps * sum(expected(step) for step in range(3))))
 
 
 @around_backward

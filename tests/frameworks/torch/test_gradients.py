@@ -318,3 +318,52 @@ def test_gradients_that_are_set_by_hand() -> None:
             p.grad = torch.full((3,), own(step))
             optimizer.step()
             check(p, scale * total(step))
+
+
+@on_ranks(2)
+def test_gradients_that_are_set_by_hand_after_zero_grad() -> None:
+    """A step may be left out, or a backward serve for nothing but a log."""
+    p = leaf()
+    optimizer = wrapped([p])
+    for step in range(2):
+        backward([p], own(step))
+        check(p, mean(step))
+        optimizer.zero_grad()
+        p.grad = torch.full((3,), own(step + 1))
+        optimizer.step()
+        check(p, mean(step + 1))
+        optimizer.zero_grad()
+
+
+@on_ranks(2)
+def test_gradients_that_are_made_of_reduced_ones() -> None:
+    """One backward for each task, and a sum that is projected, as in gradient surgery."""
+    for op, expected in ((hvd.Average, mean), (hvd.Sum, total)):
+        p = leaf()
+        optimizer = wrapped([p], op=op)
+        for step in range(2):
+            parts = []
+            for task in range(2):
+                optimizer.zero_grad()
+                backward([p], own(step + task))
+                parts.append(p.grad.clone())
+            p.grad = parts[0] - parts[1]
+            optimizer.step()
+            check(p, expected(step) - expected(step + 1))
+
+
+@on_ranks(2)
+def test_gradients_that_are_set_by_hand_in_place() -> None:
+    for op, expected in ((hvd.Average, mean), (hvd.Sum, total)):
+        p, q = leaf(), leaf()
+        optimizer = wrapped([p, q], op=op)
+        for step in range(3):
+            for parameter in (p, q):
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros(3)
+                parameter.grad.fill_(own(step))
+            optimizer.step()
+            check(p, expected(step))
+            check(q, expected(step))
+        optimizer.step()  # with what is left of the last step
+        check(p, expected(2))
