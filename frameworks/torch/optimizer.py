@@ -25,6 +25,7 @@ from horovodish.torch.compression import Compression
 from horovodish.torch.gradients.adasum import DeltaReducer
 from horovodish.torch.gradients.reducer import Reducer
 from horovodish.torch.names import Names
+from horovodish.torch.untraced import tell_dynamo
 
 __all__ = ["DistributedOptimizer"]
 
@@ -148,6 +149,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
+    tell_dynamo()
     names = Names(optimizer, named_parameters)
     options.check_groups(parameter for _, parameter in names.in_order())
     _let_step_call_hooks(optimizer)

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -188,6 +189,8 @@ def compiled_models() -> None:
     for backend in ("aot_eager", "inductor"):  # as by default, without and with the compiler of kernels
         train_compiled(backend)
     compiled_steps()
+    compiled_whole_steps()
+    compiled_collectives()
     compiled_autograd()
 
 
@@ -229,6 +232,40 @@ def compiled_steps() -> None:
         with torch._dynamo.config.patch(error_on_recompile=True):
             compiled()
         hvd.check_consistency(model)
+
+
+def compiled_whole_steps() -> None:
+    """Backward runs outside of the graphs, but its hooks run within a compiled function."""
+    for options in ({}, {"op": hvd.Sum}, {"op": hvd.Adasum}, {"compression": hvd.Compression.bf16}):
+        torch._dynamo.reset()
+        p = nn.Parameter(torch.zeros(3))
+        optimizer = wrapped([p], **options)
+
+        @torch.compile(backend="aot_eager")
+        def whole_step(inputs: torch.Tensor, p: torch.Tensor = p, optimizer: Any = optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (p * inputs).sum() * hvd.size()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        for _ in range(4):  # the first reduction compares layouts
+            whole_step(torch.full((3,), 1.0))
+        change = 1 if options.get("op") is hvd.Sum else 1 / hvd.size()
+        torch.testing.assert_close(p.data, torch.full((3,), -4.0 * hvd.size() ** 2 * change))
+
+
+def compiled_collectives() -> None:
+    torch._dynamo.reset()
+
+    @torch.compile(backend="aot_eager")
+    def total_of(tensor: torch.Tensor) -> torch.Tensor:
+        total = hvd.allreduce(tensor * 2, op=hvd.Sum)
+        handle = hvd.allreduce_async(tensor * hvd.rank(), op=hvd.Sum)
+        return total + hvd.synchronize(handle) + hvd.allgather(tensor).sum(0) + hvd.broadcast_object(1)
+
+    for _ in range(2):
+        assert total_of(torch.ones(1)).tolist() == [2 * hvd.size() + sum(range(hvd.size())) + hvd.size() + 1]
 
 
 def compiled_autograd() -> None:
