@@ -37,6 +37,7 @@ __all__ = [
     "backward_buckets",
     "compare_layouts",
     "plan_buckets",
+    "warn_of",
 ]
 
 K = TypeVar("K")
@@ -174,6 +175,19 @@ def compare_layouts(
     name = f"{gradients}: layouts of the gradients, one for each parameter"
     own = np.array([*layouts, 1, *given], np.int64)
     return ARRAYS.start(Operation("allreduce", name, process_set, Sum), [own], result)
+
+
+def warn_of(comparison: Comparison, checksums: Checksums, gradients: str, process_set: ProcessSet, remedy: str) -> None:
+    """Warn if the ranks have found that their parameters differ. Collective; blocks.
+
+    Args:
+        comparison: its `differs` is the same on every rank.
+        checksums: of this rank.
+        gradients, process_set: as for `compare_layouts`.
+        remedy: what to do about it.
+    """
+    if comparison.differs:
+        warn_of_difference(details(checksums, gradients, process_set).wait(), process_set, remedy)
 
 
 class Bucket(NamedTuple):
@@ -345,15 +359,13 @@ class GradientPlan:
 
     def compare_parameters(self, name: str, sources: Sequence[Any]) -> None:
         """Warn if the ranks have different parameters. Collective; blocks, also while a program is traced."""
-        if own := self._checksums(sources):
+        if own := self.checksums(sources):
             self._warn(compare_layouts([], name, self.options.process_set, own).wait(), own, name)
 
     def _warn(self, comparison: Comparison, checksums: Checksums, name: str) -> None:
-        process_set = self.options.process_set
-        if comparison.differs:
-            warn_of_difference(details(checksums, name, process_set).wait(), process_set, self._remedy)
+        warn_of(comparison, checksums, name, self.options.process_set, self._remedy)
 
-    def _checksums(self, sources: Iterable[Any]) -> Checksums:
+    def checksums(self, sources: Iterable[Any]) -> Checksums:
         """Of the variables among the sources that have a value. Local ones are this rank's own."""
         local = set(map(id, self.local))
         return {
@@ -367,7 +379,7 @@ class GradientPlan:
         layouts = list(map(self._layout, own.values()))
         # Not before the first step: a script may have variables that it broadcasts after it.
         _reductions[name] += 1
-        checksums = self._checksums(sources) if _reductions[name] == COMPARED_REDUCTION else None
+        checksums = self.checksums(sources) if _reductions[name] == COMPARED_REDUCTION else None
         wanted = compare_layouts(layouts, name, self.options.process_set, checksums).wait()
         self._warn(wanted, checksums or {}, name)
         return {

@@ -12,6 +12,7 @@ from horovodish.compression import Compressor
 from horovodish.gradient_options import GradientOptions
 from horovodish.gradient_plan import Bucket, GradientAdapter, GradientPlan, Payload
 from horovodish.jax.compression import Compression
+from horovodish.jax.parameters import passed_through
 from horovodish.jax.primitive import Collective
 from horovodish.jax.trees import Leaves, named, run_parts
 from horovodish.process_sets import ProcessSet, global_process_set
@@ -65,11 +66,20 @@ class TreePlan:
         self._name = fields["name"]
         self._plan = GradientPlan(options, _Gradients(fields["unnamed"]), lambda _, suffix: str(suffix))
 
-    def __call__(self, tree: Any) -> Any:
-        """The gradients of all ranks, in a tree of the same structure. Collective."""
+    def __call__(self, tree: Any, parameters: Any) -> Any:
+        """The gradients of all ranks, in a tree of the same structure. Collective.
+
+        Args:
+            tree: the gradients of this rank.
+            parameters: a tree that ought to be equal on the ranks when they begin; None where this rank has none.
+        """
         if self.options.alone:
             return tree
         leaves = Leaves.of(tree, self._name, self.options.op, takes_complex=True)
+        if leaves.arrays:
+            smallest = min(range(len(leaves.arrays)), key=lambda index: leaves.arrays[index].nbytes)
+            gradient = leaves.arrays[smallest]
+            leaves.arrays[smallest] = passed_through(gradient, parameters, self._name, self.options.process_set)
         order = leaves.in_order_of_layers()
         arrays, suffixes = [leaves.arrays[index] for index in order], [leaves.suffixes[index] for index in order]
         results = dict(zip(order, self._plan.reduce(self._name, arrays, suffixes), strict=True))
@@ -91,7 +101,9 @@ def value_and_grad(
 ) -> Callable[..., tuple[Any, Any]]:
     """As `jax.value_and_grad`, with gradients that are reduced over the ranks. What it gives is collective.
 
-    The value, and what comes with it, are this rank's own.
+    The value, and what comes with it, are this rank's own. The first reduction compares the arguments that are
+    differentiated, and rank 0 warns if they differ. Arguments that are single arrays are not compared: they may be
+    inputs of the rank.
 
     Args:
         fun: as for `jax.value_and_grad`; decorated before `init()` or after it.
@@ -121,9 +133,16 @@ def value_and_grad(
     @functools.wraps(fun)
     def reduced(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         value, gradients = local(*args, **kwargs)
-        return value, reduce(gradients)
+        return value, reduce(gradients, _parameters(args, argnums))
 
     return reduced
+
+
+def _parameters(args: Sequence[Any], argnums: int | Sequence[int]) -> Any:
+    """Those arguments among the differentiated ones that are trees. A single array may be an input of this rank's."""
+    if isinstance(argnums, Sequence):
+        return [_parameters(args, argnum) for argnum in argnums]
+    return None if jax.tree_util.all_leaves([args[argnums]]) else args[argnums]
 
 
 def grad(

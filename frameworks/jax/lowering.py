@@ -32,7 +32,8 @@ _NAMES_IN_XLA = {"cpu": "cpu", "cuda": "CUDA"}
 
 
 @functools.cache
-def _register(platform: str) -> None:
+def register_handlers(platform: str) -> None:
+    """Tell XLA of the native calls."""
     # The backend must exist before: it would not start at all if it found handlers that it cannot take.
     jax.devices(platform)
     for name, handler in _native.xla_handlers(platform).items():
@@ -40,8 +41,8 @@ def _register(platform: str) -> None:
 
 
 def _on_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[Collective, ...]) -> Sequence[Any]:
-    _check_devices(ctx)
-    _register("cpu")
+    check_devices(ctx)
+    register_handlers("cpu")
     collectives = _numbered(ctx, collectives)
     numbers = _starts(ctx, collectives, operands)
     every = ShapedArray((len(numbers),), _NUMBER.dtype)
@@ -65,8 +66,8 @@ def _on_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[Co
 def _on_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[Collective, ...]) -> Sequence[Any]:
     if why := cuda.problem(collectives, ctx.avals_in):
         return _elsewhere(ctx, *operands, collectives=collectives, why=why)
-    _check_devices(ctx)
-    _register("cuda")
+    check_devices(ctx)
+    register_handlers("cuda")
     collectives = _numbered(ctx, collectives)
     numbers = _starts(ctx, collectives, operands)
     results: list[Any] = []
@@ -126,7 +127,8 @@ def _start(
     return number
 
 
-def _check_devices(ctx: mlir.LoweringRuleContext) -> None:
+def check_devices(ctx: mlir.LoweringRuleContext) -> None:
+    """Raise NotImplementedError unless the program is for one device."""
     context = ctx.module_context.axis_context
     if not isinstance(context, mlir.ShardingContext) or (context.num_devices or 1) > 1:
         raise NotImplementedError(
@@ -163,7 +165,7 @@ def _elsewhere(
             f"{collectives[0].name}: no collectives inside jit on {', '.join(platforms)} devices; compute on the CPU "
             "(JAX_PLATFORMS=cpu) or call it outside of jit"
         )
-    _check_devices(ctx)
+    check_devices(ctx)
     for platform in ctx.module_context.platforms:
         warn_of_staging(platform, why)
     collectives = _numbered(ctx, collectives)

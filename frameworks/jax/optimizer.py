@@ -40,6 +40,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
       their sum, which is not divided by n; the other calls give updates of zero. The state then has the sum as well, in
       float32 where parameters are float16 or bfloat16. `optax.MultiSteps` around it steps with their mean, but reduces
       in every call.
+    - The first reduction compares the parameters that `update` gets. Rank 0 warns if the ranks have different ones.
     - What `update` gets besides gradients reaches `tx` as it is, and all ranks must decide alike. What looks at a loss,
       as `optax.contrib.reduce_on_plateau`, needs the reduced one. What looks at gradients, as `optax.apply_if_finite`,
       goes inside.
@@ -92,8 +93,8 @@ def _reducing(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> op
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         if reduce.options.op is Adasum:
             changes, state = tx.update(updates, state, params, **extra)
-            return reduce(changes), state
-        changes, state = tx.update(reduce(updates), state, params, **extra)
+            return reduce(changes, params), state
+        changes, state = tx.update(reduce(updates, params), state, params, **extra)
         return changes, state
 
     return optax.GradientTransformationExtraArgs(tx.init, update)

@@ -7,6 +7,7 @@
 #include "abi/mpi_requests.h"
 #include "c_interface.h"
 #include "engine/engine.h"
+#include "engine/first_executions.h"
 #include "gpu/device.h"
 #include "memory/sleeping_process.h"
 #include "planes/nccl/nccl_launch.h"
@@ -39,6 +40,28 @@ uintptr_t address_of(const nb::object& array) {
   const auto address = reinterpret_cast<uintptr_t>(view.buf);
   PyBuffer_Release(&view);
   return address;
+}
+
+// `function` is never released, because a thread of a framework may be about to call it.
+void compare_by(const nb::object& function) {
+  if (function.is_none()) {
+    set_comparer(nullptr);
+    return;
+  }
+  const nb::handle called = function.inc_ref();
+  set_comparer([called](std::string_view described, const std::vector<uintptr_t>& addresses) {
+    const nb::gil_scoped_acquire gil;
+    try {
+      called(described, addresses);
+    } catch (nb::python_error& error) {
+      // The program goes on. Ctrl-C is not lost: it comes as soon as the thread is back in Python.
+      if (error.matches(PyExc_KeyboardInterrupt)) {
+        PyErr_SetInterrupt();
+      } else {
+        error.discard_as_unraisable("the comparison of parameters");
+      }
+    }
+  });
 }
 
 }  // namespace
@@ -107,6 +130,7 @@ NB_MODULE(_native, module) {
         register_xla_handlers(*reinterpret_cast<const abi::xla::Api*>(api), platform);
       },
       nb::arg("api"), nb::arg("platform"));
+  module.def("compare_by", &compare_by, nb::arg("function").none());
 
   bind_engine(module);
   nb::module_ testing = module.def_submodule("testing", "Parts of the engine without I/O, for its tests.");

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "xla/xla_call.h"
+#include "xla/xla_compare.h"
 #include "xla/xla_cuda_ops.h"
 #include "xla/xla_ops.h"
 
@@ -14,7 +15,8 @@ std::vector<NamedHandler> xla_handlers(const std::string& platform) {
   return {{"horovodish_run", &xla_run},
           {"horovodish_start", &xla_start},
           {"horovodish_done", &xla_done},
-          {"horovodish_rest", &xla_rest}};
+          {"horovodish_rest", &xla_rest},
+          {"horovodish_compare", &xla_compare}};
 }
 
 void register_xla_handlers(const xla::Api& api, const std::string& platform) {

@@ -26,7 +26,7 @@ def program(function: Callable[..., Any], *arrays: Any) -> Any:
 
     from horovodish.jax import lowering
 
-    lowering._register = lambda platform: None  # which asks for the device
+    lowering.register_handlers = lambda platform: None  # which asks for the device
     return jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",))
 
 

@@ -1,0 +1,145 @@
+"""Whether the ranks begin to train with the same parameters. They compare once, when gradients are first reduced.
+
+A compiled program passes one gradient through a native call that also gets the parameters, see
+`csrc/xla/xla_compare.h`. No update can come before this call: all of them wait for the reduction, which waits for that
+gradient. So parameters may be donated, and none is copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from horovodish import first_steps
+from horovodish.consistency import Checksums, checksum_of
+from horovodish.jax.lowering import check_devices, register_handlers
+from horovodish.process_sets import ProcessSet, added, checked_id
+
+_COMPARE = "horovodish_compare"
+_COMPARED_REDUCTION = 1
+_REMEDY = "parameters = hvd.broadcast_parameters(parameters, root_rank=0) before the first step"
+
+primitive = Primitive(_COMPARE)
+
+
+def passed_through(gradient: Any, parameters: Any, name: str, process_set: ProcessSet) -> Any:
+    """The gradient. The first time, the ranks compare their parameters. Collective; does not block.
+
+    Args:
+        gradient: an array that will be reduced.
+        parameters: a tree, or None where this rank has none. No rank warns then.
+        name: of the reduction, the same on every rank.
+        process_set: the ranks that reduce.
+    """
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in (gradient, *jax.tree.leaves(parameters))):
+        _count(name, process_set, lambda: _arrays(parameters))
+        return gradient
+    arrays = _arrays(parameters)
+    labels = tuple(label for label, _ in arrays)
+    values = [jnp.asarray(leaf) for _, leaf in arrays]
+    return primitive.bind(gradient, *values, name=name, process_set=process_set, labels=labels)
+
+
+def _arrays(parameters: Any) -> list[tuple[str, Any]]:
+    """The arrays of a tree that can be compared, and what to call them."""
+    pairs, _ = jax.tree_util.tree_flatten_with_path(parameters)
+    return [(f"parameter {jax.tree_util.keystr(path)}".rstrip(), leaf) for path, leaf in pairs if _has_bytes(leaf)]
+
+
+def _has_bytes(leaf: Any) -> bool:
+    """Whether each number of an array has whole bytes. Random keys have no numbers, and XLA packs those of 4 bits."""
+    if not isinstance(leaf, jax.Array | np.ndarray) or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return False
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+        return bool(jnp.finfo(leaf.dtype).bits >= 8)
+    return leaf.dtype.kind in "biuc"
+
+
+def _count(name: str, process_set: ProcessSet, arrays: Callable[[], Iterable[tuple[str, Any]]]) -> None:
+    def checksums() -> Checksums:
+        return {label: checksum_of(np.asarray(array)) for label, array in arrays()}
+
+    first_steps.count(name, process_set, _COMPARED_REDUCTION, checksums, _REMEDY)
+
+
+@primitive.def_abstract_eval
+def _abstract(gradient: ShapedArray, *_: ShapedArray, **__: Any) -> ShapedArray:
+    return ShapedArray(gradient.shape, gradient.dtype)
+
+
+@primitive.def_impl
+def _run(gradient: Any, *arrays: Any, name: str, process_set: ProcessSet, labels: Sequence[str]) -> Any:
+    _count(name, process_set, lambda: zip(labels, arrays, strict=True))
+    return gradient
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any) -> tuple[Any, Any]:
+    return primitive.bind(*primals, **parameters), tangents[0]
+
+
+def _batch(arrays: Sequence[Any], axes: Sequence[Any], **_: Any) -> tuple[Any, Any]:
+    return arrays[0], axes[0]  # vmap: each member of the batch may have parameters of its own
+
+
+def _on_cpu(
+    ctx: mlir.LoweringRuleContext, *operands: Any, name: str, process_set: ProcessSet, labels: Sequence[str]
+) -> Sequence[Any]:
+    check_devices(ctx)
+    register_handlers("cpu")
+    # Optimizers that one line has made have one name. The program's order tells them apart, as with their reductions.
+    uses: Counter[Any] = ctx.module_context.cached_primitive_lowerings.setdefault(primitive, Counter())
+    identity = checked_id(process_set)
+    uses[identity, name] += 1
+    number = uses[identity, name]
+    name = f"{name}#{number}" if number > 1 else name
+    avals: list[Any] = list(ctx.avals_in[1:])
+    arrays = [(label, str(aval.dtype), aval.shape) for label, aval in zip(labels, avals, strict=True)]
+    compare = jax.ffi.ffi_lowering(_COMPARE, has_side_effect=True, operand_output_aliases={0: 0})
+    return compare(
+        ctx,
+        *operands,
+        key=f"{identity} {name}",
+        parameters="jax " + json.dumps([name, identity, process_set.ranks, arrays]),
+    )
+
+
+def _elsewhere(_: mlir.LoweringRuleContext, gradient: Any, *__: Any, **___: Any) -> Sequence[Any]:
+    return [gradient]
+
+
+def _read(described: str, addresses: list[int]) -> None:
+    """The reader of `first_steps.readers`."""
+    name, identity, ranks, arrays = json.loads(described)
+    views = [
+        (label, _view(address, jnp.dtype(dtype), shape))
+        for (label, dtype, shape), address in zip(arrays, addresses, strict=True)
+    ]
+    with suppress(KeyError):  # there is no such process set any more
+        if added(identity).ranks == ranks:  # else the program was compiled for another world, and its reductions fail
+            _count(name, added(identity), lambda: views)
+
+
+def _view(address: int, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
+    if not (length := dtype.itemsize * math.prod(shape)):
+        return np.empty(shape, dtype)
+    array: np.ndarray = np.frombuffer(memoryview((ctypes.c_char * length).from_address(address)), dtype)
+    return array.reshape(shape)
+
+
+ad.primitive_jvps[primitive] = _jvp
+batching.primitive_batchers[primitive] = _batch
+mlir.register_lowering(primitive, _on_cpu, platform="cpu", cacheable=False)
+mlir.register_lowering(primitive, _elsewhere, cacheable=False)
+first_steps.readers["jax"] = _read
