@@ -14,6 +14,7 @@ import tensorflow as tf
 from horovodish.consistency import checksum_of
 from horovodish.gradient_options import GradientOptions
 from horovodish.gradient_plan import Bucket, GradientAdapter, GradientPlan, Layout, Payload
+from horovodish.tensorflow import first_steps
 from horovodish.tensorflow.names import name_in_step
 from horovodish.tensorflow.operations import reduced_groups
 from horovodish.tensorflow.sparse import reduced_slices
@@ -59,19 +60,19 @@ class _Gradients(GradientAdapter):
         return tf.IndexedSlices(values, tf.range(rows, dtype=tf.int64), tf.constant(source.shape, tf.int64))
 
     def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> list[list[Any]]:
-        return reduced_groups([(options.operation(bucket.name), bucket.tensors) for bucket in buckets])
+        groups = [(options.operation(bucket.name), bucket.tensors) for bucket in buckets]
+        return reduced_groups(groups, first_steps.described(name, options.process_set))
 
     def reduce_sparse(self, gradient: Any, name: str, options: GradientOptions) -> Any:
         return reduced_slices(options.operation(name), gradient, options.compression)
 
 
 GRADIENTS = _Gradients()
-BROADCAST_REMEDY = "call hvd.broadcast_variables(model.variables, root_rank=0) before the first step"
 
 
 def plan_of(options: GradientOptions) -> GradientPlan:
     """A plan that calls gradients by the names of their variables, which must be the same on every rank."""
-    return GradientPlan(options, GRADIENTS, _label, BROADCAST_REMEDY)
+    return GradientPlan(options, GRADIENTS, _label, first_steps.BROADCAST_REMEDY)
 
 
 def reduced_gradients(gradients: Sequence[Any], sources: Sequence[Any], plan: GradientPlan) -> list[Any]:
@@ -80,7 +81,8 @@ def reduced_gradients(gradients: Sequence[Any], sources: Sequence[Any], plan: Gr
     described = [(str(source.shape), tf.as_dtype(source.dtype).name) for source in sources if id(source) not in local]
     # A tape is made anew in every step, so that only what it is asked for tells its gradients from those of others.
     digest = hashlib.sha256(repr(described).encode()).hexdigest()[:8]
-    return plan.reduce(f"gradients({digest})", gradients, sources)
+    with first_steps.of_variables(sources, plan.checksums):
+        return plan.reduce(f"gradients({digest})", gradients, sources)
 
 
 def _label(index: int, source: Any) -> str:

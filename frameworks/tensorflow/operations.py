@@ -93,12 +93,17 @@ def reduced(operation: Operation, tensors: Sequence[tf.Tensor]) -> list[tf.Tenso
     return reduced_groups([(operation, tensors)])[0]
 
 
-def reduced_groups(groups: Sequence[tuple[Operation, Sequence[tf.Tensor]]]) -> list[list[tf.Tensor]]:
-    """The allreduces of several groups."""
+def reduced_groups(
+    groups: Sequence[tuple[Operation, Sequence[tf.Tensor]]], described: str = ""
+) -> list[list[tf.Tensor]]:
+    """The allreduces of several groups. `described`: as `as_input` takes it, for one of them."""
     for operation, tensors in groups:
         with refuse_on_error(operation):
             check_dtypes(operation, tensors)
-    calls = [(as_input(str(operation.name)), list(tensors), _attributes(operation)) for operation, tensors in groups]
+    calls = [
+        (as_input(str(operation.name), "" if index else described), list(tensors), _attributes(operation))
+        for index, (operation, tensors) in enumerate(groups)
+    ]
     if groups and compiled_by_xla():
         return xla.run([xla.Call("Allreduce", *parts) for parts in calls])
     with own_errors():

@@ -4,11 +4,15 @@
 #include <string>
 #include <vector>
 
+#include "engine/first_executions.h"
 #include "engine/frontend.h"
 
 namespace horovodish::c_interface {
 
 namespace {
+
+// Not the first one: a script may have variables that it broadcasts after its first step.
+constexpr int kComparedExecution = 2;
 
 using Then = void (*)(void* argument, const Outcome*);
 
@@ -137,6 +141,10 @@ void submit(const Submission* submission, Then then, void* argument) {
       throw std::invalid_argument(name + ": " + text_of(engine->rank()) + " is not in process set " +
                                   std::to_string(submission->process_set) +
                                   ", or the set is not in use. Make the call on its ranks only");
+    }
+    if (submission->compared != nullptr) {
+      const std::string key = std::to_string(submission->process_set) + " " + name;
+      if (const Comparer compare = comparer_for(key, kComparedExecution)) compare(submission->compared, {});
     }
     try {
       hand_over(*engine, *submission, place, then, argument);

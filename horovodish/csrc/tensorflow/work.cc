@@ -51,6 +51,10 @@ void Work::read_name(TF_OpKernelContext* context, Status& status) {
   const size_t end = text.find('\n');
   family_ = text.substr(0, end);
   name_ = text.substr(end + 1);
+  const size_t tab = family_.find('\t');
+  if (tab == std::string::npos) return;
+  compared_ = family_.substr(tab + 1);
+  family_.resize(tab);
 }
 
 void Work::read_splits(TF_OpKernelContext* context, int index, Status& status) {
@@ -114,6 +118,7 @@ void Work::submit(void (*then)(void* argument, const c_interface::Outcome*), voi
   submission.tensor_count = tensors.size();
   submission.splits = splits_.empty() ? nullptr : splits_.data();
   submission.split_count = splits_.size();
+  submission.compared = compared_.empty() ? nullptr : compared_.c_str();
   engine().submit(&submission, then, argument);
 }
 

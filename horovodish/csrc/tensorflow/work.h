@@ -64,7 +64,7 @@ class Work {
   const Attributes attributes_;
   const Results results_;
   const int64_t step_;
-  std::string family_, name_;
+  std::string family_, name_, compared_;
   std::vector<Member> members_;
   std::vector<int64_t> splits_;
 };

@@ -185,8 +185,7 @@ def differ_in_one(name: str) -> list[str]:
         ignored = {"key": jax.random.key(hvd.rank()), "int4": jnp.full(3, hvd.rank(), jnp.int4), "text": "", "no": None}
         more = {"empty": jnp.zeros((0, 3)), "odd": odd.get(name), **ignored}
         compiled = jax.jit if name != "NumPy" else uncompiled
-        with jax.enable_x64(name == "NumPy"):
-            trained(compiled, begin=lambda: parameters(0), given=lambda values: {**values, **more})
+        trained(compiled, begin=lambda: parameters(0), given=lambda values: {**values, **more})
 
     return said_by(train)
 

@@ -17,6 +17,7 @@ from horovodish.errors import MismatchError
 from support.autotuned import autotune_warnings, run_with_autotune
 from support.expect import one_rank_is_wrong
 from support.on_ranks import on_ranks
+from support.ranks import run_ranks
 from support.tensorflow_tensors import EAGER, GRAPH, XLA, called
 
 STEPS, RATE = 4, 0.2
@@ -332,21 +333,48 @@ def test_autotune_warns_that_it_has_no_effect_on_functions(tmp_path: Path) -> No
     assert not traced.log
 
 
-@on_ranks(2)
-def test_ranks_that_go_on_with_different_variables_are_warned() -> None:
-    for when_broadcast, warns in ((None, True), (-1, False), (0, False)):
-        variable = tf.Variable(tf.fill([2, 3], float(hvd.rank())), name=f"weights {when_broadcast}")
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for step in range(-1, 3):
-                if step >= 0:
-                    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
-                        loss = tf.reduce_sum(variable * variable)
-                    variable.assign_sub(0.1 * tape.gradient(loss, variable))
-                if step == when_broadcast:  # Horovod's scripts do so after the first step
-                    hvd.broadcast_variables([variable], root_rank=0)
-        said = [str(each.message) for each in caught if "different parameters" in str(each.message)]
-        assert len(said) == (warns and hvd.rank() == 0), said
-        assert all("variable 0 'weights" in text and "hvd.broadcast_variables" in text for text in said)
+def went_on_apart(when_broadcast: int | None, run: Callable[[Any], Any]) -> list[str]:
+    """What was said while each rank trained a variable that it had made for itself, up to shutdown()."""
+    hvd.init()
+    variable = tf.Variable(tf.fill([2, 3], float(hvd.rank())), name="weights")
+
+    def train() -> None:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(variable * variable)
+        variable.assign_sub(0.1 * tape.gradient(loss, variable))
+
+    step = run(train)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for number in range(-1, 3):
+            if number >= 0:
+                step()
+            if number == when_broadcast:  # Horovod's scripts do so after the first step
+                hvd.broadcast_variables([variable], root_rank=0)
         hvd.shutdown()
-        hvd.init()
+    return [str(each.message) for each in caught if "different parameters" in str(each.message)]
+
+
+def go_on_apart() -> list[list[str]]:
+    ways = [lambda step: step, tf.function, lambda step: tf.function(step, jit_compile=True)]
+    return [went_on_apart(when, run) for run in ways for when in (None, -1, 0)]
+
+
+def test_ranks_that_go_on_with_different_variables_are_warned() -> None:
+    first, second = run_ranks(go_on_apart, 2)
+    assert [len(said) for said in first] == [1, 0, 0, 1, 0, 0, 0, 0, 0]  # what XLA compiles is not compared
+    for (text,) in (first[0], first[3]):
+        assert "variable 0 'weights" in text
+        assert "hvd.broadcast_variables" in text
+    assert second == [[]] * 9
+
+
+def go_on_asynchronously() -> list[str]:
+    tf.config.experimental.set_synchronous_execution(False)
+    return went_on_apart(None, tf.function)
+
+
+def test_functions_that_run_asynchronously_are_compared() -> None:
+    first, second = run_ranks(go_on_asynchronously, 2, fresh=True)
+    assert len(first) == 1
+    assert second == []

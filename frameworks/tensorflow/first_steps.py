@@ -1,0 +1,81 @@
+"""Whether the ranks go on with the same variables, where a `tf.function` reduces gradients.
+
+The name of the reduction also names its variables. Native code asks for their values in the second execution, before it
+starts the reduction. All that the function writes after the reduction waits for it, see `whole_steps.py`, so these are
+the values with which the gradients were computed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context, executor
+
+from horovodish import first_steps
+from horovodish.consistency import Checksums
+from horovodish.gradient_plan import COMPARED_REDUCTION
+from horovodish.process_sets import ProcessSet
+from horovodish.tensorflow.tracing import compiled_by_xla, in_graph_for_sessions
+
+BROADCAST_REMEDY = "call hvd.broadcast_variables(model.variables, root_rank=0) before the first step"
+
+_Sources = tuple[Sequence[Any], Callable[[list[Any]], Checksums]]
+_sources: ContextVar[_Sources | None] = ContextVar("_sources", default=None)
+_process = uuid.uuid4().hex  # a function that comes from a file bears that of the process which has written it
+_numbers = itertools.count(1)
+_counts: dict[str, Callable[[], None]] = {}
+
+
+@contextmanager
+def of_variables(sources: Sequence[Any], checksums: Callable[[list[Any]], Checksums]) -> Iterator[None]:
+    """What is reduced within are the gradients of these sources.
+
+    Args:
+        sources: variables and other things.
+        checksums: gives those of the variables among such sources. None stands for a source that is no more.
+    """
+    token = _sources.set((sources, checksums))
+    try:
+        yield
+    finally:
+        _sources.reset(token)
+
+
+def described(name: str, process_set: ProcessSet) -> str:
+    """A text for native code that stands for the variables of the reduction which is traced; empty for none."""
+    given = _sources.get()
+    if given is None or tf.executing_eagerly() or compiled_by_xla() or in_graph_for_sessions():
+        return ""
+    sources, checksums = given
+    # A function does not keep its variables alive either.
+    known = [weakref.ref(source) if hasattr(source, "assign") else lambda: None for source in sources]
+
+    def read() -> Checksums:
+        # A user's threads may execute asynchronously. What they read would wait for the function that waits for this.
+        own = executor.new_executor(enable_async=False)  # the context does not keep it
+        context.context().executor = own
+        return checksums([source() for source in known])
+
+    def read_beside() -> Checksums:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(read).result()
+
+    reduction = f"{_process}.{next(_numbers)}"
+    _counts[reduction] = lambda: first_steps.count(name, process_set, COMPARED_REDUCTION, read_beside, BROADCAST_REMEDY)
+    return f"tensorflow {reduction}"
+
+
+def _count(reduction: str, _: list[int]) -> None:
+    if reduction in _counts:
+        _counts[reduction]()
+
+
+first_steps.readers["tensorflow"] = _count
