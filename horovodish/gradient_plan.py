@@ -239,6 +239,25 @@ class GradientAdapter(ABC):
         """What a variable is now, and a checksum of it, also while a program is traced; None for other sources."""
         return None
 
+    def with_parameters(
+        self,
+        gradients: Sequence[Any],
+        parameters: Sequence[tuple[str, Any]],
+        name: str,
+        process_set: ProcessSet,
+        remedy: str,
+    ) -> list[Any]:
+        """The gradients. Before they are first reduced, the ranks compare these parameters. Does not block.
+
+        Args:
+            gradients: what will be reduced; None where this rank has none.
+            parameters: arrays, also traced ones, and what to call them.
+            name: of the gradients, the same on every rank.
+            process_set: the ranks that reduce.
+            remedy: what to do if the parameters differ.
+        """
+        return list(gradients)
+
     @abstractmethod
     def payload(self, tensor: Any, source: Any) -> Payload:
         """What the buckets depend on, the same on every rank."""
@@ -362,6 +381,13 @@ class GradientPlan:
         if own := self.checksums(sources):
             self._warn(compare_layouts([], name, self.options.process_set, own).wait(), own, name)
 
+    def with_parameters(self, name: str, gradients: Sequence[Any], sources: Sequence[Any], values: Any) -> list[Any]:
+        """The gradients, with which the values of their variables are compared in a program that gets these."""
+        local = set(map(id, self.local))
+        known = enumerate(zip(sources, values, strict=True))
+        labelled = [(_label(index, source), value) for index, (source, value) in known if id(source) not in local]
+        return self._adapter.with_parameters(gradients, labelled, name, self.options.process_set, self._remedy)
+
     def _warn(self, comparison: Comparison, checksums: Checksums, name: str) -> None:
         warn_of(comparison, checksums, name, self.options.process_set, self._remedy)
 
@@ -369,7 +395,7 @@ class GradientPlan:
         """Of the variables among the sources that have a value. Local ones are this rank's own."""
         local = set(map(id, self.local))
         return {
-            f"variable {index} '{getattr(source, 'path', None) or getattr(source, 'name', '')}'": checksum
+            _label(index, source): checksum
             for index, source in enumerate(sources)
             if id(source) not in local and (checksum := self._adapter.checksum(source)) is not None
         }
@@ -402,3 +428,7 @@ class GradientPlan:
         labels = [self._label(index, sources[index]) for index in members]
         more = f" and {len(members) - 1} more" if len(members) > 1 else ""
         return Bucket(f"{name}{labels[0]}{more}", labels, [travelling[index][0] for index in members])
+
+
+def _label(index: int, source: Any) -> str:
+    return f"variable {index} '{getattr(source, 'path', None) or getattr(source, 'name', '')}'"

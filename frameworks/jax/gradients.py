@@ -12,7 +12,7 @@ from horovodish.compression import Compressor
 from horovodish.gradient_options import GradientOptions
 from horovodish.gradient_plan import Bucket, GradientAdapter, GradientPlan, Payload
 from horovodish.jax.compression import Compression
-from horovodish.jax.parameters import passed_through
+from horovodish.jax.parameters import labelled, passed_through
 from horovodish.jax.primitive import Collective
 from horovodish.jax.trees import Leaves, named, run_parts
 from horovodish.process_sets import ProcessSet, global_process_set
@@ -34,6 +34,16 @@ class _Gradients(GradientAdapter):
 
     def payload(self, tensor: Any, source: Any) -> Payload:
         return Payload(tensor.nbytes, tensor.dtype)
+
+    def with_parameters(
+        self,
+        gradients: Sequence[Any],
+        parameters: Sequence[tuple[str, Any]],
+        name: str,
+        process_set: ProcessSet,
+        remedy: str,
+    ) -> list[Any]:
+        return passed_through(gradients, parameters, name, process_set, remedy)
 
     def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> list[list[Any]]:
         call = Collective(
@@ -76,12 +86,9 @@ class TreePlan:
         if self.options.alone:
             return tree
         leaves = Leaves.of(tree, self._name, self.options.op, takes_complex=True)
-        if leaves.arrays:
-            smallest = min(range(len(leaves.arrays)), key=lambda index: leaves.arrays[index].nbytes)
-            gradient = leaves.arrays[smallest]
-            leaves.arrays[smallest] = passed_through(gradient, parameters, self._name, self.options.process_set)
+        gradients = passed_through(leaves.arrays, labelled(parameters), self._name, self.options.process_set)
         order = leaves.in_order_of_layers()
-        arrays, suffixes = [leaves.arrays[index] for index in order], [leaves.suffixes[index] for index in order]
+        arrays, suffixes = [gradients[index] for index in order], [leaves.suffixes[index] for index in order]
         results = dict(zip(order, self._plan.reduce(self._name, arrays, suffixes), strict=True))
         return leaves.rebuilt([results[index] for index in range(len(order))])
 

@@ -11,7 +11,7 @@ import ctypes
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -31,31 +31,43 @@ _COMPARE = "horovodish_compare"
 _COMPARED_REDUCTION = 1
 _REMEDY = "parameters = hvd.broadcast_parameters(parameters, root_rank=0) before the first step"
 
+Labelled = Sequence[tuple[str, Any]]
+"""Arrays, and what to call them."""
+
 primitive = Primitive(_COMPARE)
 
 
-def passed_through(gradient: Any, parameters: Any, name: str, process_set: ProcessSet) -> Any:
-    """The gradient. The first time, the ranks compare their parameters. Collective; does not block.
+def passed_through(
+    gradients: Sequence[Any], parameters: Labelled, name: str, process_set: ProcessSet, remedy: str = _REMEDY
+) -> list[Any]:
+    """The gradients. The first time, the ranks compare their parameters. Collective; does not block.
 
     Args:
-        gradient: an array that will be reduced.
-        parameters: a tree, or None where this rank has none. No rank warns then.
+        gradients: arrays that will be reduced, or None.
+        parameters: empty where this rank has none. No rank warns then.
         name: of the reduction, the same on every rank.
         process_set: the ranks that reduce.
+        remedy: what to do if the ranks have different parameters.
     """
-    if not any(isinstance(leaf, jax.core.Tracer) for leaf in (gradient, *jax.tree.leaves(parameters))):
-        _count(name, process_set, lambda: _arrays(parameters))
-        return gradient
-    arrays = _arrays(parameters)
-    labels = tuple(label for label, _ in arrays)
-    values = [jnp.asarray(leaf) for _, leaf in arrays]
-    return primitive.bind(gradient, *values, name=name, process_set=process_set, labels=labels)
+    given = [index for index, gradient in enumerate(gradients) if gradient is not None]
+    if not given:
+        return list(gradients)
+    smallest = min(given, key=lambda index: gradients[index].nbytes)
+    gradient, compared = gradients[smallest], [pair for pair in parameters if _has_bytes(pair[1])]
+    values = [value for _, value in compared]
+    if not any(isinstance(value, jax.core.Tracer) for value in (gradient, *values)):
+        _count(name, process_set, compared, remedy)
+        return list(gradients)
+    labels = tuple(label for label, _ in compared)
+    arrays = map(jnp.asarray, values)
+    passed = primitive.bind(gradient, *arrays, name=name, process_set=process_set, labels=labels, remedy=remedy)
+    return [*gradients[:smallest], passed, *gradients[smallest + 1 :]]
 
 
-def _arrays(parameters: Any) -> list[tuple[str, Any]]:
-    """The arrays of a tree that can be compared, and what to call them."""
-    pairs, _ = jax.tree_util.tree_flatten_with_path(parameters)
-    return [(f"parameter {jax.tree_util.keystr(path)}".rstrip(), leaf) for path, leaf in pairs if _has_bytes(leaf)]
+def labelled(tree: Any) -> Labelled:
+    """The leaves of a tree, and what to call them."""
+    pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [(f"parameter {jax.tree_util.keystr(path)}".rstrip(), leaf) for path, leaf in pairs]
 
 
 def _has_bytes(leaf: Any) -> bool:
@@ -67,11 +79,11 @@ def _has_bytes(leaf: Any) -> bool:
     return leaf.dtype.kind in "biuc"
 
 
-def _count(name: str, process_set: ProcessSet, arrays: Callable[[], Iterable[tuple[str, Any]]]) -> None:
+def _count(name: str, process_set: ProcessSet, arrays: Labelled, remedy: str) -> None:
     def checksums() -> Checksums:
-        return {label: checksum_of(np.asarray(array)) for label, array in arrays()}
+        return {label: checksum_of(np.asarray(array)) for label, array in arrays}
 
-    first_steps.count(name, process_set, _COMPARED_REDUCTION, checksums, _REMEDY)
+    first_steps.count(name, process_set, _COMPARED_REDUCTION, checksums, remedy)
 
 
 @primitive.def_abstract_eval
@@ -80,8 +92,8 @@ def _abstract(gradient: ShapedArray, *_: ShapedArray, **__: Any) -> ShapedArray:
 
 
 @primitive.def_impl
-def _run(gradient: Any, *arrays: Any, name: str, process_set: ProcessSet, labels: Sequence[str]) -> Any:
-    _count(name, process_set, lambda: zip(labels, arrays, strict=True))
+def _run(gradient: Any, *arrays: Any, name: str, process_set: ProcessSet, labels: Sequence[str], remedy: str) -> Any:
+    _count(name, process_set, list(zip(labels, arrays, strict=True)), remedy)
     return gradient
 
 
@@ -94,7 +106,12 @@ def _batch(arrays: Sequence[Any], axes: Sequence[Any], **_: Any) -> tuple[Any, A
 
 
 def _on_cpu(
-    ctx: mlir.LoweringRuleContext, *operands: Any, name: str, process_set: ProcessSet, labels: Sequence[str]
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    name: str,
+    process_set: ProcessSet,
+    labels: Sequence[str],
+    remedy: str,
 ) -> Sequence[Any]:
     check_devices(ctx)
     register_handlers("cpu")
@@ -111,7 +128,7 @@ def _on_cpu(
         ctx,
         *operands,
         key=f"{identity} {name}",
-        parameters="jax " + json.dumps([name, identity, process_set.ranks, arrays]),
+        parameters="jax " + json.dumps([name, identity, process_set.ranks, arrays, remedy]),
     )
 
 
@@ -121,14 +138,14 @@ def _elsewhere(_: mlir.LoweringRuleContext, gradient: Any, *__: Any, **___: Any)
 
 def _read(described: str, addresses: list[int]) -> None:
     """The reader of `first_steps.readers`."""
-    name, identity, ranks, arrays = json.loads(described)
+    name, identity, ranks, arrays, remedy = json.loads(described)
     views = [
         (label, _view(address, jnp.dtype(dtype), shape))
         for (label, dtype, shape), address in zip(arrays, addresses, strict=True)
     ]
     with suppress(KeyError):  # there is no such process set any more
         if added(identity).ranks == ranks:  # else the program was compiled for another world, and its reductions fail
-            _count(name, added(identity), lambda: views)
+            _count(name, added(identity), views, remedy)
 
 
 def _view(address: int, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:

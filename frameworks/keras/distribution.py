@@ -41,8 +41,10 @@ class Distribution:
         self.compares = True
         self._without_window = False
 
-    def reduced(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> list[Any]:
-        """As `GradientPlan.reduce`, with the variables that are known."""
+    def reduced(
+        self, gradients: Sequence[Any], variables: Sequence[Any] | None, values: Sequence[Any] | None = None
+    ) -> list[Any]:
+        """As `GradientPlan.reduce`, with the variables that are known, and their values if the step gets them."""
         variables = self.variables if variables is None else variables
         if variables is None and (self.plan.local or self.plan.options.names_members):
             raise ValueError(
@@ -52,6 +54,8 @@ class Distribution:
         compares, self.compares = self.compares, False
         if compares and variables is not None and self.plan.is_traced(gradients) and _is_within_fit():
             self.plan.compare_parameters(self.name, variables)
+        if variables is not None and values is not None and not self.plan.options.alone:
+            gradients = self.plan.with_parameters(self.name, gradients, variables, values)
         return self.plan.reduce(self.name, gradients, variables)
 
     def learn(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -136,7 +140,7 @@ class _Distributed(_Optimizer):
 
         def update(gradients: Sequence[Any], optimizer_variables: Any) -> Any:
             with distribution.inside():
-                reduced = distribution.reduced(gradients, None)
+                reduced = distribution.reduced(gradients, None, trainable_variables)
                 return parent.stateless_apply(optimizer_variables, reduced, trainable_variables)
 
         if distribution.window is None:
