@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import weakref
 from collections import Counter
@@ -52,9 +53,14 @@ class Names:
 
     def changed(self) -> bool:
         """Whether the optimizer has other parameters than at the last `note()`. Scripts may edit `param_groups`."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return False
         # Once per backward and step, so without a loop in Python over the parameters.
-        now = self._parameters()
-        return len(now) != len(self._seen) or not all(map(operator.is_, now, self._seen))
+        lists = [group["params"] for group in optimizer.param_groups]
+        if sum(map(len, lists)) != len(self._seen):
+            return True
+        return not all(map(operator.is_, itertools.chain.from_iterable(lists), self._seen))
 
     def current(self, reduced: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
         """Names and parameters to reduce from now on.

@@ -252,7 +252,6 @@ class Reducer:
                 gradient.dtype is dtype
                 and gradient.numel() == count
                 and gradient.is_contiguous()
-                and not gradient.is_neg()
                 and gradient.get_device() == ordinal
             ):
                 address = gradient.data_ptr()
@@ -269,7 +268,8 @@ class Reducer:
             if gradient is not None and (self._submitting or begin(index)):
                 self._submit(index, gradient)
 
-        return hand_over if slot.plain else hand_over_changed
+        # A gradient that negates its memory is a part of a complex one. It is contiguous only if it is one number.
+        return hand_over if slot.plain and count > 1 else hand_over_changed
 
     def _late_hook(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
