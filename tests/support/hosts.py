@@ -32,6 +32,7 @@ _COMMAND_SECONDS = 60
 
 # mpirun calls it as `agent ADDRESS COMMAND...`; the last byte of the address says which host is meant.
 _AGENT = """#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
 host=${{1##*.}}; shift
 exec ip netns exec {prefix}-$host unshare --uts sh -c "hostname {prefix}-$host; exec sh -c \\"\\$0\\"" "$*"
 """
