@@ -23,7 +23,7 @@ from horovodish.launcher import slots as slots_of_a_job
 from horovodish.launcher.hosts.allocation import Allocation, Host
 from horovodish.launcher.job.events import Event, Events
 from horovodish.launcher.options import LaunchOptions
-from support.elastic import Scene, run_elastic
+from support.elastic import Scene, run_elastic, skip_without_survivors
 from support.orphans import parent
 from support.processes import wait_until
 from support.sources import ROOT
@@ -46,6 +46,7 @@ def test_hosts_that_are_not_known_at_first(tmp_path: Path) -> None:
         wait_until(lambda: said.exists() and "waiting for slots" in said.read_text())
         replace(slots, "localhost:2\n")
 
+    skip_without_survivors()
     naming = threading.Thread(target=name_hosts)
     naming.start()
     ended = run_elastic(lose_hosts, tmp_path, None, str(slots), flags=flags)
@@ -151,6 +152,7 @@ def test_a_job_waits_for_slots(tmp_path: Path) -> None:
         wait_until(lambda: said.exists() and "waiting for slots: there are 1 and --min-np is 2" in said.read_text())
         replace(slots, "localhost:3\n")
 
+    skip_without_survivors()
     adder = threading.Thread(target=add_slots)
     adder.start()
     flags = [*hosts_of(slots), "--min-np", "2", "--max-np", "2"]
