@@ -25,6 +25,7 @@ class _Gradients(GradientAdapter):
     """Of any sources. JAX has a gradient for everything, so ranks never differ in that."""
 
     may_differ = False
+    with_parameters = staticmethod(passed_through)
 
     def __init__(self, unnamed: bool = False):
         self._unnamed = unnamed
@@ -34,16 +35,6 @@ class _Gradients(GradientAdapter):
 
     def payload(self, tensor: Any, source: Any) -> Payload:
         return Payload(tensor.nbytes, tensor.dtype)
-
-    def with_parameters(
-        self,
-        gradients: Sequence[Any],
-        parameters: Sequence[tuple[str, Any]],
-        name: str,
-        process_set: ProcessSet,
-        remedy: str,
-    ) -> list[Any]:
-        return passed_through(gradients, parameters, name, process_set, remedy)
 
     def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> list[list[Any]]:
         call = Collective(
@@ -146,7 +137,7 @@ def value_and_grad(
 
 
 def _parameters(args: Sequence[Any], argnums: int | Sequence[int]) -> Any:
-    """Those arguments among the differentiated ones that are trees. A single array may be an input of this rank's."""
+    """The differentiated arguments that are trees. A single array may be an input of this rank, so it is left out."""
     if isinstance(argnums, Sequence):
         return [_parameters(args, argnum) for argnum in argnums]
     return None if jax.tree_util.all_leaves([args[argnums]]) else args[argnums]

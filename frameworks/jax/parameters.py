@@ -71,7 +71,7 @@ def labelled(tree: Any) -> Labelled:
 
 
 def _has_bytes(leaf: Any) -> bool:
-    """Whether each number of an array has whole bytes. Random keys have no numbers, and XLA packs those of 4 bits."""
+    """Whether a leaf is an array of numbers with whole bytes. Random keys are no numbers. XLA packs 4-bit numbers."""
     if not isinstance(leaf, jax.Array | np.ndarray) or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         return False
     if jnp.issubdtype(leaf.dtype, jnp.floating):

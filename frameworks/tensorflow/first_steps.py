@@ -29,18 +29,18 @@ BROADCAST_REMEDY = "call hvd.broadcast_variables(model.variables, root_rank=0) b
 
 _Sources = tuple[Sequence[Any], Callable[[list[Any]], Checksums]]
 _sources: ContextVar[_Sources | None] = ContextVar("_sources", default=None)
-_process = uuid.uuid4().hex  # a function that comes from a file bears that of the process which has written it
+_process = uuid.uuid4().hex  # functions loaded from a file have the id of another process
 _numbers = itertools.count(1)
 _counts: dict[str, Callable[[], None]] = {}
 
 
 @contextmanager
 def of_variables(sources: Sequence[Any], checksums: Callable[[list[Any]], Checksums]) -> Iterator[None]:
-    """What is reduced within are the gradients of these sources.
+    """Reductions within this context reduce the gradients of these sources.
 
     Args:
         sources: variables and other things.
-        checksums: gives those of the variables among such sources. None stands for a source that is no more.
+        checksums: computes those of the variables in a list of sources. A source that was deleted is None there.
     """
     token = _sources.set((sources, checksums))
     try:

@@ -39,7 +39,7 @@ class Names:
                 )
 
     def in_order(self) -> list[tuple[str, Tensor]]:
-        """Names and parameters of the optimizer, in the order in which the model has registered them.
+        """The optimizer's parameters with their names, in the order of the model.
 
         Parameters that `named_parameters` does not name come last, under the number of their group and their place.
         """
