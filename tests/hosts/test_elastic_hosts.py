@@ -29,13 +29,13 @@ def two_hosts() -> Iterator[Hosts]:
         yield made
 
 
-def train_with(scene: Scene, before_step: Callable[[int], None]) -> Any:
+def train_with(scene: Scene, before_step: Callable[[ObjectState], None]) -> Any:
     """The sums are exact and do not depend on the ranks."""
 
     @hvd.elastic.run
     def train(state: ObjectState) -> None:
         while state.step < STEPS:
-            before_step(state.step)
+            before_step(state)
             state.sum += hvd.allreduce(np.full(LENGTH, float(state.step)), name="gradient")
             state.step += 1
             state.commit()
@@ -49,11 +49,13 @@ def train_with(scene: Scene, before_step: Callable[[int], None]) -> Any:
 def lose_a_host(scene: Scene, fault: str, other: str, slots: str) -> Any:
     """The last process commits a fault from its host."""
 
-    def before_step(step: int) -> None:
-        if scene.me == 3 and step == 5 and scene.first_time(fault):
+    def before_step(state: ObjectState) -> None:
+        if scene.me == 3 and state.step == 5 and scene.first_time(fault):
             if slots:
                 Path(slots).write_text(f"{other}:4\n")
             commit_fault(scene, fault, other)
+        while fault == "daemon" and scene.start == 0 and state.step == STEPS - 1:
+            state.commit()  # until these processes are told to end, which takes longer than the steps
 
     return train_with(scene, before_step)
 
@@ -73,9 +75,9 @@ def commit_fault(scene: Scene, fault: str, other: str) -> None:
 def die_in_an_allreduce(scene: Scene, victims: dict[str, int]) -> Any:
     """At a step each, processes die that have a part of a sum: chunks are within both hosts and between them."""
 
-    def before_step(step: int) -> None:
-        victim = victims.get(str(step))
-        is_first = scene.first_time(f"step {step}")
+    def before_step(state: ObjectState) -> None:
+        victim = victims.get(str(state.step))
+        is_first = scene.first_time(f"step {state.step}")
         while victim is not None and is_first:  # until it is caught in the middle
             reduction = LargeReduction()
             if scene.me == victim and reduction.catch():

@@ -17,23 +17,34 @@ abi::MpiExit functions;
 abi::MpiHandle world = 0;
 pid_t process = 0;
 std::atomic<bool> peers_are_lost{false};
+std::atomic<bool> has_stalled{false};
 int own_rank = 0;
 std::chrono::duration<double> warning{0};
+std::chrono::duration<double> patience{0};
 
 // MPI does not say which ranks it waits for.
 void warn_if_it_takes_long() {
   if (warning.count() <= 0) return;
-  try {
-    std::thread([] {
-      std::this_thread::sleep_for(warning);
-      std::fprintf(
-          stderr,
-          "horovodish: warning: rank %d has ended its script and has waited in MPI_Finalize for %.0f s: another rank "
-          "has not ended its script, or is stopped.\n",
-          own_rank, warning.count());
-    }).detach();
-  } catch (const std::exception&) {  // the system has no thread for it
-  }
+  std::thread([] {
+    std::this_thread::sleep_for(warning);
+    std::fprintf(
+        stderr,
+        "horovodish: warning: rank %d has ended its script and has waited in MPI_Finalize for %.0f s: another rank "
+        "has not ended its script, or is stopped.\n",
+        own_rank, warning.count());
+  }).detach();
+}
+
+void end_if_it_takes_long() {
+  std::thread([] {
+    std::this_thread::sleep_for(patience);
+    std::fprintf(stderr,
+                 "horovodish: rank %d has ended its script after a StallError, and another rank has not within %.0f s: "
+                 "rank %d does not wait for it any longer.\n",
+                 own_rank, patience.count(), own_rank);
+    std::fflush(nullptr);
+    _exit(1);
+  }).detach();
 }
 
 void finalize(int status, void*) {
@@ -41,24 +52,32 @@ void finalize(int status, void*) {
   if (status != 0 || peers_are_lost || getpid() != process || functions.finalized(&finalized) != abi::kMpiSuccess ||
       finalized)
     return;
+  try {
+    has_stalled ? end_if_it_takes_long() : warn_if_it_takes_long();
+  } catch (const std::exception&) {  // the system has no thread for it
+    if (has_stalled) return;
+  }
   // The engine may have stopped before a rank died.
   int agreed = 1;
   if (world != 0 && functions.agree != nullptr && functions.agree(world, &agreed) != abi::kMpiSuccess) return;
-  warn_if_it_takes_long();
   functions.finalize();
 }
 
 }  // namespace
 
-void finalize_mpi_at_exit(const std::string& library, abi::MpiHandle tolerant_world, int rank, double warning_seconds) {
+void finalize_mpi_at_exit(const std::string& library, abi::MpiHandle tolerant_world, int rank, double warning_seconds,
+                          double patience_seconds) {
   functions.resolve(library);
   world = tolerant_world;
   own_rank = rank;
   warning = std::chrono::duration<double>(warning_seconds);
+  patience = std::chrono::duration<double>(patience_seconds);
   process = getpid();
   on_exit(finalize, nullptr);
 }
 
 void do_not_finalize_mpi() { peers_are_lost = true; }
+
+void do_not_finalize_mpi_for_long() { has_stalled = true; }
 
 }  // namespace horovodish

@@ -307,7 +307,8 @@ uint64_t ProcessSet::finished() const {
 
 // Of several losses all calls name the first.
 void ProcessSet::apply_lost(const Decision& lost) {
-  if (lost.loss >= Loss::failed) do_not_finalize_mpi();
+  if (lost.loss == Loss::failed) do_not_finalize_mpi();
+  if (lost.loss == Loss::stall) do_not_finalize_mpi_for_long();
   if (!last_) last_ = {0, {kind_of(lost.loss), lost.text}};
   last_->decision = lost.number;
   last_->wait_until = lost.loss == Loss::left ? Clock::now() + kDrainLimit : Clock::time_point{};

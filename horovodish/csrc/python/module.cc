@@ -94,7 +94,7 @@ NB_MODULE(_native, module) {
   module.def("add_background_thread", &add_background_thread, nb::arg("thread"));
   module.def("remove_background_thread", &remove_background_thread, nb::arg("thread"));
   module.def("finalize_mpi_at_exit", &finalize_mpi_at_exit, nb::arg("library"), nb::arg("tolerant_world"),
-             nb::arg("rank"), nb::arg("warning_seconds"));
+             nb::arg("rank"), nb::arg("warning_seconds"), nb::arg("patience_seconds"));
   module.def("do_not_finalize_mpi", &do_not_finalize_mpi);
 
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {

@@ -1,0 +1,45 @@
+"""Scripts that catch a StallError and end: with status 0 unless a rank hangs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CATCHES_A_STALL = """
+import sys
+import time
+
+import numpy as np
+
+import horovodish as hvd
+from horovodish import mpi
+
+lag_seconds, mpi._PATIENCE_SECONDS = map(float, sys.argv[1:])
+hvd.init()
+try:
+    hvd.allreduce(np.ones(3), name=f"of rank {hvd.rank()}")
+except hvd.StallError:
+    print("caught")
+if hvd.rank() == 0:
+    time.sleep(lag_seconds)
+"""
+
+
+@pytest.mark.parametrize(("lag_seconds", "patience_seconds"), [(2.0, 60.0), (600.0, 1.0)], ids=["lags", "hangs"])
+def test_after_a_stall_a_rank_waits_for_the_others_at_its_end(
+    lag_seconds: float, patience_seconds: float, tmp_path: Path
+) -> None:
+    script = tmp_path / "catches.py"
+    script.write_text(CATCHES_A_STALL)
+    arguments = [str(script), str(lag_seconds), str(patience_seconds)]
+    launcher = [sys.executable, "-m", "horovodish.launcher", "run", "-np", "2"]
+    ended = subprocess.run([*launcher, sys.executable, *arguments], capture_output=True, text=True, timeout=120)
+    assert ended.stdout.splitlines() == ["caught"] * 2, ended.stderr
+    if lag_seconds < patience_seconds:
+        assert (ended.returncode, ended.stderr) == (0, "")
+    else:
+        assert ended.returncode == 1
+        assert "rank 1 has ended its script after a StallError, and another rank has not within 1 s" in ended.stderr
