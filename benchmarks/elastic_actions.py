@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from elastic_plans import Action, Phase
 
-from horovodish import basics
+from horovodish.runtime import basics
 
 PERIOD = 16  # keeps numbers small, so that sums are exact
 MODULES = {"numpy": "horovodish"}

@@ -15,7 +15,7 @@ import torch
 from rounds import alternate, say, timed
 
 import horovodish.torch as hvd
-from horovodish import basics
+from horovodish.runtime import basics
 
 MEGABYTES = 100
 

@@ -23,8 +23,8 @@ from typing import Any
 import elastic_actions
 from elastic_plans import Fault, Phase, plan_of
 
-from horovodish import basics
 from horovodish.elastic import loop, memory, state
+from horovodish.runtime import basics
 
 FAULTY_FOLDERS = ("horovodish/elastic/", "frameworks/")
 
@@ -35,7 +35,7 @@ class Notes:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.start = int(os.environ["HOROVODISH_START"])
-        launched = importlib.import_module("horovodish.launched").launcher_environment()
+        launched = importlib.import_module("horovodish.launch.environment").launcher_environment()
         self.process = launched.rank
         path = folder / f"notes-{self.start}-{self.process}"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -16,7 +16,8 @@ import numpy as np
 import peers
 
 import horovodish
-from horovodish import _native, basics
+from horovodish import _native
+from horovodish.runtime import basics
 
 TENSORS = 200
 

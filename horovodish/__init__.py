@@ -12,7 +12,7 @@ same for a framework's tensors, and `DistributedOptimizer`.
 
 import typing as _typing
 
-from horovodish import interrupts as _interrupts
+from horovodish.launch import interrupts as _interrupts
 
 _interrupts.end_commands_quietly()
 # isort: split
@@ -23,8 +23,8 @@ _source_tree.require_engine(__path__)  # before the imports that need it
 # isort: split
 
 from horovodish import package_names as _package_names
-from horovodish.collectives import *
-from horovodish.objects import *
+from horovodish.collectives.functions import *
+from horovodish.collectives.objects import *
 from horovodish.process_api import *
 from horovodish.version import __version__ as __version__
 

@@ -4,14 +4,14 @@
 import typing as _typing
 
 from horovodish import package_names as _package_names
-from horovodish.basics import *
+from horovodish.collectives.process_sets import *
+from horovodish.collectives.reduce_ops import *
+from horovodish.elastic.recovery import *
 from horovodish.errors import *
-from horovodish.process_sets import *
-from horovodish.recovery import *
-from horovodish.reduce_ops import *
-from horovodish.run_function import *
-from horovodish.stragglers import *
-from horovodish.timeline import *
+from horovodish.launch.run_function import *
+from horovodish.reports.stragglers import *
+from horovodish.reports.timeline import *
+from horovodish.runtime.basics import *
 
 if not _typing.TYPE_CHECKING:  # a type checker takes every name
     __all__ = _package_names.exported(__name__)

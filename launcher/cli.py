@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: with status 0, for --help and --version.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # horovodish.interrupts has changed it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # horovodish.launch.interrupts has changed it
     _open_standard_files()
     try:
         match list(sys.argv[1:] if arguments is None else arguments):

@@ -16,12 +16,13 @@ import typing as _typing
 if __name__ != "horovodish.jax":
     raise ImportError("import this package as horovodish.jax")
 
-from horovodish import frameworks as _frameworks
+from horovodish import supported as _frameworks
 
 _frameworks.warn_unless_tested("jax")  # before the imports that a release may break
 # isort: split
 
 from horovodish import package_names as _package_names
+from horovodish.collectives.objects import *
 from horovodish.jax import autograd as _autograd  # noqa: F401, they tell JAX what to do
 from horovodish.jax import eager as _eager  # noqa: F401
 from horovodish.jax import lowering as _lowering  # noqa: F401
@@ -31,7 +32,6 @@ from horovodish.jax.collectives import *
 from horovodish.jax.compression import *
 from horovodish.jax.gradients import *
 from horovodish.jax.optimizer import *
-from horovodish.objects import *
 from horovodish.process_api import *
 
 if not _typing.TYPE_CHECKING:  # for a type checker, any name would exist

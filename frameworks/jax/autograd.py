@@ -18,9 +18,10 @@ import jax
 from jax import numpy as jnp
 from jax.interpreters import ad, batching
 
-from horovodish import basics, collective_gradients
+from horovodish.collectives import collective_gradients
+from horovodish.collectives.reduce_ops import Adasum, Sum
 from horovodish.jax.primitive import Collective, by_collective, primitive
-from horovodish.reduce_ops import Adasum, Sum
+from horovodish.runtime import basics
 
 _TANGENT, _GRADIENT = ".tangent", ".gradient"
 

@@ -11,15 +11,15 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from horovodish import basics
 from horovodish._native import DTYPES
-from horovodish.comparison import compared_on_all_ranks
+from horovodish.collectives.comparison import compared_on_all_ranks
+from horovodish.collectives.objects import broadcast_object
+from horovodish.collectives.operation import checked_root
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.errors import UnsupportedTensorError
 from horovodish.jax.primitive import Collective, run
 from horovodish.jax.trees import with_weak_type
-from horovodish.objects import broadcast_object
-from horovodish.operation import checked_root
-from horovodish.process_sets import ProcessSet, global_process_set
+from horovodish.runtime import basics
 
 __all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
 

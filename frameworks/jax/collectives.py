@@ -35,14 +35,14 @@ import jax
 from jax import numpy as jnp
 
 from horovodish import collectives
-from horovodish.compression import Compressor
+from horovodish.collectives.operation import checked_root
+from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.collectives.reduce_ops import Adasum, Average, ReduceOp, chosen_op
+from horovodish.gradients.compression import Compressor
 from horovodish.jax.compression import Compression
 from horovodish.jax.eager import exchange
 from horovodish.jax.primitive import Collective, run
 from horovodish.jax.trees import Leaves, checked_array, decompressed, named, run_fused
-from horovodish.operation import checked_root
-from horovodish.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.reduce_ops import Adasum, Average, ReduceOp, chosen_op
 
 __all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped_allreduce", "join", "reducescatter"]
 

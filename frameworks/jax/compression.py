@@ -6,7 +6,7 @@ from typing import Any
 
 from jax import numpy as jnp
 
-from horovodish.compression import CastCompressor, NoneCompressor
+from horovodish.gradients.compression import CastCompressor, NoneCompressor
 
 __all__ = ["Compression"]
 

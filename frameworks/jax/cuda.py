@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from horovodish import _native, devices
+from horovodish import _native
+from horovodish.collectives import devices
 from horovodish.jax.primitive import Collective, by_collective
 
 

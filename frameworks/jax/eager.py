@@ -12,13 +12,13 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from horovodish.array_adapter import ARRAYS
-from horovodish.arrays import Array
+from horovodish.collectives.array_adapter import ARRAYS
+from horovodish.collectives.arrays import Array
+from horovodish.collectives.operation import Operation
+from horovodish.collectives.process_sets import checked_id
+from horovodish.collectives.request import Family
+from horovodish.collectives.submission import Handle, generated_name
 from horovodish.jax.primitive import Collective, by_collective, primitive, trees
-from horovodish.operation import Operation
-from horovodish.process_sets import checked_id
-from horovodish.request import Family
-from horovodish.submission import Handle, generated_name
 
 _warned: set[str] = set()
 _runs = itertools.count(2**40)  # beyond the numbers of XLA's runs

@@ -8,15 +8,15 @@ from typing import Any
 
 import jax
 
-from horovodish.compression import Compressor
-from horovodish.gradient_options import GradientOptions
-from horovodish.gradient_plan import Bucket, GradientAdapter, GradientPlan, Payload
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
+from horovodish.collectives.reduce_ops import Average, ReduceOp
+from horovodish.gradients.compression import Compressor
+from horovodish.gradients.options import GradientOptions
+from horovodish.gradients.plan import Bucket, GradientAdapter, GradientPlan, Payload
 from horovodish.jax.compression import Compression
 from horovodish.jax.parameters import labelled, passed_through
 from horovodish.jax.primitive import Collective
 from horovodish.jax.trees import Leaves, named, run_parts
-from horovodish.process_sets import ProcessSet, global_process_set
-from horovodish.reduce_ops import Average, ReduceOp
 
 __all__ = ["grad", "value_and_grad"]
 

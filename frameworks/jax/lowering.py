@@ -19,11 +19,12 @@ from jax import numpy as jnp
 from jax.core import ShapedArray
 from jax.interpreters import mlir, partial_eval
 
-from horovodish import _native, basics
+from horovodish import _native
+from horovodish.collectives.process_sets import checked_id
 from horovodish.jax import cuda
 from horovodish.jax.eager import warn_of_staging
 from horovodish.jax.primitive import Collective, Tree, by_collective, primitive, trees
-from horovodish.process_sets import checked_id
+from horovodish.runtime import basics
 
 START, DONE, REST = "horovodish_start", "horovodish_done", "horovodish_rest"
 _NUMBER = ShapedArray((1,), np.dtype(np.int32))

@@ -6,13 +6,13 @@ from typing import Any
 
 import optax
 
-from horovodish.compression import Compressor
-from horovodish.gradient_options import GradientOptions
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
+from horovodish.collectives.reduce_ops import Adasum, Average, ReduceOp
+from horovodish.gradients.compression import Compressor
+from horovodish.gradients.options import GradientOptions
 from horovodish.jax.accumulation import accumulating
 from horovodish.jax.compression import Compression
 from horovodish.jax.gradients import TreePlan
-from horovodish.process_sets import ProcessSet, global_process_set
-from horovodish.reduce_ops import Adasum, Average, ReduceOp
 
 __all__ = ["DistributedOptimizer"]
 

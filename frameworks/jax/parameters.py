@@ -22,10 +22,10 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from horovodish import first_steps
-from horovodish.consistency import Checksums, checksum_of
+from horovodish.collectives.consistency import Checksums, checksum_of
+from horovodish.collectives.process_sets import ProcessSet, added, checked_id
+from horovodish.gradients import first_steps
 from horovodish.jax.lowering import check_devices, register_handlers
-from horovodish.process_sets import ProcessSet, added, checked_id
 
 _COMPARE = "horovodish_compare"
 _COMPARED_REDUCTION = 1

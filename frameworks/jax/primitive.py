@@ -17,9 +17,9 @@ import jax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
-from horovodish.operation import checked_splits, scattered_rows
-from horovodish.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.reduce_ops import Average, ReduceOp, Sum
+from horovodish.collectives.operation import checked_splits, scattered_rows
+from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.collectives.reduce_ops import Average, ReduceOp, Sum
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ import time
 import jax
 from jax._src import xla_bridge
 
-from horovodish import basics
+from horovodish.runtime import basics
 
 _NAP_SECONDS = 0.002
 

@@ -13,13 +13,13 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
-from horovodish import basics
-from horovodish.arrays import dtype_code
-from horovodish.compression import Compressor, check_compression
+from horovodish.collectives.arrays import dtype_code
+from horovodish.collectives.reduce_ops import Average, ReduceOp, Sum
 from horovodish.errors import UnsupportedTensorError
-from horovodish.gradient_plan import Payload, backward_buckets
+from horovodish.gradients.compression import Compressor, check_compression
+from horovodish.gradients.plan import Payload, backward_buckets
 from horovodish.jax.primitive import Collective, run
-from horovodish.reduce_ops import Average, ReduceOp, Sum
+from horovodish.runtime import basics
 
 _OWN_MODULE = __name__.rpartition(".")[0]
 

@@ -17,18 +17,18 @@ import typing as _typing
 if __name__ != "horovodish.keras":
     raise ImportError("import this package as horovodish.keras")
 
-from horovodish import frameworks as _frameworks
+from horovodish import supported as _frameworks
 
 _frameworks.warn_unless_tested("keras")  # before the imports that a release may break
 # isort: split
 
 from horovodish import package_names as _package_names
+from horovodish.collectives.objects import *
 from horovodish.keras import callbacks as callbacks
 from horovodish.keras.broadcast_state import *
 from horovodish.keras.collectives import *
 from horovodish.keras.compression import *
 from horovodish.keras.optimizer import *
-from horovodish.objects import *
 from horovodish.process_api import *
 
 if not _typing.TYPE_CHECKING:  # for a type checker, any name would exist

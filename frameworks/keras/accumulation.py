@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from horovodish import gradient_windows
+from horovodish.gradients import windows
 from horovodish.keras import backends
 
 
@@ -28,7 +28,7 @@ class Accumulation:
         self._places: dict[int, int] = {}
         self._seen: set[int] = set()  # places that had a gradient in this window
         self._traced: set[int] | None = None  # the same for all windows of TensorFlow's functions
-        gradient_windows.follow(self)
+        windows.follow(self)
 
     def is_open(self) -> bool:
         """Whether it has gradients that no step has used."""

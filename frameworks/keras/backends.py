@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from horovodish.gradient_plan import GradientAdapter
+from horovodish.gradients.plan import GradientAdapter
 
 
 def collectives() -> ModuleType:

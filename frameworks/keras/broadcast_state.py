@@ -8,16 +8,16 @@ from typing import Any
 import keras
 import numpy as np
 
-from horovodish.collectives import broadcast_async
-from horovodish.comparison import Named, compared_on_all_ranks
-from horovodish.compression import Compressor
+from horovodish.collectives.comparison import Named, compared_on_all_ranks
+from horovodish.collectives.functions import broadcast_async
+from horovodish.collectives.objects import broadcast_object
+from horovodish.collectives.operation import checked_root
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
+from horovodish.gradients.compression import Compressor
 from horovodish.keras.compression import Compression
 from horovodish.keras.distribution import Distribution, distribution_of
 from horovodish.keras.layer_state import SAME_VOCABULARY, Vocabulary, finalize, give_back, keeps, kept_of, layers_with
 from horovodish.keras.optimizer import DistributedOptimizer
-from horovodish.objects import broadcast_object
-from horovodish.operation import checked_root
-from horovodish.process_sets import ProcessSet, global_process_set
 
 __all__ = ["broadcast_global_variables", "broadcast_variables", "load_model"]
 

@@ -21,14 +21,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from horovodish import basics
+from horovodish.collectives.objects import allgather_object
+from horovodish.collectives.process_sets import ProcessSet
 from horovodish.errors import MismatchError
 from horovodish.keras.broadcast_state import broadcast_model, optimizers_of, state_of, weights_of
 from horovodish.keras.distribution import distribute_outside, distribution_of
 from horovodish.keras.epoch_sync import EpochSyncCallback
 from horovodish.keras.learning_rates import LearningRateScheduleCallback, LearningRateWarmupCallback
-from horovodish.objects import allgather_object
-from horovodish.process_sets import ProcessSet
+from horovodish.runtime import basics
 
 __all__ = [
     "BestModelCheckpoint",

@@ -9,12 +9,12 @@ import keras
 import numpy as np
 
 from horovodish import collectives as on_arrays
-from horovodish.collectives import barrier
-from horovodish.compression import Compressor
+from horovodish.collectives.functions import barrier
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
+from horovodish.collectives.reduce_ops import Average, ReduceOp
+from horovodish.gradients.compression import Compressor
 from horovodish.keras.backends import collectives
 from horovodish.keras.compression import Compression
-from horovodish.process_sets import ProcessSet, global_process_set
-from horovodish.reduce_ops import Average, ReduceOp
 
 __all__ = ["allgather", "allreduce", "barrier", "broadcast", "join", "reducescatter"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from horovodish.compression import CastCompressor, NoneCompressor
+from horovodish.gradients.compression import CastCompressor, NoneCompressor
 
 __all__ = ["Compression"]
 

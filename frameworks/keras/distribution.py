@@ -10,8 +10,8 @@ from typing import Any
 
 import keras
 
-from horovodish.gradient_options import check_trained
-from horovodish.gradient_plan import GradientPlan
+from horovodish.gradients.options import check_trained
+from horovodish.gradients.plan import GradientPlan
 from horovodish.keras.accumulation import Accumulation
 from horovodish.keras.backends import untraced
 

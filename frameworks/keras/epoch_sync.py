@@ -10,12 +10,12 @@ from typing import Any
 
 import keras
 
-from horovodish import basics
-from horovodish.collectives import join
+from horovodish.collectives.functions import join
+from horovodish.collectives.objects import allgather_object
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.errors import MismatchError
 from horovodish.keras.broadcast_state import broadcast_model, distributions_of, optimizers_of, state_of, weights_of
-from horovodish.objects import allgather_object
-from horovodish.process_sets import ProcessSet, global_process_set
+from horovodish.runtime import basics
 
 
 class EpochSync(keras.callbacks.Callback):

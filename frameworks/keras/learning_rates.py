@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from horovodish import basics
 from horovodish.keras.broadcast_state import optimizers_of
 from horovodish.keras.epoch_sync import EpochSyncCallback, callbacks_that_begin
+from horovodish.runtime import basics
 
 
 class LearningRateScheduleCallback(EpochSyncCallback):

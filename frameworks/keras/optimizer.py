@@ -7,16 +7,16 @@ from typing import Any
 
 import keras
 
-from horovodish.compression import Compressor
-from horovodish.gradient_options import GradientOptions, Groups
-from horovodish.gradient_plan import GradientPlan
+from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.collectives.reduce_ops import Average, ReduceOp
+from horovodish.collectives.submission import generated_name
+from horovodish.gradients.compression import Compressor
+from horovodish.gradients.options import GradientOptions, Groups
+from horovodish.gradients.plan import GradientPlan
 from horovodish.keras.accumulation import Accumulation
 from horovodish.keras.backends import gradients
 from horovodish.keras.compression import Compression
 from horovodish.keras.distribution import Distribution, distribute, distribution_of
-from horovodish.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.reduce_ops import Average, ReduceOp
-from horovodish.submission import generated_name
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
 

@@ -22,7 +22,7 @@ import typing as _typing
 if __name__ != "horovodish.tensorflow":
     raise ImportError("import this package as horovodish.tensorflow")
 
-from horovodish import frameworks as _frameworks
+from horovodish import supported as _frameworks
 
 _frameworks.warn_unless_tested("tensorflow")  # before the imports that a release may break
 # isort: split

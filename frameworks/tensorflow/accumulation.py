@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovodish import gradient_windows
+from horovodish.gradients import windows
 from horovodish.tensorflow.whole_steps import hold_writes
 
 
@@ -26,7 +26,7 @@ class LocalAggregation:
         self._seen: tf.Variable | None = None
         self._used: set[int] = set()  # what had a gradient in the window that is open
         self._traced: set[int] | None = None  # the same for all windows of functions
-        gradient_windows.follow(self)
+        windows.follow(self)
 
     def is_open(self) -> bool:
         """Whether it has gradients that no step has used. Within a function or a graph for sessions nobody can know."""

@@ -18,9 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovodish import collective_gradients
-from horovodish.process_sets import global_process_set
-from horovodish.reduce_ops import Average, ReduceOp, Sum
+from horovodish.collectives import collective_gradients
+from horovodish.collectives.process_sets import global_process_set
+from horovodish.collectives.reduce_ops import Average, ReduceOp, Sum
 from horovodish.tensorflow import xla
 from horovodish.tensorflow.failures import own_errors
 from horovodish.tensorflow.library import call, native

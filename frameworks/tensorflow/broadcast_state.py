@@ -9,11 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovodish import objects
-from horovodish.comparison import Named, compared_on_all_ranks
-from horovodish.operation import Operation, checked_root
-from horovodish.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.submission import generated_name
+from horovodish.collectives import objects
+from horovodish.collectives.comparison import Named, compared_on_all_ranks
+from horovodish.collectives.operation import Operation, checked_root
+from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.collectives.submission import generated_name
 from horovodish.tensorflow.collectives import broadcast_
 from horovodish.tensorflow.names import operation_name
 from horovodish.tensorflow.operations import broadcasted

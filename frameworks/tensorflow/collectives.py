@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from horovodish.compression import Compressor
-from horovodish.operation import Operation, only
-from horovodish.process_sets import ProcessSet, global_process_set
-from horovodish.reduce_ops import Average, ReduceOp
+from horovodish.collectives.operation import Operation, only
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
+from horovodish.collectives.reduce_ops import Average, ReduceOp
+from horovodish.gradients.compression import Compressor
 from horovodish.tensorflow.compression import Compression
 from horovodish.tensorflow.operations import broadcasted, checked, exchanged, gathered, prepared, reduced, scattered
 from horovodish.tensorflow.sparse import reduced_slices

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovodish.compression import CastCompressor, NoneCompressor
-from horovodish.compression import Compressor as Compressor  # Horovod's users import it from here
+from horovodish.gradients.compression import CastCompressor, NoneCompressor
+from horovodish.gradients.compression import Compressor as Compressor  # Horovod's users import it from here
 
 __all__ = ["Compression"]
 

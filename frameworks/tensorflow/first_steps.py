@@ -19,10 +19,10 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context, executor
 
-from horovodish import first_steps
-from horovodish.consistency import Checksums
-from horovodish.gradient_plan import COMPARED_REDUCTION
-from horovodish.process_sets import ProcessSet
+from horovodish.collectives.consistency import Checksums
+from horovodish.collectives.process_sets import ProcessSet
+from horovodish.gradients import first_steps
+from horovodish.gradients.plan import COMPARED_REDUCTION
 from horovodish.tensorflow.tracing import compiled_by_xla, in_graph_for_sessions
 
 BROADCAST_REMEDY = "call hvd.broadcast_variables(model.variables, root_rank=0) before the first step"

@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovodish.consistency import checksum_of
-from horovodish.gradient_options import GradientOptions
-from horovodish.gradient_plan import Bucket, GradientAdapter, GradientPlan, Layout, Payload
+from horovodish.collectives.consistency import checksum_of
+from horovodish.gradients.options import GradientOptions
+from horovodish.gradients.plan import Bucket, GradientAdapter, GradientPlan, Layout, Payload
 from horovodish.tensorflow import first_steps
 from horovodish.tensorflow.names import name_in_step
 from horovodish.tensorflow.operations import reduced_groups

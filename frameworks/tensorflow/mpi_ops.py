@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from horovodish.reduce_ops import Sum
+from horovodish.collectives.reduce_ops import Sum
 from horovodish.tensorflow import *  # noqa: F403
 from horovodish.tensorflow import allreduce
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from horovodish.submission import generated_name
+from horovodish.collectives.submission import generated_name
 from horovodish.tensorflow.tracing import compiled_by_xla, in_graph_for_sessions
 
 _counters: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()

@@ -13,13 +13,13 @@ from typing import Any
 import tensorflow as tf
 
 from horovodish._native import DTYPES
-from horovodish.arrays import REDUCED_AS
-from horovodish.compression import Compressor, NoneCompressor, check_compression
+from horovodish.collectives.arrays import REDUCED_AS
+from horovodish.collectives.operation import Operation, checked_op, checked_root, checked_splits
+from horovodish.collectives.process_sets import checked_id
+from horovodish.collectives.reduce_ops import Adasum
+from horovodish.collectives.submission import RefuseOnError
 from horovodish.errors import UnsupportedTensorError
-from horovodish.operation import Operation, checked_op, checked_root, checked_splits
-from horovodish.process_sets import checked_id
-from horovodish.reduce_ops import Adasum
-from horovodish.submission import RefuseOnError
+from horovodish.gradients.compression import Compressor, NoneCompressor, check_compression
 from horovodish.tensorflow import xla
 from horovodish.tensorflow.failures import own_errors
 from horovodish.tensorflow.library import call

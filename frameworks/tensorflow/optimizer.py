@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovodish.compression import Compressor
-from horovodish.gradient_options import GradientOptions, Groups
-from horovodish.gradient_plan import GradientPlan
-from horovodish.process_sets import ProcessSet, global_process_set
-from horovodish.reduce_ops import Average, ReduceOp
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
+from horovodish.collectives.reduce_ops import Average, ReduceOp
+from horovodish.gradients.compression import Compressor
+from horovodish.gradients.options import GradientOptions, Groups
+from horovodish.gradients.plan import GradientPlan
 from horovodish.tensorflow.accumulation import LocalAggregation
 from horovodish.tensorflow.compression import Compression
 from horovodish.tensorflow.gradients import plan_of, reduced_gradients

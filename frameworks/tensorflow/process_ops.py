@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovodish import collectives
-from horovodish.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.tensorflow.failures import own_errors
 from horovodish.tensorflow.library import call, native
 from horovodish.tensorflow.names import as_input, operation_name

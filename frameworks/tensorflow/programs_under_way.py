@@ -7,7 +7,7 @@ import contextlib
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from horovodish import basics
+from horovodish.runtime import basics
 
 
 def _finish() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovodish.process_sets import ProcessSet, global_process_set
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.tensorflow.broadcast_state import broadcast_variables
 from horovodish.tensorflow.tracing import in_graph_for_sessions
 

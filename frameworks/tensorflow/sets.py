@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from horovodish.process_sets import ProcessSet, added, checked_id, global_process_set
+from horovodish.collectives.process_sets import ProcessSet, added, checked_id, global_process_set
 
 
 def attribute_of(process_set: ProcessSet) -> str:

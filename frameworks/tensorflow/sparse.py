@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from horovodish.compression import Compressor
+from horovodish.collectives.operation import Operation, checked_op
+from horovodish.collectives.reduce_ops import Average, Sum
 from horovodish.errors import UnsupportedTensorError
-from horovodish.operation import Operation, checked_op
-from horovodish.reduce_ops import Average, Sum
+from horovodish.gradients.compression import Compressor
 from horovodish.tensorflow.operations import check_dtypes, gathered, refuse_on_error
 from horovodish.tensorflow.tracing import compiled_by_xla
 

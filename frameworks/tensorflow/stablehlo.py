@@ -12,10 +12,11 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from horovodish import _native, collective_gradients
-from horovodish.operation import scattered_rows
-from horovodish.process_sets import ProcessSet, checked_id
-from horovodish.reduce_ops import ReduceOp, Sum
+from horovodish import _native
+from horovodish.collectives import collective_gradients
+from horovodish.collectives.operation import scattered_rows
+from horovodish.collectives.process_sets import ProcessSet, checked_id
+from horovodish.collectives.reduce_ops import ReduceOp, Sum
 
 RUN, START, DONE, REST = "horovodish_run", "horovodish_start", "horovodish_done", "horovodish_rest"
 PLATFORMS = ("CPU", "CUDA")

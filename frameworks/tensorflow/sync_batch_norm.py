@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovodish.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.reduce_ops import Sum
+from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.collectives.reduce_ops import Sum
 from horovodish.tensorflow.collectives import allreduce
 from horovodish.tensorflow.names import operation_name
 

@@ -21,10 +21,12 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
-from horovodish import _native, basics, devices
-from horovodish.operation import checked_splits
-from horovodish.process_sets import ProcessSet
-from horovodish.reduce_ops import ReduceOp, Sum
+from horovodish import _native
+from horovodish.collectives import devices
+from horovodish.collectives.operation import checked_splits
+from horovodish.collectives.process_sets import ProcessSet
+from horovodish.collectives.reduce_ops import ReduceOp, Sum
+from horovodish.runtime import basics
 from horovodish.tensorflow.sets import set_of
 from horovodish.tensorflow.stablehlo import PLATFORMS, Member, Operation, module
 from horovodish.tensorflow.tracing import belonging_to_xla, refuse_xla

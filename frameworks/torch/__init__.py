@@ -17,13 +17,13 @@ import typing as _typing
 if __name__ != "horovodish.torch":
     raise ImportError("import this package as horovodish.torch")
 
-from horovodish import frameworks as _frameworks
+from horovodish import supported as _frameworks
 
 _frameworks.warn_unless_tested("torch")  # before the imports that a release may break
 # isort: split
 
 from horovodish import package_names as _package_names
-from horovodish.objects import *
+from horovodish.collectives.objects import *
 from horovodish.process_api import *
 from horovodish.torch.broadcast_state import *
 from horovodish.torch.collectives import *

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horovodish import basics, collective_gradients
-from horovodish.operation import Operation, checked_splits, only, split_numbers
-from horovodish.process_sets import ProcessSet
-from horovodish.reduce_ops import Average, Sum, chosen_op
+from horovodish.collectives import collective_gradients
+from horovodish.collectives.operation import Operation, checked_splits, only, split_numbers
+from horovodish.collectives.process_sets import ProcessSet
+from horovodish.collectives.reduce_ops import Average, Sum, chosen_op
+from horovodish.runtime import basics
 from horovodish.torch.adapter import TENSORS
 
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from horovodish import basics
-from horovodish.collectives import synchronize
-from horovodish.comparison import compared_on_all_ranks
+from horovodish.collectives.comparison import compared_on_all_ranks
+from horovodish.collectives.functions import synchronize
+from horovodish.collectives.objects import broadcast_object
+from horovodish.collectives.operation import checked_root
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.errors import UnsupportedTensorError
-from horovodish.objects import broadcast_object
-from horovodish.operation import checked_root
-from horovodish.process_sets import ProcessSet, global_process_set
+from horovodish.runtime import basics
 from horovodish.torch.collectives import broadcast_async_
 from horovodish.torch.inner_optimizers import has_own_state_dict, with_inner
 from horovodish.torch.tensors import check_tensor, moves_as_bytes

@@ -23,13 +23,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from horovodish import collectives, devices
-from horovodish.collectives import Handle, barrier, poll, synchronize
-from horovodish.compression import Compressor, check_compression
-from horovodish.operation import Operation, checked_group, checked_op, only
-from horovodish.process_sets import ProcessSet, global_process_set
-from horovodish.reduce_ops import Average, ReduceOp
-from horovodish.submission import RefuseOnError
+from horovodish import collectives
+from horovodish.collectives import devices
+from horovodish.collectives.functions import Handle, barrier, poll, synchronize
+from horovodish.collectives.operation import Operation, checked_group, checked_op, only
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
+from horovodish.collectives.reduce_ops import Average, ReduceOp
+from horovodish.collectives.submission import RefuseOnError
+from horovodish.gradients.compression import Compressor, check_compression
 from horovodish.torch.adapter import COLLECTIVES, TENSORS
 from horovodish.torch.autograd import Allgather, Allreduce, Alltoall, Broadcast, Reducescatter, is_recorded
 from horovodish.torch.compression import Compression

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from horovodish.compression import CastCompressor, NoneCompressor
-from horovodish.compression import Compressor as Compressor  # Horovod's users import it from here
+from horovodish.gradients.compression import CastCompressor, NoneCompressor
+from horovodish.gradients.compression import Compressor as Compressor  # Horovod's users import it from here
 
 __all__ = ["Compression"]
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from horovodish.consistency import Checksums, difference
+from horovodish.collectives.consistency import Checksums, difference
+from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.collectives.submission import RefuseOnError, gather_objects, generated_name
 from horovodish.errors import MismatchError
-from horovodish.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.submission import RefuseOnError, gather_objects, generated_name
 from horovodish.torch.inner_optimizers import has_own_state_dict, with_inner
 from horovodish.torch.optimizer import keeps_own_state
 

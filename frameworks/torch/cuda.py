@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from horovodish import devices
-from horovodish.devices import HOST, ON_HOST, Placement
+from horovodish.collectives import devices
+from horovodish.collectives.devices import HOST, ON_HOST, Placement
+from horovodish.collectives.request import Member, Request
 from horovodish.errors import UnsupportedTensorError
-from horovodish.request import Member, Request
 
 
 def placement(request: Request, sources: Sequence[Tensor], members: Sequence[Member]) -> Placement:

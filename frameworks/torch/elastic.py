@@ -33,10 +33,10 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, attempt, run
 from horovodish.elastic.memory import Position
 from horovodish.elastic.snapshots import Held, Reference
-from horovodish.process_sets import ProcessSet, global_process_set
 from horovodish.torch import writes
 from horovodish.torch.inner_optimizers import has_own_state_dict, with_inner
 from horovodish.torch.sampler import ResumableSampler

@@ -10,7 +10,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from horovodish import _native, basics, failures
+from horovodish import _native
+from horovodish.launch import failures
+from horovodish.runtime import basics
 from horovodish.torch.optimizer import is_distributed
 
 __all__: list[str] = []

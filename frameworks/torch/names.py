@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from horovodish import _native, basics
-from horovodish.process_sets import ProcessSet, checked_id
-from horovodish.submission import counted
+from horovodish import _native
+from horovodish.collectives.process_sets import ProcessSet, checked_id
+from horovodish.collectives.submission import counted
+from horovodish.runtime import basics
 
 
 class Names:

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from horovodish.autotune import warn_of_no_effect
-from horovodish.compression import Compressor
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
+from horovodish.collectives.reduce_ops import Adasum, Average, ReduceOp
 from horovodish.elastic import membership
-from horovodish.gradient_options import GradientOptions, checked_passes
-from horovodish.process_sets import ProcessSet, global_process_set
-from horovodish.reduce_ops import Adasum, Average, ReduceOp
+from horovodish.gradients.autotune import warn_of_no_effect
+from horovodish.gradients.compression import Compressor
+from horovodish.gradients.options import GradientOptions, checked_passes
 from horovodish.torch.compression import Compression
 from horovodish.torch.gradients.adasum import DeltaReducer
 from horovodish.torch.gradients.reducer import Reducer

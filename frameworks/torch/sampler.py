@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from horovodish.process_sets import ProcessSet, global_process_set
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
 
 __all__ = ["ResumableSampler"]
 

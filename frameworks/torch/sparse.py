@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from horovodish.collectives.operation import Operation
+from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.collectives.reduce_ops import Average, ReduceOp, Sum
+from horovodish.collectives.submission import RefuseOnError
 from horovodish.errors import MismatchError, UnsupportedTensorError
-from horovodish.operation import Operation
-from horovodish.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.reduce_ops import Average, ReduceOp, Sum
-from horovodish.submission import RefuseOnError
 from horovodish.torch.adapter import TENSORS
 from horovodish.torch.tensors import check_tensor, dtype_code
 

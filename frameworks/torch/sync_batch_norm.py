@@ -12,10 +12,10 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from horovodish.operation import Operation
-from horovodish.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.reduce_ops import Sum
-from horovodish.submission import RefuseOnError, generated_name
+from horovodish.collectives.operation import Operation
+from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.collectives.reduce_ops import Sum
+from horovodish.collectives.submission import RefuseOnError, generated_name
 from horovodish.torch.adapter import TENSORS
 
 __all__ = ["SyncBatchNorm", "convert_sync_batchnorm"]

@@ -9,11 +9,11 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from horovodish._native import DTYPES
-from horovodish.arrays import FLOATING, REDUCED_AS
-from horovodish.consistency import Checksums
+from horovodish.collectives.arrays import FLOATING, REDUCED_AS
+from horovodish.collectives.consistency import Checksums
+from horovodish.collectives.reduce_ops import Adasum, ReduceOp
+from horovodish.collectives.request import Member
 from horovodish.errors import UnsupportedTensorError
-from horovodish.reduce_ops import Adasum, ReduceOp
-from horovodish.request import Member
 
 TensorT = TypeVar("TensorT", bound=torch.Tensor)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import horovodish
-from horovodish import basics
+from horovodish.runtime import basics
 
 __all__: list[str] = []
 
-_TRACED = {"basics", "process_api"}  # rank(), size() and the like, which become constants of a graph
+_TRACED = {"process_api", "runtime"}  # rank(), size() and the like, which become constants of a graph
 
 _told: list[Any] = []
 

@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from horovodish import package_names
-from horovodish.frameworks import FRAMEWORKS
+from horovodish.supported import FRAMEWORKS
 from horovodish.version import __version__
 
 __all__ = ["VERSION"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from horovodish.run_function import run
+from horovodish.launch.run_function import run
 
 __all__ = ["execute_function_multithreaded", "in_thread", "on_event", "run"]
 

@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from horovodish import basics
 from horovodish.elastic.memory import Lengths, Memory, Position, Snapshot, checksum
+from horovodish.runtime import basics
 
 __all__ = ["Copies"]
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from horovodish import basics
-from horovodish.collectives import barrier, broadcast, broadcast_
+from horovodish.collectives.functions import barrier, broadcast, broadcast_
+from horovodish.collectives.objects import allgather_object
 from horovodish.elastic import membership
 from horovodish.elastic.memory import Position
 from horovodish.errors import MismatchError
-from horovodish.objects import allgather_object
+from horovodish.runtime import basics
 
 if TYPE_CHECKING:
     from horovodish.elastic.state import State

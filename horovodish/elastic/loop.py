@@ -9,11 +9,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from horovodish import basics, failures, gradient_windows, run_folder
 from horovodish.elastic import membership
 from horovodish.elastic.exchange import Outcome, exchange
 from horovodish.elastic.state import State
 from horovodish.errors import EngineStoppedError, HostsUpdatedInterrupt, MismatchError, StallError
+from horovodish.gradients import windows
+from horovodish.launch import failures, run_folder
+from horovodish.runtime import basics
 
 __all__ = ["attempt", "run"]
 
@@ -149,7 +151,7 @@ class _Loop:
             try:
                 for state in self.states:
                     state._let_go()
-                gradient_windows.restart()
+                windows.restart()
                 begun = [state for state in self.states if state._position[0] >= 0]
                 outcome = exchange(begun, note, in_recovery=True)
                 self._check_progress(outcome, problem)

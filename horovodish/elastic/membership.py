@@ -22,7 +22,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from horovodish import _native, basics, mpi, recovery, run_folder, settings
+from horovodish import _native, settings
+from horovodish.elastic import recovery
+from horovodish.launch import run_folder
+from horovodish.mpi import binding
+from horovodish.runtime import basics
 
 __all__ = ["can_regroup", "follow", "hosts_updated", "is_elastic", "regroup", "start", "state_folder"]
 
@@ -67,7 +71,7 @@ def follow() -> None:
 
 def can_regroup() -> bool:
     """Whether these processes can begin again after an error, so that it can be seen whether it comes again."""
-    return basics.mpi_enabled() and mpi.tolerates_faults()
+    return basics.mpi_enabled() and binding.tolerates_faults()
 
 
 def regroup(keep: Callable[[], None]) -> None:

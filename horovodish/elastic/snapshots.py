@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from horovodish import basics
 from horovodish.elastic.memory import Position, Snapshot, checksum
+from horovodish.runtime import basics
 
 __all__ = ["Held", "Keeper", "Reference", "given_back", "objects_in", "pickled"]
 

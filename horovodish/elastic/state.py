@@ -17,11 +17,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from horovodish import basics, gradient_windows
 from horovodish.elastic import exchange, membership, snapshots
 from horovodish.elastic.copies import Copies
 from horovodish.elastic.memory import FREE_COPY_SECONDS, SHARE_OF_TIME, Position
 from horovodish.errors import HostsUpdatedInterrupt
+from horovodish.gradients import windows
+from horovodish.runtime import basics
 
 __all__ = ["ObjectState", "State"]
 
@@ -205,7 +206,7 @@ class State:
 
     def _has_open_window(self) -> bool:
         """Whether gradients were accumulated that have not had their effect yet."""
-        return gradient_windows.any_open()
+        return windows.any_open()
 
     def _still_held(self, held: list[snapshots.Held]) -> list[snapshots.Held]:
         """Those of the commits before that are worth holding beside a new one."""

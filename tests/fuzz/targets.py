@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from horovodish import local_peers, merge_traces
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher import config_file
 from horovodish.launcher.flags import run_parser
@@ -22,6 +21,8 @@ from horovodish.launcher.job.launcher_end import Hello, TcpLauncherEnd
 from horovodish.launcher.job.listener import Handshake
 from horovodish.launcher.job.outcome import Failure
 from horovodish.launcher.supervisor.tcp_end import MESSAGE, NONCE_BYTES, STDERR, STDIN, STDOUT, TcpSupervisorEnd, frame
+from horovodish.mpi import local_peers
+from horovodish.reports import merge_traces
 
 __all__ = ["SEEDS", "TARGETS"]
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from horovodish.as_horovod import MODULES, VERSION
-from horovodish.frameworks import FRAMEWORKS
 from horovodish.launcher.job.environment import HOROVOD_FOLDER, exported, with_horovods_names
 from horovodish.launcher.report.libraries import conflict
+from horovodish.supported import FRAMEWORKS
 from support.sources import ROOT
 
 NAMES = ROOT / "names"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish import basics
 from horovodish.elastic import ObjectState
+from horovodish.runtime import basics
 from support.elastic import Scene, run_elastic
 from support.processes import wait_until
 

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish import basics
 from horovodish.elastic import ObjectState
 from horovodish.errors import SettingError
 from horovodish.launcher import slots as slots_of_a_job
 from horovodish.launcher.hosts.allocation import Allocation, Host
 from horovodish.launcher.job.events import Event, Events
 from horovodish.launcher.options import LaunchOptions
+from horovodish.runtime import basics
 from support.elastic import Scene, run_elastic, skip_without_survivors
 from support.orphans import parent
 from support.processes import wait_until

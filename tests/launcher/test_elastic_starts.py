@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish import basics, late_ranks
 from horovodish.elastic import ObjectState, membership
+from horovodish.mpi import late_ranks
+from horovodish.runtime import basics
 from support.elastic import Scene, run_elastic, skip_without_survivors
 from support.processes import wait_until
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish.affinity import core_of
-from horovodish.topology import Topology
+from horovodish.runtime.affinity import core_of
+from horovodish.runtime.topology import Topology
 from support.pretended_gpu import Gpu, variables
 from support.ranks import run_ranks
 from support.threads import engine_thread, thread_names

@@ -20,8 +20,8 @@ import pytest
 
 import horovodish as hvd
 from horovodish._native import DTYPES
-from horovodish.request import Request
-from horovodish.submission import Handle, submit
+from horovodish.collectives.request import Request
+from horovodish.collectives.submission import Handle, submit
 from support.expect import the_engine_goes_on
 from support.model import PLANES
 from support.on_ranks import on_ranks

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish import basics
-from horovodish.comparison import compared_on_all_ranks
+from horovodish.collectives.comparison import compared_on_all_ranks
+from horovodish.runtime import basics
 from support.expect import mismatch, the_engine_goes_on
 from support.model import OPS, PLANES, difference, reduced, values
 from support.on_ranks import on_ranks

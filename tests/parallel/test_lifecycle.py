@@ -126,7 +126,7 @@ def test_start_more_often_than_there_are_tags() -> None:
 
 
 def segment_of_a_start(starts_mpi: bool) -> int:
-    from horovodish import basics
+    from horovodish.runtime import basics
 
     if starts_mpi and os.environ.get("OMPI_COMM_WORLD_RANK") == "1":
         from mpi4py import MPI

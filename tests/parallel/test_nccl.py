@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish import _native, basics, submission
+from horovodish import _native
+from horovodish.collectives import submission
+from horovodish.runtime import basics
 from support.expect import the_engine_goes_on
 from support.model import FLOATS, OPS, Array, difference, dtype_of, reduced, values
 from support.pretended_gpu import Gpu, Stream, variables

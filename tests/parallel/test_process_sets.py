@@ -11,8 +11,8 @@ import pytest
 
 import horovodish as hvd
 from horovodish._native import DTYPES
-from horovodish.request import Request
-from horovodish.submission import submit
+from horovodish.collectives.request import Request
+from horovodish.collectives.submission import submit
 from support.expect import mismatch, the_engine_goes_on
 from support.model import OPS, PLANES, difference, reduced, values
 from support.on_ranks import on_ranks

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 import horovodish as hvd
-from horovodish import _native, basics
+from horovodish import _native
+from horovodish.runtime import basics
 from support.model import PLANES, Array
 from support.on_ranks import on_ranks
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish import basics
+from horovodish.runtime import basics
 from support.model import PLANES
 from support.on_ranks import on_ranks
 from support.ranks import run_ranks

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import horovodish
-from horovodish.arrays import Array
-from horovodish.compression import NoneCompressor
-from horovodish.gradient_options import GradientOptions
+from horovodish.collectives.arrays import Array
+from horovodish.gradients.compression import NoneCompressor
+from horovodish.gradients.options import GradientOptions
 from support import toy_framework as toy
 from support.on_ranks import on_ranks
 from support.toy_framework import SGD, Tensor

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from horovodish.elastic import memory, state
-from horovodish.launched import launcher_environment
+from horovodish.launch.environment import launcher_environment
 from support.mpi_command import is_open_mpi
 from support.orphans import processes_with
 from support.processes import wait_until, wait_until_ended

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 import horovodish as hvd
-from horovodish import _native, devices
-from horovodish.request import Request
-from horovodish.submission import Handle, submit
+from horovodish import _native
+from horovodish.collectives import devices
+from horovodish.collectives.request import Request
+from horovodish.collectives.submission import Handle, submit
 from support.sources import CSRC, ROOT
 
 _SOURCES = [ROOT / "tests/native" / name for name in ("host_cuda.cc", "host_nccl.cc", "host_stream.h")]

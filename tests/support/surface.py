@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from horovodish import process_api
-from horovodish.reduce_ops import ReduceOp
+from horovodish.collectives.reduce_ops import ReduceOp
 
 OWN_VERSIONS = "allgather allgather_object allreduce barrier broadcast broadcast_object join reducescatter"
 EVERYWHERE = {*process_api.__all__, *OWN_VERSIONS.split()}

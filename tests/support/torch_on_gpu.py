@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 import horovodish.torch as hvd
-from horovodish import devices
-from horovodish.submission import Handle
+from horovodish.collectives import devices
+from horovodish.collectives.submission import Handle
 from horovodish.torch import cuda
 from support.model import FLOATS, INTEGERS, OPS, adasum, difference, reduced, values
 from support.pretended_gpu import Stream

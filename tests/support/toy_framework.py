@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 
 from horovodish._native import Handle
-from horovodish.array_adapter import ARRAYS
-from horovodish.arrays import Array, host_array, writable_array
-from horovodish.collectives import Collectives
-from horovodish.comparison import compared_on_all_ranks
-from horovodish.compression import CastCompressor, Compressor, NoneCompressor
-from horovodish.devices import Placement
+from horovodish.collectives.array_adapter import ARRAYS
+from horovodish.collectives.arrays import Array, host_array, writable_array
+from horovodish.collectives.comparison import compared_on_all_ranks
+from horovodish.collectives.devices import Placement
+from horovodish.collectives.functions import Collectives
+from horovodish.collectives.operation import Adapter, checked_root
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
+from horovodish.collectives.reduce_ops import Average, ReduceOp
+from horovodish.collectives.request import Member
 from horovodish.errors import UnsupportedTensorError
-from horovodish.gradient_options import GradientOptions, Groups
-from horovodish.gradient_plan import GradientAdapter, GradientPlan, Layout, Payload
-from horovodish.operation import Adapter, checked_root
+from horovodish.gradients.compression import CastCompressor, Compressor, NoneCompressor
+from horovodish.gradients.options import GradientOptions, Groups
+from horovodish.gradients.plan import GradientAdapter, GradientPlan, Layout, Payload
 from horovodish.process_api import *  # noqa: F403
-from horovodish.process_sets import ProcessSet, global_process_set
-from horovodish.reduce_ops import Average, ReduceOp
-from horovodish.request import Member
 
 # -- the framework
 

@@ -10,9 +10,9 @@ import pytest
 
 from horovodish import _native
 from horovodish._native import DTYPES
-from horovodish.arrays import dtype_code, host_array, writable_array
+from horovodish.collectives.arrays import dtype_code, host_array, writable_array
+from horovodish.collectives.reduce_ops import Sum
 from horovodish.errors import UnsupportedTensorError
-from horovodish.reduce_ops import Sum
 
 
 class OnDevice:

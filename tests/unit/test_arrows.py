@@ -9,11 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from horovodish import frameworks
+from horovodish import supported
 from support.sources import CORE, FRAMEWORKS, LAUNCHER, ROOT, python_files
 
-FRAMEWORK_MODULES = {*frameworks.FRAMEWORKS, "flax", "optax"}
+ROOMS = {f"horovodish.{init.parent.name}" for init in CORE.glob("*/__init__.py")}
+FRAMEWORK_MODULES = {*supported.FRAMEWORKS, "flax", "optax"}
 COMPANIONS = {"jax": {"optax"}}  # what a framework's shim may import besides it
+FLOORS = (
+    {"_native", "errors", "package_names", "source_tree", "version"},
+    {"settings"},
+    {"launch"},
+    {"mpi", "supported"},
+    {"runtime"},
+    {"collectives"},
+    {"gradients", "reports"},
+    {"elastic"},
+    {"process_api"},
+    {"__init__", "as_horovod"},
+)
+"""The folders and files of the core. Each needs only those of the floors before its own."""
 CORE_NEEDS = {"horovodish", "numpy"}
 CORE_IMPORTS_WHEN_USED = {"run_function.py": {"horovodish.launcher.function"}, "pickling.py": {"cloudpickle"}}
 LAUNCHER_IMPORTS_WHEN_USED = {"config_file.py": {"yaml"}, "files.py": {"cloudpickle"}}
@@ -28,7 +42,15 @@ LAUNCHER_ROOMS: dict[str, set[str]] = {
 """What the modules of each folder of the launcher may import from the rest of it."""
 LAUNCHER_NEEDS = {
     f"horovodish.{name}"
-    for name in ("errors", "frameworks", "launcher", "nccl_library", "output_files", "settings", "version")
+    for name in (
+        "errors",
+        "launcher",
+        "launch.output_files",
+        "runtime.nccl_library",
+        "settings",
+        "supported",
+        "version",
+    )
 }
 
 
@@ -42,7 +64,8 @@ def imports(source: str, *, inside_functions: bool = True) -> set[str]:
             assert node.level == 0, f"a relative import in line {node.lineno}"
             module = node.module or ""
             # "from horovodish import errors" imports horovodish.errors.
-            found |= {f"{module}.{alias.name}" for alias in node.names} if module == "horovodish" else {module}
+            is_room = module == "horovodish" or module in ROOMS
+            found |= {f"{module}.{alias.name}" for alias in node.names} if is_room else {module}
     return found
 
 
@@ -70,10 +93,16 @@ def when_used(source: str, modules: set[str]) -> set[str]:
 
 
 def wrong_in_core(source: str, file: str) -> set[str]:
-    allowed = CORE_NEEDS | ({"mpi4py"} if file == "mpi.py" else set())
+    allowed = CORE_NEEDS | ({"mpi4py"} if file == "binding.py" else set())
     shims = {f"horovodish.{name}" for name in FRAMEWORK_MODULES | {"launcher"}}
     modules = third_party(imports(source)) - when_used(source, CORE_IMPORTS_WHEN_USED.get(file, set()))
     return {module for module in modules if not is_below(module, allowed) or is_below(module, shims)}
+
+
+def wrong_between_floors(source: str, room: str) -> set[str]:
+    (floor,) = (number for number, rooms in enumerate(FLOORS) if room in rooms)
+    others = set().union(*FLOORS) - set().union(*FLOORS[:floor]) - {room}
+    return {module for module in imports(source) if is_below(module, {f"horovodish.{other}" for other in others})}
 
 
 def wrong_in_launcher(source: str, file: str) -> set[str]:
@@ -113,6 +142,14 @@ def test_the_core_needs_no_framework_and_no_launcher(path: Path) -> None:
     assert wrong_in_core(path.read_text(), path.name) == set()
 
 
+def test_the_rooms_of_the_core_need_only_those_of_lower_floors() -> None:
+    wrong = {}
+    for path in python_files(CORE):
+        room = path.relative_to(CORE).parts[0].removesuffix(".py")
+        wrong[name_of(path)] = wrong_between_floors(path.read_text(), room)
+    assert {file: modules for file, modules in wrong.items() if modules} == {}
+
+
 @pytest.mark.parametrize("path", python_files(LAUNCHER), ids=name_of)
 def test_the_launcher_needs_settings_and_errors_alone(path: Path) -> None:
     assert wrong_in_launcher(path.read_text(), path.name) == set()
@@ -134,20 +171,23 @@ def test_a_framework_needs_no_other_framework(path: Path) -> None:
 def test_init_alone_reads_the_settings() -> None:
     """All others take those of the running engine, which the ranks have compared. MPI starts before there is one."""
     readers = [path for path in (*python_files(CORE), *python_files(FRAMEWORKS)) if loads_settings(path.read_text())]
-    assert list(map(name_of, readers)) == ["horovodish/basics.py", "horovodish/late_ranks.py"]
+    assert list(map(name_of, readers)) == ["horovodish/mpi/late_ranks.py", "horovodish/runtime/basics.py"]
 
 
 def test_these_tests_see_wrong_imports() -> None:
     assert wrong_in_core("def f():\n    import torch.nn", "basics.py") == {"torch.nn"}
     assert wrong_in_core("from horovodish import launcher", "basics.py") == {"horovodish.launcher"}
     assert wrong_in_core("import mpi4py.MPI", "basics.py") == {"mpi4py.MPI"}
-    assert wrong_in_core("import mpi4py.MPI", "mpi.py") == set()
+    assert wrong_in_core("import mpi4py.MPI", "binding.py") == set()
     assert wrong_in_core("if TYPE_CHECKING:\n    import mpi4py.MPI", "basics.py") == set()
     lazy = "from horovodish.launcher.function import run_function"
     assert wrong_in_core(f"def f():\n    {lazy}", "run_function.py") == set()
     assert wrong_in_core(lazy, "run_function.py") == {"horovodish.launcher.function"}
     assert wrong_in_core(f"def f():\n    {lazy}", "basics.py") == {"horovodish.launcher.function"}
-    assert wrong_in_launcher("from horovodish.basics import rank", "run.py") == {"horovodish.basics"}
+    assert wrong_between_floors("from horovodish.elastic import loop", "collectives") == {"horovodish.elastic.loop"}
+    assert wrong_between_floors("from horovodish import errors, process_api", "mpi") == {"horovodish.process_api"}
+    assert wrong_between_floors("from horovodish.collectives.arrays import ARRAYS", "collectives") == set()
+    assert wrong_in_launcher("from horovodish.runtime.basics import rank", "run.py") == {"horovodish.runtime.basics"}
     assert wrong_in_launcher("import numpy", "run.py") == {"numpy"}
     assert wrong_in_launcher("def f():\n    import yaml", "run.py") == {"yaml"}
     assert wrong_in_launcher("def f():\n    import yaml", "config_file.py") == set()

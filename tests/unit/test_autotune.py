@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovodish.autotune import CHOICES, WORTH, Tuning, search
+from horovodish.gradients.autotune import CHOICES, WORTH, Tuning, search
 
 START = Tuning(16, 256, 512)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovodish.consistency import Checksums, are_equal, checksum_of, difference, summands
+from horovodish.collectives.consistency import Checksums, are_equal, checksum_of, difference, summands
 
 
 def equal(of_ranks: list[Checksums]) -> bool:

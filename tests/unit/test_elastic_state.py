@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish import elastic, gradient_windows
+from horovodish import elastic
 from horovodish.elastic import HostsUpdatedInterrupt, ObjectState, State, exchange, membership
 from horovodish.elastic import state as elastic_state
 from horovodish.elastic.memory import Schedule
 from horovodish.elastic.snapshots import Held, Reference
+from horovodish.gradients import windows
 from support.on_ranks import on_ranks
 from support.ranks import run_ranks
 
@@ -267,7 +268,7 @@ def test_within_a_window_of_accumulation_nothing_is_committed() -> None:
             return self.passes > 0
 
     window = Window()
-    gradient_windows.follow(window)
+    windows.follow(window)
     state = State(done=0)
     for _ in range(elastic_state.WARN_AFTER_SKIPPED - 1):
         state.commit()

@@ -15,7 +15,7 @@ from typing import IO
 import pytest
 
 import versions
-from horovodish.frameworks import FRAMEWORKS, warn_unless_tested
+from horovodish.supported import FRAMEWORKS, warn_unless_tested
 from support import sources
 
 
@@ -57,7 +57,7 @@ def test_the_warning_is_about_the_line_that_imports_our_module(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="1.13.1"))  # type: ignore[arg-type]
     monkeypatch.syspath_prepend(str(tmp_path))
     shim, script = tmp_path / "shim_that_warns.py", tmp_path / "script.py"
-    shim.write_text("from horovodish import frameworks\n\nframeworks.warn_unless_tested('torch')\n")
+    shim.write_text("from horovodish import supported\n\nsupported.warn_unless_tested('torch')\n")
     script.write_text("import shim_that_warns\n")
     with pytest.warns(UserWarning, match="was tested with torch") as caught:
         runpy.run_path(str(script))
@@ -72,7 +72,7 @@ def test_the_table_holds_what_the_page_shows() -> None:
         releases = sorted((int(major), int(minor)) for major, minor in found)
         shown[framework] = (releases[0], releases[-1]) if releases else "nothing"
     held = {framework: (row.oldest, row.newest) for framework, row in FRAMEWORKS.items()}
-    assert held == shown, f"docs/versions.md shows {shown}, so horovodish/frameworks.py must hold this"
+    assert held == shown, f"docs/versions.md shows {shown}, so horovodish/supported.py must hold this"
 
 
 def test_the_page_gets_what_passed_and_keeps_the_rest(

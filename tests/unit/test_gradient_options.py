@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from horovodish import Average, Max, Sum
-from horovodish.compression import NoneCompressor
-from horovodish.gradient_options import GradientOptions, check_trained
+from horovodish.gradients.compression import NoneCompressor
+from horovodish.gradients.options import GradientOptions, check_trained
 
 
 def checked(**arguments: Any) -> GradientOptions:

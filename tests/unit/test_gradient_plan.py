@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovodish.gradient_plan import Payload, plan_buckets
+from horovodish.gradients.plan import Payload, plan_buckets
 
 TENSORS = st.lists(st.tuples(st.integers(0, 40), st.sampled_from("fhi")), max_size=60)
 THRESHOLD = st.integers(0, 100)

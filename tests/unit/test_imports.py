@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from horovodish.frameworks import FRAMEWORKS
+from horovodish.supported import FRAMEWORKS
 
 HEAVY = [*FRAMEWORKS, "cloudpickle", "mpi4py", "sklearn", "yaml"]
 
@@ -33,7 +33,13 @@ def after(statement: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "module",
-    ["horovodish", "horovodish.collectives", "horovodish.basics", "horovodish.mpi", "horovodish.launcher.cli"],
+    [
+        "horovodish",
+        "horovodish.collectives",
+        "horovodish.runtime.basics",
+        "horovodish.mpi.binding",
+        "horovodish.launcher.cli",
+    ],
 )
 def test_import_loads_no_framework_and_starts_no_thread(module: str) -> None:
     assert after(f"import {module}") == {"loaded": [], "threads": 1}

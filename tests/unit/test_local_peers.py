@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from horovodish import local_peers
 from horovodish.errors import LaunchError
-from horovodish.local_peers import LocalPeers, connect
+from horovodish.mpi import local_peers
+from horovodish.mpi.local_peers import LocalPeers, connect
 from support.other_user import as_other_user, sockets_of_another_user
 
 MEMORY_BYTES = 4096

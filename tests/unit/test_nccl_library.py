@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from horovodish import _native, nccl_library
+from horovodish import _native
 from horovodish.launcher.report.check import nccl_hints
+from horovodish.runtime import nccl_library
 from support.pretended_gpu import library, variables
 
 REMEDY = "pip install nvidia-nccl-cu13 (or nvidia-nccl-cu12, as torch.version.cuda says)"
 
 USES = """
 import horovodish as hvd
-from horovodish import devices
+from horovodish.collectives import devices
 hvd.init()
 try:
     devices.use({ordinal}, "gradient of w")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from horovodish import autotune
 from horovodish.errors import SettingError
+from horovodish.gradients import autotune
+from horovodish.launch.output_files import opener
 from horovodish.launcher.job.events import FILE, Events
 from horovodish.launcher.job.output import Output
 from horovodish.launcher.options import LaunchOptions
-from horovodish.output_files import opener
 from support.other_user import as_other_user, folder_of_all
 
 THESIS = "the only copy"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from horovodish._native import REDUCE_OPS
-from horovodish.reduce_ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum, chosen_op
+from horovodish.collectives.reduce_ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum, chosen_op
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,10 @@ PROGRAM = "import horovodish, horovodish.launcher as launcher; print(horovodish.
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """The source of the package alone."""
-    (tmp_path / "horovodish").mkdir()
-    for file in PACKAGE.glob("*.py"):
-        shutil.copy(file, tmp_path / "horovodish")
+    for file in (*PACKAGE.glob("*.py"), *PACKAGE.glob("launch/*.py")):
+        copy = tmp_path / "horovodish" / file.relative_to(PACKAGE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy)
     return tmp_path
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from horovodish import submission
+from horovodish.collectives import submission
+from horovodish.collectives.request import Request
+from horovodish.collectives.submission import Handle, generated_name, poll, submit, synchronize
 from horovodish.errors import MismatchError, NotInitializedError, RankLostError
-from horovodish.request import Request
-from horovodish.submission import Handle, generated_name, poll, submit, synchronize
 
 
 class Owner:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from horovodish._native import testing
-from horovodish.merge_traces import merged
+from horovodish.reports.merge_traces import merged
 from support.traces import events_of, is_complete, marks_of, tracks_of
 
 SUBMITTED, DECIDED, PHASE, SETTLED = range(1, 5)
@@ -103,7 +103,7 @@ def test_the_ring_is_full_at_its_capacity_and_goes_on_when_it_was_emptied() -> N
 
 
 def merge(*paths: Path | str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "horovodish.merge_traces", *map(str, paths)]
+    command = [sys.executable, "-m", "horovodish.reports.merge_traces", *map(str, paths)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 

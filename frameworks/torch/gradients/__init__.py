@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horovodish.gradient_plan import GradientAdapter, Layout, Payload
+from horovodish.gradients.plan import GradientAdapter, Layout, Payload
 from horovodish.torch.adapter import TENSORS
 from horovodish.torch.tensors import parameter_checksums
 

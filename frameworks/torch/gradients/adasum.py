@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from horovodish import _native, basics, gradient_windows
-from horovodish.consistency import Checksums, details, warn_of_difference
-from horovodish.devices import HOST
+from horovodish import _native
+from horovodish.collectives.consistency import Checksums, details, warn_of_difference
+from horovodish.collectives.devices import HOST
+from horovodish.collectives.process_sets import checked_id
+from horovodish.collectives.submission import WAIT_SLICE_SECONDS, Handle, keep_for_ever
 from horovodish.errors import from_native
-from horovodish.gradient_options import GradientOptions
-from horovodish.gradient_plan import Comparison, compare_layouts, plan_buckets
-from horovodish.process_sets import checked_id
-from horovodish.submission import WAIT_SLICE_SECONDS, Handle, keep_for_ever
+from horovodish.gradients import windows
+from horovodish.gradients.options import GradientOptions
+from horovodish.gradients.plan import Comparison, compare_layouts, plan_buckets
+from horovodish.runtime import basics
 from horovodish.torch.gradients.reducer import release
 from horovodish.torch.gradients.slot import Slot, members_of
 from horovodish.torch.names import Names, PlanNames
@@ -45,7 +47,7 @@ class DeltaReducer:
         self._submitted = 0  # of these
         self._accumulated = _Accumulated()
         self.renew()
-        gradient_windows.follow(self)
+        windows.follow(self)
 
     def renew(self) -> None:
         """Makes a plan for the parameters that the optimizer has now. Every rank must do so at the same point.

@@ -28,17 +28,19 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-from horovodish import _native, basics, gradient_windows
-from horovodish.autotune import Tuner, Tuning
-from horovodish.comparison import compared_on_all_ranks
-from horovodish.consistency import Checksums, details, warn_of_difference
-from horovodish.devices import HOST
+from horovodish import _native
+from horovodish.collectives.comparison import compared_on_all_ranks
+from horovodish.collectives.consistency import Checksums, details, warn_of_difference
+from horovodish.collectives.devices import HOST
+from horovodish.collectives.process_sets import checked_id
+from horovodish.collectives.reduce_ops import Average, Max, Min
+from horovodish.collectives.submission import WAIT_SLICE_SECONDS, Handle, keep_for_ever
 from horovodish.errors import MismatchError, from_native
-from horovodish.gradient_options import GradientOptions
-from horovodish.gradient_plan import Comparison, Layout, backward_buckets, compare_layouts
-from horovodish.process_sets import checked_id
-from horovodish.reduce_ops import Average, Max, Min
-from horovodish.submission import WAIT_SLICE_SECONDS, Handle, keep_for_ever
+from horovodish.gradients import windows
+from horovodish.gradients.autotune import Tuner, Tuning
+from horovodish.gradients.options import GradientOptions
+from horovodish.gradients.plan import Comparison, Layout, backward_buckets, compare_layouts
+from horovodish.runtime import basics
 from horovodish.torch import cuda
 from horovodish.torch.gradients import backward
 from horovodish.torch.gradients.slot import Slot, members_of
@@ -89,7 +91,7 @@ class Reducer:
         self._absent: dict[int, tuple[Tensor, Any]] = {}
         self._names = PlanNames(options.process_set)
         self.renew()
-        gradient_windows.follow(self)
+        windows.follow(self)
 
     def renew(self) -> None:
         """Makes a plan for the parameters that the optimizer has now. Every rank must do so at the same point.

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horovodish import devices
+from horovodish.collectives import devices
+from horovodish.collectives.reduce_ops import Max, Min, Product
+from horovodish.collectives.request import Request
 from horovodish.errors import UnsupportedTensorError
-from horovodish.gradient_options import GradientOptions
-from horovodish.gradient_plan import Payload
-from horovodish.reduce_ops import Max, Min, Product
-from horovodish.request import Request
+from horovodish.gradients.options import GradientOptions
+from horovodish.gradients.plan import Payload
 from horovodish.torch import cuda
 from horovodish.torch.compression import Compression
 from horovodish.torch.tensors import check_tensor, dtype_code

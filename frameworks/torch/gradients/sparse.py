@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from horovodish.collectives.reduce_ops import Average, ReduceOp, Sum
 from horovodish.errors import UnsupportedTensorError
-from horovodish.gradient_options import GradientOptions
-from horovodish.gradient_plan import Layout
-from horovodish.reduce_ops import Average, ReduceOp, Sum
+from horovodish.gradients.options import GradientOptions
+from horovodish.gradients.plan import Layout
 from horovodish.torch.sparse import sparse_allreduce_async
 
 

@@ -182,7 +182,7 @@ void start_timeline(Engine& engine, int descriptor, const std::string& name, int
   engine.start_timeline({descriptor, number_of(engine.rank()), name, origin, mark_cycles});
 }
 
-// `mpi`: what horovodish.mpi.native_table() gives.
+// `mpi`: what horovodish.mpi.binding.native_table() gives.
 abi::Mpi mpi_table(const nb::dict& mpi, std::vector<int> world_ranks) {
   abi::Mpi table;
   table.library = nb::cast<std::string>(mpi["library"]);

@@ -17,10 +17,10 @@ import pytest
 from jax import numpy as jnp
 
 import horovodish.jax as hvd
-from horovodish import basics
 from horovodish.elastic.memory import Schedule
 from horovodish.elastic.state import _Budget
 from horovodish.jax.elastic import JaxState
+from horovodish.runtime import basics
 from support.elastic import COPIES_VARIABLE, Ended, Scene, run_elastic
 from support.processes import wait_until
 from support.ranks import run_ranks

@@ -15,7 +15,7 @@ import pytest
 from jax import numpy as jnp
 
 import horovodish.jax as hvd
-from horovodish.first_steps import THREAD
+from horovodish.gradients.first_steps import THREAD
 from support.on_ranks import on_ranks
 from support.ranks import run_ranks
 

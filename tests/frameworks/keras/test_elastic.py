@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import horovodish.keras as hvd
-from horovodish import gradient_windows
+from horovodish.gradients import windows
 from support.elastic import Scene, run_elastic
 from support.keras_models import only_on
 from support.ranks import run_ranks
@@ -165,7 +165,7 @@ def begin_windows_anew() -> list[str]:
     hvd.shutdown()
     hvd.init()
     state._let_go()
-    gradient_windows.restart()
+    windows.restart()
     state.sync()
     window = model.optimizer._distribution.window
     assert int(window._count) == 0 and not any(np.any(keras.ops.convert_to_numpy(each)) for each in window._sums)

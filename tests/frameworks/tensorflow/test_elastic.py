@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import horovodish.tensorflow as hvd
-from horovodish import basics
+from horovodish.runtime import basics
 from horovodish.tensorflow.elastic import TensorFlowState
 from support.elastic import Scene, run_elastic
 from support.processes import wait_until

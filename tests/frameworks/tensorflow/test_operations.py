@@ -13,9 +13,9 @@ import tensorflow as tf
 
 import horovodish
 import horovodish.tensorflow as hvd
-from horovodish.basics import engine
+from horovodish.collectives.operation import Operation
 from horovodish.errors import DuplicateNameError, NotInitializedError
-from horovodish.operation import Operation
+from horovodish.runtime.basics import engine
 from horovodish.tensorflow import library, sparse
 from support.expect import the_engine_goes_on
 from support.model import FLOATS, INTEGERS, MOVED, OPS, difference, dtype_of, reduced, values

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import horovodish.tensorflow as hvd
-from horovodish.launched import launcher_environment
+from horovodish.launch.environment import launcher_environment
 from horovodish.tensorflow.sets import attribute_of, set_of
 from support.on_ranks import on_ranks
 from support.ranks import run_ranks

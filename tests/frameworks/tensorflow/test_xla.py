@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 import horovodish.tensorflow as hvd
-from horovodish import devices
+from horovodish.collectives import devices
 from horovodish.tensorflow.stablehlo import Member, Operation, module
 from support.model import values
 from support.on_ranks import on_ranks

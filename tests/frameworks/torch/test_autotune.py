@@ -13,11 +13,11 @@ from unittest import mock
 import pytest
 import torch
 
-import horovodish.autotune
+import horovodish.gradients.autotune
 import horovodish.settings
 import horovodish.torch as hvd
-from horovodish.autotune import Tuner
 from horovodish.errors import SettingError
+from horovodish.gradients.autotune import Tuner
 from support.ranks import run_ranks, run_ranks_to_their_ends
 
 STEPS = 400
@@ -150,7 +150,7 @@ def two_searches_in_another_order() -> None:
     clock, knobs = Clock(), horovodish.settings.load()
     order = list(SECONDS) if hvd.rank() else list(SECONDS)[::-1]
     tuners = {name: Tuner(name, knobs, hvd.global_process_set) for name in order}
-    with mock.patch.object(horovodish.autotune, "time", clock):
+    with mock.patch.object(horovodish.gradients.autotune, "time", clock):
         for step in range(12):
             for act in ("report", "decide"):
                 for name in order:

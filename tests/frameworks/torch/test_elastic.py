@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import horovodish.torch as hvd
-from horovodish import gradient_windows
 from horovodish.elastic.memory import Schedule
 from horovodish.elastic.state import _Budget
+from horovodish.gradients import windows
 from horovodish.torch.elastic import TorchState
 from support.documents import python_blocks
 from support.elastic import Scene, run_elastic
@@ -296,7 +296,7 @@ def begin_among_other_ranks(op: str, sparse: bool) -> list[list[float]]:
         state._number = number
     else:
         TorchState()  # the ranks of the next test count alike
-        gradient_windows.restart()
+        windows.restart()
         assert all(parameter.grad is None for parameter in model.parameters())
     state.sync()
     for _ in range(3):

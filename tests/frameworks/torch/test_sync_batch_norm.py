@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import horovodish.torch as hvd
-from horovodish import operation
+from horovodish.collectives import operation
 from horovodish.errors import MismatchError
 from support.on_ranks import on_ranks
 from support.tensors import sets_with_this_rank

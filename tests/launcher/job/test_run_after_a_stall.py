@@ -15,9 +15,9 @@ import time
 import numpy as np
 
 import horovodish as hvd
-from horovodish import mpi
+from horovodish.mpi import binding
 
-lag_seconds, mpi._PATIENCE_SECONDS = map(float, sys.argv[1:])
+lag_seconds, binding._PATIENCE_SECONDS = map(float, sys.argv[1:])
 hvd.init()
 try:
     hvd.allreduce(np.ones(3), name=f"of rank {hvd.rank()}")

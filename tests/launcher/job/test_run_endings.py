@@ -15,7 +15,8 @@ WAITS = "\nsignal.pause()\n"
 
 # As horovodish.init() does it.
 HOOK = """
-from horovodish import errors, failures
+from horovodish import errors
+from horovodish.launch import failures
 failures.watch(lambda: rank, lambda: '')
 """
 

@@ -54,7 +54,8 @@ import atexit, threading, time
 atexit.register(time.sleep, 0.5)
 import numpy as np
 import horovodish as hvd
-from horovodish import _native, basics
+from horovodish import _native
+from horovodish.runtime import basics
 hvd.init()
 gradient = np.ones(9, np.float32)
 members = [("gradient", _native.DTYPES["float32"], [9], 0)]

@@ -68,7 +68,7 @@ if child == 0:
 os.waitpid(child, 0)
 refused = "import horovodish as hvd\\ntry: hvd.init()\\nexcept hvd.ForkedProcessError: print('refused', flush=True)"
 subprocess.run([sys.executable, "-c", refused], check=True)
-followed = "from horovodish import run_folder; print(run_folder.is_followed(), flush=True)"
+followed = "from horovodish.launch import run_folder; print(run_folder.is_followed(), flush=True)"
 subprocess.run([sys.executable, "-c", followed], check=True)
 phases = Path(os.environ["HOROVODISH_RUN_DIR"], f"rank-{rank}.phases").read_text().split()
 assert phases == ["init", str(os.getpid()), "running", str(os.getpid())], phases

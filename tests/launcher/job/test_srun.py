@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish.launched import launcher_environment
+from horovodish.launch.environment import launcher_environment
 from support.mpi_command import is_open_mpi, mpi_command
 from support.ranks import run_ranks
 

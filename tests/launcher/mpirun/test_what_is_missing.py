@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from horovodish import mpi
 from horovodish.launcher.mpirun.command import OPEN_MPI, family
+from horovodish.mpi import binding
 from support.mpi_command import mpi_files_in
 
 SAYS = {True: "HYDRA build details: Version: 9.9.9", False: "mpirun (Open MPI) 9.9.9"}
@@ -70,9 +70,9 @@ def test_an_mpi4py_that_does_not_load_is_shown(launch: Callable[..., Any], bare_
 
 def test_a_rank_that_another_mpis_mpirun_has_started_says_so(tmp_path: Path) -> None:
     """Open MPI's library leaves folders behind where none of its mpiruns has started the process, but no memory."""
-    is_open_mpi = family(str(mpi.describe()["library"])) == OPEN_MPI
+    is_open_mpi = family(str(binding.describe()["library"])) == OPEN_MPI
     names = ("PMI_RANK", "PMI_SIZE") if is_open_mpi else ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
-    code = "from horovodish import mpi; mpi.check_pairing(mpi.load())"
+    code = "from horovodish.mpi import binding; binding.check_pairing(binding.load())"
     environ = {**os.environ, **mpi_files_in(tmp_path, tmp_path), **dict(zip(names, "02", strict=True))}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1

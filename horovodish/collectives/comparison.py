@@ -1,0 +1,81 @@
+"""What must be the same on every rank, compared before anything hangs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.collectives.submission import RefuseOnError, gather_objects, generated_name
+from horovodish.errors import MismatchError
+
+__all__ = ["Named", "compared_on_all_ranks"]
+
+
+@contextmanager
+def compared_on_all_ranks(
+    function: str,
+    what: str,
+    process_set: ProcessSet = global_process_set,
+    remedy: str = "build them alike on every rank",
+) -> Iterator[list[Any]]:
+    """Wraps the checks of a collective function, at whose end the ranks compare what they have. Collective; blocks.
+
+    Args:
+        function: that the user has called, for the messages.
+        what: is compared, in the plural, likewise.
+        process_set: the ranks that compare.
+        remedy: what users can do.
+
+    Yields:
+        A list, to be filled with items that can be pickled and compared.
+
+    Raises:
+        MismatchError: the lists differ; the message shows what only one of two ranks has. Or another rank has raised
+            within: then it is its text. Every rank of the process set raises it.
+
+    Example:
+        >>> with compared_on_all_ranks("broadcast_parameters", "the names of the tensors") as names:
+        ...     root = checked_root(root_rank)
+        ...     names += sorted(tensors)
+    """
+    identity = checked_id(process_set)
+    name = generated_name(function, identity)
+    items: list[Any] = []
+    with RefuseOnError("allgather", name, identity):
+        yield items
+    values = gather_objects(items, name, identity)
+    first = min(values)
+    for place, other in values.items():
+        if other != values[first]:
+            difference = _difference(values[first], other, process_set.ranks[first], process_set.ranks[place])
+            raise MismatchError(f"{function}: {what} differ: {difference}; {remedy}")
+
+
+@dataclass(frozen=True)
+class Named:
+    """An item that is compared without its name, which may be another one on every rank.
+
+    Attributes:
+        kind: what is compared.
+        name: for the message.
+    """
+
+    kind: str
+    name: str = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.kind}"
+
+
+def _difference(first: list[Any], other: list[Any], first_rank: int, rank: int) -> str:
+    only_first = [item for item in first if item not in other]
+    only_other = [item for item in other if item not in first]
+    return f"only rank {first_rank} has {_shortened(only_first)}, only rank {rank} has {_shortened(only_other)}"
+
+
+def _shortened(items: list[Any]) -> str:
+    shown = ", ".join(map(str, items[:5])) or "nothing"
+    return shown + (f" and {len(items) - 5} more" if len(items) > 5 else "")

@@ -1,0 +1,112 @@
+"""Whether ranks hold the same values: checksums of them, and what to say where they differ."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from horovodish.collectives.process_sets import ProcessSet, checked_id
+from horovodish.collectives.submission import Handle, gather_objects_async
+from horovodish.runtime import basics
+
+__all__ = [
+    "Checksums",
+    "are_equal",
+    "checksum_of",
+    "details",
+    "difference",
+    "summands",
+    "warn_of_difference",
+]
+
+Checksums = dict[str, tuple[str, int]]
+"""By the name of a value, what it is, such as its dtype and shape, and a checksum."""
+
+_WORD_BITS = 24
+
+
+def summands(checksums: Checksums) -> list[int]:
+    """Return the numbers that ranks add up for `are_equal()`. The sums fit 64 bits for up to 32768 ranks.
+
+    Sums tell whether numbers x are equal on n ranks, because n times the sum of x^2 is the square of the sum of x only
+    then. Names do not count: Keras numbers its layers on each rank.
+    """
+    total = zlib.crc32(repr([*checksums.values()]).encode())
+    words = total >> _WORD_BITS, total & ((1 << _WORD_BITS) - 1)
+    return [number for word in words for number in (word, word * word)]
+
+
+def are_equal(sums: Sequence[int], ranks: int) -> bool:
+    """Whether the ranks had equal checksums.
+
+    Args:
+        sums: over the ranks, of what `summands()` has given.
+        ranks: how many have taken part.
+    """
+    return all(ranks * squares == total * total for total, squares in zip(sums[::2], sums[1::2], strict=True))
+
+
+def checksum_of(array: np.ndarray) -> tuple[str, int]:
+    """What an array is, and a checksum of its bytes."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return f"{array.dtype} of shape {array.shape}", zlib.crc32(data)
+
+
+def details(own: Checksums, gradients: str, process_set: ProcessSet) -> Handle[dict[int, Checksums]]:
+    """The checksums of all ranks, of which all know that they differ, by place in the set. Collective; does not block.
+
+    Args:
+        own: of this rank's parameters.
+        gradients: what is about to be reduced, the same on every rank.
+        process_set: the ranks that reduce.
+    """
+    return gather_objects_async(own, f"{gradients}: checksums of the parameters, which differ", checked_id(process_set))
+
+
+def warn_of_difference(of_places: dict[int, Checksums], process_set: ProcessSet, remedy: str) -> None:
+    """Warn, on the first of the ranks, that they begin to train with different parameters. Not collective.
+
+    Args:
+        of_places: what `details()` gives.
+        process_set: the ranks that reduce.
+        remedy: what to do about it.
+    """
+    members = process_set.ranks
+    if basics.rank() == members[0]:
+        found = difference({members[place]: checksums for place, checksums in of_places.items()})
+        warnings.warn(
+            f"the ranks begin to train with different parameters: {found} Remedy: {remedy}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def difference(of_ranks: dict[int, Checksums]) -> str:
+    """The first value that differs, which ranks have which value, and how many more differ.
+
+    Args:
+        of_ranks: by rank. Not all of them are equal.
+    """
+    everything = dict.fromkeys(name for checksums in of_ranks.values() for name in checksums)
+    different = [name for name in everything if len({checksums.get(name) for checksums in of_ranks.values()}) > 1]
+    if not different:
+        return "they have the same tensors in another order."
+    first = different[0]
+    holders: dict[tuple[str, int] | None, list[int]] = defaultdict(list)
+    for rank, checksums in of_ranks.items():
+        holders[checksums.get(first)].append(rank)
+    values = "; ".join(f"{_ranks(those)} {_value(value)}" for value, those in holders.items())
+    more = f" {len(different) - 1} more differ." if len(different) > 1 else ""
+    return f"{first} differs: {values}.{more}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
+
+
+def _value(value: tuple[str, int] | None) -> str:
+    return "none of it" if value is None else f"{value[0]} with checksum {value[1]:08x}"

@@ -1,0 +1,1 @@
+"""How the gradients of a wrapped optimizer travel."""

@@ -1,0 +1,1 @@
+"""What a rank and the launcher that started it tell each other."""

@@ -1,0 +1,112 @@
+"""A script that ends with an exception that nobody caught: what the other ranks, the launcher and the user are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from traceback import format_exception
+from types import TracebackType
+
+from horovodish.errors import EngineStoppedError, RankLostError
+from horovodish.launch import run_folder
+
+REPORT_BYTES = 65_000
+"""How long a report to the launcher can be: a message to it has 64 KiB."""
+LONGEST = 10_000
+"""How many characters of an error and of its traceback a report has at most."""
+
+reason: str | None = None
+"""Why this process ends early, once it does: "raised ValueError: ..."."""
+
+_hook: Callable[[type[BaseException], BaseException, TracebackType | None], object] | None = None
+
+
+def watch(rank: Callable[[], int | None], loss: Callable[[], str]) -> None:
+    """From now on, note such an exception, besides what `sys.excepthook` does.
+
+    Calling it again does nothing, unless the script has set `sys.excepthook` since.
+
+    Args:
+        rank: gives the rank of this process, or None when it is none.
+        loss: gives what the engine or the launcher says of the rank that was lost, or nothing.
+    """
+    global _hook
+    previous, process = sys.excepthook, os.getpid()
+    if previous is _hook:
+        return
+
+    def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+        global reason
+        if reason is not None and os.getpid() == process:  # a hook between two of ours calls the earlier one
+            previous(kind, value, traceback)
+            return
+        reason = _encodable(f"raised {kind.__name__}: {value}")
+        own = rank() if os.getpid() == process else None  # a forked child is no rank
+        is_usual = previous is sys.__excepthook__
+        lost = loss()
+        is_consequence = any(says_so(each, lost) for each in chain(value))
+        is_left_to_launcher = is_usual and not is_consequence
+        because = f", because {lost}" if lost and isinstance(value, EngineStoppedError) else ""
+        error = _encodable(f"{kind.__name__}: {value}{because}")
+        text = _encodable("".join(format_exception(kind, value, traceback))) if is_left_to_launcher else ""
+        is_told = own is not None and run_folder.report(_encoded(time.time(), error, text, is_consequence))
+        if own is not None and says_so(value, lost):
+            # The traceback that matters is the one of the rank that was lost. The launcher knows which it was.
+            if not is_told:
+                print(f"horovodish: rank {own} ends: {value}", file=sys.stderr, flush=True)
+        elif not (is_left_to_launcher and is_told):
+            previous(kind, value, traceback)
+
+    sys.excepthook = _hook = hook
+
+
+def says_so(value: BaseException, loss: str) -> bool:
+    """Whether an exception says that another rank was lost, for which JAX and TensorFlow have classes of their own.
+
+    Args:
+        value: the exception.
+        loss: what was said of the lost rank; empty if none was lost. An engine that was stopped because of it does not
+            quote it, any other error of the engine does.
+    """
+    is_cut_off = isinstance(value, EngineStoppedError)
+    return isinstance(value, RankLostError) or bool(loss and (is_cut_off or loss in str(value)))
+
+
+def chain(value: BaseException) -> list[BaseException]:
+    """An exception and those that it came of."""
+    chain: list[BaseException] = []
+    at: BaseException | None = value
+    while at is not None and at not in chain:
+        chain.append(at)
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+    return chain
+
+
+def _encodable(text: str) -> str:
+    """The text as UTF-8 can express it: Python keeps the bytes of a file name in another encoding as surrogates."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _encoded(seconds: float, error: str, traceback: str, is_consequence: bool) -> bytes:
+    """A report that fits into a message: a character takes up to six bytes."""
+    longest = LONGEST
+    while True:
+        report = {
+            "time": seconds,
+            "error": error[:longest],
+            "traceback": _shortened(traceback, longest),
+            "is_consequence": is_consequence,
+        }
+        encoded = json.dumps(report, ensure_ascii=False).encode()
+        if len(encoded) <= REPORT_BYTES:
+            return encoded
+        longest //= 2
+
+
+def _shortened(traceback: str, longest: int) -> str:
+    """Its begin and its end: where the exception was raised, even if its message is long, and what it is."""
+    half = longest // 2
+    return traceback if len(traceback) <= longest else f"{traceback[:half]}\n...\n{traceback[-half:]}"

@@ -1,0 +1,1 @@
+"""What happened when, and who was last."""

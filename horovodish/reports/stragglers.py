@@ -1,0 +1,124 @@
+"""Which ranks make the others wait."""
+
+from dataclasses import dataclass
+
+from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.collectives.submission import gather_objects, generated_name
+from horovodish.runtime import basics
+
+__all__ = ["RankLateness", "StragglerReport", "straggler_report"]
+
+_SHOWN_RANKS = 16
+
+
+@dataclass(frozen=True)
+class RankLateness:
+    """What one rank made the others wait.
+
+    Attributes:
+        rank: of the world.
+        times_last: how many collectives it was the last rank to submit.
+        mean_seconds: how far it was behind the first rank to submit each of these, on average; 0 if there is none.
+        longest_seconds: how far at most.
+    """
+
+    rank: int
+    times_last: int = 0
+    mean_seconds: float = 0.0
+    longest_seconds: float = 0.0
+
+    @property
+    def total_seconds(self) -> float:
+        """How long the first rank has waited for this one, in all."""
+        return self.times_last * self.mean_seconds
+
+
+@dataclass(frozen=True)
+class StragglerReport:
+    """Which ranks make the others wait; `str()` of it is a table, the worst rank first.
+
+    Attributes:
+        ranks: one entry for every rank of the process set, by rank.
+    """
+
+    ranks: tuple[RankLateness, ...]
+
+    @property
+    def collectives(self) -> int:
+        """How many collectives are counted."""
+        return sum(one.times_last for one in self.ranks)
+
+    @property
+    def slowest(self) -> RankLateness:
+        """The rank for which the others have waited longest in all."""
+        return max(self.ranks, key=lambda one: one.total_seconds)
+
+    def __str__(self) -> str:
+        worst_first = sorted(self.ranks, key=lambda one: one.total_seconds, reverse=True)
+        lines = [
+            f"who was last to be ready, in {self.collectives} collectives of {len(self.ranks)} ranks:",
+            "  rank   times last     mean wait  longest wait    total wait",
+        ]
+        for one in worst_first[:_SHOWN_RANKS]:
+            share = f"{one.times_last / max(1, self.collectives):.0%}"
+            waits = "".join(
+                f"{_text(seconds):>14}" for seconds in (one.mean_seconds, one.longest_seconds, one.total_seconds)
+            )
+            lines.append(f"{one.rank:>6}{one.times_last:>8}{share:>5}{waits}")
+        if len(worst_first) > _SHOWN_RANKS:
+            lines.append(f"  and {len(worst_first) - _SHOWN_RANKS} more ranks, for which the others waited less")
+        return "\n".join(lines)
+
+
+def straggler_report(process_set: ProcessSet = global_process_set) -> StragglerReport:
+    """Which ranks make the others wait, since `init()` or since the process set was added. Blocks.
+
+    A collective starts when its last rank has submitted it. Rank by rank, the report counts how often that was this
+    rank, and how long the first rank had waited by then. A rank that is slow in most steps, or as slow as all but far
+    behind now and then, stands out in the total. The count alone says little: the rank that comes out of one collective
+    last enters the next one last, by microseconds. All collectives count, barriers and those of this function in
+    earlier reports among them. The times travel with the messages by which ranks agree on the next collective, so that
+    no more messages are sent while a job trains; only this call is a collective.
+
+    Between hosts the times are as good as the hosts' clocks agree (NTP, PTP); within a host they are right to 0.1 ms.
+
+    Every rank of the process set must call it, and gets the same report.
+
+    Args:
+        process_set: the ranks that call it.
+
+    Returns:
+        The report.
+
+    Raises:
+        ValueError: the set is not in use, this rank is outside it, or its first rank has joined.
+        RankLostError: a rank died, raised or left.
+        NotInitializedError: before `init()`.
+
+    Example:
+        >>> report = hvd.straggler_report()
+        >>> if hvd.rank() == 0:
+        ...     print(report)
+        who was last to be ready, in 200 collectives of 2 ranks:
+          rank   times last     mean wait  longest wait    total wait
+             1     197  98%       12.1 ms       14.3 ms        2.38 s
+             0       3   2%         40 us         92 us        120 us
+    """
+    identity = checked_id(process_set)
+    own = basics.engine().lateness(identity) if basics.rank() == process_set.ranks[0] else None
+    gathered = gather_objects(own, generated_name("straggler_report", identity), identity)
+    known = next((table for table in gathered.values() if table is not None), None)
+    if known is None:
+        raise ValueError(f"straggler_report: rank {process_set.ranks[0]}, which has the figures, has joined")
+    return StragglerReport(tuple(_lateness(rank, *known.get(rank, (0, 0.0, 0.0))) for rank in process_set.ranks))
+
+
+def _lateness(rank: int, times_last: int, total_seconds: float, longest_seconds: float) -> RankLateness:
+    return RankLateness(rank, times_last, total_seconds / max(1, times_last), longest_seconds)
+
+
+def _text(seconds: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds * 1e6:.0f} us"
