@@ -8,14 +8,11 @@ and `runtime.nccl_library`.
     options         the table of the flags that are no settings
     config_file     flags in a file
     run             `horovodish run`: from the options to the exit status
-    elastic         a job that goes on without lost ranks and with new ones: one start after the other
-    slots           on which slots the next ranks of that job can run
     own_python      commands that run this Python without the modules of the current folder
     hosts/          which hosts a job may use, and which ranks run where
         allocation    hosts and slots, from --hosts or a hostfile
         schedulers    the hosts that Slurm, PBS, LSF or Kubernetes have chosen
         addresses     the network addresses of this host
-        discovery     hosts that come and go
     mpirun/         mpirun, of whichever MPI
         installation  mpi4py and its MPI, the mpirun that belongs to it; what to do otherwise
         command       what each family of mpirun is told: its arguments and variables
@@ -31,9 +28,18 @@ and `runtime.nccl_library`.
         launcher_end  the launcher's end of the link to one supervisor
         output        what the ranks write, merged into the launcher's output whole lines at a time, and kept
         waiting       ranks that make others wait outside of collectives
-        members       which ranks of an elastic job take part, and what they are told when that changes
+        losses        whether the job goes on when it loses a rank
+        mpirun_process  mpirun itself, and what it says
+        signals       what the launcher does when it gets a signal
         outcome       how ranks ended, and which of them failed first
         conclusion    the last words of a run
+    elastic/        a job that goes on without lost ranks and with new ones
+        job           one start after the other, and the next one beside the one that trains
+        members       which ranks of a start take part, and what they are told when that changes
+        policy        what a job asks when it loses a rank: its members decide
+        slots         on which slots the next ranks can run
+        discovery     hosts that come and go
+        events        what has happened, for the user and for programs
     function/       `horovodish.run()`: a Python function on ranks
         run_function  from the call to its results
         launcher      the process that starts the ranks

@@ -9,14 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from horovodish.errors import LaunchError
-from horovodish.launcher.elastic import ElasticJob
+from horovodish.launcher.elastic.job import ElasticJob
 from horovodish.launcher.hosts.allocation import is_here
 from horovodish.launcher.job import environment
 from horovodish.launcher.job.conclusion import conclude
 from horovodish.launcher.job.job import Job
+from horovodish.launcher.job.losses import EndOnLoss
 from horovodish.launcher.job.output import Output, say
 from horovodish.launcher.job.signals import signals_taken
-from horovodish.launcher.job.survivors import NoSurvivors
 from horovodish.launcher.mpirun.command import Mpirun, arguments, variables
 from horovodish.launcher.mpirun.installation import (
     Library,
@@ -73,15 +73,15 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
         return int(status)
 
     def prepared(
-        options: LaunchOptions, variables: Mapping[str, str], survivors: NoSurvivors
+        options: LaunchOptions, variables: Mapping[str, str], policy: EndOnLoss
     ) -> contextlib.AbstractContextManager[Job]:
         unbuffered = not sys.stdout.isatty()
         own = environment.rank_environment(environ, options.np, asdict(settings), unbuffered=unbuffered)
-        return _prepared(options, settings, mpirun, library, {**own, **variables}, survivors)
+        return _prepared(options, settings, mpirun, library, {**own, **variables}, policy)
 
     if options.is_elastic:
         return ElasticJob(options, prepared, mpirun.tolerates_losses, given).run()
-    with prepared(options, {}, NoSurvivors()) as job, signals_taken(job.take_signal), job.running():
+    with prepared(options, {}, EndOnLoss()) as job, signals_taken(job.take_signal), job.running():
         while job.turn():
             pass
     return conclude(job)
@@ -117,7 +117,7 @@ def _prepared(
     mpirun: Mpirun,
     library: Library,
     environ: dict[str, str],
-    survivors: NoSurvivors,
+    policy: EndOnLoss,
 ) -> Iterator[Job]:
     """A job that can run, with what it needs as long as it does.
 
@@ -141,7 +141,7 @@ def _prepared(
         output = Output(options, environ, appends=environ.get(START_VARIABLE, "0") != "0")
         opened.callback(output.close)
         try:
-            job = Job(command, environ, options, settings, folder, output, survivors)
+            job = Job(command, environ, options, settings, folder, output, policy)
             if options.verbose:
                 say(f"{library.library} from {library.path}, started by {mpirun}")
                 say(shlex.join(command))

@@ -20,7 +20,7 @@ def conclude(job: Job) -> int:
     """Says what made a job that has run end, and returns the exit status."""
     said, absence = job.mpirun.said, job.absent_hosts()
     if job.options.verbose or not any(absence.values()):
-        is_done = job.completed or job.survivors.are_done
+        is_done = job.completed or job.policy.are_done
         reasons = (job.stopped_by, job.fault, job.refusal, is_done, job.lost, job.abandoned, job.standstill)
         say(worth_reading(said) if any(reasons) and not job.options.verbose else said, prefix="")
     if job.refusal:
@@ -51,7 +51,7 @@ def conclude(job: Job) -> int:
 def _verdict(job: Job, absence: Mapping[str, str], *, is_fault_of_a_rank: bool) -> tuple[int, str]:
     """The exit status and its reason, which is empty if the job came to its natural end."""
     np = job.options.np
-    if job.survivors.are_done and not job.left:
+    if job.policy.are_done and not job.left:
         return 0, ""
     if job.left and job.completed < np and not is_fault_of_a_rank:
         left = f"rank {job.left[0]} on {job.hosts[job.left[0]]} ended with exit status 0 while other ranks needed it"
@@ -62,8 +62,8 @@ def _verdict(job: Job, absence: Mapping[str, str], *, is_fault_of_a_rank: bool) 
         return 0, ""
     if job.standstill:
         return 1, job.standstill
-    if job.survivors.missing:
-        return KILLED, job.survivors.missing
+    if job.policy.missing:
+        return KILLED, job.policy.missing
     mpirun = job.mpirun.command[0]
     status = job.mpirun.status if job.mpirun.status >= 0 else 128 - job.mpirun.status
     if len(job.hosts) < np:

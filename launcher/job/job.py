@@ -15,6 +15,7 @@ from horovodish.launcher.hosts.addresses import addresses
 from horovodish.launcher.job.environment import THREADS_VARIABLE, rank_variables, threads_notices
 from horovodish.launcher.job.launcher_end import Hello, LauncherEnd, TcpLauncherEnd
 from horovodish.launcher.job.listener import SupervisorListener
+from horovodish.launcher.job.losses import EndOnLoss
 from horovodish.launcher.job.mpirun_process import MpirunProcess
 from horovodish.launcher.job.outcome import (
     Ending,
@@ -28,7 +29,6 @@ from horovodish.launcher.job.outcome import (
 )
 from horovodish.launcher.job.output import Output, say_unless_stuck
 from horovodish.launcher.job.signals import ENDING, PASSED_ON
-from horovodish.launcher.job.survivors import NoSurvivors
 from horovodish.launcher.job.waiting import Waiting
 from horovodish.launcher.mpirun.messages import absent
 from horovodish.launcher.options import LaunchOptions
@@ -65,12 +65,12 @@ class Job:
         settings: of the user.
         folder: an empty folder of this run alone, with a short path.
         output: takes what the ranks write.
-        survivors: who goes on when a rank is lost.
+        policy: who goes on when a rank is lost.
 
     Attributes:
         mpirun: that starts the supervisors.
         options: as given.
-        survivors: as given.
+        policy: as given.
         keep_state_of: the ranks of an elastic job on whose hosts other ranks of it will run.
 
     Attributes after `running()`:
@@ -96,11 +96,11 @@ class Job:
         settings: Settings,
         folder: Path,
         output: Output,
-        survivors: NoSurvivors,
+        policy: EndOnLoss,
     ) -> None:
         self.mpirun = MpirunProcess(command, folder)
         self.options = options
-        self.survivors = survivors
+        self.policy = policy
         self.keep_state_of: set[int] = set()
         self.stopped_by: int | None = None
         self.refusal: Refusal | None = None
@@ -178,7 +178,7 @@ class Job:
             self._dismiss()
             self._finish_output()
         self.fault = first_fault(
-            [*self.survivors.losses, *self._endings], self.failures.values(), self._output.last_errors()
+            [*self.policy.losses, *self._endings], self.failures.values(), self._output.last_errors()
         )
         self.standstill = self.standstill or self._waiting.deserted(math.inf)  # mpirun may have been faster
         self.completed = sum(ending.status == 0 for ending in self._endings)
@@ -218,7 +218,7 @@ class Job:
         if self._is_ending and not self._links:
             return False
         if self._has_begun and not self._is_ending:
-            if self.survivors.are_held:
+            if self.policy.are_held:
                 self._waiting.released(time.monotonic())
             else:
                 self._look_for_a_standstill()
@@ -259,17 +259,17 @@ class Job:
     def _take_news(self, link: LauncherEnd, of: Hello, word: str, rest: str) -> None:
         now = time.monotonic()
         match word:
-            case "told" if not self.survivors.go_on_when_told():
+            case "told" if not self.policy.go_on_when_told():
                 link.asked = True
                 self.told.append(of.host)
                 self._end(TERMINATE)
             case "abandoned":
                 self.abandoned.append(of.host)
-                if not self.survivors.go_on_without_mpirun(of.host, now):
+                if not self.policy.go_on_without_mpirun(of.host, now):
                     self._end(TERMINATE, after=SETTLE_SECONDS)
             case "failure":
                 self.failures[of.rank] = Failure.of(of.rank, rest)
-                self.survivors.fail()
+                self.policy.fail()
                 self._end(TERMINATE, after=EXIT_SECONDS)
             case "ended":
                 why = self._killed.get(of.rank, "")
@@ -280,18 +280,18 @@ class Job:
                 reached, process = rest.split()
                 phase, *details = reached.split(":")
                 self._waiting.reached(of.rank, phase, int(process), now)
-                self.survivors.reached(of.rank, phase, now, *map(int, details))
+                self.policy.reached(of.rank, phase, now, *map(int, details))
             case "state":
                 process, state = rest.split()
                 self._waiting.answered(of.rank, int(process), state)
-                self.survivors.answered(of.rank, state, now)
+                self.policy.answered(of.rank, state, now)
             case "read":
                 self._read_stdin_for(link)
 
     def _take_ending(self, link: LauncherEnd, of: Hello, ending: Ending) -> None:
         now = time.monotonic()
         is_needed = self._waiting.is_needed(of.rank)
-        if self.survivors.go_on_without(ending, of.host, now, is_needed=is_needed):
+        if self.policy.go_on_without(ending, of.host, now, is_needed=is_needed):
             self._waiting.ended(of.rank, now)
             return
         self._endings.append(ending)
@@ -299,7 +299,7 @@ class Job:
             self._waiting.ended(of.rank, now)
             if is_needed and not ending.asked:
                 self.left.append(of.rank)
-        if ending.status != 0 or self.survivors.must_be_ended:
+        if ending.status != 0 or self.policy.must_be_ended:
             self._end(TERMINATE, after=SETTLE_SECONDS)
         else:
             link.leave()
@@ -307,7 +307,7 @@ class Job:
     def _carry_out_orders(self) -> None:
         links = {link.hello.rank: link for link in self._links if link.hello}
         busy = [rank for rank, link in links.items() if link.is_stuck]
-        orders = self.survivors.take_orders(busy, time.monotonic())
+        orders = self.policy.take_orders(busy, time.monotonic())
         for rank, news in orders.news:
             if rank in links:
                 links[rank].tell(news)
@@ -367,12 +367,12 @@ class Job:
     def _drop(self, link: LauncherEnd) -> None:
         self._selector.unregister(self._links.pop(link)[0])
         its, now = link.hello, time.monotonic()
-        others = {self.hosts.get(rank) for rank in self.survivors.alive - {its.rank}} if its else set()
+        others = {self.hosts.get(rank) for rank in self.policy.alive - {its.rank}} if its else set()
         link.leave(keep=its is not None and its.host in others)  # their state is there, too
         link.close()
         if its and any(ending.rank == its.rank for ending in self._endings):
             self._cleared.add(its.rank)
-        elif its and self._has_begun and self.survivors.go_on_without_link(its.rank, its.host, now):
+        elif its and self._has_begun and self.policy.go_on_without_link(its.rank, its.host, now):
             self._waiting.ended(its.rank, now)
             self._cleared.add(its.rank)
         else:

@@ -12,7 +12,7 @@ import pytest
 
 from horovodish.errors import SettingError
 from horovodish.launcher.cli import main
-from horovodish.launcher.elastic import Slots
+from horovodish.launcher.elastic.job import Slots
 from horovodish.launcher.flags import notices_without_effect, run_parser
 from horovodish.launcher.options import LaunchOptions, launch_options
 from horovodish.settings import Setting, table

@@ -36,6 +36,7 @@ LAUNCHER_ROOMS: dict[str, set[str]] = {
     "supervisor": set(),
     "mpirun": {"hosts", "options", "own_python"},
     "job": {"hosts", "mpirun", "options", "supervisor"},
+    "elastic": {"hosts", "job", "options", "supervisor"},
     "report": {"hosts", "mpirun", "own_python"},
     "function": {"flags", "job", "options", "own_python", "run", "supervisor"},
 }

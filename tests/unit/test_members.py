@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from horovodish.launcher.job.events import Event
-from horovodish.launcher.job.members import (
+from horovodish.launcher.elastic.events import Event
+from horovodish.launcher.elastic.members import (
     ENDING,
     ENDING_SECONDS,
     FORMING,

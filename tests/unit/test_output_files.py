@@ -13,7 +13,7 @@ import pytest
 from horovodish.errors import SettingError
 from horovodish.gradients import autotune
 from horovodish.launch.output_files import opener
-from horovodish.launcher.job.events import FILE, Events
+from horovodish.launcher.elastic.events import FILE, Events
 from horovodish.launcher.job.output import Output
 from horovodish.launcher.options import LaunchOptions
 from support.other_user import as_other_user, folder_of_all

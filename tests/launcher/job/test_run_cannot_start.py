@@ -13,7 +13,7 @@ import pytest
 
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher import run
-from horovodish.launcher.job.survivors import NoSurvivors
+from horovodish.launcher.job.losses import EndOnLoss
 from horovodish.launcher.mpirun.command import Mpirun
 from horovodish.launcher.mpirun.installation import Library
 from horovodish.launcher.options import LaunchOptions
@@ -25,7 +25,7 @@ LIBRARY = Library("4.0", "Open MPI v5.0.0", "/nowhere/libmpi.so", None)
 
 def start(options: LaunchOptions) -> None:
     environ = {"PATH": os.defpath}
-    with run._prepared(options, Settings(), MPIRUN, LIBRARY, environ, NoSurvivors()) as job, job.running():
+    with run._prepared(options, Settings(), MPIRUN, LIBRARY, environ, EndOnLoss()) as job, job.running():
         raise AssertionError("there is no such mpirun")
 
 
@@ -55,7 +55,7 @@ def test_a_run_whose_ranks_were_never_started_leaves_nothing_open() -> None:
     options = LaunchOptions(("true",), np=2)
     false = Mpirun("/bin/false", "Open MPI", "5.0.0")
     before = open_files()
-    prepared = run._prepared(options, Settings(), false, LIBRARY, {"PATH": os.defpath}, NoSurvivors())
+    prepared = run._prepared(options, Settings(), false, LIBRARY, {"PATH": os.defpath}, EndOnLoss())
     with prepared as job, job.running():
         while job.turn():
             pass

@@ -18,9 +18,9 @@ import pytest
 import horovodish as hvd
 from horovodish.elastic import ObjectState
 from horovodish.errors import SettingError
-from horovodish.launcher import slots as slots_of_a_job
+from horovodish.launcher.elastic import slots as slots_of_a_job
+from horovodish.launcher.elastic.events import Event, Events
 from horovodish.launcher.hosts.allocation import Allocation, Host
-from horovodish.launcher.job.events import Event, Events
 from horovodish.launcher.options import LaunchOptions
 from horovodish.runtime import basics
 from support.elastic import Scene, run_elastic, skip_without_survivors
@@ -363,7 +363,7 @@ def test_slots_rest_longer_each_time() -> None:
 
 
 def test_the_guide_names_every_event() -> None:
-    sources = [ROOT / "launcher" / name for name in ("elastic.py", "job/members.py", "job/events.py")]
+    sources = [ROOT / "launcher" / name for name in ("elastic/job.py", "elastic/members.py", "elastic/events.py")]
     kinds = {kind for file in sources for kind in re.findall(r'(?:_tell|Event)\("([a-z ]+)"', file.read_text())}
     rows = re.findall(r"^\| (`[a-z ]+`(?:, `[a-z ]+`)?) \|", (ROOT / "docs/elastic.md").read_text(), re.MULTILINE)
     assert len(kinds) > 8

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from horovodish.errors import SettingError
-from horovodish.launcher.hosts import discovery
+from horovodish.launcher.elastic import discovery
+from horovodish.launcher.elastic.discovery import Discovery, by_hostfile, by_program
 from horovodish.launcher.hosts.allocation import Allocation, Host
-from horovodish.launcher.hosts.discovery import Discovery, by_hostfile, by_program
 from support.processes import wait_until, wait_until_ended
 
 NEVER = threading.Event()
@@ -108,7 +108,7 @@ def test_the_children_of_a_program_end_with_it(tmp_path: Path) -> None:
 
 HANGS = """
 import pathlib, sys, threading
-from horovodish.launcher.hosts.discovery import Discovery, by_program
+from horovodish.launcher.elastic.discovery import Discovery, by_program
 watch = Discovery(by_program(sys.argv[1], 1, {"PATH": sys.argv[2]}))
 watch.start()
 threading.Event().wait()

@@ -14,17 +14,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from horovodish.errors import LaunchError, SettingError
+from horovodish.launcher.elastic.discovery import Discovery, by_hostfile, by_program
+from horovodish.launcher.elastic.events import Event, Events
+from horovodish.launcher.elastic.members import ENDING, TRAINING, Members
+from horovodish.launcher.elastic.policy import ElasticPolicy
+from horovodish.launcher.elastic.slots import FIRST_REST_SECONDS, LONGEST_REST_SECONDS, Slots
 from horovodish.launcher.hosts.allocation import counted
-from horovodish.launcher.hosts.discovery import Discovery, by_hostfile, by_program
 from horovodish.launcher.job.conclusion import conclude
-from horovodish.launcher.job.events import Event, Events
 from horovodish.launcher.job.job import Job
-from horovodish.launcher.job.members import ENDING, TRAINING, Members
+from horovodish.launcher.job.losses import EndOnLoss
 from horovodish.launcher.job.signals import ENDING as ENDING_SIGNALS
 from horovodish.launcher.job.signals import signals_taken
-from horovodish.launcher.job.survivors import NoSurvivors, Survivors
 from horovodish.launcher.options import LaunchOptions
-from horovodish.launcher.slots import FIRST_REST_SECONDS, LONGEST_REST_SECONDS, Slots
 from horovodish.launcher.supervisor.supervisor import MEMORY
 from horovodish.settings import START_VARIABLE, STATE_FOLDER_VARIABLE
 
@@ -34,7 +35,7 @@ WAIT_SECONDS = 0.1
 FIRST_RETRY_SECONDS = 1.0
 """How long to wait after processes could not be started while none train. Each further time it is twice as long."""
 
-Prepared = Callable[[LaunchOptions, Mapping[str, str], NoSurvivors], contextlib.AbstractContextManager[Job]]
+Prepared = Callable[[LaunchOptions, Mapping[str, str], EndOnLoss], contextlib.AbstractContextManager[Job]]
 
 
 @dataclass
@@ -80,7 +81,7 @@ class ElasticJob:
 
     Args:
         options: of an elastic job.
-        prepared: makes a job that can run with these options, variables and survivors.
+        prepared: makes a job that can run with these options, variables and policy.
         in_same_processes: whether MPI can go on without a lost rank.
         environ: of the user.
     """
@@ -214,7 +215,7 @@ class ElasticJob:
             self._tell("starting", text, slots=options.np, train=train)
         variables = {START_VARIABLE: str(self._starts), STATE_FOLDER_VARIABLE: str(self._memory)}
         with contextlib.ExitStack() as stack:
-            job = stack.enter_context(self._prepared(options, variables, Survivors(members)))
+            job = stack.enter_context(self._prepared(options, variables, ElasticPolicy(members)))
             stack.enter_context(job.running())
             self._starts += 1
             return _Start(job, members, stack.pop_all(), time.monotonic())

@@ -3,8 +3,8 @@
 from collections import Counter
 from dataclasses import replace
 
+from horovodish.launcher.elastic.discovery import Discovery
 from horovodish.launcher.hosts.allocation import THIS_HOST, Allocation, Host
-from horovodish.launcher.hosts.discovery import Discovery
 from horovodish.launcher.options import LaunchOptions
 
 FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 5.0, 300.0

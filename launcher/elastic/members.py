@@ -10,10 +10,10 @@ have not trained yet, they hold no state, and all of them are killed at once. No
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
+from horovodish.launcher.elastic.events import Event
 from horovodish.launcher.hosts.allocation import counted
-from horovodish.launcher.job.events import Event
+from horovodish.launcher.job.losses import Orders
 
 LEFT_STATE = 75
 """The exit status of a rank that has left its state in memory: `horovodish.elastic.membership.ENDS`."""
@@ -26,27 +26,6 @@ INIT_SECONDS = 2.0
 may be under way."""
 
 TRAINING, GATHERING, FORMING, ENDING = "training", "gathering", "forming", "ending"
-
-
-@dataclass
-class Orders:
-    """What the launcher has to do.
-
-    Attributes:
-        news: lines for ranks.
-        kill: ranks to kill, and why, as the end of a sentence that begins with the rank.
-        ends: whether the time of the ranks that are left is over.
-        at_once: whether they are killed then. Otherwise they are asked to end first.
-        asks: whether to ask the supervisors of all ranks what these do.
-        drop: ranks whose supervisors have not answered for too long.
-    """
-
-    news: list[tuple[int, str]] = field(default_factory=list)
-    kill: list[tuple[int, str]] = field(default_factory=list)
-    ends: bool = False
-    at_once: bool = False
-    asks: bool = False
-    drop: list[int] = field(default_factory=list)
 
 
 class Members:
