@@ -12,7 +12,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
-# Where each package really lies. The links of these names in horovodish/ serve editors and checkers only.
+# Where each package really lies.
 PACKAGE_DIR = {
     "horovodish": "horovodish",
     "horovodish.launcher": "launcher",
@@ -35,6 +35,15 @@ def packages() -> list[str]:
             if not any(ancestor.is_symlink() for ancestor in ancestors):
                 found.append(".".join([package, *inside.parts]))
     return found
+
+
+def link_mapped_folders() -> None:
+    """For editors and checkers, which look for `horovodish.torch` in horovodish/torch. Git ignores the links."""
+    for package, folder in PACKAGE_DIR.items():
+        link = ROOT / package.replace(".", "/")
+        if not link.exists():
+            link.unlink(missing_ok=True)  # it leads nowhere
+            link.symlink_to(Path("..", folder))
 
 
 def readme() -> str:
@@ -93,6 +102,11 @@ tensorflow_ops = Extension("horovodish._tensorflow_ops", [], depends=OPERATIONS 
 
 class BuildExt(build_ext):
     """Keeps the object files. Only those of the bindings differ by interpreter, all others are compiled once."""
+
+    def run(self) -> None:
+        super().run()
+        if self.inplace:
+            link_mapped_folders()
 
     def build_extensions(self) -> None:
         with ThreadPoolExecutor(os.cpu_count()) as pool:

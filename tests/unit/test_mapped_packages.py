@@ -1,4 +1,4 @@
-"""The folders that are installed under another name cannot be imported twice, and their links are relative."""
+"""Folders that are installed under another name cannot be imported twice. Their links are relative and ignored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.sources import CORE, FRAMEWORKS, LAUNCHER
+from support.sources import CORE, FRAMEWORKS, LAUNCHER, ROOT
 
 MAPPED = {"launcher": LAUNCHER, **{path.name: path for path in sorted(FRAMEWORKS.iterdir()) if path.is_dir()}}
 
@@ -29,3 +29,4 @@ def test_its_link_leads_to_it(name: str) -> None:
     link = CORE / name
     assert not Path(os.readlink(link)).is_absolute()
     assert link.resolve() == MAPPED[name].resolve()
+    assert f"/horovodish/{name}" in (ROOT / ".gitignore").read_text().splitlines()
