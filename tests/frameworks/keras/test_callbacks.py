@@ -365,7 +365,7 @@ def test_ranks_that_begin_with_different_weights_are_warned() -> None:
                     thread.join(10)
         said = [str(each.message) for each in caught if "different parameters" in str(each.message)]
         assert len(said) == (warns and hvd.rank() == 0), said
-        assert all("kernel' differs: rank 0 has" in text and "BroadcastGlobalVariables" in text for text in said)
+        assert all("kernel' differs: rank 0 has" in text and "BroadcastGlobalVariables" in text for text in said), said
 
 
 class OwnStep(keras.Model):
