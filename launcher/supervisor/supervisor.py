@@ -88,20 +88,27 @@ rm -rf -- "$@"
     job=${state%/*}
     cd -P -- "$job" && [ "$(pwd -P)" = "$job" ] && [ -O . ] && rm -rf -- "./${state##*/}" && rmdir -- "$job"
 ) 2>/dev/null
-if [ "$word" = orphan ]; then
-    for signal in 0 TERM KILL; do
-        tenths=0
-        [ $signal = 0 ] || kill -$signal "$daemon" 2>/dev/null
-        while [ $tenths -lt 50 ] && kill -0 "$daemon" 2>/dev/null; do sleep 0.1; tenths=$((tenths + 1)); done
+ends_within() {
+    tenths=$1
+    while kill -0 "$daemon" 2>/dev/null; do
+        [ "$tenths" -gt 0 ] || return
+        sleep 0.1
+        tenths=$((tenths - 1))
     done
-fi
+}
+[ "$word" != orphan ] || for signal in 0 TERM KILL; do
+    kill -$signal "$daemon" 2>/dev/null
+    ends_within 50
+done
 [ -n "$folder" ] || exit
-[ "$word" != abandoned ] && kill -0 "$daemon" 2>/dev/null || rm -rf -- "$folder"
+[ "$word" = abandoned ] || ends_within 150 || exit
+rm -rf -- "$folder"
 """
 """A shell script. It reads two words when the supervisor has ended: "abandoned" if the daemon was gone, of which a
 zombie may be left, "orphan" if the launcher was gone, or "ended"; and "keep" or "forget", what to do with the state of
-an elastic job. It reads nothing if the supervisor was killed. Everybody can read the name of the state's folder, so the
-script removes the state only where no link leads there and the folder around it is this user's."""
+an elastic job. It reads nothing if the supervisor was killed. It waits 15 seconds for the daemon to end, because one that
+ends in haste leaves its folder. Everybody can read the name of the state's folder, so the script removes the state only
+where no link leads there and the folder around it is this user's."""
 
 LONGEST_MESSAGE = 1 << 16
 LONGEST_REPORT = LONGEST_MESSAGE - 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +37,8 @@ def test_after_a_stall_a_rank_waits_for_the_others_at_its_end(
     script.write_text(CATCHES_A_STALL)
     arguments = [str(script), str(lag_seconds), str(patience_seconds)]
     launcher = [sys.executable, "-m", "horovodish.launcher", "run", "-np", "2"]
-    ended = subprocess.run([*launcher, sys.executable, *arguments], capture_output=True, text=True, timeout=120)
+    command, env = [*launcher, sys.executable, *arguments], {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert ended.stdout.splitlines() == ["caught"] * 2, ended.stderr
     if lag_seconds < patience_seconds:
         assert (ended.returncode, ended.stderr) == (0, "")

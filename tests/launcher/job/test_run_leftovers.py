@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from horovodish.launcher.supervisor.supervisor import remove_later
+from horovodish.launcher.supervisor.supervisor import DAEMONS_FOLDER, remove_later
 from support.mpi_command import is_open_mpi
+from support.processes import wait_until
 
 ENDS_WITHIN_SECONDS = 30
 
@@ -73,23 +75,44 @@ def test_what_removes_folders_later_survives_signals_of_the_rank(
     monkeypatch.setattr(os, "posix_spawn", not_there)
     folder = tmp_path / "folder"
     folder.mkdir()
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    former = children.read_text().split()
+    former = children(os.getpid())
     stdin = remove_later(os.getpid(), str(folder))
-    (cleaner,) = set(children.read_text().split()) - set(former)
+    (cleaner,) = children(os.getpid()) - former
     try:
         ends_at = time.monotonic() + ENDS_WITHIN_SECONDS
         while not (stolid := ignored(cleaner) & 1 << signal.SIGTERM - 1) and time.monotonic() < ends_at:
             os.sched_yield()
         assert stolid
-        assert os.getsid(int(cleaner)) == int(cleaner), "a signal to the group of the supervisor does not reach it"
+        assert os.getsid(cleaner) == cleaner, "a signal to the group of the supervisor does not reach it"
     finally:
         os.close(stdin)
-        os.waitpid(int(cleaner), 0)
+        os.waitpid(cleaner, 0)
     assert not folder.exists()
 
 
-def ignored(process: str) -> int:
+def test_the_folder_of_a_daemon_that_ends_in_haste_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "prted"
+    folder.mkdir()
+    monkeypatch.setenv(DAEMONS_FOLDER, str(folder))
+    daemon = subprocess.Popen(["sleep", "1000"])
+    former = children(os.getpid())
+    stdin = remove_later(daemon.pid)
+    (cleaner,) = children(os.getpid()) - former
+    os.write(stdin, b"ended keep\n")
+    os.close(stdin)
+    wait_until(lambda: bool(children(cleaner)))  # it waits for the daemon
+    assert folder.exists()
+    daemon.kill()
+    daemon.wait()
+    os.waitpid(cleaner, 0)
+    assert not folder.exists()
+
+
+def children(process: int) -> set[int]:
+    return set(map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split()))
+
+
+def ignored(process: int) -> int:
     """The signals that a process ignores, as bits."""
     status = Path(f"/proc/{process}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn")), 16)
