@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from horovodish import _native
@@ -11,6 +12,7 @@ from horovodish.collectives.submission import RefuseOnError, gather_objects, gen
 from horovodish.errors import MismatchError
 from horovodish.mpi import binding
 from horovodish.runtime import basics
+from horovodish.runtime.process import part
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Group, Intracomm
@@ -65,8 +67,7 @@ class ProcessSet:
 
     def __init__(self, ranks_or_comm: Sequence[int] | Intracomm):
         self._group: Group | None = None
-        self.ranks: list[int] = []
-        self.listed_ranks = ""
+        self._ranks: list[int] = []
         if hasattr(ranks_or_comm, "Get_group"):
             self._group = ranks_or_comm.Get_group()
             if basics.is_initialized():
@@ -78,10 +79,27 @@ class ProcessSet:
                 raise ValueError(f"a process set needs ranks such as [0, 1], not {ranks_or_comm!r}") from None
             if not given or len(set(given)) < len(given):
                 raise ValueError(f"a process set needs at least one rank and each at most once, not {given}")
-            self.ranks = sorted(given)
-        self.process_set_id: int | None = None
-        self.mpi_comm: Intracomm | None = None
-        self._engine_comm: Intracomm | None = None
+            self._ranks = sorted(given)
+
+    @property
+    def ranks(self) -> list[int]:
+        added = self._added()
+        return added.ranks if added else self._ranks
+
+    @property
+    def process_set_id(self) -> int | None:
+        added = self._added()
+        return added.number if added else None
+
+    @property
+    def listed_ranks(self) -> str:
+        added = self._added()
+        return added.listed_ranks if added else ""
+
+    @property
+    def mpi_comm(self) -> Intracomm | None:
+        added = self._added()
+        return added.mpi_comm if added else None
 
     def size(self) -> int:
         """How many ranks it has.
@@ -89,8 +107,7 @@ class ProcessSet:
         Raises:
             ValueError: it is not added. So do the other methods.
         """
-        self._check_added()
-        return len(self.ranks)
+        return len(self._checked().ranks)
 
     def rank(self) -> int:
         """The number of this rank within the set.
@@ -103,8 +120,7 @@ class ProcessSet:
 
     def included(self) -> bool:
         """Whether this rank is one of its ranks."""
-        self._check_added()
-        return basics.rank() in self.ranks
+        return basics.rank() in self._checked().ranks
 
     def __reduce__(self) -> tuple[Callable[[list[int] | None], ProcessSet], tuple[list[int] | None]]:
         # A set is what has been added, and a copy of it would not be: copies of what holds it, such as a model's layer,
@@ -117,15 +133,51 @@ class ProcessSet:
     def _number(self) -> None:
         """Find out the ranks anew, because another `init()` may number them otherwise."""
         if self._group is not None:
-            self.ranks = _ranks_of(self._group)
+            self._ranks = _ranks_of(self._group)
 
-    def _check_added(self) -> None:
+    def _added(self) -> _Added | None:
+        return part(_Sets).added.get(self)
+
+    def _checked(self) -> _Added:
         basics.running()
-        if _added.get(self.process_set_id) is not self:
+        added = self._added()
+        if added is None:
             raise ValueError(
-                f"the process set of ranks {self.ranks} is not in use: add it with hvd.add_process_set(...) or "
+                f"the process set of ranks {self._ranks} is not in use: add it with hvd.add_process_set(...) or "
                 "hvd.init(process_sets=[...]), once after each init()"
             )
+        return added
+
+
+@dataclass
+class _Added:
+    """A process set that is in use.
+
+    Attributes:
+        number, ranks, listed_ranks, mpi_comm: of the set, as its attributes say.
+        region: of shared memory; 0 is the global set's.
+        engine_comm: what the engine uses in place of `mpi_comm`.
+    """
+
+    number: int
+    ranks: list[int]
+    listed_ranks: str = ""
+    mpi_comm: Intracomm | None = None
+    region: int = 0
+    engine_comm: Intracomm | None = None
+
+
+@dataclass
+class _Sets:
+    """The process sets that this rank uses.
+
+    Attributes:
+        added: by the object that the user has.
+        next_number: of the set that is added next.
+    """
+
+    added: dict[ProcessSet, _Added] = field(default_factory=dict)
+    next_number: int = 1
 
 
 global_process_set = ProcessSet([0])
@@ -136,12 +188,7 @@ def _set_of(ranks: list[int] | None) -> ProcessSet:
     """The set of these ranks that is in use; all ranks for None; otherwise one that is yet to be added."""
     if ranks is None:
         return global_process_set
-    return next((added for added in _added.values() if added.ranks == ranks), None) or ProcessSet(ranks)
-
-
-_added: dict[int | None, ProcessSet] = {}
-_regions: dict[int, int] = {}  # of shared memory, by id
-_next_id = 1
+    return next((each for each, added in part(_Sets).added.items() if added.ranks == ranks), None) or ProcessSet(ranks)
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -161,39 +208,36 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     Example:
         >>> first_half = hvd.add_process_set(range(hvd.size() // 2))
     """
-    global _next_id
-    running = basics.running()
+    running, sets = basics.running(), part(_Sets)
     agreement = generated_name("add_process_set")
     with RefuseOnError("allgather", agreement, _GLOBAL_ID):
-        added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-        added._number()
-    _check_agreement("add_process_set", added.ranks, agreement)
-    if added.ranks[-1] >= running.topology.size or added.ranks[0] < 0:
-        raise ValueError(f"process set {added.ranks}: the ranks are 0 to {running.topology.size - 1}")
-    if any(other.ranks == added.ranks for other in _added.values()):
-        raise ValueError(f"a process set of ranks {added.ranks} is in use already; use that one")
-    free = set(range(1, _native.REGIONS)) - set(_regions.values())
+        wanted = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+        wanted._number()
+    ranks = wanted.ranks
+    _check_agreement("add_process_set", ranks, agreement)
+    if ranks[-1] >= running.topology.size or ranks[0] < 0:
+        raise ValueError(f"process set {ranks}: the ranks are 0 to {running.topology.size - 1}")
+    if any(other.ranks == ranks for other in sets.added.values()):
+        raise ValueError(f"a process set of ranks {ranks} is in use already; use that one")
+    free = set(range(_native.REGIONS)) - {other.region for other in sets.added.values()}
     if not free:
         raise ValueError(f"{_native.REGIONS} process sets are in use; remove one with hvd.remove_process_set(...)")
-    region = min(free)
-    running.engine.clear_region(region)
-    if basics.rank() in added.ranks and running.communicator is not None:
+    added = _Added(sets.next_number, ranks, ",".join(map(str, ranks)), region=min(free))
+    running.engine.clear_region(added.region)
+    if basics.rank() in ranks and running.communicator is not None:
         world = running.communicator.Get_group()
-        group = world.Incl(added.ranks)
+        group = world.Incl(ranks)
         added.mpi_comm = running.communicator.Create_group(group)
         group.Free()
         world.Free()
-        added._engine_comm = binding.private(added.mpi_comm)
+        added.engine_comm = binding.private(added.mpi_comm)
     gather_objects(None, generated_name("add_process_set.cleared"), _GLOBAL_ID)
-    if basics.rank() in added.ranks:
-        running.add_process_set(_next_id, added.ranks, region, added._engine_comm, 0)
+    if basics.rank() in ranks:
+        running.add_process_set(added.number, ranks, added.region, added.engine_comm, 0)
     gather_objects(None, generated_name("add_process_set.added"), _GLOBAL_ID)
-    added.listed_ranks = ",".join(map(str, added.ranks))
-    added.process_set_id = _next_id
-    _added[_next_id] = added
-    _regions[_next_id] = region
-    _next_id += 1
-    return added
+    sets.added[wanted] = added
+    sets.next_number += 1
+    return wanted
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -213,12 +257,13 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     agreement = generated_name("remove_process_set")
     with RefuseOnError("allgather", agreement, _GLOBAL_ID):
         check_kind(process_set)
+    sets, added = part(_Sets), process_set._added()
     identity = process_set.process_set_id
     _check_agreement("remove_process_set", identity, agreement)
-    if identity == _GLOBAL_ID or _added.get(identity) is not process_set or identity is None:
+    if added is None or added.number == _GLOBAL_ID:
         return False
     busy = gather_objects(
-        basics.engine().process_set_busy(identity), generated_name("remove_process_set.busy"), _GLOBAL_ID
+        basics.engine().process_set_busy(added.number), generated_name("remove_process_set.busy"), _GLOBAL_ID
     )
     busy_ranks = [rank for rank, is_busy in busy.items() if is_busy]
     if busy_ranks:
@@ -227,12 +272,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
             "every rank before the set is removed."
         )
     if process_set.included():
-        basics.engine().remove_process_set(identity)
+        basics.engine().remove_process_set(added.number)
     gather_objects(None, generated_name("remove_process_set.removed"), _GLOBAL_ID)
-    for comm in (process_set.mpi_comm, process_set._engine_comm):
+    for comm in (added.mpi_comm, added.engine_comm):
         if comm is not None:
             comm.Free()
-    _forget(process_set)
+    del sets.added[process_set]
     return True
 
 
@@ -259,18 +304,25 @@ def checked_id(process_set: ProcessSet) -> int:
     if process_set is global_process_set:
         return _GLOBAL_ID
     check_kind(process_set)
-    if not process_set.included():
+    added = process_set._checked()
+    if basics.rank() not in added.ranks:
         raise ValueError(
-            f"rank {basics.rank()} is not in process set {process_set.process_set_id} of ranks {process_set.ranks}. "
+            f"rank {basics.rank()} is not in process set {added.number} of ranks {added.ranks}. "
             "Make the call on those ranks only: if process_set.included(): ..."
         )
-    assert process_set.process_set_id is not None
-    return process_set.process_set_id
+    return added.number
 
 
-def added(process_set_id: int) -> ProcessSet:
-    """The set of this number, which is in use."""
-    return _added[process_set_id]
+def added(number: int) -> ProcessSet:
+    """The set of this number, which is in use.
+
+    Raises:
+        KeyError: none is.
+    """
+    for process_set, each in part(_Sets).added.items():
+        if each.number == number:
+            return process_set
+    raise KeyError(number)
 
 
 def _check_wanted(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> None:
@@ -280,27 +332,16 @@ def _check_wanted(process_sets: Sequence[ProcessSet | Sequence[int]] | str | Non
 
 def _start(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> None:
     running = basics.running()
-    global_process_set.ranks = list(range(running.topology.size))
-    global_process_set.process_set_id = _GLOBAL_ID
-    global_process_set.mpi_comm = running.communicator
-    _added[_GLOBAL_ID] = global_process_set
+    everyone = _Added(_GLOBAL_ID, list(range(running.topology.size)), mpi_comm=running.communicator)
+    part(_Sets).added[global_process_set] = everyone
     for process_set in () if process_sets is None or isinstance(process_sets, str) else process_sets:
         add_process_set(process_set)
 
 
 def _stop() -> None:
-    global _next_id
-    for process_set in list(_added.values()):
-        _forget(process_set)
-    _next_id = 1
-
-
-def _forget(process_set: ProcessSet) -> None:
-    assert process_set.process_set_id is not None
-    del _added[process_set.process_set_id]
-    _regions.pop(process_set.process_set_id, None)
-    process_set.process_set_id = None
-    process_set.mpi_comm = process_set._engine_comm = None
+    sets = part(_Sets)
+    sets.added.clear()
+    sets.next_number = 1
 
 
 def _check_agreement(call: str, value: object, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, SupportsFloat, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from horovodish.collectives.devices import ON_HOST, Placement
 from horovodish.collectives.request import Member, Request
 from horovodish.errors import NotInitializedError, from_native
 from horovodish.runtime import basics
+from horovodish.runtime.process import part
 
 T = TypeVar("T")
 
@@ -36,7 +38,13 @@ class _Session:
         self.kept: dict[int, object] = {}
 
 
-_session: _Session | None = None
+@dataclass
+class _Rank:
+    """What a rank submits to: its session, between `init()` and `shutdown()`."""
+
+    session: _Session | None = None
+
+
 _abandoned: list[object] = []
 
 
@@ -50,20 +58,19 @@ def keep_for_ever(memory: object) -> None:
 
 
 def _running_session() -> _Session:
-    engine, session = basics.engine(), _session
+    engine, session = basics.engine(), part(_Rank).session
     if session is None or session.engine is not engine:
         raise NotInitializedError("another thread is within init() or shutdown(): call horovodish before or after them")
     return session
 
 
 def _begin_session(_: object) -> None:
-    global _session
-    _session = _Session(basics.engine())
+    part(_Rank).session = _Session(basics.engine())
 
 
 def _end_session() -> None:
-    global _session
-    ended, _session = _session, None
+    rank = part(_Rank)
+    ended, rank.session = rank.session, None
     if ended is None:
         return
     ended.engine.release_settled(ended.kept)

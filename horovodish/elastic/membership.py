@@ -20,6 +20,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextvars import copy_context
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from horovodish import _native, settings
@@ -27,6 +29,7 @@ from horovodish.elastic import recovery
 from horovodish.launch import run_folder
 from horovodish.mpi import binding
 from horovodish.runtime import basics
+from horovodish.runtime.process import part
 
 __all__ = ["can_regroup", "follow", "hosts_updated", "is_elastic", "regroup", "start", "state_folder"]
 
@@ -34,9 +37,20 @@ ENDS = 75
 """The exit status of a rank that has left its state for a new process; sysexits.h calls it "try again"."""
 _LOOK_SECONDS = 0.02
 
-_answers: queue.Queue[tuple[str, str]] = queue.Queue()
-_hosts_updated = False
-_follower: threading.Thread | None = None
+
+@dataclass
+class _Told:
+    """What the launcher has said.
+
+    Attributes:
+        answers: that `regroup()` waits for.
+        hosts_updated: whether it waits for a commit.
+        follower: the thread that hears it.
+    """
+
+    answers: queue.Queue[tuple[str, str]] = field(default_factory=queue.Queue)
+    hosts_updated: bool = False
+    follower: threading.Thread | None = None
 
 
 def is_elastic() -> bool:
@@ -57,16 +71,15 @@ def state_folder() -> Path | None:
 
 def hosts_updated() -> bool:
     """Whether the launcher waits for a commit at which it can take in new hosts."""
-    return _hosts_updated
+    return part(_Told).hosts_updated
 
 
 def follow() -> None:
     """From now on, hear what the launcher says. Calling it again does nothing."""
-    global _follower
-    if _follower is None and is_elastic():
+    told = part(_Told)
+    if told.follower is None and is_elastic():
         _native.do_not_finalize_mpi()  # it would wait for ranks that are gone
-        _follower = threading.Thread(target=_listen, name="membership", daemon=True)
-        _follower.start()
+        told.follower = _thread(_listen, "membership", told)
 
 
 def can_regroup() -> bool:
@@ -88,11 +101,12 @@ def regroup(keep: Callable[[], None]) -> None:
         basics.init(recovery.surviving_communicator())
         return
     run_folder.reached("regroup")
+    told = part(_Told)
     while True:
-        word, rest = _answers.get()
+        word, rest = told.answers.get()
         if word == "world":
             ranks = [int(rank) for rank in rest.split(",")]
-            threading.Thread(target=_form, args=[ranks], name="init", daemon=True).start()
+            _thread(_form, "init", told, ranks)
         elif word == "formed":
             return
         elif word == "end":
@@ -101,7 +115,14 @@ def regroup(keep: Callable[[], None]) -> None:
             raise SystemExit(ENDS)
 
 
-def _form(ranks: list[int]) -> None:
+def _thread(target: Callable[..., None], name: str, *args: object) -> threading.Thread:
+    """Acts for the rank that starts it."""
+    thread = threading.Thread(target=copy_context().run, args=[target, *args], name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _form(told: _Told, ranks: list[int]) -> None:
     """In a thread of its own: if one more rank dies, MPI may never return from it."""
     try:
         basics.init(ranks)
@@ -109,11 +130,10 @@ def _form(ranks: list[int]) -> None:
         print(f"horovodish: the ranks that are left could not start again: {problem}", file=sys.stderr, flush=True)
         run_folder.reached("regroup")  # the launcher has new processes go on
     else:
-        _answers.put(("formed", ""))
+        told.answers.put(("formed", ""))
 
 
-def _listen() -> None:
-    global _hosts_updated
+def _listen(told: _Told) -> None:
     _native.add_background_thread(threading.get_native_id())
     heard = 0
     while True:
@@ -123,8 +143,8 @@ def _listen() -> None:
             if word == "lost":
                 basics.cut_off(f"rank {rest} was lost" if rest else "the ranks lost touch")
             elif word in ("hosts", "stay"):
-                _hosts_updated = word == "hosts"
+                told.hosts_updated = word == "hosts"
             elif word != run_folder.GO:
-                _hosts_updated = False
-                _answers.put((word, rest))
+                told.hosts_updated = False
+                told.answers.put((word, rest))
         time.sleep(_LOOK_SECONDS)

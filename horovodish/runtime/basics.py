@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from horovodish import _native, settings
@@ -19,6 +19,7 @@ from horovodish.launch import failures, run_folder
 from horovodish.launch.environment import check_no_other_launcher, launcher_environment
 from horovodish.mpi import binding, communicators, late_ranks, local_peers
 from horovodish.runtime import affinity, nccl_library
+from horovodish.runtime.process import part
 from horovodish.runtime.topology import Topology
 from horovodish.version import __version__
 
@@ -97,12 +98,27 @@ class Running:
         )
 
 
+@dataclass
+class _Life:
+    """Of the engine in this process.
+
+    Attributes:
+        running: between `init()` and `shutdown()`.
+        forked: the parent's, in a forked child: unusable and never destroyed.
+        last_loss, last_first_lost: of the engine that was stopped, until the next `init()`.
+        cut_off_because: likewise.
+        cutting_off: held while another thread stops the engine.
+    """
+
+    running: Running | None = None
+    forked: Running | None = None
+    last_loss: str = ""
+    last_first_lost: int = 0
+    cut_off_because: str = ""
+    cutting_off: threading.Lock = field(default_factory=threading.Lock)
+
+
 _followers: list[tuple[Callable[[Any], None], Callable[[Any], None], Callable[[], None], Callable[[], None]]] = []
-_running: Running | None = None
-_forked: Running | None = None  # a parent's engine, in a forked child: unusable and never destroyed
-_last_loss, _last_first_lost = "", 0  # of the engine that was stopped, until the next init()
-_cut_off_because = ""  # likewise
-_cutting_off = threading.Lock()
 
 
 def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = None) -> None:
@@ -130,12 +146,12 @@ def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = No
         >>> hvd.rank(), hvd.size()
         (0, 1)
     """
-    global _running, _last_loss, _last_first_lost, _cut_off_because
-    if _running is not None:
+    life = part(_Life)
+    if life.running is not None:
         return
-    if _forked is not None:
+    if life.forked is not None:
         raise _forked_error()
-    _last_loss, _last_first_lost, _cut_off_because = "", 0, ""
+    life.last_loss, life.last_first_lost, life.cut_off_because = "", 0, ""
     for check, *_ in _followers:
         check(process_sets)
     _install_hooks()
@@ -143,13 +159,13 @@ def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = No
     if comm is None and launcher_environment() is None:
         check_no_other_launcher()
         knobs = settings.load(warn=notices.append)
-        _running = _start(Topology(0, ((0,),)), knobs, bool(knobs.timeline_filename))
+        life.running = _start(Topology(0, ((0,),)), knobs, bool(knobs.timeline_filename))
     else:
         _check_not_started_by_a_rank()
         run_folder.reached("init")
         run_folder.await_go()
         try:
-            _running = _start_on(communicators.of(comm), notices)
+            life.running = _start_on(communicators.of(comm), notices)
         except BaseException:  # the script may catch it and go on alone
             run_folder.reached("stopped")
             raise
@@ -204,12 +220,13 @@ def follow(
 
 def is_initialized() -> bool:
     """Whether `init()` was called and `shutdown()` was not since; in a forked child, when it was forked."""
-    return _running is not None or _forked is not None
+    life = part(_Life)
+    return life.running is not None or life.forked is not None
 
 
 def has_engine() -> bool:
     """Whether this process can run operations, which a forked child cannot."""
-    return _running is not None
+    return part(_Life).running is not None
 
 
 def engine() -> _native.Engine:
@@ -274,7 +291,8 @@ def mpi_threads_supported() -> bool:
 
 def mpi_enabled() -> bool:
     """Whether the ranks are connected by MPI. A world of one rank without a launcher is not."""
-    return _running is not None and _running.communicator is not None
+    now = part(_Life).running
+    return now is not None and now.communicator is not None
 
 
 def mpi_built() -> bool:
@@ -328,15 +346,16 @@ def running() -> Running:
         NotInitializedError: before `init()` or after `shutdown()`.
         ForkedProcessError: in a forked child.
     """
-    if _running is None:
-        if _forked is not None:
+    life = part(_Life)
+    if life.running is None:
+        if life.forked is not None:
             raise _forked_error()
         raise NotInitializedError("horovodish is not running in this process: call init() first")
-    return _running
+    return life.running
 
 
 def _topology() -> Topology:
-    return (running() if _forked is None else _forked).topology
+    return (part(_Life).forked or running()).topology
 
 
 def loss() -> str:
@@ -344,7 +363,8 @@ def loss() -> str:
 
     Errors quote the message of the engine. They do not quote that of the launcher.
     """
-    return (_running.engine.loss() if _running else _last_loss) or _cut_off_because
+    life = part(_Life)
+    return (life.running.engine.loss() if life.running else life.last_loss) or life.cut_off_because
 
 
 def check_no_loss() -> None:
@@ -353,24 +373,27 @@ def check_no_loss() -> None:
     Raises:
         RankLostError: that is so.
     """
-    if _running is not None and (lost := loss()):
+    if has_engine() and (lost := loss()):
         caught = " The script has caught the error that said so. Let it pass: hvd.elastic then goes back to a commit"
         raise RankLostError(f"{lost.rstrip('.')}.{caught if has_failed() else ''}")
 
 
 def has_failed() -> bool:
     """Whether an operation of this rank has failed because a rank was lost, or will, since the last `init()`."""
-    return _running is not None and (bool(_running.engine.loss()) or _running.engine.refused())
+    now = part(_Life).running
+    return now is not None and (bool(now.engine.loss()) or now.engine.refused())
 
 
 def launched() -> int:
     """The number of the operation that this rank has launched on a GPU last, since the last `init()`."""
-    return _running.engine.launched() if _running else 0
+    now = part(_Life).running
+    return now.engine.launched() if now else 0
 
 
 def came_to_its_end(number: int) -> bool:
     """Whether no operation up to this number was launched on a GPU and lost; also after the engine was stopped."""
-    first_lost = _running.engine.first_lost() if _running else _last_first_lost
+    life = part(_Life)
+    first_lost = life.running.engine.first_lost() if life.running else life.last_first_lost
     return first_lost == 0 or number < first_lost
 
 
@@ -383,8 +406,8 @@ def check_settled() -> None:
     """
     if has_failed():
         check_no_loss()
-    if _running is not None:
-        _running.engine.settle_launched()
+    if (now := part(_Life).running) is not None:
+        now.engine.settle_launched()
 
 
 def cut_off(reason: str) -> None:
@@ -393,16 +416,16 @@ def cut_off(reason: str) -> None:
     Args:
         reason: what has happened, such as "rank 2 was lost".
     """
-    global _cut_off_because
-    with _cutting_off:
-        if (now := _running) is not None:
-            _cut_off_because = reason
+    life = part(_Life)
+    with life.cutting_off:
+        if (now := life.running) is not None:
+            life.cut_off_because = reason
             now.engine.stop(True, f"rank {now.topology.rank} was told that {reason}")
 
 
 def is_cut_off() -> bool:
     """Whether `cut_off()` was called since the last `init()`."""
-    return bool(_cut_off_because)
+    return bool(part(_Life).cut_off_because)
 
 
 def _forked_error() -> ForkedProcessError:
@@ -541,24 +564,25 @@ def _stack_signal(knobs: settings.Settings) -> int:
 
 
 def _stop(reason: str) -> None:
-    global _running, _last_loss, _last_first_lost
-    if _running is None:
+    life = part(_Life)
+    if life.running is None:
         return
-    stopped, _running = _running, None
+    stopped, life.running = life.running, None
     os.environ.pop(settings.RANK_PROCESS_VARIABLE, None)
     why = failures.reason or reason
     run_folder.reached("shutdown")
     stopped.engine.stop(failures.reason is not None, f"rank {stopped.topology.rank} {why}")
     run_folder.reached("stopped")
-    _last_loss, _last_first_lost = stopped.engine.loss(), stopped.engine.first_lost()
+    life.last_loss, life.last_first_lost = stopped.engine.loss(), stopped.engine.first_lost()
     for *_, forget in _followers:
         forget()
 
 
 def _finish_programs() -> None:
-    if _running is None or failures.reason is not None:
+    now = part(_Life).running
+    if now is None or failures.reason is not None:
         return
-    engine = _running.engine
+    engine = now.engine
     seen = engine.last_failure()
     waiting = threading.get_native_id()
     _native.add_background_thread(waiting)  # it submits nothing until the programs have ended
@@ -580,26 +604,28 @@ def _at_exit() -> None:
 
 
 def _leave_at_exit() -> None:
-    _cutting_off.acquire()  # for ever: a thread that comes back from native code after Python's end crashes the process
-    if _running is not None:
-        _running.engine.hold_other_threads()
+    life = part(_Life)
+    # For ever: a thread that comes back from native code after Python's end crashes the process.
+    life.cutting_off.acquire()
+    if life.running is not None:
+        life.running.engine.hold_other_threads()
     _stop("has ended its script")
     run_folder.reached("exit")
 
 
 def _after_fork_in_child() -> None:
-    global _running, _forked, _cutting_off
-    _cutting_off = threading.Lock()  # a thread of the parent may hold its own
-    if _running is not None:
-        _forked, _running = _running, None
-        if _forked.peers:
-            _forked.peers.close_sockets()
+    life = part(_Life)
+    life.cutting_off = threading.Lock()  # a thread of the parent may hold its own
+    if life.running is not None:
+        life.forked, life.running = life.running, None
+        if life.forked.peers:
+            life.forked.peers.close_sockets()
 
 
 def _own_rank() -> int | None:
     """The rank of this process, also while `init()` has not succeeded."""
-    if _running is not None:
-        return _running.topology.rank
+    if (now := part(_Life).running) is not None:
+        return now.topology.rank
     launched = launcher_environment()
     is_child_of_a_rank = settings.RANK_PROCESS_VARIABLE in os.environ
     return launched.rank if launched and not is_child_of_a_rank else None

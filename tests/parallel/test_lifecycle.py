@@ -201,7 +201,7 @@ def leave_like_python() -> None:
     """A script may well call shutdown(); Python calls what is registered for its end, and clears modules."""
     hvd.shutdown()
     atexit._run_exitfuncs()
-    vars(hvd.basics).clear()
+    vars(hvd.runtime.basics).clear()
     os._exit(0)
 
 

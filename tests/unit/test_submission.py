@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from horovodish.collectives import submission
 from horovodish.collectives.request import Request
 from horovodish.collectives.submission import Handle, generated_name, poll, submit, synchronize
 from horovodish.errors import MismatchError, NotInitializedError, RankLostError
+from horovodish.runtime.process import Process
 
 
 class Owner:
@@ -78,12 +81,12 @@ class Current:
 
 
 @pytest.fixture
-def current(monkeypatch: pytest.MonkeyPatch) -> Current:
+def current(monkeypatch: pytest.MonkeyPatch) -> Iterator[Current]:
     current = Current()
     monkeypatch.setattr(submission.basics, "engine", lambda: current.engine)
-    monkeypatch.setattr(submission, "_session", None)
-    submission._begin_session(None)
-    return current
+    with Process().entered():
+        submission._begin_session(None)
+        yield current
 
 
 @pytest.fixture
@@ -188,7 +191,7 @@ def test_an_operation_that_settles_while_it_is_submitted_keeps_nothing(current: 
                 operation = super().enqueue(*arguments)
                 if operation.id == 0:
                     self.settle(0)
-                    other.submit(start, None).result(60)
+                    other.submit(copy_context().run, start, None).result(60)
                 return operation
 
         current.engine = session.engine = SettlesAtOnce()
