@@ -106,9 +106,9 @@ rm -rf -- "$folder"
 """
 """A shell script. It reads two words when the supervisor has ended: "abandoned" if the daemon was gone, of which a
 zombie may be left, "orphan" if the launcher was gone, or "ended"; and "keep" or "forget", what to do with the state of
-an elastic job. It reads nothing if the supervisor was killed. It waits 15 seconds for the daemon to end, because one that
-ends in haste leaves its folder. Everybody can read the name of the state's folder, so the script removes the state only
-where no link leads there and the folder around it is this user's."""
+an elastic job. It reads nothing if the supervisor was killed. It waits 15 seconds for the daemon to end, because one
+that ends in haste leaves its folder. Everybody can read the name of the state's folder, so the script removes the
+state only where no link leads there and the folder around it is this user's."""
 
 LONGEST_MESSAGE = 1 << 16
 LONGEST_REPORT = LONGEST_MESSAGE - 64
