@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import pytest
 
 from horovodish import supported
 from support.sources import CORE, FRAMEWORKS, LAUNCHER, ROOT, python_files
@@ -138,35 +136,39 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", python_files(CORE), ids=name_of)
-def test_the_core_needs_no_framework_and_no_launcher(path: Path) -> None:
-    assert wrong_in_core(path.read_text(), path.name) == set()
+def wrong_below(folder: Path, wrong: Callable[[Path], set[str]]) -> dict[str, set[str]]:
+    """The files that import what they must not, and what that is."""
+    return {name_of(path): modules for path in python_files(folder) if (modules := wrong(path))}
+
+
+def test_the_core_needs_no_framework_and_no_launcher() -> None:
+    assert wrong_below(CORE, lambda path: wrong_in_core(path.read_text(), path.name)) == {}
 
 
 def test_the_rooms_of_the_core_need_only_those_of_lower_floors() -> None:
-    wrong = {}
-    for path in python_files(CORE):
-        room = path.relative_to(CORE).parts[0].removesuffix(".py")
-        wrong[name_of(path)] = wrong_between_floors(path.read_text(), room)
-    assert {file: modules for file, modules in wrong.items() if modules} == {}
+    def wrong(path: Path) -> set[str]:
+        return wrong_between_floors(path.read_text(), path.relative_to(CORE).parts[0].removesuffix(".py"))
+
+    assert wrong_below(CORE, wrong) == {}
 
 
-@pytest.mark.parametrize("path", python_files(LAUNCHER), ids=name_of)
-def test_the_launcher_needs_settings_and_errors_alone(path: Path) -> None:
-    assert wrong_in_launcher(path.read_text(), path.name) == set()
+def test_the_launcher_needs_settings_and_errors_alone() -> None:
+    assert wrong_below(LAUNCHER, lambda path: wrong_in_launcher(path.read_text(), path.name)) == {}
 
 
-@pytest.mark.parametrize("room", sorted(path.parent.name for path in LAUNCHER.glob("*/__init__.py")))
-def test_a_folder_of_the_launcher_needs_only_those_below_it(room: str) -> None:
-    wrong = {path.name: wrong_between_rooms(path.read_text(), room) for path in python_files(LAUNCHER / room)}
-    assert {file: modules for file, modules in wrong.items() if modules} == {}
+def test_a_folder_of_the_launcher_needs_only_those_below_it() -> None:
+    for init in LAUNCHER.glob("*/__init__.py"):
+        room = init.parent.name
+        assert wrong_below(init.parent, lambda path: wrong_between_rooms(path.read_text(), room)) == {}  # noqa: B023
 
 
-@pytest.mark.parametrize("path", python_files(FRAMEWORKS), ids=name_of)
-def test_a_framework_needs_no_other_framework(path: Path) -> None:
-    folders = path.relative_to(FRAMEWORKS).parent.parts
-    own = next(name for name in reversed(folders) if name in FRAMEWORK_MODULES)  # tensorflow/keras is a name of keras
-    assert wrong_in_framework(imports(path.read_text()), own) == set()
+def test_a_framework_needs_no_other_framework() -> None:
+    def wrong(path: Path) -> set[str]:
+        folders = path.relative_to(FRAMEWORKS).parent.parts
+        own = next(name for name in reversed(folders) if name in FRAMEWORK_MODULES)  # tensorflow/keras is keras's
+        return wrong_in_framework(imports(path.read_text()), own)
+
+    assert wrong_below(FRAMEWORKS, wrong) == {}
 
 
 def test_init_alone_reads_the_settings() -> None:
