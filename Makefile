@@ -60,7 +60,7 @@ types: dev
 	$(BIN)/mypy
 
 test: dev
-	$(BIN)/$(PYTEST) $(PYTEST_ARGS)
+	$(BIN)/$(PYTEST) -m 'not soak' $(PYTEST_ARGS)
 
 # The site, below build/site: from the guides and the code. Warnings, such as links that lead nowhere, are errors.
 docs: dev $(VENV)/docs
@@ -95,8 +95,9 @@ test-gpu: dev
 bench-gpu: dev
 	benchmarks/gpu.sh build/gpu $(BIN)/python
 
-# Many steps, to see that nothing grows.
+# Many steps, to see that nothing grows, and the tests that take long.
 soak: dev
+	$(BIN)/$(PYTEST) -m soak $(PYTEST_ARGS)
 	PATH="$(BIN):$$PATH" horovodish run -np 3 python benchmarks/soak.py --steps $(SOAK_STEPS)
 
 # Random elastic jobs that are compared with the rule of what a recovery continues from, and one that something happens to
@@ -122,7 +123,7 @@ test-mpich:
 	[ -d .venvs/mpich ] || $(PYTHON) -m venv .venvs/mpich
 	.venvs/mpich/bin/python $(PIP) $(BUILD_TOOLS)
 	.venvs/mpich/bin/python $(PIP) --no-build-isolation --editable '.[mpich,test-frameworks]'
-	.venvs/mpich/bin/$(PYTEST) $(PYTEST_ARGS)
+	.venvs/mpich/bin/$(PYTEST) -m 'not soak' $(PYTEST_ARGS)
 
 # In dist/, a wheel for each of WHEEL_PYTHONS that is there, and the wheel and the sdist of horovod-names. A wheel runs with
 # glibc 2.28 or later on any machine of this architecture: zig compiles it against that glibc and links its own C++ library

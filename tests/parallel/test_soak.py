@@ -20,12 +20,14 @@ def soak(*program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, "--steps", str(STEPS)], capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.soak
 def test_nothing_grows() -> None:
     done = soak(str(SOAK))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "nothing has grown"
 
 
+@pytest.mark.soak
 def test_a_descriptor_that_is_left_open_in_every_step_is_noticed() -> None:
     done = soak("-c", DESCRIPTOR_PER_STEP)
     assert done.returncode == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from support.scripts import output_of
 from support.sources import ROOT
 
@@ -15,6 +17,7 @@ def test_digits() -> None:
     assert float(found[1]) > 94, output
 
 
+@pytest.mark.soak
 def test_transformer() -> None:
     output = output_of(ROOT / "examples/jax_transformer.py", "--steps", 41, np=2)
     losses = [float(loss) for loss in re.findall(r"^step +\d+: (\S+) nats per character$", output, re.MULTILINE)]
