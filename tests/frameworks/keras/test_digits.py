@@ -10,7 +10,6 @@ import pytest
 from support.scripts import output_of
 from support.sources import ROOT
 
-
 LONG = pytest.mark.soak  # fit() is tested on all backends elsewhere
 
 
