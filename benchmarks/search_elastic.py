@@ -47,9 +47,11 @@ LIMIT_SECONDS = 120.0
 MARK = "SEARCH_ELASTIC"
 SCRIPT = str(Path(__file__).with_name("elastic_scripts.py"))
 LAUNCHER = """
-from horovodish.launcher import cli, elastic
-elastic.FIRST_REST_SECONDS = elastic.LONGEST_REST_SECONDS = 1.0
-elastic.SETTLED_SECONDS = {settled}
+from horovodish.launcher import cli
+from horovodish.launcher.elastic import job, slots
+for module in (job, slots):
+    module.FIRST_COOLDOWN_SECONDS = module.LONGEST_COOLDOWN_SECONDS = 1.0
+job.SETTLED_SECONDS = {settled}
 raise SystemExit(cli.main())
 """
 FRAMEWORKS_FILES = ("torchinductor_", "__autograph_generated_file")

@@ -26,8 +26,10 @@ LONGEST_PAUSE_SECONDS = 10.0
 SLOTS = (3, 4)
 ALLOWED_GROWTH = {"KiB": 4096, "descriptors": 4, "processes": 1}
 LAUNCHER = """
-from horovodish.launcher import cli, elastic
-elastic.FIRST_REST_SECONDS = elastic.LONGEST_REST_SECONDS = 1.0
+from horovodish.launcher import cli
+from horovodish.launcher.elastic import job, slots
+for module in (job, slots):
+    module.FIRST_COOLDOWN_SECONDS = module.LONGEST_COOLDOWN_SECONDS = 1.0
 raise SystemExit(cli.main())
 """
 STEP = re.compile(r"step: (\d+) of (\d+), process (\d+), loss ([0-9.]+(?:e[-+]?[0-9]+)?)$")

@@ -14,7 +14,7 @@ from horovodish.settings import AUTOTUNE, COMPATIBILITY, OUTPUT, STALLS, START, 
 ON_THE_COMMAND_LINE_ALONE = ("check", "config_file", "help", "version")
 OF_TORCHRUN = {"--nproc-per-node": "-np, the number of all ranks", "--nnodes": "--hosts"}
 """Flags of torchrun that look like other flags of ours, and what to use here."""
-OVERRIDES = "Each can also be set as a variable. The file of --config-file counts more than it, and a flag most."
+OVERRIDES = "Each can also be set as a variable. A flag overrides the file of --config-file, and that the variable."
 
 
 TITLES = {COMPATIBILITY: "compatibility with Horovod"}

@@ -185,7 +185,7 @@ class LaunchOptions:
 
     host_timeout: int = _elastic(
         "--host-timeout",
-        "ranks are lost that are stopped, or whose host is silent, for so long",
+        "count a rank as lost after it is stopped, or its host silent, for so many seconds",
         "SECONDS",
         _count,
         default=5,

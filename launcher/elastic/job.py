@@ -18,7 +18,7 @@ from horovodish.launcher.elastic.discovery import Discovery, by_hostfile, by_pro
 from horovodish.launcher.elastic.events import Event, Events
 from horovodish.launcher.elastic.members import ENDING, TRAINING, Members
 from horovodish.launcher.elastic.policy import ElasticPolicy
-from horovodish.launcher.elastic.slots import FIRST_REST_SECONDS, LONGEST_REST_SECONDS, Slots
+from horovodish.launcher.elastic.slots import FIRST_COOLDOWN_SECONDS, LONGEST_COOLDOWN_SECONDS, Slots
 from horovodish.launcher.hosts.allocation import counted
 from horovodish.launcher.job.conclusion import conclude
 from horovodish.launcher.job.job import Job
@@ -105,7 +105,7 @@ class ElasticJob:
         self._never_ran = 0  # of the starts: they failed while others trained
         self._room: tuple[LaunchOptions, float] | None = None  # with these options more ranks could run, since then
         self._grows_at = 0.0  # not sooner
-        self._pause = FIRST_REST_SECONDS  # when the next one has failed to come up
+        self._pause = FIRST_COOLDOWN_SECONDS  # when the next one has failed to come up
 
     def run(self) -> int:
         """Runs the job. Returns the exit status."""
@@ -145,7 +145,7 @@ class ElasticJob:
             self._tell("limit", f"new processes were started {limit}, and --reset-limit allows no more: the job ends")
             return None
         following = self._next or self._started_when_there_are_slots()
-        self._next, self._pause = None, FIRST_REST_SECONDS
+        self._next, self._pause = None, FIRST_COOLDOWN_SECONDS
         if following:
             following.members.follow(current.members)
             following.members.release()
@@ -156,7 +156,7 @@ class ElasticJob:
         members, job = current.members, current.job
         is_later = members.worlds > 0 or self._starts > 1
         # Of ranks that were told to end, the scripts may have more to do than those of the ranks that have finished.
-        is_done = members.finished and not members.left
+        is_done = members.finished and not members.saved
         if is_done or members.failed or job.stopped_by or job.standstill or (job.refusal and not is_later):
             return False
         return members.has_begun or is_later
@@ -191,9 +191,9 @@ class ElasticJob:
                     if self._starts == 0:
                         raise
                     again = f"the job tries again in {pause:.0f} s; {limit}"
-                    self._tell("no start", f"new processes cannot be started: {problem}; {again}")
+                    self._tell("start failed", f"new processes cannot be started: {problem}; {again}")
                     lack = "new processes could not be started"
-                    try_at, pause = now + pause, min(2 * pause, LONGEST_REST_SECONDS)
+                    try_at, pause = now + pause, min(2 * pause, LONGEST_COOLDOWN_SECONDS)
             elif options.np < least and not waits:
                 waits, lack = True, "there were too few slots"
                 self._tell("waiting", f"waiting for slots: there are {options.np} and --min-np is {least}; {limit}")
@@ -241,7 +241,7 @@ class ElasticJob:
 
     def _take_news(self, start: _Start) -> None:
         for rank in start.members.lost[start.losses :]:
-            self._slots.rest(start.host_of(rank), 1, time.monotonic())
+            self._slots.cool_down(start.host_of(rank), 1, time.monotonic())
         for event in start.members.events[start.told :]:
             self._events.add(event)
         start.losses, start.told = len(start.members.lost), len(start.members.events)
@@ -263,10 +263,10 @@ class ElasticJob:
         self._events.add(Event(kind, text, details))
 
     def _let_go(self, current: _Start) -> None:
-        """Has ranks leave whose slots are not among those that there are any more."""
+        """Ask ranks to leave if their slot is gone."""
         if self._discovery is None:
             return
-        slots = {host.name: host.slots for host in self._slots.named().hosts}
+        slots = {host.name: host.slots for host in self._slots.current_hosts().hosts}
         leaving: frozenset[int] = frozenset()
         for each in current.job.options.host_ranks:
             alive = [rank for rank in each.ranks if rank in current.members.alive]
@@ -300,9 +300,9 @@ class ElasticJob:
             self._grow_later(f"new processes cannot be started: {problem}")
 
     def _grow_later(self, why: str) -> None:
-        self._grows_at, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST_REST_SECONDS)
+        self._grows_at, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST_COOLDOWN_SECONDS)
         is_training = self._current and self._current.members.phase != ENDING
-        self._tell("no start", f"{why}; {'the job goes on without them' if is_training else 'the job tries again'}")
+        self._tell("start failed", f"{why}; {'the job goes on without them' if is_training else 'the job tries again'}")
 
     def _look_after_next(self, current: _Start, following: _Start) -> None:
         members = following.members
@@ -356,9 +356,9 @@ class ElasticJob:
         refusing = {start.host_of(rank) for rank in start.job.refusing_ranks}
         for each in start.job.options.host_ranks:
             if each.host in absent | refusing:
-                self._slots.rest(each.host, len(each.ranks), now)
+                self._slots.cool_down(each.host, len(each.ranks), now)
         if start.job.fault and not absent and start.job.fault.rank not in start.members.lost[: start.losses]:
-            self._slots.rest(start.host_of(start.job.fault.rank), 1, now)
+            self._slots.cool_down(start.host_of(start.job.fault.rank), 1, now)
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:

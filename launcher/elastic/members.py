@@ -42,9 +42,9 @@ class Members:
     Attributes:
         alive: the ranks that have not ended.
         lost: the ranks that were lost, in this order.
-        missing: the rank that was lost last and what happened, as long as the others have not gone on without it.
+        last_loss: the rank that was lost last and what happened, as long as the others have not gone on without it.
         finished: how many ranks came to the end of their script.
-        left: how many ranks have left their state and ended for new processes.
+        saved: how many ranks have left their state and ended for new processes.
         failed: whether a rank's script has failed by itself, so that none shall go on.
         has_begun: whether all ranks have called init(), or one was lost that had.
         has_run: whether a world was complete.
@@ -67,8 +67,8 @@ class Members:
     ) -> None:
         self.alive = set(range(ranks))
         self.lost: list[int] = []
-        self.missing = ""
-        self.finished = self.left = 0
+        self.last_loss = ""
+        self.finished = self.saved = 0
         self.failed = False
         self.has_begun = False
         self.has_run = False
@@ -113,7 +113,7 @@ class Members:
     @property
     def are_done(self) -> bool:
         """Whether every rank came to the end of its script, but for those without which others have gone on."""
-        return self.finished > 0 and not self.alive and not self.missing
+        return self.finished > 0 and not self.alive and not self.last_loss
 
     def take_orders(self, now: float) -> Orders:
         """What is to be done now."""
@@ -196,8 +196,8 @@ class Members:
         if rank in self._told and self.phase == TRAINING:  # the others go on without it already
             return
         self.lost.append(rank)
-        self.missing = f"rank {rank} on {host} {why}"
-        text = f"{self.missing}; {len(self.alive)} left"
+        self.last_loss = f"rank {rank} on {host} {why}"
+        text = f"{self.last_loss}; {len(self.alive)} left"
         self.events.append(Event("lost", text, {"rank": rank, "host": host, "why": why, "left": len(self.alive)}))
         if self.phase == FORMING or not self.has_run:
             self.end(now, "a rank was lost while the others were in init()")
@@ -210,10 +210,10 @@ class Members:
         self._remove(rank)
         self.finished += 1
 
-    def left_state(self, rank: int) -> None:
+    def saved_state(self, rank: int) -> None:
         """A rank has ended because it was told to."""
         self._remove(rank)
-        self.left += self.phase == ENDING
+        self.saved += self.phase == ENDING
 
     def left_world(self, rank: int, now: float) -> None:
         """A rank has called `shutdown()` and waits to be told what comes."""
@@ -232,7 +232,7 @@ class Members:
         if self.phase == FORMING or (self.phase == TRAINING and not self.has_run):
             self._processes = "the same" if self.has_run else "new"
             self.has_run = True
-            self.missing = ""
+            self.last_loss = ""
             self.worlds += 1
             if self.phase == FORMING:
                 self.phase = TRAINING
@@ -317,7 +317,7 @@ class Members:
         if self._makes_room:
             self.end(now, "there is room for more")
         elif not self._in_same_processes:
-            cannot = "go on without a lost rank" if self.missing else "begin again in the same processes"
+            cannot = "go on without a lost rank" if self.last_loss else "begin again in the same processes"
             self.end(now, f"MPI cannot {cannot}")
         elif len(stay) < self._least:
             self.end(now, f"{counted(len(stay), 'rank')} left, and --min-np is {self._least}")

@@ -37,8 +37,8 @@ class ElasticPolicy(EndOnLoss):
         return self._members.are_done
 
     @property
-    def missing(self) -> str:
-        return self._members.missing
+    def last_loss(self) -> str:
+        return self._members.last_loss
 
     @property
     def must_be_ended(self) -> bool:
@@ -89,7 +89,7 @@ class ElasticPolicy(EndOnLoss):
             members.finish(rank)
             return True
         if status == LEFT_STATE and members.was_told(rank):
-            members.left_state(rank)
+            members.saved_state(rank)
             return True
         is_ours = ending.asked and not ending.why
         script_wants_it = status < SIGNALS and status != CONNECTION_BROKE

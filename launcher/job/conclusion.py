@@ -62,8 +62,8 @@ def _verdict(job: Job, absence: Mapping[str, str], *, is_fault_of_a_rank: bool) 
         return 0, ""
     if job.standstill:
         return 1, job.standstill
-    if job.policy.missing:
-        return KILLED, job.policy.missing
+    if job.policy.last_loss:
+        return KILLED, job.policy.last_loss
     mpirun = job.mpirun.command[0]
     status = job.mpirun.status if job.mpirun.status >= 0 else 128 - job.mpirun.status
     if len(job.hosts) < np:

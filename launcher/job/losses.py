@@ -52,7 +52,7 @@ class EndOnLoss:
         return False
 
     @property
-    def missing(self) -> str:
+    def last_loss(self) -> str:
         """A rank that was lost and what happened, if the others have not gone on without it."""
         return ""
 

@@ -125,7 +125,7 @@ def test_new_processes_where_these_cannot_go_on(least: int, in_same_processes: b
     assert said(made)[1:] == [f"these processes end: {why}"]
     assert made.phase == ENDING
     for rank in (1, 2, 3):
-        made.left_state(rank)
+        made.saved_state(rank)
     assert not made.alive
     assert not made.are_done, "their work is not done"
     assert made.lost == [0], "those that have left their state are not lost"
@@ -181,7 +181,7 @@ def test_every_wait_has_an_end() -> None:
     assert made.take_orders(71.0 + FORMING_SECONDS) == Orders()
     made.take_orders(71.1 + FORMING_SECONDS)
     assert said(made)[-1] == "these processes end: the ranks did not come together within 10 s"
-    made.left_state(1)
+    made.saved_state(1)
     assert not made.take_orders(81.1 + ENDING_SECONDS).ends
     assert made.take_orders(81.2 + ENDING_SECONDS).ends
 
@@ -274,7 +274,7 @@ def test_work_is_not_done_if_a_rank_is_lost_and_the_others_do_not_go_on() -> Non
     made.finish(0)
     made.lose(1, "b", "was killed", 10.0)
     assert not made.are_done
-    assert made.missing == "rank 1 on b was killed"
+    assert made.last_loss == "rank 1 on b was killed"
     made = members(3, 1)
     made.finish(0)
     made.lose(1, "b", "was killed", 10.0)
@@ -311,7 +311,7 @@ def test_ranks_that_are_called_together_go_on_without_those_that_leave() -> None
     assert made.phase == TRAINING
     leave(made, range(4), 10.5)
     assert made.take_orders(10.5).news == [*((rank, "world 0,1,2") for rank in range(3)), (3, "end")]
-    made.left_state(3)
+    made.saved_state(3)
     for rank in range(3):
         made.runs(rank, 10.6)
     assert made.phase == TRAINING
@@ -378,7 +378,7 @@ def test_ranks_in_init_are_killed_at_once_when_one_of_them_is_lost() -> None:
         assert made.has_begun
         made.runs(0, 2.1)  # the news was under way
         assert not made.has_run
-        assert made.missing == "rank 1 on b was killed"
+        assert made.last_loss == "rank 1 on b was killed"
 
 
 def test_a_script_that_has_come_to_init_can_be_started_again() -> None:

@@ -333,7 +333,7 @@ def test_without_its_launcher_a_job_ends_and_leaves_nothing(tmp_path: Path) -> N
     assert ended.fired == {"launcher 0"}
 
 
-def test_slots_rest_longer_each_time() -> None:
+def test_slots_cool_down_longer_each_time() -> None:
     options = LaunchOptions(("true",), {}, Allocation((Host("a", 2), Host("b", 2)), "--hosts"), np=4, min_np=1)
     slots = slots_of_a_job.Slots(options, None)
 
@@ -343,22 +343,22 @@ def test_slots_rest_longer_each_time() -> None:
         return {host.name: host.slots for host in found.hosts}
 
     assert there(0.0) == {"a": 2, "b": 2}
-    slots.rest("a", 1, 0.0)
+    slots.cool_down("a", 1, 0.0)
     assert there(0.1) == {"a": 2, "b": 2}, "at once the first time"
     now = 3.0
     for pause in (5, 10, 20, 40, 80, 160, 300, 300):
-        slots.rest("a", 1, now)
+        slots.cool_down("a", 1, now)
         assert there(now + pause - 0.1) == {"a": 1, "b": 2}
         assert there(now + pause + 0.1) == {"a": 2, "b": 2}
         now += pause + 3
-    slots.rest("b", 2, now)
-    slots.rest("b", 2, now + 3)
+    slots.cool_down("b", 2, now)
+    slots.cool_down("b", 2, now + 3)
     assert there(now + 4) == {"a": 2}
     later = now + slots_of_a_job.REMEMBERED_SECONDS
-    slots.rest("a", 1, later)
+    slots.cool_down("a", 1, later)
     assert there(later + 0.1) == {"a": 2, "b": 2}, "a loss is forgotten"
     for _ in range(2):
-        slots.rest("a", 1, later + 0.2)
+        slots.cool_down("a", 1, later + 0.2)
     assert there(later + 0.3) == {"a": 2, "b": 2}, "a host that is lost is one loss, not one for each rank"
 
 
