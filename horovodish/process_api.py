@@ -4,6 +4,7 @@
 import typing as _typing
 
 from horovodish import package_names as _package_names
+from horovodish.collectives.adding_sets import *
 from horovodish.collectives.process_sets import *
 from horovodish.collectives.reduce_ops import *
 from horovodish.elastic.recovery import *

@@ -1,11 +1,8 @@
-"""What `grad`, `jvp` and `vmap` make of the collectives.
+"""What `grad`, `jvp` and `vmap` make of the collectives, by the rules of `collectives/derivatives.py`.
 
-A gradient is that of the sum of the losses of all ranks that take part, so where the forward pass sends values to other
-ranks, the backward pass brings their gradients back. Operations of a derivative bear the name of the original one and
-".tangent" or ".gradient". A group stays a group: every member takes part, with zeros where nothing depends on it; but
-not of an allgather. With the setting collective_gradients=horovod a gradient is multiplied by
-`collective_gradients.factor`. JAX caches traced programs, so every gradient operation records the setting it was traced
-with.
+Operations of a derivative bear the name of the original one and ".tangent" or ".gradient". A group stays a group: every
+member takes part, with zeros where nothing depends on it; but not of an allgather. JAX caches traced programs, so every
+gradient operation records the setting collective_gradients it was traced with.
 """
 
 from __future__ import annotations
@@ -18,105 +15,86 @@ import jax
 from jax import numpy as jnp
 from jax.interpreters import ad, batching
 
-from horovodish.collectives import collective_gradients
-from horovodish.collectives.reduce_ops import Adasum, Sum
-from horovodish.jax.primitive import Collective, by_collective, primitive
+from horovodish.collectives import derivatives
+from horovodish.collectives.reduce_ops import Adasum
+from horovodish.jax.primitive import Traced, by_operation, primitive
 from horovodish.runtime import basics
 
 _TANGENT, _GRADIENT = ".tangent", ".gradient"
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, collectives: tuple[Collective, ...]) -> Any:
-    results = primitive.bind(*primals, collectives=collectives)
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, traced: tuple[Traced, ...]) -> Any:
+    results = primitive.bind(*primals, traced=traced)
     out: list[Any] = [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
     derived, arguments, places = [], [], []
     begin = 0
-    for collective, given in by_collective(collectives, tangents):
+    for each, given in by_operation(traced, tangents):
         has = [jnp.issubdtype(primal.dtype, jnp.inexact) for primal in primals[begin : begin + len(given)]]
         varies = [type(tangent) is not ad.Zero for tangent in given]
-        if collective.kind == "allgather":  # rows of the others may differ by rank, and have no gradient then
+        if each.operation.kind == "allgather":  # rows of the others may differ by rank, and have no gradient then
             has = varies
         depends = any(varies)
-        if depends and collective.kind == "barrier":
+        if depends and each.operation.kind == "barrier":
             out[begin : begin + len(given)] = given
         elif depends:
-            _check_linear(collective)
-            derived.append(collective.derived(_TANGENT, has))
-            arguments += [ad.instantiate_zeros(tangent) for tangent, it in zip(given, has, strict=True) if it]
+            derivatives.check_linear(each.operation, "jax.lax.stop_gradient(array)", "derivative")
+            derived.append(each.of_members(has).changed(name=each.name + _TANGENT))
+            arguments += [ad.instantiate_zeros(tangent) for tangent in derivatives.chosen(given, has)]
             places += [begin + index for index, it in enumerate(has) if it]
         begin += len(given)
     if derived:
-        for place, tangent in zip(places, primitive.bind(*arguments, collectives=tuple(derived)), strict=True):
+        for place, tangent in zip(places, primitive.bind(*arguments, traced=tuple(derived)), strict=True):
             out[place] = tangent
     return results, out
 
 
-def _check_linear(collective: Collective) -> None:
-    if not collective.is_linear:
-        raise NotImplementedError(
-            f"{collective.name}: {collective.kind} has a derivative for op=Average and op=Sum only, not for "
-            f"op={collective.op.name.capitalize()}; pass jax.lax.stop_gradient(array) where none is wanted"
-        )
-
-
-def _transpose(cotangents: Sequence[Any], *primals: Any, collectives: tuple[Collective, ...]) -> list[Any]:
-    opposites = [_opposite(collective) for collective in collectives]
+def _transpose(cotangents: Sequence[Any], *primals: Any, traced: tuple[Traced, ...]) -> list[Any]:
     arguments = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
     avals = [primal.aval for primal in primals]
-    flat = []
-    for (collective, given), (_, shapes) in zip(
-        by_collective(opposites, arguments), by_collective(collectives, avals), strict=True
-    ):
-        if collective.kind == "allgather":  # of what a reducescatter has dealt out
-            collective = replace(collective, total_rows=tuple(aval.shape[0] for aval in shapes))
-        flat.append((collective, given))
-    results = primitive.bind(*arguments, collectives=tuple(collective for collective, _ in flat))
-    gradients: list[Any] = []
-    for collective, given in by_collective(collectives, results):
-        gradients += [_finished(collective, gradient) for gradient in given]
-    return gradients
+    opposites = tuple(_opposite(each, shapes) for each, shapes in by_operation(traced, avals))
+    results = primitive.bind(*arguments, traced=opposites)
+    return [_finished(each, gradient) for each, given in by_operation(traced, results) for gradient in given]
 
 
-def _opposite(collective: Collective) -> Collective:
-    """The operation that brings the gradients back."""
-    name = collective.name.removesuffix(_TANGENT) + _GRADIENT
-    collective = replace(collective, name=name, horovods_gradients=collective_gradients.are_horovods())
-    if collective.kind == "allgather":
-        return replace(collective, kind="reducescatter", total_rows=(), postscale_factor=_factor(collective))
-    if collective.kind == "broadcast":
-        return replace(collective, kind="allreduce", root_rank=0, postscale_factor=_factor(collective))
-    if collective.kind == "reducescatter":
-        return replace(collective, kind="allgather", op=Sum, prescale_factor=1.0, postscale_factor=1.0)
-    return collective
+def _opposite(traced: Traced, shapes: Sequence[Any]) -> Traced:
+    """The operation that brings the gradients back, to arrays of these shapes."""
+    forward = traced.operation
+    back = derivatives.opposite(forward, _factor(traced) if forward.kind in ("allgather", "broadcast") else 1.0)
+    if forward.kind == "allgather":  # every rank gave as many rows, and needs no others
+        back = back._replace(kind="reducescatter")
+    return replace(
+        traced,
+        operation=back._replace(name=traced.name.removesuffix(_TANGENT) + _GRADIENT),
+        total_rows=tuple(aval.shape[0] for aval in shapes) if back.kind == "allgather" else (),
+        horovods_gradients=derivatives.are_horovods(),
+    )
 
 
-def _factor(collective: Collective) -> float:
+def _factor(traced: Traced) -> float:
     """Return what the gradient of a collective of the forward pass is multiplied by."""
-    ranks, horovods = collective.process_set.size(), collective_gradients.are_horovods()
-    return float(collective_gradients.factor(collective.kind, collective.op, ranks, horovods))
+    ranks = traced.operation.process_set.size()
+    return float(derivatives.factor(traced.operation, ranks, derivatives.are_horovods()))
 
 
-def _finished(collective: Collective, gradient: Any) -> Any:
-    if collective.kind == "broadcast" and basics.rank() != collective.root_rank:
+def _finished(traced: Traced, gradient: Any) -> Any:
+    if traced.operation.kind == "broadcast" and basics.rank() != traced.operation.root_rank:
         return jnp.where(False, gradient, 0)  # which depends on it: the program of a second derivative is the root's
-    if collective.kind == "reducescatter":
-        return gradient * (collective.prescale_factor * collective.postscale_factor * _factor(collective))
-    return gradient
+    return gradient * _factor(traced) if traced.operation.kind == "reducescatter" else gradient
 
 
-def _batch(arrays: Sequence[Any], axes: Sequence[Any], *, collectives: tuple[Collective, ...]) -> Any:
+def _batch(arrays: Sequence[Any], axes: Sequence[Any], *, traced: tuple[Traced, ...]) -> Any:
     moved: list[Any] = []
     moved_axes: list[Any] = []
-    for collective, given in by_collective(collectives, list(zip(arrays, axes, strict=True))):
-        if collective.op is Adasum:
+    for each, given in by_operation(traced, list(zip(arrays, axes, strict=True))):
+        if each.operation.op is Adasum:
             raise NotImplementedError(
-                f"{collective.name}: Adasum weighs an array as a whole, and vmap would make one of many; use op=Average"
+                f"{each.name}: Adasum weighs an array as a whole, and vmap would make one of many; use op=Average"
             )
         for array, axis in given:
-            in_rows = collective.kind in ("allgather", "alltoall", "reducescatter") and axis is not None
+            in_rows = each.operation.kind in ("allgather", "alltoall", "reducescatter") and axis is not None
             moved.append(jnp.moveaxis(array, axis, 1) if in_rows else array)
             moved_axes.append(1 if in_rows else axis)
-    return primitive.bind(*moved, collectives=collectives), moved_axes
+    return primitive.bind(*moved, traced=traced), moved_axes
 
 
 ad.primitive_jvps[primitive] = _jvp

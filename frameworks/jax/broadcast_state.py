@@ -14,10 +14,10 @@ from jax import numpy as jnp
 from horovodish._native import DTYPES
 from horovodish.collectives.comparison import compared_on_all_ranks
 from horovodish.collectives.objects import broadcast_object
-from horovodish.collectives.operation import checked_root
+from horovodish.collectives.operation import Operation, checked_root
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.errors import UnsupportedTensorError
-from horovodish.jax.primitive import Collective, run
+from horovodish.jax.primitive import Traced, run
 from horovodish.jax.trees import with_weak_type
 from horovodish.runtime import basics
 
@@ -95,10 +95,8 @@ def _broadcast(tree: Tree, root_rank: int, what: str, process_set: ProcessSet) -
         ]
 
     arrays = {index: leaf for index, leaf in enumerate(leaves) if _is_array(leaf)}
-    calls = [
-        Collective("broadcast", what, False, (paths[index],), paths[index], root_rank=root, process_set=process_set)
-        for index in arrays
-    ]
+    operation = Operation("broadcast", what, process_set, root_rank=root)
+    calls = [Traced(operation, part=paths[index], members=(paths[index],)) for index in arrays]
     taken_apart = [_movable(leaf) for leaf in arrays.values()]
     results = run(calls, [array for array, _ in taken_apart]) if calls else []
     for index, result, (_, put_together) in zip(arrays, results, taken_apart, strict=True):

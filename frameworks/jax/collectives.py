@@ -35,13 +35,13 @@ import jax
 from jax import numpy as jnp
 
 from horovodish import collectives
-from horovodish.collectives.operation import checked_root
+from horovodish.collectives.operation import Operation, check_has_rows, checked_group, checked_op, checked_root
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.collectives.reduce_ops import Adasum, Average, ReduceOp, chosen_op
+from horovodish.collectives.reduce_ops import Average, ReduceOp
 from horovodish.gradients.compression import Compressor
 from horovodish.jax.compression import Compression
 from horovodish.jax.eager import exchange
-from horovodish.jax.primitive import Collective, run
+from horovodish.jax.primitive import Traced, run
 from horovodish.jax.trees import Leaves, checked_array, decompressed, named, run_fused
 
 __all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped_allreduce", "join", "reducescatter"]
@@ -89,8 +89,8 @@ def allreduce(
         >>> step(jnp.full(2, hvd.rank()))  # on 4 ranks
         Array([6, 6], dtype=int32)
     """
-    template = _reduction("allreduce", name, chosen_op(average, op), prescale_factor, postscale_factor, process_set)
-    leaves = Leaves.of(tree, template.name, template.op, takes_complex=True)
+    template = _reduction("allreduce", name, average, op, prescale_factor, postscale_factor, process_set)
+    leaves = Leaves.of(tree, template.name, template.operation.op, takes_complex=True)
     leaves, contexts = leaves.compressed(compression)
     result: Tree = leaves.rebuilt(decompressed(run_fused(leaves, template), contexts, compression))
     return result
@@ -124,12 +124,9 @@ def grouped_allreduce(
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
     """
-    if not isinstance(arrays, list | tuple):
-        raise TypeError(f"grouped_allreduce: expected a list of arrays, got {type(arrays).__name__}; pass [array]")
-    if not arrays:
-        raise ValueError("grouped_allreduce: the group is empty; pass at least one array")
-    template = _reduction("allreduce", name, chosen_op(average, op), prescale_factor, postscale_factor, process_set)
-    leaves, contexts = Leaves.of(list(arrays), template.name, template.op).compressed(compression)
+    arrays = checked_group(arrays, "allreduce", "array")
+    template = _reduction("allreduce", name, average, op, prescale_factor, postscale_factor, process_set)
+    leaves, contexts = Leaves.of(arrays, template.name, template.operation.op).compressed(compression)
     members = tuple(leaves.suffixes) if len(arrays) > 1 else ("",)
     if len(leaves.arrays) != len(arrays):
         raise TypeError("grouped_allreduce: expected arrays, not trees of them; use allreduce")
@@ -159,7 +156,7 @@ def allgather(tree: Tree, name: str | None = None, process_set: ProcessSet = glo
         >>> hvd.allgather(jnp.full(hvd.rank() + 1, hvd.rank()))  # on 3 ranks
         Array([0, 1, 1, 2, 2, 2], dtype=int32)
     """
-    template = Collective(**named("allgather", name), process_set=process_set)
+    template = named(Operation("allgather", name, process_set))
     leaves = Leaves.of(tree, template.name, None)
     leaves = leaves.replaced([array.reshape(1) if array.ndim == 0 else array for array in leaves.arrays])
     result: Tree = leaves.rebuilt(run_fused(leaves, template))
@@ -193,7 +190,7 @@ def broadcast(
     """
     checked_id(process_set)
     root = checked_root(root_rank, process_set)
-    template = Collective(**named("broadcast", name), root_rank=root, process_set=process_set)
+    template = named(Operation("broadcast", name, process_set, root_rank=root))
     leaves = Leaves.of(tree, template.name, None)
     result: Tree = leaves.rebuilt(run_fused(leaves, template))
     return result
@@ -232,8 +229,9 @@ def alltoall(
         >>> rows, counts = hvd.alltoall(jnp.arange(3), splits=[1, 2])  # on 2 ranks; on rank 1
         (Array([1, 2, 1, 2], dtype=int32), Array([2, 2], dtype=int32))
     """
-    template = Collective(**named("alltoall", name), process_set=process_set)
-    rows = _with_rows(checked_array(array, template.name, None), template, "send")
+    template = named(Operation("alltoall", name, process_set))
+    rows = checked_array(array, template.name, None)
+    check_has_rows("alltoall", template.name, rows.ndim, "array")
     if splits is None:
         return run([template], [rows])[0]
     if isinstance(rows, jax.core.Tracer):
@@ -276,12 +274,10 @@ def reducescatter(
         >>> hvd.reducescatter(jnp.arange(3), op=hvd.Sum)  # on 2 ranks; on rank 0
         Array([0, 2], dtype=int32)
     """
-    template = _reduction("reducescatter", name, chosen_op(None, op), prescale_factor, postscale_factor, process_set)
-    if template.op is Adasum:
-        raise ValueError(f"{template.name}: op=Adasum is for allreduce; use op=Average or op=Sum")
-    leaves, contexts = Leaves.of(tree, template.name, template.op).compressed(compression)
+    template = _reduction("reducescatter", name, None, op, prescale_factor, postscale_factor, process_set)
+    leaves, contexts = Leaves.of(tree, template.name, template.operation.op).compressed(compression)
     for array in leaves.arrays:
-        _with_rows(array, template, "deal out")
+        check_has_rows("reducescatter", template.name, array.ndim, "array")
     result: Tree = leaves.rebuilt(decompressed(run_fused(leaves, template), contexts, compression))
     return result
 
@@ -307,7 +303,7 @@ def barrier(tree: Any = None, name: str | None = None, process_set: ProcessSet =
     Example:
         >>> gradients = hvd.barrier(gradients)
     """
-    template = Collective(**named("barrier", name), process_set=process_set)
+    template = named(Operation("barrier", name, process_set))
     leaves = Leaves.of(tree, template.name, None)
     if leaves.arrays:
         return leaves.rebuilt(run([replace(template, members=tuple(leaves.suffixes))], leaves.arrays))
@@ -351,23 +347,12 @@ def join(device: int = -1) -> int:
 def _reduction(
     kind: str,
     name: str | None,
-    op: ReduceOp,
+    average: bool | None,
+    op: ReduceOp | None,
     prescale_factor: float,
     postscale_factor: float,
     process_set: ProcessSet,
-) -> Collective:
-    return Collective(
-        **named(kind, name),
-        op=op,
-        prescale_factor=float(prescale_factor),
-        postscale_factor=float(postscale_factor),
-        process_set=process_set,
-    )
-
-
-def _with_rows(array: jax.Array, template: Collective, purpose: str) -> jax.Array:
-    if array.ndim == 0:
-        raise ValueError(
-            f"{template.name}: an array of zero dimensions has no rows to {purpose}; pass one with a dimension"
-        )
-    return array
+) -> Traced:
+    factors = float(prescale_factor), float(postscale_factor)
+    traced = named(Operation(kind, name, process_set, op, average, *factors))
+    return traced.changed(op=checked_op(kind, traced.name, average, op), average=None)

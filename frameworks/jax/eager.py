@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,60 +15,41 @@ from horovodish.collectives.array_adapter import ARRAYS
 from horovodish.collectives.arrays import Array
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import checked_id
-from horovodish.collectives.request import Family
 from horovodish.collectives.submission import Handle, generated_name
-from horovodish.jax.primitive import Collective, by_collective, primitive, trees
+from horovodish.jax.primitive import Traced, by_operation, primitive, whole
 
 _warned: set[str] = set()
 _runs = itertools.count(2**40)  # beyond the numbers of XLA's runs
 
 
 @primitive.def_impl
-def _run(*arrays: Any, collectives: tuple[Collective, ...]) -> list[jax.Array]:
-    collectives = _called(collectives)
-    run = next(_runs)
+def _run(*arrays: Any, traced: tuple[Traced, ...]) -> list[jax.Array]:
+    traced = _called(traced)
     handles = [
-        _submit(collective, members, family=Family(tree.name, tree.leaves, tree.structure, run) if tree.name else None)
-        for (collective, members), tree in zip(by_collective(collectives, arrays), trees(collectives), strict=True)
+        _submit(operation, members)
+        for operation, (_, members) in zip(whole(traced, next(_runs)), by_operation(traced, arrays), strict=True)
     ]
     return [result for handle in handles for result in handle.wait()[0]]
 
 
-def exchange(collective: Collective, array: jax.Array, splits: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+def exchange(traced: Traced, array: jax.Array, splits: Sequence[int]) -> tuple[jax.Array, jax.Array]:
     """An alltoall with splits: the rows that came, and how many from each rank."""
-    (called,) = _called((collective,))
-    (received,), (counts,) = _submit(called, [array], splits).wait()
+    (operation,) = whole(_called((traced.changed(splits=splits),)))
+    (received,), (counts,) = _submit(operation, [array]).wait()
     return received, jnp.asarray(counts)
 
 
-def _called(collectives: tuple[Collective, ...]) -> tuple[Collective, ...]:
+def _called(traced: tuple[Traced, ...]) -> tuple[Traced, ...]:
     """Counts the call where the user gave no name; its operations have one in common."""
     names = {
-        collective.name: generated_name(collective.kind, checked_id(collective.process_set))
-        for collective in {each.name: each for each in collectives if each.unnamed}.values()
+        each.name: generated_name(each.operation.kind, checked_id(each.operation.process_set))
+        for each in {each.name: each for each in traced if each.unnamed}.values()
     }
-    return tuple(replace(each, name=names[each.name]) if each.unnamed else each for each in collectives)
+    return tuple(each.changed(name=names[each.name]) if each.unnamed else each for each in traced)
 
 
-def _submit(
-    collective: Collective,
-    arrays: Sequence[jax.Array],
-    splits: Sequence[int] | None = None,
-    family: Family | None = None,
-) -> Handle[tuple[list[jax.Array], list[list[int]]]]:
+def _submit(operation: Operation, arrays: Sequence[jax.Array]) -> Handle[tuple[list[jax.Array], list[list[int]]]]:
     """Gives a handle of the results and, where the engine allocates them, of how many rows came from each rank."""
-    operation = Operation(
-        collective.kind,
-        collective.name + collective.part,
-        collective.process_set,
-        collective.op,
-        prescale_factor=collective.prescale_factor,
-        postscale_factor=collective.postscale_factor,
-        root_rank=collective.root_rank,
-        splits=splits,
-        member_names=[collective.name + member for member in collective.members],
-        family=family,
-    )
     sources = [host_memory(array) for array in arrays]
 
     def placed(values: list[Array], counts: list[list[int]]) -> tuple[list[jax.Array], list[list[int]]]:
@@ -77,7 +57,7 @@ def _submit(
         results = values or [np.array(source) for source in sources]
         return jax.device_put(results, [array.sharding for array in arrays]), counts
 
-    members = [] if collective.kind == "barrier" else sources
+    members = [] if operation.kind == "barrier" else sources
     return ARRAYS.start(operation, members, placed, waits=len(arrays) == 1)
 
 

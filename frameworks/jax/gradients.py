@@ -15,8 +15,8 @@ from horovodish.gradients.options import GradientOptions
 from horovodish.gradients.plan import Bucket, GradientAdapter, GradientPlan, Payload
 from horovodish.jax.compression import Compression
 from horovodish.jax.parameters import labelled, passed_through
-from horovodish.jax.primitive import Collective
-from horovodish.jax.trees import Leaves, named, run_parts
+from horovodish.jax.primitive import Traced
+from horovodish.jax.trees import Leaves, name_of, run_parts
 
 __all__ = ["grad", "value_and_grad"]
 
@@ -37,16 +37,9 @@ class _Gradients(GradientAdapter):
         return Payload(tensor.nbytes, tensor.dtype)
 
     def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> list[list[Any]]:
-        call = Collective(
-            "allreduce",
-            name,
-            self._unnamed,
-            op=options.op,
-            prescale_factor=options.prescale_factor,
-            postscale_factor=options.postscale_factor,
-            process_set=options.process_set,
+        return run_parts(
+            Traced(options.operation(name), self._unnamed), [(bucket.labels, bucket.tensors) for bucket in buckets]
         )
-        return run_parts(call, [(bucket.labels, bucket.tensors) for bucket in buckets])
 
 
 GRADIENTS = _Gradients()
@@ -62,10 +55,9 @@ class TreePlan:
     """
 
     def __init__(self, what: str, name: str | None, options: GradientOptions):
-        fields = named(what, name)
         self.options = options
-        self._name = fields["name"]
-        self._plan = GradientPlan(options, _Gradients(fields["unnamed"]), lambda _, suffix: str(suffix))
+        self._name, unnamed = name_of(what, name)
+        self._plan = GradientPlan(options, _Gradients(unnamed), lambda _, suffix: str(suffix))
 
     def __call__(self, tree: Any, parameters: Any) -> Any:
         """The gradients of all ranks, in a tree of the same structure. Collective.

@@ -21,14 +21,15 @@ from jax.interpreters import mlir, partial_eval
 
 from horovodish import _native
 from horovodish.collectives.process_sets import checked_id
+from horovodish.collectives.xla_call import group_of, start_attributes
 from horovodish.jax import cuda
 from horovodish.jax.eager import warn_of_staging
-from horovodish.jax.primitive import Collective, Tree, by_collective, primitive, trees
-from horovodish.runtime import basics
+from horovodish.jax.primitive import Traced, by_operation, primitive, whole
 
 START, DONE, REST = "horovodish_start", "horovodish_done", "horovodish_rest"
 _NUMBER = ShapedArray((1,), np.dtype(np.int32))
 _THROUGH_THE_HOST = ("cuda", "rocm")
+_AS_XLA_TAKES: dict[type, Any] = {int: np.int64, float: np.float64, str: str}
 _NAMES_IN_XLA = {"cpu": "cpu", "cuda": "CUDA"}
 
 
@@ -41,11 +42,11 @@ def register_handlers(platform: str) -> None:
         jax.ffi.register_ffi_target(name, handler, platform=_NAMES_IN_XLA[platform])
 
 
-def _on_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[Collective, ...]) -> Sequence[Any]:
+def _on_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, traced: tuple[Traced, ...]) -> Sequence[Any]:
     check_devices(ctx)
     register_handlers("cpu")
-    collectives = _numbered(ctx, collectives)
-    numbers = _starts(ctx, collectives, operands)
+    traced = _numbered(ctx, traced)
+    numbers, _ = _starts(ctx, traced, operands)
     every = ShapedArray((len(numbers),), _NUMBER.dtype)
     joined = mlir.lower_fun(lambda *parts: jnp.concatenate(parts), multiple_results=False)
     (handles,) = joined(ctx.replace(avals_in=[_NUMBER] * len(numbers), avals_out=[every]), *numbers)
@@ -54,7 +55,7 @@ def _on_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[Co
     # ready first, so each result is used before the next one is collected. All of them together would need memory that
     # the system gives anew in every step.
     done = jax.ffi.ffi_lowering(DONE, has_side_effect=True, operand_output_aliases={0: 0})
-    for _, avals in by_collective(collectives, ctx.avals_out):
+    for _, avals in by_operation(traced, ctx.avals_out):
         if results:
             fewer = ShapedArray((every.size - 1,), every.dtype)
             (handles,) = jax.ffi.ffi_lowering(REST)(ctx.replace(avals_in=[every], avals_out=[fewer]), handles)
@@ -64,68 +65,41 @@ def _on_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[Co
     return results
 
 
-def _on_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, collectives: tuple[Collective, ...]) -> Sequence[Any]:
-    if why := cuda.problem(collectives, ctx.avals_in):
-        return _elsewhere(ctx, *operands, collectives=collectives, why=why)
+def _on_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, traced: tuple[Traced, ...]) -> Sequence[Any]:
+    if why := cuda.problem(traced, ctx.avals_in):
+        return _elsewhere(ctx, *operands, traced=traced, why=why)
     check_devices(ctx)
     register_handlers("cuda")
-    collectives = _numbered(ctx, collectives)
-    numbers = _starts(ctx, collectives, operands)
+    traced = _numbered(ctx, traced)
+    numbers, group = _starts(ctx, traced, operands)
     results: list[Any] = []
     done = jax.ffi.ffi_lowering(DONE, has_side_effect=True)
-    for index, (_, avals) in enumerate(by_collective(collectives, ctx.avals_out)):
+    for index, (_, avals) in enumerate(by_operation(traced, ctx.avals_out)):
         types = ctx.replace(avals_in=[_NUMBER] * len(numbers), avals_out=[_NUMBER, *avals])
-        number, *values = done(types, *numbers, group=_group(collectives), index=np.int64(index))
+        number, *values = done(types, *numbers, group=group, index=np.int64(index))
         numbers = [number]
         results += values
     return results
 
 
-def _starts(ctx: mlir.LoweringRuleContext, collectives: tuple[Collective, ...], operands: Sequence[Any]) -> list[Any]:
-    given = by_collective(collectives, list(zip(operands, ctx.avals_in, strict=True)))
-    group = _group(collectives)
-    return [
-        _start(ctx, collective, members, tree, group, index)
-        for index, ((collective, members), tree) in enumerate(zip(given, trees(collectives), strict=True))
-    ]
-
-
-def _group(collectives: tuple[Collective, ...]) -> str:
-    """What tells the operations of one call of the primitive from all others of the program."""
-    first = collectives[0]
-    return f"{checked_id(first.process_set)} {first.name}{first.part}"
-
-
-def _start(
-    ctx: mlir.LoweringRuleContext, collective: Collective, members: Sequence[Any], tree: Tree, group: str, index: int
-) -> Any:
-    operands, avals = zip(*members, strict=True)
-    process_set = collective.process_set
-    attributes = {
-        "kind": _native.KINDS[collective.kind],
-        "op": int(collective.op),
-        "root": collective.root_rank,
-        "process_set": checked_id(process_set),
-        "rank": basics.rank(),
-        "gradients": -1 if collective.horovods_gradients is None else collective.horovods_gradients,
-        "leaves": tree.leaves,
-        "structure": tree.structure,
-        "index": index,
-    }
+def _starts(
+    ctx: mlir.LoweringRuleContext, traced: tuple[Traced, ...], operands: Sequence[Any]
+) -> tuple[list[Any], str]:
+    """The calls that begin the operations, and what tells these from all others of the program."""
+    operations = whole(traced)
+    group = group_of(operations[0])
     start = jax.ffi.ffi_lowering(START, has_side_effect=True)
-    (number,) = start(
-        ctx.replace(avals_in=list(avals), avals_out=[_NUMBER]),
-        *operands,
-        **{key: np.int64(value) for key, value in attributes.items()},
-        prescale=np.float64(collective.prescale_factor),
-        postscale=np.float64(collective.postscale_factor),
-        name=collective.name + collective.part,
-        tree=tree.name,
-        group=group,
-        ranks=",".join(map(str, process_set.ranks)),
-        members="".join(f"{collective.name}{member}\n" for member in collective.members),
-    )
-    return number
+    numbers: list[Any] = []
+    given = by_operation(traced, list(zip(operands, ctx.avals_in, strict=True)))
+    for index, (operation, (each, members)) in enumerate(zip(operations, given, strict=True)):
+        values, avals = zip(*members, strict=True)
+        attributes = {**start_attributes(operation, each.horovods_gradients), "group": group, "index": index}
+        numbers += start(
+            ctx.replace(avals_in=list(avals), avals_out=[_NUMBER]),
+            *values,
+            **{key: _AS_XLA_TAKES[type(value)](value) for key, value in attributes.items()},
+        )
+    return numbers, group
 
 
 def check_devices(ctx: mlir.LoweringRuleContext) -> None:
@@ -139,48 +113,48 @@ def check_devices(ctx: mlir.LoweringRuleContext) -> None:
         )
 
 
-def _numbered(ctx: mlir.LoweringRuleContext, collectives: tuple[Collective, ...]) -> tuple[Collective, ...]:
+def _numbered(ctx: mlir.LoweringRuleContext, traced: tuple[Traced, ...]) -> tuple[Traced, ...]:
     """Tells calls of one name apart, as a loop or `jax.checkpoint` makes them: by a number, in the program's order.
 
     Process sets are counted for themselves: some ranks of a set may lack the calls of another one.
     """
     # What lives as long as a module is lowered; JAX's own keys in it are tuples.
     uses: Counter[Any] = ctx.module_context.cached_primitive_lowerings.setdefault(primitive, Counter())
-    keys = [(checked_id(collective.process_set), collective.name) for collective in collectives]
+    keys = [(checked_id(each.operation.process_set), each.name) for each in traced]
     uses.update(set(keys))
     return tuple(
-        replace(collective, name=f"{collective.name}#{uses[key]}") if uses[key] > 1 else collective
-        for collective, key in zip(collectives, keys, strict=True)
+        each.changed(name=f"{each.name}#{uses[key]}") if uses[key] > 1 else each
+        for each, key in zip(traced, keys, strict=True)
     )
 
 
 def _elsewhere(
     ctx: mlir.LoweringRuleContext,
     *operands: Any,
-    collectives: tuple[Collective, ...],
+    traced: tuple[Traced, ...],
     why: str = "of other devices than the CPU, horovodish reaches those of CUDA",
 ) -> Sequence[Any]:
     platforms = [platform for platform in ctx.module_context.platforms if platform not in _THROUGH_THE_HOST]
     if platforms:
         raise NotImplementedError(
-            f"{collectives[0].name}: no collectives inside jit on {', '.join(platforms)} devices; compute on the CPU "
+            f"{traced[0].name}: no collectives inside jit on {', '.join(platforms)} devices; compute on the CPU "
             "(JAX_PLATFORMS=cpu) or call it outside of jit"
         )
     check_devices(ctx)
     for platform in ctx.module_context.platforms:
         warn_of_staging(platform, why)
-    collectives = _numbered(ctx, collectives)
-    return through_the_host(ctx, operands, tuple(replace(collective, unnamed=False) for collective in collectives))
+    traced = _numbered(ctx, traced)
+    return through_the_host(ctx, operands, tuple(replace(each, unnamed=False) for each in traced))
 
 
 def through_the_host(
-    ctx: mlir.LoweringRuleContext, operands: Sequence[Any], collectives: tuple[Collective, ...]
+    ctx: mlir.LoweringRuleContext, operands: Sequence[Any], traced: tuple[Traced, ...]
 ) -> Sequence[Any]:
     """The collectives as a call of Python, which blocks the program: where the engine cannot reach the memory."""
 
     def call(*arrays: Any) -> tuple[Any, ...]:
         with jax.default_device(jax.local_devices(backend="cpu")[0]):  # the other one waits for this call
-            results = primitive.bind(*map(jnp.asarray, arrays), collectives=collectives)
+            results = primitive.bind(*map(jnp.asarray, arrays), traced=traced)
         return tuple(map(np.asarray, results))
 
     given: list[Any] = list(ctx.avals_in)

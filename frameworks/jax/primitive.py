@@ -17,9 +17,9 @@ import jax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
-from horovodish.collectives.operation import checked_splits, scattered_rows
-from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.collectives.reduce_ops import Average, ReduceOp, Sum
+from horovodish.collectives.operation import checked_splits, result_shape
+from horovodish.collectives.process_sets import checked_id
+from horovodish.collectives.request import Family, Operation
 
 T = TypeVar("T")
 
@@ -28,118 +28,107 @@ primitive.multiple_results = True
 
 
 @dataclass(frozen=True)
-class Collective:
-    """One operation of the engine on a group of arrays. Hashable, as JAX wants it of what it compiles for.
+class Traced:
+    """An operation on a group of arrays, and what JAX's transformations must know besides. Hashable, as JAX wants it.
 
     Attributes:
-        kind: a key of `_native.KINDS`.
-        name: the same on every rank. The second use of it in a compiled program gets the number 2, and so on.
-        unnamed: the user gave no name, so `name` is a place in the source; outside of jit the call is counted instead.
+        operation: what to do. The second use of its name in a compiled program gets the number 2, and so on.
+        unnamed: the user gave no name, so it is a place in the source; outside of jit the call is counted instead.
         part: follows the name where a tree is cut into several operations.
         members: what follows the name, for each array.
         total_rows: of an allgather, the rows that all ranks give, by member; empty where every rank gives as many.
-        horovods_gradients: of an operation of a gradient, what it was computed for, see `collective_gradients`; else
-            None.
+        horovods_gradients: of an operation of a gradient, what it was computed for, see `derivatives`; else None.
     """
 
-    kind: str
-    name: str
-    unnamed: bool
-    members: tuple[str, ...] = ("",)
+    operation: Operation
+    unnamed: bool = False
     part: str = ""
-    op: ReduceOp = Sum
-    prescale_factor: float = 1.0
-    postscale_factor: float = 1.0
-    root_rank: int = 0
-    process_set: ProcessSet = global_process_set
+    members: tuple[str, ...] = ("",)
     total_rows: tuple[int, ...] = ()
     horovods_gradients: bool | None = None
 
     @property
-    def is_linear(self) -> bool:
-        """Whether its derivative is an operation of the same kind or the opposite one."""
-        return self.op in (Average, Sum)
+    def name(self) -> str:
+        """Of the operation, and of all the parts of a tree."""
+        return str(self.operation.name)
 
-    def derived(self, suffix: str, chosen: Sequence[bool], **changes: Any) -> Collective:
-        """An operation of the chosen members that needs a name of its own beside this one."""
+    def changed(self, **fields: Any) -> Traced:
+        """The same of a changed operation."""
+        return replace(self, operation=self.operation._replace(**fields))
+
+    def of_members(self, chosen: Sequence[bool]) -> Traced:
+        """The operation of the chosen members."""
         members = tuple(member for member, has in zip(self.members, chosen, strict=True) if has)
         rows = tuple(rows for rows, has in zip(self.total_rows, chosen, strict=False) if has)
-        return replace(self, name=self.name + suffix, members=members, **{"total_rows": rows, **changes})
+        return replace(self, members=members, total_rows=rows)
 
 
-@dataclass(frozen=True)
-class Tree:
-    """What the operations on a tree have in common.
+def whole(traced: Sequence[Traced], run: int = 0) -> list[Operation]:
+    """The operations of one call of the primitive with all their names. The parts of a tree are a family.
 
-    Attributes:
-        name: of the tree; empty for an operation on one array or on a group of arrays.
-        leaves: how many there are.
-        structure: a digest of the operations that there are, 64 bits, signed. Their members are compared one by one.
+    Args:
+        traced: the operations, in the order of the call.
+        run: tells the uses of the families apart.
     """
+    by_name: dict[str, list[Traced]] = defaultdict(list)
+    for each in traced:
+        by_name[each.name].append(each)
+    families = {name: _family(name, parts, run) for name, parts in by_name.items()}
+    return [
+        each.operation._replace(
+            name=each.name + each.part,
+            member_names=tuple(each.name + member for member in each.members),
+            family=families[each.name] if each.part else None,
+        )
+        for each in traced
+    ]
 
-    name: str = ""
-    leaves: int = 0
-    structure: int = 0
 
-
-def trees(collectives: Sequence[Collective]) -> list[Tree]:
-    """The tree that each of the operations of one call of the primitive is a part of."""
-    by_name: dict[str, list[Collective]] = defaultdict(list)
-    for collective in collectives:
-        by_name[collective.name].append(collective)
-    found = {name: _tree(name, parts) for name, parts in by_name.items()}
-    return [found[collective.name] if collective.part else Tree() for collective in collectives]
-
-
-def _tree(name: str, parts: Sequence[Collective]) -> Tree:
+def _family(name: str, parts: Sequence[Traced], run: int) -> Family:
     digest = hashlib.blake2b("\n".join(part.part for part in parts).encode(), digest_size=8).digest()
-    leaves = sum(len(part.members) for part in parts)
-    return Tree(name, leaves, int.from_bytes(digest, "little", signed=True))
+    return Family(name, sum(len(part.members) for part in parts), int.from_bytes(digest, "little", signed=True), run)
 
 
-def run(collectives: Sequence[Collective], arrays: Sequence[Any]) -> list[jax.Array]:
+def run(traced: Sequence[Traced], arrays: Sequence[Any]) -> list[jax.Array]:
     """The results of the operations, in the order of their arrays.
 
     Args:
-        collectives: what to do.
+        traced: what to do.
         arrays: the members of the first operation, then those of the second one, and so on; also traced ones.
 
     Raises:
         What `horovodish.collectives` lists; NotInitializedError before `init()`.
     """
-    for collective in collectives:
-        checked_id(collective.process_set)
-    if not collectives:
+    for each in traced:
+        checked_id(each.operation.process_set)
+    if not traced:
         return []
-    results: list[jax.Array] = primitive.bind(*arrays, collectives=tuple(collectives))
+    results: list[jax.Array] = primitive.bind(*arrays, traced=tuple(traced))
     return results
 
 
-def by_collective(collectives: Sequence[Collective], flat: Sequence[T]) -> Iterator[tuple[Collective, Sequence[T]]]:
+def by_operation(traced: Sequence[Traced], flat: Sequence[T]) -> Iterator[tuple[Traced, Sequence[T]]]:
     """Each operation with its part of a flat list of something that each member has."""
     begin = 0
-    for collective in collectives:
-        end = begin + len(collective.members)
-        yield collective, flat[begin:end]
+    for each in traced:
+        end = begin + len(each.members)
+        yield each, flat[begin:end]
         begin = end
 
 
-def result_shape(collective: Collective, index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a result, where every rank gives as many rows."""
-    if collective.kind == "allgather":
-        rows = collective.total_rows[index] if collective.total_rows else shape[0] * collective.process_set.size()
-        return (rows, *shape[1:])
-    if collective.kind == "reducescatter":
-        return (scattered_rows(shape[0], collective.process_set), *shape[1:])
-    if collective.kind == "alltoall":
-        checked_splits(None, shape[0], collective.process_set.size(), collective.name)
-    return shape
-
-
 @primitive.def_abstract_eval
-def _results(*arrays: ShapedArray, collectives: tuple[Collective, ...]) -> list[ShapedArray]:
+def _results(*arrays: ShapedArray, traced: tuple[Traced, ...]) -> list[ShapedArray]:
     return [
-        ShapedArray(result_shape(collective, index, array.shape), array.dtype)
-        for collective, members in by_collective(collectives, arrays)
+        ShapedArray(_result_shape(each, index, array.shape), array.dtype)
+        for each, members in by_operation(traced, arrays)
         for index, array in enumerate(members)
     ]
+
+
+def _result_shape(traced: Traced, index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    operation = traced.operation
+    if traced.total_rows:
+        return (traced.total_rows[index], *shape[1:])
+    if operation.kind == "alltoall":
+        checked_splits(None, shape[0], operation.process_set.size(), traced.name)
+    return result_shape(operation, shape)

@@ -15,26 +15,33 @@ from jax import numpy as jnp
 
 from horovodish.collectives.arrays import dtype_code
 from horovodish.collectives.reduce_ops import Average, ReduceOp, Sum
+from horovodish.collectives.request import Operation
 from horovodish.errors import UnsupportedTensorError
 from horovodish.gradients.compression import Compressor, check_compression
 from horovodish.gradients.plan import Payload, backward_buckets
-from horovodish.jax.primitive import Collective, run
+from horovodish.jax.primitive import Traced, run
 from horovodish.runtime import basics
 
 _OWN_MODULE = __name__.rpartition(".")[0]
 
 
-def named(kind: str, name: str | None) -> dict[str, Any]:
-    """The fields of a `Collective` that say what the user calls it.
+def named(operation: Operation) -> Traced:
+    """An operation by the name that the user has given it, or by its place in the source. Raises as `name_of`."""
+    name, unnamed = name_of(operation.kind, operation.name)
+    return Traced(operation._replace(name=name), unnamed)
+
+
+def name_of(what: str, name: str | None) -> tuple[str, bool]:
+    """The name of what the user calls so, and whether it is a place in the source because the user gave none.
 
     Raises:
         ValueError: the name is no text, is empty or has several lines.
     """
     if name is None:
-        return {"kind": kind, "name": f"{kind}.{_place_in_source()}", "unnamed": True}
+        return f"{what}.{_place_in_source()}", True
     if not isinstance(name, str) or not name or "\n" in name:
-        raise ValueError(f"{kind}: name={name!r} must be one line of text that is not empty")
-    return {"kind": kind, "name": name, "unnamed": False}
+        raise ValueError(f"{what}: name={name!r} must be one line of text that is not empty")
+    return name, False
 
 
 def _place_in_source() -> str:
@@ -152,10 +159,10 @@ def decompressed(results: Sequence[jax.Array], contexts: Sequence[Any], compress
     return [compression.decompress(result, context) for result, context in zip(results, contexts, strict=True)]
 
 
-def run_fused(leaves: Leaves, template: Collective) -> list[jax.Array]:
+def run_fused(leaves: Leaves, template: Traced) -> list[jax.Array]:
     """The operation on buckets of leaves."""
     # Ranks must cut a tree in the same places, though what they gather may have more rows on one than on another.
-    sizes = [0 if template.kind == "allgather" else array.nbytes for array in leaves.arrays]
+    sizes = [0 if template.operation.kind == "allgather" else array.nbytes for array in leaves.arrays]
     payloads = {index: Payload(sizes[index], leaves.arrays[index].dtype) for index in leaves.in_order_of_layers()}
     buckets = backward_buckets(payloads, basics.running().settings.fusion_threshold_mb)
     parts = [
@@ -169,16 +176,14 @@ def run_fused(leaves: Leaves, template: Collective) -> list[jax.Array]:
     return [found[index] for index in range(len(leaves.arrays))]
 
 
-def run_parts(
-    template: Collective, parts: Sequence[tuple[Sequence[str], Sequence[jax.Array]]]
-) -> list[list[jax.Array]]:
+def run_parts(template: Traced, parts: Sequence[tuple[Sequence[str], Sequence[jax.Array]]]) -> list[list[jax.Array]]:
     """An operation for each part of a tree: suffixes and arrays. All of them are under way at once."""
-    collectives = [
+    traced = [
         # A tree that is one array is the operation itself.
         template if suffixes == [""] else replace(template, part=f".bucket{number}", members=tuple(suffixes))
         for number, (suffixes, _) in enumerate(parts)
     ]
-    results = iter(run(collectives, [array for _, arrays in parts for array in arrays]))
+    results = iter(run(traced, [array for _, arrays in parts for array in arrays]))
     return [list(itertools.islice(results, len(arrays))) for _, arrays in parts]
 
 

@@ -18,12 +18,14 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps
 
 from horovodish import _native
+from horovodish.collectives.request import Operation
 from horovodish.errors import LaunchError
 from horovodish.tensorflow import xla
+from horovodish.tensorflow.calls import Call, attributes_of
 from horovodish.tensorflow.tracing import compiled_by_xla, in_graph_for_sessions
 from horovodish.tensorflow.whole_steps import hold_writes
 
-COLLECTIVES = ("Allreduce", "Allgather", "Broadcast", "Alltoall", "Reducescatter", "Join", "Barrier")
+_IN_ANY_ORDER = ("Allreduce", "Allgather", "Broadcast", "Alltoall", "Reducescatter")
 
 
 def _path() -> str:
@@ -56,7 +58,7 @@ def _run_in_any_order() -> None:
     """
     known = getattr(auto_control_deps, "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS", None)
     if known is not None:
-        parts = [f"Horovodish{name}{part}" for name in COLLECTIVES[:5] for part in ("", "Submit", "Take")]
+        parts = [f"Horovodish{name}{part}" for name in _IN_ANY_ORDER for part in ("", "Submit", "Take")]
         auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = known | {*parts, "HorovodishLook"}
 
 
@@ -86,31 +88,48 @@ def _is_one_operation() -> bool:
         return in_graph_for_sessions() or keeps_callbacks()
 
 
-def call(collective: str, *inputs: Any, **attributes: Any) -> Any:
+def run(call: Call) -> tuple[list[Any], list[Any]]:
     """Add a collective to the graph, or run it when executing eagerly.
 
+    Returns:
+        Its results and, of an allgather or an alltoall, how many rows came from each rank, by member.
+    """
+    if compiled_by_xla():
+        return xla.run([call])[0]
+    kind, tensors, splits = call.operation.kind, call.tensors, call.operation.splits
+    if kind == "allgather":
+        outputs = run_native(call.operation, call.name, list(tensors), N=len(tensors))
+        return list(outputs.gathered), list(outputs.rows)
+    if kind == "alltoall":
+        outputs = run_native(call.operation, call.name, tensors[0], tf.cast([] if splits is None else splits, tf.int64))
+        return [outputs.received], [outputs.received_splits]
+    if kind == "broadcast":
+        return [run_native(call.operation, call.name, tensors[0])], []
+    return list(run_native(call.operation, call.name, list(tensors))), []
+
+
+def run_native(operation: Operation, *inputs: Any, **attributes: Any) -> Any:
+    """As `run`, of an operation that XLA does not compile.
+
     Args:
-        collective: one of COLLECTIVES.
-        inputs: its name and its other inputs.
-        attributes: its attributes.
+        operation: what to do.
+        inputs: its name, as `names.as_input` gives it, and its other inputs.
+        attributes: those that do not follow from the operation.
 
     Returns:
         Its outputs, as TensorFlow gives them.
     """
-    if compiled_by_xla():
-        return xla.call(collective, *inputs, **attributes)
-    outputs = _called(collective, *inputs, **attributes)
+    outputs = _run(f"horovodish_{operation.kind}", *inputs, **attributes_of(operation), **attributes)
     hold_writes(outputs)
     return outputs
 
 
-def _called(collective: str, *inputs: Any, **attributes: Any) -> Any:
-    operation = f"horovodish_{collective.lower()}"
+def _run(function: str, *inputs: Any, **attributes: Any) -> Any:
     if _is_one_operation():
-        return getattr(native, operation)(*inputs, **attributes)
-    ticket = getattr(native, f"{operation}_submit")(*inputs, **attributes)
+        return getattr(native, function)(*inputs, **attributes)
+    ticket = getattr(native, f"{function}_submit")(*inputs, **attributes)
     settled = tf.while_loop(
         tf.logical_not, lambda _: (native.horovodish_look(ticket),), (native.horovodish_look(ticket),)
     )
     with tf.control_dependencies(settled):
-        return getattr(native, f"{operation}_take")(*inputs, ticket, **attributes)
+        return getattr(native, f"{function}_take")(*inputs, ticket, **attributes)

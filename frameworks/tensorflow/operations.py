@@ -12,19 +12,25 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovodish._native import DTYPES
-from horovodish.collectives.arrays import REDUCED_AS
-from horovodish.collectives.operation import Operation, checked_op, checked_root, checked_splits
+from horovodish.collectives.arrays import checked_dtype
+from horovodish.collectives.operation import (
+    Operation,
+    check_has_rows,
+    checked_group,
+    checked_op,
+    checked_root,
+    checked_splits,
+    identified,
+)
 from horovodish.collectives.process_sets import checked_id
-from horovodish.collectives.reduce_ops import Adasum
 from horovodish.collectives.submission import RefuseOnError
 from horovodish.errors import UnsupportedTensorError
 from horovodish.gradients.compression import Compressor, NoneCompressor, check_compression
 from horovodish.tensorflow import xla
+from horovodish.tensorflow.calls import Call
 from horovodish.tensorflow.failures import own_errors
-from horovodish.tensorflow.library import call
+from horovodish.tensorflow.library import run
 from horovodish.tensorflow.names import as_input, operation_name
-from horovodish.tensorflow.sets import attribute_of
 from horovodish.tensorflow.tracing import compiled_by_xla, refuse_xla
 
 
@@ -34,7 +40,7 @@ def refuse_on_error(operation: Operation) -> Iterator[None]:
     if not tf.executing_eagerly():
         yield
         return
-    with RefuseOnError(operation.kind, *operation.named()):
+    with RefuseOnError(operation.kind, *identified(operation)):
         yield
 
 
@@ -67,10 +73,7 @@ def prepared(
     """
     kind, operation = operation.kind, checked(operation)
     with refuse_on_error(operation):
-        if not isinstance(tensors, list | tuple):
-            raise TypeError(f"grouped_{kind}: expected a list of tensors, got {type(tensors).__name__}; pass [tensor]")
-        if not tensors:
-            raise ValueError(f"grouped_{kind}: the group is empty; pass at least one tensor")
+        tensors = checked_group(tensors, kind, "tensor")
         check_compression(compression)
         takes_slices = kind == "allreduce"
         return operation, [
@@ -101,13 +104,13 @@ def reduced_groups(
         with refuse_on_error(operation):
             check_dtypes(operation, tensors)
     calls = [
-        (as_input(str(operation.name), "" if index else described), list(tensors), _attributes(operation))
+        Call(operation, as_input(str(operation.name), "" if index else described), list(tensors))
         for index, (operation, tensors) in enumerate(groups)
     ]
     if groups and compiled_by_xla():
-        return xla.run([xla.Call("Allreduce", *parts) for parts in calls])
+        return [results for results, _ in xla.run(calls)]
     with own_errors():
-        return [list(call("Allreduce", name, tensors, **attributes)) for name, tensors, attributes in calls]
+        return [run(call)[0] for call in calls]
 
 
 def scattered(operation: Operation, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -115,9 +118,8 @@ def scattered(operation: Operation, tensors: Sequence[tf.Tensor]) -> list[tf.Ten
     with refuse_on_error(operation):
         check_dtypes(operation, tensors)
         for tensor in tensors:
-            _check_rows(tensor, operation, "deal out")
-    with own_errors():
-        return list(call("Reducescatter", as_input(str(operation.name)), list(tensors), **_attributes(operation)))
+            check_has_rows("reducescatter", str(operation.name), tensor.shape.rank, "tensor")
+    return _run(operation, tensors)[0]
 
 
 def gathered(operation: Operation, tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -125,44 +127,34 @@ def gathered(operation: Operation, tensors: Sequence[tf.Tensor]) -> tuple[list[t
     with refuse_on_error(operation):
         check_dtypes(operation, tensors)
         tensors = [tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor for tensor in tensors]
-    process_set = attribute_of(operation.process_set)
-    with own_errors():
-        outputs = call("Allgather", as_input(str(operation.name)), tensors, N=len(tensors), process_set=process_set)
-    return list(outputs.gathered), list(outputs.rows)
+    return _run(operation, tensors)
 
 
 def broadcasted(operation: Operation, tensor: tf.Tensor) -> tf.Tensor:
     """The broadcast from a rank that is in the process set."""
-    root, process_set = operation.root_rank, attribute_of(operation.process_set)
     with refuse_on_error(operation):
         check_dtypes(operation, [tensor])
-    with own_errors():
-        return call("Broadcast", as_input(str(operation.name)), tensor, root_rank=root, process_set=process_set)
+    return _run(operation, [tensor])[0][0]
 
 
 def exchanged(operation: Operation, tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The alltoall, and how many rows each rank sent."""
-    name, splits, process_set = str(operation.name), operation.splits, operation.process_set
+    name, splits = str(operation.name), operation.splits
     with refuse_on_error(operation):
         check_dtypes(operation, [tensor])
-        _check_rows(tensor, operation, "send")
+        check_has_rows("alltoall", name, tensor.shape.rank, "tensor")
         if splits is not None:
             refuse_xla("alltoall with splits")
         if tf.executing_eagerly():
             given = splits.numpy().tolist() if tf.is_tensor(splits) else splits
-            splits = checked_splits(given, int(tensor.shape[0]), process_set.size(), name)
-        counts = tf.cast([] if splits is None else splits, tf.int64)
+            splits = checked_splits(given, int(tensor.shape[0]), operation.process_set.size(), name)
+    (received,), (counts,) = _run(operation._replace(splits=splits), [tensor])
+    return received, counts
+
+
+def _run(operation: Operation, tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     with own_errors():
-        outputs = call("Alltoall", as_input(name), tensor, counts, process_set=attribute_of(process_set))
-    return outputs.received, outputs.received_splits
-
-
-def _attributes(operation: Operation) -> dict[str, Any]:
-    """How TensorFlow's operations take a reduction."""
-    # An attribute of TensorFlow's is float32 at most.
-    factors = f"{float(operation.prescale_factor)!r} {float(operation.postscale_factor)!r}"
-    op = checked_op(operation.kind, str(operation.name), operation.average, operation.op)
-    return {"op": int(op), "factors": factors, "process_set": attribute_of(operation.process_set)}
+        return run(Call(operation, as_input(str(operation.name)), tensors))
 
 
 def check_dtypes(operation: Operation, tensors: Sequence[tf.Tensor]) -> None:
@@ -171,21 +163,5 @@ def check_dtypes(operation: Operation, tensors: Sequence[tf.Tensor]) -> None:
     Raises:
         UnsupportedTensorError: a dtype is not for it.
     """
-    name, op = operation.name, operation.op
     for tensor in tensors:
-        kind = tensor.dtype.name
-        if kind not in DTYPES:
-            raise UnsupportedTensorError(f"{name}: dtype {kind} is not supported; supported are {', '.join(DTYPES)}")
-        if op is not None and kind in REDUCED_AS:
-            raise UnsupportedTensorError(
-                f"{name}: {kind} tensors cannot be reduced; pass tf.cast(tensor, tf.{REDUCED_AS[kind]})"
-            )
-        if op is Adasum and not tensor.dtype.is_floating:
-            raise UnsupportedTensorError(f"{name}: op=Adasum needs floating-point numbers, not {kind}; use op=Sum")
-
-
-def _check_rows(tensor: tf.Tensor, operation: Operation, verb: str) -> None:
-    if tensor.shape.rank == 0:
-        raise ValueError(
-            f"{operation.name}: a tensor of zero dimensions has no rows to {verb}; pass one with a dimension"
-        )
+        checked_dtype(tensor.dtype.name, str(operation.name), operation.op, "tensor", "tf.cast(tensor, tf.{})")

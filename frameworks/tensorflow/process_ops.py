@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from horovodish import collectives
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.collectives.request import Operation
 from horovodish.tensorflow.failures import own_errors
-from horovodish.tensorflow.library import call, native
+from horovodish.tensorflow.library import native, run_native
 from horovodish.tensorflow.names import as_input, operation_name
-from horovodish.tensorflow.sets import attribute_of
 from horovodish.tensorflow.tracing import as_written, refuse_xla
 
 __all__ = ["barrier", "join", "local_rank_op", "local_size_op", "process_set_included_op", "rank_op", "size_op"]
@@ -76,7 +76,7 @@ def join(device: Any = -1) -> Any:
     if tf.executing_eagerly():
         return collectives.join()
     refuse_xla("join")
-    return call("Join", as_input("horovodish.join"), process_set=attribute_of(global_process_set))
+    return run_native(Operation("join"), as_input("horovodish.join"))
 
 
 @as_written
@@ -100,7 +100,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     refuse_xla("barrier")
     with own_errors():
         given = as_input(operation_name("barrier", name, identity))
-        return call("Barrier", given, process_set=attribute_of(process_set))
+        return run_native(Operation("barrier", None, process_set), given)
 
 
 def _place(asked_by: str, process_set_id: int, name: str | None) -> Any:

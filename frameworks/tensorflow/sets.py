@@ -19,11 +19,6 @@ def attribute_of(process_set: ProcessSet) -> str:
     return f"{identity} {process_set.listed_ranks}" if identity else "0"
 
 
-def number_of(attribute: str | bytes) -> int:
-    """The number of the set in such an attribute."""
-    return int(tf.compat.as_str(attribute).split()[0])
-
-
 def set_of(attribute: str | bytes) -> ProcessSet:
     """The set itself.
 
@@ -40,7 +35,7 @@ def set_of(attribute: str | bytes) -> ProcessSet:
     if process_set is None or attribute_of(process_set) != tf.compat.as_str(attribute):
         now = "none" if process_set is None else process_set.listed_ranks
         raise ValueError(
-            f"process set {number} was one of the ranks {ranks} when the operation was traced, and that number now "
-            f"stands for {now}. Remedy: trace it again after init(): make a new tf.function"
+            f"process set {number} was one of the ranks {ranks}, and that number now stands for {now}. "
+            "Remedy: trace it again after init(): make a new tf.function"
         )
     return process_set

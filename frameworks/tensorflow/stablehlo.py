@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from horovodish import _native
-from horovodish.collectives import collective_gradients
-from horovodish.collectives.operation import scattered_rows
-from horovodish.collectives.process_sets import ProcessSet, checked_id
-from horovodish.collectives.reduce_ops import ReduceOp, Sum
+from horovodish.collectives import derivatives
+from horovodish.collectives.operation import result_shape
+from horovodish.collectives.request import Operation
+from horovodish.collectives.xla_call import group_of, start_attributes
 
 RUN, START, DONE, REST = "horovodish_run", "horovodish_start", "horovodish_done", "horovodish_rest"
 PLATFORMS = ("CPU", "CUDA")
@@ -57,60 +57,42 @@ class Member:
         return f"tensor<{dims}{_ELEMENTS[self.dtype]}>"
 
 
-@dataclass(frozen=True)
-class Operation:
-    """A collective on a group of tensors.
+class Typed(NamedTuple):
+    """A collective on a group of tensors; they are at least one."""
 
-    Attributes:
-        kind: a key of `_native.KINDS`.
-        name: the same on every rank.
-        family: what it fails together with; empty for none.
-        members: at least one.
-    """
-
-    kind: str
-    name: str
-    family: str
-    members: tuple[Member, ...]
-    process_set: ProcessSet
-    op: ReduceOp = Sum
-    prescale_factor: float = 1.0
-    postscale_factor: float = 1.0
-    root_rank: int = 0
+    operation: Operation
+    members: Sequence[Member]
 
     @property
-    def results(self) -> tuple[Member, ...]:
+    def results(self) -> list[Member]:
         """What comes out, where every rank gives as much."""
-        return tuple(Member(self._result_shape(member.shape), member.dtype) for member in self.members)
+        return [Member(self._result_shape(member.shape), member.dtype) for member in self.members]
 
     def _result_shape(self, shape: Shape) -> Shape:
         if not shape or shape[0] is None:
             return shape
-        if self.kind == "reducescatter":
-            return (scattered_rows(shape[0], self.process_set), *shape[1:])
-        return (shape[0] * (self.process_set.size() if self.kind == "allgather" else 1), *shape[1:])
+        return (result_shape(self.operation, [shape[0]])[0], *shape[1:])
 
 
-def module(operations: Sequence[Operation], rank: int) -> str:
+def module(operations: Sequence[Typed]) -> str:
     """The text of a module whose main function takes the number of a platform and the members of all operations.
 
     Args:
-        operations: at least one.
-        rank: of this process.
+        operations: at least one, with their names and those of their members.
 
     Returns:
         A module whose main function gives the results of all operations, in their order.
     """
     arguments = _arguments(operations)
-    result_types = [result.type for operation in operations for result in operation.results]
+    result_types = [result.type for each in operations for result in each.results]
     types = ", ".join(result_types)
     branches = []
     for platform in PLATFORMS:
         body = _Body()
         run = body.run() if platform == "CPU" else []
         numbers = [
-            body.start(operation, [*given, *run], rank, _place(operations, index))
-            for index, (operation, given) in enumerate(zip(operations, arguments, strict=True))
+            body.start(each.operation, [*given, *run], _place(operations, index))
+            for index, (each, given) in enumerate(zip(operations, arguments, strict=True))
         ]
         results = (body.on_cpu if platform == "CPU" else body.on_cuda)(operations, arguments, numbers)
         branches.append("\n".join([*body.lines, f"stablehlo.return {_names(results)} : {types}"]))
@@ -127,6 +109,9 @@ def module(operations: Sequence[Operation], rank: int) -> str:
 
 Value = tuple[str, str]
 """A value's name and its type."""
+
+Attributes = Mapping[str, int | float | str]
+"""Of a call of the engine, by name."""
 
 
 class _Body:
@@ -153,39 +138,21 @@ class _Body:
         # XLA merges no calls without operands.
         return self._call(RUN, [self._constant([0])], ["tensor<1xi64>"], {}, has_side_effect=False)
 
-    def start(self, operation: Operation, given: Sequence[Value], rank: int, place: dict[str, str]) -> Value:
+    def start(self, operation: Operation, given: Sequence[Value], place: Attributes) -> Value:
         """The call that begins an operation, and its number."""
-        name, count = operation.name, len(operation.members)
-        members = [name] if count == 1 else [f"{name}[{index}]" for index in range(count)]
-        config = {
-            "kind": _integer(_native.KINDS[operation.kind]),
-            "op": _integer(operation.op),
-            "root": _integer(operation.root_rank),
-            "process_set": _integer(checked_id(operation.process_set)),
-            "rank": _integer(rank),
-            "gradients": _integer(collective_gradients.are_horovods()),
-            "ranks": _text(",".join(map(str, operation.process_set.ranks))),
-            "prescale": _real(operation.prescale_factor),
-            "postscale": _real(operation.postscale_factor),
-            "name": _text(name),
-            "tree": _text(operation.family),
-            "leaves": _integer(0),
-            "structure": _integer(0),
-            "members": _text("".join(f"{member}\n" for member in members)),
-            **place,
-        }
+        config = {**start_attributes(operation, derivatives.are_horovods()), **place}
         (number,) = self._call(START, given, [_NUMBER], config)
         return number
 
     def on_cpu(
-        self, operations: Sequence[Operation], arguments: Sequence[Sequence[Value]], numbers: Sequence[Value]
+        self, operations: Sequence[Typed], arguments: Sequence[Sequence[Value]], numbers: Sequence[Value]
     ) -> list[Value]:
         """The results, collected one operation after the other."""
         results: list[Value] = []
         (left,) = self._joined(numbers)
-        for count, operation, given in zip(range(len(numbers), 0, -1), operations, arguments, strict=True):
-            shapes = [self._constant([count]), *self._shapes(operation, given)]
-            types = [left[1], *(result.type for result in operation.results)]
+        for count, each, given in zip(range(len(numbers), 0, -1), operations, arguments, strict=True):
+            shapes = [self._constant([count]), *self._shapes(each, given)]
+            types = [left[1], *(result.type for result in each.results)]
             left, *found = self._call(DONE, [left, *shapes], types, {}, shapes_after=1)
             results += found
             if count > 1:
@@ -193,13 +160,13 @@ class _Body:
         return results
 
     def on_cuda(
-        self, operations: Sequence[Operation], arguments: Sequence[Sequence[Value]], numbers: Sequence[Value]
+        self, operations: Sequence[Typed], arguments: Sequence[Sequence[Value]], numbers: Sequence[Value]
     ) -> list[Value]:
         """The results, collected one operation after the other."""
         results: list[Value] = []
-        for index, (operation, given) in enumerate(zip(operations, arguments, strict=True)):
-            types = [_NUMBER, *(result.type for result in operation.results)]
-            operands = [*numbers, self._constant([1]), *self._shapes(operation, given)]
+        for index, (each, given) in enumerate(zip(operations, arguments, strict=True)):
+            types = [_NUMBER, *(result.type for result in each.results)]
+            operands = [*numbers, self._constant([1]), *self._shapes(each, given)]
             number, *found = self._call(DONE, operands, types, _place(operations, index), shapes_after=len(numbers))
             numbers = [number]
             results += found
@@ -210,7 +177,7 @@ class _Body:
         target: str,
         operands: Sequence[Value],
         types: Sequence[str],
-        config: dict[str, str],
+        config: Attributes,
         shapes_after: int | None = None,
         has_side_effect: bool = True,
     ) -> list[Value]:
@@ -219,16 +186,16 @@ class _Body:
             "call_target_name": _text(target),
             "has_side_effect": str(has_side_effect).lower(),
             "api_version": "4 : i32",
-            "backend_config": "{" + ", ".join(f"{key} = {value}" for key, value in config.items()) + "}",
+            "backend_config": "{" + ", ".join(f"{key} = {_attribute(value)}" for key, value in config.items()) + "}",
         }
         if shapes_after is not None:
             indices = ", ".join(map(str, range(shapes_after, len(operands))))
             attributes["indices_of_shape_operands"] = f"dense<[{indices}]> : tensor<{len(operands) - shapes_after}xi64>"
         return self.add("custom_call", operands, types, **attributes)
 
-    def _shapes(self, operation: Operation, given: Sequence[Value]) -> Iterator[Value]:
-        for argument, result in zip(given, operation.results, strict=True):
-            sizes = [self._size(operation, argument, axis, size) for axis, size in enumerate(result.shape)]
+    def _shapes(self, typed: Typed, given: Sequence[Value]) -> Iterator[Value]:
+        for argument, result in zip(given, typed.results, strict=True):
+            sizes = [self._size(typed.operation, argument, axis, size) for axis, size in enumerate(result.shape)]
             yield self._joined(sizes)[0] if sizes else self._constant([])
 
     def _size(self, operation: Operation, argument: Value, axis: int, size: int | None) -> Value:
@@ -255,18 +222,17 @@ class _Body:
         return self.add("concatenate", numbers, [f"tensor<{len(numbers)}xi32>"], dimension="0 : i64")
 
 
-def _place(operations: Sequence[Operation], index: int) -> dict[str, str]:
+def _place(operations: Sequence[Typed], index: int) -> Attributes:
     """What tells an operation from all others of the program, for `done` to find it."""
-    first = operations[0]
-    return {"group": _text(f"{checked_id(first.process_set)} {first.name}"), "index": _integer(index)}
+    return {"group": group_of(operations[0].operation), "index": index}
 
 
-def _arguments(operations: Sequence[Operation]) -> list[list[Value]]:
+def _arguments(operations: Sequence[Typed]) -> list[list[Value]]:
     count = 0
     arguments = []
-    for operation in operations:
-        arguments.append([(f"%a{count + index}", member.type) for index, member in enumerate(operation.members)])
-        count += len(operation.members)
+    for each in operations:
+        arguments.append([(f"%a{count + index}", member.type) for index, member in enumerate(each.members)])
+        count += len(each.members)
     return arguments
 
 
@@ -274,11 +240,11 @@ def _names(values: Sequence[Value]) -> str:
     return ", ".join(name for name, _ in values)
 
 
-def _integer(value: int) -> str:
-    return f"{int(value)} : i64"
-
-
-def _real(value: float) -> str:
+def _attribute(value: int | float | str) -> str:
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, int):
+        return f"{value} : i64"
     (bits,) = struct.unpack("<Q", struct.pack("<d", value))
     return f"0x{bits:016X} : f64"
 

@@ -26,7 +26,7 @@ from torch.autograd import Function
 from horovodish import collectives
 from horovodish.collectives import devices
 from horovodish.collectives.functions import Handle, barrier, poll, synchronize
-from horovodish.collectives.operation import Operation, checked_group, checked_op, only
+from horovodish.collectives.operation import Operation, checked_group, checked_op, identified, only
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
 from horovodish.collectives.submission import RefuseOnError
@@ -209,7 +209,7 @@ def grouped_allgather(
         >>> predictions, labels = hvd.grouped_allgather([predictions, labels])
     """
     operation = Operation("allgather", name, process_set)
-    name, identity = operation.named()
+    name, identity = identified(operation)
     operation = operation._replace(name=name)
     with RefuseOnError("allgather", name, identity):
         tensors = checked_group(tensors, "allgather", TENSORS.noun)
@@ -394,7 +394,7 @@ def join(device: int = -1) -> int:
 def _reduced(
     operation: Operation, function: type[Function], tensors: Sequence[Tensor], compression: Compressor
 ) -> list[Tensor]:
-    name, identity = operation.named()
+    name, identity = identified(operation)
     with RefuseOnError(operation.kind, name, identity):
         check_compression(compression)
         op = checked_op(operation.kind, name, operation.average, operation.op)

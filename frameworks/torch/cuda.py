@@ -9,18 +9,18 @@ from torch import Tensor
 
 from horovodish.collectives import devices
 from horovodish.collectives.devices import HOST, ON_HOST, Placement
-from horovodish.collectives.request import Member, Request
+from horovodish.collectives.request import Member, Operation
 from horovodish.errors import UnsupportedTensorError
 
 
-def placement(request: Request, sources: Sequence[Tensor], members: Sequence[Member]) -> Placement:
+def placement(operation: Operation, sources: Sequence[Tensor], members: Sequence[Member]) -> Placement:
     """Where an operation on these tensors takes place.
 
     Raises:
         UnsupportedTensorError: the tensors are on more than one device, or as `devices.use`.
         ValueError: a CUDA graph is being captured.
     """
-    name = request.name
+    name = str(operation.name)
     ordinal = ordinal_of(sources[0])
     for tensor in sources[1:]:
         if ordinal_of(tensor) != ordinal:
@@ -35,7 +35,7 @@ def placement(request: Request, sources: Sequence[Tensor], members: Sequence[Mem
             f"{name}: a CUDA graph is being captured, and collectives cannot be part of one; call it outside of the "
             "capture"
         )
-    device = devices.choose(request, ordinal, [dtype for _, _, dtype, _ in members])
+    device = devices.choose(operation, ordinal, [dtype for _, _, dtype, _ in members])
     return Placement(device, stream_getter(device), is_staged=device == HOST)
 
 

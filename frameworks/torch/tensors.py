@@ -9,9 +9,9 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from horovodish._native import DTYPES
-from horovodish.collectives.arrays import FLOATING, REDUCED_AS
+from horovodish.collectives.arrays import FLOATING, checked_dtype
 from horovodish.collectives.consistency import Checksums
-from horovodish.collectives.reduce_ops import Adasum, ReduceOp
+from horovodish.collectives.reduce_ops import Adasum, ReduceOp, Sum
 from horovodish.collectives.request import Member
 from horovodish.errors import UnsupportedTensorError
 
@@ -20,7 +20,6 @@ TensorT = TypeVar("TensorT", bound=torch.Tensor)
 _CODES = {getattr(torch, name): code for name, code in DTYPES.items() if hasattr(torch, name)}  # uint16 since 2.3
 _FAST_CODES = {dtype: code for dtype, code in _CODES.items() if code in FLOATING}
 """Of the dtypes that every operation takes."""
-_REDUCED_AS = {getattr(torch, name, None): getattr(torch, instead) for name, instead in REDUCED_AS.items()}
 
 
 def dtype_code(dtype: torch.dtype, name: str, *, reduces: bool) -> int:
@@ -37,15 +36,13 @@ def dtype_code(dtype: torch.dtype, name: str, *, reduces: bool) -> int:
     Raises:
         UnsupportedTensorError: the engine has no such dtype, or the operation reduces and this dtype is only moved.
     """
-    if reduces and dtype in _REDUCED_AS:
-        kind = str(dtype).removeprefix("torch.")
-        raise UnsupportedTensorError(f"{name}: {kind} tensors cannot be reduced; pass tensor.to({_REDUCED_AS[dtype]})")
-    code = _CODES.get(dtype)
-    if code is None:
+    if dtype not in _CODES:
         remedy = "; pass torch.view_as_real(tensor.resolve_conj())" if dtype.is_complex else ""
         supported = ", ".join(DTYPES)
         raise UnsupportedTensorError(f"{name}: dtype {dtype} is not supported; supported are {supported}{remedy}")
-    return code
+    return checked_dtype(
+        str(dtype).removeprefix("torch."), name, Sum if reduces else None, "tensor", "tensor.to(torch.{})"
+    )
 
 
 def check_tensor(tensor: object, name: str) -> None:

@@ -30,7 +30,7 @@ ITEM_BYTES = {code: 2 if name == "bfloat16" else np.dtype(name).itemsize for nam
 """How many bytes a number of each of the engine's dtypes takes."""
 REDUCED_AS = {"bool": "uint8", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
 """The dtypes that are moved and never reduced, and for each the one to convert to before a reduction."""
-_REDUCED_AS = {DTYPES[name]: instead for name, instead in REDUCED_AS.items()}
+_ONLY_MOVED = frozenset(DTYPES[name] for name in REDUCED_AS)
 _codes: dict[Any, int] = {}
 
 
@@ -93,16 +93,42 @@ def dtype_code(array: Array, name: str, *, op: ReduceOp | None = None) -> int:
         UnsupportedTensorError: the engine has no such dtype, its bytes are in the other machine's order, or it
             cannot be reduced in this way.
     """
-    code = _codes.get(array.dtype)
-    if code is None:
-        code = _codes[array.dtype] = _looked_up(array.dtype, name)
-    if op is not None and code in _REDUCED_AS:
-        raise UnsupportedTensorError(
-            f"{name}: {array.dtype} arrays cannot be reduced; pass array.astype(numpy.{_REDUCED_AS[code]})"
-        )
-    if op is Adasum and code not in FLOATING:
-        raise UnsupportedTensorError(f"{name}: op=Adasum needs floating-point numbers, not {array.dtype}; use op=Sum")
+    dtype = array.dtype
+    code = _codes.get(dtype)
+    if code is None or (op is not None and code in _ONLY_MOVED) or (op is Adasum and code not in FLOATING):
+        if not dtype.isnative:
+            raise UnsupportedTensorError(
+                f"{name}: dtype {dtype} has its bytes in the other order; pass "
+                "array.astype(array.dtype.newbyteorder('='))"
+            )
+        # bfloat16 is no dtype of NumPy's: ml_dtypes adds it, and only its name tells.
+        known = dtype.name if dtype.name in DTYPES else str(dtype)
+        code = _codes[dtype] = checked_dtype(known, name, op, "array", "array.astype(numpy.{})")
     return code
+
+
+def checked_dtype(dtype: str, name: str, op: ReduceOp | None, noun: str, conversion: str) -> int:
+    """The engine's number of a dtype.
+
+    Args:
+        dtype: its name.
+        name: what to call the tensor in an error.
+        op: how it is reduced; None when it is only moved.
+        noun: what messages call a tensor.
+        conversion: how to make one of another dtype, with `{}` in its place.
+
+    Raises:
+        UnsupportedTensorError: the engine has no such dtype, or it cannot be reduced in this way.
+    """
+    if dtype not in DTYPES:
+        raise UnsupportedTensorError(f"{name}: dtype {dtype} is not supported; supported are {', '.join(DTYPES)}")
+    if op is not None and dtype in REDUCED_AS:
+        raise UnsupportedTensorError(
+            f"{name}: {dtype} {noun}s cannot be reduced; pass {conversion.format(REDUCED_AS[dtype])}"
+        )
+    if op is Adasum and DTYPES[dtype] not in FLOATING:
+        raise UnsupportedTensorError(f"{name}: op=Adasum needs floating-point numbers, not {dtype}; use op=Sum")
+    return DTYPES[dtype]
 
 
 def _converted(tensor: Any, name: str) -> Array:
@@ -133,14 +159,3 @@ def _converted(tensor: Any, name: str) -> Array:
             f"{name}: NumPy cannot view this {type(tensor).__name__} ({error}); "
             "use its framework's module, such as horovodish.torch"
         ) from error
-
-
-def _looked_up(dtype: np.dtype[Any], name: str) -> int:
-    if not dtype.isnative:
-        raise UnsupportedTensorError(
-            f"{name}: dtype {dtype} has its bytes in the other order; pass array.astype(array.dtype.newbyteorder('='))"
-        )
-    # bfloat16 is no dtype of NumPy's: ml_dtypes adds it, and only its name tells.
-    if dtype.name not in DTYPES:
-        raise UnsupportedTensorError(f"{name}: dtype {dtype} is not supported; supported are {', '.join(DTYPES)}")
-    return DTYPES[dtype.name]

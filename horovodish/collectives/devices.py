@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from horovodish import _native
-from horovodish.collectives.request import Request
+from horovodish.collectives.reduce_ops import Sum
+from horovodish.collectives.request import Operation
 from horovodish.errors import UnsupportedTensorError
 from horovodish.runtime import basics, nccl_library
 
-__all__ = ["HOST", "ON_HOST", "Placement", "choose", "problem", "use"]
+__all__ = ["HOST", "ON_HOST", "Placement", "choose", "problem", "problem_for_nccl", "use"]
 
 HOST = -1
 """What the engine calls host memory where it asks for a device."""
@@ -43,11 +44,11 @@ _REMEDY = "pip install nvidia-nccl-cu13 (or nvidia-nccl-cu12, as torch.version.c
 _used: int | None = None
 
 
-def choose(request: Request, ordinal: int, dtypes: Sequence[int]) -> int:
+def choose(operation: Operation, ordinal: int, dtypes: Sequence[int]) -> int:
     """Where an operation on tensors of a device takes place, the same on all ranks that ask alike. Not collective.
 
     Args:
-        request: what to do.
+        operation: what to do.
         ordinal: of the CUDA device, `HOST` for host memory.
         dtypes: of the tensors, values of `_native.DTYPES`.
 
@@ -57,11 +58,16 @@ def choose(request: Request, ordinal: int, dtypes: Sequence[int]) -> int:
     Raises:
         UnsupportedTensorError: as `use`.
     """
-    kind, op, factors = _native.KINDS[request.kind], request.op, (request.prescale_factor, request.postscale_factor)
-    if ordinal == HOST or _native.problem_for_nccl(kind, op, list(dtypes), *factors):
+    if ordinal == HOST or problem_for_nccl(operation, dtypes):
         return HOST
-    use(ordinal, request.name)
+    use(ordinal, str(operation.name))
     return ordinal
+
+
+def problem_for_nccl(operation: Operation, dtypes: Sequence[int]) -> str:
+    """Why NCCL cannot do an operation, the same on all ranks that ask alike; empty when it can. Not collective."""
+    op, factors = Sum if operation.op is None else operation.op, (operation.prescale_factor, operation.postscale_factor)
+    return _native.problem_for_nccl(_native.KINDS[operation.kind], op, list(dtypes), *factors)
 
 
 def problem() -> str:

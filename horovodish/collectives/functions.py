@@ -41,7 +41,6 @@ from horovodish.collectives.devices import ON_HOST
 from horovodish.collectives.operation import Adapter, Operation, Shaped
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
-from horovodish.collectives.request import Request
 from horovodish.collectives.submission import Handle, agree_on_counters, poll, submit, synchronize
 
 __all__ = [
@@ -563,7 +562,7 @@ def join(device: int = -1) -> int:
     name = "horovodish.join"  # no user's
     on_device = ON_HOST._replace(device=device)
     last = submit(
-        Request("join", name),
+        Operation("join", name),
         [],
         keep_alive=None,
         result=lambda native: native.last_joined(),

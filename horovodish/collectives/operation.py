@@ -1,7 +1,7 @@
 """A collective, from the public function to the engine.
 
-An `Operation` says what the ranks do together. An `Adapter` knows the tensors of one framework. `Adapter.start` checks
-both, hands the operation to the engine and makes its results; a shim has no other code for that.
+An `Operation` (`request.py`) says what the ranks do together. An `Adapter` knows the tensors of one framework.
+`Adapter.start` checks both, hands the operation to the engine and makes its results; a shim has no other code for that.
 """
 
 from __future__ import annotations
@@ -9,28 +9,31 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from horovodish import _native
 from horovodish.collectives.arrays import ITEM_BYTES
 from horovodish.collectives.devices import ON_HOST, Placement
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.collectives.reduce_ops import Adasum, ReduceOp, Sum, chosen_op
-from horovodish.collectives.request import Family, Member, Request
+from horovodish.collectives.reduce_ops import Adasum, ReduceOp, chosen_op
+from horovodish.collectives.request import Member, Operation
 from horovodish.collectives.submission import Handle, generated_name, refuse, submit
 from horovodish.runtime import basics
 
 __all__ = [
     "Adapter",
     "Operation",
+    "check_has_rows",
     "checked_group",
     "checked_op",
     "checked_root",
     "checked_splits",
+    "identified",
+    "dealt_rows",
     "only",
-    "scattered_rows",
+    "result_shape",
     "split_numbers",
 ]
 
@@ -57,43 +60,15 @@ _ROWS = {"alltoall": "send", "reducescatter": "deal out"}
 """What these do with the rows of a tensor, in words."""
 
 
-class Operation(NamedTuple):
-    """A collective as its caller asks for it: everything but the tensors. `Adapter.start` checks it.
+def identified(operation: Operation) -> tuple[str, int]:
+    """The name of an operation, counted here if it has none, and the number of its process set.
 
-    Attributes:
-        kind: a key of `_native.KINDS`.
-        name: the same on every rank; None: counted.
-        process_set: the ranks that take part.
-        op, average, prescale_factor, postscale_factor: of a reduction, as for `horovodish.allreduce`.
-        root_rank: of a broadcast.
-        splits: of an alltoall, how many rows go to each rank; None: as many to each.
-        in_place: the results are written into the tensors.
-        member_names: what messages call each tensor, the same on every rank; `name` and a number when not given.
-        family: what the operation is a part of.
+    Raises:
+        ValueError: this rank is not in the process set, or the set is not in use.
+        TypeError: it is no process set.
     """
-
-    kind: str
-    name: str | None = None
-    process_set: ProcessSet = global_process_set
-    op: ReduceOp | None = None
-    average: bool | None = None
-    prescale_factor: float = 1.0
-    postscale_factor: float = 1.0
-    root_rank: int = 0
-    splits: Any = None
-    in_place: bool = False
-    member_names: Sequence[str] = ()
-    family: Family | None = None
-
-    def named(self) -> tuple[str, int]:
-        """The name, counted here if there is none, and the number of the process set.
-
-        Raises:
-            ValueError: this rank is not in the process set, or the set is not in use.
-            TypeError: it is no process set.
-        """
-        identity = checked_id(self.process_set)
-        return (generated_name(self.kind, identity) if self.name is None else self.name), identity
+    identity = checked_id(operation.process_set)
+    return (generated_name(operation.kind, identity) if operation.name is None else operation.name), identity
 
 
 class Adapter(ABC, Generic[T]):
@@ -142,7 +117,7 @@ class Adapter(ABC, Generic[T]):
     def row_counts(self, counts: Sequence[int]) -> T:
         """How many rows came from each rank, as a tensor of int64 in host memory."""
 
-    def placement(self, request: Request, sources: Sequence[T], members: Sequence[Member]) -> Placement:
+    def placement(self, operation: Operation, sources: Sequence[T], members: Sequence[Member]) -> Placement:
         """Where the operation takes place.
 
         Raises:
@@ -190,13 +165,13 @@ class Adapter(ABC, Generic[T]):
             What `horovodish.collectives` lists.
         """
         kind, _, process_set, op, average, prescale, postscale, root, splits, in_place, member_names, family = operation
-        name, identity = operation.named()
+        name, identity = identified(operation)
         allocates = kind in _ALLOCATES
         try:
             if kind in _REDUCES:
                 op = reduced_by = checked_op(kind, name, average, op)
             else:
-                op, reduced_by = Sum, None
+                op = reduced_by = None
             if kind == "broadcast":
                 root = checked_root(root, process_set)
             if result is not only and kind != "barrier":
@@ -208,15 +183,12 @@ class Adapter(ABC, Generic[T]):
                 source = self.target(tensor, name) if in_place else self.source(tensor, name)
                 if kind == "allgather" and not source.ndim:
                     source = source.reshape(1)
-                elif kind in _ROWS and not source.ndim:
-                    raise ValueError(
-                        f"{name}: this {self.noun} of zero dimensions has no rows to {_ROWS[kind]}; pass one with a "
-                        "dimension"
-                    )
+                elif kind in _ROWS:
+                    check_has_rows(kind, name, source.ndim, self.noun)
                 if allocates:
                     members.append(self.member(source, None, name, None))
                 else:
-                    shape = scattered_shape(source.shape, process_set) if kind == "reducescatter" else None
+                    shape = result_shape(operation, source.shape) if kind == "reducescatter" else None
                     target = source if in_place else self.empty(source, shape)
                     members.append(self.member(source, target, name, reduced_by))
                     targets.append(target)
@@ -226,8 +198,10 @@ class Adapter(ABC, Generic[T]):
             rows: Sequence[int] = ()
             if kind == "alltoall":
                 rows = checked_splits(splits, members[0][3][0], process_set.size(), name)
-            request = Request(kind, name, identity, op, prescale, postscale, root, rows, member_names, family)
-            placement = self.placement(request, sources, members)
+            operation = Operation(
+                kind, name, process_set, op, None, prescale, postscale, root, rows, in_place, member_names, family
+            )
+            placement = self.placement(operation, sources, members)
             arrivals = targets
             if placement.is_staged:
                 sources, arrivals = self.copies(sources, targets)
@@ -252,7 +226,7 @@ class Adapter(ABC, Generic[T]):
                 self.written(targets)
             return result(targets, [])
 
-        return submit(request, members, (sources, arrivals), results, placement, waits)
+        return submit(operation, members, (sources, arrivals), results, placement, waits)
 
 
 def only(results: Sequence[T], _: object = None) -> T:
@@ -280,15 +254,25 @@ def checked_group(tensors: Iterable[Any], kind: str, noun: str) -> list[Any]:
     """Return the members of a group. An iterator can be read only once, so it is read here.
 
     Raises:
-        TypeError: one tensor instead of a group, whose rows would be taken for the members.
+        TypeError: one tensor instead of a group, whose rows would be taken for the members; or a dict.
         ValueError: the group is empty.
     """
-    if hasattr(tensors, "__dlpack__"):
-        raise TypeError(f"grouped_{kind}: expected a list of {noun}s, got one {noun}; pass [{noun}]")
+    is_tensor = hasattr(tensors, "__dlpack__") or hasattr(tensors, "shape")
+    if is_tensor or isinstance(tensors, Mapping):
+        got = f"one {noun}" if is_tensor else type(tensors).__name__
+        raise TypeError(f"grouped_{kind}: expected a list of {noun}s, got {got}; pass [{noun}]")
     members = list(tensors)
     if not members:
         raise ValueError(f"grouped_{kind}: the group is empty; pass at least one {noun}")
     return members
+
+
+def check_has_rows(kind: str, name: str, dimensions: int | None, noun: str) -> None:
+    """Raise ValueError if a tensor has zero dimensions. `kind` moves rows; None: their number is not known yet."""
+    if dimensions == 0:
+        raise ValueError(
+            f"{name}: this {noun} of zero dimensions has no rows to {_ROWS[kind]}; pass one with a dimension"
+        )
 
 
 def _check_targets_differ(members: Sequence[Member], name: str) -> None:
@@ -362,12 +346,16 @@ def checked_splits(splits: Any, rows: int, ranks: int, name: str) -> list[int]:
     return counts
 
 
-def scattered_shape(shape: Sequence[int], process_set: ProcessSet) -> tuple[int, ...]:
-    """What this rank gets of a reducescatter of tensors of a shape."""
-    return (scattered_rows(shape[0], process_set), *shape[1:])
+def result_shape(operation: Operation, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of what comes of a tensor, where every rank gives as many rows; with `splits`, it is not known."""
+    if operation.kind == "allgather":
+        return (shape[0] * operation.process_set.size(), *shape[1:])
+    if operation.kind == "reducescatter":
+        return (dealt_rows(shape[0], operation.process_set)[operation.process_set.rank()], *shape[1:])
+    return tuple(shape)
 
 
-def scattered_rows(rows: int, process_set: ProcessSet) -> int:
-    """How many of a reducescatter's `rows` this rank gets."""
+def dealt_rows(rows: int, process_set: ProcessSet) -> list[int]:
+    """How many of its `rows` a reducescatter gives to each rank of the set."""
     base, more = divmod(rows, process_set.size())
-    return base + (process_set.rank() < more)
+    return [base + (rank < more) for rank in range(process_set.size())]

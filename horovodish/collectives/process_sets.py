@@ -1,4 +1,4 @@
-"""Process sets: groups of ranks that reduce among themselves."""
+"""Process sets: groups of ranks that reduce among themselves. `adding_sets` puts them into use."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from horovodish import _native
-from horovodish.collectives.submission import RefuseOnError, gather_objects, generated_name
-from horovodish.errors import MismatchError
 from horovodish.mpi import binding
 from horovodish.runtime import basics
 from horovodish.runtime.process import part
@@ -17,7 +14,7 @@ from horovodish.runtime.process import part
 if TYPE_CHECKING:
     from mpi4py.MPI import Group, Intracomm
 
-__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+__all__ = ["ProcessSet", "global_process_set"]
 
 _GLOBAL_ID = 0
 
@@ -71,7 +68,7 @@ class ProcessSet:
         if hasattr(ranks_or_comm, "Get_group"):
             self._group = ranks_or_comm.Get_group()
             if basics.is_initialized():
-                self._number()
+                number(self)
         else:
             try:
                 given = [operator.index(rank) for rank in ranks_or_comm]
@@ -83,22 +80,22 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int]:
-        added = self._added()
+        added = self._record()
         return added.ranks if added else self._ranks
 
     @property
     def process_set_id(self) -> int | None:
-        added = self._added()
+        added = self._record()
         return added.number if added else None
 
     @property
     def listed_ranks(self) -> str:
-        added = self._added()
+        added = self._record()
         return added.listed_ranks if added else ""
 
     @property
     def mpi_comm(self) -> Intracomm | None:
-        added = self._added()
+        added = self._record()
         return added.mpi_comm if added else None
 
     def size(self) -> int:
@@ -130,17 +127,12 @@ class ProcessSet:
     def __repr__(self) -> str:
         return f"ProcessSet({self.ranks}, process_set_id={self.process_set_id})"
 
-    def _number(self) -> None:
-        """Find out the ranks anew, because another `init()` may number them otherwise."""
-        if self._group is not None:
-            self._ranks = _ranks_of(self._group)
+    def _record(self) -> InUse | None:
+        return part(Sets).in_use.get(self)
 
-    def _added(self) -> _Added | None:
-        return part(_Sets).added.get(self)
-
-    def _checked(self) -> _Added:
+    def _checked(self) -> InUse:
         basics.running()
-        added = self._added()
+        added = self._record()
         if added is None:
             raise ValueError(
                 f"the process set of ranks {self._ranks} is not in use: add it with hvd.add_process_set(...) or "
@@ -149,8 +141,14 @@ class ProcessSet:
         return added
 
 
+def number(process_set: ProcessSet) -> None:
+    """Find out the ranks of a set anew, because another `init()` may number those of a communicator otherwise."""
+    if process_set._group is not None:
+        process_set._ranks = _ranks_of(process_set._group)
+
+
 @dataclass
-class _Added:
+class InUse:
     """A process set that is in use.
 
     Attributes:
@@ -168,15 +166,15 @@ class _Added:
 
 
 @dataclass
-class _Sets:
+class Sets:
     """The process sets that this rank uses.
 
     Attributes:
-        added: by the object that the user has.
+        in_use: by the object that the user has.
         next_number: of the set that is added next.
     """
 
-    added: dict[ProcessSet, _Added] = field(default_factory=dict)
+    in_use: dict[ProcessSet, InUse] = field(default_factory=dict)
     next_number: int = 1
 
 
@@ -188,97 +186,7 @@ def _set_of(ranks: list[int] | None) -> ProcessSet:
     """The set of these ranks that is in use; all ranks for None; otherwise one that is yet to be added."""
     if ranks is None:
         return global_process_set
-    return next((each for each, added in part(_Sets).added.items() if added.ranks == ranks), None) or ProcessSet(ranks)
-
-
-def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Begin to use a process set. Every rank of the world must call it, with the same ranks; blocks.
-
-    Args:
-        process_set: the set, or its ranks.
-
-    Returns:
-        The set, with its `process_set_id`.
-
-    Raises:
-        ValueError: a rank that does not exist, a set that is in use, or too many sets at once.
-        MismatchError: the ranks name different sets, or a rank has joined, and every rank that has not raises it; or
-            another rank raised ValueError.
-
-    Example:
-        >>> first_half = hvd.add_process_set(range(hvd.size() // 2))
-    """
-    running, sets = basics.running(), part(_Sets)
-    agreement = generated_name("add_process_set")
-    with RefuseOnError("allgather", agreement, _GLOBAL_ID):
-        wanted = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-        wanted._number()
-    ranks = wanted.ranks
-    _check_agreement("add_process_set", ranks, agreement)
-    if ranks[-1] >= running.topology.size or ranks[0] < 0:
-        raise ValueError(f"process set {ranks}: the ranks are 0 to {running.topology.size - 1}")
-    if any(other.ranks == ranks for other in sets.added.values()):
-        raise ValueError(f"a process set of ranks {ranks} is in use already; use that one")
-    free = set(range(_native.REGIONS)) - {other.region for other in sets.added.values()}
-    if not free:
-        raise ValueError(f"{_native.REGIONS} process sets are in use; remove one with hvd.remove_process_set(...)")
-    added = _Added(sets.next_number, ranks, ",".join(map(str, ranks)), region=min(free))
-    running.engine.clear_region(added.region)
-    if basics.rank() in ranks and running.communicator is not None:
-        world = running.communicator.Get_group()
-        group = world.Incl(ranks)
-        added.mpi_comm = running.communicator.Create_group(group)
-        group.Free()
-        world.Free()
-        added.engine_comm = binding.private(added.mpi_comm)
-    gather_objects(None, generated_name("add_process_set.cleared"), _GLOBAL_ID)
-    if basics.rank() in ranks:
-        running.add_process_set(added.number, ranks, added.region, added.engine_comm, 0)
-    gather_objects(None, generated_name("add_process_set.added"), _GLOBAL_ID)
-    sets.added[wanted] = added
-    sets.next_number += 1
-    return wanted
-
-
-def remove_process_set(process_set: ProcessSet) -> bool:
-    """Stop using a process set. Every rank of the world must call it, when nothing is under way in the set; blocks.
-
-    Args:
-        process_set: what `add_process_set` gave.
-
-    Returns:
-        True if it was removed, False if it is the global set or not in use.
-
-    Raises:
-        MismatchError: the ranks name different sets, or a rank has joined; every rank that has not raises it.
-        TypeError: it is no `ProcessSet`; the other ranks raise MismatchError.
-        ValueError: operations are under way in the set on some rank; every rank raises it, and the set stays.
-    """
-    agreement = generated_name("remove_process_set")
-    with RefuseOnError("allgather", agreement, _GLOBAL_ID):
-        check_kind(process_set)
-    sets, added = part(_Sets), process_set._added()
-    identity = process_set.process_set_id
-    _check_agreement("remove_process_set", identity, agreement)
-    if added is None or added.number == _GLOBAL_ID:
-        return False
-    busy = gather_objects(
-        basics.engine().process_set_busy(added.number), generated_name("remove_process_set.busy"), _GLOBAL_ID
-    )
-    busy_ranks = [rank for rank, is_busy in busy.items() if is_busy]
-    if busy_ranks:
-        raise ValueError(
-            f"process set {identity} has operations under way on rank {busy_ranks[0]}. Remedy: synchronize them on "
-            "every rank before the set is removed."
-        )
-    if process_set.included():
-        basics.engine().remove_process_set(added.number)
-    gather_objects(None, generated_name("remove_process_set.removed"), _GLOBAL_ID)
-    for comm in (added.mpi_comm, added.engine_comm):
-        if comm is not None:
-            comm.Free()
-    del sets.added[process_set]
-    return True
+    return next((each for each, added in part(Sets).in_use.items() if added.ranks == ranks), None) or ProcessSet(ranks)
 
 
 def check_kind(process_set: object) -> None:
@@ -319,46 +227,22 @@ def added(number: int) -> ProcessSet:
     Raises:
         KeyError: none is.
     """
-    for process_set, each in part(_Sets).added.items():
+    for process_set, each in part(Sets).in_use.items():
         if each.number == number:
             return process_set
     raise KeyError(number)
 
 
-def _check_wanted(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> None:
-    if isinstance(process_sets, str) and process_sets != "dynamic":
-        raise ValueError(f'init(process_sets={process_sets!r}): give a list of process sets, or "dynamic"')
-
-
-def _start(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> None:
+def _start(_: object) -> None:
     running = basics.running()
-    everyone = _Added(_GLOBAL_ID, list(range(running.topology.size)), mpi_comm=running.communicator)
-    part(_Sets).added[global_process_set] = everyone
-    for process_set in () if process_sets is None or isinstance(process_sets, str) else process_sets:
-        add_process_set(process_set)
+    everyone = InUse(_GLOBAL_ID, list(range(running.topology.size)), mpi_comm=running.communicator)
+    part(Sets).in_use[global_process_set] = everyone
 
 
 def _stop() -> None:
-    sets = part(_Sets)
-    sets.added.clear()
+    sets = part(Sets)
+    sets.in_use.clear()
     sets.next_number = 1
 
 
-def _check_agreement(call: str, value: object, name: str) -> None:
-    seen = gather_objects(value, name, _GLOBAL_ID)
-    joined = [str(rank) for rank in range(basics.size()) if rank not in seen]
-    if joined:
-        them = f"rank {joined[0]} has" if len(joined) == 1 else f"ranks {', '.join(joined)} have"
-        raise MismatchError(
-            f"{call}: {them} joined and cannot take part. Remedy: add and remove process sets before any rank calls "
-            "join(), or after join() has returned."
-        )
-    different = next((rank for rank, theirs in seen.items() if theirs != seen[0]), None)
-    if different is not None:
-        raise MismatchError(
-            f"{call}: rank 0 names {seen[0]}, rank {different} names {seen[different]}. Remedy: every rank must make "
-            "the same calls in the same order, also the ranks outside the set."
-        )
-
-
-basics.follow(check=_check_wanted, started=_start, stopped=_stop)
+basics.follow(started=_start, stopped=_stop)

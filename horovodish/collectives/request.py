@@ -1,13 +1,14 @@
-"""An operation as the engine takes it."""
+"""What a rank asks of the engine: an operation on tensors, and what it is a part of."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from horovodish.collectives.reduce_ops import ReduceOp, Sum
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
+from horovodish.collectives.reduce_ops import ReduceOp
 
-__all__ = ["Family", "Member", "Request"]
+__all__ = ["Family", "Member", "Operation"]
 
 Member = tuple[int, int, int, tuple[int, ...]]
 """A tensor as the engine takes it: the address of its input, the address of its output (the same in place, 0 where the
@@ -21,38 +22,42 @@ class Family(NamedTuple):
         name: of all of it.
         members: how many tensors there are in all its operations.
         structure: a digest, 64 bits signed, of what must be equal on every rank.
-        run: tells the uses of this rank apart.
+        run: tells the uses of this rank apart; 0 in a compiled program, which numbers its runs by itself.
     """
 
     name: str
     members: int
     structure: int
-    run: int
+    run: int = 0
 
 
-class Request(NamedTuple):
-    """An operation as the engine takes it. Apart from `splits` and the run of the family it is the same on every rank.
+class Operation(NamedTuple):
+    """A collective: everything but the tensors. The one record of it, from its caller to the engine.
+
+    Apart from `splits` and the run of the family it is the same on every rank. A caller leaves out what is to be
+    found out; `Adapter.start` fills in the name, the op and the splits, and checks all of it.
 
     Attributes:
         kind: a key of `_native.KINDS`.
-        name: the operation's name.
-        process_set_id: of the process set, which contains this rank.
-        op: how to reduce.
-        prescale_factor: multiplies each input of a reduction.
-        postscale_factor: multiplies its result.
-        root_rank: whose value a broadcast sends.
-        splits: of an alltoall, how many rows go to each rank.
+        name: None: counted.
+        process_set: the ranks that take part.
+        op, average, prescale_factor, postscale_factor: of a reduction, as for `horovodish.allreduce`.
+        root_rank: of a broadcast.
+        splits: of an alltoall, how many rows go to each rank; None: as many to each.
+        in_place: the results are written into the tensors.
         member_names: what messages call each tensor; `name` and a number when not given.
         family: what the operation is a part of; None where it stands alone.
     """
 
     kind: str
-    name: str
-    process_set_id: int = 0
-    op: ReduceOp = Sum
+    name: str | None = None
+    process_set: ProcessSet = global_process_set
+    op: ReduceOp | None = None
+    average: bool | None = None
     prescale_factor: float = 1.0
     postscale_factor: float = 1.0
     root_rank: int = 0
-    splits: Sequence[int] = ()
+    splits: Any = None
+    in_place: bool = False
     member_names: Sequence[str] = ()
     family: Family | None = None

@@ -14,7 +14,9 @@ import numpy.typing as npt
 from horovodish import _native
 from horovodish.collectives import pickling
 from horovodish.collectives.devices import ON_HOST, Placement
-from horovodish.collectives.request import Member, Request
+from horovodish.collectives.process_sets import added
+from horovodish.collectives.reduce_ops import Sum
+from horovodish.collectives.request import Member, Operation
 from horovodish.errors import NotInitializedError, from_native
 from horovodish.runtime import basics
 from horovodish.runtime.process import part
@@ -272,7 +274,7 @@ def gather_objects_async(
         return values
 
     return submit(
-        Request("allgather", name, process_set_id),
+        Operation("allgather", name, added(process_set_id)),
         [(_native.address(source), 0, _native.DTYPES["uint8"], source.shape)],
         keep_alive=source,
         result=by_rank,
@@ -330,7 +332,7 @@ def refuse(kind: str, name: str, process_set_id: int, problem: Exception) -> Non
 
 
 def submit(
-    request: Request,
+    operation: Operation,
     members: list[Member],
     keep_alive: object,
     result: Callable[[_native.Handle], T],
@@ -340,7 +342,7 @@ def submit(
     """Hand one operation to the engine. Does not block; every rank must submit the same one.
 
     Args:
-        request: what to do.
+        operation: what to do, named and checked.
         members: the tensors.
         keep_alive: whatever owns their memory; referenced until the engine no longer needs it.
         result: makes the caller's result from the settled native handle; called once, in the thread that waits.
@@ -356,22 +358,24 @@ def submit(
         ForkedProcessError: in a forked child.
         ValueError: a CUDA graph is being captured, or a factor is no number, or the name no text.
     """
-    kind, name, process_set_id, op, prescale_factor, postscale_factor, root_rank, splits, member_names, family = request
+    name: Any  # checked below, if the engine refuses it
+    kind, name, process_set, op, _, prescale_factor, postscale_factor, root, splits, _, member_names, family = operation
+    process_set_id: Any = process_set.process_set_id  # a number, because the set is in use
     device, current_stream, _ = placement
     session = _running_session()
     try:
         native = session.engine.enqueue(
             _native.KINDS[kind],
             name,
-            op,
+            Sum if op is None else op,
             prescale_factor,
             postscale_factor,
-            root_rank,
+            root,
             members,
             device,
             waits,
             process_set_id,
-            splits,
+            () if splits is None else splits,
             member_names,
             None if current_stream is None else current_stream(),
             family,

@@ -123,6 +123,8 @@ def test_wrong_groups() -> None:
     for call in (hvd.grouped_allreduce, hvd.grouped_allreduce_, hvd.grouped_allgather):
         with pytest.raises(ValueError, match=r"grouped_all\w+: the group is empty; pass at least one array"):
             call([])
+        with pytest.raises(TypeError, match=r"grouped_all\w+: expected a list of arrays, got dict"):
+            call({"x": FOUR})
     with pytest.raises(hvd.UnsupportedTensorError, match=r"flags: bool arrays cannot be reduced"):
         hvd.grouped_allreduce([FOUR, np.ones(2, bool)], name="flags")
     with pytest.raises(hvd.UnsupportedTensorError, match="op=Adasum needs floating-point numbers"):

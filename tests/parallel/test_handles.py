@@ -20,7 +20,7 @@ import pytest
 
 import horovodish as hvd
 from horovodish._native import DTYPES
-from horovodish.collectives.request import Request
+from horovodish.collectives.request import Operation
 from horovodish.collectives.submission import Handle, submit
 from support.expect import the_engine_goes_on
 from support.model import PLANES
@@ -146,7 +146,7 @@ class Owner:
 def submit_for(owner: Owner, array: np.ndarray, name: str) -> Handle[None]:
     """An allreduce of float64 in place that keeps `owner` alive."""
     tensor = (array.ctypes.data, array.ctypes.data, DTYPES["float64"], array.shape)
-    return submit(Request("allreduce", name), [tensor], keep_alive=owner, result=lambda _: None)
+    return submit(Operation("allreduce", name), [tensor], keep_alive=owner, result=lambda _: None)
 
 
 @on_ranks(1, 3, planes=PLANES)

@@ -258,7 +258,7 @@ def sets_that_overlap(gpu: Gpu) -> None:
         for each in mine[rank % len(mine) :] + mine[: rank % len(mine)]:
             arrays = [np.full(3 + index, float(rank + step), np.float32) for index in range(2)]
             name = f"overlapping {step}"
-            options = {"process_set_id": each.process_set_id, "op": hvd.Sum}
+            options = {"process_set": each, "op": hvd.Sum}
             handles.append((each, arrays, gpu.submit("allreduce", arrays, arrays, name, **options)))
         for each, arrays, handle in handles:
             gpu.finish(handle)
@@ -279,7 +279,7 @@ def reduce_beside_an_idle_rank(folder: str) -> float:
         return 0.0
     begin = time.monotonic()
     for step in range(TURNS):
-        [total] = gpu.reduce([np.ones(3)], f"turn {step}", process_set_id=pair.process_set_id)
+        [total] = gpu.reduce([np.ones(3)], f"turn {step}", process_set=pair)
         np.testing.assert_array_equal(total, np.full(3, 2.0))
     seconds = time.monotonic() - begin
     hvd.barrier(process_set=pair)

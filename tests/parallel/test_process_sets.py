@@ -11,7 +11,7 @@ import pytest
 
 import horovodish as hvd
 from horovodish._native import DTYPES
-from horovodish.collectives.request import Request
+from horovodish.collectives.request import Operation
 from horovodish.collectives.submission import submit
 from support.expect import mismatch, the_engine_goes_on
 from support.model import OPS, PLANES, difference, reduced, values
@@ -354,7 +354,7 @@ def test_a_root_outside_the_set() -> None:
     if pair.included():
         array = np.zeros(5)
         handle = submit(
-            Request("broadcast", "outside", pair.process_set_id or 0, root_rank=0),
+            Operation("broadcast", "outside", pair),
             [(array.ctypes.data, array.ctypes.data, DTYPES["float64"], array.shape)],
             keep_alive=array,
             result=lambda _: None,

@@ -16,7 +16,7 @@ import numpy as np
 import horovodish as hvd
 from horovodish import _native
 from horovodish.collectives import devices
-from horovodish.collectives.request import Request
+from horovodish.collectives.request import Operation
 from horovodish.collectives.submission import Handle, submit
 from support.sources import CSRC, ROOT
 
@@ -90,7 +90,7 @@ class Gpu:
         stream = options.pop("stream", self.stream)
         allocates = targets[0] is None
         return submit(
-            Request(kind, name, **options),
+            Operation(kind, name, **options),
             described,
             keep_alive=(sources, targets),
             result=functools.partial(self._received, sources, stream) if allocates else lambda _: list(targets),

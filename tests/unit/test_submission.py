@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from horovodish.collectives import submission
-from horovodish.collectives.request import Request
+from horovodish.collectives.request import Operation
 from horovodish.collectives.submission import Handle, generated_name, poll, submit, synchronize
 from horovodish.errors import MismatchError, NotInitializedError, RankLostError
 from horovodish.runtime.process import Process
@@ -22,7 +22,7 @@ class Owner:
     """Something that can be watched while it is kept alive."""
 
 
-class Operation:
+class ScriptedHandle:
     """A native handle that is settled when the test says so."""
 
     def __init__(self, number: int):
@@ -53,14 +53,14 @@ class ScriptedEngine:
     """An engine whose operations go on only when the test settles them."""
 
     def __init__(self) -> None:
-        self.operations: list[Operation] = []
+        self.operations: list[ScriptedHandle] = []
         self.news: list[int] = []
 
-    def enqueue(self, *arguments: Any) -> Operation:
+    def enqueue(self, *arguments: Any) -> ScriptedHandle:
         *_, kept, keep_alive = arguments
         self.release_settled(kept)
         kept[len(self.operations)] = keep_alive
-        self.operations.append(Operation(len(self.operations)))
+        self.operations.append(ScriptedHandle(len(self.operations)))
         return self.operations[-1]
 
     def release_settled(self, kept: dict[int, object]) -> None:
@@ -95,7 +95,7 @@ def engine(current: Current) -> ScriptedEngine:
 
 
 def start(owner: object, result: object = "the result") -> Handle[Any]:
-    return submit(Request("allreduce", "x"), [(0, 0, 0, (1,))], keep_alive=owner, result=lambda _: result)
+    return submit(Operation("allreduce", "x"), [(0, 0, 0, (1,))], keep_alive=owner, result=lambda _: result)
 
 
 def test_wait_goes_on_in_slices_until_it_is_settled(engine: ScriptedEngine) -> None:
@@ -105,7 +105,7 @@ def test_wait_goes_on_in_slices_until_it_is_settled(engine: ScriptedEngine) -> N
 
 def test_the_result_is_made_once(engine: ScriptedEngine) -> None:
     made = []
-    handle = submit(Request("allreduce", "x"), [], keep_alive=None, result=made.append)
+    handle = submit(Operation("allreduce", "x"), [], keep_alive=None, result=made.append)
     assert handle.wait() is handle.wait() is None
     assert len(made) == 1
 
@@ -187,7 +187,7 @@ def test_an_operation_that_settles_while_it_is_submitted_keeps_nothing(current: 
     with ThreadPoolExecutor(1) as other:
 
         class SettlesAtOnce(ScriptedEngine):
-            def enqueue(self, *arguments: Any) -> Operation:
+            def enqueue(self, *arguments: Any) -> ScriptedHandle:
                 operation = super().enqueue(*arguments)
                 if operation.id == 0:
                     self.settle(0)

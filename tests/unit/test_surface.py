@@ -10,7 +10,7 @@ import pytest
 
 import horovodish
 from horovodish import collectives, errors, process_api
-from horovodish.collectives import process_sets, reduce_ops
+from horovodish.collectives import adding_sets, process_sets, reduce_ops
 from horovodish.elastic import recovery
 from horovodish.launch import run_function
 from horovodish.reports import stragglers, timeline
@@ -35,7 +35,7 @@ def test_horovods_names_are_there() -> None:
 
 
 def test_every_module_has_all_of_the_process_api() -> None:
-    modules = (basics, errors, process_sets, recovery, reduce_ops, run_function, stragglers, timeline)
+    modules = (adding_sets, basics, errors, process_sets, recovery, reduce_ops, run_function, stragglers, timeline)
     assert sorted(process_api.__all__) == sorted(name for module in modules for name in module.__all__)
 
 

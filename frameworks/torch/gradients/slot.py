@@ -10,7 +10,6 @@ from torch import Tensor
 
 from horovodish.collectives import devices
 from horovodish.collectives.reduce_ops import Max, Min, Product
-from horovodish.collectives.request import Request
 from horovodish.errors import UnsupportedTensorError
 from horovodish.gradients.options import GradientOptions
 from horovodish.gradients.plan import Payload
@@ -65,10 +64,9 @@ class Slot:
         payload, _ = self._zeros()
         self.dtype, self.shape = payload.dtype, tuple(payload.shape)
         self.code = dtype_code(self.dtype, f"gradient of {name}", reduces=True)
-        factors = options.prescale_factor, options.postscale_factor
-        request = Request("allreduce", f"gradient of {name}", 0, options.op, *factors)
+        operation = options.operation(f"gradient of {name}")
         ordinal = cuda.ordinal_of(parameter)
-        self.device = devices.choose(request, ordinal, [self.code])
+        self.device = devices.choose(operation, ordinal, [self.code])
         self._device = parameter.device
         self._through_host = self.device != ordinal
         self.size_bytes = payload.numel() * payload.element_size()

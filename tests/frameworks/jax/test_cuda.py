@@ -175,11 +175,12 @@ def one_that_fails_among_others(gpu: Any) -> None:
 def what_goes_through_the_host() -> None:
     import jax
 
+    from horovodish.collectives.request import Operation
     from horovodish.jax import cuda
-    from horovodish.jax.primitive import Collective
+    from horovodish.jax.primitive import Traced
 
     def problem(kind: str, dtype: str, **options: Any) -> str:
-        return cuda.problem([Collective(kind, "x", False, **options)], [jax.ShapeDtypeStruct((3,), dtype)])
+        return cuda.problem([Traced(Operation(kind, "x", **options))], [jax.ShapeDtypeStruct((3,), dtype)])
 
     assert problem("allreduce", "bfloat16", op=hvd.Average, prescale_factor=0.5) == ""
     assert problem("allgather", "bool") == problem("alltoall", "int16") == ""

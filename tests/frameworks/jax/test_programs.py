@@ -396,8 +396,8 @@ def test_threads_with_names_of_their_own() -> None:
 def test_through_the_host() -> None:
     """What a program on a GPU does; there is none here, so the CPU takes that way."""
 
-    def staged(ctx: Any, *operands: Any, collectives: Any) -> Any:
-        return lowering.through_the_host(ctx, operands, collectives)
+    def staged(ctx: Any, *operands: Any, traced: Any) -> Any:
+        return lowering.through_the_host(ctx, operands, traced)
 
     mlir.register_lowering(primitive, staged, platform="cpu", cacheable=False)
     try:

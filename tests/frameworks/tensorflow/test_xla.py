@@ -17,7 +17,8 @@ import tensorflow as tf
 
 import horovodish.tensorflow as hvd
 from horovodish.collectives import devices
-from horovodish.tensorflow.stablehlo import Member, Operation, module
+from horovodish.collectives.request import Family, Operation
+from horovodish.tensorflow.stablehlo import Member, Typed, module
 from support.model import values
 from support.on_ranks import on_ranks
 from support.pretended_gpu import variables
@@ -266,6 +267,11 @@ def test_a_file_in_another_process(tmp_path: Path) -> None:
     assert finished.stdout.strip() == "[4.0, 6.0] [2.0, 2.0]"
 
 
+def typed(operation: Operation, *members: Member) -> Typed:
+    names = [f"{operation.name}[{index}]" for index in range(len(members))]
+    return Typed(operation._replace(family=Family("step", 0, 0), member_names=names), members)
+
+
 def calls_on_pretended_gpus() -> None:
     """What a module does where XLA compiles it for a CUDA device."""
     from support.xla_on_gpu import Gpu
@@ -273,16 +279,17 @@ def calls_on_pretended_gpus() -> None:
     hvd.init()
     assert devices.problem() == ""  # as is looked at when a function is traced, where TensorFlow has GPUs
     gpu = Gpu(hvd.local_rank())
-    rank, size, ranks = hvd.rank(), hvd.size(), hvd.global_process_set
+    rank, size = hvd.rank(), hvd.size()
     given = [values("float32", (2 * size, 3), r) for r in range(size)]
     member = Member((2 * size, 3), "float32")
     moved = [
-        Operation(kind, f'a "{kind}"', "step", (member,), ranks, root_rank=size - 1)
+        typed(Operation(kind, f'a "{kind}"', root_rank=size - 1), member)
         for kind in ("allgather", "broadcast", "alltoall", "reducescatter")
     ]
-    group = Operation("allreduce", "group", "step", (member, Member((), "float64")), ranks, hvd.Average, 0.5, 3.0)
+    average = Operation("allreduce", "group", op=hvd.Average, prescale_factor=0.5, postscale_factor=3.0)
+    group = typed(average, member, Member((), "float64"))
     scalar = np.array(rank + 1.0)
-    text = module([*moved, group], rank)
+    text = module([*moved, group])
     gathered, sent, received, dealt, mean, of_scalar = gpu.run_text(text, [given[rank]] * 5 + [scalar])
     gpu.stream.wait()
     np.testing.assert_array_equal(gathered, np.concatenate(given))

@@ -1,0 +1,45 @@
+"""An operation of a program that XLA compiles, as the engine reads it: `hand_over()` in `csrc/xla/xla_call.cc`."""
+
+from __future__ import annotations
+
+from horovodish import _native
+from horovodish.collectives.process_sets import checked_id
+from horovodish.collectives.reduce_ops import Sum
+from horovodish.collectives.request import Family, Operation
+from horovodish.runtime import basics
+
+_NO_FAMILY = Family("", 0, 0)
+
+
+def start_attributes(operation: Operation, horovods_gradients: bool | None) -> dict[str, int | float | str]:
+    """The attributes of the call that begins an operation, but for its place in the program.
+
+    Args:
+        operation: with its name and the names of its members.
+        horovods_gradients: what a gradient was computed for, see `derivatives`; None of what is none.
+
+    Raises:
+        ValueError: this rank is not in the process set, or the set is not in use.
+    """
+    family = operation.family or _NO_FAMILY
+    return {
+        "kind": _native.KINDS[operation.kind],
+        "op": int(Sum if operation.op is None else operation.op),
+        "root": int(operation.root_rank),
+        "process_set": checked_id(operation.process_set),
+        "rank": basics.rank(),
+        "gradients": -1 if horovods_gradients is None else int(horovods_gradients),
+        "ranks": ",".join(map(str, operation.process_set.ranks)),
+        "prescale": float(operation.prescale_factor),
+        "postscale": float(operation.postscale_factor),
+        "name": str(operation.name),
+        "tree": family.name,
+        "leaves": family.members,
+        "structure": family.structure,
+        "members": "".join(f"{member}\n" for member in operation.member_names),
+    }
+
+
+def group_of(first: Operation) -> str:
+    """What tells operations that belong together from all others of the program; `first` is the first of them."""
+    return f"{checked_id(first.process_set)} {first.name}"
