@@ -35,6 +35,7 @@ import jax
 from jax import numpy as jnp
 
 from horovodish import collectives
+from horovodish.collectives.documentation import documented_as
 from horovodish.collectives.operation import Operation, check_has_rows, checked_group, checked_op, checked_root
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
@@ -49,6 +50,7 @@ __all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "groupe
 Tree = TypeVar("Tree")
 
 
+@documented_as(collectives.allreduce)
 def allreduce(
     tree: Tree,
     average: bool | None = None,
@@ -59,30 +61,16 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tree:
-    """Reduce the arrays of all ranks, element by element, and give the result to every rank. Collective.
-
-    result = postscale_factor * op(prescale_factor * array of rank 0, ..., prescale_factor * array of rank N-1)
-
-    Differentiable where `op` is `Average` or `Sum`: its gradient is the allreduce of the gradients, in the same way.
+    """Inside jit it does not block. Differentiable where `op` is `Average` or `Sum`: its gradient is the allreduce of
+    the gradients, in the same way.
 
     Args:
         tree: the rank's values: an array or a tree of arrays, the same shapes and dtypes on every rank.
-        average: Horovod's older way to say op=Average (True) or op=Sum (False).
         name: the operation's name, the same on every rank. The module says what a call without one is called.
         compression: what travels; see `Compression`.
-        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`. Average of integers rounds
-            towards zero. Adasum takes floating-point numbers.
-        prescale_factor: multiplies every input. For integers the product is computed in float64 and truncated.
-        postscale_factor: multiplies the result, in the same way.
-        process_set: the ranks that take part.
 
     Returns:
         A tree of new arrays.
-
-    Raises:
-        ValueError: `average` and `op` are both given, or `op` is no reduce op, or a bad name or compression.
-        UnsupportedTensorError: a dtype that the engine cannot take, or no array.
-        MismatchError: the ranks disagree about the operation. `horovodish.collectives` lists the other errors.
 
     Example:
         >>> step = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
@@ -96,6 +84,7 @@ def allreduce(
     return result
 
 
+@documented_as(collectives.grouped_allreduce)
 def grouped_allreduce(
     arrays: Sequence[Any],
     average: bool | None = None,
@@ -106,23 +95,17 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[jax.Array]:
-    """`allreduce` of several arrays as a unit: none of them starts before all are there on every rank. Collective.
+    """Blocks and is differentiable as `allreduce`.
 
     Args:
         arrays: at least one, of any shapes and dtypes; each the same on every rank.
-        name: of the group.
-        average, compression, op, prescale_factor, postscale_factor, process_set: as for `allreduce`, of all arrays.
+        compression: as for `allreduce`, of all arrays.
 
     Returns:
         New arrays, in the order of `arrays`.
 
     Raises:
-        ValueError: as `allreduce`, or `arrays` is empty.
-        TypeError: `arrays` is one array.
-        UnsupportedTensorError, MismatchError: as `allreduce`.
-
-    Example:
-        >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy], name="metrics")
+        TypeError: `arrays` is one array or has trees.
     """
     arrays = checked_group(arrays, "allreduce", "array")
     template = _reduction("allreduce", name, average, op, prescale_factor, postscale_factor, process_set)
@@ -133,24 +116,18 @@ def grouped_allreduce(
     return decompressed(run([replace(template, members=members)], leaves.arrays), contexts, compression)
 
 
+@documented_as(collectives.allgather)
 def allgather(tree: Tree, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tree:
-    """Put the arrays of all ranks one after another, in the order of the ranks, on every rank. Collective.
-
-    Differentiable where every rank gives as many rows: the gradient is the sum over the ranks of the gradients of this
-    rank's rows.
+    """Inside jit it does not block. Differentiable where every rank gives as many rows: the gradient is the sum over
+    the ranks of the gradients of this rank's rows.
 
     Args:
-        tree: the rank's rows. Outside of jit the first dimension may differ between ranks and may be 0. An array of
-            zero dimensions counts as one row.
-        name: the operation's name, the same on every rank.
-        process_set: the ranks that take part.
+        tree: the rank's rows, an array or a tree of arrays. Outside of jit the first dimension may differ between ranks
+            and may be 0. An array of zero dimensions counts as one row.
+        name: as for `allreduce`.
 
     Returns:
         A tree of new arrays whose first dimension is the sum of the ranks' first dimensions.
-
-    Raises:
-        UnsupportedTensorError: a dtype that the engine cannot take, or no array.
-        MismatchError: the ranks disagree about the operation. `horovodish.collectives` lists the other errors.
 
     Example:
         >>> hvd.allgather(jnp.full(hvd.rank() + 1, hvd.rank()))  # on 3 ranks
@@ -163,26 +140,19 @@ def allgather(tree: Tree, name: str | None = None, process_set: ProcessSet = glo
     return result
 
 
+@documented_as(collectives.broadcast)
 def broadcast(
     tree: Tree, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tree:
-    """Give every rank the values that one rank holds. Collective.
-
-    Differentiable: on the root the gradient is the sum of the gradients of all ranks, on the others it is zero.
+    """Inside jit it does not block. Differentiable: on the root the gradient is the sum of the gradients of all ranks,
+    on the others it is zero.
 
     Args:
         tree: on the root the values to send; on the others a tree of the same shapes and dtypes.
-        root_rank: whose values to send, the same on every rank; a rank of the world, also where `process_set` is given.
-        name: the operation's name, the same on every rank.
-        process_set: the ranks that take part.
+        name: as for `allreduce`.
 
     Returns:
         A tree of new arrays with the root's values.
-
-    Raises:
-        ValueError: there is no rank `root_rank` in the process set.
-        UnsupportedTensorError: a dtype that the engine cannot take, or no array.
-        MismatchError: the ranks disagree about the operation. `horovodish.collectives` lists the other errors.
 
     Example:
         >>> hvd.broadcast(jnp.full(2, hvd.rank()), root_rank=1)  # on any rank
@@ -196,34 +166,26 @@ def broadcast(
     return result
 
 
+@documented_as(collectives.alltoall)
 def alltoall(
     array: Any,
     splits: Sequence[int] | None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send some rows to every rank, and get some from every rank. Collective.
-
-    Differentiable without `splits`: the gradients of the rows go back the way that the rows came.
+    """Inside jit it does not block, and has no splits. Differentiable without `splits`: the gradients of the rows go
+    back the way that the rows came.
 
     Args:
-        array: the rank's rows, those for rank 0 first. The first dimension may differ between ranks; the others and the
-            dtype may not.
-        splits: how many rows go to each rank of the process set, in order; they add up to the first dimension. Not
-            given, every rank gets as many. Either every rank gives them or none. Outside of jit only.
-        name: the operation's name, the same on every rank.
-        process_set: the ranks that take part.
+        array: the rank's rows, those for rank 0 first. Only their number may differ between ranks.
+        name: as for `allreduce`.
 
     Returns:
         A new array of the rows that came, in the order of the ranks. With `splits` a pair: that array, and how many
         rows came from each rank (int32).
 
     Raises:
-        ValueError: the splits are not one non-negative number per rank or do not add up to the first dimension; without
-            splits, the first dimension cannot be divided by the number of ranks; an array of zero dimensions; or splits
-            inside of jit.
-        UnsupportedTensorError: a dtype that the engine cannot take, or no array.
-        MismatchError: the ranks disagree about the operation. `horovodish.collectives` lists the other errors.
+        ValueError: splits inside of jit.
 
     Example:
         >>> rows, counts = hvd.alltoall(jnp.arange(3), splits=[1, 2])  # on 2 ranks; on rank 1
@@ -239,6 +201,7 @@ def alltoall(
     return exchange(template, rows, splits)
 
 
+@documented_as(collectives.reducescatter)
 def reducescatter(
     tree: Tree,
     name: str | None = None,
@@ -248,27 +211,17 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tree:
-    """Reduce the arrays of all ranks and give every rank some rows of the result. Collective.
-
-    Differentiable where `op` is `Average` or `Sum`: the gradient is made of the gradients of the rows, from the ranks
-    that have them.
+    """Inside jit it does not block. Differentiable where `op` is `Average` or `Sum`: the gradient is made of the
+    gradients of the rows, from the ranks that have them.
 
     Args:
         tree: the rank's values, of one dimension or more; the same shapes and dtypes on every rank.
-        name: the operation's name, the same on every rank.
+        name: as for `allreduce`.
         compression: what travels; see `Compression`.
-        op: as for `allreduce`, but not `Adasum`.
-        process_set: the ranks that take part.
-        prescale_factor, postscale_factor: as for `allreduce`.
 
     Returns:
-        A tree of new arrays. The rows are dealt out in the order of the ranks, as evenly as possible: where the first
+        A tree of new arrays. Their rows are dealt out in the order of the ranks, as evenly as possible: where the first
         dimension cannot be divided by the number of ranks, the first ranks get one row more.
-
-    Raises:
-        ValueError: `op` is `Adasum` or no reduce op, or an array has zero dimensions.
-        UnsupportedTensorError: a dtype that the engine cannot take, or no array.
-        MismatchError: the ranks disagree about the operation. `horovodish.collectives` lists the other errors.
 
     Example:
         >>> hvd.reducescatter(jnp.arange(3), op=hvd.Sum)  # on 2 ranks; on rank 0
@@ -282,23 +235,20 @@ def reducescatter(
     return result
 
 
+@documented_as(collectives.barrier)
 def barrier(tree: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Wait until every rank has come to this call. Collective.
-
-    A compiled program has no order but that of its values, so inside jit a barrier is a place that a value passes: it
-    is reached once the arrays of `tree` are computed, and what uses the result comes after it.
+    """A compiled program has no order but that of its values, so inside jit a barrier is a place that a value passes:
+    it is reached once the arrays of `tree` are computed, and what uses the result comes after it.
 
     Args:
         tree: an array or a tree of arrays to pass; needed inside of jit.
-        name: the operation's name, the same on every rank.
-        process_set: the ranks that take part.
+        name: as for `allreduce`.
 
     Returns:
         `tree`.
 
     Raises:
-        ValueError: inside of jit without `tree`, or the process set is not in use.
-        RankLostError, EngineStoppedError, NotInitializedError, ForkedProcessError: as for every operation.
+        ValueError: inside of jit without `tree`.
 
     Example:
         >>> gradients = hvd.barrier(gradients)
@@ -314,23 +264,11 @@ def barrier(tree: Any = None, name: str | None = None, process_set: ProcessSet =
     return tree
 
 
+@documented_as(collectives.join)
 def join(device: int = -1) -> int:
-    """Say that this rank is out of data; see `horovodish.collectives.join`. Collective; blocks. Call it outside of jit.
-
-    It waits first until all arrays of this process are computed, so the collectives of compiled programs that still run
-    come before it. Keep a reference to a program's result until then.
-
-    Until all ranks have joined, an Average divides by the ranks that have not. `horovodish.collectives.join` says when
-    it divides by all ranks, as Horovod does.
-
-    Args:
-        device: as for `horovodish.collectives.join`.
-
-    Returns:
-        The rank that joined last: the one that has seen all data.
-
-    Raises:
-        As `horovodish.collectives.join`. What a program has raised comes where its result is used.
+    """Call it outside of jit. It waits first until all arrays of this process are computed, so the collectives of
+    compiled programs that still run come before it. Keep a reference to a program's result until then. What a
+    program has raised comes where its result is used.
 
     Example:
         >>> for batch in batches_of_this_rank:  # as many as there are, not equally many on every rank

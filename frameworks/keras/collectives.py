@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from horovodish import collectives as on_arrays
+from horovodish.collectives.documentation import documented_as
 from horovodish.collectives.functions import barrier
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
@@ -19,6 +20,7 @@ from horovodish.keras.compression import Compression
 __all__ = ["allgather", "allreduce", "barrier", "broadcast", "join", "reducescatter"]
 
 
+@documented_as(on_arrays.allreduce)
 def allreduce(
     value: Any,
     name: str | None = None,
@@ -29,23 +31,17 @@ def allreduce(
     compression: Compressor = Compression.none,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Reduce a value over the ranks. Collective; blocks, except in a compiled step.
+    """In a compiled step it does not block. For tensors it is as differentiable as the backend's own collective.
 
     Args:
         value: a tensor or variable of Keras's backend, a NumPy array or a number; of one shape and dtype on every rank.
-        name: the operation's name, the same on every rank; counted when not given.
-        average: Horovod's older way to say `op`: Average or Sum.
-        prescale_factor, postscale_factor: multiply before and after the reduction.
-        op: `Average` when not given, `Sum`, `Adasum`, `Min`, `Max` or `Product`.
         compression: what travels instead of the value.
-        process_set: the ranks that take part.
 
     Returns:
-        A tensor for a tensor or variable, otherwise a NumPy array or number. That of a tensor is as differentiable as
-        the backend's own collective.
+        A tensor for a tensor or variable, otherwise a NumPy array or number.
 
     Raises:
-        What the collectives of the backend's module raise; for other values see `horovodish.collectives`.
+        What the collectives of the backend's module raise.
 
     Example:
         >>> accuracy = hvd.allreduce(accuracy)
@@ -64,46 +60,54 @@ def allreduce(
     return _as_given(compression.decompress(reduced, context), value)
 
 
+@documented_as(on_arrays.allgather)
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Put the values of all ranks one after another, in the order of the ranks. Collective; blocks as `allreduce`.
+    """Blocks as `allreduce`.
 
     Args:
         value: as for `allreduce`; the first dimension may differ between ranks.
-        name, process_set: as for `allreduce`.
 
     Returns:
         As `allreduce`, with the sum of the ranks' first dimensions.
+
+    Example:
+        >>> predictions = hvd.allgather(predictions)
     """
     value = _plain(value)
     return _module_for(value).allgather(value, name=name, process_set=process_set)
 
 
+@documented_as(on_arrays.broadcast)
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Give every rank the value of one. Collective; blocks as `allreduce`.
+    """Blocks as `allreduce`.
 
     Args:
         value: as for `allreduce`.
-        root_rank: whose value to give, the same on every rank; a rank of the world.
-        name, process_set: as for `allreduce`.
 
     Returns:
-        As `allreduce`.
+        As `allreduce`, with the root's values.
+
+    Example:
+        >>> epoch = hvd.broadcast(epoch, root_rank=0)
     """
     plain = _plain(value)
     return _as_given(_module_for(plain).broadcast(plain, root_rank, name=name, process_set=process_set), value)
 
 
+@documented_as(on_arrays.reducescatter)
 def reducescatter(
     value: Any, name: str | None = None, op: ReduceOp = Average, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Reduce a value over the ranks and give each rank its rows of the result. Collective; blocks as `allreduce`.
+    """Blocks as `allreduce`.
 
     Args:
         value: as for `allreduce`, of at least one dimension.
-        name, op, process_set: as for `allreduce`.
 
     Returns:
         As `allreduce`; the first ranks have a row more where rows cannot be split evenly.
+
+    Example:
+        >>> own_rows = hvd.reducescatter(values)
     """
     value = _plain(value)
     return _module_for(value).reducescatter(value, name=name, op=op, process_set=process_set)
@@ -126,21 +130,13 @@ def _as_given(result: Any, value: Any) -> Any:
     return result[()] if isinstance(result, np.ndarray) else result
 
 
+@documented_as(on_arrays.join)
 def join(device: int = -1) -> int:
-    """Say that this rank is out of data, by the `join` of the backend's module. Collective; blocks.
-
-    Until all ranks have joined, an Average divides by the ranks that have not. `horovodish.collectives.join` says when
-    it divides by all ranks, as Horovod does.
+    """It is the `join` of the backend's module.
 
     Args:
         device: the CUDA device with which this rank takes part in collectives of CUDA tensors, if it has used none
             before; on PyTorch the current one when not given.
-
-    Returns:
-        The rank that joined last: the one that has seen all data.
-
-    Raises:
-        As `horovodish.collectives.join`.
 
     Example:
         >>> for batch in batches_of_this_rank:  # as many as there are, not equally many on every rank

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from horovodish import collectives
+from horovodish.collectives.documentation import documented_as
 from horovodish.collectives.operation import Operation, only
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
@@ -32,6 +34,7 @@ TensorOrSlices = TypeVar("TensorOrSlices", tf.Tensor, tf.IndexedSlices)
 
 
 @as_written
+@documented_as(collectives.allreduce)
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -44,31 +47,22 @@ def allreduce(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Reduce the tensors of all ranks, element by element, and give the result to every rank. Collective.
-
-    When executing eagerly it blocks; in a `tf.function` it is an operation that waits for nothing but its inputs,
-    however many are under way. Differentiable for `Average` and `Sum`: the gradient is reduced in the same way.
+    """In a `tf.function` it does not block: it is an operation that waits for nothing but its inputs, however many are
+    under way. Without a name, calls are counted: within a function in the order in which it makes them, when
+    executing eagerly in the order in which they are made. Differentiable where `op` is `Average` or `Sum`: its
+    gradient is the allreduce of the gradients, in the same way.
 
     Args:
         tensor: the rank's values, a tensor or what `tf.convert_to_tensor` takes, of the same shape and dtype on every
-            rank; or `tf.IndexedSlices`, of which each rank may have any number.
-        average: Horovod's older way to choose between `Average` and `Sum`.
+            rank; or `tf.IndexedSlices`, of which each rank may have any number, for `Average` and `Sum`.
         device_dense, device_sparse: Horovod's; TensorFlow knows where the operation runs, so they have no meaning here.
         compression: what travels; see `Compression`.
-        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`; `Average` or `Sum` for IndexedSlices.
-        prescale_factor, postscale_factor: multiply the inputs and the result.
-        name: the operation's name, the same on every rank. Without it, calls are counted: within a function in the
-            order in which it makes them, when executing eagerly in the order in which they are made.
-        process_set: the ranks that take part.
 
     Returns:
         A new tensor; of IndexedSlices those of all ranks, where an index may occur once for each rank.
 
     Raises:
-        ValueError: `op` and `average` are both given, or `op` or `compression` is none.
-        UnsupportedTensorError: a dtype that cannot be reduced.
         MismatchError: the ranks disagree. In a function, TensorFlow raises one of `tf.errors` with the same text.
-            `horovodish.collectives` lists the other errors.
 
     Example:
         >>> mean_loss = hvd.allreduce(loss, name="loss")
@@ -78,6 +72,7 @@ def allreduce(
 
 
 @as_written
+@documented_as(collectives.grouped_allreduce)
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -90,29 +85,18 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     name: str | None = None,
 ) -> list[Any]:
-    """`allreduce` of several tensors as a unit: nothing of it starts before all of it is there on every rank.
+    """Blocks and is differentiable as `allreduce`. IndexedSlices travel by themselves, the others together.
 
     Args:
-        tensors: at least one; each as for `allreduce`. IndexedSlices travel by themselves, the others together.
-        name: of the group.
-        average, compression, op, prescale_factor, postscale_factor, process_set: as for `allreduce`, of all tensors.
-        device_dense, device_sparse: as for `allreduce`.
-
-    Returns:
-        New tensors, in the order of `tensors`.
-
-    Raises:
-        ValueError, UnsupportedTensorError, MismatchError: as `allreduce`, or `tensors` is empty.
-        TypeError: `tensors` is no list.
-
-    Example:
-        >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy])
+        device_dense, device_sparse: Horovod's; TensorFlow knows where the operation runs, so they have no meaning here.
+        compression: as for `allreduce`, of all tensors.
     """
     operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor)
     return _reduced(operation, tensors, compression)
 
 
 @as_written
+@documented_as(collectives.reducescatter)
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -123,21 +107,12 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Reduce the tensors of all ranks and give every rank some rows of the result. Collective; differentiable.
+    """Blocks as `allreduce`. Differentiable where `op` is `Average` or `Sum`: the gradient is made of the gradients of
+    the rows, from the ranks that have them.
 
     Args:
-        tensor: the rank's values, of one dimension or more; the same shape on every rank.
-        device_dense: as for `allreduce`.
-        compression, name, process_set, prescale_factor, postscale_factor: as for `allreduce`.
-        op: as for `allreduce`, but not `Adasum`.
-
-    Returns:
-        A new tensor. The rows are dealt out in the order of the ranks, as evenly as possible: where the first dimension
-        cannot be divided by the number of ranks, the first ranks get one row more.
-
-    Raises:
-        ValueError: `op` is `Adasum` or no reduce op, or the tensor has zero dimensions.
-        UnsupportedTensorError, MismatchError: as `allreduce`.
+        device_dense: Horovod's; TensorFlow knows where the operation runs, so it has no meaning here.
+        compression: what travels; see `Compression`.
 
     Example:
         >>> own_rows = hvd.reducescatter(gradient, op=hvd.Sum)
@@ -147,6 +122,7 @@ def reducescatter(
 
 
 @as_written
+@documented_as(collectives.grouped_reducescatter)
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
@@ -157,40 +133,21 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """`reducescatter` of several tensors as a unit. Collective; differentiable.
+    """Blocks as `allreduce`, and is differentiable as `reducescatter`.
 
     Args:
-        tensors: at least one; each as for `reducescatter`.
-        name: of the group.
-        device_dense, compression, op, process_set, prescale_factor, postscale_factor: as for `reducescatter`.
-
-    Returns:
-        New tensors, in the order of `tensors`.
-
-    Raises:
-        ValueError, UnsupportedTensorError, MismatchError: as `reducescatter`, or `tensors` is empty.
-        TypeError: `tensors` is no list.
-
-    Example:
-        >>> weights, biases = hvd.grouped_reducescatter([weight_gradients, bias_gradients])
+        device_dense: Horovod's; TensorFlow knows where the operation runs, so it has no meaning here.
+        compression: as for `reducescatter`, of all tensors.
     """
     operation = Operation("reducescatter", name, process_set, op, None, prescale_factor, postscale_factor)
     return _scattered(operation, tensors, compression)
 
 
 @as_written
+@documented_as(collectives.allgather)
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> tf.Tensor:
-    """Put the tensors of all ranks one after another, along the first dimension. Collective; differentiable.
-
-    Blocks when executing eagerly; see `allreduce` for functions, names and errors.
-
-    Args:
-        tensor: the rank's rows; only their number may differ between ranks. A scalar counts as one row.
-        name: the operation's name, the same on every rank; counted when not given.
-        process_set: the ranks that take part.
-
-    Returns:
-        A new tensor with the rows of all ranks, in the order of the ranks.
+    """Blocks as `allreduce`. Differentiable: the gradient is the sum over the ranks of the gradients of this rank's
+    rows.
 
     Example:
         >>> predictions = hvd.allgather(predictions)
@@ -199,46 +156,22 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
 
 
 @as_written
+@documented_as(collectives.grouped_allgather)
 def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[tf.Tensor]:
-    """`allgather` of several tensors as a unit. Collective; differentiable.
-
-    Args:
-        tensors: at least one; each as for `allgather`, and as many on every rank.
-        name: of the group.
-        process_set: the ranks that take part.
-
-    Returns:
-        New tensors, in the order of `tensors`.
-
-    Raises:
-        ValueError: `tensors` is empty.
-        TypeError: `tensors` is no list.
-
-    Example:
-        >>> predictions, labels = hvd.grouped_allgather([predictions, labels])
-    """
+    """Blocks as `allreduce`, and is differentiable as `allgather`."""
     results, _ = gathered(*prepared(Operation("allgather", name, process_set), tensors))
     return results
 
 
 @as_written
+@documented_as(collectives.broadcast)
 def broadcast(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tf.Tensor:
-    """Give every rank the tensor of one rank. Collective; differentiable.
-
-    Args:
-        tensor: on the root its value; on the others any tensor of the same shape and dtype.
-        root_rank: whose tensor to send, a rank of the world, the same on every rank.
-        name, process_set: as for `allgather`.
-
-    Returns:
-        A new tensor.
-
-    Raises:
-        ValueError: there is no rank `root_rank` in the process set.
+    """Blocks as `allreduce`. Differentiable: on the root the gradient is the sum of the gradients of all ranks, on the
+    others it is zero.
 
     Example:
         >>> noise = hvd.broadcast(noise, root_rank=0)
@@ -287,23 +220,14 @@ def broadcast_(
 
 
 @as_written
+@documented_as(collectives.alltoall)
 def alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Send some rows to every rank. Collective; differentiable.
-
-    Args:
-        tensor: the rank's rows, those for the first rank first.
-        splits: how many rows go to each rank, one number per rank that add up to the rows of `tensor`; without it,
-            as many to each.
-        name, process_set: as for `allgather`.
-
-    Returns:
-        The rows that came, in the order of the ranks; with `splits`, also how many came from each rank, as int64.
+    """Blocks as `allreduce`. Differentiable: the gradients of the rows go back the way that the rows came.
 
     Raises:
-        ValueError: `splits` does not fit, or the rows cannot be divided evenly without it. In a function, TensorFlow
-            raises `tf.errors.InvalidArgumentError`.
+        ValueError: in a function, TensorFlow raises `tf.errors.InvalidArgumentError` in its place.
 
     Example:
         >>> received, counts = hvd.alltoall(rows, splits=[2, 0])

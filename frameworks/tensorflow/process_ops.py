@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovodish import collectives
+from horovodish.collectives.documentation import documented_as
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.collectives.request import Operation
 from horovodish.tensorflow.failures import own_errors
@@ -53,25 +54,18 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 
 @as_written
+@documented_as(collectives.join)
 def join(device: Any = -1) -> Any:
-    """As `horovodish.collectives.join`: say that this rank is out of data. Collective.
-
-    Until all ranks have joined, an Average divides by the ranks that have not. `horovodish.collectives.join` says when
-    it divides by all ranks, as Horovod does.
-
-    Args:
+    """Args:
         device: Horovod's, where a rank that has joined keeps its zeros. Nothing is kept, so it has no meaning here.
 
     Returns:
         The rank that joined last: an int, or an int32 scalar in a function.
 
-    Raises:
-        As `horovodish.collectives.join`.
-
     Example:
         >>> for batch in batches_of_this_rank:  # as many as there are, not equally many on every rank
         ...     train(batch)
-        >>> hvd.join()
+        >>> last = hvd.join()
     """
     if tf.executing_eagerly():
         return collectives.join()
@@ -80,21 +74,13 @@ def join(device: Any = -1) -> Any:
 
 
 @as_written
+@documented_as(collectives.barrier)
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
-    """Wait until every rank has come to this call. Collective.
-
-    Args:
-        process_set: the ranks that take part.
+    """Args:
         name: the operation's name, the same on every rank; counted when not given.
 
     Returns:
         Nothing when executing eagerly; in a function the operation, which runs in the order of the program.
-
-    Raises:
-        As `horovodish.collectives.barrier`.
-
-    Example:
-        >>> hvd.barrier()
     """
     identity = checked_id(process_set)
     refuse_xla("barrier")

@@ -25,6 +25,7 @@ from torch.autograd import Function
 
 from horovodish import collectives
 from horovodish.collectives import devices
+from horovodish.collectives.documentation import documented_as
 from horovodish.collectives.functions import Handle, barrier, poll, synchronize
 from horovodish.collectives.operation import Operation, checked_group, checked_op, identified, only
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
@@ -82,6 +83,7 @@ grouped_reducescatter_async = COLLECTIVES.grouped_reducescatter_async
 reducescatter_async = COLLECTIVES.reducescatter_async
 
 
+@documented_as(collectives.allreduce)
 def allreduce(
     tensor: Tensor,
     average: bool | None = None,
@@ -92,30 +94,14 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Reduce the tensors of all ranks, element by element, and give the result to every rank. Collective; blocks.
-
-    result = postscale_factor * op(prescale_factor * tensor of rank 0, ..., prescale_factor * tensor of rank N-1)
-
-    Differentiable where `op` is `Average` or `Sum`: its gradient is the allreduce of the gradients, in the same way.
+    """Differentiable where `op` is `Average` or `Sum`: its gradient is the allreduce of the gradients, in the same
+    way.
 
     Args:
-        tensor: the rank's values; any shape and dtype that can be reduced, the same on every rank.
-        average: Horovod's older way to say op=Average (True) or op=Sum (False).
-        name: the operation's name, the same on every rank; counted when not given.
         compression: what travels; see `Compression`.
-        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`. Average of integers rounds
-            towards zero. Adasum takes floating-point numbers.
-        prescale_factor: multiplies every input. For integers the product is computed in float64 and truncated.
-        postscale_factor: multiplies the result, in the same way.
-        process_set: the ranks that take part.
 
     Returns:
         A new tensor of the shape and dtype of `tensor`, row-major.
-
-    Raises:
-        ValueError: `average` and `op` are both given, or `op` is no reduce op.
-        UnsupportedTensorError: a dtype, device or layout that the engine cannot take.
-        MismatchError: the ranks disagree about the operation. `horovodish.collectives` lists the other errors.
 
     Example:
         >>> hvd.allreduce(torch.full((2,), float(hvd.rank())), op=hvd.Sum)  # on 4 ranks
@@ -128,6 +114,7 @@ def allreduce(
     )
 
 
+@documented_as(collectives.grouped_allreduce)
 def grouped_allreduce(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -138,45 +125,18 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """`allreduce` of several tensors as a unit. Differentiable; collective; blocks.
+    """Differentiable, as `allreduce`.
 
     Args:
-        tensors: at least one, of any shapes and dtypes; each the same on every rank.
-        name: of the group.
-        average, compression, op, prescale_factor, postscale_factor, process_set: as for `allreduce`, of all tensors.
-
-    Returns:
-        New tensors, in the order of `tensors`.
-
-    Raises:
-        ValueError: as `allreduce`, or `tensors` is empty.
-        TypeError: `tensors` is one tensor.
-        UnsupportedTensorError, MismatchError: as `allreduce`.
-
-    Example:
-        >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy])
+        compression: as for `allreduce`, of all tensors.
     """
     operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor)
     return _reduced(operation, Allreduce, tensors, compression)
 
 
+@documented_as(collectives.allgather)
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
-    """Put the tensors of all ranks one after another, in the order of the ranks, on every rank. Collective; blocks.
-
-    Differentiable: the gradient is the sum over the ranks of the gradients of this rank's rows.
-
-    Args:
-        tensor: the rank's rows, of any dtype. The first dimension may differ between ranks and may be
-            0; the others and the dtype may not. A tensor of zero dimensions counts as one row.
-        name: the operation's name, the same on every rank; counted when not given.
-        process_set: the ranks that take part.
-
-    Returns:
-        A new tensor whose first dimension is the sum of the ranks' first dimensions.
-
-    Raises:
-        UnsupportedTensorError: a dtype, device or layout that the engine cannot take.
-        MismatchError: the ranks disagree about the operation. `horovodish.collectives` lists the other errors.
+    """Differentiable: the gradient is the sum over the ranks of the gradients of this rank's rows.
 
     Example:
         >>> hvd.allgather(torch.full((hvd.rank() + 1,), hvd.rank()))  # on 3 ranks
@@ -187,27 +147,11 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
     return only(grouped_allgather([tensor], name, process_set))
 
 
+@documented_as(collectives.grouped_allgather)
 def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
-    """`allgather` of several tensors as a unit. Differentiable; collective; blocks.
-
-    Args:
-        tensors: at least one; each as for `allgather`, and as many on every rank.
-        name: of the group.
-        process_set: the ranks that take part.
-
-    Returns:
-        New tensors, in the order of `tensors`.
-
-    Raises:
-        ValueError: `tensors` is empty.
-        TypeError: `tensors` is one tensor.
-        UnsupportedTensorError, MismatchError: as `allgather`.
-
-    Example:
-        >>> predictions, labels = hvd.grouped_allgather([predictions, labels])
-    """
+    """Differentiable, as `allgather`."""
     operation = Operation("allgather", name, process_set)
     name, identity = identified(operation)
     operation = operation._replace(name=name)
@@ -218,27 +162,11 @@ def grouped_allgather(
     return TENSORS.group(operation, tensors, waits=True).wait()
 
 
+@documented_as(collectives.broadcast)
 def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """Give every rank the values that one rank holds. Collective; blocks.
-
-    Differentiable: on the root the gradient is the sum of the gradients of all ranks, on the others it is zero.
-
-    Args:
-        tensor: on the root the values to send, of any dtype; on the others a tensor of the same shape
-            and dtype, which is left as it is.
-        root_rank: whose values to send, the same on every rank; a rank of the world, also where `process_set` is given.
-        name: the operation's name, the same on every rank; counted when not given.
-        process_set: the ranks that take part.
-
-    Returns:
-        A new tensor with the root's values.
-
-    Raises:
-        ValueError: there is no rank `root_rank` in the process set.
-        UnsupportedTensorError: a dtype, device or layout that the engine cannot take.
-        MismatchError: the ranks disagree about the operation. `horovodish.collectives` lists the other errors.
+    """Differentiable: on the root the gradient is the sum of the gradients of all ranks, on the others it is zero.
 
     Example:
         >>> hvd.broadcast(torch.full((2,), hvd.rank()), root_rank=1)  # on any rank
@@ -250,33 +178,18 @@ def broadcast(
     return sent
 
 
+@documented_as(collectives.alltoall)
 def alltoall(
     tensor: Tensor,
     splits: Sequence[int] | Tensor | None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Send some rows to every rank, and get some from every rank. Collective; blocks.
-
-    Differentiable: the gradients of the rows go back the way that the rows came.
-
-    Args:
-        tensor: the rank's rows, of any dtype, those for rank 0 first. The first dimension may differ
-            between ranks; the others and the dtype may not.
-        splits: how many rows go to each rank of the process set, in order, as numbers or as a tensor of integers; they
-            add up to the first dimension. Not given, every rank gets as many. Either every rank gives them or none.
-        name: the operation's name, the same on every rank; counted when not given.
-        process_set: the ranks that take part.
+    """Differentiable: the gradients of the rows go back the way that the rows came.
 
     Returns:
         A new tensor of the rows that came, in the order of the ranks. With `splits` a pair: that tensor, and how many
         rows came from each rank (int64, in host memory).
-
-    Raises:
-        ValueError: the splits are not one non-negative number per rank or do not add up to the first dimension; without
-            splits, the first dimension cannot be divided by the number of ranks; or a tensor of zero dimensions.
-        UnsupportedTensorError: a dtype, device or layout that the engine cannot take.
-        MismatchError: the ranks disagree about the operation. `horovodish.collectives` lists the other errors.
 
     Example:
         >>> rows, counts = hvd.alltoall(torch.arange(3), splits=[1, 2])  # on 2 ranks; on rank 1
@@ -289,6 +202,7 @@ def alltoall(
     return received[0] if splits is None else received
 
 
+@documented_as(collectives.reducescatter)
 def reducescatter(
     tensor: Tensor,
     name: str | None = None,
@@ -298,28 +212,11 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """Reduce the tensors of all ranks and give every rank some rows of the result. Collective; blocks.
-
-    Differentiable where `op` is `Average` or `Sum`: the gradient is made of the gradients of the rows, from the ranks
-    that have them.
+    """Differentiable where `op` is `Average` or `Sum`: the gradient is made of the gradients of the rows, from the
+    ranks that have them.
 
     Args:
-        tensor: the rank's values, of one dimension or more and any dtype that can be reduced; the same shape and
-            dtype on every rank.
-        name: the operation's name, the same on every rank; counted when not given.
         compression: what travels; see `Compression`.
-        op: as for `allreduce`, but not `Adasum`.
-        process_set: the ranks that take part.
-        prescale_factor, postscale_factor: as for `allreduce`.
-
-    Returns:
-        A new tensor. The rows are dealt out in the order of the ranks, as evenly as possible: where the first dimension
-        cannot be divided by the number of ranks, the first ranks get one row more.
-
-    Raises:
-        ValueError: `op` is `Adasum` or no reduce op, or the tensor has zero dimensions.
-        UnsupportedTensorError: a dtype, device or layout that the engine cannot take.
-        MismatchError: the ranks disagree about the operation. `horovodish.collectives` lists the other errors.
 
     Example:
         >>> hvd.reducescatter(torch.arange(3), op=hvd.Sum)  # on 2 ranks; on rank 0
@@ -328,6 +225,7 @@ def reducescatter(
     return only(grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor))
 
 
+@documented_as(collectives.grouped_reducescatter)
 def grouped_reducescatter(
     tensors: Sequence[Tensor],
     name: str | None = None,
@@ -337,43 +235,20 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
-    """`reducescatter` of several tensors as a unit. Differentiable; collective; blocks.
+    """Differentiable, as `reducescatter`.
 
     Args:
-        tensors: at least one; each as for `reducescatter`.
-        name: of the group.
-        compression, op, process_set, prescale_factor, postscale_factor: as for `reducescatter`, of all tensors.
-
-    Returns:
-        New tensors, in the order of `tensors`.
-
-    Raises:
-        ValueError: as `reducescatter`, or `tensors` is empty.
-        TypeError: `tensors` is one tensor.
-        UnsupportedTensorError, MismatchError: as `reducescatter`.
-
-    Example:
-        >>> weights, biases = hvd.grouped_reducescatter([weight_gradients, bias_gradients])
+        compression: as for `reducescatter`, of all tensors.
     """
     operation = Operation("reducescatter", name, process_set, op, None, prescale_factor, postscale_factor)
     return _reduced(operation, Reducescatter, tensors, compression)
 
 
+@documented_as(collectives.join)
 def join(device: int = -1) -> int:
-    """As `horovodish.collectives.join`: say that this rank is out of data. Collective; blocks.
-
-    Until all ranks have joined, an Average divides by the ranks that have not. `horovodish.collectives.join` says when
-    it divides by all ranks, as Horovod does.
-
-    Args:
+    """Args:
         device: the CUDA device with which this rank takes part in what the others do with CUDA tensors; the current one
             when not given. It counts only if the rank has used none before, and means nothing without CUDA.
-
-    Returns:
-        The rank that joined last: the one that has seen all data.
-
-    Raises:
-        As `horovodish.collectives.join`.
 
     Example:
         >>> for batch in batches_of_this_rank:  # as many as there are, not equally many on every rank

@@ -118,7 +118,7 @@ class Collectives(Generic[GivenT, ResultT]):
 
         Raises:
             ValueError: `average` and `op` are both given, or `op` is no reduce op.
-            See the module for what every operation can raise.
+            See `horovodish.collectives` for what every operation can raise.
 
         Example:
             >>> hvd.allreduce(numpy.full(2, hvd.rank(), numpy.float32), op=hvd.Sum)  # on 4 ranks
@@ -205,7 +205,8 @@ class Collectives(Generic[GivenT, ResultT]):
 
         Raises:
             ValueError: as `allreduce`, or `tensors` is empty.
-            See the module for what every operation can raise.
+            TypeError: `tensors` is one tensor.
+            See `horovodish.collectives` for what every operation can raise.
 
         Example:
             >>> loss, correct = hvd.grouped_allreduce([loss, correct], name="metrics")
@@ -275,7 +276,7 @@ class Collectives(Generic[GivenT, ResultT]):
             A new tensor whose first dimension is the sum of the ranks' first dimensions.
 
         Raises:
-            See the module for what every operation can raise.
+            See `horovodish.collectives` for what every operation can raise.
 
         Example:
             >>> hvd.allgather(numpy.full(hvd.rank() + 1, hvd.rank()))  # on 3 ranks
@@ -303,7 +304,9 @@ class Collectives(Generic[GivenT, ResultT]):
             New tensors, in the order of `tensors`.
 
         Raises:
-            ValueError: `tensors` is empty. See the module for what every operation can raise.
+            ValueError: `tensors` is empty.
+            TypeError: `tensors` is one tensor.
+            See `horovodish.collectives` for what every operation can raise.
 
         Example:
             >>> inputs, labels = hvd.grouped_allgather([inputs, labels])
@@ -333,7 +336,7 @@ class Collectives(Generic[GivenT, ResultT]):
 
         Raises:
             ValueError: there is no rank `root_rank` in the process set.
-            See the module for what every operation can raise.
+            See `horovodish.collectives` for what every operation can raise.
 
         Example:
             >>> hvd.broadcast(numpy.full(2, hvd.rank()), root_rank=1)  # on any rank
@@ -392,7 +395,7 @@ class Collectives(Generic[GivenT, ResultT]):
             ValueError: the splits are not one non-negative number per rank or do not add up to the first dimension;
                 without splits, the first dimension cannot be divided by the number of ranks; or `tensor` has zero
                 dimensions.
-            See the module for what every operation can raise.
+            See `horovodish.collectives` for what every operation can raise.
 
         Example:
             >>> rows, counts = hvd.alltoall(numpy.arange(3), splits=[1, 2])  # on 2 ranks; on rank 1
@@ -434,7 +437,7 @@ class Collectives(Generic[GivenT, ResultT]):
 
         Raises:
             ValueError: `op` is `Adasum` or no reduce op, or the tensor has zero dimensions.
-            See the module for what every operation can raise.
+            See `horovodish.collectives` for what every operation can raise.
 
         Example:
             >>> hvd.reducescatter(numpy.arange(3), op=hvd.Sum)  # on 2 ranks; on rank 0
@@ -477,7 +480,8 @@ class Collectives(Generic[GivenT, ResultT]):
 
         Raises:
             ValueError: as `reducescatter`, or `tensors` is empty.
-            See the module for what every operation can raise.
+            TypeError: `tensors` is one tensor.
+            See `horovodish.collectives` for what every operation can raise.
 
         Example:
             >>> weights, biases = hvd.grouped_reducescatter([weight_gradients, bias_gradients])
