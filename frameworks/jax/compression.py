@@ -6,7 +6,7 @@ from typing import Any
 
 from jax import numpy as jnp
 
-from horovodish.gradients.compression import CastCompressor, NoneCompressor
+from horovodish.gradients.compression import casts
 
 __all__ = ["Compression"]
 
@@ -15,28 +15,4 @@ def _is_wider(tensor: Any) -> bool:
     return jnp.issubdtype(tensor.dtype, jnp.floating) and tensor.dtype.itemsize > 2
 
 
-class FP16Compressor(CastCompressor):
-    """float32 and float64 travel as float16: 11 bits of precision, values up to 65504."""
-
-    dtype, is_wider, cast = jnp.float16, _is_wider, jnp.astype
-
-
-class BF16Compressor(CastCompressor):
-    """float32 and float64 travel as bfloat16: 8 bits of precision, the range of float32."""
-
-    dtype, is_wider, cast = jnp.bfloat16, _is_wider, jnp.astype
-
-
-class Compression:
-    """The compressions to choose from. Any class with `compress` and `decompress` will do as well; see `Compressor`.
-
-    `none` sends tensors as they are; `fp16` and `bf16` send float32 and float64 in half the bytes or fewer, as float16
-    or bfloat16.
-
-    Example:
-        >>> optimizer = hvd.DistributedOptimizer(optax.sgd(0.1), compression=hvd.Compression.bf16)
-    """
-
-    none = NoneCompressor
-    fp16 = FP16Compressor
-    bf16 = BF16Compressor
+FP16Compressor, BF16Compressor, Compression = casts(__name__, jnp.float16, jnp.bfloat16, _is_wider, jnp.astype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
-__all__ = ["CastCompressor", "Compressor", "NoneCompressor", "check_compression"]
+__all__ = ["CastCompressor", "Compressions", "Compressor", "NoneCompressor", "casts", "check_compression"]
 
 
 class Compressor(Protocol):
@@ -50,7 +50,7 @@ class NoneCompressor:
 
 
 class CastCompressor:
-    """Tensors of wider floating dtypes travel in one of two bytes. Subclasses of a framework say how.
+    """Tensors of wider floating dtypes travel in a dtype of two bytes. `casts` makes the subclasses of a framework.
 
     Attributes:
         dtype: the smaller one, as the framework knows it.
@@ -71,3 +71,36 @@ class CastCompressor:
     def decompress(cls, tensor: Any, context: Any) -> Any:
         """`tensor` in the dtype that it had."""
         return cls.cast(tensor, context)
+
+
+class Compressions:
+    """The compressions to choose from. Any class with `compress` and `decompress` will do as well; see `Compressor`.
+
+    `none` sends tensors as they are. `fp16` sends float32 and float64 as float16: 11 bits of precision, values up to
+    65504. `bf16` sends them as bfloat16: 8 bits of precision, the range of float32.
+
+    Example:
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.bf16)
+    """
+
+    none: ClassVar[type[NoneCompressor]] = NoneCompressor
+    fp16: ClassVar[type[CastCompressor]]
+    bf16: ClassVar[type[CastCompressor]]
+
+
+def casts(
+    module: str, fp16: Any, bf16: Any, is_wider: Callable[[Any], bool], cast: Callable[[Any, Any], Any]
+) -> tuple[type[CastCompressor], type[CastCompressor], type[Compressions]]:
+    """Return the classes `FP16Compressor`, `BF16Compressor` and `Compression` of a framework.
+
+    Args:
+        module: that they belong to, where pickle looks for them.
+        fp16, bf16: the two dtypes, as the framework knows them.
+        is_wider: whether a tensor is of a floating dtype of more than two bytes.
+        cast: gives a tensor in a dtype.
+    """
+    how = {"is_wider": staticmethod(is_wider), "cast": staticmethod(cast), "__module__": module}
+    to_fp16 = type("FP16Compressor", (CastCompressor,), {**how, "dtype": fp16})
+    to_bf16 = type("BF16Compressor", (CastCompressor,), {**how, "dtype": bf16})
+    members = {"fp16": to_fp16, "bf16": to_bf16, "__module__": module, "__doc__": Compressions.__doc__}
+    return to_fp16, to_bf16, type("Compression", (Compressions,), members)

@@ -19,7 +19,7 @@ from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
 from horovodish.collectives.request import Member
 from horovodish.errors import UnsupportedTensorError
-from horovodish.gradients.compression import CastCompressor, Compressor, NoneCompressor
+from horovodish.gradients.compression import Compressor, casts
 from horovodish.gradients.options import GradientOptions, Groups
 from horovodish.gradients.plan import GradientAdapter, GradientPlan, Layout, Payload
 from horovodish.process_api import *  # noqa: F403
@@ -103,13 +103,7 @@ def _cast(tensor: Tensor, dtype: Any) -> Tensor:
     return Tensor(tensor.data.astype(dtype))
 
 
-class FP16Compressor(CastCompressor):
-    dtype, is_wider, cast = np.float16, _is_wider, _cast
-
-
-class Compression:
-    none = NoneCompressor
-    fp16 = FP16Compressor
+FP16Compressor, BF16Compressor, Compression = casts(__name__, np.float16, None, _is_wider, _cast)
 
 
 class _Gradients(GradientAdapter):
