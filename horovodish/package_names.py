@@ -14,6 +14,7 @@ _MODULES = ("elastic", "functions", "mpi_ops")
 INSTEAD = {
     "check_extension": "nothing is compiled for a framework, so there is nothing to check",
 }
+_NO_ELASTIC = "this shim has no elastic.py; use horovodish.elastic, with NumPy arrays in an ObjectState"
 
 
 def exported(package: str) -> list[str]:
@@ -25,15 +26,17 @@ def exported(package: str) -> list[str]:
 def look_up(package: str, name: str) -> object:
     """What the `__getattr__` of a package does: return a module of it, or raise AttributeError with a remedy.
 
-    Where a package has no `mpi_ops`, it is the package itself: `hvd.mpi_ops.Sum` is `hvd.Sum`.
+    Where a package has no `mpi_ops` or `functions`, it is the package itself: `hvd.mpi_ops.Sum` is `hvd.Sum`.
 
     Args:
         package: its name.
         name: what was asked for.
     """
     if name in _MODULES:
-        is_there = importlib.util.find_spec(f"{package}.{name}")
-        return importlib.import_module(f"{package}.{name}") if is_there else sys.modules[package]
-    remedy = INSTEAD.get(name)
+        if importlib.util.find_spec(f"{package}.{name}"):
+            return importlib.import_module(f"{package}.{name}")
+        if name != "elastic":
+            return sys.modules[package]
+    remedy = _NO_ELASTIC if name == "elastic" else INSTEAD.get(name)
     # Python itself adds the name, and then asks whether another one was meant.
     raise AttributeError(f"module {package!r} has no attribute {name!r}" + (f": {remedy}" if remedy else ""))

@@ -28,13 +28,13 @@ __all__ = ["VERSION"]
 VERSION = f"0.28.1+horovodish.{__version__}"
 """`horovod.__version__`: the release of Horovod whose names these are, and ours."""
 
-_COMMON, _DATA, _RUNNER = (f"{__name__}.{module}" for module in ("common", "data", "runner"))
+_COMMON, _DATA = f"{__name__}.common", f"{__name__}.data"
 MODULES = {
     **{framework: f"horovodish.{framework}" for framework in FRAMEWORKS},
     **dict.fromkeys(("common", "common.basics", "common.exceptions", "common.process_sets", "common.util"), _COMMON),
     "common.elastic": "horovodish.elastic",
     **dict.fromkeys(("data", "data.data_loader_base"), _DATA),
-    **dict.fromkeys(("run", "run.runner", "runner", "runner.util", "runner.util.threads"), _RUNNER),
+    **dict.fromkeys(("run", "run.runner", "runner"), "horovodish.launch.run_function"),
 }
 """The module of horovodish that has the names of a module of Horovod's."""
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import itertools
 import os
-import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,10 +14,6 @@ from horovodish import process_api as _process_api
 from horovodish.process_api import *  # noqa: F403
 
 T = TypeVar("T")
-
-
-class HorovodVersionMismatchError(ImportError):
-    """Never raised: horovodish is not built for one version of a framework."""
 
 
 class HorovodBasics:
@@ -32,30 +26,12 @@ class HorovodBasics:
         return getattr(_process_api, name)
 
 
-def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Does nothing: no extension is compiled for a framework."""
-
-
-def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
-    """Does nothing: horovodish is not built for one version of a framework."""
-
-
-def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """True if the framework, such as "torch", is installed."""
-    return importlib.util.find_spec(ext_base_name) is not None
-
-
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """True if the framework, "torch" or "tensorflow", sees a GPU. Imports the framework."""
     framework = importlib.import_module(ext_base_name)
     if ext_base_name == "tensorflow":
         return bool(framework.config.list_physical_devices("GPU"))
     return bool(framework.cuda.is_available())
-
-
-def get_ext_suffix() -> str:
-    """How the file names of Python's compiled modules end."""
-    return str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 
 @contextmanager
@@ -74,11 +50,6 @@ def env(**variables: str | None) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def num_rank_is_power_2(num_rank: int) -> bool:
-    """True if the number of ranks is a power of 2."""
-    return num_rank > 0 and num_rank.bit_count() == 1
-
-
 def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741, callers may name it
     """Cuts a list into n parts whose lengths differ by one at most; the longer ones come first."""
     base, more = divmod(len(l), n)
@@ -86,26 +57,5 @@ def split_list(l: Sequence[T], n: int) -> list[Sequence[T]]:  # noqa: E741, call
     return [l[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
-def is_iterable(x: object) -> bool:
-    """True if `iter(x)` works."""
-    try:
-        iter(x)  # type: ignore[call-overload]
-    except TypeError:
-        return False
-    return True
-
-
-__all__ = [
-    "HorovodBasics",
-    "HorovodVersionMismatchError",
-    "check_extension",
-    "check_installed_version",
-    "env",
-    "extension_available",
-    "get_ext_suffix",
-    "gpu_available",
-    "is_iterable",
-    "num_rank_is_power_2",
-    "split_list",
-]
+__all__ = ["HorovodBasics", "env", "gpu_available", "split_list"]
 __all__ += _package_names.exported(_process_api.__name__)

@@ -26,6 +26,7 @@ REFUSED = {
     "horovod.ray": "horovodish.run(function, num_proc=N",
     "horovod.mxnet": "train with another framework",
     "horovod.runner.http": "No module named",
+    "horovod.runner.util": "No module named",
 }
 
 PROGRAM = f"""
@@ -33,7 +34,6 @@ import importlib, pickle, sys
 import horovod
 import horovodish
 from horovod.data import AsyncDataLoaderMixin, BaseDataLoader
-from horovod.runner.util.threads import in_thread
 from horovod.common.basics import HorovodBasics
 from horovod.common.exceptions import HorovodInternalError
 assert horovod.__version__ == {VERSION!r}

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 import horovodish
-from horovodish import collectives, errors, process_api
+from horovodish import collectives, errors, package_names, process_api
 from horovodish.collectives import adding_sets, process_sets, reduce_ops
 from horovodish.elastic import recovery
 from horovodish.launch import run_function
@@ -67,6 +67,11 @@ def test_a_name_that_is_not_there(name: str, reason: str) -> None:
 
 def test_horovods_modules_of_functions_are_attributes() -> None:
     assert horovodish.mpi_ops.Sum is horovodish.functions.Sum is horovodish.Sum
+
+
+def test_a_shim_without_elastic_says_so() -> None:
+    with pytest.raises(AttributeError, match=r"'json' has no attribute 'elastic': .* use horovodish\.elastic"):
+        package_names.look_up("json", "elastic")
 
 
 class Bare:
