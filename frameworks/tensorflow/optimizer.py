@@ -12,7 +12,6 @@ from horovodish.collectives.reduce_ops import Average, ReduceOp
 from horovodish.gradients.compression import Compressor
 from horovodish.gradients.options import GradientOptions, Groups
 from horovodish.gradients.plan import GradientPlan
-from horovodish.tensorflow.accumulation import LocalAggregation
 from horovodish.tensorflow.compression import Compression
 from horovodish.tensorflow.gradients import plan_of, reduced_gradients
 from horovodish.tensorflow.tracing import as_written, in_graph_for_sessions
@@ -50,11 +49,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         name, use_locking, device_dense, device_sparse: Horovod's; they have no meaning here.
         compression, sparse_as_dense, op, gradient_predivide_factor: as for `DistributedGradientTape`.
         num_groups, groups, process_set, scale_local_gradients: as for `DistributedGradientTape`.
-        backward_passes_per_step: calls whose gradients are added up on the rank. The last of them reduces their sum and
-            updates the variables; the others change nothing. A window that is not complete at the end of an epoch goes
-            on in the next one; what is left at the end of the training is not applied. In a function every pass must
-            compute gradients of the same variables.
-        average_aggregated_gradients: divide the sum of a window by `backward_passes_per_step`.
+        backward_passes_per_step, average_aggregated_gradients: for Keras optimizers, as for
+            `horovodish.keras.DistributedOptimizer`.
 
     Returns:
         `optimizer`.
@@ -93,15 +89,19 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
     distributed: Any = optimizer
     options = GradientOptions.checked(**shared)
+    if options.passes > 1:
+        raise ValueError(
+            f"backward_passes_per_step={options.passes} needs a Keras optimizer, and this {type(optimizer).__name__} "
+            "is one of tf.compat.v1.train. Add up the gradients of the plain optimizer in variables, and apply "
+            "hvd.grouped_allreduce() of the sums when the window is complete"
+        )
     distributed._plan = plan_of(options)
-    distributed._window = LocalAggregation(options.passes, average_aggregated_gradients)
     distributed.__class__ = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
     return optimizer
 
 
 class _Distributed(Optimizer):
     _plan: GradientPlan
-    _window: LocalAggregation
 
     def register_local_var(self, variable: Any) -> None:
         """The gradient of `variable` stays this rank's."""
@@ -109,30 +109,15 @@ class _Distributed(Optimizer):
 
     @as_written
     def compute_gradients(self, *arguments: Any, **options: Any) -> list[tuple[Any, Any]]:
-        """The gradients of all ranks and their variables; within a window, of this rank. Collective."""
+        """The gradients of all ranks and their variables. Collective."""
         pairs = super().compute_gradients(*arguments, **options)
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
-        if self._window.passes == 1:
-            return list(zip(reduced_gradients(gradients, variables, self._plan), variables, strict=True))
-
-        def reduce(summed: list[Any]) -> list[Any]:
-            return reduced_gradients(summed, variables, self._plan)
-
-        def add(gradients: list[Any]) -> list[Any]:
-            return self._window.add(gradients, variables, reduce)
-
-        if not in_graph_for_sessions():
-            return list(zip(add(gradients), variables, strict=True))
-        self._window.prepare(variables)
-        # A function keeps the order of the program, which a graph for sessions does not.
-        return list(zip(tf.function(add, autograph=False)(gradients), variables, strict=True))
+        return list(zip(reduced_gradients(gradients, variables, self._plan), variables, strict=True))
 
     @as_written
     def apply_gradients(self, grads_and_vars: Any, *arguments: Any, **options: Any) -> Any:
-        """As the wrapped optimizer's; within a window it does nothing."""
+        """As the wrapped optimizer's. A graph for sessions writes nothing before all gradients have come."""
         pairs = list(grads_and_vars)
-        apply = super().apply_gradients
-        if not in_graph_for_sessions():
-            return self._window.when_complete(lambda: apply(pairs, *arguments, **options))
-        with tf.control_dependencies([gradient for gradient, _ in pairs if gradient is not None]):
-            return self._window.when_complete(lambda: apply(pairs, *arguments, **options))
+        arrived = [gradient for gradient, _ in pairs if gradient is not None] if in_graph_for_sessions() else []
+        with tf.control_dependencies(arrived):
+            return super().apply_gradients(pairs, *arguments, **options)

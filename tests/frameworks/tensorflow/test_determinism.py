@@ -48,9 +48,7 @@ def train_with_random_delays(seed: int) -> list[int]:
         for weight, gradient in zip(weights, hvd.DistributedGradientTape(tape).gradient(value, weights), strict=True):
             weight.assign_sub(0.1 * tf.ensure_shape(gradient, weight.shape))
 
-    optimizer = hvd.DistributedOptimizer(
-        tf.compat.v1.train.GradientDescentOptimizer(0.1), backward_passes_per_step=2, groups=3
-    )
+    optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1), groups=3)
 
     def with_optimizer(weights: list[tf.Variable], batch: tf.Tensor) -> None:
         optimizer.minimize(lambda: loss(weights, batch), var_list=weights)

@@ -30,7 +30,7 @@ def with_the_behavior_of_tensorflow_1() -> None:
     in_any_order()
     a_mismatch()
     a_mismatch_in_a_monitored_session()
-    training(start_of_a_monitored_session, lambda: tf.train.MomentumOptimizer(0.1, 0.9), passes=1)
+    training(start_of_a_monitored_session, lambda: tf.train.MomentumOptimizer(0.1, 0.9))
     the_guide()
 
 
@@ -38,7 +38,7 @@ def with_both_behaviors() -> None:
     hvd.init()
     every_collective()
     two_graphs_at_once()
-    training(start_by_hand, lambda: tf.train.AdamOptimizer(0.1), passes=2)
+    training(start_by_hand, lambda: tf.train.AdamOptimizer(0.1))
 
 
 def session() -> Any:
@@ -183,33 +183,32 @@ def start_by_hand() -> Any:
     return running
 
 
-def training(start: Any, optimizer: Any, passes: int) -> None:
+def training(start: Any, optimizer: Any) -> None:
     """Several ranks train to what one process does with the batches of all of them."""
     with tf.Graph().as_default():
         batch = tf.placeholder(tf.float32, [3, 2])
         (loss,), weights = network([batch], hvd.rank())
-        wrapped = hvd.DistributedOptimizer(optimizer(), backward_passes_per_step=passes)
+        wrapped = hvd.DistributedOptimizer(optimizer())
         counted = tf.train.get_or_create_global_step()
         train = wrapped.minimize(loss, global_step=counted)
         with start() as running:
             for step in range(STEPS):
                 running.run(train, {batch: data(hvd.rank(), step)})
             found = running.run(weights)
-            assert running.run(counted) == STEPS // passes
-    for value, expected in zip(found, alone(optimizer, passes), strict=True):
+            assert running.run(counted) == STEPS
+    for value, expected in zip(found, alone(optimizer), strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
 
 
-def alone(optimizer: Any, passes: int) -> list[np.ndarray]:
+def alone(optimizer: Any) -> list[np.ndarray]:
     """The weights of one process, which starts with those of rank 0."""
     with tf.Graph().as_default(), session() as running:
-        batches = [tf.placeholder(tf.float32, [3, 2]) for _ in range(hvd.size() * passes)]
+        batches = [tf.placeholder(tf.float32, [3, 2]) for _ in range(hvd.size())]
         losses, weights = network(batches, 0)
         train = optimizer().minimize(sum(losses) / hvd.size())
         running.run(tf.global_variables_initializer())
-        for step in range(0, STEPS, passes):
-            given = [data(rank, step + number) for number in range(passes) for rank in range(hvd.size())]
-            running.run(train, dict(zip(batches, given, strict=True)))
+        for step in range(STEPS):
+            running.run(train, {batch: data(rank, step) for rank, batch in enumerate(batches)})
         return running.run(weights)
 
 
