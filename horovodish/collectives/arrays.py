@@ -30,8 +30,7 @@ ITEM_BYTES = {code: 2 if name == "bfloat16" else np.dtype(name).itemsize for nam
 """How many bytes a number of each of the engine's dtypes takes."""
 REDUCED_AS = {"bool": "uint8", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
 """The dtypes that are moved and never reduced, and for each the one to convert to before a reduction."""
-_ONLY_MOVED = frozenset(DTYPES[name] for name in REDUCED_AS)
-_codes: dict[Any, int] = {}
+_codes: dict[ReduceOp | None, dict[Any, int]] = {op: {} for op in (None, *ReduceOp)}
 
 
 def host_array(tensor: Array | SupportsDLPack, name: str) -> Array:
@@ -94,8 +93,8 @@ def dtype_code(array: Array, name: str, *, op: ReduceOp | None = None) -> int:
             cannot be reduced in this way.
     """
     dtype = array.dtype
-    code = _codes.get(dtype)
-    if code is None or (op is not None and code in _ONLY_MOVED) or (op is Adasum and code not in FLOATING):
+    code = _codes[op].get(dtype)
+    if code is None:
         if not dtype.isnative:
             raise UnsupportedTensorError(
                 f"{name}: dtype {dtype} has its bytes in the other order; pass "
@@ -103,7 +102,7 @@ def dtype_code(array: Array, name: str, *, op: ReduceOp | None = None) -> int:
             )
         # bfloat16 is no dtype of NumPy's: ml_dtypes adds it, and only its name tells.
         known = dtype.name if dtype.name in DTYPES else str(dtype)
-        code = _codes[dtype] = checked_dtype(known, name, op, "array", "array.astype(numpy.{})")
+        code = _codes[op][dtype] = checked_dtype(known, name, op, "array", "array.astype(numpy.{})")
     return code
 
 

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
+from horovodish import elastic
 from horovodish._native import Handle
 from horovodish.collectives.array_adapter import ARRAYS
 from horovodish.collectives.arrays import Array, host_array, writable_array
-from horovodish.collectives.comparison import compared_on_all_ranks
+from horovodish.collectives.consistency import checksum_of
 from horovodish.collectives.devices import Placement
 from horovodish.collectives.functions import Collectives
-from horovodish.collectives.operation import Adapter, checked_root
+from horovodish.collectives.named_tensors import broadcast_named
+from horovodish.collectives.operation import Adapter
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
 from horovodish.collectives.request import Member
@@ -30,6 +33,7 @@ from horovodish.process_api import *  # noqa: F403
 @dataclass(eq=False)
 class Tensor:
     data: Array
+    name: str = ""
 
     dtype = property(lambda self: self.data.dtype)
     ndim = property(lambda self: self.data.ndim)
@@ -84,15 +88,11 @@ COLLECTIVES = Collectives[Tensor, Tensor](TENSORS)
 allgather = COLLECTIVES.allgather
 allreduce = COLLECTIVES.allreduce
 broadcast = COLLECTIVES.broadcast
-broadcast_ = COLLECTIVES.broadcast_
 
 
 def broadcast_parameters(parameters: dict[str, Tensor], root_rank: int = 0) -> None:
-    with compared_on_all_ranks("broadcast_parameters", "the names of the parameters") as names:
-        checked_root(root_rank)
-        names += sorted(parameters)
-    for name in names:
-        broadcast_(parameters[name], root_rank, f"broadcast_parameters.{name}")
+    for name, value in broadcast_named("broadcast_parameters", parameters, root_rank, TENSORS).items():
+        parameters[name].data = value.data
 
 
 def _is_wider(tensor: Tensor) -> bool:
@@ -103,7 +103,7 @@ def _cast(tensor: Tensor, dtype: Any) -> Tensor:
     return Tensor(tensor.data.astype(dtype))
 
 
-FP16Compressor, BF16Compressor, Compression = casts(__name__, np.float16, None, _is_wider, _cast)
+FP16Compressor, BF16Compressor, Compression = casts(__name__, np.float16, ml_dtypes.bfloat16, _is_wider, _cast)
 
 
 class _Gradients(GradientAdapter):
@@ -111,6 +111,9 @@ class _Gradients(GradientAdapter):
 
     def payload(self, tensor: Tensor, source: Tensor) -> Payload:
         return Payload(tensor.data.nbytes, tensor.dtype)
+
+    def checksum(self, source: Tensor) -> tuple[str, int]:
+        return checksum_of(source.data)
 
     def filled(self, gradient: Tensor | None, source: Tensor, layout: Layout) -> Tensor:
         return Tensor(np.zeros_like(source.data))
@@ -131,11 +134,29 @@ class DistributedOptimizer:
         options = GradientOptions.checked(op=op, compression=compression, groups=groups, process_set=process_set)
         options.check_groups(optimizer.parameters.values())
         names = list(optimizer.parameters)
-        self._optimizer = optimizer
-        self._plan = GradientPlan(options, GRADIENTS, lambda index, _: f".{names[index]}")
+        self.wrapped = optimizer
+        remedy = "hvd.broadcast_parameters(parameters, root_rank=0)"
+        self._plan = GradientPlan(options, GRADIENTS, lambda index, _: f".{names[index]}", remedy)
 
     def step(self, gradients: dict[str, Tensor | None]) -> None:
-        parameters = self._optimizer.parameters
+        parameters = self.wrapped.parameters
         ours = [gradients.get(name) for name in parameters]
         reduced = self._plan.reduce("gradients", ours, list(parameters.values()))
-        self._optimizer.step(dict(zip(parameters, reduced, strict=True)))
+        self.wrapped.step(dict(zip(parameters, reduced, strict=True)))
+
+
+class ToyState(elastic.State):
+    def _keeps(self, value: object) -> bool:
+        return isinstance(value, SGD) or super()._keeps(value)
+
+    def _kept_of(self, value: Any) -> Any:
+        if isinstance(value, SGD):
+            return {name: tensor.data for name, tensor in value.parameters.items()}
+        return super()._kept_of(value)
+
+    def _give_back(self, value: Any, kept: Any) -> None:
+        if isinstance(value, SGD):
+            for name, data in kept.items():
+                value.parameters[name].data = data
+        else:
+            super()._give_back(value, kept)

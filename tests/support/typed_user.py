@@ -3,6 +3,7 @@
 import horovodish
 import horovodish.jax
 import horovodish.keras
+import horovodish.mlx
 import horovodish.tensorflow
 import horovodish.torch
 from horovodish.jax import rank as rank_in_jax
@@ -17,7 +18,7 @@ def answers() -> list[int]:
     try:
         return [rank_in_jax(), rank_in_keras(), rank_in_tensorflow(), rank_in_torch(), size_in_mpi_ops()]
     except DuplicateNameError:
-        return [horovodish.rank(), horovodish.jax.size(), horovodish.keras.size(), horovodish.tensorflow.size()]
+        return [horovodish.rank(), horovodish.jax.size(), horovodish.keras.size(), horovodish.mlx.size()]
 
 
 def results() -> list[list[int]]:

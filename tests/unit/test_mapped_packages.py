@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -29,4 +30,5 @@ def test_its_link_leads_to_it(name: str) -> None:
     link = CORE / name
     assert not Path(os.readlink(link)).is_absolute()
     assert link.resolve() == MAPPED[name].resolve()
-    assert f"/horovodish/{name}" in (ROOT / ".gitignore").read_text().splitlines()
+    if (ROOT / ".git").exists():
+        subprocess.run(["git", "check-ignore", "--quiet", str(link)], cwd=ROOT, check=True)

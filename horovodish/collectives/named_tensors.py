@@ -1,0 +1,56 @@
+"""The values of one rank, given to all: of parameters, or of the state of an optimizer, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from horovodish.collectives.comparison import compared_on_all_ranks
+from horovodish.collectives.objects import broadcast_object
+from horovodish.collectives.operation import Adapter, Operation, checked_root
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
+
+__all__ = ["broadcast_named"]
+
+
+def broadcast_named(
+    function: str,
+    values: Mapping[str, Any],
+    root_rank: int,
+    adapter: Adapter[Any],
+    process_set: ProcessSet = global_process_set,
+) -> dict[str, Any]:
+    """Give every rank of a process set the root's values. Collective; blocks.
+
+    Args:
+        function: that the user has called, for the names of the operations and for messages.
+        values: tensors of the framework, and anything else that can be pickled, by names that are the same on every
+            rank, in any order. Tensors have the same shapes and dtypes on every rank.
+        root_rank: whose values to send, the same on every rank; a rank of the world, also with `process_set`.
+        adapter: of the framework's tensors.
+        process_set: the ranks that take part.
+
+    Returns:
+        The root's values: new tensors and objects, by the same names.
+
+    Raises:
+        MismatchError: the names, dtypes or shapes differ, or another rank has raised. Every rank raises it.
+        ValueError: there is no rank `root_rank` in the process set.
+        See `horovodish.collectives` for what every operation can raise.
+    """
+    with compared_on_all_ranks(function, "the names of the parameters", process_set) as described:
+        root = checked_root(root_rank, process_set)
+        ordered = {name: values[name] for name in sorted(values)}
+        tensors = {name: value for name, value in ordered.items() if hasattr(value, "shape")}
+        described += [
+            f"{name} ({value.dtype} of shape {tuple(value.shape)})" if name in tensors else name
+            for name, value in ordered.items()
+        ]
+    handles = {
+        name: adapter.one(Operation("broadcast", f"{function}.{name}", process_set, root_rank=root), tensor)
+        for name, tensor in tensors.items()
+    }
+    others = {name: value for name, value in ordered.items() if name not in tensors}
+    if others:
+        others = broadcast_object(others, root, f"{function}.others", process_set)
+    return {**others, **{name: handle.wait() for name, handle in handles.items()}}

@@ -1,0 +1,2 @@
+from horovodish.mlx import *
+from horovodish.process_api import *
