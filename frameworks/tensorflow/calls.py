@@ -48,17 +48,17 @@ def call_of(kind: str, native: Any) -> Call:
     Raises:
         ValueError: its process set is not in use any more.
     """
-    name, *inputs = native.inputs
+    name, *inputs = native.inputs  # the last one is a ticket where an operation of its own takes the results
     outputs = list(native.outputs)
     operation = Operation(kind, None, set_of(native.get_attr("process_set")))
     if kind == "broadcast":
-        return Call(operation._replace(root_rank=native.get_attr("root_rank")), name, inputs, outputs)
+        return Call(operation._replace(root_rank=native.get_attr("root_rank")), name, inputs[:1], outputs)
     if kind == "alltoall":
         return Call(operation._replace(splits=inputs[1]), name, inputs[:1], outputs[:1], outputs[1:])
+    count = len(native.get_attr("T"))
     if kind == "allgather":
-        return Call(operation, name, inputs, outputs[: len(inputs)], outputs[len(inputs) :])
+        return Call(operation, name, inputs[:count], outputs[:count], outputs[count:])
     prescale, postscale = map(float, tf.compat.as_str(native.get_attr("factors")).split())
     op = ReduceOp(native.get_attr("op"))
     operation = operation._replace(op=op, prescale_factor=prescale, postscale_factor=postscale)
-    inputs = inputs[: len(native.get_attr("T"))]  # what takes the results has a ticket, too
-    return Call(operation, name, inputs, outputs)
+    return Call(operation, name, inputs[:count], outputs)
