@@ -15,9 +15,14 @@ from sphinx.util.docutils import SphinxDirective
 
 import horovodish
 from horovodish import elastic, errors, process_api, settings
+from horovodish.gradients import compression
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = ("Args:", "Attributes:", "Example:", "Raises:", "Returns:", "Yields:")
+DEFAULTS = {
+    repr(compression.NoneCompressor): "Compression.none",
+    repr(horovodish.global_process_set): "global_process_set",
+}
 GROUPS = {
     settings.TUNING: "Tuning",
     settings.AUTOTUNE: "Autotune",
@@ -68,6 +73,8 @@ class Api(FromCode):
             kind, options = "autoexception" if issubclass(value, Exception) else "autoclass", "   :members:"
         elif callable(value):
             kind, options = "autofunction", ""
+            if inspect.isfunction(value) and hasattr(value, "__signature__"):
+                vars(value).pop("__wrapped__", None)  # Sphinx would look for the defaults of options in its source
         return f"```{{eval-rst}}\n.. {kind}:: {public}.{name}\n{options}\n```"
 
 
@@ -169,9 +176,15 @@ def as_napoleon_reads(app: Sphinx, what: str, name: str, item: Any, options: Any
     lines[:] = "\n".join(lines).split("\n")
 
 
-def without_constructor(app: Sphinx, what: str, name: str, *_: Any) -> tuple[str, str] | None:
-    """Nobody makes a handle but the engine."""
-    return ("", "") if name.endswith(".Handle") else None
+def as_users_write(
+    app: Sphinx, what: str, name: str, item: Any, options: Any, signature: str | None, result: str | None
+) -> tuple[str | None, str | None]:
+    """Nobody makes a handle but the engine, and the default of an option has a public name."""
+    if name.endswith(".Handle"):
+        return "", ""
+    for value, shown in DEFAULTS.items():
+        signature = signature and signature.replace(value, shown)
+    return signature, result
 
 
 def reference_to_error(app: Sphinx, env: Any, node: Any, content: nodes.Node) -> nodes.Node | None:
@@ -203,7 +216,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     }.items():
         app.add_directive(name, directive)
     app.connect("autodoc-process-docstring", as_napoleon_reads, priority=100)  # before napoleon
-    app.connect("autodoc-process-signature", without_constructor)
+    app.connect("autodoc-process-signature", as_users_write)
     app.connect("missing-reference", reference_to_error)
     app.connect("doctree-read", inline_pictures, priority=100)  # before images are collected
     return {"parallel_read_safe": True}

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
-from horovodish.collectives.process_sets import ProcessSet, global_process_set
-from horovodish.collectives.reduce_ops import Average, ReduceOp
-from horovodish.gradients.compression import Compressor
-from horovodish.gradients.options import GradientOptions
+from horovodish.gradients.options import GradientOptions, ReductionOptions, takes
 from horovodish.gradients.plan import Bucket, GradientAdapter, GradientPlan, Payload
-from horovodish.jax.compression import Compression
 from horovodish.jax.parameters import labelled, passed_through
 from horovodish.jax.primitive import Traced
 from horovodish.jax.trees import Leaves, name_of, run_parts
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["grad", "value_and_grad"]
 
@@ -76,6 +75,7 @@ class TreePlan:
         return leaves.rebuilt([results[index] for index in range(len(order))])
 
 
+@takes(ReductionOptions)
 def value_and_grad(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -83,11 +83,8 @@ def value_and_grad(
     *,
     holomorphic: bool = False,
     allow_int: bool = False,
-    op: ReduceOp = Average,
-    compression: Compressor = Compression.none,
-    gradient_predivide_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
     name: str | None = None,
+    **options: Unpack[ReductionOptions],
 ) -> Callable[..., tuple[Any, Any]]:
     """As `jax.value_and_grad`, with gradients that are reduced over the ranks. What it gives is collective.
 
@@ -99,7 +96,8 @@ def value_and_grad(
         fun: as for `jax.value_and_grad`; decorated before `init()` or after it.
         argnums: as there.
         has_aux, holomorphic, allow_int: as there.
-        op, compression, gradient_predivide_factor, process_set, name: as for `DistributedOptimizer`.
+        name: as for `DistributedOptimizer`.
+        options: those of `ReductionOptions`.
 
     Returns:
         A function that gives the value and the gradients.
@@ -111,13 +109,7 @@ def value_and_grad(
         >>> loss, gradients = hvd.value_and_grad(loss_of)(parameters, batch)
         >>> parameters = jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradients)
     """
-    options = GradientOptions.checked(
-        op=op,
-        compression=compression,
-        gradient_predivide_factor=gradient_predivide_factor,
-        process_set=process_set,
-    )
-    reduce = TreePlan("gradients", name, options)
+    reduce = TreePlan("gradients", name, GradientOptions.checked(**options))
     local = jax.value_and_grad(fun, argnums, has_aux, holomorphic, allow_int)
 
     @functools.wraps(fun)
@@ -135,6 +127,7 @@ def _parameters(args: Sequence[Any], argnums: int | Sequence[int]) -> Any:
     return None if jax.tree_util.all_leaves([args[argnums]]) else args[argnums]
 
 
+@takes(ReductionOptions)
 def grad(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -142,11 +135,8 @@ def grad(
     *,
     holomorphic: bool = False,
     allow_int: bool = False,
-    op: ReduceOp = Average,
-    compression: Compressor = Compression.none,
-    gradient_predivide_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
     name: str | None = None,
+    **options: Unpack[ReductionOptions],
 ) -> Callable[..., Any]:
     """As `jax.grad`, with gradients that are reduced over the ranks. What it gives is collective.
 
@@ -154,7 +144,8 @@ def grad(
         fun: as for `jax.grad`.
         argnums: as there.
         has_aux, holomorphic, allow_int: as there.
-        op, compression, gradient_predivide_factor, process_set, name: as for `DistributedOptimizer`.
+        name: as for `DistributedOptimizer`.
+        options: those of `ReductionOptions`.
 
     Returns:
         A function that gives the gradients; with `has_aux` a pair of them and of this rank's auxiliary value.
@@ -171,11 +162,8 @@ def grad(
         has_aux,
         holomorphic=holomorphic,
         allow_int=allow_int,
-        op=op,
-        compression=compression,
-        gradient_predivide_factor=gradient_predivide_factor,
-        process_set=process_set,
         name=name,
+        **options,
     )
 
     @functools.wraps(fun)

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optax
 
-from horovodish.collectives.process_sets import ProcessSet, global_process_set
-from horovodish.collectives.reduce_ops import Adasum, Average, ReduceOp
-from horovodish.gradients.compression import Compressor
-from horovodish.gradients.options import GradientOptions
+from horovodish.collectives.reduce_ops import Adasum
+from horovodish.gradients.options import GradientOptions, OptimizerOptions, takes
 from horovodish.jax.accumulation import accumulating
-from horovodish.jax.compression import Compression
 from horovodish.jax.gradients import TreePlan
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["DistributedOptimizer"]
 
 
+@takes(OptimizerOptions)
 def DistributedOptimizer(  # noqa: N802, Horovod's name
-    tx: optax.GradientTransformation,
-    op: ReduceOp = Average,
-    compression: Compressor = Compression.none,
-    backward_passes_per_step: int = 1,
-    gradient_predivide_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    name: str | None = None,
+    tx: optax.GradientTransformation, *, name: str | None = None, **options: Unpack[OptimizerOptions]
 ) -> optax.GradientTransformationExtraArgs:
     """Make `tx` use the gradients of all ranks. Not collective itself; its `update` is.
 
@@ -50,14 +45,9 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
 
     Args:
         tx: any optax optimizer or transformation.
-        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`.
-        compression: what travels instead of each gradient; see `Compression`.
-        backward_passes_per_step: calls of `update` whose gradients are added up before they are reduced.
-        gradient_predivide_factor: with `Average`, divides before the reduction by this factor f and after it by the
-            number of ranks over f, to keep small dtypes in range.
-        process_set: the ranks that reduce among themselves.
         name: of the reductions; the file and line of this call when not given. Programs that run at the same time need
             optimizers of different names.
+        options: those of `OptimizerOptions`.
 
     Returns:
         An optax transformation with `init` and `update`.
@@ -78,15 +68,9 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     if not isinstance(tx, optax.GradientTransformation):
         remedy = "; pass its gradient_transformation()" if isinstance(tx, optax.MultiSteps) else ""
         raise TypeError(f"DistributedOptimizer wraps an optax.GradientTransformation, not {type(tx).__name__}{remedy}")
-    options = GradientOptions.checked(
-        op=op,
-        compression=compression,
-        backward_passes_per_step=backward_passes_per_step,
-        gradient_predivide_factor=gradient_predivide_factor,
-        process_set=process_set,
-    )
-    distributed = _reducing(optax.with_extra_args_support(tx), TreePlan("optimizer", name, options))
-    return distributed if options.passes == 1 else accumulating(distributed, options.passes)
+    checked = GradientOptions.checked(**options)
+    distributed = _reducing(optax.with_extra_args_support(tx), TreePlan("optimizer", name, checked))
+    return distributed if checked.passes == 1 else accumulating(distributed, checked.passes)
 
 
 def _reducing(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> optax.GradientTransformationExtraArgs:

@@ -22,7 +22,7 @@ from horovodish.gradients.plan import Payload, backward_buckets
 from horovodish.jax.primitive import Traced, run
 from horovodish.runtime import basics
 
-_OWN_MODULE = __name__.rpartition(".")[0]
+_OWN_MODULES = "horovodish."
 
 
 def named(operation: Operation) -> Traced:
@@ -47,7 +47,7 @@ def name_of(what: str, name: str | None) -> tuple[str, bool]:
 def _place_in_source() -> str:
     """The line that calls into this package: the same on every rank, however often a program is traced."""
     frame: Any = sys._getframe()
-    while frame.f_globals.get("__name__", "").startswith(_OWN_MODULE) and frame.f_back is not None:
+    while frame.f_globals.get("__name__", "").startswith(_OWN_MODULES) and frame.f_back is not None:
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
-from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.collectives.reduce_ops import Average, ReduceOp
+from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.submission import generated_name
-from horovodish.gradients.compression import Compressor
-from horovodish.gradients.options import GradientOptions, Groups
+from horovodish.gradients.options import GradientOptions, KerasOptions, takes
 from horovodish.gradients.plan import GradientPlan
 from horovodish.keras.accumulation import Accumulation
 from horovodish.keras.backends import gradients
-from horovodish.keras.compression import Compression
 from horovodish.keras.distribution import Distribution, distribute, distribution_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
 
@@ -26,21 +26,18 @@ BROADCAST_REMEDY = (
 )
 
 
+@takes(
+    KerasOptions,
+    "compression sparse_as_dense gradient_predivide_factor op backward_passes_per_step "
+    "average_aggregated_gradients num_groups groups process_set scale_local_gradients",
+)
 def DistributedOptimizer(  # noqa: N802, Horovod's name
     optimizer: Any,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Compressor = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: ReduceOp = Average,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    num_groups: int = 0,
-    groups: Groups = None,
-    process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
+    *in_order: object,
+    **options: Unpack[KerasOptions],
 ) -> Any:
     """Make `optimizer` use the gradients of all ranks. Every rank must call it, at the same point; does not block.
 
@@ -70,19 +67,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         optimizer: a `keras.optimizers.Optimizer`, built or not.
         name: of the reductions, in messages and the timeline; counted when not given. Unique on each rank.
         device_dense, device_sparse: taken because Horovod takes them; they change nothing.
-        compression: what travels instead of each gradient; see `Compression`.
-        sparse_as_dense: make sparse gradients (TensorFlow's IndexedSlices) dense before they are reduced.
-        gradient_predivide_factor: with `Average`, divides before the reduction by this factor f and after it by the
-            number of ranks over f, to keep small dtypes in range.
-        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`.
-        backward_passes_per_step: calls that accumulate before the gradients are reduced.
-        average_aggregated_gradients: divide the sum of a window by `backward_passes_per_step`.
-        num_groups: Horovod's older way to say `groups` with a number.
-        groups: which gradients to negotiate and reduce as a unit, whatever the fusion threshold: lists of trainable
-            variables, or the number of groups to make of all. Variables in no list are fused as without groups.
-        process_set: the ranks that reduce among themselves; on another rank the optimizer works as before.
-        scale_local_gradients: divide the gradients of local variables by the number of ranks, as those of the others
-            are by the average.
+        options: those of `KerasOptions`.
 
     Returns:
         `optimizer`.
@@ -110,21 +95,13 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         raise TypeError(f"DistributedOptimizer wraps a keras.optimizers.Optimizer, not {type(optimizer).__name__}")
     if distribution_of(optimizer):
         raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
-    options = GradientOptions.checked(
-        op=op,
-        compression=compression,
-        gradient_predivide_factor=gradient_predivide_factor,
-        num_groups=num_groups,
-        groups=groups,
-        backward_passes_per_step=backward_passes_per_step,
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    checked = GradientOptions.checked(**options)
+    process_set = checked.process_set
     if name is None:  # a rank outside the set never reduces, and counts for no other set
         name = generated_name("optimizer", checked_id(process_set)) if process_set.included() else "optimizer"
-    window = Accumulation(options.passes, average_aggregated_gradients) if options.passes > 1 else None
-    distribute(optimizer, Distribution(name, GradientPlan(options, gradients(), remedy=BROADCAST_REMEDY), window))
+    averages = checked.values["average_aggregated_gradients"]
+    window = Accumulation(checked.passes, averages) if checked.passes > 1 else None
+    distribute(optimizer, Distribution(name, GradientPlan(checked, gradients(), remedy=BROADCAST_REMEDY), window))
     return optimizer
 
 

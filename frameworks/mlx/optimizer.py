@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 from mlx.optimizers import Optimizer
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.collectives.reduce_ops import Average, ReduceOp
+from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.submission import generated_name
-from horovodish.gradients.compression import Compressor, casts
-from horovodish.gradients.options import GradientOptions
+from horovodish.gradients.compression import casts
+from horovodish.gradients.options import GradientOptions, ReductionOptions, takes
 from horovodish.gradients.plan import GradientAdapter, GradientPlan, Payload
 from horovodish.mlx.collectives import ARRAYS, bytes_of, name_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Compression", "DistributedOptimizer"]
 
@@ -60,13 +62,8 @@ class _Distributed(Optimizer):
         return super().apply_gradients(tree_map_with_path(lambda name, _: reduced[name], gradients), parameters)
 
 
-def DistributedOptimizer(  # noqa: N802, Horovod's name
-    optimizer: Optimizer,
-    op: ReduceOp = Average,
-    compression: Compressor = Compression.none,
-    gradient_predivide_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Optimizer:
+@takes(ReductionOptions)
+def DistributedOptimizer(optimizer: Optimizer, **options: Unpack[ReductionOptions]) -> Optimizer:  # noqa: N802
     """Make `optimizer` use the gradients of all ranks. Every rank must call it, at the same point; does not block.
 
     `update` and `apply_gradients` are collective then, and block. Call them outside of `mx.compile`. In the second step
@@ -74,11 +71,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
 
     Args:
         optimizer: of MLX, `MultiOptimizer` among them.
-        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`.
-        compression: what travels instead of each gradient; see `Compression`.
-        gradient_predivide_factor: with `Average`, divides before the reduction by this factor f and after it by the
-            number of ranks over f, to keep small dtypes in range.
-        process_set: the ranks that reduce among themselves; on another rank the optimizer works as before.
+        options: taken by name.
 
     Returns:
         `optimizer`, the same object with the same state.
@@ -97,15 +90,10 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         raise TypeError(f"DistributedOptimizer wraps an mlx.optimizers.Optimizer, not {type(optimizer).__name__}")
     if isinstance(optimizer, _Distributed):
         raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
-    options = GradientOptions.checked(
-        op=op,
-        compression=compression,
-        gradient_predivide_factor=gradient_predivide_factor,
-        process_set=process_set,
-    )
+    checked = GradientOptions.checked(**options)
     wrapped: Any = optimizer
     wrapped.__class__ = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
-    wrapped._plan = GradientPlan(options, _Gradients(), lambda _, source: f".{source.name}", _REMEDY)
-    if process_set.included():  # a rank outside the set never reduces, and counts for no other set
-        wrapped._name = generated_name("optimizer", checked_id(process_set))
+    wrapped._plan = GradientPlan(checked, _Gradients(), lambda _, source: f".{source.name}", _REMEDY)
+    if checked.process_set.included():  # a rank outside the set never reduces, and counts for no other set
+        wrapped._name = generated_name("optimizer", checked_id(checked.process_set))
     return optimizer

@@ -3,54 +3,48 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from horovodish.collectives.process_sets import ProcessSet, global_process_set
-from horovodish.collectives.reduce_ops import Average, ReduceOp
-from horovodish.gradients.compression import Compressor
-from horovodish.gradients.options import GradientOptions, Groups
+from horovodish.gradients.options import GradientOptions, KerasOptions, takes
 from horovodish.gradients.plan import GradientPlan
-from horovodish.tensorflow.compression import Compression
 from horovodish.tensorflow.gradients import plan_of, reduced_gradients
 from horovodish.tensorflow.tracing import as_written, in_graph_for_sessions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["DistributedOptimizer"]
 
 Optimizer: Any = tf.compat.v1.train.Optimizer
 
 
+@takes(
+    KerasOptions,
+    "compression sparse_as_dense backward_passes_per_step op gradient_predivide_factor "
+    "average_aggregated_gradients num_groups groups process_set scale_local_gradients",
+)
 def DistributedOptimizer(  # noqa: N802, Horovod's name
     optimizer: Any,
     name: str | None = None,
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Compressor = Compression.none,
-    sparse_as_dense: bool = False,
-    backward_passes_per_step: int = 1,
-    op: ReduceOp = Average,
-    gradient_predivide_factor: float = 1.0,
-    average_aggregated_gradients: bool = False,
-    num_groups: int = 0,
-    groups: Groups = None,
-    process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
+    *in_order: object,
+    **options: Unpack[KerasOptions],
 ) -> Any:
     """Make `optimizer` use the gradients of all ranks. Every rank must call it, at the same point; does not block.
 
     Takes Keras optimizers, for which it is `horovodish.keras.DistributedOptimizer`, and those of
     `tf.compat.v1.train`, whose `compute_gradients()` then gives reduced gradients, and `minimize()` uses them. The
-    optimizer is the same object afterwards, of a subclass of its class.
+    optimizer is the same object afterwards, of a subclass of its class. Only Keras optimizers take
+    `backward_passes_per_step` above 1.
 
     Args:
         optimizer: a `keras.Optimizer` or a `tf.compat.v1.train.Optimizer`.
         name, use_locking, device_dense, device_sparse: Horovod's; they have no meaning here.
-        compression, sparse_as_dense, op, gradient_predivide_factor: as for `DistributedGradientTape`.
-        num_groups, groups, process_set, scale_local_gradients: as for `DistributedGradientTape`.
-        backward_passes_per_step, average_aggregated_gradients: for Keras optimizers, as for
-            `horovodish.keras.DistributedOptimizer`.
+        options: those of `KerasOptions`.
 
     Returns:
         `optimizer`.
@@ -64,22 +58,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     Example:
         >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3 * hvd.size()))
     """
-    shared: dict[str, Any] = {
-        "compression": compression,
-        "sparse_as_dense": sparse_as_dense,
-        "op": op,
-        "gradient_predivide_factor": gradient_predivide_factor,
-        "num_groups": num_groups,
-        "groups": groups,
-        "process_set": process_set,
-        "scale_local_gradients": scale_local_gradients,
-        "backward_passes_per_step": backward_passes_per_step,
-    }
     if isinstance(optimizer, tf.keras.optimizers.Optimizer):
-        keras = importlib.import_module("horovodish.keras")
-        return keras.DistributedOptimizer(
-            optimizer, average_aggregated_gradients=average_aggregated_gradients, **shared
-        )
+        return importlib.import_module("horovodish.keras").DistributedOptimizer(optimizer, **options)
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             "DistributedOptimizer wraps a keras.Optimizer or a tf.compat.v1.train.Optimizer, not "
@@ -88,14 +68,14 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     if isinstance(optimizer, _Distributed):
         raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
     distributed: Any = optimizer
-    options = GradientOptions.checked(**shared)
-    if options.passes > 1:
+    checked = GradientOptions.checked(**options)
+    if checked.passes > 1:
         raise ValueError(
-            f"backward_passes_per_step={options.passes} needs a Keras optimizer, and this {type(optimizer).__name__} "
+            f"backward_passes_per_step={checked.passes} needs a Keras optimizer, and this {type(optimizer).__name__} "
             "is one of tf.compat.v1.train. Add up the gradients of the plain optimizer in variables, and apply "
             "hvd.grouped_allreduce() of the sums when the window is complete"
         )
-    distributed._plan = plan_of(options)
+    distributed._plan = plan_of(checked)
     distributed.__class__ = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
     return optimizer
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
-from horovodish.collectives.process_sets import ProcessSet, global_process_set
-from horovodish.collectives.reduce_ops import Average, ReduceOp
-from horovodish.gradients.compression import Compressor
-from horovodish.gradients.options import GradientOptions, Groups
+from horovodish.gradients.options import GradientOptions, TapeOptions, takes
 from horovodish.gradients.plan import GradientPlan
-from horovodish.tensorflow.compression import Compression
 from horovodish.tensorflow.gradients import plan_of, reduced_gradients
 from horovodish.tensorflow.tracing import as_written
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
@@ -21,18 +20,16 @@ Tape = TypeVar("Tape", bound=tf.GradientTape)
 
 
 @as_written
+@takes(
+    TapeOptions,
+    "compression sparse_as_dense op gradient_predivide_factor num_groups groups process_set scale_local_gradients",
+)
 def DistributedGradientTape(  # noqa: N802, Horovod's name
     gradtape: Tape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Compressor = Compression.none,
-    sparse_as_dense: bool = False,
-    op: ReduceOp = Average,
-    gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0,
-    groups: Groups = None,
-    process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
+    *in_order: object,
+    **options: Unpack[TapeOptions],
 ) -> Tape:
     """Make `gradtape.gradient()` give the gradients of all ranks. Every rank must call that equally often.
 
@@ -41,23 +38,13 @@ def DistributedGradientTape(  # noqa: N802, Horovod's name
     it did before.
 
     A gradient that is None on every rank stays None. Where only some ranks have one, the others contribute zeros when
-    executing eagerly; in a function, where it is settled when that is traced, the ranks must have the same ones.
+    executing eagerly; in a function, where it is settled when that is traced, the ranks must have the same ones. The
+    slices of IndexedSlices are gathered, unless `sparse_as_dense` is set; their `op` is `Average` or `Sum`.
 
     Args:
         gradtape: a `tf.GradientTape`.
         device_dense, device_sparse: Horovod's; TensorFlow knows where operations run, so they have no meaning here.
-        compression: what travels instead of each gradient; see `Compression`.
-        sparse_as_dense: make IndexedSlices, such as the gradients of embeddings, dense before they are reduced. Else
-            their slices are gathered.
-        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`; for IndexedSlices `Average` or `Sum`.
-        gradient_predivide_factor: with `Average`, divides before the reduction by this factor f and after it by the
-            number of ranks over f, to keep small dtypes in range.
-        num_groups: Horovod's older way to say `groups` with a number.
-        groups: which gradients to negotiate and reduce as a unit, whatever the fusion threshold: lists of variables, or
-            the number of groups to make of all.
-        process_set: the ranks that reduce among themselves.
-        scale_local_gradients: divide the gradients of local sources by the number of ranks, as averaging does with the
-            others; see `register_local_source`.
+        options: those of `TapeOptions`.
 
     Returns:
         `gradtape`, with one more method: after `register_local_source(variable)` the gradient of that variable stays
@@ -75,40 +62,30 @@ def DistributedGradientTape(  # noqa: N802, Horovod's name
         >>> tape = hvd.DistributedGradientTape(tape)
         >>> gradients = tape.gradient(loss, model.trainable_variables)
     """
-    options = GradientOptions.checked(
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        num_groups=num_groups,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    checked = GradientOptions.checked(**options)
     if not isinstance(gradtape, tf.GradientTape):
         raise TypeError(f"DistributedGradientTape wraps a tf.GradientTape, not {type(gradtape).__name__}")
     if isinstance(gradtape, _Distributed):
         raise ValueError("this tape is wrapped already; wrap a tape once")
     distributed: Any = gradtape
-    distributed._plan = plan_of(options)
+    distributed._plan = plan_of(checked)
     distributed.__class__ = type(type(gradtape).__name__, (_Distributed, type(gradtape)), {})
     return gradtape
 
 
 @as_written
+@takes(
+    TapeOptions,
+    "compression sparse_as_dense op gradient_predivide_factor num_groups groups process_set local_layers "
+    "scale_local_gradients",
+)
 def PartialDistributedGradientTape(  # noqa: N802, Horovod's name
     gradtape: Tape,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Compressor = Compression.none,
-    sparse_as_dense: bool = False,
-    op: ReduceOp = Average,
-    gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0,
-    groups: Groups = None,
-    process_set: ProcessSet = global_process_set,
+    *in_order: object,
     local_layers: Any = None,
-    scale_local_gradients: bool = True,
+    **options: Unpack[TapeOptions],
 ) -> Tape:
     """As `DistributedGradientTape`, but the gradients of some layers stay this rank's, as those of a sharded embedding.
 
@@ -124,17 +101,7 @@ def PartialDistributedGradientTape(  # noqa: N802, Horovod's name
     for layer in layers:
         if layer is not None and not hasattr(layer, "trainable_variables"):
             raise ValueError(f"local_layers must be layers with trainable_variables, not {type(layer).__name__}")
-    wrapped: Any = DistributedGradientTape(
-        gradtape,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        num_groups=num_groups,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    wrapped: Any = DistributedGradientTape(gradtape, **options)
     for layer in layers:
         for variable in [] if layer is None else layer.trainable_variables:
             wrapped.register_local_source(variable)

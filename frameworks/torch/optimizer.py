@@ -8,24 +8,24 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from horovodish.collectives.process_sets import ProcessSet, global_process_set
-from horovodish.collectives.reduce_ops import Adasum, Average, ReduceOp
+from horovodish.collectives.reduce_ops import Adasum
 from horovodish.elastic import membership
 from horovodish.gradients.autotune import warn_of_no_effect
-from horovodish.gradients.compression import Compressor
-from horovodish.gradients.options import GradientOptions, checked_passes
-from horovodish.torch.compression import Compression
+from horovodish.gradients.options import GradientOptions, TorchOptions, checked_passes, takes
 from horovodish.torch.gradients.adasum import DeltaReducer
 from horovodish.torch.gradients.reducer import Reducer
 from horovodish.torch.names import Names
 from horovodish.torch.untraced import tell_dynamo
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["DistributedOptimizer"]
 
@@ -35,17 +35,15 @@ if membership.start() > 0:
 OptimizerT = TypeVar("OptimizerT", bound=Optimizer)
 
 
+@takes(
+    TorchOptions,
+    "compression backward_passes_per_step op gradient_predivide_factor num_groups groups sparse_as_dense process_set",
+)
 def DistributedOptimizer(  # noqa: N802, Horovod's name
     optimizer: OptimizerT,
     named_parameters: Iterable[tuple[str, Tensor]] | None = None,
-    compression: Compressor = Compression.none,
-    backward_passes_per_step: int = 1,
-    op: ReduceOp = Average,
-    gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0,
-    groups: int | Sequence[Sequence[Tensor]] | None = None,
-    sparse_as_dense: bool = False,
-    process_set: ProcessSet = global_process_set,
+    *in_order: object,
+    **options: Unpack[TorchOptions],
 ) -> OptimizerT:
     """Make `optimizer` use the gradients of all ranks. Every rank must call it, at the same point; does not block.
 
@@ -77,6 +75,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     - A parameter that is wrapped again belongs to the optimizer that was wrapped last.
     - Scripts may change `param_groups`, alike on every rank. The next `zero_grad()`, backward or `step()` sees it.
     - Copies and pickles of the optimizer are of the class that was wrapped.
+    - With `sparse_as_dense`, `p.grad` ends sparse again: optimizers such as `torch.optim.SparseAdam` take nothing else.
+    - With `process_set`, only its ranks need to make the call. On another rank the optimizer works as before.
 
     With `op=Adasum` gradients are not reduced. Every rank takes its own step with them, and `step()` ends by reducing
     what the step has changed: p = p before + Adasum of the ranks' (p after - p before). Parameters must be equal on all
@@ -89,18 +89,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         optimizer: any optimizer of torch's kind except LBFGS, over parameters in host memory and on the GPU.
         named_parameters: `model.named_parameters()`: names for messages, and the order in which the gradients are
             expected (backwards). All parameters of the optimizer must be among them. Without it they are numbered.
-        compression: what travels instead of each gradient; see `Compression`.
-        backward_passes_per_step: backwards that accumulate before the gradients are reduced.
-        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`.
-        gradient_predivide_factor: with `Average`, divides before the reduction by this factor f and after it by the
-            number of ranks over f, to keep small dtypes in range.
-        num_groups: Horovod's older way to say `groups` with a number.
-        groups: which gradients to negotiate and reduce as a unit, whatever the fusion threshold: lists of parameters,
-            or the number of groups to make of all parameters. Parameters in no list are fused as without groups.
-        sparse_as_dense: reduce sparse gradients as dense tensors. `p.grad` ends sparse again, because
-            optimizers such as `torch.optim.SparseAdam` take nothing else.
-        process_set: the ranks that reduce among themselves. Only they need to make the call; on another rank the
-            optimizer works as before.
+        options: those of `TorchOptions`.
 
     Returns:
         `optimizer`.
@@ -139,31 +128,22 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
             "LBFGS decides by the loss how often it evaluates the closure; each rank has its own loss, so the ranks "
             "would part. Use another optimizer"
         )
-    options = GradientOptions.checked(
-        op=op,
-        compression=compression,
-        gradient_predivide_factor=gradient_predivide_factor,
-        num_groups=num_groups,
-        groups=groups,
-        backward_passes_per_step=backward_passes_per_step,
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
-    )
+    checked = GradientOptions.checked(**options)
     tell_dynamo()
     names = Names(optimizer, named_parameters)
-    options.check_groups(parameter for _, parameter in names.in_order())
+    checked.check_groups(parameter for _, parameter in names.in_order())
     _let_step_call_hooks(optimizer)
     distributed: Any = optimizer
     # A reducer that cannot be made leaves nothing behind, and what follows cannot fail.
-    if options.op is Adasum:
+    if checked.op is Adasum:
         warn_of_no_effect("optimizers with op=Adasum")
         distributed_class = _distributed_class(_ReducesSteps, distributed.__class__)
-        distributed._reducer = DeltaReducer(names, options)
+        distributed._reducer = DeltaReducer(names, checked)
         Optimizer.register_step_pre_hook(optimizer, _before_local_step)
         Optimizer.register_step_post_hook(optimizer, _after_local_step)
     else:
         distributed_class = _distributed_class(_ReducesGradients, distributed.__class__)
-        reducer = distributed._reducer = Reducer(names, options)
+        reducer = distributed._reducer = Reducer(names, checked)
         weakref.finalize(optimizer, reducer.remove_hooks).atexit = False
         pre_hook = Optimizer.register_step_pre_hook(optimizer, _before_step)
         # Hooks that the user has registered are to see reduced gradients.

@@ -22,8 +22,8 @@ class Compressor(Protocol):
         """The opposite of `compress`, of the reduced tensor."""
 
 
-def check_compression(compression: object) -> None:
-    """Raise unless this can be used as a compression.
+def check_compression(compression: Compressor) -> Compressor:
+    """Return a compression. Raise unless it can be used as one.
 
     Raises:
         ValueError: it has no `compress` or no `decompress`.
@@ -33,6 +33,7 @@ def check_compression(compression: object) -> None:
             f"compression={compression!r} is none; use Compression.none, .fp16, .bf16, or a class with compress and "
             "decompress"
         )
+    return compression
 
 
 class NoneCompressor:

@@ -1,86 +1,277 @@
-"""The options of a wrapped optimizer: how its gradients are reduced. Checked here for all frameworks."""
+"""The options of a wrapped optimizer: one table for all frameworks.
+
+An option is one entry of a class below: name, type, default, documentation and check. The class says which functions
+take it. `takes` lets a function take the options of a class, and `GradientOptions` has their checked values.
+"""
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import operator
+import textwrap
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Annotated, Any, SupportsIndex, TypedDict, TypeVar, cast, get_type_hints
 
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, check_kind, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp, chosen_op
-from horovodish.gradients.compression import Compressor, check_compression
+from horovodish.gradients.compression import Compressor, NoneCompressor, check_compression
 from horovodish.runtime import basics
 
-__all__ = ["GradientOptions", "Groups", "check_trained", "checked_passes"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["GradientOptions", "Groups", "check_trained", "checked_passes", "takes"]
 
 Groups = int | Sequence[Sequence[Any]] | None
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Option:
+    """What the table says of an option besides its name and type.
+
+    Attributes:
+        default: its value when not given.
+        text: its documentation.
+        check: returns the value to use, or raises.
+    """
+
+    default: Any
+    text: str
+    check: Callable[[Any], Any] = lambda value: value
+
+
+def _checked_process_set(process_set: ProcessSet) -> ProcessSet:
+    check_kind(process_set)
+    return process_set
+
+
+def checked_passes(passes: int) -> int:
+    """The number of backward passes per step.
+
+    Raises:
+        ValueError: it is not a whole number, 1 or more.
+    """
+    if isinstance(passes, bool) or not isinstance(passes, SupportsIndex) or passes < 1:
+        raise ValueError(f"backward_passes_per_step={passes!r} must be a whole number, 1 or more")
+    return operator.index(passes)
+
+
+def _checked_factor(factor: float) -> float:
+    if factor <= 0:
+        raise ValueError(f"gradient_predivide_factor={factor} is not positive")
+    return float(factor)
+
+
+class ReductionOptions(TypedDict, total=False):
+    """Of every function that takes options, such as `horovodish.jax.grad`."""
+
+    op: Annotated[
+        ReduceOp,
+        Option(
+            Average,
+            "`Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`.",
+            functools.partial(chosen_op, None),
+        ),
+    ]
+    compression: Annotated[
+        Compressor,
+        Option(NoneCompressor, "what travels instead of each gradient; see `Compression`.", check_compression),
+    ]
+    gradient_predivide_factor: Annotated[
+        float,
+        Option(
+            1.0,
+            "with `Average`, divides before the reduction by this factor f and after it by the number of ranks over f, "
+            "to keep small dtypes in range.",
+            _checked_factor,
+        ),
+    ]
+    process_set: Annotated[
+        ProcessSet,
+        Option(
+            global_process_set,
+            "the ranks that reduce among themselves; on another rank nothing is reduced.",
+            _checked_process_set,
+        ),
+    ]
+
+
+class OptimizerOptions(ReductionOptions, total=False):
+    """Of all optimizers."""
+
+    backward_passes_per_step: Annotated[
+        int, Option(1, "how many gradients are added up on a rank before their sum is reduced.", checked_passes)
+    ]
+
+
+class ModelOptions(ReductionOptions, total=False):
+    """Where gradients may be sparse, and belong to parameters that the user can name."""
+
+    num_groups: Annotated[int, Option(0, "Horovod's older way to say `groups` with a number.")]
+    groups: Annotated[
+        Groups,
+        Option(
+            None,
+            "which gradients to negotiate and reduce as a unit, whatever the fusion threshold: lists of trainable "
+            "parameters or variables, or the number of groups to make of all. Those in no list are fused as usual.",
+        ),
+    ]
+    sparse_as_dense: Annotated[
+        bool, Option(False, "make sparse gradients, such as those of embeddings, dense before they are reduced.")
+    ]
+
+
+class TorchOptions(ModelOptions, OptimizerOptions, total=False):
+    """Of optimizers of PyTorch."""
+
+
+class TapeOptions(ModelOptions, total=False):
+    """Of gradient tapes of TensorFlow."""
+
+    scale_local_gradients: Annotated[
+        bool,
+        Option(
+            True,
+            "divide the gradients of local variables by the number of ranks, as averaging does with the others.",
+        ),
+    ]
+
+
+class KerasOptions(TapeOptions, OptimizerOptions, total=False):
+    """Of optimizers of Keras and TensorFlow."""
+
+    average_aggregated_gradients: Annotated[
+        bool, Option(False, "divide the sum of a window by `backward_passes_per_step`.")
+    ]
+
+
+class AnyOptions(TorchOptions, KerasOptions, total=False):
+    """All of them."""
+
+
+def _table(kind: Any) -> dict[str, Option]:
+    return {name: hint.__metadata__[0] for name, hint in get_type_hints(kind, include_extras=True).items()}
+
+
+def takes(kind: Any, in_order: str = "") -> Callable[[Function], Function]:
+    """A decorator for a function that takes options: it gets them by name.
+
+    Its signature lists them. So does its docstring, in place of the line of the parameter `options`.
+
+    Args:
+        kind: one of the classes above.
+        in_order: the options that Horovod takes by position, too, behind the positional parameters of the function,
+            with spaces between them.
+
+    Raises:
+        TypeError: by the function, as Python raises it; of an option that is not there, with the nearest name.
+
+    Example:
+        >>> @takes(TorchOptions, "compression backward_passes_per_step")
+        ... def DistributedOptimizer(optimizer, *in_order: object, **options: Unpack[TorchOptions]):
+        ...     checked = GradientOptions.checked(**options)
+    """
+    table, hints = _table(kind), get_type_hints(kind)
+    entries = [f"{name}: {option.text}" for name, option in table.items()]
+
+    def decorate(function: Function) -> Function:
+        own = inspect.signature(function).parameters.values()
+        first = [each for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
+        by_name = {each.name: each for each in own if each.kind is each.KEYWORD_ONLY}
+        for name, option in table.items():
+            by_name[name] = inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=hints[name]
+            )
+        second = [by_name.pop(name).replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in in_order.split()]
+        signature = inspect.signature(function).replace(parameters=[*first, *second, *by_name.values()])
+
+        @functools.wraps(function)
+        def by_names(*arguments: Any, **options: Any) -> Any:
+            for name in options.keys() - signature.parameters.keys():
+                nearest = difflib.get_close_matches(name, signature.parameters, n=1)
+                hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")
+            try:
+                bound = signature.bind(*arguments, **options)
+            except TypeError as problem:
+                raise TypeError(f"{function.__name__}(): {problem}") from None
+            return function(**bound.arguments)
+
+        by_names.__signature__ = signature  # type: ignore[attr-defined]
+        by_names.__doc__ = _with_entries(function.__doc__, entries)
+        return cast(Function, by_names)
+
+    return decorate
+
+
+def _with_entries(docstring: str | None, entries: Sequence[str]) -> str | None:
+    """A docstring with entries in place of its line that begins with "options:"."""
+    lines: list[str] = []
+    for line in (docstring or "").split("\n"):
+        if line.lstrip().startswith("options:"):
+            margin = line[: len(line) - len(line.lstrip())]
+            for entry in entries:
+                lines += textwrap.wrap(entry, 120, initial_indent=margin, subsequent_indent=f"{margin}    ")
+        else:
+            lines.append(line)
+    return docstring and "\n".join(lines)
+
+
+OPTIONS = _table(AnyOptions)
 
 
 @dataclass(frozen=True)
 class GradientOptions:
-    """The arguments of a `DistributedOptimizer` or of one of its siblings.
+    """The checked options of one optimizer, tape or function.
 
     Attributes:
-        op: how gradients are reduced.
-        compression: what travels instead of each gradient.
+        values: every option by its name. The core reads some of them as attributes.
         prescale_factor, postscale_factor: multiply every gradient before and after the reduction.
-        groups: the parameters whose gradients are reduced as a unit, or how many such groups to make of all.
-        sparse_as_dense: sparse gradients are made dense before they are reduced.
-        passes: how many gradients are added up on a rank before they are reduced.
-        process_set: the ranks that reduce among themselves.
-        scale_local_gradients: gradients that stay this rank's own are divided by the number of ranks.
+        groups: `groups` or `num_groups`; None without groups.
+        passes: `backward_passes_per_step`.
     """
 
+    values: AnyOptions
     op: ReduceOp
     compression: Compressor
-    prescale_factor: float = 1.0
-    postscale_factor: float = 1.0
-    groups: Groups = None
-    sparse_as_dense: bool = False
-    passes: int = 1
-    process_set: ProcessSet = global_process_set
-    scale_local_gradients: bool = True
+    prescale_factor: float
+    postscale_factor: float
+    groups: Groups
+    sparse_as_dense: bool
+    passes: int
+    process_set: ProcessSet
+    scale_local_gradients: bool
 
     @classmethod
-    def checked(
-        cls,
-        *,
-        compression: Compressor,
-        op: ReduceOp = Average,
-        gradient_predivide_factor: float = 1.0,
-        num_groups: int = 0,
-        groups: Groups = None,
-        backward_passes_per_step: int = 1,
-        process_set: ProcessSet = global_process_set,
-        sparse_as_dense: bool = False,
-        scale_local_gradients: bool = True,
-    ) -> GradientOptions:
-        """The options that a user asks for.
+    def checked(cls, **options: Unpack[AnyOptions]) -> GradientOptions:
+        """The options that a user asks for; see the table.
 
         Raises:
             ValueError: they do not go together, or one of them is not possible.
             TypeError: `process_set` is no process set.
         """
-        op = chosen_op(None, op)
-        if gradient_predivide_factor != 1.0 and op is not Average:
-            raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} needs op=Average")
-        if gradient_predivide_factor <= 0:
-            raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} is not positive")
-        check_compression(compression)
-        check_kind(process_set)
+        given: Mapping[str, Any] = options
+        values: Any = {name: option.check(given.get(name, option.default)) for name, option in OPTIONS.items()}
+        factor = values["gradient_predivide_factor"]
+        if factor != 1.0 and values["op"] is not Average:
+            raise ValueError(f"gradient_predivide_factor={factor} needs op=Average")
         return cls(
-            op,
-            compression,
-            1.0 / gradient_predivide_factor,
-            float(gradient_predivide_factor),
-            _checked_groups(num_groups, groups),
-            sparse_as_dense,
-            checked_passes(backward_passes_per_step),
-            process_set,
-            scale_local_gradients,
+            values,
+            values["op"],
+            values["compression"],
+            1.0 / factor,
+            factor,
+            _checked_groups(values["num_groups"], values["groups"]),
+            values["sparse_as_dense"],
+            values["backward_passes_per_step"],
+            values["process_set"],
+            values["scale_local_gradients"],
         )
 
     @property
@@ -129,17 +320,6 @@ class GradientOptions:
         )
 
 
-def checked_passes(passes: int) -> int:
-    """The number of backward passes per step.
-
-    Raises:
-        ValueError: it is not a whole number, 1 or more.
-    """
-    if isinstance(passes, bool) or not isinstance(passes, SupportsIndex) or passes < 1:
-        raise ValueError(f"backward_passes_per_step={passes!r} must be a whole number, 1 or more")
-    return operator.index(passes)
-
-
 def check_trained(what: str, chosen: Iterable[Any], trained: Iterable[Any]) -> None:
     """Raise unless the chosen parameters are trained.
 
@@ -161,7 +341,7 @@ def _checked_groups(num_groups: int, groups: Groups) -> Groups:
     if num_groups:
         if groups is not None:
             raise ValueError("num_groups= and groups= were both given; pass groups= alone")
-        warnings.warn("num_groups= is Horovod's older name; pass groups=", DeprecationWarning, stacklevel=4)
+        warnings.warn("num_groups= is Horovod's older name; pass groups=", DeprecationWarning, stacklevel=5)
         groups = num_groups
     if groups is None:
         return None

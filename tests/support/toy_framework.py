@@ -19,11 +19,11 @@ from horovodish.collectives.functions import Collectives
 from horovodish.collectives.named_tensors import broadcast_named
 from horovodish.collectives.operation import Adapter
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
-from horovodish.collectives.reduce_ops import Average, ReduceOp
+from horovodish.collectives.reduce_ops import ReduceOp
 from horovodish.collectives.request import Member
 from horovodish.errors import UnsupportedTensorError
-from horovodish.gradients.compression import Compressor, casts
-from horovodish.gradients.options import GradientOptions, Groups
+from horovodish.gradients.compression import casts
+from horovodish.gradients.options import GradientOptions, ModelOptions, takes
 from horovodish.gradients.plan import GradientAdapter, GradientPlan, Layout, Payload
 from horovodish.process_api import *  # noqa: F403
 
@@ -123,20 +123,14 @@ GRADIENTS = _Gradients()
 
 
 class DistributedOptimizer:
-    def __init__(
-        self,
-        optimizer: SGD,
-        op: ReduceOp = Average,
-        compression: Compressor = Compression.none,
-        groups: Groups = None,
-        process_set: ProcessSet = global_process_set,
-    ):
-        options = GradientOptions.checked(op=op, compression=compression, groups=groups, process_set=process_set)
-        options.check_groups(optimizer.parameters.values())
+    @takes(ModelOptions)
+    def __init__(self, optimizer: SGD, **options: Any):
+        checked = GradientOptions.checked(**options)
+        checked.check_groups(optimizer.parameters.values())
         names = list(optimizer.parameters)
         self.wrapped = optimizer
         remedy = "hvd.broadcast_parameters(parameters, root_rank=0)"
-        self._plan = GradientPlan(options, GRADIENTS, lambda index, _: f".{names[index]}", remedy)
+        self._plan = GradientPlan(checked, GRADIENTS, lambda index, _: f".{names[index]}", remedy)
 
     def step(self, gradients: dict[str, Tensor | None]) -> None:
         parameters = self.wrapped.parameters

@@ -23,3 +23,9 @@ def answers() -> list[int]:
 
 def results() -> list[list[int]]:
     return horovodish.run(answers, num_proc=2) or horovodish.torch.run(answers, num_proc=2)
+
+
+def wrong_options() -> None:
+    """An option that a function does not take, and a value of a wrong type."""
+    horovodish.keras.DistributedOptimizer(None, gruops=2)  # type: ignore[call-arg]
+    horovodish.keras.DistributedOptimizer(None, groups=2, op="mean")  # type: ignore[arg-type]

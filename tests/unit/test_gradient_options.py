@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
 import pytest
 
 from horovodish import Average, Max, Sum
-from horovodish.gradients.compression import NoneCompressor
-from horovodish.gradients.options import GradientOptions, check_trained
+from horovodish.gradients.options import GradientOptions, TorchOptions, check_trained, takes
 
-
-def checked(**arguments: Any) -> GradientOptions:
-    return GradientOptions.checked(**{"compression": NoneCompressor, **arguments})
+checked = GradientOptions.checked
 
 
 PARAMETER, OTHER = np.zeros(2), np.zeros((3, 4))
@@ -77,3 +75,67 @@ def test_the_name_of_a_parameter_is_told() -> None:
 
     with pytest.raises(ValueError, match="local variables: dense/kernel is none of the parameters"):
         check_trained("local variables", [Variable()], [])
+
+
+@takes(TorchOptions, "compression op named")
+def wrap(optimizer: str, *in_order: object, named: bool = False, **options: Any) -> dict[str, Any]:
+    """Wraps.
+
+    Args:
+        optimizer: any.
+        options: those of `TorchOptions`.
+
+    Example:
+        >>> wrap("sgd")
+    """
+    return {"optimizer": optimizer, "named": named, **options}
+
+
+def test_options_by_position_and_by_name() -> None:
+    assert wrap("sgd") == {"optimizer": "sgd", "named": False}
+    assert wrap("sgd", "fp16", Sum, True, groups=2) == {
+        "optimizer": "sgd",
+        "compression": "fp16",
+        "op": Sum,
+        "named": True,
+        "groups": 2,
+    }
+
+
+def test_the_signature_and_the_documentation_have_each_option_once() -> None:
+    parameters = inspect.signature(wrap).parameters
+    assert list(parameters)[:4] == ["optimizer", "compression", "op", "named"]
+    assert parameters["groups"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert parameters["backward_passes_per_step"].default == 1
+    text = inspect.getdoc(wrap) or ""
+    assert "\n    options:" not in text and "\n\nExample:" in text
+    for name in TorchOptions.__annotations__:
+        assert text.count(f"\n    {name}: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: wrap("sgd", compresion=1),
+            r"wrap\(\) got an unexpected keyword argument 'compresion'; did you mean 'comp",
+        ),
+        (lambda: wrap("sgd", scale_local_gradients=True), r"an unexpected keyword argument 'scale_local_gradients'$"),
+        (lambda: wrap("sgd", "fp16", compression="bf16"), r"wrap\(\): multiple values for argument 'compression'"),
+        (lambda: wrap("sgd", "fp16", Sum, True, 1), r"wrap\(\): too many positional arguments"),
+        (lambda: wrap(), r"wrap\(\): missing a required argument: 'optimizer'"),
+    ],
+)
+def test_wrong_arguments(call: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        call()
+
+
+def test_the_warning_names_the_line_of_the_user() -> None:
+    @takes(TorchOptions)
+    def wrap(**options: Any) -> None:
+        checked(**options)
+
+    with pytest.warns(DeprecationWarning, match="pass groups=") as warned:
+        wrap(num_groups=2)
+    assert warned[0].filename == __file__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -81,3 +82,15 @@ def test_the_guide(tmp_path: Path) -> None:
         exec(vocabulary, {**scope, **words})
         assert words["lookup"].get_vocabulary()[1:] == ["word 0"]
     assert scope["model"].optimizer.built
+
+
+IN_HOROVODS_ORDER = (
+    "optimizer name device_dense device_sparse compression sparse_as_dense gradient_predivide_factor op "
+    "backward_passes_per_step average_aggregated_gradients num_groups groups process_set scale_local_gradients"
+)
+
+
+def test_arguments_by_position_are_in_horovods_order() -> None:
+    parameters = inspect.signature(hvd.DistributedOptimizer).parameters.values()
+    by_position = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    assert by_position == IN_HOROVODS_ORDER.split()

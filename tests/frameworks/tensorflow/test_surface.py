@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import subprocess
 import sys
 
@@ -43,3 +44,27 @@ hvd.shutdown()
 """
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert finished.stdout == "1.0 3\n", finished.stderr
+
+
+IN_HOROVODS_ORDER = {
+    "DistributedOptimizer": (
+        "optimizer name use_locking device_dense device_sparse compression sparse_as_dense "
+        "backward_passes_per_step op gradient_predivide_factor average_aggregated_gradients num_groups groups "
+        "process_set scale_local_gradients"
+    ),
+    "DistributedGradientTape": (
+        "gradtape device_dense device_sparse compression sparse_as_dense op gradient_predivide_factor num_groups "
+        "groups process_set scale_local_gradients"
+    ),
+    "PartialDistributedGradientTape": (
+        "gradtape device_dense device_sparse compression sparse_as_dense op gradient_predivide_factor num_groups "
+        "groups process_set local_layers scale_local_gradients"
+    ),
+}
+
+
+@pytest.mark.parametrize("function", IN_HOROVODS_ORDER)
+def test_arguments_by_position_are_in_horovods_order(function: str) -> None:
+    parameters = inspect.signature(getattr(horovodish.tensorflow, function)).parameters.values()
+    by_position = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    assert by_position == IN_HOROVODS_ORDER[function].split()

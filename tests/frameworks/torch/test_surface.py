@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,18 @@ def test_the_import_starts_no_thread_and_no_mpi() -> None:
     code = "import os, sys, torch; before = len(os.listdir('/proc/self/task')); import horovodish.torch; "
     code += "assert len(os.listdir('/proc/self/task')) == before; assert 'mpi4py.MPI' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+IN_HOROVODS_ORDER = {
+    "DistributedOptimizer": (
+        "optimizer named_parameters compression backward_passes_per_step op gradient_predivide_factor num_groups "
+        "groups sparse_as_dense process_set"
+    ),
+}
+
+
+@pytest.mark.parametrize("function", IN_HOROVODS_ORDER)
+def test_arguments_by_position_are_in_horovods_order(function: str) -> None:
+    parameters = inspect.signature(getattr(horovodish.torch, function)).parameters.values()
+    by_position = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    assert by_position == IN_HOROVODS_ORDER[function].split()
