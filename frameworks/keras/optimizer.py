@@ -24,13 +24,13 @@ BROADCAST_REMEDY = (
     "pass hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit(), or call "
     "hvd.broadcast_variables(model.variables, root_rank=0) before the first step"
 )
-
-
-@takes(
-    KerasOptions,
-    "compression sparse_as_dense gradient_predivide_factor op backward_passes_per_step "
-    "average_aggregated_gradients num_groups groups process_set scale_local_gradients",
+IN_ORDER = (
+    "compression sparse_as_dense gradient_predivide_factor op backward_passes_per_step average_aggregated_gradients "
+    "num_groups groups process_set scale_local_gradients"
 )
+
+
+@takes(KerasOptions, IN_ORDER)
 def DistributedOptimizer(  # noqa: N802, Horovod's name
     optimizer: Any,
     name: str | None = None,
@@ -105,8 +105,15 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     return optimizer
 
 
+@takes(KerasOptions, IN_ORDER)
 def PartialDistributedOptimizer(  # noqa: N802, Horovod's name
-    optimizer: Any, *args: Any, local_layers: Sequence[Any] | Any | None = None, **options: Any
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    *in_order: object,
+    local_layers: Sequence[Any] | Any | None = None,
+    **options: Unpack[KerasOptions],
 ) -> Any:
     """As `DistributedOptimizer`, but the gradients of some layers stay those of the rank.
 
@@ -133,7 +140,7 @@ def PartialDistributedOptimizer(  # noqa: N802, Horovod's name
             raise TypeError(f"local_layers takes Keras layers, not {type(layer).__name__}")
         if not layer.built:
             raise ValueError(f"local_layers: {layer.name} is not built yet; build the model first")
-    distributed = DistributedOptimizer(optimizer, *args, **options)
+    distributed = DistributedOptimizer(optimizer, name, **options)
     for layer in layers:
         for variable in layer.trainable_variables:
             distributed.register_local_var(variable)
