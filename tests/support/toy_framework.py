@@ -18,7 +18,6 @@ from horovodish.collectives.devices import Placement
 from horovodish.collectives.functions import Collectives
 from horovodish.collectives.named_tensors import broadcast_named
 from horovodish.collectives.operation import Adapter
-from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import ReduceOp
 from horovodish.collectives.request import Member
 from horovodish.errors import UnsupportedTensorError
