@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.submission import generated_name
 from horovodish.gradients.compression import casts
+from horovodish.gradients.lone_steps import Count, LoneSteps
 from horovodish.gradients.options import GradientOptions, ReductionOptions, takes
 from horovodish.gradients.plan import GradientAdapter, GradientPlan, Payload
 from horovodish.mlx.collectives import ARRAYS, bytes_of, name_of
@@ -97,3 +99,19 @@ def DistributedOptimizer(optimizer: Optimizer, **options: Unpack[ReductionOption
     if checked.process_set.included():  # a rank outside the set never reduces, and counts for no other set
         wrapped._name = generated_name("optimizer", checked_id(checked.process_set))
     return optimizer
+
+
+def _watch(count: Count) -> Callable[[], object]:
+    base: Any = Optimizer
+    original = base.apply_gradients
+
+    def counted(self: Optimizer, gradients: Any, parameters: Any) -> Any:
+        if not isinstance(self, _Distributed):
+            count(type(self).__name__, lambda: sum(each.nbytes for each in dict(tree_flatten(gradients)).values()))
+        return original(self, gradients, parameters)
+
+    base.apply_gradients = counted
+    return lambda: setattr(base, "apply_gradients", original)
+
+
+_lone_steps = LoneSteps(_watch, "optimizer = hvd.DistributedOptimizer(optimizer)")

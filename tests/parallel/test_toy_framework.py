@@ -16,6 +16,7 @@ from support import toy_framework as toy
 from support.conformance import RATE, SHAPES, Conformance
 from support.elastic import Scene
 from support.on_ranks import on_ranks
+from support.ranks import run_ranks
 from support.toy_framework import SGD, Tensor
 
 SMALL_BUCKETS = {"HOROVODISH_FUSION_THRESHOLD_MB": str(300 / 2**20)}  # the gradients have 512, 64, 256 and 16 bytes
@@ -58,6 +59,14 @@ class Toy(Conformance):
 @pytest.mark.parametrize("check", Toy.checks())
 def test_conformance(check: str) -> None:
     getattr(Toy(), check)()
+
+
+def lone_training() -> list[list[str]]:
+    return Toy().lone_training()
+
+
+def test_lone_training_is_warned_of() -> None:
+    Toy().warn_of_lone_training(run_ranks(lone_training, 2))
 
 
 def train_through_a_loss(scene: Scene) -> dict[str, Any]:

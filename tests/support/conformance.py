@@ -222,6 +222,29 @@ class Conformance(ABC):
                 assert re.search(r"different parameters: .*'hidden\.(weight|bias)' differs: rank 0 has float32", text)
                 assert "Remedy: " in text and "hvd.broadcast_parameters(" in text
 
+    def lone_training(self) -> list[list[str]]:
+        """What ranks are warned of that wrap no optimizer, and that wrap it. It calls `init()` itself."""
+        said = []
+        for wraps in (False, True):
+            self.hvd.init()
+            model = self.model(parameters(seed=0))
+            optimizer = self.optimizer(model)
+            if wraps:
+                optimizer = self.hvd.DistributedOptimizer(optimizer)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                self._train(model, optimizer, None)
+                self.hvd.shutdown()
+            said.append([str(each.message) for each in caught if issubclass(each.category, RuntimeWarning)])
+        return said
+
+    def warn_of_lone_training(self, said: Sequence[list[list[str]]]) -> None:
+        """The test of `lone_training`, with what it gave on each rank. No rank calls this."""
+        (alone, wrapped), *others = said
+        assert wrapped == [] and others == [[[], []]] * len(others)
+        assert [text.split(" steps")[0] for text in alone] == [f"rank 0 of {len(said)} took {STEPS}"]
+        assert "each rank has trained a model of its own. Remedy: optimizer = hvd.DistributedOptimizer(" in alone[0]
+
     # Mistakes
 
     def check_one_rank_is_wrong(self) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +22,7 @@ from horovodish.collectives.reduce_ops import ReduceOp
 from horovodish.collectives.request import Member
 from horovodish.errors import UnsupportedTensorError
 from horovodish.gradients.compression import casts
+from horovodish.gradients.lone_steps import Count, LoneSteps
 from horovodish.gradients.options import GradientOptions, ModelOptions, takes
 from horovodish.gradients.plan import GradientAdapter, GradientPlan, Layout, Payload
 from horovodish.process_api import *  # noqa: F403
@@ -43,11 +44,16 @@ class Tensor:
 
 
 class SGD:
+    before_step: ClassVar[list[Callable[[SGD], None]]] = []
+
     def __init__(self, parameters: dict[str, Tensor], learning_rate: float):
         self.parameters = parameters
         self.learning_rate = learning_rate
+        self.is_wrapped = False
 
     def step(self, gradients: dict[str, Tensor | None]) -> None:
+        for hook in self.before_step:
+            hook(self)
         for name, gradient in gradients.items():
             if gradient is not None:
                 self.parameters[name].data -= self.learning_rate * gradient.data
@@ -128,6 +134,7 @@ class DistributedOptimizer:
         checked.check_groups(optimizer.parameters.values())
         names = list(optimizer.parameters)
         self.wrapped = optimizer
+        optimizer.is_wrapped = True
         remedy = "hvd.broadcast_parameters(parameters, root_rank=0)"
         self._plan = GradientPlan(checked, GRADIENTS, lambda index, _: f".{names[index]}", remedy)
 
@@ -136,6 +143,18 @@ class DistributedOptimizer:
         ours = [gradients.get(name) for name in parameters]
         reduced = self._plan.reduce("gradients", ours, list(parameters.values()))
         self.wrapped.step(dict(zip(parameters, reduced, strict=True)))
+
+
+def _watch(count: Count) -> Callable[[], object]:
+    def hook(optimizer: SGD) -> None:
+        if not optimizer.is_wrapped:
+            count("SGD", lambda: sum(tensor.data.nbytes for tensor in optimizer.parameters.values()))
+
+    SGD.before_step.append(hook)
+    return lambda: SGD.before_step.remove(hook)
+
+
+LONE_STEPS = LoneSteps(_watch, "optimizer = hvd.DistributedOptimizer(optimizer)")
 
 
 class ToyState(elastic.State):

@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten
 
 import horovodish.mlx as hvd
 from horovodish.collectives.operation import Operation
+from horovodish.elastic import memory, state
 from horovodish.errors import HorovodInternalError, MismatchError, UnsupportedTensorError
 from horovodish.mlx.collectives import ARRAYS
 from support.on_ranks import on_ranks
@@ -136,3 +137,25 @@ def test_optimizers_keep_their_state(kind: str) -> None:
         assert leaves and hvd.broadcast_object(leaves) == leaves
     with pytest.raises(TypeError, match=r"wraps an mlx\.optimizers\.Optimizer, not dict"):
         hvd.DistributedOptimizer({})
+
+
+def test_a_commit_that_is_held_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an array object gets other memory, and where MLX could use its memory for a result."""
+    monkeypatch.setattr(memory.Schedule, "is_due", lambda *_: False)
+    monkeypatch.setattr(state._Budget, "allows", lambda _: True)
+    model, own = nn.Linear(2, 2), {name: mx.ones(3).astype(getattr(mx, name)) for name in ("bool_", "bfloat16", "int8")}
+    kept = hvd.elastic.MlxState(model=model, own=own, n=0)
+    kept.commit()
+    before = model.weight.tolist()
+    for name in kept.own:
+        kept.own[name][:] = 0
+    model.weight += 1
+    mx.eval(kept.own, model.parameters())
+    kept.n = 1
+    kept.restore()
+    assert kept.n == 0 and kept.model is model and model.weight.tolist() == before
+    assert [str(each.dtype) for each in kept.own.values()] == ["mlx.core.bool", "mlx.core.bfloat16", "mlx.core.int8"]
+    assert all(each.tolist() == [1, 1, 1] for each in kept.own.values())
+    kept.own["int8"][:] = 5
+    kept.restore()
+    assert kept.own["int8"].tolist() == [1, 1, 1]

@@ -21,6 +21,7 @@ from support.conformance import RATE, Conformance
 from support.elastic import Scene
 from support.model import Array
 from support.on_ranks import on_ranks
+from support.ranks import run_ranks
 
 
 class Network(nn.Module):
@@ -82,6 +83,14 @@ def test_conformance(check: str) -> None:
 @on_ranks((2, "collective_gradients=horovod"))
 def test_horovods_gradients_of_collectives() -> None:
     Mlx().check_gradients_of_collectives()
+
+
+def lone_training() -> list[list[str]]:
+    return Mlx().lone_training()
+
+
+def test_lone_training_is_warned_of() -> None:
+    Mlx().warn_of_lone_training(run_ranks(lone_training, 2))
 
 
 def train_through_a_loss(scene: Scene) -> dict[str, Any]:
