@@ -36,13 +36,13 @@ from jax import numpy as jnp
 
 from horovodish import collectives
 from horovodish.collectives.documentation import documented_as
-from horovodish.collectives.operation import Operation, check_has_rows, checked_group, checked_op, checked_root
+from horovodish.collectives.operation import Operation, check_has_rows, checked_group
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
 from horovodish.gradients.compression import Compressor
 from horovodish.jax.compression import Compression
 from horovodish.jax.eager import exchange
-from horovodish.jax.primitive import Traced, run
+from horovodish.jax.primitive import run
 from horovodish.jax.trees import Leaves, checked_array, decompressed, named, run_fused
 
 __all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped_allreduce", "join", "reducescatter"]
@@ -77,7 +77,7 @@ def allreduce(
         >>> step(jnp.full(2, hvd.rank()))  # on 4 ranks
         Array([6, 6], dtype=int32)
     """
-    template = _reduction("allreduce", name, average, op, prescale_factor, postscale_factor, process_set)
+    template = named(Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor))
     leaves = Leaves.of(tree, template.name, template.operation.op, takes_complex=True)
     leaves, contexts = leaves.compressed(compression)
     result: Tree = leaves.rebuilt(decompressed(run_fused(leaves, template), contexts, compression))
@@ -108,7 +108,7 @@ def grouped_allreduce(
         TypeError: `arrays` is one array or has trees.
     """
     arrays = checked_group(arrays, "allreduce", "array")
-    template = _reduction("allreduce", name, average, op, prescale_factor, postscale_factor, process_set)
+    template = named(Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor))
     leaves, contexts = Leaves.of(arrays, template.name, template.operation.op).compressed(compression)
     members = tuple(leaves.suffixes) if len(arrays) > 1 else ("",)
     if len(leaves.arrays) != len(arrays):
@@ -159,8 +159,7 @@ def broadcast(
         Array([1, 1], dtype=int32)
     """
     checked_id(process_set)
-    root = checked_root(root_rank, process_set)
-    template = named(Operation("broadcast", name, process_set, root_rank=root))
+    template = named(Operation("broadcast", name, process_set, root_rank=root_rank))
     leaves = Leaves.of(tree, template.name, None)
     result: Tree = leaves.rebuilt(run_fused(leaves, template))
     return result
@@ -227,7 +226,7 @@ def reducescatter(
         >>> hvd.reducescatter(jnp.arange(3), op=hvd.Sum)  # on 2 ranks; on rank 0
         Array([0, 2], dtype=int32)
     """
-    template = _reduction("reducescatter", name, None, op, prescale_factor, postscale_factor, process_set)
+    template = named(Operation("reducescatter", name, process_set, op, None, prescale_factor, postscale_factor))
     leaves, contexts = Leaves.of(tree, template.name, template.operation.op).compressed(compression)
     for array in leaves.arrays:
         check_has_rows("reducescatter", template.name, array.ndim, "array")
@@ -280,17 +279,3 @@ def join(device: int = -1) -> int:
         with contextlib.suppress(Exception):  # an error belongs to whoever uses the array
             array.block_until_ready()
     return collectives.join(device)
-
-
-def _reduction(
-    kind: str,
-    name: str | None,
-    average: bool | None,
-    op: ReduceOp | None,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-) -> Traced:
-    factors = float(prescale_factor), float(postscale_factor)
-    traced = named(Operation(kind, name, process_set, op, average, *factors))
-    return traced.changed(op=checked_op(kind, traced.name, average, op), average=None)

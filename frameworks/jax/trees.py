@@ -14,6 +14,7 @@ import jax
 from jax import numpy as jnp
 
 from horovodish.collectives.arrays import dtype_code
+from horovodish.collectives.operation import checked
 from horovodish.collectives.reduce_ops import Average, ReduceOp, Sum
 from horovodish.collectives.request import Operation
 from horovodish.errors import UnsupportedTensorError
@@ -26,9 +27,15 @@ _OWN_MODULES = "horovodish."
 
 
 def named(operation: Operation) -> Traced:
-    """An operation by the name that the user has given it, or by its place in the source. Raises as `name_of`."""
+    """An operation by the name that the user has given it, or by its place in the source.
+
+    Raises:
+        ValueError: as `name_of`, or the op or the root is none.
+    """
     name, unnamed = name_of(operation.kind, operation.name)
-    return Traced(operation._replace(name=name), unnamed)
+    factors = float(operation.prescale_factor), float(operation.postscale_factor)  # which can be hashed
+    operation = operation._replace(name=name, prescale_factor=factors[0], postscale_factor=factors[1])
+    return Traced(checked(operation), unnamed)
 
 
 def name_of(what: str, name: str | None) -> tuple[str, bool]:

@@ -14,7 +14,7 @@ from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
 from horovodish.gradients.compression import Compressor
 from horovodish.tensorflow.compression import Compression
-from horovodish.tensorflow.operations import broadcasted, checked, exchanged, gathered, prepared, reduced, scattered
+from horovodish.tensorflow.operations import broadcasted, exchanged, gathered, named, prepared, reduced, scattered
 from horovodish.tensorflow.sparse import reduced_slices
 from horovodish.tensorflow.tracing import as_written, in_graph_for_sessions
 
@@ -206,7 +206,7 @@ def broadcast_(
     Example:
         >>> hvd.broadcast_(model.variables, root_rank=0)
     """
-    operation = checked(Operation("broadcast", name, process_set, root_rank=root_rank))
+    operation = named(Operation("broadcast", name, process_set, root_rank=root_rank))
     is_root = process_set.ranks[process_set.rank()] == operation.root_rank
     updated: list[Any] = []
     for number, variable in enumerate(variables):

@@ -16,9 +16,8 @@ from horovodish.collectives.arrays import checked_dtype
 from horovodish.collectives.operation import (
     Operation,
     check_has_rows,
+    checked,
     checked_group,
-    checked_op,
-    checked_root,
     checked_splits,
     identified,
 )
@@ -44,34 +43,29 @@ def refuse_on_error(operation: Operation) -> Iterator[None]:
         yield
 
 
-def checked(operation: Operation) -> Operation:
+def named(operation: Operation) -> Operation:
     """The operation with its name, its reduce op and its root.
 
     Raises:
         ValueError: the op or the root is none.
     """
-    kind, process_set = operation.kind, operation.process_set
-    operation = operation._replace(name=operation_name(kind, operation.name, checked_id(process_set)))
+    name = operation_name(operation.kind, operation.name, checked_id(operation.process_set))
+    operation = operation._replace(name=name)
     with refuse_on_error(operation):
-        if kind in ("allreduce", "reducescatter"):
-            op = checked_op(kind, str(operation.name), operation.average, operation.op)
-            return operation._replace(op=op, average=None)
-        if kind == "broadcast":
-            return operation._replace(root_rank=checked_root(operation.root_rank, process_set))
-    return operation
+        return checked(operation)
 
 
 def prepared(
     operation: Operation, tensors: Sequence[Any], compression: Compressor = NoneCompressor
 ) -> tuple[Operation, list[Any]]:
-    """An operation as `checked` gives it, and its tensors; the slices of an allreduce stay what they are.
+    """An operation as `named` gives it, and its tensors; the slices of an allreduce stay what they are.
 
     Raises:
         TypeError: one tensor instead of a group, whose rows would be taken for the members.
         ValueError: the group is empty, or the op, the root or the compression is none.
         UnsupportedTensorError: a tensor that cannot travel as a whole.
     """
-    kind, operation = operation.kind, checked(operation)
+    kind, operation = operation.kind, named(operation)
     with refuse_on_error(operation):
         tensors = checked_group(tensors, kind, "tensor")
         check_compression(compression)

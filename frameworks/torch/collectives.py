@@ -27,7 +27,7 @@ from horovodish import collectives
 from horovodish.collectives import devices
 from horovodish.collectives.documentation import documented_as
 from horovodish.collectives.functions import Handle, barrier, poll, synchronize
-from horovodish.collectives.operation import Operation, checked_group, checked_op, identified, only
+from horovodish.collectives.operation import Operation, checked, checked_group, identified, only
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
 from horovodish.collectives.submission import RefuseOnError
@@ -272,8 +272,7 @@ def _reduced(
     name, identity = identified(operation)
     with RefuseOnError(operation.kind, name, identity):
         check_compression(compression)
-        op = checked_op(operation.kind, name, operation.average, operation.op)
-        operation = operation._replace(name=name, op=op, average=None)
+        operation = checked(operation._replace(name=name))
         tensors = checked_group(tensors, operation.kind, TENSORS.noun)
         for tensor in tensors:
             check_tensor(tensor, name)

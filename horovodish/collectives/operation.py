@@ -26,6 +26,7 @@ __all__ = [
     "Adapter",
     "Operation",
     "check_has_rows",
+    "checked",
     "checked_group",
     "checked_op",
     "checked_root",
@@ -69,6 +70,16 @@ def identified(operation: Operation) -> tuple[str, int]:
     """
     identity = checked_id(operation.process_set)
     return (generated_name(operation.kind, identity) if operation.name is None else operation.name), identity
+
+
+def checked(operation: Operation) -> Operation:
+    """An operation that has a name, with its reduce op or its root. Raises as `checked_op` and `checked_root`."""
+    if operation.kind in _REDUCES:
+        op = checked_op(operation.kind, str(operation.name), operation.average, operation.op)
+        return operation._replace(op=op, average=None)
+    if operation.kind == "broadcast":
+        return operation._replace(root_rank=checked_root(operation.root_rank, operation.process_set))
+    return operation
 
 
 class Adapter(ABC, Generic[T]):
