@@ -29,12 +29,15 @@ import numpy as np
 import optax
 from jax import numpy as jnp
 
-from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, attempt, run
+from horovodish import elastic
+from horovodish.elastic import *  # noqa: F403
+from horovodish.elastic import State
 from horovodish.elastic.snapshots import Held, Reference
 from horovodish.jax.accumulation import AccumulationState
 from horovodish.jax.trees import with_weak_type
 
-__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "JaxState", "ObjectState", "State", "attempt", "run"]
+__all__ = ["JaxState"]
+__all__ += elastic.__all__
 
 
 class JaxState(State):

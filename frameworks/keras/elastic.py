@@ -29,25 +29,20 @@ from typing import Any
 
 import keras
 
-from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, attempt, run
+from horovodish import elastic
+from horovodish.elastic import *  # noqa: F403
+from horovodish.elastic import State
+from horovodish.elastic.state import assign
 from horovodish.keras.backends import compile_anew
 from horovodish.keras.broadcast_state import keeping_layers_of, optimizers_of, state_of, weights_of
 from horovodish.keras.distribution import distribution_of
 from horovodish.keras.epoch_sync import callbacks_that_begin, check_wrapped
 from horovodish.keras.layer_state import give_back, kept_of
 
-__all__ = [
-    "CommitStateCallback",
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "KerasState",
-    "ObjectState",
-    "State",
-    "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback",
-    "attempt",
-    "run",
-]
+__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
+__all__ += elastic.__all__
+
+_REMEDY = "make the same model on every rank, with an Input or built"
 
 
 class KerasState(State):
@@ -120,16 +115,16 @@ class KerasState(State):
             for optimizer, values in zip(optimizers_of(value), optimizers, strict=False):
                 if not optimizer.built and len(values) > len(optimizer.variables):
                     optimizer.build(value.trainable_variables)
-            _assign("model", weights_of(value), weights)
+            assign("the model", weights_of(value), weights, _REMEDY)
             for variables, values in zip(_of_optimizers(value), optimizers, strict=True):
-                _assign("model's optimizer", variables, values)
+                assign("the model's optimizer", variables, values, _REMEDY)
             give_back(keeping_layers_of(value), layers)
         elif not isinstance(value, keras.optimizers.Optimizer):
             super()._give_back(value, kept)
         elif kept:
             if not value.built:
                 raise ValueError(f"this {type(value).__name__} is not built; build it before the first sync()")
-            _assign("optimizer", _variables_of(value), kept)
+            assign("the optimizer", _variables_of(value), kept, _REMEDY)
 
     def _is_of_model(self, optimizer: Any) -> bool:
         return any(optimizer is each for each in optimizers_of(self.model))
@@ -164,16 +159,6 @@ def _others(model: Any) -> list[Any]:
 
 def _values(variables: Sequence[Any]) -> list[Any]:
     return [keras.ops.convert_to_numpy(variable) for variable in variables]
-
-
-def _assign(what: str, variables: Sequence[Any], values: Sequence[Any]) -> None:
-    if len(variables) != len(values):
-        raise ValueError(
-            f"the {what} has {len(variables)} variables where {len(values)} values are to be put back; make the same "
-            "model on every rank, with an Input or built"
-        )
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
 
 
 def _is_readable(variable: Any) -> bool:

@@ -24,23 +24,18 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, attempt, run
+from horovodish import elastic
+from horovodish.elastic import *  # noqa: F403
+from horovodish.elastic import State
+from horovodish.elastic.state import assign
 from horovodish.tensorflow.broadcast_state import finalize_layers
 from horovodish.tensorflow.tracing import trace_anew
 
 if TYPE_CHECKING:
     from horovodish.tensorflow.keras.elastic import KerasState as TensorFlowKerasState
 
-__all__ = [
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "ObjectState",
-    "State",
-    "TensorFlowKerasState",
-    "TensorFlowState",
-    "attempt",
-    "run",
-]
+__all__ = ["TensorFlowKerasState", "TensorFlowState"]
+__all__ += elastic.__all__
 
 
 class TensorFlowState(State):
@@ -50,20 +45,24 @@ class TensorFlowState(State):
     traced anew, so that it sees the `hvd.size()` and the process sets that there are now.
 
     Args:
-        variables: of TensorFlow or Keras, the same ones in the same order on every rank. In a graph for sessions, all
-            global variables when not given.
-        session: where the variables are, for graphs of TensorFlow 1.
+        variables: of TensorFlow or Keras, the same ones in the same order on every rank.
+        session: taken because Horovod takes it; variables of sessions cannot be kept.
         attributes: the first attributes: numbers, variables, tensors and everything that can be pickled.
+
+    Raises:
+        ValueError: `session` is given.
 
     Example:
         >>> state = hvd.elastic.TensorFlowState(model.variables, momenta=momenta, epoch=0)
     """
 
-    def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **attributes: Any) -> None:
-        self._session = session
-        if variables is None:
-            variables = tf.compat.v1.global_variables()
-        super().__init__(variables=list(variables), **attributes)
+    def __init__(self, variables: Iterable[Any] | None = None, session: None = None, **attributes: Any) -> None:
+        if session is not None:
+            raise ValueError(
+                "TensorFlowState cannot keep the variables of a session; put session.run(variables) into an attribute "
+                "of an ObjectState before each commit(), and load it from there"
+            )
+        super().__init__(variables=list(variables or ()), **attributes)
 
     def reset(self) -> None:
         """Have functions traced anew."""
@@ -74,30 +73,15 @@ class TensorFlowState(State):
 
     def _kept_of(self, value: Any) -> Any:
         variables = _variables(value)
-        return super()._kept_of(value) if variables is None else [self._value(each) for each in variables]
+        return super()._kept_of(value) if variables is None else [each.numpy() for each in variables]
 
     def _give_back(self, value: Any, kept: Any) -> None:
         variables = _variables(value)
         if variables is None:
             super()._give_back(value, kept)
             return
-        if len(variables) != len(kept):
-            raise ValueError(
-                f"it has {len(variables)} variables where {len(kept)} values are to be put back; make the same "
-                "variables on every rank before the first sync()"
-            )
-        for variable, each in zip(variables, kept, strict=True):
-            self._assign(variable, each)
+        assign("it", variables, kept, "make the same variables on every rank before the first sync()")
         finalize_layers(variables)
-
-    def _value(self, variable: Any) -> Any:
-        return self._session.run(variable) if self._session else variable.numpy()
-
-    def _assign(self, variable: Any, value: Any) -> None:
-        if self._session:
-            variable.load(value, self._session)
-        else:
-            variable.assign(value)
 
 
 def _variables(value: Any) -> list[Any] | None:

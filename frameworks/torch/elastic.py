@@ -33,24 +33,18 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
+from horovodish import elastic
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
-from horovodish.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, attempt, run
+from horovodish.elastic import *  # noqa: F403
+from horovodish.elastic import State
 from horovodish.elastic.memory import Position
 from horovodish.elastic.snapshots import Held, Reference
 from horovodish.torch import writes
 from horovodish.torch.inner_optimizers import has_own_state_dict, with_inner
 from horovodish.torch.sampler import ResumableSampler
 
-__all__ = [
-    "ElasticSampler",
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "ObjectState",
-    "State",
-    "TorchState",
-    "attempt",
-    "run",
-]
+__all__ = ["ElasticSampler", "TorchState"]
+__all__ += elastic.__all__
 
 COPIED_BYTES = 16 << 10
 """Smaller tensors are copied at each commit; of larger ones it is noted whether they were written to since."""

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -327,6 +327,26 @@ class ObjectState(State):
 
     def __init__(self, bcast_object: object = None, get_rank: object = None, **attributes: Any) -> None:
         super().__init__(**attributes)
+
+
+def assign(what: str, variables: Sequence[Any], values: Sequence[Any], remedy: str) -> None:
+    """Give variables the values that were kept of them.
+
+    Args:
+        what: has the variables, for the message.
+        variables: with a method `assign`.
+        values: in the same order.
+        remedy: what to do where there are other variables than values.
+
+    Raises:
+        ValueError: there are.
+    """
+    if len(variables) != len(values):
+        raise ValueError(
+            f"{what} has {len(variables)} variables where {len(values)} values are to be put back; {remedy}"
+        )
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 class _Budget:

@@ -64,17 +64,9 @@ def test_other_variables_than_before_are_refused() -> None:
         state.restore()
 
 
-def test_the_variables_of_a_session_are_kept() -> None:
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        variable = tf.compat.v1.get_variable("v", initializer=[1.0, 2.0])
-        session.run(tf.compat.v1.global_variables_initializer())
-        state = TensorFlowState(session=session, step=3)
-        state.commit()
-        session.run(variable.assign([3.0, 4.0]))
-        state.step = 4
-        state.restore()
-        assert session.run(variable).tolist() == [1, 2]
-        assert state.step == 3
+def test_a_session_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"put session\.run\(variables\) into an attribute of an ObjectState"):
+        TensorFlowState(session=object())
 
 
 def test_functions_are_traced_anew() -> None:
