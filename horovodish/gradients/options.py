@@ -65,7 +65,7 @@ def checked_passes(passes: int) -> int:
 def _checked_factor(factor: float) -> float:
     if factor <= 0:
         raise ValueError(f"gradient_predivide_factor={factor} is not positive")
-    return float(factor)
+    return factor
 
 
 class ReductionOptions(TypedDict, total=False):
@@ -266,7 +266,7 @@ class GradientOptions:
             values["op"],
             values["compression"],
             1.0 / factor,
-            factor,
+            float(factor),
             _checked_groups(values["num_groups"], values["groups"]),
             values["sparse_as_dense"],
             values["backward_passes_per_step"],
