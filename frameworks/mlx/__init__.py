@@ -15,6 +15,7 @@ from horovodish import package_names as _package_names
 from horovodish.collectives.objects import *
 from horovodish.mlx.broadcast_state import *
 from horovodish.mlx.collectives import *
+from horovodish.mlx.compression import *
 from horovodish.mlx.optimizer import *
 from horovodish.process_api import *
 

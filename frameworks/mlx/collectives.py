@@ -38,9 +38,9 @@ __all__ = [
 _CPU = 1  # as DLPack numbers devices
 
 
-def bytes_of(array: mx.array) -> np.ndarray:
+def bytes_of(value: mx.array) -> np.ndarray:
     """The bytes of an array, row-major. Evaluates it, and keeps their memory."""
-    return np.asarray(array.reshape(-1).view(mx.uint8))
+    return np.asarray(value.reshape(-1).view(mx.uint8))
 
 
 def with_bytes(data: np.ndarray, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:

@@ -28,6 +28,8 @@ class MlxState(State):
         >>> state = hvd.elastic.MlxState(model=model, optimizer=optimizer, epoch=0)
     """
 
+    _bytes_of = staticmethod(bytes_of)
+
     def _keeps(self, value: object) -> bool:
         return isinstance(value, Module | Optimizer) or super()._keeps(value)
 
@@ -47,9 +49,6 @@ class MlxState(State):
     def _reference_to(self, value: object) -> Reference | None:
         # A second array of this memory, which nothing writes to: after `x += 1` the object `x` has other memory.
         return Reference(mx.contiguous(value), None) if isinstance(value, mx.array) else None
-
-    def _bytes_of(self, value: Any) -> np.ndarray:
-        return bytes_of(value)
 
     def _reduced(self, value: object) -> Any:
         if not isinstance(value, mx.array):

@@ -12,7 +12,6 @@ from mlx.utils import tree_flatten, tree_map_with_path
 
 from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.submission import generated_name
-from horovodish.gradients.compression import casts
 from horovodish.gradients.lone_steps import Count, LoneSteps
 from horovodish.gradients.options import GradientOptions, ReductionOptions, takes
 from horovodish.gradients.plan import GradientAdapter, GradientPlan, Payload
@@ -21,18 +20,9 @@ from horovodish.mlx.collectives import ARRAYS, bytes_of, name_of
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Compression", "DistributedOptimizer"]
+__all__ = ["DistributedOptimizer"]
 
 _REMEDY = "call hvd.broadcast_parameters(model, root_rank=0) before the first step"
-
-
-def _is_wider(tensor: mx.array) -> bool:
-    return mx.issubdtype(tensor.dtype, mx.floating) and tensor.dtype.size > 2
-
-
-FP16Compressor, BF16Compressor, Compression = casts(
-    __name__, mx.float16, mx.bfloat16, _is_wider, lambda tensor, dtype: tensor.astype(dtype)
-)
 
 
 class _Parameter(NamedTuple):
@@ -68,15 +58,12 @@ class _Distributed(Optimizer):
 def DistributedOptimizer(optimizer: Optimizer, **options: Unpack[ReductionOptions]) -> Optimizer:  # noqa: N802
     """Make `optimizer` use the gradients of all ranks. Every rank must call it, at the same point; does not block.
 
-    `update` and `apply_gradients` are collective then, and block. Call them outside of `mx.compile`. In the second step
-    the ranks compare their parameters, and rank 0 warns if they differ.
+    Returns the same object. Its `update` and `apply_gradients` are collective then, and block; call them outside of
+    `mx.compile`. In the second step the ranks compare their parameters, and rank 0 warns if they differ.
 
     Args:
         optimizer: of MLX, `MultiOptimizer` among them.
         options: taken by name.
-
-    Returns:
-        `optimizer`, the same object with the same state.
 
     Raises:
         ValueError: an option is not possible, or `optimizer` is wrapped already.

@@ -159,3 +159,21 @@ def test_a_commit_that_is_held_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -
     kept.own["int8"][:] = 5
     kept.restore()
     assert kept.own["int8"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_the_moments_of_an_optimizer_go_back(copies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.Schedule, "is_due", lambda *_: copies)
+    monkeypatch.setattr(state._Budget, "allows", lambda _: not copies)
+    model, optimizer = nn.Linear(2, 2), optimizers.Adam(optimizers.exponential_decay(0.1, 0.5))
+    loss = nn.value_and_grad(model, lambda: model(mx.ones((1, 2))).sum())
+    optimizer.update(model, loss()[1])
+    kept = hvd.elastic.MlxState(both=[model, optimizer])
+    kept.commit()
+    ends = []
+    for _ in range(2):
+        for _ in range(2):
+            optimizer.update(model, loss()[1])
+        ends.append([leaf.tolist() for _, leaf in [*tree_flatten(model), *tree_flatten(optimizer.state)]])
+        kept.restore()
+    assert ends[0] == ends[1] and optimizer.step.item() == 1
