@@ -93,7 +93,7 @@ class Conformance(ABC):
         """An elastic state of all of them."""
 
     gradients: Callable[[Callable[[list[Any]], Any], list[Any]], list[Any]] | None = None
-    """Gives the gradients of a function of tensors at these tensors, if the framework computes gradients."""
+    """Gives the gradients of a function at these tensors; None where the framework computes no gradients."""
 
     @classmethod
     def checks(cls) -> list[str]:
@@ -109,6 +109,7 @@ class Conformance(ABC):
             if process_set.included():
                 self._check_reductions(process_set)
                 self._check_moves(process_set)
+                self._check_rows(process_set)
         assert self.hvd.remove_process_set(pair)
 
     def _check_reductions(self, process_set: Any) -> None:
@@ -133,8 +134,22 @@ class Conformance(ABC):
         places = self.hvd.allgather(self.tensor(np.array(own)), process_set=process_set)
         assert self.array(places).tolist() == list(range(process_set.size())), "a scalar is a row"
 
-    def check_a_tensor_changes_after_a_collective(self) -> None:
-        """Results have memory of their own, and inputs may be changed when a collective has returned."""
+    def _check_rows(self, process_set: Any) -> None:
+        hvd, own, size = self.hvd, process_set.rank(), process_set.size()
+        splits = [[(place + 2 * to) % 3 for to in range(size)] for place in range(size)]
+        for dtype in [*INTEGERS, *FLOATS]:
+            arrays = [values(dtype, (2 * size + 1, 3), rank) for rank in process_set.ranks]
+            dealt = self.array(hvd.reducescatter(self.tensor(arrays[own]), op=hvd.Sum, process_set=process_set))
+            expected = np.array_split(reduced(arrays, "Sum"), size)[own]
+            assert not difference(dealt, expected, 4.0 * size), dtype
+            arrays = [values(dtype, (sum(splits[place]), 2), place) for place in range(size)]
+            rows, counts = hvd.alltoall(self.tensor(arrays[own]), splits[own], process_set=process_set)
+            parts = [np.split(array, np.cumsum(splits[place])[:-1])[own] for place, array in enumerate(arrays)]
+            np.testing.assert_array_equal(self.array(rows), np.concatenate(parts), err_msg=dtype)
+            assert self.array(counts).tolist() == [row[own] for row in splits]
+
+    def check_results_have_memory_of_their_own(self) -> None:
+        """A later collective changes neither its input nor an earlier result."""
         given = self.tensor(np.full(3, self.hvd.rank(), np.float32))
         first = self.hvd.allreduce(given, op=self.hvd.Sum)
         before = self.array(first).copy()
@@ -223,7 +238,7 @@ class Conformance(ABC):
                 assert "Remedy: " in text and "hvd.broadcast_parameters(" in text
 
     def lone_training(self) -> list[list[str]]:
-        """What ranks are warned of that wrap no optimizer, and that wrap it. It calls `init()` itself."""
+        """What this rank is warned of when it wraps no optimizer, and when it does. It calls `init()` itself."""
         said = []
         for wraps in (False, True):
             self.hvd.init()
@@ -239,7 +254,7 @@ class Conformance(ABC):
         return said
 
     def warn_of_lone_training(self, said: Sequence[list[list[str]]]) -> None:
-        """The test of `lone_training`, with what it gave on each rank. No rank calls this."""
+        """Check what `lone_training` gave on each rank. Called in the tests' own process."""
         (alone, wrapped), *others = said
         assert wrapped == [] and others == [[[], []]] * len(others)
         assert [text.split(" steps")[0] for text in alone] == [f"rank 0 of {len(said)} took {STEPS}"]
@@ -319,7 +334,7 @@ class Conformance(ABC):
                 assert (self.values(model)["out.bias"] != before["out.bias"]).any(), "the optimizer has another model"
 
     def train_through_a_loss(self, scene: Scene) -> dict[str, Any]:
-        """What the ranks of `survive` do: process 1 dies in one of its steps."""
+        """What the ranks of `survive` do. Process 1 dies in one of its steps."""
         self.hvd.init()
         model = self.model(parameters(seed=self.hvd.rank()))
         optimizer = self.hvd.DistributedOptimizer(self.optimizer(model))
@@ -340,9 +355,14 @@ class Conformance(ABC):
         return {"values": self.values(model), "history": kept.history, "size": self.hvd.size(), "start": scene.start}
 
     def survive(self, function: Callable[[Scene], dict[str, Any]], copies: str, folder: Path) -> None:
-        """The test of `train_through_a_loss`, which this function of module level calls. No rank calls this.
+        """Start a job of 3 ranks and check that 2 of them come to the end. Called in the tests' own process.
 
         All ranks get the same data, so the survivors must end where one process ends that lost nothing.
+
+        Args:
+            function: of module level; it calls `train_through_a_loss`.
+            copies: when commits are copied, as for `support.elastic.copy_commits`.
+            folder: an empty one.
         """
         ended = run_elastic(function, folder, 3, flags=["--min-np", "2"], env={COPIES_VARIABLE: copies})
         assert ended.status == 0, ended.said

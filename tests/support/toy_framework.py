@@ -92,7 +92,9 @@ TENSORS = _TensorAdapter()
 COLLECTIVES = Collectives[Tensor, Tensor](TENSORS)
 allgather = COLLECTIVES.allgather
 allreduce = COLLECTIVES.allreduce
+alltoall = COLLECTIVES.alltoall
 broadcast = COLLECTIVES.broadcast
+reducescatter = COLLECTIVES.reducescatter
 
 
 def broadcast_parameters(parameters: dict[str, Tensor], root_rank: int = 0) -> None:
