@@ -12,7 +12,7 @@ import inspect
 import operator
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, SupportsIndex, TypedDict, TypeVar, cast, get_type_hints
 
@@ -193,6 +193,8 @@ def takes(kind: Any, in_order: str = "") -> Callable[[Function], Function]:
 
         @functools.wraps(function)
         def by_names(*arguments: Any, **options: Any) -> Any:
+            if len(arguments) <= len(first) and options.keys() <= signature.parameters.keys():
+                return function(*arguments, **options)  # a tape is made in every step
             for name in options.keys() - signature.parameters.keys():
                 nearest = difflib.get_close_matches(name, signature.parameters, n=1)
                 hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
@@ -224,6 +226,7 @@ def _with_entries(docstring: str | None, entries: Sequence[str]) -> str | None:
 
 
 OPTIONS = _table(AnyOptions)
+DEFAULTS = {name: option.default for name, option in OPTIONS.items()}
 
 
 @dataclass(frozen=True)
@@ -256,8 +259,7 @@ class GradientOptions:
             ValueError: they do not go together, or one of them is not possible.
             TypeError: `process_set` is no process set.
         """
-        given: Mapping[str, Any] = options
-        values: Any = {name: option.check(given.get(name, option.default)) for name, option in OPTIONS.items()}
+        values: Any = {**DEFAULTS, **{name: OPTIONS[name].check(value) for name, value in options.items()}}
         factor = values["gradient_predivide_factor"]
         if factor != 1.0 and values["op"] is not Average:
             raise ValueError(f"gradient_predivide_factor={factor} needs op=Average")
