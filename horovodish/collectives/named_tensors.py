@@ -34,7 +34,7 @@ def broadcast_named(
         The root's values: new tensors and objects, by the same names.
 
     Raises:
-        MismatchError: the names, dtypes or shapes differ, or another rank has raised. Every rank raises it.
+        MismatchError: the names, dtypes or shapes differ. Every rank raises it.
         ValueError: there is no rank `root_rank` in the process set.
         See `horovodish.collectives` for what every operation can raise.
     """
@@ -42,10 +42,7 @@ def broadcast_named(
         root = checked_root(root_rank, process_set)
         ordered = {name: values[name] for name in sorted(values)}
         tensors = {name: value for name, value in ordered.items() if hasattr(value, "shape")}
-        described += [
-            f"{name} ({value.dtype} of shape {tuple(value.shape)})" if name in tensors else name
-            for name, value in ordered.items()
-        ]
+        described += [name if name in tensors else f"{name}, which is no tensor" for name in ordered]
     handles = {
         name: adapter.one(Operation("broadcast", f"{function}.{name}", process_set, root_rank=root), tensor)
         for name, tensor in tensors.items()
