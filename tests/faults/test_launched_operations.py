@@ -53,12 +53,12 @@ def a_slow_gpu(gpu: Gpu) -> Iterator[None]:
     timer.join()
 
 
-def launch(gpu: Gpu, kind: str, name: str, process_set_id: int = 0) -> list[Any]:
+def launch(gpu: Gpu, kind: str, name: str, process_set: hvd.ProcessSet = hvd.global_process_set) -> list[Any]:
     """Launches an operation on every rank's GPU. Returns its memory, which must stay."""
     source = np.ones(6)
     target = None if kind == "allgather" else np.empty(3 if kind == "reducescatter" else 6)
     options = {"op": hvd.Sum} if kind in ("allreduce", "reducescatter") else {}
-    handle = gpu.submit(kind, [source], [target], name, process_set_id=process_set_id, **options)
+    handle = gpu.submit(kind, [source], [target], name, process_set=process_set, **options)
     wait_until(handle.poll)
     return [source, target, handle]
 
@@ -118,7 +118,7 @@ def lose_a_rank_of_two_sets() -> list[str]:
         hang(gpu)
     memory = [launch(gpu, "allreduce", f"in all {number}") for number in range(3)]
     if pair.included():
-        memory += [launch(gpu, "allreduce", f"in two {number}", pair.process_set_id) for number in range(3)]
+        memory += [launch(gpu, "allreduce", f"in two {number}", pair) for number in range(3)]
     hvd.barrier()
     if hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -269,8 +269,8 @@ def hang_in_one_of_two_sets(folder: str) -> str:
     hvd.init()
     gpu, ended = Gpu(hvd.rank()), Path(folder, "ended")
     sets = [hvd.add_process_set([0, 1]), hvd.add_process_set([2, 3])]
-    [mine] = [each.process_set_id for each in sets if each.included()]
-    gpu.reduce([np.ones(4)], "works", process_set_id=mine)
+    [mine] = [each for each in sets if each.included()]
+    gpu.reduce([np.ones(4)], "works", process_set=mine)
     if hvd.rank() == 1:
         hang(gpu)
     if hvd.rank() < 2:
@@ -278,14 +278,14 @@ def hang_in_one_of_two_sets(folder: str) -> str:
         with pytest.raises(hvd.StallError, match="allreduce 'hangs' failed on rank"):
             basics.engine().settle_launched()
         with pytest.raises(hvd.StallError, match="'hangs' was launched"):
-            gpu.reduce([np.ones(4)], "afterwards", process_set_id=mine)
+            gpu.reduce([np.ones(4)], "afterwards", process_set=mine)
         assert memory
         ended.touch()
         gpu.stream.hold(False)
     else:
         total, turns = 0.0, 0
         while total < 2:  # both have seen that the other set has ended
-            [[total]] = gpu.reduce([np.full(1, float(ended.exists()))], f"turn {turns}", process_set_id=mine)
+            [[total]] = gpu.reduce([np.full(1, float(ended.exists()))], f"turn {turns}", process_set=mine)
             basics.engine().settle_launched()
             turns += 1
         assert turns > 1
@@ -341,9 +341,9 @@ def test_a_rank_that_has_left_in_order_takes_nothing_with_it() -> None:
 def remove_a_set_with_a_slow_gpu() -> list[float]:
     hvd.init()
     gpu, pair, array = Gpu(), hvd.add_process_set([0, 1]), np.ones(4)
-    which = {"op": hvd.Sum, "process_set_id": pair.process_set_id}
+    which = {"op": hvd.Sum, "process_set": pair}
     if pair.included():
-        gpu.reduce([np.ones(4)], "works", process_set_id=pair.process_set_id)
+        gpu.reduce([np.ones(4)], "works", process_set=pair)
     with a_slow_gpu(gpu) if hvd.rank() == 1 else contextlib.nullcontext():
         if pair.included():
             gpu.submit("allreduce", [array], [array], "slow", **which).wait()

@@ -54,7 +54,7 @@ def lose_a_rank() -> tuple[str, float]:
     gpu.submit("allreduce", arrays[:1], arrays[:1], "interrupted", op=hvd.Sum).wait()
     if two.included():
         # Both communicators of rank 0 wait for rank 1, and the end of one may wait for the other.
-        which = {"process_set_id": two.process_set_id, "op": hvd.Sum}
+        which = {"process_set": two, "op": hvd.Sum}
         gpu.submit("allreduce", arrays[1:], arrays[1:], "interrupted", **which).wait()
     hvd.barrier()
     if hvd.rank() == 1:
@@ -78,7 +78,7 @@ def lose_a_set(folder: str) -> str:
         wait_until(ended.exists)
     else:
         with pytest.raises(hvd.HorovodInternalError, match="NCCL failed") as raised:
-            submit_until_it_fails(gpu, pair.process_set_id, arrays)
+            submit_until_it_fails(gpu, pair, arrays)
         if hvd.rank() == 1:
             ended.touch()
         assert isinstance(raised.value, hvd.RankLostError)
@@ -87,12 +87,12 @@ def lose_a_set(folder: str) -> str:
     return str(total.tolist())
 
 
-def submit_until_it_fails(gpu: Gpu, process_set_id: int, arrays: list[Any]) -> None:
+def submit_until_it_fails(gpu: Gpu, process_set: hvd.ProcessSet, arrays: list[Any]) -> None:
     """Operations every 10 ms: while the set comes to its end, some have been decided that wait for their turns."""
     handles = []
     for number in range(3000):
         arrays.append(np.ones(5))
-        which = {"process_set_id": process_set_id, "op": hvd.Sum}
+        which = {"process_set": process_set, "op": hvd.Sum}
         handles.append(gpu.submit("allreduce", arrays[-1:], arrays[-1:], f"of the pair {number}", **which))
         time.sleep(0.01)
         while handles and handles[0].poll():

@@ -196,7 +196,7 @@ class World:
                         sampler.record_batch(0, size)
                     elif gets_on:
                         sampler.record(len(batch))
-                survivors = self.policy() if is_lost else range(len(batches))
+                survivors = self.survivors() if is_lost else range(len(batches))
                 if any(furthest[rank] for rank in survivors):  # they have a state after this step
                     self.trained.update(chain.from_iterable(batches))
                 if is_lost:
