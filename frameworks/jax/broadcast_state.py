@@ -12,9 +12,10 @@ import numpy as np
 from jax import numpy as jnp
 
 from horovodish._native import DTYPES
+from horovodish.collectives.adapter import checked_root
 from horovodish.collectives.comparison import compared_on_all_ranks
 from horovodish.collectives.objects import broadcast_object
-from horovodish.collectives.operation import Operation, checked_root
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.errors import UnsupportedTensorError
 from horovodish.jax.primitive import Traced, run

@@ -35,8 +35,9 @@ import jax
 from jax import numpy as jnp
 
 from horovodish import collectives
+from horovodish.collectives.adapter import check_has_rows, checked_group
 from horovodish.collectives.documentation import documented_as
-from horovodish.collectives.operation import Operation, check_has_rows, checked_group
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
 from horovodish.gradients.compression import Compressor

@@ -17,9 +17,9 @@ import jax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
-from horovodish.collectives.operation import checked_splits, result_shape
+from horovodish.collectives.adapter import checked_splits, result_shape
+from horovodish.collectives.operation import Family, Operation
 from horovodish.collectives.process_sets import checked_id
-from horovodish.collectives.request import Family, Operation
 
 T = TypeVar("T")
 

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
+from horovodish.collectives.adapter import checked
 from horovodish.collectives.arrays import dtype_code
-from horovodish.collectives.operation import checked
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.reduce_ops import Average, ReduceOp, Sum
-from horovodish.collectives.request import Operation
 from horovodish.errors import UnsupportedTensorError
 from horovodish.gradients.compression import Compressor, check_compression
 from horovodish.gradients.plan import Payload, backward_buckets

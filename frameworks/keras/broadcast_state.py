@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from horovodish.collectives.adapter import checked_root
 from horovodish.collectives.comparison import Named, compared_on_all_ranks
 from horovodish.collectives.functions import broadcast_async
 from horovodish.collectives.objects import broadcast_object
-from horovodish.collectives.operation import checked_root
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.gradients.compression import Compressor
 from horovodish.keras.compression import Compression

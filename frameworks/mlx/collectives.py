@@ -13,13 +13,13 @@ import mlx.core as mx
 import numpy as np
 
 from horovodish import _native
+from horovodish.collectives.adapter import Adapter
 from horovodish.collectives.arrays import checked_dtype
 from horovodish.collectives.devices import Placement
 from horovodish.collectives.functions import Collectives, barrier, join
-from horovodish.collectives.operation import Adapter
+from horovodish.collectives.operation import Member
 from horovodish.collectives.recording_adapter import RecordingAdapter
 from horovodish.collectives.reduce_ops import ReduceOp
-from horovodish.collectives.request import Member
 from horovodish.errors import UnsupportedTensorError
 
 __all__ = [

@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from horovodish.collectives.derivatives import are_horovods, check_linear, chosen, factor, opposite, spread
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.collectives.request import Operation
 from horovodish.tensorflow import xla
 from horovodish.tensorflow.calls import Call, call_of
 from horovodish.tensorflow.failures import own_errors

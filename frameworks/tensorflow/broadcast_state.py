@@ -10,8 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from horovodish.collectives import objects
+from horovodish.collectives.adapter import checked_root
 from horovodish.collectives.comparison import Named, compared_on_all_ranks
-from horovodish.collectives.operation import Operation, checked_root
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.collectives.submission import generated_name
 from horovodish.tensorflow.collectives import broadcast_

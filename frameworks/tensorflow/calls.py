@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.reduce_ops import ReduceOp, chosen_op
-from horovodish.collectives.request import Operation
 from horovodish.tensorflow.sets import attribute_of, set_of
 
 

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from horovodish import collectives
+from horovodish.collectives.adapter import only
 from horovodish.collectives.documentation import documented_as
-from horovodish.collectives.operation import Operation, only
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
 from horovodish.gradients.compression import Compressor

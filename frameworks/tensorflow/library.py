@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps
 
 from horovodish import _native
-from horovodish.collectives.request import Operation
+from horovodish.collectives.operation import Operation
 from horovodish.errors import LaunchError
 from horovodish.tensorflow import xla
 from horovodish.tensorflow.calls import Call, attributes_of

@@ -12,15 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovodish.collectives.adapter import check_has_rows, checked, checked_group, checked_splits, identified
 from horovodish.collectives.arrays import checked_dtype
-from horovodish.collectives.operation import (
-    Operation,
-    check_has_rows,
-    checked,
-    checked_group,
-    checked_splits,
-    identified,
-)
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.submission import RefuseOnError
 from horovodish.errors import UnsupportedTensorError

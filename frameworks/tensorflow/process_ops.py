@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from horovodish import collectives
 from horovodish.collectives.documentation import documented_as
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
-from horovodish.collectives.request import Operation
 from horovodish.tensorflow.failures import own_errors
 from horovodish.tensorflow.library import native, run_native
 from horovodish.tensorflow.names import as_input, operation_name

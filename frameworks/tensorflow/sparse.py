@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from horovodish.collectives.operation import Operation, checked_op
+from horovodish.collectives.adapter import checked_op
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.reduce_ops import Average, Sum
 from horovodish.errors import UnsupportedTensorError
 from horovodish.gradients.compression import Compressor

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from horovodish.collectives import derivatives
-from horovodish.collectives.operation import result_shape
-from horovodish.collectives.request import Operation
+from horovodish.collectives.adapter import result_shape
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.xla_call import group_of, start_attributes
 
 RUN, START, DONE, REST = "horovodish_run", "horovodish_start", "horovodish_done", "horovodish_rest"

@@ -21,8 +21,8 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from horovodish import _native
 from horovodish.collectives import devices
-from horovodish.collectives.operation import checked_splits
-from horovodish.collectives.request import Family
+from horovodish.collectives.adapter import checked_splits
+from horovodish.collectives.operation import Family
 from horovodish.tensorflow.calls import Call
 from horovodish.tensorflow.stablehlo import PLATFORMS, Member, Typed, module
 from horovodish.tensorflow.tracing import belonging_to_xla, refuse_xla

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from horovodish import _native
+from horovodish.collectives.adapter import Adapter
 from horovodish.collectives.devices import Placement
 from horovodish.collectives.functions import Collectives
-from horovodish.collectives.operation import Adapter
 from horovodish.torch import cuda, writes
 from horovodish.torch.tensors import member, source_of, target_of
 

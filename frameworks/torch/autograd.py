@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from horovodish.collectives.adapter import checked_splits, dealt_rows, identified, only, split_numbers
 from horovodish.collectives.derivatives import are_horovods, check_linear, chosen, factor, opposite, spread
-from horovodish.collectives.operation import Operation, checked_splits, dealt_rows, identified, only, split_numbers
+from horovodish.collectives.operation import Operation
 from horovodish.runtime import basics
 from horovodish.torch.adapter import TENSORS
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from horovodish.collectives.adapter import checked_root
 from horovodish.collectives.comparison import compared_on_all_ranks
 from horovodish.collectives.functions import synchronize
 from horovodish.collectives.objects import broadcast_object
-from horovodish.collectives.operation import checked_root
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.errors import UnsupportedTensorError
 from horovodish.runtime import basics

@@ -25,9 +25,10 @@ from torch.autograd import Function
 
 from horovodish import collectives
 from horovodish.collectives import devices
+from horovodish.collectives.adapter import checked, checked_group, identified, only
 from horovodish.collectives.documentation import documented_as
 from horovodish.collectives.functions import Handle, barrier, poll, synchronize
-from horovodish.collectives.operation import Operation, checked, checked_group, identified, only
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
 from horovodish.collectives.submission import RefuseOnError

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from horovodish.collectives import devices
 from horovodish.collectives.devices import HOST, ON_HOST, Placement
-from horovodish.collectives.request import Member, Operation
+from horovodish.collectives.operation import Member, Operation
 from horovodish.errors import UnsupportedTensorError
 
 

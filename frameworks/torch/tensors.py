@@ -11,8 +11,8 @@ from torch.nn.parameter import is_lazy
 from horovodish._native import DTYPES
 from horovodish.collectives.arrays import FLOATING, checked_dtype
 from horovodish.collectives.consistency import Checksums
+from horovodish.collectives.operation import Member
 from horovodish.collectives.reduce_ops import Adasum, ReduceOp, Sum
-from horovodish.collectives.request import Member
 from horovodish.errors import UnsupportedTensorError
 
 TensorT = TypeVar("TensorT", bound=torch.Tensor)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from horovodish import _native
+from horovodish.collectives.adapter import Adapter
 from horovodish.collectives.arrays import Array, SupportsDLPack, dtype_code, host_array, writable_array
 from horovodish.collectives.devices import Placement
-from horovodish.collectives.operation import Adapter
+from horovodish.collectives.operation import Member
 from horovodish.collectives.reduce_ops import ReduceOp
-from horovodish.collectives.request import Member
 
 __all__ = ["ARRAYS", "Tensor"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.reduce_ops import Average, Sum, chosen_op
-from horovodish.collectives.request import Operation
 from horovodish.runtime import basics
 
 T = TypeVar("T")

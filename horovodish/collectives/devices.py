@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from horovodish import _native
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.reduce_ops import Sum
-from horovodish.collectives.request import Operation
 from horovodish.errors import UnsupportedTensorError
 from horovodish.runtime import basics, nccl_library
 

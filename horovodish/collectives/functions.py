@@ -35,10 +35,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+from horovodish.collectives.adapter import Adapter, Shaped
 from horovodish.collectives.array_adapter import ARRAYS, Tensor
 from horovodish.collectives.arrays import Array
 from horovodish.collectives.devices import ON_HOST
-from horovodish.collectives.operation import Adapter, Operation, Shaped
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
 from horovodish.collectives.submission import Handle, agree_on_counters, poll, submit, synchronize

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from horovodish.collectives.adapter import Adapter, checked_root
 from horovodish.collectives.comparison import compared_on_all_ranks
 from horovodish.collectives.objects import broadcast_object
-from horovodish.collectives.operation import Adapter, Operation, checked_root
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 
 __all__ = ["broadcast_named"]

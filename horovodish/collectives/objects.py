@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from horovodish.collectives.adapter import checked_root
 from horovodish.collectives.functions import allreduce, broadcast
-from horovodish.collectives.operation import checked_root
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.collectives.reduce_ops import Sum
 from horovodish.collectives.submission import RefuseOnError, gather_objects, generated_name, pickled

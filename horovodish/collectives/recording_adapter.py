@@ -10,8 +10,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from horovodish.collectives.adapter import Adapter, Shaped, identified
 from horovodish.collectives.derivatives import are_horovods, check_linear, factor, opposite
-from horovodish.collectives.operation import Adapter, Operation, Shaped, identified
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.submission import Handle
 from horovodish.errors import HorovodInternalError
 from horovodish.runtime import basics

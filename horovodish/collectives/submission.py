@@ -14,9 +14,9 @@ import numpy.typing as npt
 from horovodish import _native
 from horovodish.collectives import pickling
 from horovodish.collectives.devices import ON_HOST, Placement
+from horovodish.collectives.operation import Member, Operation
 from horovodish.collectives.process_sets import added
 from horovodish.collectives.reduce_ops import Sum
-from horovodish.collectives.request import Member, Operation
 from horovodish.errors import NotInitializedError, from_native
 from horovodish.runtime import basics
 from horovodish.runtime.process import part

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from horovodish import _native
+from horovodish.collectives.operation import Family, Operation
 from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.reduce_ops import Sum
-from horovodish.collectives.request import Family, Operation
 from horovodish.runtime import basics
 
 _NO_FAMILY = Family("", 0, 0)

@@ -16,9 +16,10 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
+from horovodish.collectives.adapter import Adapter
 from horovodish.collectives.array_adapter import ARRAYS
 from horovodish.collectives.consistency import Checksums, are_equal, details, summands, warn_of_difference
-from horovodish.collectives.operation import Adapter, Operation
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet
 from horovodish.collectives.reduce_ops import Sum
 from horovodish.collectives.submission import Handle

@@ -9,8 +9,7 @@ import pytest
 
 import horovodish as hvd
 from horovodish.collectives.array_adapter import ARRAYS
-from horovodish.collectives.operation import Operation
-from horovodish.collectives.request import Family
+from horovodish.collectives.operation import Family, Operation
 from horovodish.collectives.submission import Handle
 from support.model import PLANES
 from support.on_ranks import on_ranks

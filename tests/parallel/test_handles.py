@@ -20,7 +20,7 @@ import pytest
 
 import horovodish as hvd
 from horovodish._native import DTYPES
-from horovodish.collectives.request import Operation
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.submission import Handle, submit
 from support.expect import the_engine_goes_on
 from support.model import PLANES

@@ -11,7 +11,7 @@ import pytest
 
 import horovodish as hvd
 from horovodish._native import DTYPES
-from horovodish.collectives.request import Operation
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.submission import submit
 from support.expect import mismatch, the_engine_goes_on
 from support.model import OPS, PLANES, difference, reduced, values

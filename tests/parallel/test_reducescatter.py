@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish.collectives.operation import dealt_rows
+from horovodish.collectives.adapter import dealt_rows
 from support.expect import every_rank_raises, unless_last
 from support.model import FLOATS, INTEGERS, OPS, PLANES, Array, difference, reduced, values
 from support.on_ranks import on_ranks

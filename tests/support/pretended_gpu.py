@@ -16,7 +16,7 @@ import numpy as np
 import horovodish as hvd
 from horovodish import _native
 from horovodish.collectives import devices
-from horovodish.collectives.request import Operation
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.submission import Handle, submit
 from support.sources import CSRC, ROOT
 

@@ -11,15 +11,15 @@ import numpy as np
 
 from horovodish import elastic
 from horovodish._native import Handle
+from horovodish.collectives.adapter import Adapter
 from horovodish.collectives.array_adapter import ARRAYS
 from horovodish.collectives.arrays import Array, host_array, writable_array
 from horovodish.collectives.consistency import checksum_of
 from horovodish.collectives.devices import Placement
 from horovodish.collectives.functions import Collectives
 from horovodish.collectives.named_tensors import broadcast_named
-from horovodish.collectives.operation import Adapter
+from horovodish.collectives.operation import Member
 from horovodish.collectives.reduce_ops import ReduceOp
-from horovodish.collectives.request import Member
 from horovodish.errors import UnsupportedTensorError
 from horovodish.gradients.compression import casts
 from horovodish.gradients.lone_steps import Count, LoneSteps

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from horovodish.collectives import submission
-from horovodish.collectives.request import Operation
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.submission import Handle, generated_name, poll, submit, synchronize
 from horovodish.errors import MismatchError, NotInitializedError, RankLostError
 from horovodish.runtime.process import Process

@@ -175,7 +175,7 @@ def one_that_fails_among_others(gpu: Any) -> None:
 def what_goes_through_the_host() -> None:
     import jax
 
-    from horovodish.collectives.request import Operation
+    from horovodish.collectives.operation import Operation
     from horovodish.jax import cuda
     from horovodish.jax.primitive import Traced
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import horovodish.tensorflow as hvd
 from horovodish.collectives import devices
-from horovodish.collectives.request import Family, Operation
+from horovodish.collectives.operation import Family, Operation
 from horovodish.tensorflow.stablehlo import Member, Typed, module
 from support.model import values
 from support.on_ranks import on_ranks

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import horovodish.torch as hvd
-from horovodish.collectives import operation
+from horovodish.collectives import adapter
 from horovodish.errors import MismatchError
 from support.on_ranks import on_ranks
 from support.tensors import sets_with_this_rank
@@ -210,13 +210,13 @@ def test_what_need_not_travel() -> None:
 @on_ranks(1, 3)
 def test_one_collective_in_either_direction() -> None:
     submitted: list[str] = []
-    original = operation.submit
-    operation.submit = lambda request, *rest, **more: submitted.append(request.name) or original(request, *rest, **more)
+    original = adapter.submit
+    adapter.submit = lambda request, *rest, **more: submitted.append(request.name) or original(request, *rest, **more)
     try:
         inputs = batches([3] * hvd.size(), 2, 2)[hvd.rank()].requires_grad_()
         hvd.SyncBatchNorm(CHANNELS)(inputs).sum().backward()
     finally:
-        operation.submit = original
+        adapter.submit = original
     first = [name for name in submitted if not name.endswith(".gradient")]
     assert submitted == ([*first, f"{first[0]}.gradient"] if hvd.size() > 1 else [])
     assert len(first) < 2
