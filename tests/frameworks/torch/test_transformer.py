@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 from support.scripts import output_of
 from support.sources import ROOT
 
 SCRIPT = ROOT / "examples/torch_transformer.py"
+pytestmark = pytest.mark.soak
 
 
 def test_it_learns() -> None:

@@ -107,10 +107,9 @@ def test_a_wrapper_that_is_stopped_while_its_script_goes_on(started: Started) ->
 
 def test_after_the_script_it_is_the_wrapper_again(started: Started) -> None:
     shell = started("sh", "-c", "sleep 0; sleep 1000; true")
-    wait_until(lambda: waits_for_a_child(shell))
     ended = subprocess.Popen(["true"])
     ended.wait()
-    assert answer(shell, f"exit {ended.pid}") == (shell, "S")
+    wait_until(lambda: answer(shell, f"exit {ended.pid}") == (shell, "S"))
     stop(shell)
     assert answer(shell, f"exit {ended.pid}") == (shell, "T")
 
