@@ -237,8 +237,9 @@ def reducescatter(
 
 @documented_as(collectives.barrier)
 def barrier(tree: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """A compiled program has no order but that of its values, so inside jit a barrier is a place that a value passes:
-    it is reached once the arrays of `tree` are computed, and what uses the result comes after it.
+    """Inside jit, pass a tree. The barrier comes after its arrays are computed, and before what uses the result.
+
+    A compiled program has no other order than that of its values.
 
     Args:
         tree: an array or a tree of arrays to pass; needed inside of jit.

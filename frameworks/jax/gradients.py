@@ -97,7 +97,7 @@ def value_and_grad(
         argnums: as there.
         has_aux, holomorphic, allow_int: as there.
         name: as for `DistributedOptimizer`.
-        options: those of `ReductionOptions`.
+        options: see `ReductionOptions`.
 
     Returns:
         A function that gives the value and the gradients.
@@ -145,7 +145,7 @@ def grad(
         argnums: as there.
         has_aux, holomorphic, allow_int: as there.
         name: as for `DistributedOptimizer`.
-        options: those of `ReductionOptions`.
+        options: see `ReductionOptions`.
 
     Returns:
         A function that gives the gradients; with `has_aux` a pair of them and of this rank's auxiliary value.

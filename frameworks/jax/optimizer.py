@@ -47,7 +47,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         tx: any optax optimizer or transformation.
         name: of the reductions; the file and line of this call when not given. Programs that run at the same time need
             optimizers of different names.
-        options: those of `OptimizerOptions`.
+        options: see `OptimizerOptions`.
 
     Returns:
         An optax transformation with `init` and `update`.

@@ -67,7 +67,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         optimizer: a `keras.optimizers.Optimizer`, built or not.
         name: of the reductions, in messages and the timeline; counted when not given. Unique on each rank.
         device_dense, device_sparse: taken because Horovod takes them; they change nothing.
-        options: those of `KerasOptions`.
+        options: see `KerasOptions`.
 
     Returns:
         `optimizer`.

@@ -44,7 +44,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     Args:
         optimizer: a `keras.Optimizer` or a `tf.compat.v1.train.Optimizer`.
         name, use_locking, device_dense, device_sparse: Horovod's; they have no meaning here.
-        options: those of `KerasOptions`.
+        options: see `KerasOptions`.
 
     Returns:
         `optimizer`.

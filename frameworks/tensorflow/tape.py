@@ -44,7 +44,7 @@ def DistributedGradientTape(  # noqa: N802, Horovod's name
     Args:
         gradtape: a `tf.GradientTape`.
         device_dense, device_sparse: Horovod's; TensorFlow knows where operations run, so they have no meaning here.
-        options: those of `TapeOptions`.
+        options: see `TapeOptions`.
 
     Returns:
         `gradtape`, with one more method: after `register_local_source(variable)` the gradient of that variable stays

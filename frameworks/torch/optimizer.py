@@ -89,7 +89,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         optimizer: any optimizer of torch's kind except LBFGS, over parameters in host memory and on the GPU.
         named_parameters: `model.named_parameters()`: names for messages, and the order in which the gradients are
             expected (backwards). All parameters of the optimizer must be among them. Without it they are numbered.
-        options: those of `TorchOptions`.
+        options: see `TorchOptions`.
 
     Returns:
         `optimizer`.

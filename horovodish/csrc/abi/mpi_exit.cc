@@ -18,6 +18,7 @@ abi::MpiHandle world = 0;
 pid_t process = 0;
 std::atomic<bool> peers_are_lost{false};
 std::atomic<bool> has_stalled{false};
+std::atomic<bool> has_left{false};  // MPI, in whichever way; what comes after it may take its time
 int own_rank = 0;
 std::chrono::duration<double> warning{0};
 std::chrono::duration<double> patience{0};
@@ -27,6 +28,7 @@ void warn_if_it_takes_long() {
   if (warning.count() <= 0) return;
   std::thread([] {
     std::this_thread::sleep_for(warning);
+    if (has_left) return;
     std::fprintf(
         stderr,
         "horovodish: warning: rank %d has ended its script and has waited in MPI_Finalize for %.0f s: another rank "
@@ -38,6 +40,7 @@ void warn_if_it_takes_long() {
 void end_if_it_takes_long() {
   std::thread([] {
     std::this_thread::sleep_for(patience);
+    if (has_left) return;
     std::fprintf(stderr,
                  "horovodish: rank %d has ended its script after a StallError, and another rank has not within %.0f s: "
                  "rank %d does not wait for it any longer.\n",
@@ -59,8 +62,9 @@ void finalize(int status, void*) {
   }
   // The engine may have stopped before a rank died.
   int agreed = 1;
-  if (world != 0 && functions.agree != nullptr && functions.agree(world, &agreed) != abi::kMpiSuccess) return;
-  functions.finalize();
+  const bool asks = world != 0 && functions.agree != nullptr;
+  if (!asks || functions.agree(world, &agreed) == abi::kMpiSuccess) functions.finalize();
+  has_left = true;
 }
 
 }  // namespace
