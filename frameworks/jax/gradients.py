@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from horovodish.gradients.options import GradientOptions, ReductionOptions, takes
-from horovodish.gradients.plan import Bucket, GradientAdapter, GradientPlan, Payload
+from horovodish.gradients.plan import Bucket, GradientAdapter, GradientPlan, Payload, Reduced
 from horovodish.jax.parameters import labelled, passed_through
 from horovodish.jax.primitive import Traced
 from horovodish.jax.trees import Leaves, name_of, run_parts
@@ -35,10 +35,9 @@ class _Gradients(GradientAdapter):
     def payload(self, tensor: Any, source: Any) -> Payload:
         return Payload(tensor.nbytes, tensor.dtype)
 
-    def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> list[list[Any]]:
-        return run_parts(
-            Traced(options.operation(name), self._unnamed), [(bucket.labels, bucket.tensors) for bucket in buckets]
-        )
+    def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> Reduced:
+        traced = Traced(options.operation(name), self._unnamed)
+        return Reduced(run_parts(traced, [(bucket.labels, bucket.tensors) for bucket in buckets]))
 
 
 GRADIENTS = _Gradients()

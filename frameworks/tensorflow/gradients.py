@@ -11,12 +11,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovodish._native import DTYPES
 from horovodish.collectives.consistency import checksum_of
+from horovodish.collectives.devices import ON_HOST
+from horovodish.collectives.operation import Operation
 from horovodish.gradients.options import GradientOptions
-from horovodish.gradients.plan import Bucket, GradientAdapter, GradientPlan, Layout, Payload
-from horovodish.tensorflow import first_steps
+from horovodish.gradients.plan import Bucket, GradientAdapter, GradientPlan, Layout, Memory, Payload, Reduced
+from horovodish.tensorflow import first_steps, xla
 from horovodish.tensorflow.names import name_in_step
-from horovodish.tensorflow.operations import reduced_groups
+from horovodish.tensorflow.operations import reduced_groups, room_for
 from horovodish.tensorflow.sparse import reduced_slices
 
 
@@ -59,15 +62,31 @@ class _Gradients(GradientAdapter):
         values = tf.zeros([0, *source.shape[1:]], source.dtype) if gradient is None else gradient
         return tf.IndexedSlices(values, tf.range(rows, dtype=tf.int64), tf.constant(source.shape, tf.int64))
 
-    def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> list[list[Any]]:
+    def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> Reduced:
+        if tf.executing_eagerly():
+            return super().reduce(name, buckets, options)
         groups = [(options.operation(bucket.name), bucket.tensors) for bucket in buckets]
-        return reduced_groups(groups, first_steps.described(name, options.process_set))
+        return Reduced(reduced_groups(groups, first_steps.described(name, options.process_set)))
 
-    def reduce_sparse(self, gradient: Any, name: str, options: GradientOptions) -> Any:
-        return reduced_slices(options.operation(name), gradient, options.compression)
+    def memory(self, operation: Operation, tensors: Sequence[Any]) -> Memory:
+        sources = [tensor if tensor.device.endswith("CPU:0") else tensor.cpu() for tensor in tensors]
+        results, addresses = room_for(operation, sources)
+        members = [
+            (source, result, DTYPES[tensor.dtype.name], tuple(tensor.shape.as_list()))
+            for tensor, source, result in zip(tensors, addresses, addresses[len(tensors) :], strict=False)
+        ]
+        return Memory(sources, results, results, members, ON_HOST)
+
+    def reduce_sparse(self, gradient: Any, name: str, options: GradientOptions, absent: bool = False) -> Any:
+        return reduced_slices(options.operation(name), gradient, options.compression, absent)
 
 
 GRADIENTS = _Gradients()
+
+
+@tf.RegisterGradient("HorovodishRoom")
+def _of_room(operation: Any, *gradients: Any) -> list[Any]:
+    return [None, *xla.derivatives["Allreduce"](operation, *gradients)]
 
 
 def plan_of(options: GradientOptions) -> GradientPlan:

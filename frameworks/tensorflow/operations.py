@@ -20,9 +20,9 @@ from horovodish.collectives.submission import RefuseOnError
 from horovodish.errors import UnsupportedTensorError
 from horovodish.gradients.compression import Compressor, NoneCompressor, check_compression
 from horovodish.tensorflow import xla
-from horovodish.tensorflow.calls import Call
+from horovodish.tensorflow.calls import Call, attributes_of
 from horovodish.tensorflow.failures import own_errors
-from horovodish.tensorflow.library import run
+from horovodish.tensorflow.library import native, run
 from horovodish.tensorflow.names import as_input, operation_name
 from horovodish.tensorflow.tracing import compiled_by_xla, refuse_xla
 
@@ -99,6 +99,23 @@ def reduced_groups(
         return [results for results, _ in xla.run(calls)]
     with own_errors():
         return [run(call)[0] for call in calls]
+
+
+def room_for(operation: Operation, tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[int]]:
+    """New tensors that are to get the allreduce of a group, and have its gradients. Only eagerly; not collective.
+
+    The caller has the engine write into their memory before anybody reads them.
+
+    Args:
+        operation: as for `reduced_groups`.
+        tensors: of the group, in host memory.
+
+    Returns:
+        The new tensors; and the addresses of `tensors` and, after these, of the new ones.
+    """
+    check_dtypes(operation, tensors)
+    room = native.horovodish_room(as_input(str(operation.name)), list(tensors), **attributes_of(operation))
+    return list(room.reduced), room.addresses.numpy().tolist()
 
 
 def scattered(operation: Operation, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

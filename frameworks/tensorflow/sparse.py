@@ -13,12 +13,15 @@ from horovodish.tensorflow.operations import check_dtypes, gathered, refuse_on_e
 from horovodish.tensorflow.tracing import compiled_by_xla
 
 
-def reduced_slices(operation: Operation, slices: tf.IndexedSlices, compression: Compressor) -> tf.IndexedSlices:
+def reduced_slices(
+    operation: Operation, slices: tf.IndexedSlices, compression: Compressor, absent: bool = False
+) -> tf.IndexedSlices | None:
     """The sum or average of the slices of all ranks. What travels is in proportion to the slices, not to the shape.
 
     Every rank first adds up its own slices of the same index; then the slices of all ranks are gathered. Those of
     different ranks may have the same index, as slices may. In a function that XLA compiles a rank's slices are gathered
-    as they are, and every rank must have as many.
+    as they are, and every rank must have as many. When executing eagerly, the result is None if the slices are `absent`
+    on every rank: each of them has given an empty stand-in.
 
     Raises:
         UnsupportedTensorError: the op is neither `Sum` nor `Average`, or the dtype cannot be reduced.
@@ -37,8 +40,10 @@ def reduced_slices(operation: Operation, slices: tf.IndexedSlices, compression: 
         indices, positions = tf.unique(indices)
         values = tf.math.unsorted_segment_sum(values, positions, tf.size(indices))
     payload, context = compression.compress(values)
-    mark = tf.ones([1], tf.uint8)  # of every rank that takes part
+    mark = tf.constant([0 if absent else 1], tf.uint8)  # of every rank that takes part
     (payload, indices, marks), _ = gathered(gather, [payload, indices, mark])
+    if tf.executing_eagerly() and not tf.reduce_any(marks > 0):
+        return None
     values = compression.decompress(payload, context)
     factor = operation.prescale_factor * operation.postscale_factor
     ranks = tf.size(marks) if op is Average else tf.constant(1)

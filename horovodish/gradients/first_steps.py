@@ -16,7 +16,7 @@ from horovodish.collectives.consistency import Checksums
 from horovodish.collectives.process_sets import ProcessSet, checked_id
 from horovodish.collectives.submission import Handle, counted
 from horovodish.errors import HorovodInternalError, NotInitializedError
-from horovodish.gradients.plan import Comparison, compare_layouts, warn_of
+from horovodish.gradients.layouts import Comparison, compare_layouts, warn_of
 from horovodish.runtime import basics
 
 THREAD = "horovodish-compare"

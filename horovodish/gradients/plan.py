@@ -1,44 +1,39 @@
 """What travels together when the gradients of an optimizer are reduced, and how it travels.
 
-`plan_buckets` cuts gradients into buckets and `compare_layouts` finds out which of them are sparse or absent on some
-rank. Both give the same on every rank. `GradientPlan` does all that a reduction takes where a framework hands over all
-gradients at once. Where a framework hands them over one by one, as PyTorch does, its shim goes through these steps
-while they come.
+`plan_buckets` cuts gradients into buckets, the same ones on every rank. `GradientPlan` does all that a reduction takes
+where a framework hands over all gradients at once. Where a framework hands them over one by one, as PyTorch does, its
+shim goes through these steps while they come.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from enum import IntEnum
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-import numpy as np
-
 from horovodish.collectives.adapter import Adapter
-from horovodish.collectives.array_adapter import ARRAYS
-from horovodish.collectives.consistency import Checksums, are_equal, details, summands, warn_of_difference
+from horovodish.collectives.consistency import Checksums
 from horovodish.collectives.operation import Operation
-from horovodish.collectives.process_sets import ProcessSet
+from horovodish.collectives.process_sets import ProcessSet, checked_id
 from horovodish.collectives.reduce_ops import Sum
-from horovodish.collectives.submission import Handle
+from horovodish.collectives.submission import counted
+from horovodish.gradients.at_once import Bucket, Memory, Reduced, reduce_at_once
 from horovodish.gradients.autotune import Tuner, Tuning, tuner_of, warn_of_no_effect
+from horovodish.gradients.layouts import Comparison, Layout, compare_layouts, compared, warn_of
 from horovodish.gradients.options import GradientOptions
 from horovodish.runtime import basics
 
 __all__ = [
     "FIRST_BUCKET_BYTES",
     "Bucket",
-    "Comparison",
     "GradientAdapter",
     "GradientPlan",
     "Layout",
+    "Memory",
     "Payload",
+    "Reduced",
     "backward_buckets",
-    "compare_layouts",
     "plan_buckets",
-    "warn_of",
 ]
 
 K = TypeVar("K")
@@ -48,9 +43,8 @@ FIRST_BUCKET_BYTES = 2**20
 
 
 COMPARED_REDUCTION = 2
-"""Before this reduction outside of programs, the ranks compare their parameters."""
-_reductions: Counter[str] = Counter()  # by the name of the gradients
-basics.follow(stopped=_reductions.clear)
+"""Before this reduction outside of programs, the ranks compare their parameters. Not before the first one: a script may
+have variables that it broadcasts after its first step."""
 
 
 class Payload(NamedTuple):
@@ -132,79 +126,6 @@ class _Bucket:
         self.members: list[int] = []
 
 
-class Layout(IntEnum):
-    """What a rank has of a gradient. The sum over the ranks says whether any of them has a sparse or a dense one."""
-
-    ABSENT = 0
-    DENSE = 1
-    SPARSE = 2**16
-
-
-class Comparison(NamedTuple):
-    """What ranks have found out of each other's gradients and parameters.
-
-    Attributes:
-        layouts: for each gradient, SPARSE if any rank has a sparse one, DENSE if any has a dense one, else ABSENT.
-        ranks: how many have taken part, without those that have joined.
-        differs: whether all ranks of the process set have given checksums, and these were not equal.
-    """
-
-    layouts: list[Layout]
-    ranks: int
-    differs: bool
-
-
-def compare_layouts(
-    layouts: Sequence[Layout], gradients: str, process_set: ProcessSet, checksums: Checksums | None = None
-) -> Handle[Comparison]:
-    """Find out which layouts the gradients have on any rank. Collective; does not block.
-
-    Args:
-        layouts: of this rank's gradients; as many on every rank.
-        gradients: what they are called, the same on every rank.
-        process_set: the ranks that compare.
-        checksums: of what ought to be equal on the ranks, if this rank gives them. Other ranks may not.
-    """
-    given = [0] * 5 if checksums is None else [1, *summands(checksums)]
-
-    def result(sums: Sequence[Any], _: object) -> Comparison:
-        numbers = sums[0].tolist()
-        totals, (ranks, gave, *summed) = numbers[: len(layouts)], numbers[len(layouts) :]
-        found = [Layout.SPARSE if total >= Layout.SPARSE else Layout(min(total, 1)) for total in totals]
-        return Comparison(found, ranks, gave == process_set.size() and not are_equal(summed, gave))
-
-    name = f"{gradients}: layouts of the gradients, one for each parameter"
-    own = np.array([*layouts, 1, *given], np.int64)
-    return ARRAYS.start(Operation("allreduce", name, process_set, Sum), [own], result)
-
-
-def warn_of(comparison: Comparison, checksums: Checksums, gradients: str, process_set: ProcessSet, remedy: str) -> None:
-    """Warn if the ranks have found that their parameters differ. Collective; blocks.
-
-    Args:
-        comparison: its `differs` is the same on every rank.
-        checksums: of this rank.
-        gradients, process_set: as for `compare_layouts`.
-        remedy: what to do about it.
-    """
-    if comparison.differs:
-        warn_of_difference(details(checksums, gradients, process_set).wait(), process_set, remedy)
-
-
-class Bucket(NamedTuple):
-    """Some gradients that travel together.
-
-    Attributes:
-        name: of the operation.
-        labels: of the gradients, for messages.
-        tensors: what travels instead of each gradient.
-    """
-
-    name: str
-    labels: list[str]
-    tensors: list[Any]
-
-
 class GradientAdapter(ABC):
     """What a plan must know of one framework's gradients. A source is what a gradient belongs to, such as a variable.
 
@@ -267,25 +188,55 @@ class GradientAdapter(ABC):
         """A dense gradient, or zeros where it is None, in a layout that another rank has."""
         raise NotImplementedError
 
-    def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> list[list[Any]]:
-        """Reduce buckets, all of which are under way before the first one is waited for. Collective.
+    def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> Reduced:
+        """Reduce buckets, all of which are under way together. Collective; blocks unless a program is traced.
 
         Args:
             name: what the names of all buckets begin with.
             buckets: what to reduce.
             options: how.
+        """
+        return reduce_at_once(name, buckets, options, self)
+
+    def memory(self, operation: Operation, tensors: Sequence[Any]) -> Memory:
+        """Where the engine finds a bucket that is reduced eagerly, and where it writes the results. Not collective.
+
+        Args:
+            operation: the reduction, with the names of its members.
+            tensors: what travels.
+
+        Raises:
+            UnsupportedTensorError: the engine cannot reduce one of the tensors.
+        """
+        adapter, names, op = self.tensors, operation.member_names, operation.op or Sum
+        sources = [adapter.source(*pair) for pair in zip(tensors, names, strict=True)]
+        results = [adapter.empty(source, None) for source in sources]
+        members = [adapter.member(*each, op) for each in zip(sources, results, names, strict=True)]
+        placement = adapter.placement(operation, sources, members)
+        if not placement.is_staged:
+            return Memory(sources, results, results, members, placement)
+        sources, arrivals = adapter.copies(sources, results)
+        members = [adapter.member(*each, op) for each in zip(sources, arrivals, names, strict=True)]
+        return Memory(sources, arrivals, results, members, placement)
+
+    def arrived(self, memory: Memory) -> list[Any]:
+        """The results, after the engine has written."""
+        if memory.placement.is_staged:
+            self.tensors.copy_back(memory.arrivals, memory.results)
+        return memory.results
+
+    def reduce_sparse(self, gradient: Any, name: str, options: GradientOptions, absent: bool = False) -> Any:
+        """Reduce a sparse gradient. Collective.
+
+        Args:
+            gradient: of this rank; without rows if it is absent.
+            name: of the operation.
+            options: how.
+            absent: this rank has none.
 
         Returns:
-            For each bucket the reduced tensors.
+            The gradient of all ranks; None if it is absent on every rank, except in a traced program.
         """
-        handles = []
-        for bucket in buckets:
-            operation = options.operation(bucket.name, [name + label for label in bucket.labels])
-            handles.append(self.tensors.group(operation, bucket.tensors))
-        return [handle.wait() for handle in handles]
-
-    def reduce_sparse(self, gradient: Any, name: str, options: GradientOptions) -> Any:
-        """Reduce a sparse gradient. Collective."""
         raise NotImplementedError
 
 
@@ -332,35 +283,57 @@ class GradientPlan:
         """
         if self.options.alone:
             return list(gradients)
-        adapter, traced = self._adapter, self._adapter.is_traced(gradients)
+        adapter = self._adapter
         results = list(gradients)
         name = adapter.name_in_step(name)
         known = gradients if sources is None else sources
         own = self._shared(results, known)
-        if sources is not None and adapter.may_differ and not traced:
-            own = self._alike(own, sources, name)
-        sparse = [index for index, gradient in own.items() if gradient is not None and adapter.is_sparse(gradient)]
-        dense = [index for index, gradient in own.items() if gradient is not None and index not in sparse]
-        travelling = {index: self.options.compression.compress(own[index]) for index in dense}
-        groups = dict(zip(own, self.options.groups_of([known[index] for index in own]), strict=True))
+        labels = {index: self._label(index, known[index]) for index in own}
+        layouts = {index: self._layout(gradient) for index, gradient in own.items()}
+        key: Hashable = None
+        if sources is not None and adapter.may_differ and not adapter.is_traced(gradients):
+            key = name, checked_id(self.options.process_set), self.options.sparse_as_dense, *labels.values()
+            layouts = self._agreed(key, layouts, sources, name)
+            alike = {index: self._alike(gradient, sources[index], layouts[index]) for index, gradient in own.items()}
+        else:
+            alike = {index: gradient for index, gradient in own.items() if gradient is not None}
+        absent = {index for index in alike if own[index] is None}
+        dense = {index: gradient for index, gradient in alike.items() if layouts[index] is not Layout.SPARSE}
+        reduced, any_joined = self._reduce_dense(name, dense, absent, known, labels)
+        if not any_joined and any(layouts[index] is Layout.ABSENT and reduced[index] is not None for index in dense):
+            compared.pop(key, None)  # all ranks have seen a gradient come which none had when they compared
+        for index, gradient in alike.items():
+            if index in dense:
+                results[index] = reduced[index]
+            else:
+                results[index] = adapter.reduce_sparse(gradient, name + labels[index], self.options, index in absent)
+        return results
+
+    def _reduce_dense(
+        self, name: str, gradients: dict[int, Any], absent: set[int], sources: Sequence[Any], labels: dict[int, str]
+    ) -> tuple[dict[int, Any], bool]:
+        """Reduce dense gradients in buckets, and say whether a rank had joined. Collective."""
+        adapter, compression = self._adapter, self.options.compression
+        travelling = {index: compression.compress(gradient) for index, gradient in gradients.items()}
+        groups = self.options.groups_of([sources[index] for index in gradients])
         payloads = {
-            index: adapter.payload(tensor, known[index])._replace(group=groups[index])
-            for index, (tensor, _) in travelling.items()
+            index: adapter.payload(tensor, sources[index])._replace(group=group)
+            for (index, (tensor, _)), group in zip(travelling.items(), groups, strict=True)
         }
-        tuner = self._tuner(name, traced)
+        tuner = self._tuner(name, adapter.is_traced([*gradients.values()]))
         tuning = tuner.tuning if tuner else Tuning.of(basics.running().settings)
         members = backward_buckets(payloads, tuning.fusion_threshold_mb)
-        buckets = [self._bucket(name, bucket, travelling, known) for bucket in members]
-        for bucket, reduced in zip(members, adapter.reduce(name, buckets, self.options), strict=True):
-            for index, tensor in zip(bucket, reduced, strict=True):
-                results[index] = self.options.compression.decompress(tensor, travelling[index][1])
-        for index in sparse:
-            label = self._label(index, known[index])
-            results[index] = adapter.reduce_sparse(own[index], name + label, self.options)
+        buckets = [_bucket(name, bucket, labels, travelling, absent) for bucket in members]
+        tensors, any_joined = adapter.reduce(name, buckets, self.options)
+        results = {
+            index: None if tensor is None else compression.decompress(tensor, travelling[index][1])
+            for bucket, its in zip(members, tensors, strict=True)
+            for index, tensor in zip(bucket, its, strict=True)
+        }
         if tuner is not None:
             tuner.step_done(sum(payload.size_bytes for payload in payloads.values()))
             tuner.decide()
-        return results
+        return results, any_joined
 
     def _shared(self, gradients: list[Any], sources: Sequence[Any]) -> dict[int, Any]:
         """Those that are to be reduced; scales the others in place."""
@@ -401,18 +374,28 @@ class GradientPlan:
             if id(source) not in local and (checksum := self._adapter.checksum(source)) is not None
         }
 
-    def _alike(self, own: dict[int, Any], sources: Sequence[Any], name: str) -> dict[int, Any]:
-        """The gradients, of the same layouts on every rank."""
-        layouts = list(map(self._layout, own.values()))
-        # Not before the first step: a script may have variables that it broadcasts after it.
-        _reductions[name] += 1
-        checksums = self.checksums(sources) if _reductions[name] == COMPARED_REDUCTION else None
-        wanted = compare_layouts(layouts, name, self.options.process_set, checksums).wait()
-        self._warn(wanted, checksums or {}, name)
-        return {
-            index: gradient if layout is before else self._adapter.filled(gradient, sources[index], layout)
-            for (index, gradient), before, layout in zip(own.items(), layouts, wanted.layouts, strict=True)
-        }
+    def _agreed(
+        self, key: Hashable, layouts: dict[int, Layout], sources: Sequence[Any], name: str
+    ) -> dict[int, Layout]:
+        """The layouts that the gradients have on any rank, as far as the ranks have compared them. Collective; blocks
+        in the first reductions and after one that brought a gradient which no rank had before."""
+        process_set = self.options.process_set
+        compares = counted(f"reductions of {name}", checked_id(process_set)) == COMPARED_REDUCTION
+        if key not in compared or compares:
+            checksums = self.checksums(sources) if compares else None
+            found = compare_layouts([*layouts.values()], name, process_set, checksums).wait()
+            if found.ranks < process_set.size():  # a rank that has joined does not hear of it, and may come back
+                return dict(zip(layouts, found.layouts, strict=True))
+            compared[key] = found.layouts
+            self._warn(found, checksums or {}, name)
+        return dict(zip(layouts, compared[key], strict=True))
+
+    def _alike(self, gradient: Any, source: Any, layout: Layout) -> Any:
+        """The gradient in the layout that all ranks give theirs."""
+        own, wanted = self._layout(gradient), max(layout, Layout.DENSE)
+        if own is wanted:
+            return gradient
+        return self._adapter.dense(gradient) if own is Layout.SPARSE else self._adapter.filled(gradient, source, wanted)
 
     def _layout(self, gradient: Any) -> Layout:
         if gradient is None:
@@ -425,10 +408,17 @@ class GradientPlan:
             return None
         return tuner_of(name, self.options.process_set)
 
-    def _bucket(self, name: str, members: Sequence[int], travelling: dict[int, Any], sources: Sequence[Any]) -> Bucket:
-        labels = [self._label(index, sources[index]) for index in members]
-        more = f" and {len(members) - 1} more" if len(members) > 1 else ""
-        return Bucket(f"{name}{labels[0]}{more}", labels, [travelling[index][0] for index in members])
+
+def _bucket(
+    name: str, members: Sequence[int], labels: dict[int, str], travelling: dict[int, tuple[Any, Any]], absent: set[int]
+) -> Bucket:
+    more = f" and {len(members) - 1} more" if len(members) > 1 else ""
+    return Bucket(
+        f"{name}{labels[members[0]]}{more}",
+        [labels[index] for index in members],
+        [travelling[index][0] for index in members],
+        frozenset(place for place, index in enumerate(members) if index in absent),
+    )
 
 
 def _label(index: int, source: Any) -> str:

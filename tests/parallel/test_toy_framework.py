@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from horovodish.collectives.arrays import Array
+from horovodish.gradients import plan
 from support import conformance
 from support import toy_framework as toy
 from support.conformance import RATE, SHAPES, Conformance
@@ -122,3 +123,24 @@ def test_groups_of_other_parameters() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             toy.DistributedOptimizer(SGD(Toy().model(conformance.parameters(seed=0)), RATE), groups=groups)
+
+
+@on_ranks(2)
+def test_layouts_are_compared_until_the_ranks_know_them() -> None:
+    """In the first two reductions, and after one that brings a gradient which no rank had before."""
+    parameters = {name: Tensor(np.zeros(2)) for name in ("always", "later", "never")}
+    optimizer = toy.DistributedOptimizer(SGD(parameters, 1.0), op=toy.Sum)
+    comparisons = []
+    with (
+        patch.object(plan, "compare_layouts", side_effect=plan.compare_layouts) as compare,
+        patch.object(SGD, "step", autospec=True, side_effect=SGD.step) as step,
+    ):
+        for number in range(7):
+            comes = number == 4 and toy.rank() == 1
+            optimizer.step({name: Tensor(np.ones(2)) for name in (("always", "later") if comes else ("always",))})
+            comparisons.append(compare.call_count)
+            reduced = step.call_args.args[1]
+            assert reduced["never"] is None
+            assert (reduced["later"] is None) is (number != 4)
+    assert comparisons == [1, 2, 2, 2, 2, 3, 3]
+    assert parameters["later"].data.tolist() == [-1.0, -1.0]

@@ -15,8 +15,9 @@ from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.submission import WAIT_SLICE_SECONDS, Handle, keep_for_ever
 from horovodish.errors import from_native
 from horovodish.gradients import windows
+from horovodish.gradients.layouts import Comparison, compare_layouts
 from horovodish.gradients.options import GradientOptions
-from horovodish.gradients.plan import Comparison, compare_layouts, plan_buckets
+from horovodish.gradients.plan import plan_buckets
 from horovodish.runtime import basics
 from horovodish.torch.gradients.reducer import release
 from horovodish.torch.gradients.slot import Slot, members_of

@@ -38,8 +38,9 @@ from horovodish.collectives.submission import WAIT_SLICE_SECONDS, Handle, keep_f
 from horovodish.errors import MismatchError, from_native
 from horovodish.gradients import windows
 from horovodish.gradients.autotune import Tuner, Tuning
+from horovodish.gradients.layouts import Comparison, Layout, compare_layouts
 from horovodish.gradients.options import GradientOptions
-from horovodish.gradients.plan import Comparison, Layout, backward_buckets, compare_layouts
+from horovodish.gradients.plan import backward_buckets
 from horovodish.runtime import basics
 from horovodish.torch import cuda
 from horovodish.torch.gradients import backward
@@ -410,7 +411,8 @@ class Reducer:
             self._submit(index, slot.parameter.grad)
             return
         payload, context = slot.neutral()
-        self._plan.absent(index, payload.data_ptr(), self._stream_of(index))
+        address = payload.data_ptr()
+        self._plan.absent(index, address, address, self._stream_of(index))
         self._absent[index] = payload, context
 
     def _stream_of(self, index: int) -> int:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from horovodish.collectives.reduce_ops import Average, ReduceOp, Sum
 from horovodish.errors import UnsupportedTensorError
+from horovodish.gradients.layouts import Layout
 from horovodish.gradients.options import GradientOptions
-from horovodish.gradients.plan import Layout
 from horovodish.torch.sparse import sparse_allreduce_async
 
 

@@ -45,9 +45,8 @@ void BucketPlan::submit(size_t index, const void* source, void* target, uintptr_
   state(index, {static_cast<const std::byte*>(source), static_cast<std::byte*>(target)}, false, stream);
 }
 
-void BucketPlan::absent(size_t index, void* zeroed, uintptr_t stream) {
-  const auto memory = static_cast<std::byte*>(zeroed);
-  state(index, {memory, memory}, true, stream);
+void BucketPlan::absent(size_t index, const void* zeros, void* target, uintptr_t stream) {
+  state(index, {static_cast<const std::byte*>(zeros), static_cast<std::byte*>(target)}, true, stream);
 }
 
 void BucketPlan::state(size_t index, Buffer buffer, bool absent, uintptr_t stream) {

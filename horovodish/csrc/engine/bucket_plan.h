@@ -27,8 +27,8 @@ class BucketPlan {
   // Tensor `index` is ready, on a device once `stream` has come this far. Any thread. Throws std::out_of_range, and
   // std::logic_error when it was submitted before.
   void submit(size_t index, const void* source, void* target, uintptr_t stream = 0);
-  // This rank has no value for tensor `index` this time; `zeroed` holds its zeros and takes the result.
-  void absent(size_t index, void* zeroed, uintptr_t stream = 0);
+  // Likewise, but this rank has no value for the tensor this time; `zeros` stand for it.
+  void absent(size_t index, const void* zeros, void* target, uintptr_t stream = 0);
   // The end of a step: throws std::logic_error naming a tensor that was neither submitted nor absent.
   void flush() const;
 

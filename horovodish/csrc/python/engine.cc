@@ -272,10 +272,12 @@ void bind_plan(nb::module_& module) {
           nb::arg("index"), nb::arg("source"), nb::arg("target"), nb::arg("stream") = 0)
       .def(
           "absent",
-          [](BucketPlan& self, size_t index, uintptr_t target, uintptr_t stream) {
-            quietly_at_exit(self.engine(), [&] { self.absent(index, reinterpret_cast<void*>(target), stream); });
+          [](BucketPlan& self, size_t index, uintptr_t zeros, uintptr_t target, uintptr_t stream) {
+            quietly_at_exit(self.engine(), [&] {
+              self.absent(index, reinterpret_cast<const void*>(zeros), reinterpret_cast<void*>(target), stream);
+            });
           },
-          nb::arg("index"), nb::arg("target"), nb::arg("stream") = 0)
+          nb::arg("index"), nb::arg("zeros"), nb::arg("target"), nb::arg("stream") = 0)
       .def("order_after", &BucketPlan::order_after, nb::arg("stream"))
       .def("flush", &BucketPlan::flush)
       .def(

@@ -2,6 +2,7 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "tensorflow/callback.h"
 #include "tensorflow/executions.h"
 #include "tensorflow/shapes.h"
+#include "tensorflow/work.h"
 
 namespace horovodish::tensorflow {
 
@@ -158,6 +160,32 @@ void three_scalars(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_DeleteShapeHandle(shape);
 }
 
+// Gives memory like that of the tensors, into which Python has the engine write their reduction; and the addresses of the
+// tensors and, after all of these, of their results.
+void make_room(void*, TF_OpKernelContext* context) {
+  const auto tensors = static_cast<size_t>(TF_NumInputs(context)) - 1;
+  std::vector<uintptr_t> addresses(2 * tensors);
+  Status status;
+  for (size_t i = 0; i < tensors && status.ok(); ++i) {
+    const TensorPtr like = input(context, static_cast<int>(i) + 1, status);
+    if (!status.ok()) break;
+    const std::vector<int64_t> dims = dims_of(like.get());
+    const TensorPtr room(TF_AllocateOutput(context, static_cast<int>(i), TF_TensorType(like.get()), dims.data(),
+                                           static_cast<int>(dims.size()), TF_TensorByteSize(like.get()), status.get()));
+    if (!status.ok()) break;
+    addresses[i] = reinterpret_cast<uintptr_t>(memory_of(like));
+    addresses[tensors + i] = reinterpret_cast<uintptr_t>(memory_of(room));
+  }
+  if (status.ok()) {
+    const auto count = static_cast<int64_t>(addresses.size());
+    const size_t bytes = addresses.size() * sizeof(int64_t);
+    const TensorPtr output(
+        TF_AllocateOutput(context, static_cast<int>(tensors), TF_INT64, &count, 1, bytes, status.get()));
+    if (status.ok()) std::memcpy(TF_TensorData(output.get()), addresses.data(), bytes);
+  }
+  if (!status.ok()) TF_OpKernelContext_Failure(context, status.get());
+}
+
 #define HOROVODISH_NUMBERS "uint8, int8, int16, int32, int64, half, bfloat16, float, double"
 #define HOROVODISH_ANY "bool, uint16, uint32, uint64, " HOROVODISH_NUMBERS
 
@@ -178,6 +206,13 @@ void register_everything() {
                                          {numbers, "op: int", "factors: string"}, &scattered<0>, &scattered<1>);
   define_collective<Kind::join>("HorovodishJoin", {}, {"last_joined: int32"}, {}, &scalar, &scalar);
   define_collective<Kind::barrier>("HorovodishBarrier", {}, {}, {}, &nothing, &nothing);
+
+  define({"HorovodishRoom",
+          {"tensor_name: uint8", "tensors: T"},
+          {"reduced: T", "addresses: int64"},
+          {numbers, "op: int", "factors: string", "process_set: string"},
+          &like_tensors<0>});
+  register_kernel("HorovodishRoom", TF_NewKernelBuilder("HorovodishRoom", kCpu, nullptr, &make_room, nullptr));
 
   define({"HorovodishLook", {"ticket: int64"}, {"settled: bool"}, {}, &scalar});
   register_kernel("HorovodishLook", TF_NewKernelBuilder("HorovodishLook", kCpu, nullptr, &look_at_ticket, nullptr));

@@ -9,14 +9,14 @@ namespace {
 
 const c_interface::Table* engine_table = nullptr;
 
-// Null would stand for a rank that has joined.
 std::byte no_elements;
+
+}  // namespace
+
 void* memory_of(const TensorPtr& tensor) {
   void* data = TF_TensorData(tensor.get());
   return data != nullptr ? data : &no_elements;
 }
-
-}  // namespace
 
 void connect(const c_interface::Table* table) { engine_table = table; }
 const c_interface::Table& engine() { return *engine_table; }

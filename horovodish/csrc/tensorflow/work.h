@@ -29,6 +29,9 @@ struct Attributes {
 void connect(const c_interface::Table* table);
 const c_interface::Table& engine();
 
+// Where a tensor is. It is never null, also of a tensor without elements: null would stand for a rank that has joined.
+void* memory_of(const TensorPtr& tensor);
+
 // The code of TensorFlow's that comes nearest to an error of ours, whose class begins the message.
 TF_Code code_of(const std::string& error_class);
 std::string message_of(const c_interface::Outcome& outcome);

@@ -203,6 +203,45 @@ def test_gradients_of_some_ranks() -> None:
     assert np.allclose(tape.gradient(loss, first), [share, share])
 
 
+@on_ranks(2)
+def test_layouts_that_change_between_eager_steps() -> None:
+    """Rank 0 looks rows up from the fourth step on, and no rank does in the last one."""
+    table = tf.Variable(tf.zeros([3, 1]))
+    found = []
+    for step in range(6):
+        with tf.GradientTape() as plain:
+            loss = tf.reduce_sum(tf.gather(table, [1])) if hvd.rank() == 0 and step in (2, 3, 4) else tf.constant(0.0)
+        found.append(hvd.DistributedGradientTape(plain, op=hvd.Sum).gradient(loss, table))
+    # It is dense where no rank knew of it, then sparse, and absent again.
+    kinds = [type(gradient).__name__ for gradient in found]
+    assert kinds == ["NoneType", "NoneType", "EagerTensor", "IndexedSlices", "IndexedSlices", "NoneType"]
+    for gradient in found[2:5]:
+        assert tf.convert_to_tensor(gradient).numpy().tolist() == [[0.0], [1.0], [0.0]]
+
+
+@on_ranks(2)
+def test_a_gradient_that_becomes_sparse_is_made_dense() -> None:
+    table = tf.Variable(tf.zeros([2, 1]))
+    for step in range(5):
+        with tf.GradientTape() as plain:
+            looks_up = hvd.rank() == 0 and step >= 3
+            loss = tf.reduce_sum(tf.gather(table, [1])) if looks_up else tf.reduce_sum(table * 1.0)
+        gradient = hvd.DistributedGradientTape(plain, op=hvd.Sum).gradient(loss, table)
+        assert gradient.numpy().tolist() == ([[1.0], [2.0]] if step >= 3 else [[2.0], [2.0]])
+
+
+@on_ranks(2)
+def test_second_gradients_when_executing_eagerly() -> None:
+    x = tf.Variable(float(hvd.rank() + 1))
+    with tf.GradientTape() as outer:
+        with hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum) as inner:
+            cube = x * x * x
+        first = inner.gradient(cube, x)
+    second = outer.gradient(first, x)
+    assert float(first) == 15.0  # 3 * 1 + 3 * 4
+    assert float(second) == 2 * 6.0 * (hvd.rank() + 1)  # of the sum of both ranks' results
+
+
 @on_ranks(1, 2, 3)
 def test_predivided_and_compressed_gradients() -> None:
     variable = tf.Variable([1.5, 3.0])
