@@ -1,6 +1,6 @@
 """When gradients are reduced: hooks on the parameters, and the end of every backward.
 
-One step, as a `Reducer` sees it:
+One step, as a `Reducer` sees it (`phases.py` draws its phases):
 
 1. Autograd finishes a gradient and calls the parameter's hook, which hands the gradient's address to the engine. A
    bucket whose gradients are all there on all ranks is reduced while the backward pass goes on.
@@ -34,7 +34,7 @@ from horovodish.collectives.consistency import Checksums, details, warn_of_diffe
 from horovodish.collectives.devices import HOST
 from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.reduce_ops import Average, Max, Min
-from horovodish.collectives.submission import WAIT_SLICE_SECONDS, Handle, keep_for_ever
+from horovodish.collectives.submission import WAIT_SLICE_SECONDS, Handle
 from horovodish.errors import MismatchError, from_native
 from horovodish.gradients import windows
 from horovodish.gradients.autotune import Tuner, Tuning
@@ -44,6 +44,7 @@ from horovodish.gradients.plan import backward_buckets
 from horovodish.runtime import basics
 from horovodish.torch import cuda
 from horovodish.torch.gradients import backward
+from horovodish.torch.gradients.phases import IN_BACKWARD, Phase, Travelling
 from horovodish.torch.gradients.slot import Slot, members_of
 from horovodish.torch.gradients.sparse import SparseGradients, check_op, layout
 from horovodish.torch.names import Names, PlanNames
@@ -87,9 +88,8 @@ class Reducer:
         self._differing: Handle[dict[int, Checksums]] | None = None  # checksums of all ranks, where they differ
         self._named: list[tuple[str, Tensor]] = []
         self._hooks: dict[int, list[RemovableHandle]] = {}  # likewise
-        self._gradients: dict[int, Tensor] = {}  # submitted in this step; the engine reads and writes their memory
-        self._payloads: dict[int, tuple[Tensor, Any]] = {}  # what travels, where it is not simply the gradient
-        self._absent: dict[int, tuple[Tensor, Any]] = {}
+        self._phase = Phase.IDLE
+        self._travelling = Travelling()
         self._names = PlanNames(options.process_set)
         self.renew()
         windows.follow(self)
@@ -128,18 +128,12 @@ class Reducer:
         _remove(self._hooks.pop(id(parameter), []))
 
     def __del__(self) -> None:
-        self._keep_what_travels()
-
-    def _keep_what_travels(self) -> None:
-        """What was submitted and not waited for the engine may go on reading and writing."""
-        travels = [*self._gradients.values(), *self._payloads.values(), *self._absent.values()]
-        if travels:
-            keep_for_ever(travels)
+        self._travelling.keep()
 
     def restart(self) -> None:
         """Forgets the gradients, and what was under way among other ranks. The next use makes another plan."""
         self.in_closure = self._reduced_since_step = False
-        self._armed = self._due = self._submitting = self._flushed = False
+        self._phase = Phase.IDLE
         self._passes = 0
         self._set_aside.clear()
         self._holds_reduced.clear()
@@ -162,7 +156,7 @@ class Reducer:
 
     def _build(self) -> None:
         self.remove_hooks()
-        self._keep_what_travels()
+        self._travelling.keep()
         self._outdated = True  # until the end, so that after an error the next use tries again
         engine = basics.engine()
         if self._engine is not engine:
@@ -170,8 +164,8 @@ class Reducer:
             self._compared = {}  # and some of these may not have compared yet
         self._engine = engine
         self._plan: _native.BucketPlan | None = None
-        self._armed = self._due = self._submitting = self._flushed = False
-        self._gradients, self._payloads, self._absent = {}, {}, {}
+        self._phase = Phase.IDLE
+        self._travelling = Travelling()
         self._nodes: list[Any] = []  # autograd keeps no reference to the nodes whose hooks we need
         self._watched: Counter[int] | None = Counter()
         self._comparison: Handle[Comparison] | None = None
@@ -241,14 +235,15 @@ class Reducer:
     def _hook(self, index: int, slot: Slot) -> Callable[[Tensor], None]:
         # Models of many small tensors are limited by what happens here: every name is a local of the closure.
         assert self._plan is not None
-        begin, gradients, submit = self._begin, self._gradients, self._plan.submit
+        begin, gradients, submit = self._begin, self._travelling.gradients, self._plan.submit
+        submitting = Phase.SUBMITTING
         dtype, count, ordinal = slot.dtype, slot.parameter.numel(), cuda.ordinal_of(slot.parameter)
         current_stream = cuda.stream_getter(slot.device)
 
         def hand_over(parameter: Tensor) -> None:
             gradient: Any = parameter.grad
             # It is None where the user's own hook has stepped already, which has reduced it.
-            if gradient is None or (not self._submitting and not begin(index)):
+            if gradient is None or (self._phase is not submitting and not begin(index)):
                 return
             # A conversion of the model since it was wrapped must not make the engine read and write other memory.
             if (
@@ -268,7 +263,7 @@ class Reducer:
 
         def hand_over_changed(parameter: Tensor) -> None:
             gradient: Any = parameter.grad
-            if gradient is not None and (self._submitting or begin(index)):
+            if gradient is not None and (self._phase is submitting or begin(index)):
                 self._submit(index, gradient)
 
         # A gradient that negates its memory is a part of a complex one. It is contiguous only if it is one number.
@@ -280,7 +275,7 @@ class Reducer:
 
     def resume(self) -> None:
         """Begins, unless a hook has done so."""
-        if not self._armed:
+        if self._phase not in IN_BACKWARD:
             self._begin(None)
 
     def _set_aside_hook(self, parameter: Tensor) -> Callable[[Any], None]:
@@ -297,15 +292,23 @@ class Reducer:
 
     def _begin(self, index: int | None) -> bool:
         """Called by hooks while gradients are not submitted as they come; says whether that changes now."""
-        if not self._armed:
+        if self._phase not in IN_BACKWARD:
+            if self._phase is Phase.FLUSHED and self.interrupted:
+                raise RuntimeError(
+                    "backward() before the reduction of an earlier one has ended, whose wait an exception has "
+                    "interrupted: call optimizer.zero_grad() or optimizer.synchronize() first"
+                )
             backward.join(self)
-            self._armed = True
-            self._due = not self._suspended and (self.in_closure or self._passes + 1 >= self.passes_per_step)
-            watched = self._watched is None and self._all_compared
-            self._submitting = self._due and watched and not self._needs_another_plan()
+            self._phase = self._phase_of_pass()
         if self._watched is not None and index is not None:
             self._watched[index] += 1
-        return self._submitting
+        return self._phase is Phase.SUBMITTING
+
+    def _phase_of_pass(self) -> Phase:
+        if self._suspended or not (self.in_closure or self._passes + 1 >= self.passes_per_step):
+            return Phase.ACCUMULATING
+        knows = self._watched is None and self._all_compared
+        return Phase.SUBMITTING if knows and not self._needs_another_plan() else Phase.WATCHING
 
     def _submit(self, index: int, gradient: Tensor) -> None:
         assert self._plan is not None
@@ -314,20 +317,21 @@ class Reducer:
         payload, context = self._slots[index].payload(gradient)
         address = payload.data_ptr()
         self._plan.submit(index, address, address, self._stream_of(index))
-        self._gradients[index] = gradient
-        self._payloads[index] = payload, context
+        self._travelling.gradients[index] = gradient
+        self._travelling.payloads[index] = payload, context
 
     # -- at the end of backward
 
     def pause(self) -> None:
         """A backward within another backward has ended: the next hook belongs to the outer one."""
-        self._armed = self._submitting = False
+        if self._phase in IN_BACKWARD:
+            self._phase = Phase.IDLE if self._phase is Phase.ACCUMULATING else Phase.ENDED
 
     def end_backward(self) -> None:
         """Counts the pass and, if it is the last of its window and the first of a plan, compares layouts."""
         self.pause()
         self._passes += 1
-        due = self._due
+        due = self._phase is Phase.ENDED
         if self._needs_another_plan():
             self.renew()
         elif self._watched is not None:
@@ -341,7 +345,7 @@ class Reducer:
             self._conclude()
 
     def _conclude(self) -> None:
-        self._due = True
+        self._phase = Phase.ENDED
         if not self._all_compared and self._comparison is None:
             own = [
                 Layout.SPARSE if index in self._met_sparse else layout(slot.parameter.grad)
@@ -359,14 +363,14 @@ class Reducer:
             try:
                 self._learn(comparison.wait())
             except Exception as problem:
-                self._due, self._passes = False, 0
+                self._phase, self._passes = Phase.IDLE, 0
                 self._set_aside.clear()
                 if isinstance(problem, MismatchError):  # on every rank, and it knows how many parameters there are only
                     what = "the parameters that require gradients"
                     with compared_on_all_ranks(self._name, what, self._options.process_set) as names:
                         names += [slot.name for slot in self._slots]
                 raise
-        if self._due and not self._flushed:
+        if self._phase is Phase.ENDED:
             self._flush()
         return True
 
@@ -386,23 +390,24 @@ class Reducer:
         )
         if takes_out:
             self._build()
-            self._due = True
+            self._phase = Phase.ENDED
         self._unseen = {index for index, slot in enumerate(self._slots) if id(slot.parameter) not in self._compared}
         self._all_compared = True
 
     def _flush(self) -> None:
         if self._plan is None:
-            self._due = False
+            self._phase = Phase.IDLE
             return
         for parameter in self._sparse.parameters:
             self._set_reduced_aside(parameter)
         self._sparse.submit()
-        if len(self._gradients) < len(self._slots):
+        travelling = self._travelling
+        if len(travelling.gradients) < len(self._slots):
             for index, slot in enumerate(self._slots):
-                if index not in self._gradients and index not in self._absent:
+                if index not in travelling.gradients and index not in travelling.absent:
                     self._submit_rest(index, slot)
         self._plan.flush()
-        self._flushed, self._due = True, False
+        self._phase = Phase.FLUSHED
 
     def _submit_rest(self, index: int, slot: Slot) -> None:
         assert self._plan is not None
@@ -413,7 +418,7 @@ class Reducer:
         payload, context = slot.neutral()
         address = payload.data_ptr()
         self._plan.absent(index, address, address, self._stream_of(index))
-        self._absent[index] = payload, context
+        self._travelling.absent[index] = payload, context
 
     def _stream_of(self, index: int) -> int:
         on_host = self._current_stream is None or self._slots[index].device == HOST
@@ -422,7 +427,7 @@ class Reducer:
     def wait(self) -> None:
         """Waits for what was flushed and puts the results where they belong."""
         plan = self._plan
-        if plan is None or not self._flushed:
+        if plan is None or self._phase is not Phase.FLUSHED:
             return
         if self._differing is not None:
             differing, self._differing = self._differing, None
@@ -434,21 +439,21 @@ class Reducer:
             plan.order_after(self._current_stream())
         sparse_error = self._sparse.finish()
         sees = bool(self._unseen) and not plan.any_joined()
-        nowhere = set(plan.absent_everywhere()) if self._absent and error is None else set()
+        nowhere = set(plan.absent_everywhere()) if self._travelling.absent and error is None else set()
         if plan.memory_abandoned():
-            self._keep_what_travels()
+            self._travelling.keep()
         plan.reset()
         if error is None:
             self._put_back(nowhere)
             # A gradient that has come for the first time was dense to us; the next reduction compares again.
             self._all_compared = self._all_compared and not (sees and self._unseen - nowhere)
-        self._flushed = False
+        self._phase = Phase.IDLE
         self._passes = 0
         self._reduced_since_step = error is None and sparse_error is None
         if error is None and self._tuner is not None:
             self._tuner.step_done(sum(slot.size_bytes for slot in self._slots))
-        for submitted in (self._gradients, self._payloads, self._absent, self._set_aside):
-            submitted.clear()
+        self._travelling.clear()
+        self._set_aside.clear()
         raised = sparse_error if error is None else from_native(*error)
         if raised is not None:
             raise raised
@@ -460,13 +465,13 @@ class Reducer:
 
     @torch.no_grad()
     def _put_back(self, nowhere: set[int]) -> None:
-        for index, (payload, context) in self._payloads.items():
-            result = self._slots[index].gradient(payload, context)
-            if self._gradients[index].layout is not torch.strided:
+        for index, (payload, context) in self._travelling.payloads.items():
+            result, gradient = self._slots[index].gradient(payload, context), self._travelling.gradients[index]
+            if gradient.layout is not torch.strided:
                 self._slots[index].parameter.grad = result.to_sparse(1) if self._options.sparse_as_dense else result
-            elif result.data_ptr() != self._gradients[index].data_ptr():
-                self._gradients[index].copy_(result)
-        for index, (payload, context) in self._absent.items():
+            elif result.data_ptr() != gradient.data_ptr():
+                gradient.copy_(result)
+        for index, (payload, context) in self._travelling.absent.items():
             if index not in nowhere:
                 parameter = self._slots[index].parameter
                 result = self._slots[index].gradient(payload, context)
@@ -489,7 +494,7 @@ class Reducer:
             return
         backward.leave(self)
         self.pause()
-        if not self._flushed:
+        if self._phase is not Phase.FLUSHED:
             if not self._passes:
                 self._forget_what_was_overwritten()
             self._conclude()
@@ -507,7 +512,7 @@ class Reducer:
     @property
     def interrupted(self) -> bool:
         """Whether a reduction has begun and not ended, because backward or the wait for it raised."""
-        return (self._due or self._flushed) and self._engine is basics.engine()
+        return self._phase not in (Phase.IDLE, Phase.ACCUMULATING) and self._engine is basics.engine()
 
     @contextmanager
     def suspended(self) -> Iterator[None]:

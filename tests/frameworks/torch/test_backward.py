@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import re
+import signal
 import sys
 import threading
 import time
@@ -417,6 +419,28 @@ def test_backward_that_raises() -> None:
         check(p, mean(step))
         check(q, mean(step))
         optimizer.step()
+
+
+@on_ranks(2)
+def test_a_backward_after_a_wait_that_was_interrupted() -> None:
+    """Rank 0 is interrupted while it waits for rank 1. The gradient travels, so nothing may be added to it unseen."""
+    p = leaf()
+    optimizer = wrapped([p])
+    backward([p], own())
+    optimizer.zero_grad()
+    if hvd.rank() == 0:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            backward([p], own())
+        with pytest.raises(RuntimeError, match=r"interrupted: call optimizer.zero_grad\(\) or "):
+            backward([p], own())
+        hvd.barrier()
+    else:
+        hvd.barrier()
+        backward([p], own())
+    optimizer.zero_grad()
+    backward([p], own())
+    check(p, mean())
 
 
 @around_backward

@@ -1,0 +1,69 @@
+"""How far the reduction of an optimizer's gradients has come on this rank, and what travels meanwhile."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Any
+
+from torch import Tensor
+
+from horovodish.collectives.submission import keep_for_ever
+
+__all__ = ["IN_BACKWARD", "Phase", "Travelling"]
+
+
+class Phase(Enum):
+    """How far a reduction has come on this rank.
+
+        IDLE --first hook--> ACCUMULATING --end of backward--> IDLE
+          |                    a pass that does not reduce
+          |
+          +---first hook---> WATCHING ----+
+          |                    a pass that reduces; hooks count, its end submits
+          +---first hook---> SUBMITTING --+--end of backward, or of one within another--> ENDED
+          |                    a pass that reduces; hooks submit                            |
+          +---synchronize()------------------------------------------------------------> ENDED
+                                                                                            |
+        IDLE <--all results are there-- FLUSHED <--all is submitted, layouts are known------+
+
+    After a backward within another one has ended, the next hook of the outer one goes from ENDED to WATCHING or
+    SUBMITTING again. A reduction that fails ends in IDLE, and so does one whose plan is replaced. Any other exception,
+    such as Ctrl-C, leaves the phase as it is: in all but the first two the reduction is then `interrupted`, and
+    `synchronize()` ends it.
+    """
+
+    IDLE = auto()
+    ACCUMULATING = auto()
+    WATCHING = auto()
+    SUBMITTING = auto()
+    ENDED = auto()
+    FLUSHED = auto()
+
+
+IN_BACKWARD = frozenset({Phase.ACCUMULATING, Phase.WATCHING, Phase.SUBMITTING})
+
+
+class Travelling:
+    """What was submitted and not waited for, by the number of its slot. The engine reads and writes this memory.
+
+    Attributes:
+        gradients: the parameters' gradients.
+        payloads: what travels and its context, where it is not simply the gradient.
+        absent: likewise, where there is no gradient.
+    """
+
+    def __init__(self) -> None:
+        self.gradients: dict[int, Tensor] = {}
+        self.payloads: dict[int, tuple[Tensor, Any]] = {}
+        self.absent: dict[int, tuple[Tensor, Any]] = {}
+
+    def keep(self) -> None:
+        """The engine may go on with it for ever."""
+        memory = [*self.gradients.values(), *self.payloads.values(), *self.absent.values()]
+        if memory:
+            keep_for_ever(memory)
+
+    def clear(self) -> None:
+        """It has arrived."""
+        for each in (self.gradients, self.payloads, self.absent):
+            each.clear()
