@@ -28,8 +28,10 @@ from horovodish.tensorflow.tracing import compiled_by_xla
 _REMEDY = "tf.stop_gradient(tensor)"
 
 
-def _registered(kind: str) -> Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]:
-    """Registers the gradient of a collective, which gives one for each of its tensors."""
+def _registered(
+    kind: str, parts: Sequence[str] = ("", "Take")
+) -> Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]:
+    """Registers the gradient of a collective, which gives one for each of its tensors. Operations end in `parts`."""
 
     def register(gradient: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         def of_call(call: Call, *gradients: Any) -> list[Any]:
@@ -41,7 +43,7 @@ def _registered(kind: str) -> Callable[[Callable[..., list[Any]]], Callable[...,
             return [None, *found, *[None] * (len(operation.inputs) - 1 - len(found))]
 
         xla.derivatives[kind] = of_call
-        for part in ("", "Take"):
+        for part in parts:
             tf.RegisterGradient(f"Horovodish{kind.capitalize()}{part}")(of_operation)
         return gradient
 
@@ -52,7 +54,7 @@ for _operation in ("Join", "JoinTake", "Barrier", "BarrierTake", "Look", "Probe"
     tf.no_gradient(f"Horovodish{_operation}")
 
 
-@_registered("allreduce")
+@_registered("allreduce", ("", "Take", "Room"))
 def _of_allreduce(call: Call, *gradients: Any) -> list[Any]:
     check_linear(call.operation, _REMEDY)
     has = _floating(call.tensors)

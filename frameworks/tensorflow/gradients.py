@@ -17,7 +17,7 @@ from horovodish.collectives.devices import ON_HOST
 from horovodish.collectives.operation import Operation
 from horovodish.gradients.options import GradientOptions
 from horovodish.gradients.plan import Bucket, GradientAdapter, GradientPlan, Layout, Memory, Payload, Reduced
-from horovodish.tensorflow import first_steps, xla
+from horovodish.tensorflow import first_steps
 from horovodish.tensorflow.names import name_in_step
 from horovodish.tensorflow.operations import reduced_groups, room_for
 from horovodish.tensorflow.sparse import reduced_slices
@@ -52,8 +52,9 @@ class _Gradients(GradientAdapter):
 
     def payload(self, tensor: Any, source: Any) -> Payload:
         # A gradient's shape may be unknown to the function, on some ranks only. That of its variable never is.
-        elements = tf.TensorShape(source.shape).num_elements() or 0
-        return Payload(elements * tensor.dtype.size, tensor.dtype)
+        shape = source.shape if isinstance(source.shape, tf.TensorShape) else tf.TensorShape(source.shape)
+        dtype = tensor.dtype
+        return Payload((shape.num_elements() or 0) * dtype.size, dtype)
 
     def filled(self, gradient: Any, source: Any, layout: Layout) -> Any:
         if layout is Layout.DENSE:
@@ -82,11 +83,6 @@ class _Gradients(GradientAdapter):
 
 
 GRADIENTS = _Gradients()
-
-
-@tf.RegisterGradient("HorovodishRoom")
-def _of_room(operation: Any, *gradients: Any) -> list[Any]:
-    return [None, *xla.derivatives["Allreduce"](operation, *gradients)]
 
 
 def plan_of(options: GradientOptions) -> GradientPlan:

@@ -114,7 +114,7 @@ def room_for(operation: Operation, tensors: Sequence[tf.Tensor]) -> tuple[list[t
         The new tensors; and the addresses of `tensors` and, after these, of the new ones.
     """
     check_dtypes(operation, tensors)
-    room = native.horovodish_room(as_input(str(operation.name)), list(tensors), **attributes_of(operation))
+    room = native.horovodish_allreduce_room(as_input(str(operation.name)), list(tensors), **attributes_of(operation))
     return list(room.reduced), room.addresses.numpy().tolist()
 
 

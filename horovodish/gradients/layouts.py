@@ -20,8 +20,9 @@ from horovodish.collectives.process_sets import ProcessSet
 from horovodish.collectives.reduce_ops import Sum
 from horovodish.collectives.submission import Handle
 from horovodish.runtime import basics
+from horovodish.runtime.process import part
 
-__all__ = ["Comparison", "Layout", "compare_layouts", "compared", "warn_of"]
+__all__ = ["Compared", "Comparison", "Layout", "compare_layouts", "warn_of"]
 
 
 class Layout(IntEnum):
@@ -83,7 +84,16 @@ def warn_of(comparison: Comparison, checksums: Checksums, gradients: str, proces
         warn_of_difference(details(checksums, gradients, process_set).wait(), process_set, remedy)
 
 
-compared: dict[Hashable, list[Layout]] = {}
-"""What the ranks have found out of gradients that are reduced eagerly, by what tells these gradients from others. Only
-what all ranks of the process set have heard is in here, so it is the same on each of them."""
-basics.follow(stopped=compared.clear)
+class Compared:
+    """What a rank has found out of gradients that are reduced eagerly.
+
+    Attributes:
+        layouts: of the gradients, by what tells these from others. Only what all ranks of the process set have heard is
+            in here, so it is the same on each of them.
+    """
+
+    def __init__(self) -> None:
+        self.layouts: dict[Hashable, list[Layout]] = {}
+
+
+basics.follow(stopped=lambda: part(Compared).layouts.clear())

@@ -19,9 +19,10 @@ from horovodish.collectives.reduce_ops import Sum
 from horovodish.collectives.submission import counted
 from horovodish.gradients.at_once import Bucket, Memory, Reduced, reduce_at_once
 from horovodish.gradients.autotune import Tuner, Tuning, tuner_of, warn_of_no_effect
-from horovodish.gradients.layouts import Comparison, Layout, compare_layouts, compared, warn_of
+from horovodish.gradients.layouts import Compared, Comparison, Layout, compare_layouts, warn_of
 from horovodish.gradients.options import GradientOptions
 from horovodish.runtime import basics
+from horovodish.runtime.process import part
 
 __all__ = [
     "FIRST_BUCKET_BYTES",
@@ -289,19 +290,25 @@ class GradientPlan:
         known = gradients if sources is None else sources
         own = self._shared(results, known)
         labels = {index: self._label(index, known[index]) for index in own}
-        layouts = {index: self._layout(gradient) for index, gradient in own.items()}
+        layouts = has = {index: self._layout(gradient) for index, gradient in own.items()}
         key: Hashable = None
         if sources is not None and adapter.may_differ and not adapter.is_traced(gradients):
             key = name, checked_id(self.options.process_set), self.options.sparse_as_dense, *labels.values()
             layouts = self._agreed(key, layouts, sources, name)
-            alike = {index: self._alike(gradient, sources[index], layouts[index]) for index, gradient in own.items()}
+            alike = {
+                index: self._alike(gradient, sources[index], layouts[index])
+                if gradient is None or layouts[index] is not has[index]
+                else gradient
+                for index, gradient in own.items()
+            }
         else:
             alike = {index: gradient for index, gradient in own.items() if gradient is not None}
         absent = {index for index in alike if own[index] is None}
         dense = {index: gradient for index, gradient in alike.items() if layouts[index] is not Layout.SPARSE}
         reduced, any_joined = self._reduce_dense(name, dense, absent, known, labels)
         if not any_joined and any(layouts[index] is Layout.ABSENT and reduced[index] is not None for index in dense):
-            compared.pop(key, None)  # all ranks have seen a gradient come which none had when they compared
+            # All ranks have seen a gradient come which none had when they compared.
+            part(Compared).layouts.pop(key, None)
         for index, gradient in alike.items():
             if index in dense:
                 results[index] = reduced[index]
@@ -315,11 +322,13 @@ class GradientPlan:
         """Reduce dense gradients in buckets, and say whether a rank had joined. Collective."""
         adapter, compression = self._adapter, self.options.compression
         travelling = {index: compression.compress(gradient) for index, gradient in gradients.items()}
-        groups = self.options.groups_of([sources[index] for index in gradients])
-        payloads = {
-            index: adapter.payload(tensor, sources[index])._replace(group=group)
-            for (index, (tensor, _)), group in zip(travelling.items(), groups, strict=True)
-        }
+        payloads = {index: adapter.payload(tensor, sources[index]) for index, (tensor, _) in travelling.items()}
+        if self.options.groups is not None:
+            groups = self.options.groups_of([sources[index] for index in gradients])
+            payloads = {
+                index: payload._replace(group=group)
+                for (index, payload), group in zip(payloads.items(), groups, strict=True)
+            }
         tuner = self._tuner(name, adapter.is_traced([*gradients.values()]))
         tuning = tuner.tuning if tuner else Tuning.of(basics.running().settings)
         members = backward_buckets(payloads, tuning.fusion_threshold_mb)
@@ -379,7 +388,7 @@ class GradientPlan:
     ) -> dict[int, Layout]:
         """The layouts that the gradients have on any rank, as far as the ranks have compared them. Collective; blocks
         in the first reductions and after one that brought a gradient which no rank had before."""
-        process_set = self.options.process_set
+        process_set, compared = self.options.process_set, part(Compared).layouts
         compares = counted(f"reductions of {name}", checked_id(process_set)) == COMPARED_REDUCTION
         if key not in compared or compares:
             checksums = self.checksums(sources) if compares else None

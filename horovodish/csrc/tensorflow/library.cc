@@ -207,12 +207,13 @@ void register_everything() {
   define_collective<Kind::join>("HorovodishJoin", {}, {"last_joined: int32"}, {}, &scalar, &scalar);
   define_collective<Kind::barrier>("HorovodishBarrier", {}, {}, {}, &nothing, &nothing);
 
-  define({"HorovodishRoom",
+  const char* const room = "HorovodishAllreduceRoom";
+  define({room,
           {"tensor_name: uint8", "tensors: T"},
           {"reduced: T", "addresses: int64"},
           {numbers, "op: int", "factors: string", "process_set: string"},
           &like_tensors<0>});
-  register_kernel("HorovodishRoom", TF_NewKernelBuilder("HorovodishRoom", kCpu, nullptr, &make_room, nullptr));
+  register_kernel(room, TF_NewKernelBuilder(room, kCpu, nullptr, &make_room, nullptr));
 
   define({"HorovodishLook", {"ticket: int64"}, {"settled: bool"}, {}, &scalar});
   register_kernel("HorovodishLook", TF_NewKernelBuilder("HorovodishLook", kCpu, nullptr, &look_at_ticket, nullptr));

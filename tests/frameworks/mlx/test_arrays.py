@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 import horovodish.mlx as hvd
 from horovodish.collectives.operation import Operation
 from horovodish.elastic import memory, state
-from horovodish.errors import HorovodInternalError, MismatchError, UnsupportedTensorError
+from horovodish.errors import HorovodInternalError, MismatchError, StallError, UnsupportedTensorError
 from horovodish.mlx.collectives import ARRAYS
 from support.on_ranks import on_ranks
 
@@ -104,6 +104,24 @@ def test_unusual_arrays() -> None:
         hvd.allreduce(np.ones(2))
     with pytest.raises(UnsupportedTensorError, match=re.escape("cannot be reduced; pass array.astype(mlx.core.int64)")):
         hvd.allreduce(mx.zeros(2, mx.uint32))
+
+
+@on_ranks(2)
+@pytest.mark.parametrize(
+    ("frozen_by_rank_0", "error", "text"),
+    [([], StallError, "not for the same tensors"), ([1], MismatchError, "must build the same model")],
+)
+def test_a_rank_freezes_other_layers(frozen_by_rank_0: list[int], error: type[Exception], text: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = hvd.DistributedOptimizer(optimizers.SGD(0.1))
+    hvd.broadcast_parameters(model, root_rank=0)
+    loss = nn.value_and_grad(model, lambda x: model(x).sum())
+    for _ in range(3):
+        optimizer.update(model, loss(mx.ones((1, 2)))[1])
+    for layer in frozen_by_rank_0 if hvd.rank() == 0 else [0]:
+        model.layers[layer].freeze()
+    with pytest.raises(error, match=text):
+        optimizer.update(model, loss(mx.ones((1, 2)))[1])
 
 
 @on_ranks(2)
