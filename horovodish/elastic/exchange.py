@@ -4,24 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from horovodish.collectives.functions import barrier, broadcast, broadcast_
 from horovodish.collectives.objects import allgather_object
 from horovodish.elastic import membership
+from horovodish.elastic.copies import Copies
 from horovodish.elastic.memory import Position
+from horovodish.elastic.snapshots import Held
 from horovodish.errors import MismatchError
 from horovodish.runtime import basics
-
-if TYPE_CHECKING:
-    from horovodish.elastic.state import State
 
 __all__ = ["Outcome", "exchange"]
 
 CHUNK_BYTES = 64 << 20
 """What travels at once, so that a rank that has the copy already needs little memory for taking part."""
+
+
+class _State(Protocol):
+    """The part of a `State` that an exchange needs. `State.sync()` calls `exchange`, so no import may lead back."""
+
+    _number: int
+    _copies: Copies
+    _claimed: tuple[Position, dict[str, Any]]
+    _is_synced: bool
+    _is_interrupted: bool
+
+    def _enter_job(self) -> None: ...
+    def _held_commit(self) -> Held | None: ...
+    def _copy(self, position: Position, *, waits: bool) -> None: ...
+    def _copy_held(self) -> None: ...
+    def _renumber(self, old: Position | None, new: Position) -> None: ...
+    def _put_held_back(self) -> None: ...
+    def _load(self, position: Position) -> None: ...
+    def _settle(self, claims: list[dict[str, Any]]) -> None: ...
 
 
 @dataclass
@@ -75,7 +93,7 @@ class _Told(NamedTuple):
     note: Any
 
 
-def exchange(states: Sequence[State], note: Any = None, *, in_recovery: bool = False) -> Outcome:
+def exchange(states: Sequence[_State], note: Any = None, *, in_recovery: bool = False) -> Outcome:
     """Give every rank the newest commit of each state. Collective; blocks.
 
     Args:
@@ -110,7 +128,7 @@ def exchange(states: Sequence[State], note: Any = None, *, in_recovery: bool = F
     return outcome
 
 
-def _offer_of(state: State) -> _Offer:
+def _offer_of(state: _State) -> _Offer:
     if not state._is_synced:
         state._enter_job()
     held, copied = state._held_commit(), state._copies.newest
@@ -121,7 +139,7 @@ def _offer_of(state: State) -> _Offer:
     return _Offer(copied, b"", place, number, claims)
 
 
-def _agree(state: State, offers: list[_Offer], start: int) -> tuple[int, int]:
+def _agree(state: _State, offers: list[_Offer], start: int) -> tuple[int, int]:
     """Give every rank the newest commit of a state. Returns its number, and how many commits are repeated."""
     rank = basics.rank()
     newest = max((offer.position for offer in offers if offer.position), default=None)
@@ -150,7 +168,7 @@ def _agree(state: State, offers: list[_Offer], start: int) -> tuple[int, int]:
     return new[2], max(made[2] - new[2], 0) + 1 if newest and made[0] >= 0 else 0
 
 
-def _distribute(state: State, offers: list[_Offer], root: int, position: Position) -> None:
+def _distribute(state: _State, offers: list[_Offer], root: int, position: Position) -> None:
     """See that every rank can load the copy that the root has."""
     rank, copies = basics.rank(), state._copies
     lengths = np.zeros(2, np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from horovodish import supported
@@ -150,6 +151,16 @@ def test_the_rooms_of_the_core_need_only_those_of_lower_floors() -> None:
         return wrong_between_floors(path.read_text(), path.relative_to(CORE).parts[0].removesuffix(".py"))
 
     assert wrong_below(CORE, wrong) == {}
+
+
+def test_no_import_of_the_core_leads_back_to_its_file() -> None:
+    """Not even one inside of a function or for types alone."""
+    graph = {}
+    for path in python_files(CORE):
+        parts = path.relative_to(CORE.parent).with_suffix("").parts
+        every_import = imports(path.read_text().replace("if TYPE_CHECKING:", "if True:"))
+        graph[".".join(parts).removesuffix(".__init__")] = every_import
+    TopologicalSorter(graph).prepare()  # a CycleError names the files
 
 
 def test_the_launcher_needs_settings_and_errors_alone() -> None:
