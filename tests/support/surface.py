@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 from horovodish import process_api
 from horovodish.collectives.reduce_ops import ReduceOp
+from horovodish.gradients.compression import Compressor
 
 OWN_VERSIONS = "allgather allgather_object allreduce barrier broadcast broadcast_object join reducescatter"
 EVERYWHERE = {*process_api.__all__, *OWN_VERSIONS.split()}
@@ -29,6 +32,26 @@ def check_surface(module: ModuleType, *, found_when_asked_for: frozenset[str] = 
     homes = {name: getattr(getattr(module, name), "__module__", None) for name in public}
     assert [name for name, home in homes.items() if home and not home.startswith("horovodish")] == []
     assert [name for name in module.__all__ if not is_documented(name, getattr(module, name))] == []
+
+
+def check_module_of_horovods(package: ModuleType, module: str, names: str) -> None:
+    """The module has these names, and they stand for what the package means by them.
+
+    Args:
+        package: a shim.
+        module: its name in Horovod, without the package's.
+        names: what scripts import from it.
+    """
+    found = importlib.import_module(f"{package.__name__}.{module}")
+    for name in names.split():
+        # Horovod's packages do not have this one either.
+        assert getattr(found, name) is (Compressor if name == "Compressor" else getattr(package, name)), name
+
+
+def by_position(function: Callable[..., object]) -> str:
+    """The arguments that a caller may pass by position, in their order."""
+    parameters = inspect.signature(function).parameters.values()
+    return " ".join(each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD)
 
 
 def submodules(package: ModuleType) -> set[str]:

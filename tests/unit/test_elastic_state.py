@@ -394,8 +394,7 @@ def test_new_processes_take_what_earlier_ones_have_left(tmp_path: Path) -> None:
         state._enter_job()
         state._position = (0, 3, 7)
         state.save()
-        torn = state._copies.memory.write((b"", []))  # it dies in the middle of its next copy
-        assert torn in (0, 1)
+        state._copies.memory.write((b"", []))  # it dies in the middle of its next copy
     results = run_ranks(begin_in_new_processes, 2, args=(str(tmp_path),))
     assert results == [["left", "left", 9]] * 2
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import subprocess
 import sys
 
 import pytest
 
 import horovodish.tensorflow
-from support.surface import check_surface
+from support.surface import by_position, check_module_of_horovods, check_surface
 
 HOROVODS_MODULES = {
     "mpi_ops": "allreduce allgather broadcast join rank size init rank_op size_op Average Sum Adasum",
@@ -26,10 +24,7 @@ def test_the_public_names() -> None:
 
 @pytest.mark.parametrize("module", HOROVODS_MODULES)
 def test_horovods_modules_have_what_scripts_import_from_them(module: str) -> None:
-    found = importlib.import_module(f"horovodish.tensorflow.{module}")
-    for name in HOROVODS_MODULES[module].split():
-        assert hasattr(found, name)
-        assert getattr(horovodish.tensorflow, name, getattr(found, name)) is getattr(found, name)
+    check_module_of_horovods(horovodish.tensorflow, module, HOROVODS_MODULES[module])
 
 
 def test_the_import_settles_nothing_for_tensorflow() -> None:
@@ -65,6 +60,4 @@ IN_HOROVODS_ORDER = {
 
 @pytest.mark.parametrize("function", IN_HOROVODS_ORDER)
 def test_arguments_by_position_are_in_horovods_order(function: str) -> None:
-    parameters = inspect.signature(getattr(horovodish.tensorflow, function)).parameters.values()
-    by_position = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-    assert by_position == IN_HOROVODS_ORDER[function].split()
+    assert by_position(getattr(horovodish.tensorflow, function)) == IN_HOROVODS_ORDER[function]
