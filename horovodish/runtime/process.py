@@ -16,19 +16,11 @@ __all__ = ["Process", "part"]
 T = TypeVar("T")
 
 
-class Process:
-    """A rank, as the modules of this process see it: an object for each of their classes."""
+class Process(dict[type, Any]):
+    """A rank, as the modules of this process see it: an object for each of their classes, made when first asked for."""
 
-    def __init__(self) -> None:
-        self._parts: dict[type, Any] = {}
-
-    def part(self, kind: type[T]) -> T:
-        """The object of a class, which takes no arguments; made when it is first asked for."""
-        try:
-            found: T = self._parts[kind]
-        except KeyError:
-            found = self._parts.setdefault(kind, kind())
-        return found
+    def __missing__(self, kind: type) -> Any:
+        return self.setdefault(kind, kind())  # of two threads that make one at a time, the first one's counts
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -44,5 +36,6 @@ _current = ContextVar("horovodish_process", default=Process())  # noqa: B039, th
 
 
 def part(kind: type[T]) -> T:
-    """The object of a class that the current rank holds."""
-    return _current.get().part(kind)
+    """The object of a class that the current rank holds. The class takes no arguments."""
+    found: T = _current.get()[kind]
+    return found
