@@ -2,6 +2,7 @@
 
 An `Operation` says what the ranks do together. An `Adapter` knows the tensors of one framework.
 `Adapter.start` checks both, hands the operation to the engine and makes its results; a shim has no other code for that.
+`functions.py` calls it for users, `objects.py` and `named_tensors.py` beside it build on that.
 """
 
 from __future__ import annotations
@@ -175,6 +176,7 @@ class Adapter(ABC, Generic[T]):
             What `horovodish.collectives` lists.
         """
         kind, _, process_set, op, average, prescale, postscale, root, splits, in_place, member_names, family = operation
+        # Before the checks: a rank whose arguments are wrong counts the call, too, and refuses it by the same name.
         name, identity = identified(operation)
         allocates = kind in _ALLOCATES
         try:

@@ -57,6 +57,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         group.Free()
         world.Free()
         added.engine_comm = binding.private(added.mpi_comm)
+    # No rank writes to the region before all have cleared it, and no rank submits before all have the set.
     gather_objects(None, generated_name("add_process_set.cleared"), _GLOBAL_ID)
     if basics.rank() in ranks:
         running.add_process_set(added.number, ranks, added.region, added.engine_comm, 0)

@@ -89,6 +89,7 @@ class Copies:
                     slot, position, memory.schedule.after(position[2], time.monotonic(), time.thread_time() - began)
                 )
                 return
+        # There was no room. Again, now in private memory, and after the claim of the shared one has ended.
         self.write(position, lambda: made, waits=True)
 
     def room_for(self, lengths: Lengths) -> None:

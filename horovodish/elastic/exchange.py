@@ -145,6 +145,7 @@ def _agree(state: _State, offers: list[_Offer], start: int) -> tuple[int, int]:
     newest = max((offer.position for offer in offers if offer.position), default=None)
     have_it = [offer for offer in offers if newest and offer.position == newest]
     digests = {offer.digest for offer in have_it}
+    # One world later, so that a later commit of which only lost ranks know never counts as newer.
     new = (start, newest[1] + 1, newest[2]) if newest else (start, 1, 0)
     if len(have_it) == len(offers) and len(digests) == 1 and all(digests):
         state._renumber(newest, new)
@@ -185,6 +186,7 @@ def _distribute(state: _State, offers: list[_Offer], root: int, position: Positi
     needs_it = rank in waiting
     if needs_it:
         copies.forget(position)
+    # One rank of each memory receives, and the ranks that share it read there.
     receives = needs_it and rank == min(r for r in waiting if offers[r].place == offers[rank].place)
     if receives:
         copies.room_for((index_bytes, buffer_bytes))

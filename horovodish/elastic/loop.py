@@ -145,6 +145,7 @@ class _Loop:
                 raise problem
             commits = None if self.commits is None else State._commits_made - self.commits
             note = _Note(basics.size() if basics.has_engine() else 0, is_told, commits)
+            # In this order: regroup() tells the launcher that this rank has left the old world.
             basics.shutdown()
             membership.regroup(self._keep)
             self.have_begun_again = True

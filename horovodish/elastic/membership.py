@@ -35,7 +35,7 @@ __all__ = ["can_regroup", "follow", "hosts_updated", "is_elastic", "regroup", "s
 
 ENDS = 75
 """The exit status of a rank that has left its state for a new process; sysexits.h calls it "try again"."""
-_LOOK_SECONDS = 0.02
+_LOOK_SECONDS = 0.02  # each word of the launcher may delay a recovery by this much
 
 
 @dataclass

@@ -40,9 +40,10 @@ SHARE_OF_TIME = 0.01
 FREE_COPY_SECONDS = 200e-6
 """A copy that takes no longer than this is made at every commit."""
 LONGEST_PERIOD = 1 << 20
+"""In commits, so that one measurement that was far off does not end the copies."""
 
 _ALIGNMENT = 64
-_CHECKSUM_WIDTH = 509  # words in a row
+_CHECKSUM_WIDTH = 509  # words in a row; a prime, so that words a power of two apart are in different columns
 # Words of 64 bits of the index: for each slot whether it is whole, the position and the lengths; then the schedule.
 _SLOT_WORDS = 6
 _SCHEDULE_AT = 2 * _SLOT_WORDS
@@ -206,7 +207,7 @@ class Memory:
             self._index[_SCHEDULE_AT:_ID_AT] = schedule.period, schedule.commit, round(schedule.copied_at * 1e9)
         header = self._header(slot)
         header[1:4] = position
-        header[0] = 1
+        header[0] = 1  # last, so that a slot does not count if this process is killed before
 
     def renumber(self, old: Position, new: Position) -> None:
         """Give the copy of a commit another position."""

@@ -359,6 +359,7 @@ class _Budget:
     def allows(self) -> bool:
         """Whether there is time for it once more."""
         now = time.monotonic()
+        # At most twice the cost is saved up, so that no burst of holding follows a long pause.
         self._saved = min(self._saved + SHARE_OF_TIME * (now - self._since), 2 * self._cost)
         self._since = now
         return self._cost <= max(self._saved, FREE_COPY_SECONDS / 4)

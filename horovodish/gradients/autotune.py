@@ -33,7 +33,7 @@ CHOICES: Mapping[str, Sequence[float]] = {
 
 WORTH = 0.02
 """A tuning is better when it moves this much more: less is noise."""
-_FINAL_SAMPLES = 3
+_FINAL_SAMPLES = 3  # of each tuning; the median leaves out one disturbed sample
 # The first step with new buckets negotiates them in full, and the one after it watches in which order they fill.
 _UNUSUAL_STEPS = 3
 _begun_logs: set[Path] = set()

@@ -1,8 +1,8 @@
 """Which gradients are dense, sparse or absent on some rank, and whether the ranks have the same parameters.
 
-The ranks compare both in one allreduce, which they wait for. `Layouts` remembers the outcome, so eager steps compare in
-the first reductions and once more after a gradient has come that no rank had before. In between a rank says of each
-gradient with its bucket whether it is absent (`at_once.py`), and a sparse one of a dense bucket is made dense.
+The ranks compare both in one allreduce, which they wait for. `Compared` remembers what they found, so eager steps
+compare in the first reductions and once more after a gradient has come that no rank had before. In between a rank says
+of each gradient with its bucket whether it is absent (`at_once.py`), and a sparse one of a dense bucket is made dense.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Layout(IntEnum):
 
     ABSENT = 0
     DENSE = 1
-    SPARSE = 2**16
+    SPARSE = 2**16  # more than the dense ones of 32768 ranks add up to; `summands()` has the same limit
 
 
 class Comparison(NamedTuple):

@@ -343,6 +343,7 @@ def _checked_groups(num_groups: int, groups: Groups) -> Groups:
     if num_groups:
         if groups is not None:
             raise ValueError("num_groups= and groups= were both given; pass groups= alone")
+        # The user's line is behind this function, `checked`, the function that takes the options, and `by_names`.
         warnings.warn("num_groups= is Horovod's older name; pass groups=", DeprecationWarning, stacklevel=5)
         groups = num_groups
     if groups is None:

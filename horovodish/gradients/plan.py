@@ -40,7 +40,8 @@ __all__ = [
 K = TypeVar("K")
 
 FIRST_BUCKET_BYTES = 2**20
-"""The bucket that is complete first is kept small, so that reduction starts early in the backward pass."""
+"""The bucket that is complete first is kept small, so that reduction starts early in the backward pass. PyTorch's DDP
+has the same size."""
 
 
 COMPARED_REDUCTION = 2
@@ -293,6 +294,7 @@ class GradientPlan:
         layouts = has = {index: self._layout(gradient) for index, gradient in own.items()}
         key: Hashable = None
         if sources is not None and adapter.may_differ and not adapter.is_traced(gradients):
+            # The labels are in the key because the ranks compare anew when other variables are trained.
             key = name, checked_id(self.options.process_set), self.options.sparse_as_dense, *labels.values()
             layouts = self._agreed(key, layouts, sources, name)
             alike = {

@@ -1,4 +1,7 @@
-"""The end of a backward pass: autograd tells when it comes, and every reducer that took part is finished there."""
+"""The end of a backward pass: autograd tells when it comes, and every reducer that took part is finished there.
+
+The hooks of `reducer.py` call `join`. `Participant` is what they have finished: a `Reducer`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """When gradients are reduced: hooks on the parameters, and the end of every backward.
 
+`DistributedOptimizer` (`optimizer.py`) makes a `Reducer`, with op=Adasum a `DeltaReducer` (`adasum.py`) instead.
+
 One step, as a `Reducer` sees it (`phases.py` draws its phases):
 
 1. Autograd finishes a gradient and calls the parameter's hook, which hands the gradient's address to the engine. A
@@ -156,7 +158,7 @@ class Reducer:
 
     def _build(self) -> None:
         self.remove_hooks()
-        self._travelling.keep()
+        self._travelling.keep()  # operations of the plan before may still be under way
         self._outdated = True  # until the end, so that after an error the next use tries again
         engine = basics.engine()
         if self._engine is not engine:

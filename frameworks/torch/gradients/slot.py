@@ -1,4 +1,4 @@
-"""What the reducer knows about one parameter: how its gradient travels."""
+"""What `Reducer` and `DeltaReducer` know about one parameter: how its gradient, or its change, travels."""
 
 from __future__ import annotations
 
