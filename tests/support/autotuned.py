@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,18 @@ class Job:
     warnings: list[list[str]]
     log: list[str]
     returned: list[str]
+
+    def check_search(self, start: str | None = None) -> None:
+        """Several thresholds were tried, among them the one that the settings had, and nobody was warned."""
+        assert self.warnings == [[], []]
+        tried = {row["fusion_threshold_mb"] for row in csv.DictReader(self.log)}
+        assert len(tried) > 1 and (start is None or start in tried)
+
+    def check_no_search(self) -> None:
+        """Rank 0 was warned once that programs are not tuned, and nothing was tried."""
+        assert [len(warned) for warned in self.warnings] == [1, 0]
+        assert "--autotune) has no effect on programs that are traced" in self.warnings[0][0]
+        assert not self.log
 
 
 @contextlib.contextmanager

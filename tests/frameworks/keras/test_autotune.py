@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import tempfile
 from pathlib import Path
 
@@ -43,9 +42,7 @@ def tuned(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 def test_autotune_tries_settings(tuned: Job) -> None:
-    assert tuned.warnings == [[], []]
-    tried = {row["fusion_threshold_mb"] for row in csv.DictReader(tuned.log)}
-    assert "0.5" in tried and len(tried) > 1
+    tuned.check_search("0.5")
 
 
 def test_gradients_above_the_fusion_threshold_travel_in_several_buckets(tuned: Job) -> None:
