@@ -110,6 +110,10 @@ class Handle(Generic[T]):
         """Whether the operation has ended, in a result or an error. Never blocks."""
         return self._native.poll()
 
+    def settles_within(self, seconds: float) -> bool:
+        """Wait at most this long, and say whether the operation has ended. Ctrl-C interrupts after this time only."""
+        return self._native.wait(seconds)
+
     def wait(self) -> T:
         """Wait for the operation and give its result; Ctrl-C interrupts the wait, and it may be called again.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -15,6 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch._compile import _disable_dynamo
 from torch.autograd.function import BackwardCFunction
+
+from horovodish.collectives.submission import WAIT_SLICE_SECONDS
 
 
 class Participant(Protocol):
@@ -29,8 +30,8 @@ class Participant(Protocol):
     def end_backward(self) -> None:
         """The outermost backward has ended; must not wait for other ranks."""
 
-    def hand_over(self) -> bool:
-        """Hand over what is left, without waiting; False where other ranks must be heard first: to be called again."""
+    def hand_over(self, patience_seconds: float) -> bool:
+        """Hand over what is left. Where other ranks must be heard first, wait for them this long; False: call again."""
 
     def wait(self) -> None:
         """Wait for what was handed over."""
@@ -62,7 +63,7 @@ class _Pass:
 # several threads.
 _passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
 _lock = threading.RLock()  # garbage may be collected while it is held, and what is collected may call `leave`
-_NAP_SECONDS = 1e-4  # between looks at what other ranks must say first, which happens once for each plan of buckets
+_GLANCE_SECONDS = 1e-4  # at each of several reductions in turn: other ranks may need the one that is ready first
 _APPLY = BackwardCFunction.apply.__code__
 
 
@@ -122,16 +123,16 @@ def hand_over(participants: Sequence[Participant], errors: list[Exception] | Non
         participants: `end_backward` was called for them.
         errors: takes what a participant raises while the others go on; it is raised at once when None.
     """
-    left = list(participants)
+    left, patience_seconds = list(participants), 0.0
     while left:
-        left = [participant for participant in left if not _has_handed_over(participant, errors)]
-        if left:
-            time.sleep(_NAP_SECONDS)
+        left = [each for each in left if not _has_handed_over(each, patience_seconds, errors)]
+        # The engine must know that this thread waits, or it could not tell that every rank waits.
+        patience_seconds = WAIT_SLICE_SECONDS if len(left) == 1 else _GLANCE_SECONDS
 
 
-def _has_handed_over(participant: Participant, errors: list[Exception] | None) -> bool:
+def _has_handed_over(participant: Participant, patience_seconds: float, errors: list[Exception] | None) -> bool:
     try:
-        return participant.hand_over()
+        return participant.hand_over(patience_seconds)
     except Exception as error:
         if errors is None:
             raise

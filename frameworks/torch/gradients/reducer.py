@@ -356,10 +356,10 @@ class Reducer:
             self._checksums = parameter_checksums(self._named)
             self._comparison = compare_layouts(own, self._name, self._options.process_set, self._checksums)
 
-    def hand_over(self) -> bool:
-        """Submits what is left of a reduction that has ended, without waiting; False while layouts are compared."""
+    def hand_over(self, patience_seconds: float) -> bool:
+        """Submits what is left of a reduction that has ended; False if layouts are still compared after this time."""
         if self._comparison is not None:
-            if not self._comparison.poll():
+            if not self._comparison.settles_within(patience_seconds):
                 return False
             comparison, self._comparison = self._comparison, None
             try:

@@ -530,7 +530,7 @@ class Ends:
     def end_backward(self) -> None:
         self.ends += 1
 
-    def hand_over(self) -> bool:
+    def hand_over(self, patience_seconds: float) -> bool:
         return True
 
     def wait(self) -> None: ...

@@ -1,4 +1,4 @@
-"""A rank that fails in the middle of a backward: training on the other raises, with its reason, and does not hang."""
+"""A rank that fails in training or does something else: on the other, training raises and says why. It never hangs."""
 
 from __future__ import annotations
 
@@ -37,3 +37,24 @@ def test_the_other_is_told_in_backward() -> None:
     assert (outcomes[1].ended, outcomes[1].error_class) == ("raised", "ZeroDivisionError"), outcomes[1].output
     assert outcomes[0].ended == "returned", outcomes[0].output
     assert "rank 1 raised ZeroDivisionError: division by zero" in outcomes[0].result
+
+
+def part_before_layouts_are_compared(optimizers: int) -> str:
+    hvd.init()
+    models = [nn.Linear(3, 2) for _ in range(optimizers)]
+    made = [hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]
+    loss = sum(model(torch.ones(2, 3)).sum() for model in models)
+    with pytest.raises(hvd.StallError) as raised:
+        loss.backward() if hvd.rank() == 0 else hvd.allreduce(loss.detach(), name="metric")
+    assert len(made) == optimizers
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_ranks_that_part_before_layouts_are_compared_raise(optimizers: int) -> None:
+    """Because every rank waits, and not only after the shutdown time, which is 0 unless the user gives one."""
+    env = {"HOROVODISH_STALL_CHECK_SHUTDOWN_TIME_SECONDS": "40"}
+    for outcome in run_ranks_to_their_ends(part_before_layouts_are_compared, 2, args=(optimizers,), env=env):
+        assert outcome.ended == "returned", outcome.output
+        assert "every rank waits, but not for the same tensors" in outcome.result
+        assert "'metric' was submitted by rank 1 but not by rank 0" in outcome.result
