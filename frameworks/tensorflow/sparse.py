@@ -18,9 +18,9 @@ def reduced_slices(
 ) -> tf.IndexedSlices | None:
     """The sum or average of the slices of all ranks. What travels is in proportion to the slices, not to the shape.
 
-    Every rank first adds up its own slices of the same index; then the slices of all ranks are gathered. Those of
-    different ranks may have the same index, as slices may. In a function that XLA compiles a rank's slices are gathered
-    as they are, and every rank must have as many. When executing eagerly, the result is None if the slices are `absent`
+    Every rank first adds up its own slices of the same index; then the slices of all ranks are gathered and added up
+    likewise, since an optimizer such as Keras's Adam squares slices of the same index one by one. In a function that XLA
+    compiles the slices are gathered as they are, and every rank must have as many. When executing eagerly, the result is None if the slices are `absent`
     on every rank: each of them has given an empty stand-in.
 
     Raises:
@@ -36,15 +36,13 @@ def reduced_slices(
             )
         check_dtypes(operation, [slices.values])
     values, indices = slices.values, tf.cast(slices.indices, tf.int64)  # int32 on one rank, int64 on another
-    if not compiled_by_xla():  # which knows no shape that depends on values
-        indices, positions = tf.unique(indices)
-        values = tf.math.unsorted_segment_sum(values, positions, tf.size(indices))
+    values, indices = _added_up(values, indices)
     payload, context = compression.compress(values)
     mark = tf.constant([0 if absent else 1], tf.uint8)  # of every rank that takes part
     (payload, indices, marks), _ = gathered(gather, [payload, indices, mark])
     if tf.executing_eagerly() and not tf.reduce_any(marks > 0):
         return None
-    values = compression.decompress(payload, context)
+    values, indices = _added_up(compression.decompress(payload, context), indices)
     factor = operation.prescale_factor * operation.postscale_factor
     ranks = tf.size(marks) if op is Average else tf.constant(1)
     if values.dtype.is_floating:
@@ -55,3 +53,10 @@ def reduced_slices(
         # An int8 holds no more than 127 ranks.
         values = tf.cast(tf.truncatediv(tf.cast(values, tf.int64), tf.cast(ranks, tf.int64)), values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _added_up(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    if compiled_by_xla():  # which knows no shape that depends on values
+        return values, indices
+    indices, positions = tf.unique(indices)
+    return tf.math.unsorted_segment_sum(values, positions, tf.size(indices)), indices

@@ -302,6 +302,22 @@ def test_sparse_gradients_become_dense() -> None:
 
 @on_ranks(2)
 @only_on("tensorflow")
+def test_sparse_gradients_train_as_dense_ones() -> None:
+    """Also with an optimizer that squares them, where both ranks have the same row."""
+    import tensorflow as tf
+
+    rank = hvd.rank()
+    slices = tf.IndexedSlices(tf.fill((2, 1), 2.0 + rank), tf.constant([1, rank]), tf.constant([3, 1]))
+    tables = [keras.Variable(np.zeros((3, 1), "float32")) for _ in range(2)]
+    for table, sparse_as_dense in zip(tables, (False, True), strict=True):
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), sparse_as_dense=sparse_as_dense)
+        for _ in range(3):
+            optimizer.apply_gradients([(slices, table)])
+    np.testing.assert_allclose(*map(keras.ops.convert_to_numpy, tables), rtol=1e-6)
+
+
+@on_ranks(2)
+@only_on("tensorflow")
 def test_sparse_gradients_of_some_ranks() -> None:
     """The first rank has slices, the last one nothing or a dense gradient."""
     import tensorflow as tf
