@@ -193,77 +193,77 @@ class Settings:
     cache_capacity: int = _knob(
         TUNING,
         4096,
-        "How many tensors the response cache remembers, so that their negotiation takes one bit; 0 turns it off.",
+        "The response cache remembers this many tensors, whose negotiation then takes one bit each; 0 turns it off.",
         most=2**20,
         horovod_variable="HOROVOD_CACHE_CAPACITY",
     )
     plane: str = _knob(
         TUNING,
         "auto",
-        "How bytes move: auto takes shared memory within a host; mpi_ring treats every rank as a host of its own; nccl "
-        "is auto, but a world of one rank reduces over NCCL, too, to be measured.",
+        "How tensors move. auto: shared memory within a host, MPI between hosts. mpi_ring: MPI between all ranks, as "
+        "if each had a host of its own. nccl: as auto, but a world of one rank also uses NCCL, for measurements.",
         choices=("auto", "mpi_ring", "nccl"),
     )
     chunk_kb: int = _knob(
         TUNING,
         256,
-        "Tensors stream through shared memory in chunks of this many KiB; with several hosts, of enough for whole ring "
-        "segments.",
+        "Tensors pass through shared memory in chunks of this many KiB. With several hosts, a chunk is enlarged to "
+        "whole ring segments.",
         least=4,
         most=2**20,
     )
     ring_segment_kb: int = _knob(
         TUNING,
         0,
-        "The MPI ring sends segments of this many KiB, so that reduction overlaps transfer. 0: 252 where init() starts "
-        "Open MPI, and 60 otherwise.",
+        "The MPI ring sends segments of this many KiB, so that reduction overlaps transfer. 0: 252 if init() starts "
+        "Open MPI, otherwise 60.",
         most=2**20,
     )
     spin_us: int = _knob(
         TUNING,
         -1,
-        "How many microseconds a waiting caller spins before it sleeps, at least 2000 while MPI moves its data; "
-        "none where a host has more ranks than cores. -1: eight times what waking up takes, which init() measures.",
+        "How many microseconds a waiting caller spins before it sleeps: at least 2000 while MPI moves its data, and "
+        "none on a host with more ranks than cores. -1: eight times the wake-up time, which init() measures.",
         least=-1,
         most=10**6,
     )
     thread_affinity: str = _knob(
         TUNING,
         "",
-        "The cores of the engine's threads, one for each rank of a host, such as 0,4; otherwise any core.",
+        "Cores of the engine's threads, one for each rank of a host, such as 0,4. Without it they may use any core.",
         horovod_variable="HOROVOD_THREAD_AFFINITY",
     )
     stall_check: bool = _knob(
         STALLS,
         True,
-        "Watch for ranks that make others wait; off is as good as a warning time and a shutdown time of 0.",
+        "Watch for ranks that make others wait; off is the same as setting both times to 0.",
         horovod_variable="HOROVOD_STALL_CHECK_DISABLE",
         from_horovod=_opposite,
     )
     stall_check_warning_time_seconds: float = _knob(
         STALLS,
         60.0,
-        "After how many seconds of waiting for other ranks a report says who lags and what it is doing; 0: never.",
+        "After this many seconds of waiting for other ranks, a report says who lags and what it is doing; 0: never.",
         most=86400,
         horovod_variable="HOROVOD_STALL_CHECK_TIME_SECONDS",
     )
     stall_check_shutdown_time_seconds: float = _knob(
         STALLS,
         0.0,
-        "After how many seconds of waiting for other ranks every rank raises StallError; 0: never.",
+        "After this many seconds of waiting for other ranks, every rank raises StallError; 0: never.",
         most=86400,
         horovod_variable="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
     )
     stall_check_stacks: bool = _knob(
         STALLS,
         False,
-        "With a stall report, ranks that others wait for print their Python stacks (this takes the signal SIGUSR2).",
+        "With a stall report, the ranks that others wait for print their Python stacks. This uses the signal SIGUSR2.",
     )
     timeline_filename: str = _knob(
         TIMELINE,
         "",
-        "Every rank records a timeline from the start and writes it beside this file, rank 3 of trace.json to "
-        "trace.rank-3.json; ranks may have different names, or none.",
+        "Every rank records a timeline from the start. With trace.json, rank 3 writes trace.rank-3.json. Ranks may "
+        "have different names, or none.",
         by_rank=True,
         horovod_variable="HOROVOD_TIMELINE",
         from_horovod=_timeline,
@@ -271,33 +271,33 @@ class Settings:
     timeline_mark_cycles: bool = _knob(
         TIMELINE,
         False,
-        "The timeline has a mark wherever the engine learned that operations can start.",
+        "Mark in the timeline when the engine learned that operations can start.",
         horovod_variable="HOROVOD_TIMELINE_MARK_CYCLES",
     )
     autotune: bool = _knob(
         AUTOTUNE,
         False,
-        "While an optimizer trains, look for the fusion threshold and the chunk sizes that move most bytes per second.",
+        "During training, find the fusion threshold and the chunk sizes that move the most bytes per second.",
         horovod_variable="HOROVOD_AUTOTUNE",
     )
     autotune_log: str = _knob(
         AUTOTUNE,
         "",
-        "Rank 0 writes what autotune has measured to this CSV file.",
+        "CSV file to which rank 0 writes what autotune measures.",
         horovodrun_flag="--autotune-log-file",
         horovod_variable="HOROVOD_AUTOTUNE_LOG",
     )
     autotune_warmup_samples: int = _knob(
         AUTOTUNE,
         3,
-        "How many samples autotune does not count, because training has only begun.",
+        "How many samples autotune ignores at the start of training.",
         most=10**6,
         horovod_variable="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
     )
     autotune_steps_per_sample: int = _knob(
         AUTOTUNE,
         10,
-        "Over how many steps autotune takes the median of the time that a step takes.",
+        "How many steps a sample has. Autotune takes the median of their times.",
         least=1,
         most=10**6,
         horovod_variable="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
@@ -314,21 +314,21 @@ class Settings:
     collective_gradients: str = _knob(
         COMPATIBILITY,
         "exact",
-        "The gradients of allgather, broadcast and reducescatter: exact for the sum of the losses of all N ranks; "
-        "horovod, 1/N of that for the first two and N times that for the third.",
+        "Scale of the gradients of allgather, broadcast and reducescatter. exact: for the sum of the losses of all N "
+        "ranks. horovod: 1/N of that for allgather and broadcast, N times that for reducescatter.",
         choices=("exact", "horovod"),
     )
     join_average: str = _knob(
         COMPATIBILITY,
         "auto",
-        "What an averaging allreduce divides by while some ranks have joined: present, the ranks that have not; size, "
-        "all ranks, as Horovod does; auto, size if a rank has imported horovod before init(), present otherwise.",
+        "What an averaging allreduce divides by when some ranks have joined. present: the ranks that have not joined. "
+        "size: all ranks, as in Horovod. auto: size if a rank imported horovod before init(), otherwise present.",
         choices=("auto", "present", "size"),
     )
     log_level: str = _knob(
         OUTPUT,
         "warning",
-        "The least severe messages that are logged to stderr.",
+        "Messages of this severity and above are logged to stderr.",
         choices=("debug", "info", "warning", "error"),
         horovods_words={"trace": "debug", "fatal": "error"},
         by_rank=True,
@@ -372,7 +372,7 @@ WITHOUT_EFFECT = (
     ),
     WithoutEffect(
         "hierarchical_allgather",
-        "it goes straight from rank to rank, where a detour gains nothing",
+        "an allgather sends directly from rank to rank",
         is_switch=True,
         variable="HOROVOD_HIERARCHICAL_ALLGATHER",
     ),
@@ -407,15 +407,15 @@ WITHOUT_EFFECT = (
     WithoutEffect("gloo_timeout_seconds", _OVER_MPI, variable="HOROVOD_GLOO_TIMEOUT_SECONDS"),
     WithoutEffect(
         "autotune_bayes_opt_max_samples",
-        "autotune climbs, and ends by itself",
+        "autotune uses hill climbing and ends by itself",
         variable="HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
     ),
     WithoutEffect(
         "autotune_gaussian_process_noise",
-        "autotune climbs; it fits no Gaussian process",
+        "autotune uses hill climbing, not a Gaussian process",
         variable="HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
     ),
-    WithoutEffect("blacklist_cooldown_range", "a slot that loses ranks rests longer each time, up to 300 s", values=2),
+    WithoutEffect("blacklist_cooldown_range", "a slot rests longer each time it loses a rank, up to 300 s", values=2),
 )
 
 

@@ -1,7 +1,7 @@
 """Starts the ranks of a job and looks after them: `horovodish run`, `horovodish check`.
 
-It needs the standard library and, of horovodish, `settings`, `errors`, `version`, `supported`, `launch.output_files`
-and `runtime.nccl_library`.
+It needs the standard library and, of horovodish, `settings`, `errors`, `version`, `supported`, `launch.output_files`,
+`runtime.nccl_library` and `reports.merge_traces`.
 
     cli             the command `horovodish`: from its arguments to its exit status
     flags           its parsers

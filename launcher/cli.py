@@ -7,12 +7,21 @@ from collections.abc import Sequence
 
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher import config_file
-from horovodish.launcher.flags import check_parser, notices_without_effect, parser, run_parser
+from horovodish.launcher.flags import (
+    COMMANDS,
+    check_parser,
+    did_you_mean,
+    merge_parser,
+    notices_without_effect,
+    parser,
+    run_parser,
+)
 from horovodish.launcher.job.output import say
 from horovodish.launcher.options import EXAMPLE, launch_options
 from horovodish.launcher.report.check import check
 from horovodish.launcher.report.libraries import conflict
 from horovodish.launcher.run import run
+from horovodish.reports.merge_traces import merge
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -33,8 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _run(rest)
             case ["check", *rest]:
                 return check(os.environ, as_json=check_parser().parse(rest).json)
+            case ["merge-traces", *rest]:
+                return merge(merge_parser().parse(rest).traces)
+            case ["version", *rest]:
+                return main(["--version", *rest])
+            case ["help", *command]:
+                return main([*command, "--help"])
             case given:
-                return _without_subcommand(given)
+                return _without_command(given)
     except SettingError as problem:
         say(str(problem))
         return USAGE_ERROR
@@ -80,15 +95,15 @@ def _run(arguments: Sequence[str]) -> int:
     return run(options, os.environ)
 
 
-def _without_subcommand(arguments: Sequence[str]) -> int:
+def _without_command(arguments: Sequence[str]) -> int:
     top = parser()
     match arguments:
         case []:
-            top.error("a subcommand is missing: run or check")
+            top.error(f"a command is missing, such as in: {EXAMPLE}")
         case [word, *_] if not word.startswith("-"):
-            top.error(f"there is no subcommand {word}: it is run or check, such as in: {EXAMPLE}")
+            top.error(f"there is no command {word}{did_you_mean(word, COMMANDS) or f', but for example: {EXAMPLE}'}")
         case [flag, *_] if flag not in top.flags:
-            top.error(f"{flag} comes after a subcommand: horovodish run {flag} ...")
+            top.error(f"{flag} comes after a command: horovodish run {flag} ...")
     top.parse(arguments)  # prints the help or the version; what is left is --check-build
     return check(os.environ)
 

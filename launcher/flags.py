@@ -1,6 +1,7 @@
 """The parsers of `horovodish`. The flags come from the tables of settings and of launch options, grouped for people."""
 
 import argparse
+import copy
 import difflib
 import os
 from collections.abc import Iterable, Sequence
@@ -11,18 +12,58 @@ from horovodish.launcher.options import ELASTIC, WHAT, WHERE, add_flags
 from horovodish.launcher.report.libraries import versions
 from horovodish.settings import AUTOTUNE, COMPATIBILITY, OUTPUT, STALLS, START, TIMELINE, TUNING, WITHOUT_EFFECT, table
 
-ON_THE_COMMAND_LINE_ALONE = ("check", "config_file", "help", "version")
+ON_THE_COMMAND_LINE_ALONE = ("check", "config_file", "help", "help_all", "version")
 OF_TORCHRUN = {"--nproc-per-node": "-np, the number of all ranks", "--nnodes": "--hosts"}
 """Flags of torchrun that look like other flags of ours, and what to use here."""
-OVERRIDES = "Each can also be set as a variable. A flag overrides the file of --config-file, and that the variable."
-
+OVERRIDES = "A variable sets each, too. The config file overrides the variable;\na flag overrides both."
+COMMANDS = {
+    "run": "start N ranks of a command: horovodish run -np N COMMAND ...",
+    "check": "print what is installed, and whether ranks can be started here",
+    "merge-traces": "make one timeline of those of several ranks",
+    "version": "print the versions of all that is installed",
+    "help": "print the help of a command: horovodish help run",
+}
+EXAMPLES = """examples:
+  horovodish run -np 4 python train.py               4 ranks on this machine
+  horovodish run -H alpha:4,beta:4 python train.py   8 ranks on two hosts
+  horovodish run python train.py                     in a job of Slurm or PBS
+  horovodish run -np 4 --min-np 2 python train.py    continue if ranks are lost"""
+SHORT = (
+    *("np", "config_file", "hosts", "hostfile", "network_interfaces", "gpus_per_rank"),
+    *("min_np", "max_np", "host_discovery_script", "prefix_output", "output_filename", "verbose"),
+    *("as_horovod", "help", "help_all", "version"),
+)
+"""What `horovodish run --help` explains, by the names of the attributes. `--help-all` explains every flag."""
+SHORT_WIDTH = 36
+"""How much of a line of it the names of the flags take."""
 
 TITLES = {COMPATIBILITY: "compatibility with Horovod"}
 """Where the help has another title than the table."""
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Names the value of a flag once, and not after each of its names."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        return f"{', '.join(action.option_strings)} {self._format_args(action, action.dest.upper())}"
+
+
+class _ShortHelp(_Help):
+    """Gives a flag its first name alone."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        first = copy.copy(action)
+        first.option_strings = action.option_strings[:1]
+        return super()._format_action_invocation(first)
+
+
 class Parser(argparse.ArgumentParser):
     """Raises a `SettingError` for a user's mistake: one line, with what the user probably meant."""
+
+    def __init__(self, prog: str, **how: Any) -> None:
+        super().__init__(prog, allow_abbrev=False, formatter_class=_Help, **how)
 
     @property
     def flags(self) -> list[str]:
@@ -41,11 +82,11 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse's, but our flags end where the command begins, whatever the words of the command look like."""
+        if all(action.nargs != argparse.REMAINDER for action in self._actions):
+            return super().parse_known_args(args, namespace)
         words = list(args)
         end = self._end_of_flags(words)
         options, unknown = super().parse_known_args(words[:end], namespace)
-        if "command" not in options:
-            return options, unknown + words[end:]
         options.command += words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
         return options, unknown
 
@@ -87,14 +128,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def parser() -> Parser:
-    """The parser of what stands before a subcommand, or in place of one."""
+    """The parser of what stands in place of a command."""
+    rows = [f"  {command:<14}{what}" for command, what in COMMANDS.items()]
     top = Parser(
         prog="horovodish",
-        usage="horovodish run|check [flags] ...",
-        description="Data-parallel training on N ranks.",
-        epilog="`horovodish run -np N COMMAND ...` starts N ranks of COMMAND; `horovodish check` prints what is "
-        "installed. Each has a --help of its own.",
-        allow_abbrev=False,
+        usage="horovodish COMMAND ...",
+        description="\n".join(["Data-parallel training on N ranks.", "", "commands:", *rows]),
     )
     _add_reports(top)
     return top
@@ -106,10 +145,20 @@ def check_parser() -> Parser:
         prog="horovodish check",
         description="Prints what is installed and what is missing, and lets two ranks talk to each other. "
         "The exit status is 0 if ranks can be started here, and 1 if not.",
-        allow_abbrev=False,
     )
     checks.add_argument("--json", action="store_true", help="print it as JSON")
     return checks
+
+
+def merge_parser() -> Parser:
+    """The parser of `horovodish merge-traces`."""
+    merges = Parser(
+        prog="horovodish merge-traces",
+        description="Makes one timeline of those of several ranks, such as:\n"
+        "horovodish merge-traces trace.rank-*.json > trace.json",
+    )
+    merges.add_argument("traces", nargs="+", metavar="FILE", help="the timeline of a rank")
+    return merges
 
 
 def run_parser() -> Parser:
@@ -117,14 +166,13 @@ def run_parser() -> Parser:
     runs = Parser(
         prog="horovodish run",
         usage="horovodish run -np N [flags] COMMAND ...",
-        description="Starts N ranks of COMMAND, on this host unless others are named, and waits for them.",
-        allow_abbrev=False,
+        description="Starts N ranks of COMMAND on this host, or on hosts that you name, and waits.\n\n" + EXAMPLES,
         add_help=False,
     )
     what = runs.add_argument_group(WHAT)
     what.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what each rank runs")
     add_flags(what, WHAT)
-    in_yaml = "flags by their names, in YAML; the command line overrides it"
+    in_yaml = "YAML file with flags by name; the command line overrides it"
     what.add_argument("--config-file", metavar="FILE", help=in_yaml)
     where = runs.add_argument_group(WHERE)
     add_flags(where, WHERE)
@@ -142,7 +190,8 @@ def run_parser() -> Parser:
         kind = _switch_or_value(knob.is_switch, "VALUE") | ({"nargs": knob.values} if knob.values > 1 else {})
         ignored.add_argument(knob.flag, help=knob.reason, **kind)
     reports = runs.add_argument_group("instead of a run")
-    reports.add_argument("-h", "--help", action="help", help="print this")
+    reports.add_argument("-h", "--help", action=_PrintShortHelp, nargs=0, help="print the commonest flags")
+    reports.add_argument("--help-all", action="help", help="print all flags, also those of Horovod without effect")
     _add_reports(reports)
     return runs
 
@@ -157,6 +206,18 @@ def _add_reports(group: argparse._ActionsContainer) -> None:
     group.add_argument("-cb", "--check-build", action="store_true", dest="check", help="the same as horovodish check")
     help_text = "print the versions of all that is installed"
     group.add_argument("-v", "--version", action=_PrintVersions, nargs=0, help=help_text)
+
+
+class _PrintShortHelp(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        short = _ShortHelp(parser.prog, max_help_position=SHORT_WIDTH)
+        short.add_usage(parser.usage, [], [])
+        short.add_text(parser.description)
+        short.start_section("flags")
+        short.add_arguments(action for action in parser._actions if action.dest in SHORT)
+        short.end_section()
+        print(short.format_help(), end="")
+        parser.exit()
 
 
 class _PrintVersions(argparse.Action):

@@ -127,57 +127,59 @@ class LaunchOptions:
 
     np: int = _what(
         "-np --num-proc",
-        "number of ranks; all slots if hosts are named. An elastic job needs none with --min-np or --max-np",
+        "number of ranks (default: one for each slot of the hosts)",
         "N",
         _ranks,
         default=0,
     )
-    hosts: str | None = _where("-H --hosts", "hosts, and how many ranks each takes, such as a:2,b:4", "HOST:SLOTS,...")
-    hostfile: str | None = _where("--hostfile -hostfile", "the same, a line for each: HOST slots=N, or HOST:N", "FILE")
-    oversubscribe: bool = _where("--oversubscribe", "allow more ranks than slots; this host alone takes any number")
-    ssh_port: int | None = _where("-p --ssh-port", "the port of ssh on the other hosts", "PORT", _port)
-    ssh_identity_file: str | None = _where("-i --ssh-identity-file", "the private key for ssh", "FILE", _key)
+    hosts: str | None = _where("-H --hosts", "hosts, and how many ranks each takes", "HOST:SLOTS,...")
+    hostfile: str | None = _where(
+        "--hostfile -hostfile", "file with a line for each host: HOST slots=N, or HOST:N", "FILE"
+    )
+    oversubscribe: bool = _where("--oversubscribe", "allow more ranks than slots; needed only where hosts are named")
+    ssh_port: int | None = _where("-p --ssh-port", "port of ssh on the other hosts", "PORT", _port)
+    ssh_identity_file: str | None = _where("-i --ssh-identity-file", "private key for ssh", "FILE", _key)
     launch_agent: str | None = _where(
-        "--launch-agent", "what takes the place of ssh; called as PROGRAM HOST COMMAND", "PROGRAM", _program
+        "--launch-agent", "program to use instead of ssh; called as PROGRAM HOST COMMAND", "PROGRAM", _program
     )
     network_interfaces: tuple[str, ...] = _where(
         "--network-interfaces --network-interface",
-        "what hosts talk over, such as eth0; MPI chooses otherwise",
+        "network interfaces between hosts, such as eth0 (default: MPI's choice)",
         "NAME,...",
         _names,
         default=(),
     )
-    tcp: bool = _where("--tcp", "between hosts use TCP, whatever else there is")
+    tcp: bool = _where("--tcp", "use TCP between hosts, even if there is a faster network")
     gpus_per_rank: int | None = _where(
         "--gpus-per-rank",
-        "let each rank see N GPUs of its host, by CUDA_VISIBLE_DEVICES; otherwise it sees all",
+        "how many GPUs of its host each rank sees (default: all)",
         "N",
         _count,
     )
     binding_args: tuple[str, ...] | None = _where(
-        "--binding-args", "arguments of mpirun that bind and map ranks to cores", '="ARGS"', _words
+        "--binding-args", "mpirun arguments that bind and map ranks to cores", '="ARGS"', _words
     )
-    mpi_args: tuple[str, ...] = _where("--mpi-args", "further arguments of mpirun", '="ARGS"', _words, default=())
+    mpi_args: tuple[str, ...] = _where("--mpi-args", "more mpirun arguments", '="ARGS"', _words, default=())
 
     min_np: int | None = _elastic(
-        "--min-np --min-num-proc", "go on without ranks that are lost, as long as N are left", "N", _ranks
+        "--min-np --min-num-proc", "continue without lost ranks while N are left", "N", _ranks
     )
-    max_np: int | None = _elastic("--max-np --max-num-proc", "take in new slots, up to N ranks", "N", _ranks)
+    max_np: int | None = _elastic("--max-np --max-num-proc", "grow onto new slots, up to N ranks", "N", _ranks)
     host_discovery_script: str | None = _elastic(
         "--host-discovery-script",
-        "a program that prints the hosts that there are now, as in a hostfile; it is run every second",
+        "program that prints a hostfile of the current hosts; it runs every second",
         "PROGRAM",
         _program,
     )
     slots_per_host: int | None = _elastic(
-        "--slots-per-host --slots", "slots of a host for which the program prints no number; 1 without it", "N", _count
+        "--slots-per-host --slots", "slots of a host for which the program prints no number (default: 1)", "N", _count
     )
     reset_limit: int | None = _elastic(
-        "--reset-limit", "how often new processes may be started, such as 0; always without it", "N", _count_from_0
+        "--reset-limit", "how many times new processes may be started (0: never; default: no limit)", "N", _count_from_0
     )
     elastic_timeout: int = _elastic(
         "--elastic-timeout",
-        "for so many seconds the ranks wait for hosts, or for one that computes, before the job ends",
+        "how long to wait for hosts, or for a busy rank, before the job ends (default: %(default)s)",
         "SECONDS",
         _count,
         default=600,
@@ -185,23 +187,25 @@ class LaunchOptions:
 
     host_timeout: int = _elastic(
         "--host-timeout",
-        "count a rank as lost after it is stopped, or its host silent, for so many seconds",
+        "treat a rank as lost after this many seconds without a sign from it or its host (default: %(default)s)",
         "SECONDS",
         _count,
         default=5,
     )
 
     prefix_output: bool = _output(
-        "--prefix-output", "begin each line that a rank writes with its rank", action=argparse.BooleanOptionalAction
+        "--prefix-output", "begin each line of output with its rank", action=argparse.BooleanOptionalAction
     )
     prefix_output_with_timestamp: bool = _output(
-        "--prefix-output-with-timestamp -prefix-timestamp", "and with the time"
+        "--prefix-output-with-timestamp -prefix-timestamp", "begin each line of output with the time and its rank"
     )
     output_filename: str | None = _output(
-        "--output-filename", "keep what each rank writes in DIR/rank.N/stdout and DIR/rank.N/stderr, too", "DIR"
+        "--output-filename", "also save the output of each rank, as DIR/rank.N/stdout and stderr", "DIR"
     )
-    verbose: bool = _output("--verbose", "say what is done, and all that mpirun says")
-    as_horovod: bool = _flag(COMPATIBILITY, "--as-horovod", "let `import horovod` on the ranks give horovodish")
+    verbose: bool = _output("--verbose", "print how the ranks are started, and all output of mpirun")
+    as_horovod: bool = _flag(
+        COMPATIBILITY, "--as-horovod", "run a script of Horovod: `import horovod` gives horovodish"
+    )
 
     @property
     def host_ranks(self) -> tuple[HostRanks, ...]:

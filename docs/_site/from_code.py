@@ -131,7 +131,7 @@ class Errors(Api):
 
 
 class Flags(FromCode):
-    """`horovodish run --help`."""
+    """`horovodish run --help-all`."""
 
     def text(self) -> str:
         from horovodish.launcher.flags import run_parser

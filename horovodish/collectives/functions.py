@@ -118,7 +118,7 @@ class Collectives(Generic[GivenT, ResultT]):
             A new tensor of the shape and dtype of `tensor`.
 
         Raises:
-            ValueError: `average` and `op` are both given, or `op` is no reduce op.
+            ValueError: `average` and `op` are both given, or `op` is not a reduce op.
             See `horovodish.collectives` for what every operation can raise.
 
         Example:
@@ -437,7 +437,7 @@ class Collectives(Generic[GivenT, ResultT]):
             dimension cannot be divided by the number of ranks, the first ranks get one row more.
 
         Raises:
-            ValueError: `op` is `Adasum` or no reduce op, or the tensor has zero dimensions.
+            ValueError: `op` is `Adasum` or not a reduce op, or the tensor has zero dimensions.
             See `horovodish.collectives` for what every operation can raise.
 
         Example:

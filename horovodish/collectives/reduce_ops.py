@@ -56,7 +56,7 @@ def chosen_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
         `op`, or what `average` stands for, or `Average` when neither is given.
 
     Raises:
-        ValueError: both are given, or `op` is no reduce op.
+        ValueError: both are given, or `op` is not a reduce op.
 
     Example:
         >>> chosen_op(average=False, op=None).name
@@ -69,5 +69,5 @@ def chosen_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     if op is None:
         return Average
     if not isinstance(op, ReduceOp):
-        raise ValueError(f"op={op!r} is no reduce op; use one of Average, Sum, Adasum, Min, Max, Product")
+        raise ValueError(f"op={op!r} is not a reduce op; use one of Average, Sum, Adasum, Min, Max, Product")
     return op

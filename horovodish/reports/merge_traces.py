@@ -1,13 +1,11 @@
-"""One trace of those of several ranks:  python -m horovodish.reports.merge_traces trace.rank-*.json > trace.json"""
+"""One trace of those of several ranks: `horovodish merge-traces`."""
 
 import contextlib
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
 
-__all__ = ["merged"]
-
-USAGE_ERROR = 2
+__all__ = ["merge", "merged"]
 
 _BEGINNING = '[\n{"ph":"M","pid":'
 
@@ -35,10 +33,8 @@ def merged(traces: Iterable[Iterable[str]]) -> Iterator[str]:
     yield "]\n"
 
 
-def _main(paths: list[str]) -> int:
-    if not paths:
-        print(__doc__, file=sys.stderr)
-        return USAGE_ERROR
+def merge(paths: Iterable[str]) -> int:
+    """Writes one trace of several files to stdout, and returns the exit status."""
     try:
         with contextlib.ExitStack() as opened:
             files = [opened.enter_context(open(path, encoding="utf-8", errors="replace")) for path in paths]
@@ -46,14 +42,10 @@ def _main(paths: list[str]) -> int:
             for path, head in zip(paths, heads, strict=True):
                 # A process that was killed may have written nothing, and a host that crashed leaves NULs.
                 if not _BEGINNING.startswith("".join(head).rstrip("\0")[: len(_BEGINNING)]):
-                    print(f"merge_traces: {path} is not a trace that the timeline wrote; leave it out", file=sys.stderr)
+                    print(f"horovodish: {path} is not a trace that the timeline wrote; leave it out", file=sys.stderr)
                     return 1
             sys.stdout.writelines(merged(map(itertools.chain, heads, files)))
     except OSError as problem:
-        print(f"merge_traces: {problem}", file=sys.stderr)
+        print(f"horovodish: {problem}", file=sys.stderr)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))

@@ -56,7 +56,7 @@ class StragglerReport:
     def __str__(self) -> str:
         worst_first = sorted(self.ranks, key=lambda one: one.total_seconds, reverse=True)
         lines = [
-            f"who was last to be ready, in {self.collectives} collectives of {len(self.ranks)} ranks:",
+            f"which rank was last ({self.collectives} collectives, {len(self.ranks)} ranks):",
             "  rank   times last     mean wait  longest wait    total wait",
         ]
         for one in worst_first[:_SHOWN_RANKS]:
@@ -99,7 +99,7 @@ def straggler_report(process_set: ProcessSet = global_process_set) -> StragglerR
         >>> report = hvd.straggler_report()
         >>> if hvd.rank() == 0:
         ...     print(report)
-        who was last to be ready, in 200 collectives of 2 ranks:
+        which rank was last (200 collectives, 2 ranks):
           rank   times last     mean wait  longest wait    total wait
              1     197  98%       12.1 ms       14.3 ms        2.38 s
              0       3   2%         40 us         92 us        120 us

@@ -250,7 +250,7 @@ class Members:
         if self.phase == TRAINING and self.disturbed_at is not None:
             took, ranks = now - self.disturbed_at, counted(len(self._world), "rank")
             source = f"from commit {commit}" if commit else "from the begin"
-            text = f"going on with {ranks} after {took:.2f} s, in {self._processes} processes, {source}"
+            text = f"continuing with {ranks} after {took:.2f} s, in {self._processes} processes, {source}"
             if repeated:
                 text += f"; {counted(repeated, 'step')} {'is' if repeated == 1 else 'are'} repeated"
             details = {"ranks": len(self._world), "seconds": round(took, 3), "processes": self._processes}
@@ -279,12 +279,13 @@ class Members:
         else:
             self._stopped.pop(rank, None)
 
-    def end(self, now: float, why: str) -> None:
+    def end(self, now: float, why: str, what: str = "these processes end") -> None:
         """New processes shall go on.
 
         Args:
             now: the time.
             why: the ranks cannot go on in these ones.
+            what: is told to the user before the reason.
         """
         if self.phase == ENDING:
             return
@@ -292,7 +293,7 @@ class Members:
         if self.phase == FORMING:
             self._out |= self.alive
         self.phase, self._since = ENDING, now
-        self.events.append(Event("ending", f"these processes end: {why}", {"why": why}))
+        self.events.append(Event("ending", f"{what}: {why}", {"why": why}))
         if self._in_init and not self._have_state:
             self._orders.ends = self._orders.at_once = True
             return
@@ -315,7 +316,7 @@ class Members:
             self._orders.ends = bool(self.alive) and not self._have_state
             return
         if self._makes_room:
-            self.end(now, "there is room for more")
+            self.end(now, "new slots are free", "restarting with more ranks")
         elif not self._in_same_processes:
             cannot = "go on without a lost rank" if self.last_loss else "begin again in the same processes"
             self.end(now, f"MPI cannot {cannot}")

@@ -197,7 +197,7 @@ def _add_mpi(report: Report, environ: Mapping[str, str]) -> None:
         report.add("pairing", "none")
         report.problems.append(str(problem))
         return
-    report.add("pairing", f"good: `horovodish run` takes {taken.path}")
+    report.add("pairing", f"mpi4py and mpirun match: `horovodish run` uses {taken.path}")
     first = shutil.which("mpirun", path=environ.get("PATH", os.defpath))
     report.hints += mpirun_hints(taken, next((mpirun for mpirun in mpiruns if mpirun.path == first), None))
 

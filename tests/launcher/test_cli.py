@@ -13,7 +13,7 @@ import pytest
 from horovodish.errors import SettingError
 from horovodish.launcher.cli import main
 from horovodish.launcher.elastic.job import Slots
-from horovodish.launcher.flags import notices_without_effect, run_parser
+from horovodish.launcher.flags import COMMANDS, notices_without_effect, run_parser
 from horovodish.launcher.options import LaunchOptions, launch_options
 from horovodish.settings import Setting, table
 from horovodish.version import __version__
@@ -130,12 +130,14 @@ def test_flags_of_horovod_without_effect_are_accepted_with_a_notice() -> None:
 
 
 ONE_LINE = [
-    ([], "a subcommand is missing: run or check"),
-    (["walk"], "there is no subcommand walk: it is run or check, such as in: horovodish run -np 2 python train.py"),
-    (["-np", "2", "true"], "-np comes after a subcommand: horovodish run -np ..."),
+    ([], "a command is missing, such as in: horovodish run -np 2 python train.py"),
+    (["walk"], "there is no command walk, but for example: horovodish run -np 2 python train.py"),
+    (["help", "chek"], "there is no command chek; did you mean check?"),
+    (["-np", "2", "true"], "-np comes after a command: horovodish run -np ..."),
     (["--check-build", "true"], "true is one argument too many"),
     (["check", "true"], "true is one argument too many"),
     (["check", "--verbos"], "there is no flag --verbos"),
+    (["merge-traces"], "the following arguments are required: FILE"),
     (["run", "python", "train.py"], "-np is missing, the number of ranks"),
     (["run", "-np", "2"], "COMMAND is missing"),
     (["run", "-np", "2", "--"], "COMMAND is missing"),
@@ -196,7 +198,35 @@ def test_horovods_flag_for_the_check(arguments: list[str], monkeypatch: pytest.M
     assert main(arguments) == 5
 
 
-@pytest.mark.parametrize("flags", [["--version"], ["-v"], ["run", "--version"]])
+@pytest.mark.parametrize("arguments", [["run", "--help"], ["run", "-h"], ["help", "run"], ["run", "--help-all"]])
+def test_the_short_help_fits_on_a_screen(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    examples = [line.split("python train.py")[0].split() for line in lines if line.startswith("  horovodish run ")]
+    assert len(examples) == 4
+    for _, _, *flags in examples:
+        parsed(*(flags or ["-np", "1"]), "true")
+    is_short = "--help-all" not in arguments
+    assert (len(lines) <= 40) == is_short
+    assert any("--cycle-time-ms" in line for line in lines) != is_short
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("arguments", [["help"], ["--help"]])
+def test_the_help_names_every_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert all(f"\n  {command}  " in said for command in COMMANDS)
+
+
+@pytest.mark.parametrize("flags", [["--version"], ["-v"], ["run", "--version"], ["version"]])
 def test_version(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(flags)

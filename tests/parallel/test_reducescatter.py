@@ -113,7 +113,7 @@ def test_wrong_arguments() -> None:
         hvd.reducescatter(np.array(1.0))
     with pytest.raises(ValueError, match="op=Adasum is for allreduce"):
         hvd.reducescatter(FOUR, op=hvd.Adasum)
-    with pytest.raises(ValueError, match="is no reduce op"):
+    with pytest.raises(ValueError, match="is not a reduce op"):
         hvd.reducescatter(FOUR, op="sum")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="grouped_reducescatter: the group is empty"):
         hvd.grouped_reducescatter([])

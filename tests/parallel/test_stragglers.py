@@ -68,7 +68,7 @@ def test_the_table() -> None:
         (hvd.RankLateness(0, 3, 40e-6, 92e-6), hvd.RankLateness(1, 197, 12.1e-3, 14.3e-3), hvd.RankLateness(2))
     )
     assert str(report).splitlines() == [
-        "who was last to be ready, in 200 collectives of 3 ranks:",
+        "which rank was last (200 collectives, 3 ranks):",
         "  rank   times last     mean wait  longest wait    total wait",
         "     1     197  98%       12.1 ms       14.3 ms        2.38 s",
         "     0       3   2%         40 us         92 us        120 us",

@@ -284,7 +284,7 @@ class Conformance(ABC):
                 lambda: hvd.allreduce(four),
                 lambda: hvd.allreduce(flags),
             ),
-            (ValueError, "is no reduce op", lambda: hvd.allreduce(four), lambda: hvd.allreduce(four, op="sum")),
+            (ValueError, "is not a reduce op", lambda: hvd.allreduce(four), lambda: hvd.allreduce(four, op="sum")),
             (ValueError, "root_rank=9 does not exist", lambda: hvd.broadcast(four, 0), lambda: hvd.broadcast(four, 9)),
         ]
         for error, text, right, call in wrong:

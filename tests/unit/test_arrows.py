@@ -46,6 +46,7 @@ LAUNCHER_NEEDS = {
         "errors",
         "launcher",
         "launch.output_files",
+        "reports.merge_traces",
         "runtime.nccl_library",
         "settings",
         "supported",

@@ -20,7 +20,7 @@ PARAMETER, OTHER = np.zeros(2), np.zeros((3, 4))
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"op": "mean"}, "op='mean' is no reduce op"),
+        ({"op": "mean"}, "op='mean' is not a reduce op"),
         ({"op": Sum, "gradient_predivide_factor": 2.0}, r"gradient_predivide_factor=2\.0 needs op=Average"),
         ({"gradient_predivide_factor": 0.0}, r"gradient_predivide_factor=0\.0 is not positive"),
         ({"compression": "fp16"}, "compression='fp16' is none; use Compression.none"),

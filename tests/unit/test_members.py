@@ -75,7 +75,7 @@ def test_those_that_are_left_make_a_new_world() -> None:
     made.trains(3, 10.5, 41, 2)
     made.trains(0, 10.6, 41, 2)
     details = {"ranks": 3, "seconds": 0.5, "processes": "the same", "commit": 41, "repeated": 2}
-    text = "going on with 3 ranks after 0.50 s, in the same processes, from commit 41; 2 steps are repeated"
+    text = "continuing with 3 ranks after 0.50 s, in the same processes, from commit 41; 2 steps are repeated"
     assert made.events[1:] == [Event("going on", text, details)]
     assert made.worlds == 2
     assert made.lost == [1]
@@ -226,7 +226,7 @@ def test_a_rank_that_does_not_end_when_it_is_told_to_is_ended() -> None:
 
 def test_a_rank_that_is_stopped_while_all_end_is_ended() -> None:
     made = members()
-    made.end(10.0, "there is room for more")
+    made.end(10.0, "new slots are free")
     made.answered(2, "T", 10.0)
     made.take_orders(10.0)
     assert [rank for rank, _ in made.take_orders(10.1 + STOPPED_SECONDS).kill] == [2]
@@ -325,7 +325,7 @@ def test_ranks_that_are_called_together_make_room() -> None:
     leave(made, range(4), 10.5)
     orders = made.take_orders(10.5)
     assert orders.news == [(rank, "end") for rank in range(4)]
-    assert said(made) == ["these processes end: there is room for more"]
+    assert said(made) == ["restarting with more ranks: new slots are free"]
 
 
 def test_ranks_that_are_held_go_on_when_they_are_released() -> None:
@@ -336,14 +336,14 @@ def test_ranks_that_are_held_go_on_when_they_are_released() -> None:
     made.arrives(1)
     assert made.have_arrived
     earlier = members()
-    earlier.end(3.0, "there is room for more")
+    earlier.end(3.0, "new slots are free")
     made.follow(earlier)
     made.release()
     assert made.take_orders(2.0).news == [(0, "go 1"), (1, "go 1")]
     assert made.take_orders(3.0) == Orders()
     made.runs(0, 3.5)
     made.trains(0, 4.5)
-    assert said(made) == ["going on with 2 ranks after 1.50 s, in new processes, from the begin"]
+    assert said(made) == ["continuing with 2 ranks after 1.50 s, in new processes, from the begin"]
 
 
 def test_a_loss_while_ranks_take_the_state_belongs_to_the_same_break() -> None:
@@ -354,7 +354,7 @@ def test_a_loss_while_ranks_take_the_state_belongs_to_the_same_break() -> None:
     made.runs(0, 10.2)
     made.lose(2, "b", "was killed", 10.3)
     form(made, [0, 3], 10.5)
-    assert said(made)[2:] == ["going on with 2 ranks after 0.50 s, in the same processes, from the begin"]
+    assert said(made)[2:] == ["continuing with 2 ranks after 0.50 s, in the same processes, from the begin"]
 
 
 def test_a_world_that_was_never_complete_has_not_run() -> None:
@@ -438,7 +438,7 @@ def test_a_call_is_taken_back_before_anybody_has_left() -> None:
     assert made.take_orders(11.0).news == [(0, "hosts"), (1, "hosts")]
     leave(made, [0, 1], 11.1)
     made.take_orders(11.1)
-    assert said(made) == ["these processes end: there is room for more"]
+    assert said(made) == ["restarting with more ranks: new slots are free"]
 
 
 def test_a_call_is_taken_back_after_a_rank_has_left() -> None:
@@ -450,7 +450,7 @@ def test_a_call_is_taken_back_after_a_rank_has_left() -> None:
     assert made.take_orders(10.2) == Orders()
     assert form(made, [0], 10.3).news == [(0, "world 0,1"), (1, "world 0,1")]
     made.runs(1, 10.4)
-    assert said(made) == ["going on with 2 ranks after 0.20 s, in the same processes, from the begin"]
+    assert said(made) == ["continuing with 2 ranks after 0.20 s, in the same processes, from the begin"]
 
 
 def test_a_call_cannot_be_taken_back_where_mpi_does_not_begin_again() -> None:

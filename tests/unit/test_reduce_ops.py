@@ -37,7 +37,7 @@ def test_average_and_op_exclude_each_other(average: bool) -> None:
 
 @pytest.mark.parametrize("op", ["sum", 1, sum])
 def test_what_is_no_op_is_refused(op: Any) -> None:
-    with pytest.raises(ValueError, match="is no reduce op; use one of Average, Sum, Adasum, Min, Max, Product"):
+    with pytest.raises(ValueError, match="is not a reduce op; use one of Average, Sum, Adasum, Min, Max, Product"):
         chosen_op(None, op)
 
 

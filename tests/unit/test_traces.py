@@ -103,7 +103,7 @@ def test_the_ring_is_full_at_its_capacity_and_goes_on_when_it_was_emptied() -> N
 
 
 def merge(*paths: Path | str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "horovodish.reports.merge_traces", *map(str, paths)]
+    command = [sys.executable, "-m", "horovodish.launcher", "merge-traces", *map(str, paths)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
@@ -144,7 +144,7 @@ def test_what_a_rank_has_left_that_was_killed_is_a_trace(length: int, nuls: str,
 def test_what_is_no_trace_is_refused_before_anything_is_written(path: str, tmp_path: Path) -> None:
     done = merge(write(tmp_path / "whole.json", operation(2, 0, "x")), path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"merge_traces: {path} is not a trace that the timeline wrote; leave it out\n"
+    assert done.stderr == f"horovodish: {path} is not a trace that the timeline wrote; leave it out\n"
 
 
 @pytest.mark.parametrize(("arguments", "status"), [([], 2), (["no-such-file"], 1)])

@@ -297,7 +297,7 @@ def test_the_guide() -> None:
 @on_ranks(2)
 def test_what_is_wrong() -> None:
     for arguments, text in [
-        ({"op": "mean"}, "op='mean' is no reduce op"),
+        ({"op": "mean"}, "op='mean' is not a reduce op"),
         ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, r"gradient_predivide_factor=2\.0 needs op=Average"),
         ({"gradient_predivide_factor": -1.0}, r"gradient_predivide_factor=-1\.0 is not positive"),
         ({"backward_passes_per_step": 0}, "backward_passes_per_step=0 must be a whole number"),

@@ -263,9 +263,9 @@ def test_one_rank_is_wrong() -> None:
             lambda: hvd.allreduce([1.0], compression=hvd.Compression.fp16),
         ),
         ("bool tensors cannot be reduced", lambda: hvd.allreduce_(four), lambda: hvd.allreduce_(four.bool())),
-        ("is no reduce op", lambda: hvd.allreduce(four), lambda: hvd.allreduce(four, op="sum")),
-        ("is no reduce op", lambda: hvd.allreduce(four), lambda: hvd.allreduce([1.0], op="sum")),
-        ("is no reduce op", lambda: hvd.grouped_allreduce([four]), lambda: hvd.grouped_allreduce([[1.0]], op="sum")),
+        ("is not a reduce op", lambda: hvd.allreduce(four), lambda: hvd.allreduce(four, op="sum")),
+        ("is not a reduce op", lambda: hvd.allreduce(four), lambda: hvd.allreduce([1.0], op="sum")),
+        ("is not a reduce op", lambda: hvd.grouped_allreduce([four]), lambda: hvd.grouped_allreduce([[1.0]], op="sum")),
         ("is for allreduce", lambda: hvd.reducescatter(four), lambda: hvd.reducescatter([1.0], op=hvd.Adasum)),
         (
             "compression='fp16' is none",

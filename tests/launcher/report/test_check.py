@@ -31,7 +31,7 @@ def test_where_all_is_well(launch: Callable[..., Any]) -> None:
     assert found["python"].endswith(sys.executable)
     assert found["mpi4py"][0].isdigit()
     assert found["PyYAML"].endswith("/yaml")
-    assert found["pairing"].startswith("good: `horovodish run` takes /")
+    assert found["pairing"].startswith("mpi4py and mpirun match: `horovodish run` uses /")
     assert re.fullmatch(r"2 ranks sum 4 KiB in \d+ us; \d+\.\d s from start to end", found["round trip"])
     assert {"horovodish", "engine", "torch", "tensorflow", "keras", "jax", "mpirun", "NCCL", "CUDA driver"} <= set(
         found
