@@ -17,6 +17,7 @@ It needs the standard library and, of horovodish, `settings`, `errors`, `version
         installation  mpi4py and its MPI, the mpirun that belongs to it; what to do otherwise
         command       what each family of mpirun is told: its arguments and variables
         messages      what it says: why a host did not come up, and what the user should read
+        reach         why a host did not come up about which nothing is said: runs a command there
     supervisor/     what mpirun starts in place of each rank, on whichever host
         start         the command for that, and the folder of a run
         supervisor    a small program beside every rank: starts it, passes signals on, reports how it ended

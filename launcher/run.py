@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from horovodish.launcher.job.job import Job
 from horovodish.launcher.job.losses import EndOnLoss
 from horovodish.launcher.job.output import Output, say
 from horovodish.launcher.job.signals import signals_taken
-from horovodish.launcher.mpirun.command import Mpirun, arguments, variables
+from horovodish.launcher.mpirun.command import Mpirun, agent, arguments, variables
 from horovodish.launcher.mpirun.installation import (
     Library,
     candidates,
@@ -130,6 +131,8 @@ def _prepared(
         except OSError as failure:
             raise LaunchError(f"the ranks cannot be started: {failure}") from failure
         _check_room(folder)
+        if "ssh" in agent(options, environ)[:1] and not shutil.which("ssh", path=environ["PATH"]):
+            raise LaunchError("there is no ssh on this host: install openssh-client, or use --launch-agent PROGRAM")
         environ.update(variables(mpirun, options, environ, folder))
         if options.is_far:
             environ[start.TEXT_VARIABLE] = start.supervisor_text()

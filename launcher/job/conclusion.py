@@ -68,7 +68,7 @@ def _verdict(job: Job, absence: Mapping[str, str], *, is_fault_of_a_rank: bool) 
     status = job.mpirun.status if job.mpirun.status >= 0 else 128 - job.mpirun.status
     if len(job.hosts) < np:
         lines = [f"{host} did not come up" + (f": {reason}" if reason else "") for host, reason in absence.items()]
-        late = "in time; --start-timeout gives them more"
+        late = "in time" + ("" if any(absence.values()) else "; --start-timeout gives them more")
         ended = late if job.timed_out else f"before {mpirun} ended with exit status {status}"
         return 1, "\n".join([*lines, f"only {len(job.hosts)} of {np} ranks were started {ended}"])
     if job.is_unwanted:

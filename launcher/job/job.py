@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import select
 import selectors
 import signal
 import time
@@ -30,11 +31,13 @@ from horovodish.launcher.job.outcome import (
 from horovodish.launcher.job.output import Output, say_unless_stuck
 from horovodish.launcher.job.signals import ENDING, PASSED_ON
 from horovodish.launcher.job.waiting import Waiting
+from horovodish.launcher.mpirun.command import agent
 from horovodish.launcher.mpirun.messages import absent
+from horovodish.launcher.mpirun.reach import reasons_of_absence
 from horovodish.launcher.options import LaunchOptions
 from horovodish.launcher.supervisor.start import socket_path
 from horovodish.launcher.supervisor.supervisor import LAUNCHER_VARIABLE
-from horovodish.settings import Settings
+from horovodish.settings import START_VARIABLE, Settings
 
 POLL_SECONDS = 0.2
 EXIT_SECONDS = 1.0
@@ -138,6 +141,9 @@ class Job:
         self._selector = selectors.DefaultSelector()
         own = addresses(options.network_interfaces) if options.is_far else None
         self._listener = SupervisorListener(self._selector, socket_path(folder), self._add_link, own)
+        self._own_addresses = own or []
+        self._agent = agent(options, environ) if environ.get(START_VARIABLE, "0") == "0" else []
+        self._reasons: dict[str, str] = {}  # of hosts from which nothing has come, as far as trying to reach them tells
         self._environ = {name: value for name, value in environ.items() if name != "_"}
         if self._listener.contact:
             self._environ[LAUNCHER_VARIABLE] = self._listener.contact
@@ -159,8 +165,9 @@ class Job:
         return [rank for rank, hello in self._hellos.items() if hello.problem]
 
     def absent_hosts(self) -> dict[str, str]:
-        """The hosts from which not all ranks have reported, and why."""
-        return absent(self.options.host_ranks, set(self._hellos), self.mpirun.said)
+        """The hosts that have kept ranks from reporting, and why."""
+        found = absent(self.options.host_ranks, set(self._hellos), self.mpirun.said, self._own_addresses)
+        return {host: reason or self._reasons.get(host, "") for host, reason in found.items()}
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -177,11 +184,24 @@ class Job:
         finally:
             self._dismiss()
             self._finish_output()
+        self._try_absent_hosts()
         self.fault = first_fault(
             [*self.policy.losses, *self._endings], self.failures.values(), self._output.last_errors()
         )
         self.standstill = self.standstill or self._waiting.deserted(math.inf)  # mpirun may have been faster
         self.completed = sum(ending.status == 0 for ending in self._endings)
+
+    def _try_absent_hosts(self) -> None:
+        hosts = self.absent_hosts()
+        if self._has_begun or self.stopped_by or self.is_unwanted or any(hosts.values()) or not self._agent:
+            return
+        self._reasons = reasons_of_absence(
+            hosts,
+            self._agent,
+            self._environ,
+            was_late=self.timed_out,
+            is_over=lambda: bool(select.select([self._wakeup], [], [], 0)[0]),
+        )
 
     def close(self) -> None:
         """Closes what the job has opened. Called once, when it has run or could not be started."""

@@ -129,6 +129,18 @@ def variables(mpirun: Mpirun, options: LaunchOptions, environ: Mapping[str, str]
     return {name: value for name, value in ours.items() if name not in environ}
 
 
+def agent(options: LaunchOptions, environ: Mapping[str, str]) -> list[str]:
+    """The program that starts MPI's daemons on other hosts, with its flags. Empty if MPI or a scheduler chooses it."""
+    if not options.is_far or options.by_scheduler or _is_chosen(options, environ):
+        return []
+    return [options.launch_agent or "ssh", *_ssh_flags(options, environ)]
+
+
+def _is_chosen(options: LaunchOptions, environ: Mapping[str, str]) -> bool:
+    """Whether a variable of MPI's names the agent."""
+    return not options.launch_agent and any(name in environ for name in _AGENT_VARIABLES)
+
+
 def _open_mpis(
     mpirun: Mpirun, options: LaunchOptions, environ: Mapping[str, str], exported: Sequence[str]
 ) -> list[str]:
@@ -181,7 +193,7 @@ def _interfaces(options: LaunchOptions) -> Sequence[str]:
 def _ssh_flags(options: LaunchOptions, environ: Mapping[str, str]) -> list[str]:
     """The arguments of ssh. Another agent gets only those that the user asks for."""
     flags = []
-    if not options.launch_agent and not any(name in environ for name in _AGENT_VARIABLES):
+    if not options.launch_agent and not _is_chosen(options, environ):
         # Nobody could type a password, and a host that does not answer keeps TCP waiting for two minutes.
         flags += ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_SSH_TIMEOUT_SECONDS}"]
     flags += ["-p", str(options.ssh_port)] if options.ssh_port else []

@@ -1,9 +1,9 @@
 """What mpirun, ssh, MPI's daemons and our supervisors have written: what it means, and what the user should read."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from horovodish.launcher.hosts.allocation import THIS_HOST, HostRanks
+from horovodish.launcher.hosts.allocation import THIS_HOST, HostRanks, is_here
 
 _SAME_PLACE = "the same environment must be at the same place on every host"
 _REASONS = (
@@ -16,10 +16,15 @@ _REASONS = (
      "connect to each once by hand"),
     (r"^horovodish: (\S+) cannot reach the launcher: (.+)", "{0} cannot reach this host: {1}; name the network with "
      "--network-interfaces, or allow connections between the hosts"),
+    (r"(/\S*(?:prted|orted|hydra_\w*proxy))\"?: error while loading shared libraries: ([^:]+)", "{0} cannot be run "
+     "there: {1} is missing; " + _SAME_PLACE),
     (r"(\S*(?:prted|orted|hydra_\w*proxy)\"?): .*(?:[Nn]o such file|not found)", "{0} is not there; " + _SAME_PLACE),
+    (r"(/\S*(?:prted|orted|hydra_\w*proxy))\"?: (.+)", "{0} cannot be run there: {1}; " + _SAME_PLACE),
     (r"execvp error on file (\S+) \((.+)\)", "{0} cannot be run there: {1}; " + _SAME_PLACE),
     (r"Executable: (\S+)\s+Node: (\S+)", "{0} cannot be run on {1}; " + _SAME_PLACE),
 )  # fmt: skip
+_FAILED_HOST = re.compile(r"^ *Remote host: +(\S+)$", re.MULTILINE)
+"""The host whose daemon has failed, in a page of Open MPI's."""
 # What they say about a rank that failed. The launcher says it better, and it knows first.
 _RANK_FAILED = re.compile(
     r"^-{60,}\n(?:(?:prterun|mpirun|mpiexec) (?:detected|noticed|has exited)|A daemon failed to report|PRTE has lost) "
@@ -33,20 +38,25 @@ _RANK_FAILED = re.compile(
 )
 
 
-def absent(host_ranks: Sequence[HostRanks], came: set[int], log: str) -> dict[str, str]:
-    """The named hosts from which not all ranks have reported, and why.
+def absent(host_ranks: Sequence[HostRanks], came: set[int], log: str, here: Collection[str] = ()) -> dict[str, str]:
+    """The named hosts that have kept ranks from reporting, and why.
 
-    Where the reason is known for some, the others are left out: mpirun starts nothing anywhere when a host fails.
+    mpirun starts nothing anywhere when a host fails. So hosts from which nothing has come are left out where others
+    have a known reason or are named in the log, and this host is left out where nothing has come from another one.
 
     Args:
         host_ranks: which ranks should have run where.
         came: the ranks that have reported.
         log: what mpirun has written.
+        here: the names and addresses of this host.
     """
     missing = [each.host for each in host_ranks if each.host != THIS_HOST and not came.issuperset(each.ranks)]
-    reasons = {host: reason_of_absence(host, log) for host in missing}
-    known = {host: reason for host, reason in reasons.items() if reason}
-    return known or reasons
+    away = [host for host in missing if host not in here and not is_here(host)] or missing
+    named = [host for host in away if host in _FAILED_HOST.findall(log)]
+    for hosts in (named, away):
+        if known := {host: reason for host in hosts if (reason := reason_of_absence(host, log))}:
+            return known
+    return dict.fromkeys(named or away, "")
 
 
 def reason_of_absence(host: str, log: str) -> str:

@@ -6,6 +6,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher import run
+from horovodish.launcher.hosts.allocation import from_hosts_flag
 from horovodish.launcher.job.losses import EndOnLoss
 from horovodish.launcher.mpirun.command import Mpirun
 from horovodish.launcher.mpirun.installation import Library
@@ -74,6 +76,19 @@ def test_a_folder_for_temporary_files_that_cannot_be_used(monkeypatch: pytest.Mo
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(LaunchError, match=r"the ranks cannot be started: .*No such file or directory"):
         start(LaunchOptions(("true",), np=2))
+
+
+def test_other_hosts_need_ssh_or_another_agent(tmp_path: Path) -> None:
+    options = LaunchOptions(("true",), np=1, allocation=from_hosts_flag("far"))
+    environ = {"PATH": str(tmp_path)}
+    for given in (options, replace(options, launch_agent="/bin/false")):
+        message = "there is no ssh on this host: install openssh-client" if given is options else "cannot be started"
+        with (
+            pytest.raises(LaunchError, match=message),
+            run._prepared(given, Settings(), MPIRUN, LIBRARY, dict(environ), EndOnLoss()) as job,
+            job.running(),
+        ):
+            raise AssertionError("there is no such mpirun")
 
 
 def test_two_names_of_one_machine_are_refused(launch: Callable[..., Any], tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from horovodish.as_horovod import VERSION
+from horovodish.launcher.mpirun.reach import BLOCKED
 from support.hosts import Hosts, hosts
 from support.mpi_command import is_open_mpi
 from support.processes import wait_until
@@ -331,6 +332,36 @@ def test_a_host_that_does_not_exist(run: Callable[..., Any], place: Place, leave
     assert job.finish() == 1
     assert "horovodish: 10.78.0.9 did not come up: ssh knows no host of this name" in job.stderr.lines
     assert job.stderr.lines[-1].startswith("horovodish: only ")
+
+
+def test_a_host_where_the_agent_fails(run: Callable[..., Any], place: Place, tmp_path: Path) -> None:
+    """The launcher's own host, which mpirun did not get as far as using, is not blamed."""
+    agent = tmp_path / "agent"
+    agent.write_text("#!/bin/sh\necho 'no such session' >&2\nexit 3\n")
+    agent.chmod(0o755)
+    job = run(["true"], "--launch-agent", str(agent))
+    assert job.finish() == 1
+    told = [line for line in job.stderr.lines if "did not come up" in line]
+    reason = f"`agent {place.made.address(1)} true` fails with exit status 3: no such session"
+    assert told == [f"horovodish: {place.made.address(1)} did not come up: {reason}"]
+
+
+def test_a_host_that_is_reached_but_cannot_connect_back(
+    run: Callable[..., Any], place: Place, leaves_nothing: None
+) -> None:
+    first = place.made.address(0)
+    neighbour = [*place.made.inside(1), "ip", "neighbour"]
+    nobody = ["lladdr", "02:00:00:00:00:99", "dev", "e0", "nud", "permanent"]
+    subprocess.run([*neighbour, "replace", first, *nobody], check=True)
+    try:
+        job = run(["true"], "--start-timeout", "4")
+        assert job.finish() == 1
+    finally:
+        subprocess.run([*neighbour, "delete", first, "dev", "e0"], check=True)
+    told = [line for line in job.stderr.lines if "did not come up" in line]
+    reached = f"`shell {place.made.address(1)} true` works, but MPI's daemon there did not connect back: {BLOCKED}"
+    assert told == [f"horovodish: {place.made.address(1)} did not come up: {reached}"]
+    assert job.stderr.lines[-1] == "horovodish: only 0 of 4 ranks were started in time"
 
 
 FUNCTION = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from horovodish.launcher.hosts.allocation import assign_ranks, from_hosts_flag
@@ -34,6 +36,11 @@ SAME = "; the same environment must be at the same place on every host"
             "its host key is not the one that ssh knows: if that is right, ssh-keygen -R forgets the old one",
         ),
         ("bash: line 1: /env/bin/prted: No such file or directory", f"/env/bin/prted is not there{SAME}"),
+        ("sh: 1: /env/bin/prted: Permission denied", f"/env/bin/prted cannot be run there: Permission denied{SAME}"),
+        (
+            "/env/bin/prted: error while loading shared libraries: libpmix.so.2: cannot open shared object file",
+            f"/env/bin/prted cannot be run there: libpmix.so.2 is missing{SAME}",
+        ),
         ("sh: 1: /env/bin/hydra_pmi_proxy: not found", f"/env/bin/hydra_pmi_proxy is not there{SAME}"),
         (
             "[proxy:1@b] launch_procs: execvp error on file /env/bin/python (No such file or directory)",
@@ -60,6 +67,19 @@ def test_hosts_without_a_reason_are_left_out_where_another_has_one() -> None:
     log = "ssh: Could not resolve hostname c: Name or service not known"
     assert absent(host_ranks, set(), log) == {"c": "ssh knows no host of this name"}
     assert absent(assign_ranks(2, None), set(), "") == {}
+
+
+def test_this_host_is_not_blamed_where_another_has_sent_nothing() -> None:
+    host_ranks = assign_ranks(4, from_hosts_flag("10.0.0.1:1,b:2,c:1"))
+    assert absent(host_ranks, set(), "", ["10.0.0.1"]) == {"b": "", "c": ""}
+    assert absent(host_ranks, {1, 2, 3}, "", ["10.0.0.1"]) == {"10.0.0.1": ""}
+    own = assign_ranks(2, from_hosts_flag(f"{socket.gethostname()}:1,b:1"))
+    assert absent(own, set(), "") == {"b": ""}
+    page = "A daemon failed to report back\n\n  Local host:    10.0.0.1\n  Remote host:   c\n"
+    assert absent(host_ranks, set(), page, ["10.0.0.1"]) == {"c": ""}
+    assert absent(host_ranks, set(), "sh: /env/bin/prted: not found\n" + page) == {
+        "c": f"/env/bin/prted is not there{SAME}"
+    }
 
 
 def test_whose_tracebacks_are_shown() -> None:
