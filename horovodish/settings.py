@@ -79,6 +79,7 @@ class Setting:
         horovod_variable: the variable of Horovod with the same meaning; empty if there is none.
         from_horovod: turns the text of that variable into the text of ours.
         by_rank: True if ranks may have different values; `init()` refuses that otherwise.
+        is_file: True if it names a file that ranks write.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Setting:
     horovod_variable: str = ""
     from_horovod: Callable[[str], str] = str
     by_rank: bool = False
+    is_file: bool = False
 
     @property
     def variable(self) -> str:
@@ -265,6 +267,7 @@ class Settings:
         "Every rank records a timeline from the start. With trace.json, rank 3 writes trace.rank-3.json. Ranks may "
         "have different names, or none.",
         by_rank=True,
+        is_file=True,
         horovod_variable="HOROVOD_TIMELINE",
         from_horovod=_timeline,
     )
@@ -284,6 +287,7 @@ class Settings:
         AUTOTUNE,
         "",
         "CSV file to which rank 0 writes what autotune measures.",
+        is_file=True,
         horovodrun_flag="--autotune-log-file",
         horovod_variable="HOROVOD_AUTOTUNE_LOG",
     )

@@ -33,6 +33,7 @@ It needs the standard library and, of horovodish, `settings`, `errors`, `version
         mpirun_process  mpirun itself, and what it says
         signals       what the launcher does when it gets a signal
         outcome       how ranks ended, and which of them failed first
+        hints         what to do about some exceptions
         conclusion    the last words of a run
     elastic/        a job that goes on without lost ranks and with new ones
         job           one start after the other, and the next one beside the one that trains

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from horovodish.errors import LaunchError
+from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher.elastic.job import ElasticJob
 from horovodish.launcher.hosts.allocation import is_here
 from horovodish.launcher.job import environment
@@ -32,7 +32,7 @@ from horovodish.launcher.options import LaunchOptions
 from horovodish.launcher.report.libraries import conflict
 from horovodish.launcher.supervisor import start
 from horovodish.launcher.supervisor.supervisor import problem_of
-from horovodish.settings import START_VARIABLE, Settings, load
+from horovodish.settings import START_VARIABLE, Settings, load, table
 
 LEAST_ROOM_BYTES = 1 << 20
 """How much room there must be for temporary files."""
@@ -64,11 +64,13 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
     environ = environment.with_settings(with_home(environ), options.settings)
     settings = load(environ, warn=say)
     here = _runs_here(options)
+    if here:
+        _check_files(settings)
     library = find_library(environ)
     mpirun = matching(library, (inspect(path, environ) for path in candidates(environ)))
     if options.as_horovod:
         environ = environment.with_horovods_names(environ)
-    if here and (problem := problem_of(options.command[0], search_path(environ))):
+    if here and (problem := problem_of([*options.command], search_path(environ))):
         status, reason = problem.split(" ", 1)
         say(reason)
         return int(status)
@@ -99,6 +101,22 @@ def _runs_here(options: LaunchOptions) -> bool:
     if options.host_discovery_script:
         return False
     return options.allocation is None or any(is_here(host.name) for host in options.allocation.hosts)
+
+
+def _check_files(settings: Settings) -> None:
+    """Raises SettingError if a rank could not write a file that a setting names. Each rank would raise."""
+    for row in table():
+        path = getattr(settings, row.name) if row.is_file else ""
+        folder = os.path.dirname(path) or "."
+        problem = ""
+        if path and not os.path.isdir(folder):
+            problem = f"there is no folder {folder}"
+        elif path and (os.path.isdir(path) or not os.path.basename(path)):
+            problem = "that is a folder; name a file in it"
+        elif path and not os.access(folder, os.W_OK):
+            problem = f"no file can be made in the folder {folder}"
+        if problem:
+            raise SettingError(f"{row.flag} {path}: {problem}")
 
 
 def _check_room(folder: Path) -> None:

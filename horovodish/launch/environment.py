@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from horovodish.errors import LaunchError
 
-__all__ = ["OPEN_MPIS_LAUNCHER", "LaunchedAs", "check_no_other_launcher", "launcher_environment"]
+__all__ = ["OPEN_MPIS_LAUNCHER", "SLURMS_LAUNCHER", "LaunchedAs", "check_no_other_launcher", "launcher_environment"]
 
 OPEN_MPIS_LAUNCHER = "Open MPI's mpirun"
-_SLURMS_LAUNCHER = "Slurm's srun"
+SLURMS_LAUNCHER = "Slurm's srun"
 # Launchers by the variables that they set for a rank: its rank, the world's size. Slurm comes last, because an MPI's
 # own launcher may run inside its allocations. SLURM_STEP_NUM_TASKS is set by srun but not in a batch script.
 _LAUNCHERS = (
     (OPEN_MPIS_LAUNCHER, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MPICH's mpiexec", "PMI_RANK", "PMI_SIZE"),
-    (_SLURMS_LAUNCHER, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    (SLURMS_LAUNCHER, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 
 
@@ -52,7 +52,7 @@ def launcher_environment(environ: Mapping[str, str] | None = None) -> LaunchedAs
         if rank in environ and size in environ:
             launched = LaunchedAs(launcher, int(environ[rank]), int(environ[size]))
             # A Slurm step of one task is often an interactive shell (srun --pty), in which nobody has started a rank.
-            return None if launched.launcher == _SLURMS_LAUNCHER and launched.size == 1 else launched
+            return None if launched.launcher == SLURMS_LAUNCHER and launched.size == 1 else launched
     return None
 
 

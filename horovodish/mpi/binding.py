@@ -14,7 +14,7 @@ from typing import Any
 
 from horovodish import _native
 from horovodish.errors import LaunchError
-from horovodish.launch.environment import OPEN_MPIS_LAUNCHER, LaunchedAs, launcher_environment
+from horovodish.launch.environment import OPEN_MPIS_LAUNCHER, SLURMS_LAUNCHER, LaunchedAs, launcher_environment
 from horovodish.mpi import late_ranks
 
 __all__ = [
@@ -129,10 +129,15 @@ def tolerates_faults(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def _wrong_pairing(launched: LaunchedAs, version: str) -> LaunchError:
+    why = "they belong to different MPIs"
+    remedy = "Start the ranks with `horovodish run`, or with the mpirun of that library; `horovodish check` shows both."
+    if launched.launcher == SLURMS_LAUNCHER:
+        plugin = "pmix" if "Open MPI" in version else "pmi2"
+        why = "the --mpi plugin of srun does not fit it"
+        remedy = f"Start the ranks with `srun --mpi={plugin}`, or call `horovodish run` once in the batch script."
     return LaunchError(
         f"{launched.launcher} started {launched.size} ranks, but mpi4py loads {first_line(version)} from "
-        f"{library_path()}: they belong to different MPIs, and every rank would be alone. "
-        "Start the ranks with `horovodish run`, or with the mpirun of that library; `horovodish check` shows both."
+        f"{library_path()}: {why}, and every rank would be alone. {remedy}"
     )
 
 

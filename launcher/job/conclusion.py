@@ -5,6 +5,7 @@ import signal
 import socket
 from collections.abc import Iterable, Mapping
 
+from horovodish.launcher.job.hints import hint
 from horovodish.launcher.job.job import Job
 from horovodish.launcher.job.outcome import Failure, shortened, signal_name
 from horovodish.launcher.job.output import say, say_unless_stuck
@@ -44,6 +45,9 @@ def conclude(job: Job) -> int:
             say_unless_stuck(f"the job was ended by {signal_name(job.stopped_by)}")
         return 128 + job.stopped_by
     status, reason = _verdict(job, absence, is_fault_of_a_rank=bool(at_fault))
+    if job.fault:
+        failure = job.failures.get(job.fault.rank)
+        say(hint(failure.error if failure else job.fault.what, job.hosts[job.fault.rank], job.pythons))
     say(reason)
     return status
 

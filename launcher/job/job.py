@@ -160,6 +160,11 @@ class Job:
         return {rank: hello.host for rank, hello in self._hellos.items()}
 
     @property
+    def pythons(self) -> dict[str, str]:
+        """The version of Python on each host from which a supervisor has reported."""
+        return {hello.host: hello.python for hello in self._hellos.values()}
+
+    @property
     def refusing_ranks(self) -> list[int]:
         """The ranks whose hosts cannot run the command."""
         return [rank for rank, hello in self._hellos.items() if hello.problem]

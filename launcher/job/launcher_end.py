@@ -24,6 +24,7 @@ class Hello:
         machine: the boot id of its host, which tells hosts of the same name apart.
         cores: how many cores of the host the daemon that started the supervisor may use.
         own_cores: how many the supervisor itself may use; fewer if ranks are bound.
+        python: the version of Python there, where the launcher's own is on this host.
         gpus: the devices in CUDA_VISIBLE_DEVICES, else the numbers of all devices.
         problem: why the command cannot be run there: a shell's exit status and a reason. Empty if it can.
     """
@@ -35,15 +36,16 @@ class Hello:
     machine: str
     cores: int
     own_cores: int
+    python: str
     gpus: tuple[str, ...]
     problem: str
 
     @staticmethod
     def of(text: str) -> "Hello":
         """Reads what comes after the word `rank`."""
-        rank, process, daemon, host, machine, cores, own, gpus, problem = text.split(" ", 8)
+        rank, process, daemon, host, machine, cores, own, python, gpus, problem = text.split(" ", 9)
         names = () if gpus == "-" else tuple(filter(None, gpus.split(",")))
-        return Hello(int(rank), int(process), int(daemon), host, machine, int(cores), int(own), names, problem)
+        return Hello(int(rank), int(process), int(daemon), host, machine, int(cores), int(own), python, names, problem)
 
     @property
     def host_id(self) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from horovodish.launcher.hosts.allocation import HostRanks
 from horovodish.launcher.job.launcher_end import Hello
+from horovodish.launcher.supervisor.supervisor import NOT_FOUND
 
 UNCAUGHT_EXCEPTION = 1  # Python's exit status
 CONNECTION_BROKE = 14
@@ -134,12 +135,15 @@ def named_twice(hellos: Iterable[Hello], host_ranks: Sequence[HostRanks]) -> dic
 def refusal_of(hellos: Iterable[Hello]) -> Refusal | None:
     """Why the command cannot be run on some of the hosts; None if it can be run on all."""
     hosts: dict[str, list[str]] = {}
-    for hello in sorted(hellos, key=lambda hello: hello.rank):
+    by_rank = sorted(hellos, key=lambda hello: hello.rank)
+    for hello in by_rank:
         if hello.problem and hello.host not in hosts.setdefault(hello.problem, []):
             hosts[hello.problem].append(hello.host)
     if not hosts:
         return None
     lines = [f"{problem.split(' ', 1)[1]} (on {', '.join(names)})" for problem, names in hosts.items()]
+    if any(not hello.problem for hello in by_rank) and any(problem.startswith(f"{NOT_FOUND} ") for problem in hosts):
+        lines.append("programs and scripts must be at the same paths on every host")
     return Refusal(int(next(iter(hosts)).split(" ", 1)[0]), "\n".join(lines))
 
 

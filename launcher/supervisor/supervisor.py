@@ -13,7 +13,7 @@ On the launcher's host, messages are datagrams over the Unix socket, and the ran
 the messages and what the rank reads and writes, in frames. Messages are words:
 
     to the launcher     command AT     asks for a piece of the command that begins with this byte
-                        rank RANK PROCESS DAEMON HOST MACHINE CORES OWN_CORES GPUS PROBLEM
+                        rank RANK PROCESS DAEMON HOST MACHINE CORES OWN_CORES PYTHON GPUS PROBLEM
                                        where this supervisor runs, and why the command cannot be run there, if so
                         phase PHASE PROCESS
                                        a process of the rank has reached this phase; see waiting.py
@@ -115,6 +115,8 @@ LONGEST_REPORT = LONGEST_MESSAGE - 64
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # a shell's exit statuses
+PLAIN_FLAGS = ("-u", "-O", "-OO", "-B", "-E", "-I", "-P", "-s", "-S")
+"""Flags of Python after which a script may come."""
 MOST_TRIES = 10
 """How often to make a folder in another one that is removed meanwhile, which a supervisor of earlier ranks may do."""
 PR_SET_PDEATHSIG = 1
@@ -295,7 +297,7 @@ class Supervisor:
             self.link.send(f"command {len(self.words)}")
             return
         self.command = [os.fsdecode(word) for word in self.words.split(b"\0")[:-1]]
-        problem = problem_of(self.command[0], os.environ.get("PATH", os.defpath))
+        problem = problem_of(self.command, os.environ.get("PATH", os.defpath))
         problem = problem or problem_of_daemon(os.environ.get(DAEMONS_FOLDER, "")) or problem_of_state(self.state)
         self.link.send(f"rank {self.rank} {describe_host()} {problem}")
 
@@ -365,7 +367,7 @@ class Supervisor:
 
 
 def describe_host() -> str:
-    """This process and its host: its process id and its parent's, host name, boot id, cores of both, GPUs."""
+    """This process and its host: its process id and its parent's, host name, boot id, cores of both, Python, GPUs."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         machine = file.read().strip()
     own = len(os.sched_getaffinity(0))
@@ -375,15 +377,18 @@ def describe_host() -> str:
         cores = own
     numbers = sorted(int(name[6:]) for name in os.listdir("/dev") if name[:6] == "nvidia" and name[6:].isdecimal())
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, numbers))).replace(" ", "")
-    return f"{os.getpid()} {os.getppid()} {socket.gethostname()} {machine} {cores} {own} {gpus or '-'}"
+    python = ".".join(map(str, sys.version_info[:3]))
+    return f"{os.getpid()} {os.getppid()} {socket.gethostname()} {machine} {cores} {own} {python} {gpus or '-'}"
 
 
-def problem_of(program: str, path: str) -> str:
-    """Why `program` cannot be run here: a shell's exit status and a reason. Empty if it can be run."""
+def problem_of(command: "list[str]", path: str) -> str:
+    """Why a command cannot be run here: a shell's exit status and a reason. Empty if it can be run."""
+    program = command[0]
     places = [program] if "/" in program else [os.path.join(folder, program) for folder in path.split(os.pathsep)]
     files = [each for each in places if os.path.isfile(each)]
     if any(os.access(each, os.X_OK) for each in files):
-        return ""
+        script = script_of(command)
+        return f"{NOT_FOUND} there is no script {script}" if script and not os.path.exists(script) else ""
     if files or os.path.isfile(program):
         python = f": start it with python {program}" if program.endswith(".py") else ""
         return f"{NOT_EXECUTABLE} {program} is not executable{python}"
@@ -391,6 +396,13 @@ def problem_of(program: str, path: str) -> str:
         return f"{NOT_EXECUTABLE} {program} is a folder: name a program in it, or start a script with python"
     quotes = " (leave the quotes around the whole command out)" if len(program.split()) > 1 else ""
     return f"{NOT_FOUND} {program}: command not found{quotes}"
+
+
+def script_of(command: "list[str]") -> str:
+    """The script that a command lets Python run; empty if that is not certain."""
+    is_python = os.path.basename(command[0]).rstrip("0123456789.") == "python"
+    words = [word for word in command[1:] if word not in PLAIN_FLAGS]
+    return words[0] if is_python and words and not words[0].startswith("-") else ""
 
 
 def problem_of_daemon(folder: str) -> str:

@@ -15,6 +15,7 @@ from horovodish.launcher.cli import main
 from horovodish.launcher.elastic.job import Slots
 from horovodish.launcher.flags import COMMANDS, notices_without_effect, run_parser
 from horovodish.launcher.options import LaunchOptions, launch_options
+from horovodish.launcher.supervisor.supervisor import script_of
 from horovodish.settings import Setting, table
 from horovodish.version import __version__
 
@@ -287,6 +288,46 @@ def test_a_command_that_is_no_program(
     monkeypatch.chdir(tmp_path)
     assert main(["run", "-np", "2", command]) == status
     assert capsys.readouterr().err == f"horovodish: {message}\n"
+
+
+@pytest.mark.parametrize("flags", [[], ["-u", "-O"]])
+def test_a_script_that_is_not_there(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-np", "2", sys.executable, *flags, "no/train.py"]) == 127
+    assert capsys.readouterr().err == "horovodish: there is no script no/train.py\n"
+
+
+def test_only_what_is_certainly_a_script_must_be_there() -> None:
+    for words in (
+        ["python", "-m", "x"],
+        ["python", "-c", "x"],
+        ["python", "-X", "dev", "x"],
+        ["python"],
+        ["make", "x"],
+    ):
+        assert script_of(words) == ""
+    assert script_of(["/env/bin/python3.11", "-u", "train.py", "-m"]) == "train.py"
+
+
+@pytest.mark.parametrize("flag", ["--timeline-filename", "--autotune-log"])
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("no/x.json", "there is no folder {folder}/no"),
+        ("", "that is a folder; name a file in it"),
+        ("x.json", "no file can be made in the folder {folder}"),
+    ],
+)
+def test_a_file_that_no_rank_could_write(
+    flag: str,
+    path: str,
+    problem: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("horovodish.launcher.run.os.access", lambda *_: False)  # root may write everywhere
+    assert main(["run", "-np", "2", flag, f"{tmp_path}/{path}", "true"]) == 2
+    assert capsys.readouterr().err == f"horovodish: {flag} {tmp_path}/{path}: {problem.format(folder=tmp_path)}\n"
 
 
 def test_a_script_without_its_interpreter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from horovodish.settings import load
 
 def hellos(host: str, first: int, count: int, cores: int = 2, own: int | None = None, gpus: str = "") -> list[Hello]:
     names = tuple(filter(None, gpus.split(",")))
-    return [Hello(first + i, 1, 1, host, "machine", cores, own or cores, names, "") for i in range(count)]
+    return [Hello(first + i, 1, 1, host, "machine", cores, own or cores, "3.11.7", names, "") for i in range(count)]
 
 
 @pytest.mark.parametrize(("cores", "np", "expected"), [(8, 1, 8), (8, 2, 4), (8, 3, 2), (8, 8, 1), (2, 5, 1)])

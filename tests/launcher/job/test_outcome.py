@@ -111,12 +111,13 @@ def test_the_report_of_a_rank() -> None:
 
 def test_a_command_that_cannot_be_run_everywhere() -> None:
     def hello(rank: int, host: str, problem: str) -> Hello:
-        return Hello(rank, 1, 1, host, "machine", 1, 1, (), problem)
+        return Hello(rank, 1, 1, host, "machine", 1, 1, "3.11.7", (), problem)
 
     missing = "127 train: command not found"
     assert refusal_of([hello(0, "a", ""), hello(1, "b", "")]) is None
     refusal = refusal_of([hello(2, "c", missing), hello(0, "a", ""), hello(1, "b", missing), hello(3, "c", missing)])
-    assert refusal == Refusal(127, "train: command not found (on b, c)")
+    same = "programs and scripts must be at the same paths on every host"
+    assert refusal == Refusal(127, f"train: command not found (on b, c)\n{same}")
     other = hello(1, "b", "126 train is not executable")
     assert refusal_of([hello(2, "c", missing), other]) == Refusal(
         126, "train is not executable (on b)\ntrain: command not found (on c)"
@@ -125,7 +126,7 @@ def test_a_command_that_cannot_be_run_everywhere() -> None:
 
 def test_two_names_of_one_machine() -> None:
     def hello(rank: int, daemon: int, host: str, machine: str = "m") -> Hello:
-        return Hello(rank, 1, daemon, host, machine, 1, 1, (), "")
+        return Hello(rank, 1, daemon, host, machine, 1, 1, "3.11.7", (), "")
 
     places = [HostRanks("a", range(2)), HostRanks("b", range(2, 4))]
     twice = [hello(0, 7, "x"), hello(1, 7, "x"), hello(2, 8, "x"), hello(3, 8, "x")]

@@ -411,5 +411,23 @@ def test_a_command_that_one_host_does_not_have(
     lost(str(tool))
     job = run([str(tool)])
     assert job.finish() == 127
-    assert job.stderr.lines == [f"horovodish: {tool}: command not found (on {place.made.name(1)})"]
+    assert job.stderr.lines[0] == f"horovodish: {tool}: command not found (on {place.made.name(1)})"
+    assert job.stderr.lines[1:] == ["horovodish: programs and scripts must be at the same paths on every host"]
     assert job.stdout.lines == [], "nothing is started anywhere"
+
+
+def test_a_script_that_is_on_no_host(run: Callable[..., Any], place: Place, tmp_path: Path) -> None:
+    first, second = place.made.name(0), place.made.name(1)
+    job = run([sys.executable, "-u", str(tmp_path / "train.py")])
+    assert job.finish() == 127
+    assert job.stderr.lines == [f"horovodish: there is no script {tmp_path / 'train.py'} (on {first}, {second})"]
+
+
+def test_a_module_that_one_host_does_not_have(run: Callable[..., Any], place: Place) -> None:
+    first, second = place.made.name(0), place.made.name(1)
+    job = run(f"if os.uname().nodename == {second!r}:\n    import no_such_module\nsignal.pause()\n")
+    assert job.finish() == 1
+    version = ".".join(map(str, sys.version_info[:3]))
+    (line,) = [line for line in job.stderr.lines if "hint: " in line]
+    assert line.startswith(f"horovodish: hint: no_such_module is not installed on {second}, or Python is another one")
+    assert line.endswith(f"; Python is {version} on {first}, {second}")

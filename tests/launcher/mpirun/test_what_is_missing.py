@@ -11,7 +11,7 @@ from typing import Any
 
 from horovodish.launcher.mpirun.command import OPEN_MPI, family
 from horovodish.mpi import binding
-from support.mpi_command import mpi_files_in
+from support.mpi_command import is_open_mpi, mpi_files_in
 
 SAYS = {True: "HYDRA build details: Version: 9.9.9", False: "mpirun (Open MPI) 9.9.9"}
 """An mpirun of the other family, by whether the library is Open MPI."""
@@ -80,3 +80,14 @@ def test_a_rank_that_another_mpis_mpirun_has_started_says_so(tmp_path: Path) -> 
     assert f"LaunchError: {launcher} started 2 ranks, but mpi4py loads " in done.stderr
     assert "they belong to different MPIs" in done.stderr
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_rank_that_srun_has_started_with_another_plugin_names_the_right_one(tmp_path: Path) -> None:
+    code = "from horovodish.mpi import binding; binding.check_pairing(binding.load())"
+    slurms = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    environ = {**os.environ, **mpi_files_in(tmp_path, tmp_path), **slurms}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    plugin = "pmix" if is_open_mpi() else "pmi2"
+    assert "the --mpi plugin of srun does not fit it, and every rank would be alone" in done.stderr
+    assert f"Start the ranks with `srun --mpi={plugin}`" in done.stderr

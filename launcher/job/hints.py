@@ -1,0 +1,53 @@
+"""What to do about an exception of a rank that does not say it: one table."""
+
+import re
+from collections.abc import Mapping
+
+MOST_NAMED = 4
+
+HINTS = (
+    (
+        r"No module named 'horovod'",
+        "the script is written for Horovod: start it with `horovodish run --as-horovod`, or import horovodish in it",
+    ),
+    (
+        r"No module named '([^']+)'",
+        "{0} is not installed on {host}, or Python is another one there. The same environment must be at the same "
+        "place on every host; Python is {pythons}",
+    ),
+    (
+        r"_cuda_setDevice|not compiled with CUDA|no NVIDIA driver|No CUDA GPUs are available|no CUDA-capable device",
+        "there is no GPU on {host} that the framework can use; `horovodish check` on {host} says why",
+    ),
+    (
+        r"Default process group has not been initialized",
+        "torch.distributed does not know the ranks: give a DistributedSampler num_replicas=hvd.size(), rank=hvd.rank()",
+    ),
+)
+"""A pattern in the text of the exception, and the hint. `{pythons}` keeps a hint to jobs on several hosts."""
+
+
+def hint(error: str, host: str, pythons: Mapping[str, str]) -> str:
+    """What to do about an exception; empty if nothing is known.
+
+    Args:
+        error: class and message.
+        host: where it was raised.
+        pythons: the version of Python by host.
+    """
+    for pattern, text in HINTS:
+        found = re.search(pattern, error)
+        if found and ("{pythons}" not in text or len(pythons) > 1):
+            return "hint: " + text.format(*found.groups(), host=host, pythons=_in_words(pythons))
+    return ""
+
+
+def _in_words(pythons: Mapping[str, str]) -> str:
+    hosts: dict[str, list[str]] = {}
+    for host, version in pythons.items():
+        hosts.setdefault(version, []).append(host)
+    named = {version: ", ".join(names[:MOST_NAMED]) for version, names in hosts.items()}
+    more = {
+        version: f" and {len(names) - MOST_NAMED} more" * (len(names) > MOST_NAMED) for version, names in hosts.items()
+    }
+    return "; ".join(f"{version} on {names}{more[version]}" for version, names in named.items())

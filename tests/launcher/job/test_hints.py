@@ -1,0 +1,44 @@
+"""What the launcher says to do about exceptions of ranks that do not say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from horovodish.launcher.job.hints import HINTS, hint
+
+MADE_BY = {
+    "No module named 'horovod'": "import horovod",
+    "_cuda_setDevice|": "import torch; torch.cuda.set_device(0)",
+    "Default process group": "from torch.utils.data import DistributedSampler; DistributedSampler(range(4))",
+}
+"""Code that raises, by the beginning of its pattern."""
+
+
+@pytest.mark.parametrize(("begin", "code"), MADE_BY.items())
+def test_the_hint_of_an_exception_comes_before_the_last_line(
+    begin: str, code: str, launch_ranks: Callable[..., Any]
+) -> None:
+    torch = pytest.importorskip("torch") if "torch" in code else None
+    if torch and "cuda" in code and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    job = launch_ranks(1, code, mpi=False)
+    assert job.finish() == 1
+    (text,) = [text for pattern, text in HINTS if pattern.startswith(begin)]
+    assert job.stderr.lines[-2].startswith(f"horovodish: hint: {text.partition('{')[0]}")
+    assert "failed with exit status 1: " in job.stderr.lines[-1]
+
+
+def test_a_missing_module_is_explained_where_hosts_can_differ() -> None:
+    error = "ModuleNotFoundError: No module named 'flax'"
+    assert hint(error, "a", {"a": "3.11.7"}) == ""
+    told = hint(error, "f", {**dict.fromkeys("abcde", "3.11.7"), "f": "3.10.2"})
+    assert told.startswith("hint: flax is not installed on f, or Python is another one there. ")
+    assert told.endswith("; Python is 3.11.7 on a, b, c, d and 1 more; 3.10.2 on f")
+
+
+def test_other_exceptions_have_no_hint() -> None:
+    for error in ("ValueError: no", "ModuleNotFoundError: No module named 'horovodish'", ""):
+        assert hint(error, "a", {"a": "3.11.7"}) == ""
