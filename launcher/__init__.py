@@ -28,6 +28,7 @@ It needs the standard library and, of horovodish, `settings`, `errors`, `version
         listener      where supervisors connect, and the handshake with those of other hosts
         launcher_end  the launcher's end of the link to one supervisor
         output        what the ranks write, merged into the launcher's output whole lines at a time, and kept
+        progress      one line about what the launcher waits for
         waiting       ranks that make others wait outside of collectives
         losses        whether the job goes on when it loses a rank
         mpirun_process  mpirun itself, and what it says

@@ -17,6 +17,7 @@ from horovodish.launcher.job.conclusion import conclude
 from horovodish.launcher.job.job import Job
 from horovodish.launcher.job.losses import EndOnLoss
 from horovodish.launcher.job.output import Output, say
+from horovodish.launcher.job.progress import Progress
 from horovodish.launcher.job.signals import signals_taken
 from horovodish.launcher.mpirun.command import Mpirun, agent, arguments, variables
 from horovodish.launcher.mpirun.installation import (
@@ -84,9 +85,11 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
 
     if options.is_elastic:
         return ElasticJob(options, prepared, mpirun.tolerates_losses, given).run()
+    progress = Progress()
     with prepared(options, {}, EndOnLoss()) as job, signals_taken(job.take_signal), job.running():
         while job.turn():
-            pass
+            progress.show(job.awaited, says=options.is_far)
+        progress.show("")
     return conclude(job)
 
 

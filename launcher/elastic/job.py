@@ -23,6 +23,7 @@ from horovodish.launcher.hosts.allocation import counted
 from horovodish.launcher.job.conclusion import conclude
 from horovodish.launcher.job.job import Job
 from horovodish.launcher.job.losses import EndOnLoss
+from horovodish.launcher.job.progress import Progress
 from horovodish.launcher.job.signals import ENDING as ENDING_SIGNALS
 from horovodish.launcher.job.signals import signals_taken
 from horovodish.launcher.options import LaunchOptions
@@ -106,6 +107,7 @@ class ElasticJob:
         self._room: tuple[LaunchOptions, float] | None = None  # with these options more ranks could run, since then
         self._grows_at = 0.0  # not sooner
         self._pause = FIRST_COOLDOWN_SECONDS  # when the next one has failed to come up
+        self._progress = Progress()
 
     def run(self) -> int:
         """Runs the job. Returns the exit status."""
@@ -116,6 +118,8 @@ class ElasticJob:
                     current.job.take_signal(self._signal)
                 while current.job.turn():
                     self._look_after(current)
+                    self._show_progress(current)
+                self._progress.show("")
                 self._take_news(current)
                 following = self._following(current)
                 if following:
@@ -238,6 +242,12 @@ class ElasticJob:
                 self._start_next(options)
         elif is_training:
             self._grow(current, now)
+
+    def _show_progress(self, current: _Start) -> None:
+        start = self._next or current
+        np, awaited = start.job.options.np, start.members.awaited
+        ready = f"{np - awaited} of {np} new processes are ready" if awaited else ""
+        self._progress.show(start.job.awaited or ready, draws=current is start)
 
     def _take_news(self, start: _Start) -> None:
         for rank in start.members.lost[start.losses :]:

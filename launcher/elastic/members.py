@@ -102,6 +102,11 @@ class Members:
         """Whether all ranks have called init(), and none was lost since."""
         return self.phase == TRAINING and self.alive <= self._arrived
 
+    @property
+    def awaited(self) -> int:
+        """How many ranks have not called init() yet, if all of them never had."""
+        return 0 if self.has_begun else len(self.alive - self._arrived)
+
     def has_ended_its_script(self, rank: int) -> bool:
         """Whether a rank has nothing left to do but to end."""
         return rank in self._done

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from horovodish.errors import SettingError
 from horovodish.launcher.hosts.addresses import addresses
+from horovodish.launcher.hosts.allocation import counted
 from horovodish.launcher.job.environment import THREADS_VARIABLE, rank_variables, threads_notices
 from horovodish.launcher.job.launcher_end import Hello, LauncherEnd, TcpLauncherEnd
 from horovodish.launcher.job.listener import SupervisorListener
@@ -29,8 +30,9 @@ from horovodish.launcher.job.outcome import (
     signal_name,
 )
 from horovodish.launcher.job.output import Output, say_unless_stuck
+from horovodish.launcher.job.progress import Progress
 from horovodish.launcher.job.signals import ENDING, PASSED_ON
-from horovodish.launcher.job.waiting import Waiting
+from horovodish.launcher.job.waiting import MOST_NAMED, Waiting
 from horovodish.launcher.mpirun.command import agent
 from horovodish.launcher.mpirun.messages import absent
 from horovodish.launcher.mpirun.reach import reasons_of_absence
@@ -160,6 +162,16 @@ class Job:
         return {rank: hello.host for rank, hello in self._hellos.items()}
 
     @property
+    def awaited(self) -> str:
+        """What has to come before the ranks can be started; empty if they are."""
+        if self._has_begun or self._is_ending:
+            return ""
+        started = f"{len(self._hellos)} of {counted(self._np, 'rank')} can start"
+        hosts = list(self.absent_hosts())
+        more = f" and {len(hosts) - MOST_NAMED} more" if len(hosts) > MOST_NAMED else ""
+        return f"waiting for {', '.join(hosts[:MOST_NAMED])}{more}: {started}" if hosts else started
+
+    @property
     def pythons(self) -> dict[str, str]:
         """The version of Python on each host from which a supervisor has reported."""
         return {hello.host: hello.python for hello in self._hellos.values()}
@@ -200,13 +212,20 @@ class Job:
         hosts = self.absent_hosts()
         if self._has_begun or self.stopped_by or self.is_unwanted or any(hosts.values()) or not self._agent:
             return
+        progress = Progress()
+
+        def is_over() -> bool:
+            progress.show(f"trying to reach {', '.join(hosts)}")
+            return bool(select.select([self._wakeup], [], [], 0)[0])
+
         self._reasons = reasons_of_absence(
             hosts,
             self._agent,
             self._environ,
             was_late=self.timed_out,
-            is_over=lambda: bool(select.select([self._wakeup], [], [], 0)[0]),
+            is_over=is_over,
         )
+        progress.show("")
 
     def close(self) -> None:
         """Closes what the job has opened. Called once, when it has run or could not be started."""

@@ -36,8 +36,38 @@ ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?")
 """The last line of a traceback that Python prints."""
 
 
+_is_drawn = False
+
+
+def is_drawable() -> bool:
+    """Whether a line on stderr can go away again."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def draw(message: str) -> None:
+    """Writes a line to the terminal that goes away when the launcher, or anybody else, writes the next one."""
+    global _is_drawn
+    _is_drawn = True
+    _write_on_terminal(f"\r\x1b[Khorovodish: {message}\r")
+
+
+def erase() -> None:
+    """Takes away the line that was drawn, if there is one."""
+    global _is_drawn
+    if _is_drawn:
+        _is_drawn = False
+        _write_on_terminal("\r\x1b[K")
+
+
+def _write_on_terminal(text: str) -> None:
+    if select.select([], [STDERR], [], 0)[1]:  # a terminal may be halted
+        with contextlib.suppress(OSError):
+            print(text, end="", file=sys.stderr, flush=True)
+
+
 def say(message: str, prefix: str = "horovodish: ") -> None:
     """Writes the lines of a message of the launcher to stderr, unless nobody can read them any more."""
+    erase()
     with contextlib.suppress(OSError):
         for line in message.splitlines():
             print(f"{prefix}{line}", file=sys.stderr, flush=True)
@@ -322,6 +352,7 @@ class Output:
         self._write(STDERR, f"horovodish: {what}\n".encode())
 
     def _write(self, target: int, data: bytes) -> None:
+        erase()
         while data and target not in self._closed:
             try:
                 data = data[os.write(target, data) :]

@@ -165,6 +165,7 @@ def test_ranks_that_train_are_looked_after_while_a_start_ends(tmp_path: Path) ->
     assert ended.status == 0, ended.said
     assert ended.fired == {"old 1"}
     assert ended.results == [[1, 0]], ended.said
+    assert ended.said.count("0 of 3 new processes are ready") == 1, ended.said
     assert ended.said.index("continuing with 1 rank") < ended.said.index("did not come to init()"), ended.said
 
 

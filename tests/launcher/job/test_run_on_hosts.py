@@ -411,8 +411,10 @@ def test_a_command_that_one_host_does_not_have(
     lost(str(tool))
     job = run([str(tool)])
     assert job.finish() == 127
-    assert job.stderr.lines[0] == f"horovodish: {tool}: command not found (on {place.made.name(1)})"
-    assert job.stderr.lines[1:] == ["horovodish: programs and scripts must be at the same paths on every host"]
+    assert job.stderr.lines[-2:] == [
+        f"horovodish: {tool}: command not found (on {place.made.name(1)})",
+        "horovodish: programs and scripts must be at the same paths on every host",
+    ]
     assert job.stdout.lines == [], "nothing is started anywhere"
 
 
@@ -420,7 +422,7 @@ def test_a_script_that_is_on_no_host(run: Callable[..., Any], place: Place, tmp_
     first, second = place.made.name(0), place.made.name(1)
     job = run([sys.executable, "-u", str(tmp_path / "train.py")])
     assert job.finish() == 127
-    assert job.stderr.lines == [f"horovodish: there is no script {tmp_path / 'train.py'} (on {first}, {second})"]
+    assert job.stderr.lines[-1] == f"horovodish: there is no script {tmp_path / 'train.py'} (on {first}, {second})"
 
 
 def test_a_module_that_one_host_does_not_have(run: Callable[..., Any], place: Place) -> None:
