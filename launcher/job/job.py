@@ -34,7 +34,7 @@ from horovodish.launcher.job.progress import Progress
 from horovodish.launcher.job.signals import ENDING, PASSED_ON
 from horovodish.launcher.job.waiting import MOST_NAMED, Waiting
 from horovodish.launcher.mpirun.command import agent
-from horovodish.launcher.mpirun.messages import absent
+from horovodish.launcher.mpirun.messages import absent, missing
 from horovodish.launcher.mpirun.reach import reasons_of_absence
 from horovodish.launcher.options import LaunchOptions
 from horovodish.launcher.supervisor.start import socket_path
@@ -162,12 +162,16 @@ class Job:
         return {rank: hello.host for rank, hello in self._hellos.items()}
 
     @property
+    def _missing_hosts(self) -> list[str]:
+        return missing(self.options.host_ranks, self._hellos, self._own_addresses)
+
+    @property
     def awaited(self) -> str:
         """What has to come before the ranks can be started; empty if they are."""
         if self._has_begun or self._is_ending:
             return ""
         started = f"{len(self._hellos)} of {counted(self._np, 'rank')} can start"
-        hosts = list(self.absent_hosts())
+        hosts = self._missing_hosts
         more = f" and {len(hosts) - MOST_NAMED} more" if len(hosts) > MOST_NAMED else ""
         return f"waiting for {', '.join(hosts[:MOST_NAMED])}{more}: {started}" if hosts else started
 
@@ -183,7 +187,7 @@ class Job:
 
     def absent_hosts(self) -> dict[str, str]:
         """The hosts that have kept ranks from reporting, and why."""
-        found = absent(self.options.host_ranks, set(self._hellos), self.mpirun.said, self._own_addresses)
+        found = absent(self._missing_hosts, self.mpirun.said)
         return {host: reason or self._reasons.get(host, "") for host, reason in found.items()}
 
     @contextlib.contextmanager

@@ -38,25 +38,36 @@ _RANK_FAILED = re.compile(
 )
 
 
-def absent(host_ranks: Sequence[HostRanks], came: set[int], log: str, here: Collection[str] = ()) -> dict[str, str]:
-    """The named hosts that have kept ranks from reporting, and why.
+def missing(host_ranks: Sequence[HostRanks], came: Collection[int], here: Collection[str] = ()) -> list[str]:
+    """The named hosts from which not all ranks have reported, without this one where others are among them.
 
-    mpirun starts nothing anywhere when a host fails. So hosts from which nothing has come are left out where others
-    have a known reason or are named in the log, and this host is left out where nothing has come from another one.
+    mpirun starts nothing anywhere before it has reached all hosts.
 
     Args:
         host_ranks: which ranks should have run where.
         came: the ranks that have reported.
-        log: what mpirun has written.
-        here: the names and addresses of this host.
+        here: the addresses of this host.
     """
-    missing = [each.host for each in host_ranks if each.host != THIS_HOST and not came.issuperset(each.ranks)]
-    away = [host for host in missing if host not in here and not is_here(host)] or missing
-    named = [host for host in away if host in _FAILED_HOST.findall(log)]
-    for hosts in (named, away):
-        if known := {host: reason for host in hosts if (reason := reason_of_absence(host, log))}:
+    hosts = [
+        each.host for each in host_ranks if each.host != THIS_HOST and any(rank not in came for rank in each.ranks)
+    ]
+    return [host for host in hosts if host not in here and not is_here(host)] or hosts
+
+
+def absent(hosts: Sequence[str], log: str) -> dict[str, str]:
+    """The hosts that have kept ranks from reporting, and why.
+
+    Where the reason is known for some, or the log names some, the others are left out.
+
+    Args:
+        hosts: that are missing.
+        log: what mpirun has written.
+    """
+    named = [host for host in hosts if host in _FAILED_HOST.findall(log)]
+    for each in (named, hosts):
+        if known := {host: reason for host in each if (reason := reason_of_absence(host, log))}:
             return known
-    return dict.fromkeys(named or away, "")
+    return dict.fromkeys(named or hosts, "")
 
 
 def reason_of_absence(host: str, log: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 from horovodish.launcher.hosts.allocation import assign_ranks, from_hosts_flag
 from horovodish.launcher.job.conclusion import consequences, told_last
 from horovodish.launcher.job.outcome import Failure
-from horovodish.launcher.mpirun.messages import absent, reason_of_absence
+from horovodish.launcher.mpirun.messages import absent, missing, reason_of_absence
 
 SAME = "; the same environment must be at the same place on every host"
 
@@ -61,25 +61,22 @@ def test_what_it_means_for_the_host(log: str, reason: str) -> None:
 
 
 def test_hosts_without_a_reason_are_left_out_where_another_has_one() -> None:
-    host_ranks = assign_ranks(4, from_hosts_flag("a:1,b:2,c:1"))
-    assert absent(host_ranks, {0, 1, 2, 3}, "") == {}
-    assert absent(host_ranks, {0, 1}, "") == {"b": "", "c": ""}
+    assert absent(["b", "c"], "") == {"b": "", "c": ""}
     log = "ssh: Could not resolve hostname c: Name or service not known"
-    assert absent(host_ranks, set(), log) == {"c": "ssh knows no host of this name"}
-    assert absent(assign_ranks(2, None), set(), "") == {}
+    assert absent(["a", "b", "c"], log) == {"c": "ssh knows no host of this name"}
+    page = "A daemon failed to report back\n\n  Local host:    10.0.0.1\n  Remote host:   c\n"
+    assert absent(["b", "c"], page) == {"c": ""}
+    assert absent(["b", "c"], "sh: /env/bin/prted: not found\n" + page) == {"c": f"/env/bin/prted is not there{SAME}"}
 
 
 def test_this_host_is_not_blamed_where_another_has_sent_nothing() -> None:
     host_ranks = assign_ranks(4, from_hosts_flag("10.0.0.1:1,b:2,c:1"))
-    assert absent(host_ranks, set(), "", ["10.0.0.1"]) == {"b": "", "c": ""}
-    assert absent(host_ranks, {1, 2, 3}, "", ["10.0.0.1"]) == {"10.0.0.1": ""}
-    own = assign_ranks(2, from_hosts_flag(f"{socket.gethostname()}:1,b:1"))
-    assert absent(own, set(), "") == {"b": ""}
-    page = "A daemon failed to report back\n\n  Local host:    10.0.0.1\n  Remote host:   c\n"
-    assert absent(host_ranks, set(), page, ["10.0.0.1"]) == {"c": ""}
-    assert absent(host_ranks, set(), "sh: /env/bin/prted: not found\n" + page) == {
-        "c": f"/env/bin/prted is not there{SAME}"
-    }
+    assert missing(host_ranks, {0, 1, 2, 3}) == []
+    assert missing(host_ranks, {0, 1}) == ["b", "c"]
+    assert missing(host_ranks, set(), ["10.0.0.1"]) == ["b", "c"]
+    assert missing(host_ranks, {1, 2, 3}, ["10.0.0.1"]) == ["10.0.0.1"]
+    assert missing(assign_ranks(2, from_hosts_flag(f"{socket.gethostname()}:1,b:1")), set()) == ["b"]
+    assert missing(assign_ranks(2, None), set()) == []
 
 
 def test_whose_tracebacks_are_shown() -> None:
