@@ -210,7 +210,8 @@ def _add_reports(group: argparse._ActionsContainer) -> None:
 
 class _PrintShortHelp(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        short = _ShortHelp(parser.prog, max_help_position=SHORT_WIDTH)
+        parser.formatter_class = lambda prog: _ShortHelp(prog, max_help_position=SHORT_WIDTH)
+        short = parser._get_formatter()
         short.add_usage(parser.usage, [], [])
         short.add_text(parser.description)
         short.start_section("flags")

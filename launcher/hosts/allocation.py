@@ -6,7 +6,7 @@ Hosts are named on the command line (`a:2,b:4`), in a hostfile or by a scheduler
 
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from horovodish.errors import SettingError
@@ -17,6 +17,8 @@ LONGEST_TEXT_BYTES = 1 << 20
 """How long a hostfile can be, and what a program prints."""
 MOST_SLOTS = 1 << 20
 """How many slots there can be in all."""
+MOST_LISTED = 4
+"""How many hosts a message lists."""
 LONGEST_LINE = 1000
 LONGEST_SHOWN = 60
 """How many characters of a wrong word a message shows."""
@@ -205,6 +207,12 @@ def assign_ranks(np: int, among: Allocation | None, *, oversubscribe: bool = Fal
 def counted(number: int, what: str) -> str:
     """For example "1 slot" or "2 slots"."""
     return f"{number} {what}{'s' * (number != 1)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """For example "a, b" or "a, b, c, d and 3 more"."""
+    more = len(names) - MOST_LISTED
+    return ", ".join(names[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _sum(one: Host, other: Host) -> Host:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-MOST_NAMED = 4
+from horovodish.launcher.hosts.allocation import listed
 
 HINTS = (
     (
@@ -46,8 +46,4 @@ def _in_words(pythons: Mapping[str, str]) -> str:
     hosts: dict[str, list[str]] = {}
     for host, version in pythons.items():
         hosts.setdefault(version, []).append(host)
-    named = {version: ", ".join(names[:MOST_NAMED]) for version, names in hosts.items()}
-    more = {
-        version: f" and {len(names) - MOST_NAMED} more" * (len(names) > MOST_NAMED) for version, names in hosts.items()
-    }
-    return "; ".join(f"{version} on {names}{more[version]}" for version, names in named.items())
+    return "; ".join(f"{version} on {listed(names)}" for version, names in hosts.items())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from horovodish.errors import SettingError
 from horovodish.launcher.hosts.addresses import addresses
-from horovodish.launcher.hosts.allocation import counted
+from horovodish.launcher.hosts.allocation import counted, listed
 from horovodish.launcher.job.environment import THREADS_VARIABLE, rank_variables, threads_notices
 from horovodish.launcher.job.launcher_end import Hello, LauncherEnd, TcpLauncherEnd
 from horovodish.launcher.job.listener import SupervisorListener
@@ -32,7 +32,7 @@ from horovodish.launcher.job.outcome import (
 from horovodish.launcher.job.output import Output, say_unless_stuck
 from horovodish.launcher.job.progress import Progress
 from horovodish.launcher.job.signals import ENDING, PASSED_ON
-from horovodish.launcher.job.waiting import MOST_NAMED, Waiting
+from horovodish.launcher.job.waiting import Waiting
 from horovodish.launcher.mpirun.command import agent
 from horovodish.launcher.mpirun.messages import absent, missing
 from horovodish.launcher.mpirun.reach import reasons_of_absence
@@ -172,8 +172,7 @@ class Job:
             return ""
         started = f"{len(self._hellos)} of {counted(self._np, 'rank')} can start"
         hosts = self._missing_hosts
-        more = f" and {len(hosts) - MOST_NAMED} more" if len(hosts) > MOST_NAMED else ""
-        return f"waiting for {', '.join(hosts[:MOST_NAMED])}{more}: {started}" if hosts else started
+        return f"waiting for {listed(hosts)}: {started}" if hosts else started
 
     @property
     def pythons(self) -> dict[str, str]:
@@ -219,7 +218,7 @@ class Job:
         progress = Progress()
 
         def is_over() -> bool:
-            progress.show(f"trying to reach {', '.join(hosts)}")
+            progress.show(f"trying to reach {listed([*hosts])}")
             return bool(select.select([self._wakeup], [], [], 0)[0])
 
         self._reasons = reasons_of_absence(

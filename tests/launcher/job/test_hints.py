@@ -31,6 +31,12 @@ def test_the_hint_of_an_exception_comes_before_the_last_line(
     assert "failed with exit status 1: " in job.stderr.lines[-1]
 
 
+def test_every_hint_is_tried() -> None:
+    """All but one here. That one needs several hosts: test_run_on_hosts.py."""
+    untried = [pattern for pattern, _ in HINTS if not any(pattern.startswith(begin) for begin in MADE_BY)]
+    assert untried == ["No module named '([^']+)'"]
+
+
 def test_a_missing_module_is_explained_where_hosts_can_differ() -> None:
     error = "ModuleNotFoundError: No module named 'flax'"
     assert hint(error, "a", {"a": "3.11.7"}) == ""
