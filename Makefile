@@ -63,13 +63,9 @@ test: dev
 	$(BIN)/$(PYTEST) -m 'not soak' $(PYTEST_ARGS)
 
 # The site, below build/site: from the guides and the code. Warnings, such as links that lead nowhere, are errors.
-docs: dev $(VENV)/docs
+docs: dev
 	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet docs build/site
 	@echo "build/site/index.html"
-
-$(VENV)/docs: pyproject.toml
-	$(BIN)/python $(PIP) --no-build-isolation --editable '.[docs]'
-	touch $@
 
 # Without what only the tests need, unless that is there: on Python 3.10 it cannot be installed.
 demo: $(if $(wildcard $(VENV)/installed),dev,$(VENV)/demo)

@@ -47,7 +47,6 @@ smartquotes = False  # "--flag" is no dash
 pygments_dark_style = "github-dark"
 
 autodoc_typehints = "none"
-autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
 

@@ -22,6 +22,7 @@ SECTIONS = ("Args:", "Attributes:", "Example:", "Raises:", "Returns:", "Yields:"
 DEFAULTS = {
     repr(compression.NoneCompressor): "Compression.none",
     repr(horovodish.global_process_set): "global_process_set",
+    "ReduceOp.AVERAGE": "Average",
 }
 GROUPS = {
     settings.TUNING: "Tuning",
@@ -73,8 +74,6 @@ class Api(FromCode):
             kind, options = "autoexception" if issubclass(value, Exception) else "autoclass", "   :members:"
         elif callable(value):
             kind, options = "autofunction", ""
-            if inspect.isfunction(value) and hasattr(value, "__signature__"):
-                vars(value).pop("__wrapped__", None)  # Sphinx would look for the defaults of options in its source
         return f"```{{eval-rst}}\n.. {kind}:: {public}.{name}\n{options}\n```"
 
 
