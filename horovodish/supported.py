@@ -1,4 +1,4 @@
-"""The frameworks, in one table; a warning for releases of them that were not tested."""
+"""The frameworks, in one table; a warning for releases of them that are too old."""
 
 import importlib
 import re
@@ -8,50 +8,46 @@ from typing import NamedTuple
 from horovodish.launch.environment import launcher_environment
 from horovodish.version import __version__
 
-__all__ = ["FRAMEWORKS", "Framework", "warn_unless_tested"]
-
-Release = tuple[int, int]
+__all__ = ["FRAMEWORKS", "Framework", "warn_if_too_old"]
 
 
 class Framework(NamedTuple):
     """A row of the table.
 
     Attributes:
-        oldest, newest: the releases that this release was tested with, as major and minor number; docs/versions.md
-            shows what ran.
+        oldest: the oldest release that can work, as in the framework's extra; docs/versions.md shows what was tested.
         distributions: any of them installs the framework.
         versioned: the module that knows the release, where that is not the framework's own.
     """
 
-    oldest: Release
-    newest: Release
+    oldest: tuple[int, ...]
     distributions: tuple[str, ...]
     versioned: str | None = None
 
 
 FRAMEWORKS = {
-    "torch": Framework((2, 1), (2, 13), ("torch",)),
-    "tensorflow": Framework((2, 16), (2, 21), ("tensorflow", "tensorflow-cpu")),
-    "keras": Framework((3, 15), (3, 15), ("keras",)),
-    "jax": Framework((0, 8), (0, 10), ("jax",)),
-    "mlx": Framework((0, 32), (0, 32), ("mlx",), versioned="mlx.core"),
+    "torch": Framework((2, 1), ("torch",)),
+    "tensorflow": Framework((2, 16), ("tensorflow", "tensorflow-cpu")),
+    "keras": Framework((3, 0), ("keras",)),
+    "jax": Framework((0, 8, 1), ("jax",)),
+    "mlx": Framework((0, 29), ("mlx",), versioned="mlx.core"),
 }
 """The frameworks by the names of their modules. The folders of their shims have the same names."""
 
 
-def warn_unless_tested(framework: str) -> None:
-    """Import a framework, and warn on rank 0 if its release is older or newer than the tested ones.
+def warn_if_too_old(framework: str) -> None:
+    """Import a framework, and warn on rank 0 if its release is older than the oldest one that can work.
 
     Args:
         framework: the name of its module, one of `FRAMEWORKS`.
     """
-    oldest, newest, _, versioned = FRAMEWORKS[framework]
+    oldest, _, versioned = FRAMEWORKS[framework]
     version: str = importlib.import_module(versioned or framework).__version__
-    found = re.match(r"(\d+)(?:\.(\d+))?", version)
-    if found and oldest <= (int(found[1]), int(found[2] or 0)) <= newest:
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+    if not numbers or numbers >= oldest:
         return
     launched = launcher_environment()
     if launched is None or launched.rank == 0:
-        releases = " to ".join(dict.fromkeys(".".join(map(str, release)) for release in (oldest, newest)))
-        message = f"horovodish {__version__} was tested with {framework} {releases}, and this is {version}"
+        needed = ".".join(map(str, oldest))
+        message = f"horovodish {__version__} needs {framework} {needed} or later, and this is {version}"
         warnings.warn(message, stacklevel=3)  # 2 is our module, which calls this when it is imported

@@ -18,7 +18,7 @@ if __name__ != "horovodish.jax":
 
 from horovodish import supported as _frameworks
 
-_frameworks.warn_unless_tested("jax")  # before the imports that a release may break
+_frameworks.warn_if_too_old("jax")  # before the imports that a release may break
 # isort: split
 
 from horovodish import package_names as _package_names

@@ -19,7 +19,7 @@ if __name__ != "horovodish.keras":
 
 from horovodish import supported as _frameworks
 
-_frameworks.warn_unless_tested("keras")  # before the imports that a release may break
+_frameworks.warn_if_too_old("keras")  # before the imports that a release may break
 # isort: split
 
 from horovodish import package_names as _package_names

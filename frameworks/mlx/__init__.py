@@ -8,7 +8,7 @@ if __name__ != "horovodish.mlx":
 
 from horovodish import supported as _frameworks
 
-_frameworks.warn_unless_tested("mlx")  # before the imports that a release may break
+_frameworks.warn_if_too_old("mlx")  # before the imports that a release may break
 # isort: split
 
 from horovodish import package_names as _package_names

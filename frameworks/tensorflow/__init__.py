@@ -24,7 +24,7 @@ if __name__ != "horovodish.tensorflow":
 
 from horovodish import supported as _frameworks
 
-_frameworks.warn_unless_tested("tensorflow")  # before the imports that a release may break
+_frameworks.warn_if_too_old("tensorflow")  # before the imports that a release may break
 # isort: split
 from tensorflow import executing_eagerly as _executing_eagerly  # noqa: F401, some scripts call it as Horovod's
 
