@@ -2,14 +2,17 @@
 
 import os
 import re
+import shlex
+import shutil
 import sys
 import sysconfig
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import nanobind
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.dist_info import dist_info
 
 ROOT = Path(__file__).parent.resolve()
 # Where each package really lies.
@@ -100,6 +103,28 @@ native.libraries = ["pthread", "dl"]
 tensorflow_ops = Extension("horovodish._tensorflow_ops", [], depends=OPERATIONS + files(CSRC, ".h"), language="c++")
 
 
+def say(text: str) -> None:
+    print(f"horovodish: {text}", file=sys.stderr, flush=True)
+
+
+def require_compiler() -> None:
+    """End with one line if there is no C++ compiler."""
+    compiler, *_ = shlex.split(os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "g++")
+    if not shutil.which(compiler):
+        raise SystemExit(
+            f"error: horovodish is compiled when it is installed, and there is no {compiler}: install g++ 12 or later "
+            "(Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++), or set CXX to another C++20 compiler"
+        )
+
+
+class DistInfo(dist_info):
+    """pip asks for the metadata first, so it ends before it downloads a framework that could not be used."""
+
+    def run(self) -> None:
+        require_compiler()
+        super().run()
+
+
 class BuildExt(build_ext):
     """Keeps the object files. Only those of the bindings differ by interpreter, all others are compiled once."""
 
@@ -109,26 +134,34 @@ class BuildExt(build_ext):
             link_mapped_folders()
 
     def build_extensions(self) -> None:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        require_compiler()
+        cores = os.cpu_count() or 1
+        with ThreadPoolExecutor(cores) as pool:
+            under_way: list[Future[None]] = []
 
-            def compiled(sources: list[str], folder: str, *options: str) -> list[Future[str]]:
-                return [pool.submit(self.compile_one, source, folder, options) for source in sources]
+            def compiled(sources: list[str], folder: str, *options: str) -> list[str]:
+                made = self.compiler.object_filenames(sources, output_dir=folder)
+                outdated = [each for each, path in zip(sources, made, strict=True) if needs_recompile(path, each)]
+                under_way.extend(pool.submit(self.compile_one, source, folder, options) for source in outdated)
+                return made
 
             engine = compiled(rooms(ENGINE), OBJECTS, "-O3")
             of_interpreter = f"{OBJECTS}/{sys.implementation.cache_tag}"
             bindings = compiled(BINDINGS, of_interpreter, "-O2", "-fno-strict-aliasing")  # which nanobind asks for
             bindings += compiled([NANOBIND], of_interpreter, "-O2", "-fno-strict-aliasing", "-w")
             operations = compiled(rooms(OPERATIONS), OBJECTS, "-O2")
-        native.extra_objects = [each.result() for each in bindings + engine]
-        tensorflow_ops.extra_objects = [each.result() for each in operations]
+            if under_way:
+                say(f"compiling {len(under_way)} files on {cores} cores (all of them: 1 to 4 minutes on 2 cores)")
+            for number, each in enumerate(as_completed(under_way), 1):
+                each.result()
+                say(f"{number} of {len(under_way)} files are compiled")
+        native.extra_objects = bindings + engine
+        tensorflow_ops.extra_objects = operations
         super().build_extensions()
 
-    def compile_one(self, source: str, folder: str, options: tuple[str, ...]) -> str:
-        (made,) = self.compiler.object_filenames([source], output_dir=folder)
-        if needs_recompile(made, source):
-            given = [*OPTIONS, *options]
-            self.compiler.compile([source], output_dir=folder, include_dirs=[str(CSRC)], extra_postargs=given)
-        return made
+    def compile_one(self, source: str, folder: str, options: tuple[str, ...]) -> None:
+        given = [*OPTIONS, *options]
+        self.compiler.compile([source], output_dir=folder, include_dirs=[str(CSRC)], extra_postargs=given)
 
 
 setup(
@@ -137,5 +170,5 @@ setup(
     package_dir=PACKAGE_DIR,
     packages=packages(),
     ext_modules=[native, tensorflow_ops],
-    cmdclass={"build_ext": BuildExt},
+    cmdclass={"build_ext": BuildExt, "dist_info": DistInfo},
 )
