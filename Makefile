@@ -1,5 +1,6 @@
-# make dev | lint | types | test | docs | demo | bench | bench-hosts | bench-gpu | soak | soak-elastic
+# make dev | lint | types | test-quick | test | docs | demo | bench | bench-hosts | bench-gpu | soak | soak-elastic
 # make wheels | sdist | test-wheel | test-versions | test-gpu | test-pythons | test-mpich | test-sanitize | explore | fuzz | clean
+# test-quick runs a part of the tests (3 minutes on 2 cores), test runs all (20 minutes) but those of soak.
 # The first of them makes .venv with everything that is needed; later ones only compile what has changed.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -16,6 +17,9 @@ FUZZ_TARGETS ?= frames introduction hello config hostfile traces
 FUZZ_CXX ?= $(shell command -v clang++ || ls /usr/bin/clang++-* 2>/dev/null | tail -n 1)
 
 BUILD_TOOLS := 'setuptools>=77' 'nanobind>=3.1'
+# Of everything a little: units, collectives between ranks, the launcher, and a script of each framework.
+QUICK_TESTS := tests/unit tests/parallel/test_allreduce.py tests/parallel/test_mismatch.py tests/launcher/test_cli.py \
+	tests/frameworks/test_readme.py tests/frameworks/mlx/test_arrays.py
 # Much of a test is waiting, so three of them share two cores.
 PYTEST := pytest --numprocesses $(TEST_WORKERS) --dist worksteal
 CORE_TESTS := --ignore=tests/frameworks
@@ -28,9 +32,12 @@ PIP_WHEEL := -m pip wheel --quiet --disable-pip-version-check --no-deps
 python_of = $$({ ls $$HOME/.pyenv/versions/$(1).*/bin/python3; command -v python$(1); } 2>/dev/null | head -n 1)
 NATIVE_FILES = $(shell find horovodish/csrc -name '*.cc' -o -name '*.h')
 
-.PHONY: dev lint types test demo bench bench-hosts bench-gpu soak soak-elastic test-gpu test-pythons test-mpich test-sanitize
+.PHONY: help dev lint types test test-quick demo bench bench-hosts bench-gpu soak soak-elastic test-gpu test-pythons test-mpich test-sanitize
 .PHONY: docs wheels sdist test-wheel test-versions explore fuzz clean
 .DEFAULT_GOAL := dev
+
+help:
+	@sed -n '1,/^$$/s/^# *//p' Makefile
 
 # An editable install needs no second run when only sources change; the extension does.
 dev: $(VENV)/installed
@@ -61,6 +68,9 @@ types: dev
 
 test: dev
 	$(BIN)/$(PYTEST) -m 'not soak' $(PYTEST_ARGS)
+
+test-quick: dev
+	$(BIN)/$(PYTEST) -m 'not soak and not slow' $(QUICK_TESTS) $(PYTEST_ARGS)
 
 # The site, below build/site: from the guides and the code. Warnings, such as links that lead nowhere, are errors.
 docs: dev

@@ -93,7 +93,7 @@ def run_by(script: Path) -> list[str]:
 def test_nothing_stays_behind_when_a_signal_ends_the_process(number: signal.Signals, tmp_path: Path) -> None:
     reason = tool.why_there_are_no_hosts()
     if reason:
-        pytest.skip(reason)
+        pytest.skip(f"{reason}; as root, with iproute2 installed: make test")
     script = tmp_path / "waits.py"
     script.write_text("import socket, time\nprint('host', socket.gethostname(), flush=True)\ntime.sleep(600)\n")
     # What was started in the background may ignore signals, and so would its children.

@@ -152,7 +152,7 @@ class Scene:
 def skip_without_survivors() -> None:
     """Skips the test where no rank outlives another one. Tests that start threads call it before `run_elastic` does."""
     if not is_open_mpi():
-        pytest.skip("MPICH ends all ranks when one of them dies")
+        pytest.skip("MPICH ends all ranks when one of them dies: make test runs it over Open MPI")
 
 
 def run_elastic(

@@ -26,4 +26,4 @@ def needs_gpu() -> None:
     if why and os.environ.get("HOROVODISH_TEST_GPU") == "1":
         pytest.fail(f"HOROVODISH_TEST_GPU=1, but {why}")
     if why:
-        pytest.skip(why)
+        pytest.skip(f"{why}; on a machine with a GPU: make test-gpu")

@@ -103,7 +103,7 @@ def hosts(count: int, *, for_mpirun: bool = True) -> Iterator[Hosts]:
     if reason:
         if os.environ.get(REQUIRED_VARIABLE) == "1":
             pytest.fail(f"{REQUIRED_VARIABLE}=1, but no hosts can be made here: {reason}")
-        pytest.skip(f"no hosts can be made here: {reason}")
+        pytest.skip(f"no hosts can be made here: {reason}; as root, with iproute2 installed: make test")
     with _interrupted_by_signals(), tempfile.TemporaryDirectory(prefix="hosts-") as folder:
         prefix = f"h{uuid.uuid4().hex[:7]}"  # with what follows it, a device's name may have 15 characters
         agent = Path(folder, "agent")

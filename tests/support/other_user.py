@@ -22,7 +22,7 @@ NAME = "nobody"
 def skip_without_another_user() -> None:
     """Skips the test, with the reason, where these tests cannot act as a second user."""
     if os.geteuid() != 0:
-        pytest.skip("only root can act as a second user")
+        pytest.skip("only root can act as a second user: sudo make test")
     with contextlib.suppress(KeyError):
         pwd.getpwnam(NAME)
         return

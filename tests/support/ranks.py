@@ -115,7 +115,7 @@ def run_ranks_to_their_ends(
     """
     check(function)
     if not is_open_mpi():
-        pytest.skip("MPICH's mpiexec ends all ranks when one of them dies")
+        pytest.skip("MPICH's mpiexec ends all ranks when one of them dies: make test runs it over Open MPI")
     command = command or mpi_command(np, survivors=True)
     world = World(command, np, env or {}, stops_at_failure=False)
     outcomes = world.call(Call(function, args, {}, begin=False), timeout, is_last=True)

@@ -113,7 +113,7 @@ def installed(name: str, wheels: tuple[str, ...], folders: str) -> Path | None:
 
 def nccl(name: str) -> Path:
     found = installed(name, ("nvidia-nccl-cu13", "nvidia-nccl-cu12"), "/usr/include/")
-    return found or pytest.skip(f"no {name}: install nvidia-nccl-cu13 or nvidia-nccl-cu12 to compare with it")
+    return found or pytest.skip(f"no {name} to compare with: pip install nvidia-nccl-cu13")
 
 
 def functions(source: str, table: str) -> str:
@@ -135,7 +135,7 @@ def compiled(folder: Path, text: str) -> str:
     return subprocess.run(command, capture_output=True, text=True).stderr
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on this machine")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on this machine: apt-get install g++")
 def test_what_we_declare_is_what_nccl_declares(tmp_path: Path) -> None:
     shutil.copy(nccl("nccl.h"), tmp_path)
     # All of CUDA that it needs: the types of a stream and an event.
@@ -144,12 +144,12 @@ def test_what_we_declare_is_what_nccl_declares(tmp_path: Path) -> None:
     assert compiled(tmp_path, NCCL + functions("abi/nccl.cc", "Nccl")) == ""
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on this machine")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on this machine: apt-get install g++")
 def test_what_we_declare_is_what_cuda_declares(tmp_path: Path) -> None:
     wheels = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12")
     header = installed("cuda.h", wheels, "/usr/local/cuda*/include/")
     if header is None:
-        pytest.skip("no cuda.h: install CUDA's toolkit or nvidia-cuda-runtime to compare with it")
+        pytest.skip("no cuda.h to compare with: pip install nvidia-cuda-runtime")
     shutil.copy(header, tmp_path)
     assert compiled(tmp_path, CUDA + functions("abi/cuda.cc", "Cuda")) == ""
 

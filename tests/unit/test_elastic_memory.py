@@ -148,7 +148,7 @@ def refuse(*_: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user: sudo make test")
 @pytest.mark.parametrize("name", ["0.index", "0.0"])
 def test_files_of_another_user_are_refused(name: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)

@@ -103,7 +103,8 @@ def test_a_header_is_what_its_source_includes_first() -> None:
             assert first_include(source) in (header.name, name_of(header)), source
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on this machine")
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on this machine: apt-get install g++")
 def test_a_header_without_a_source_compiles_alone(tmp_path: Path) -> None:
     headers = [header for header in HEADERS if not header.with_suffix(".cc").exists()]
     assert headers

@@ -83,7 +83,8 @@ def test_of_two_refusals_the_one_of_a_family_fails_the_family() -> None:
             assert "cannot take part: no" in decisions[0]["text"]
 
 
-@pytest.mark.skipif(shutil.which("g++") is None or shutil.which("make") is None, reason="no compiler on this machine")
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") and shutil.which("make")), reason="no compiler: apt-get install g++ make")
 def test_every_order_of_events_of_three_ranks_ends_well() -> None:
     """`make explore` does the same for more worlds and longer scripts."""
     subprocess.run(["make", "--silent", "build/explore"], cwd=ROOT, check=True)

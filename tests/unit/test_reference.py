@@ -31,6 +31,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_the_reference_shows_all_parameters(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="Sphinx is not installed: make dev")
     environ = {**os.environ, "KERAS_BACKEND": "jax"}

@@ -12,7 +12,7 @@ import pytest
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """The ranks use this backend."""
     if importlib.util.find_spec(request.param) is None:
-        pytest.skip(f"{request.param} is not installed")
+        pytest.skip(f"{request.param} is not installed: make dev")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("KERAS_BACKEND", request.param)
         environment.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")

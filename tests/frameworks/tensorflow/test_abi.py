@@ -15,7 +15,7 @@ from support.sources import CSRC
 OURS = CSRC / "abi/tensorflow.h"
 HEADERS = ("kernels.h", "ops.h", "tf_datatype.h", "tf_status.h", "tf_tensor.h")
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on this machine")
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on this machine: apt-get install g++")
 
 
 def complaints(header: str, tmp_path: Path) -> str:
