@@ -53,7 +53,7 @@ def readme() -> str:
     """README.md for PyPI, where links relative to the repository lead nowhere."""
 
     def link(match: re.Match[str]) -> str:
-        kind = "raw" if match[1].endswith(".png") else "blob"
+        kind = "raw" if match[1].endswith(".svg") else "blob"
         return f"]({REPOSITORY}/{kind}/main/{match[1]})"
 
     return re.sub(r"\]\((?!https?:)([^)]+)\)", link, (ROOT / "README.md").read_text())

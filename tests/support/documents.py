@@ -13,12 +13,8 @@ def python_blocks(document: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", Path(ROOT, document).read_text(), re.DOTALL)
 
 
-def columns(block: str) -> tuple[str, str]:
-    """The two scripts of a block that shows them side by side; each begins with a comment that names it."""
-    first, *_ = block.splitlines()
-    width = first.index("#", 1)
-    lines = [(line[:width].rstrip(), line[width:]) for line in block.splitlines()]
-    crossed = [line for line in block.splitlines() if len(line) > width and line[width - 1] != " "]
-    assert not crossed, f"these lines cross from one column into the other: {crossed}"
-    left, right = zip(*lines, strict=True)
-    return "\n".join(left), "\n".join(right)
+def sides(document: str) -> tuple[str, str]:
+    """The first diff in a document, as the two scripts between which it is."""
+    (diff, *_) = re.findall(r"```diff\n(.*?)```", Path(ROOT, document).read_text(), re.DOTALL)
+    before, after = ("\n".join(line[1:] for line in diff.splitlines() if line[:1] != other) for other in "+-")
+    return before, after

@@ -1,9 +1,13 @@
-"""The examples for TensorFlow do what they say, on two ranks."""
+"""The examples for TensorFlow, and code of its guide, do what they say, on two ranks."""
 
 from __future__ import annotations
 
 import re
 
+import pytest
+
+from support.documents import python_blocks
+from support.on_ranks import on_ranks
 from support.scripts import output_of
 from support.sources import ROOT
 
@@ -22,3 +26,29 @@ def test_an_embedding() -> None:
     rows = [int(number) for number in re.findall(r"(\d+) of 20000 rows", output)]
     assert len(rows) == 4
     assert all(400 < number <= 800 for number in rows), "400 words on each rank, and no more rows than that travel"
+
+
+@pytest.mark.parametrize("scale", [16.0, 2.0**127], ids=["finite", "infinite on rank 1"])
+@on_ranks(2)
+def test_mixed_precision(scale: float) -> None:
+    import keras
+    import tensorflow as tf
+
+    import horovodish.tensorflow as hvd
+
+    def loss_of(labels: tf.Tensor, given: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean((tf.cast(given, tf.float32) - labels) ** 2)
+
+    (code,) = (block for block in python_blocks("docs/tensorflow.md") if "scale_loss" in block)
+    make_model = lambda: keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])  # noqa: E731
+    names = {"hvd": hvd, "keras": keras, "tf": tf, "loss_of": loss_of, "make_model": make_model}
+    try:
+        exec(code, names)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    model, before = names["model"], names["model"].get_weights()
+    names["optimizer"].dynamic_scale.assign(scale if hvd.rank() else 16.0)
+    names["step"](tf.random.normal([4, 3]), tf.ones([4, 1]))
+    weights = hvd.allgather_object(model.get_weights())
+    assert all((one == other).all() for one, other in zip(*weights, strict=True))
+    assert (weights[0][0] == before[0]).all() == (scale > 16)

@@ -1,4 +1,4 @@
-"""The code of the guides "From Horovod" and "From DDP" runs as it stands, and both sides of it train to the same."""
+"""The code of the guides "PyTorch", "From Horovod" and "From DDP" runs as it stands; the last two train to the same."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
 import horovodish.torch as hvd
-from support.documents import columns, python_blocks
+from support.documents import python_blocks, sides
 from support.on_ranks import on_ranks
 
-HOROVOD, DDP = "docs/from-horovod.md", "docs/from-ddp.md"
+HOROVOD, DDP, TORCH = "docs/from-horovod.md", "docs/from-ddp.md", "docs/torch.md"
+
+ONE_EPOCH = """
+def train_one_epoch(epoch):
+    optimizer.zero_grad()
+    model(torch.rand(4, 6)).sum().backward()
+    optimizer.step()
+    seen.append(epoch)
+"""
 
 
 def run(code: str, samples: int = 128, **names: Any) -> dict[str, Any]:
@@ -44,8 +52,8 @@ def run(code: str, samples: int = 128, **names: Any) -> dict[str, Any]:
 
 @on_ranks(2)
 def test_from_horovod() -> None:
-    before, after = columns(*python_blocks(HOROVOD))
-    assert "\nimport horovod.torch as hvd\n" in before and "import horovod." not in after
+    before, after = sides(HOROVOD)
+    assert before.startswith("import horovod.torch as hvd\n") and "import horovod." not in after
     changed = before.replace("import horovod.torch", "import horovodish.torch")
     generator = torch.Generator().manual_seed(hvd.rank())
     pairs = [[(x, x.sum(1, keepdim=True)) for x in torch.randn(2, 4, 6, generator=generator)] for _ in range(5)]
@@ -56,8 +64,49 @@ def test_from_horovod() -> None:
 
 
 @on_ranks(2)
+def test_from_one_process(tmp_path: Path) -> None:
+    for name, code in zip(("one", "ours"), sides(TORCH), strict=True):
+        path = tmp_path / f"{name}-{hvd.rank()}"
+        scope = run(code, path=path, epochs=500, loss_of=nn.functional.mse_loss)
+        with torch.no_grad():
+            inputs, labels = scope["dataset"].tensors
+            assert nn.functional.mse_loss(scope["model"](inputs), labels) < 1  # of 6 at first
+        assert path.exists() == (name == "one" or hvd.rank() == 0)
+    hvd.check_consistency(scope["model"], scope["optimizer"])
+
+
+@on_ranks(2)
+def test_mixed_precision() -> None:
+    model = nn.Linear(6, 1)
+    optimizer = hvd.DistributedOptimizer(SGD(model.parameters(), lr=0.1), model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict())
+    dataset = TensorDataset(*(torch.rand(8, width) for width in (6, 1)))
+    before = model.weight.clone()
+    code = python_blocks(TORCH)[0]
+    loader = DataLoader(dataset, batch_size=4)
+    run(code, device="cpu", loader=loader, model=model, optimizer=optimizer, loss_of=nn.functional.mse_loss)
+    assert not torch.equal(before, model.weight)
+    hvd.check_consistency(model, optimizer)
+
+
+@on_ranks(2)
+def test_rank_0_saves_and_all_load(tmp_path: Path) -> None:
+    code, path = python_blocks(TORCH)[1], str(tmp_path / f"{hvd.rank()}.pt")  # as on hosts without a common folder
+    for epochs, trained in ((2, [0, 1]), (4, [2, 3])):
+        model = nn.Linear(6, 1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), model.named_parameters())
+        seen: list[int] = []
+        names = {"model": model, "optimizer": optimizer, "seen": seen}
+        run(ONE_EPOCH + code, path=path, os=os, epochs=epochs, **names)
+        assert seen == trained
+        assert optimizer.state[model.weight]["step"] == epochs
+        hvd.check_consistency(model, optimizer)
+    assert [file.name for file in tmp_path.iterdir()] == ["0.pt"]
+
+
+@on_ranks(2)
 def test_from_ddp(tmp_path: Path) -> None:
-    ddp, ours = columns(python_blocks(DDP)[0])
+    ddp, ours = sides(DDP)
     store = as_under_torchrun()
     for code, file in ((ddp, "ddp.pt"), (ours, "ours.pt")):
         run(code, path=tmp_path / file)
@@ -82,7 +131,7 @@ def test_data_that_ends_unevenly() -> None:
     model = nn.Linear(6, 1)
     optimizer = hvd.DistributedOptimizer(SGD(model.parameters(), lr=0.05, momentum=0.9), model.named_parameters())
     hvd.broadcast_parameters(model.state_dict())
-    left = run(python_blocks(DDP)[1], samples=129, model=model, optimizer=optimizer)
+    left = run(python_blocks(DDP)[0], samples=129, model=model, optimizer=optimizer)
     assert len(left["loader"]) == (3 if hvd.rank() == 0 else 2)
     hvd.check_consistency(model, optimizer)
 
@@ -109,7 +158,7 @@ def test_large_batches() -> None:
     pytorch_optimizer = pytest.importorskip("pytorch_optimizer")
     hvd.init()
     try:
-        optimizer = run(python_blocks(DDP)[3], pytorch_optimizer=pytorch_optimizer)["optimizer"]
+        optimizer = run(python_blocks(DDP)[2], pytorch_optimizer=pytorch_optimizer)["optimizer"]
         assert isinstance(optimizer, pytorch_optimizer.Lamb)
     finally:
         hvd.shutdown()
