@@ -86,6 +86,7 @@ COMBINATIONS = (
     Combination("3.12", JAX, ("jax==0.8.*", "optax>=0.2")),
     Combination("3.13", JAX, ("jax==0.9.*", "optax>=0.2")),
     Combination("3.12", JAX, ("jax==0.10.*", "optax>=0.2")),
+    Combination("3.12", JAX, ("jax==0.12.*", "optax>=0.2")),
     Combination("3.11", MLX, ("mlx[cpu]==0.29.*",)),
     Combination("3.12", MLX, ("mlx[cpu]==0.32.*",)),
 )
