@@ -14,6 +14,7 @@ _MODULES = ("elastic", "functions", "mpi_ops")
 INSTEAD = {
     "check_extension": "nothing is compiled for a framework, so there is nothing to check",
 }
+_OF_FRAMEWORKS = ("Distributed", "broadcast_", "callbacks", "Compression", "SyncBatchNorm")
 _NO_ELASTIC = "this shim has no elastic.py; use horovodish.elastic, with NumPy arrays in an ObjectState"
 
 
@@ -37,6 +38,10 @@ def look_up(package: str, name: str) -> object:
             return importlib.import_module(f"{package}.{name}")
         if name != "elastic":
             return sys.modules[package]
-    remedy = _NO_ELASTIC if name == "elastic" else INSTEAD.get(name)
+    if package == __package__ and name.startswith(_OF_FRAMEWORKS):
+        used = next((each for each in ("keras", "tensorflow", "jax", "mlx") if each in sys.modules), "torch")
+        remedy: str | None = f"write `import {package}.{used} as hvd` to train with {used}"
+    else:
+        remedy = _NO_ELASTIC if name == "elastic" else INSTEAD.get(name)
     # Python itself adds the name, and then asks whether another one was meant.
     raise AttributeError(f"module {package!r} has no attribute {name!r}" + (f": {remedy}" if remedy else ""))

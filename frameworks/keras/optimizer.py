@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from horovodish.collectives.process_sets import checked_id
-from horovodish.collectives.submission import generated_name
+from horovodish.collectives.submission import counted
 from horovodish.gradients.options import GradientOptions, KerasOptions, takes
 from horovodish.gradients.plan import GradientPlan
 from horovodish.keras.accumulation import Accumulation
@@ -98,7 +98,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     checked = GradientOptions.checked(**options)
     process_set = checked.process_set
     if name is None:  # a rank outside the set never reduces, and counts for no other set
-        name = generated_name("optimizer", checked_id(process_set)) if process_set.included() else "optimizer"
+        number = counted("optimizer", checked_id(process_set)) if process_set.included() else 0
+        name = f"gradients of optimizer {number}"
     averages = checked.values["average_aggregated_gradients"]
     window = Accumulation(checked.passes, averages) if checked.passes > 1 else None
     distribute(optimizer, Distribution(name, GradientPlan(checked, gradients(), remedy=BROADCAST_REMEDY), window))

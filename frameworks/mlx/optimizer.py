@@ -11,7 +11,7 @@ from mlx.optimizers import Optimizer
 from mlx.utils import tree_flatten, tree_map_with_path
 
 from horovodish.collectives.process_sets import checked_id
-from horovodish.collectives.submission import generated_name
+from horovodish.collectives.submission import counted
 from horovodish.gradients.lone_steps import Count, LoneSteps
 from horovodish.gradients.options import GradientOptions, ReductionOptions, takes
 from horovodish.gradients.plan import GradientAdapter, GradientPlan, Payload
@@ -84,7 +84,7 @@ def DistributedOptimizer(optimizer: Optimizer, **options: Unpack[ReductionOption
     wrapped.__class__ = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
     wrapped._plan = GradientPlan(checked, _Gradients(), lambda _, source: f".{source.name}", _REMEDY)
     if checked.process_set.included():  # a rank outside the set never reduces, and counts for no other set
-        wrapped._name = generated_name("optimizer", checked_id(checked.process_set))
+        wrapped._name = f"gradients of optimizer {counted('optimizer', checked_id(checked.process_set))}"
     return optimizer
 
 

@@ -50,10 +50,13 @@ def of_variables(sources: Sequence[Any], checksums: Callable[[list[Any]], Checks
 
 
 def described(name: str, process_set: ProcessSet) -> str:
-    """A text for native code that stands for the variables of the reduction which is traced; empty for none."""
-    given = _sources.get()
-    if given is None or tf.executing_eagerly() or compiled_by_xla() or in_graph_for_sessions():
+    """A text for native code, which begins a step with it, and stands for the variables of the reduction. Empty where
+    native code cannot have it."""
+    if tf.executing_eagerly() or compiled_by_xla() or in_graph_for_sessions():
         return ""
+    given = _sources.get()
+    if given is None:
+        return "tensorflow without variables"
     sources, checksums = given
     # A function does not keep its variables alive either.
     known = [weakref.ref(source) if hasattr(source, "assign") else lambda: None for source in sources]

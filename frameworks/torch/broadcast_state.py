@@ -12,7 +12,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from horovodish.collectives.adapter import checked_root
-from horovodish.collectives.comparison import compared_on_all_ranks
+from horovodish.collectives.comparison import SAME_MODEL, compared_on_all_ranks
 from horovodish.collectives.functions import synchronize
 from horovodish.collectives.objects import broadcast_object
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
@@ -51,10 +51,10 @@ def broadcast_parameters(
     Example:
         >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
-    with compared_on_all_ranks("broadcast_parameters", "the names of the tensors", process_set) as described:
+    with compared_on_all_ranks("broadcast_parameters", "the tensors", process_set, SAME_MODEL) as described:
         root = checked_root(root_rank, process_set)
         tensors = dict(_named_tensors(params))
-        # The engine compares shapes and dtypes, but not the dtypes of what it sees as bytes.
+        # The engine compares dtypes, but not those of what it sees as bytes.
         described += sorted(_described(name, tensor) for name, tensor in tensors.items())
     _broadcast_into(root, "broadcast_parameters", tensors, process_set)
 
@@ -251,4 +251,5 @@ def _not_repeated(tensor: Tensor) -> Tensor:
 
 
 def _described(name: str, tensor: Tensor) -> str:
-    return f"{name} of {tensor.dtype}" if moves_as_bytes(tensor) else name
+    dtype = f"{tensor.dtype} and " if moves_as_bytes(tensor) else ""
+    return f"{name} of {dtype}shape {tuple(tensor.shape)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,9 @@ from horovodish.collectives.process_sets import ProcessSet, checked_id, global_p
 from horovodish.collectives.submission import RefuseOnError, gather_objects, generated_name
 from horovodish.errors import MismatchError
 
-__all__ = ["Named", "compared_on_all_ranks"]
+__all__ = ["SAME_MODEL", "Named", "compared_on_all_ranks", "difference"]
+
+SAME_MODEL = "build the same model on every rank"
 
 
 @contextmanager
@@ -50,8 +53,8 @@ def compared_on_all_ranks(
     first = min(values)
     for place, other in values.items():
         if other != values[first]:
-            difference = _difference(values[first], other, process_set.ranks[first], process_set.ranks[place])
-            raise MismatchError(f"{function}: {what} differ: {difference}; {remedy}")
+            found = difference(values[first], other, process_set.ranks[first], process_set.ranks[place])
+            raise MismatchError(f"{function}: {what} differ: {found}; {remedy}")
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,25 @@ class Named:
         return f"{self.name}, {self.kind}"
 
 
-def _difference(first: list[Any], other: list[Any], first_rank: int, rank: int) -> str:
-    only_first = [item for item in first if item not in other]
-    only_other = [item for item in other if item not in first]
-    return f"only rank {first_rank} has {_shortened(only_first)}, only rank {rank} has {_shortened(only_other)}"
+def difference(first: list[Any], other: list[Any], first_rank: int, rank: int) -> str:
+    """What only one of two ranks has, or the first place where they have the same in another order. Not collective.
+
+    Args:
+        first, other: the items of the two ranks, which are not equal.
+        first_rank, rank: the two ranks.
+    """
+    only = {
+        first_rank: [item for item in first if item not in other],
+        rank: [item for item in other if item not in first],
+    }
+    found = [f"only rank {number} has {_shortened(items)}" for number, items in only.items() if items]
+    if found:
+        return ", ".join(found)
+    pairs = itertools.zip_longest(first, other, fillvalue="nothing")
+    place, (ours, theirs) = next((place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1])
+    return f"at place {place}, rank {first_rank} has {ours} and rank {rank} has {theirs}"
 
 
 def _shortened(items: list[Any]) -> str:
-    shown = ", ".join(map(str, items[:5])) or "nothing"
+    shown = ", ".join(map(str, items[:5]))
     return shown + (f" and {len(items) - 5} more" if len(items) > 5 else "")

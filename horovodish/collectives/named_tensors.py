@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from horovodish.collectives.adapter import Adapter, checked_root
-from horovodish.collectives.comparison import compared_on_all_ranks
+from horovodish.collectives.comparison import SAME_MODEL, compared_on_all_ranks
 from horovodish.collectives.objects import broadcast_object
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
@@ -39,11 +39,14 @@ def broadcast_named(
         ValueError: there is no rank `root_rank` in the process set.
         See `horovodish.collectives` for what every operation can raise.
     """
-    with compared_on_all_ranks(function, "the names of the parameters", process_set) as described:
+    with compared_on_all_ranks(function, "the parameters", process_set, SAME_MODEL) as described:
         root = checked_root(root_rank, process_set)
         ordered = {name: values[name] for name in sorted(values)}
         tensors = {name: value for name, value in ordered.items() if hasattr(value, "shape")}
-        described += [name if name in tensors else f"{name}, which is no tensor" for name in ordered]
+        described += [
+            f"{name} of shape {tuple(tensors[name].shape)}" if name in tensors else f"{name}, which is no tensor"
+            for name in ordered
+        ]
     handles = {
         name: adapter.one(Operation("broadcast", f"{function}.{name}", process_set, root_rank=root), tensor)
         for name, tensor in tensors.items()

@@ -143,6 +143,7 @@ void submit(const Submission* submission, Then then, void* argument) {
                                   ", or the set is not in use. Make the call on its ranks only");
     }
     if (submission->compared != nullptr) {
+      engine->begin_step();
       const std::string key = std::to_string(submission->process_set) + " " + name;
       if (const Comparer compare = comparer_for(key, kComparedExecution)) compare(submission->compared, {});
     }

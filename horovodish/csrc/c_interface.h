@@ -30,7 +30,8 @@ struct Submission {
   size_t tensor_count = 0;
   const int64_t* splits = nullptr;  // of an alltoall; null for even ones
   size_t split_count = 0;
-  const char* compared = nullptr;  // describes parameters for Python, see first_executions.h; null where it has none
+  // Begins a step, and describes parameters for Python, see first_executions.h; null of all but one operation of a reduction.
+  const char* compared = nullptr;
 };
 
 // A result that the engine allocated.

@@ -14,15 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from horovodish.collectives.array_adapter import ARRAYS
+from horovodish.collectives.comparison import SAME_MODEL, difference
 from horovodish.collectives.consistency import Checksums, are_equal, details, summands, warn_of_difference
 from horovodish.collectives.operation import Operation
-from horovodish.collectives.process_sets import ProcessSet
+from horovodish.collectives.process_sets import ProcessSet, checked_id
 from horovodish.collectives.reduce_ops import Sum
-from horovodish.collectives.submission import Handle
+from horovodish.collectives.submission import Handle, gather_objects
+from horovodish.errors import MismatchError
 from horovodish.runtime import basics
 from horovodish.runtime.process import part
 
-__all__ = ["Compared", "Comparison", "Layout", "compare_layouts", "warn_of"]
+__all__ = ["Compared", "Comparison", "Layout", "compare_layouts", "compared", "warn_of"]
 
 
 class Layout(IntEnum):
@@ -69,6 +71,35 @@ def compare_layouts(
     name = f"{gradients}: layouts of the gradients, one for each parameter"
     own = np.array([*layouts, 1, *given], np.int64)
     return ARRAYS.start(Operation("allreduce", name, process_set, Sum), [own], result)
+
+
+def compared(
+    comparison: Handle[Comparison], names: Sequence[str], gradients: str, process_set: ProcessSet
+) -> Comparison:
+    """What the ranks have found out. Collective; blocks.
+
+    Args:
+        comparison: what `compare_layouts` gives.
+        names: of the gradients, for the message; a parameter may have another name on each rank.
+        gradients, process_set: as for `compare_layouts`.
+
+    Raises:
+        MismatchError: the ranks have different numbers of gradients. Every rank raises it.
+    """
+    try:
+        return comparison.wait()
+    except MismatchError:  # on every rank
+        of_places = gather_objects([*names], f"{gradients}: names of the parameters", checked_id(process_set))
+        ranks, (first, *others) = process_set.ranks, of_places
+        ours = of_places[first]
+        for place in others:
+            if len(theirs := of_places[place]) != len(ours):
+                raise MismatchError(
+                    f"the ranks' models differ: rank {ranks[first]} trains {len(ours)} parameters, rank "
+                    f"{ranks[place]} trains {len(theirs)}: {difference(ours, theirs, ranks[first], ranks[place])}. "
+                    f"Remedy: {SAME_MODEL}"
+                ) from None
+        raise
 
 
 def warn_of(comparison: Comparison, checksums: Checksums, gradients: str, process_set: ProcessSet, remedy: str) -> None:

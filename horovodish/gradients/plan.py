@@ -19,7 +19,7 @@ from horovodish.collectives.reduce_ops import Sum
 from horovodish.collectives.submission import counted
 from horovodish.gradients.at_once import Bucket, Memory, Reduced, reduce_at_once
 from horovodish.gradients.autotune import Tuner, Tuning, tuner_of, warn_of_no_effect
-from horovodish.gradients.layouts import Compared, Comparison, Layout, compare_layouts, warn_of
+from horovodish.gradients.layouts import Compared, Comparison, Layout, compare_layouts, compared, warn_of
 from horovodish.gradients.options import GradientOptions
 from horovodish.runtime import basics
 from horovodish.runtime.process import part
@@ -254,7 +254,7 @@ class GradientPlan:
         self,
         options: GradientOptions,
         adapter: GradientAdapter,
-        label: Callable[[int, Any], str] = lambda index, _: f"[{index}]",
+        label: Callable[[int, Any], str] = lambda index, _: f", variable {index}",
         remedy: str = "",
     ):
         """
@@ -286,6 +286,8 @@ class GradientPlan:
         if self.options.alone:
             return list(gradients)
         adapter = self._adapter
+        if not adapter.is_traced(gradients):
+            basics.engine().begin_step()
         results = list(gradients)
         name = adapter.name_in_step(name)
         known = gradients if sources is None else sources
@@ -296,7 +298,7 @@ class GradientPlan:
         if sources is not None and adapter.may_differ and not adapter.is_traced(gradients):
             # The labels are in the key because the ranks compare anew when other variables are trained.
             key = name, checked_id(self.options.process_set), self.options.sparse_as_dense, *labels.values()
-            layouts = self._agreed(key, layouts, sources, name)
+            layouts = self._agreed(key, layouts, labels, sources, name)
             alike = {
                 index: self._alike(gradient, sources[index], layouts[index])
                 if gradient is None or layouts[index] is not has[index]
@@ -386,20 +388,22 @@ class GradientPlan:
         }
 
     def _agreed(
-        self, key: Hashable, layouts: dict[int, Layout], sources: Sequence[Any], name: str
+        self, key: Hashable, layouts: dict[int, Layout], labels: dict[int, str], sources: Sequence[Any], name: str
     ) -> dict[int, Layout]:
         """The layouts that the gradients have on any rank, as far as the ranks have compared them. Collective; blocks
         in the first reductions and after one that brought a gradient which no rank had before."""
-        process_set, compared = self.options.process_set, part(Compared).layouts
+        process_set, known = self.options.process_set, part(Compared).layouts
         compares = counted(f"reductions of {name}", checked_id(process_set)) == COMPARED_REDUCTION
-        if key not in compared or compares:
+        if key not in known or compares:
             checksums = self.checksums(sources) if compares else None
-            found = compare_layouts([*layouts.values()], name, process_set, checksums).wait()
+            names = [_name(sources[index]) or label for index, label in labels.items()]
+            comparison = compare_layouts([*layouts.values()], name, process_set, checksums)
+            found = compared(comparison, names, name, process_set)
             if found.ranks < process_set.size():  # a rank that has joined does not hear of it, and may come back
                 return dict(zip(layouts, found.layouts, strict=True))
-            compared[key] = found.layouts
+            known[key] = found.layouts
             self._warn(found, checksums or {}, name)
-        return dict(zip(layouts, compared[key], strict=True))
+        return dict(zip(layouts, known[key], strict=True))
 
     def _alike(self, gradient: Any, source: Any, layout: Layout) -> Any:
         """The gradient in the layout that all ranks give theirs."""
@@ -433,4 +437,9 @@ def _bucket(
 
 
 def _label(index: int, source: Any) -> str:
-    return f"variable {index} '{getattr(source, 'path', None) or getattr(source, 'name', '')}'"
+    return f"variable {index} '{_name(source)}'"
+
+
+def _name(source: Any) -> str:
+    """What the user calls a parameter; empty if it has no name."""
+    return str(getattr(source, "path", None) or getattr(source, "name", ""))

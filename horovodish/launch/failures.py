@@ -10,6 +10,7 @@ from collections.abc import Callable
 from traceback import format_exception
 from types import TracebackType
 
+from horovodish import errors
 from horovodish.errors import EngineStoppedError, RankLostError
 from horovodish.launch import run_folder
 
@@ -18,13 +19,16 @@ REPORT_BYTES = 65_000
 LONGEST = 10_000
 """How many characters of an error and of its traceback a report has at most."""
 
+_FOLDED = ("horovodish", "contextlib")
+_STANDARD_LIBRARY = os.path.dirname(os.__file__)
+
 reason: str | None = None
 """Why this process ends early, once it does: "raised ValueError: ..."."""
 
 _hook: Callable[[type[BaseException], BaseException, TracebackType | None], object] | None = None
 
 
-def watch(rank: Callable[[], int | None], loss: Callable[[], str]) -> None:
+def watch(rank: Callable[[], int | None], loss: Callable[[], str], left_in_order: Callable[[], bool]) -> None:
     """From now on, note such an exception, besides what `sys.excepthook` does.
 
     Calling it again does nothing, unless the script has set `sys.excepthook` since.
@@ -32,6 +36,7 @@ def watch(rank: Callable[[], int | None], loss: Callable[[], str]) -> None:
     Args:
         rank: gives the rank of this process, or None when it is none.
         loss: gives what the engine or the launcher says of the rank that was lost, or nothing.
+        left_in_order: whether that rank has raised nothing, so that the traceback of this one matters.
     """
     global _hook
     previous, process = sys.excepthook, os.getpid()
@@ -48,12 +53,21 @@ def watch(rank: Callable[[], int | None], loss: Callable[[], str]) -> None:
         is_usual = previous is sys.__excepthook__
         lost = loss()
         is_consequence = any(says_so(each, lost) for each in chain(value))
-        is_left_to_launcher = is_usual and not is_consequence
+        says_where = not is_consequence or left_in_order()
+        is_left_to_launcher = is_usual and says_where
         because = f", because {lost}" if lost and isinstance(value, EngineStoppedError) else ""
-        error = _encodable(f"{kind.__name__}: {value}{because}")
+        what = f"{value}{because}"
+        if is_consequence and says_where and (place := _place(traceback)):
+            first, *rest = what.split("\n", 1)
+            what = "\n".join([f"{first}; {place} waits for it", *rest])
+        error = _encodable(f"{kind.__name__}: {what}")
+        for each in chain(value):
+            if type(each).__module__ == errors.__name__:
+                each.__traceback__ = _folded(each.__traceback__)
+        traceback = value.__traceback__
         text = _encodable("".join(format_exception(kind, value, traceback))) if is_left_to_launcher else ""
         is_told = own is not None and run_folder.report(_encoded(time.time(), error, text, is_consequence))
-        if own is not None and says_so(value, lost):
+        if own is not None and says_so(value, lost) and not says_where:
             # The traceback that matters is the one of the rank that was lost. The launcher knows which it was.
             if not is_told:
                 print(f"horovodish: rank {own} ends: {value}", file=sys.stderr, flush=True)
@@ -61,6 +75,31 @@ def watch(rank: Callable[[], int | None], loss: Callable[[], str]) -> None:
             previous(kind, value, traceback)
 
     sys.excepthook = _hook = hook
+
+
+def _folded(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback without frames of horovodish: an error of its own says what the user's lines did wrong."""
+    at, kept = traceback, []
+    while at is not None:
+        if at.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _FOLDED:
+            kept.append(at)
+        at = at.tb_next
+    folded = None
+    for each in reversed(kept):
+        folded = TracebackType(folded, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return folded or traceback
+
+
+def _place(traceback: TracebackType | None) -> str:
+    """The file and the line of the user's where an exception came from; empty if no frame is the user's."""
+    place = ""
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        name = traceback.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+        if not file.startswith(("<", _STANDARD_LIBRARY)) and "-packages" not in file and name not in _FOLDED:
+            place = f"{os.path.basename(file)}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return place
 
 
 def says_so(value: BaseException, loss: str) -> bool:

@@ -4,6 +4,7 @@ import atexit
 import faulthandler
 import functools
 import os
+import re
 import signal
 import sys
 import threading
@@ -11,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from horovodish import _native, settings
@@ -48,6 +50,9 @@ __all__ = [
     "shutdown",
     "size",
 ]
+
+
+_SHUT_DOWN, _ENDED = "called shutdown()", "has ended its script"
 
 
 @dataclass
@@ -191,7 +196,7 @@ def shutdown() -> None:
     try:
         _finish_programs()
     finally:
-        _stop("called shutdown()")
+        _stop(_SHUT_DOWN)
 
 
 def follow(
@@ -350,8 +355,19 @@ def running() -> Running:
     if life.running is None:
         if life.forked is not None:
             raise _forked_error()
-        raise NotInitializedError("horovodish is not running in this process: call init() first")
+        raise NotInitializedError(f"horovodish is not running in this process: call hvd.init() {_before_what()}")
     return life.running
+
+
+def _before_what() -> str:
+    """Such as "before DistributedOptimizer()": the function of ours that the script has called."""
+    frame: FrameType | None = sys._getframe(1)
+    called = ""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "horovodish":
+        name = frame.f_code.co_name
+        called = called if name.startswith(("_", "<")) or name == "by_names" else name
+        frame = frame.f_back
+    return f"before {called}()" if called else "first"
 
 
 def _topology() -> Topology:
@@ -365,6 +381,11 @@ def loss() -> str:
     """
     life = part(_Life)
     return (life.running.engine.loss() if life.running else life.last_loss) or life.cut_off_because
+
+
+def left_in_order() -> bool:
+    """Whether the rank that `loss()` is about has raised nothing: only the ranks that wait for it can say where."""
+    return re.match(rf"rank \d+ ({re.escape(_SHUT_DOWN)}|{_ENDED})", loss()) is not None
 
 
 def check_no_loss() -> None:
@@ -569,7 +590,8 @@ def _stop(reason: str) -> None:
         return
     stopped, life.running = life.running, None
     os.environ.pop(settings.RANK_PROCESS_VARIABLE, None)
-    why = failures.reason or reason
+    steps = stopped.engine.steps()
+    why = failures.reason or (f"{reason} after {steps} step{'s' if steps > 1 else ''}" if steps else reason)
     run_folder.reached("shutdown")
     stopped.engine.stop(failures.reason is not None, f"rank {stopped.topology.rank} {why}")
     run_folder.reached("stopped")
@@ -604,12 +626,16 @@ def _at_exit() -> None:
 
 
 def _leave_at_exit() -> None:
+    if failures.reason is None and run_folder.is_followed():
+        # The launcher may end the job because this rank has left. The exit status of this rank says more than SIGTERM.
+        # SIGKILL follows, and before MPI_Finalize SIGTERM works again.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     life = part(_Life)
     # For ever: a thread that comes back from native code after Python's end crashes the process.
     life.cutting_off.acquire()
     if life.running is not None:
         life.running.engine.hold_other_threads()
-    _stop("has ended its script")
+    _stop(_ENDED)
     run_folder.reached("exit")
 
 
@@ -633,10 +659,10 @@ def _own_rank() -> int | None:
 
 @functools.cache
 def _install_hooks() -> None:
-    failures.watch(_own_rank, loss)
+    failures.watch(_own_rank, loss, left_in_order)
     atexit.register(_at_exit)
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 if os.environ.get(settings.SUPERVISOR_PROCESS_VARIABLE) == str(os.getppid()):
-    failures.watch(_own_rank, loss)  # a rank that fails before init() has a reason, too
+    failures.watch(_own_rank, loss, left_in_order)  # a rank that fails before init() has a reason, too

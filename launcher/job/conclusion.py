@@ -104,25 +104,31 @@ def _who_ended_the_ranks(job: Job, mpirun: str, status: int) -> str:
 def consequences(failures: Iterable[Failure], root: int) -> list[tuple[list[int], str]]:
     """What ranks raised because rank `root` was lost, by equal errors. MPI may have ended further ranks since.
 
+    Failures with a traceback are shown with it.
+
     Args:
         failures: of all ranks.
         root: the rank that was lost first.
     """
     equal: dict[str, list[int]] = {}
     for failure in sorted(failures, key=lambda failure: failure.rank):
-        if failure.is_consequence and re.search(rf"rank {root}\b", failure.error):
-            error = shortened(failure.error).replace(f" on rank {failure.rank}:", ":", 1)
-            equal.setdefault(error, []).append(failure.rank)
+        if failure.is_consequence and not failure.traceback and re.search(rf"rank {root}\b", failure.error):
+            equal.setdefault(shortened(_of_any_rank(failure)), []).append(failure.rank)
     return [(ranks, error) for error, ranks in equal.items()]
 
 
 def told_last(failures: Iterable[Failure], root: int | None) -> list[list[Failure]]:
     """The failures whose tracebacks the ranks have left to the launcher, equal errors together, that of `root` last.
 
-    What ranks raise because of Ctrl-C, or because another one is lost, is not among them.
+    What ranks raise because of Ctrl-C is not among them.
     """
-    untold = [each for each in failures if each.traceback and not each.is_consequence and not each.is_interrupt]
+    untold = [each for each in failures if each.traceback and not each.is_interrupt]
     equal: dict[str, list[Failure]] = {}
     for failure in sorted(untold, key=lambda failure: (failure.rank != root, failure.time)):
-        equal.setdefault(failure.error, []).append(failure)
+        equal.setdefault(_of_any_rank(failure), []).append(failure)
     return list(reversed(equal.values()))
+
+
+def _of_any_rank(failure: Failure) -> str:
+    """The error without the number of the rank that has raised it: others may have raised the same."""
+    return failure.error.replace(f" on rank {failure.rank}", "", 1)

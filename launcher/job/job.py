@@ -307,7 +307,7 @@ class Job:
         now = time.monotonic()
         match word:
             case "told" if not self.policy.go_on_when_told():
-                link.asked = True
+                self._note_asked(link)
                 self.told.append(of.host)
                 self._end(TERMINATE)
             case "abandoned":
@@ -320,7 +320,7 @@ class Job:
                 self._end(TERMINATE, after=EXIT_SECONDS)
             case "ended":
                 why = self._killed.get(of.rank, "")
-                self._take_ending(link, of, Ending(of.rank, time.time(), int(rest), link.asked, why))
+                self._take_ending(link, of, Ending(of.rank, time.time(), int(rest), link.asked, why, link.had_left))
             case "cleared":
                 self._cleared.add(of.rank)
             case "phase":
@@ -486,12 +486,17 @@ class Job:
             _, number = self._schedule.pop(0)
             self._is_ending = True
             for link in self._links:
-                link.asked = True
+                self._note_asked(link)
             if number is None:
                 self._given_up = True
             else:
                 self._signal(number)
                 self._signal(signal.SIGCONT)  # a stopped rank handles signals when it continues
+
+    def _note_asked(self, link: LauncherEnd) -> None:
+        if not link.asked and link.hello and self._has_begun:
+            link.had_left = self._waiting.has_left(link.hello.rank)
+        link.asked = True
 
     def _signal(self, number: int) -> None:
         for link in self._links:

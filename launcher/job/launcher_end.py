@@ -60,13 +60,14 @@ class LauncherEnd:
         connection: the socket.
         hello: the supervisor's first message; None until it arrives.
         asked: whether the launcher or mpirun has asked the rank to end.
+        had_left: whether its script had ended by then.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.connection.setblocking(False)
         self.hello: Hello | None = None
-        self.asked = False
+        self.asked = self.had_left = False
 
     @property
     def watched(self) -> tuple[int, int]:

@@ -27,8 +27,8 @@ class Failure:
         rank: the rank.
         time: of the exception, in seconds since the epoch.
         error: class and message of the exception, such as "ValueError: no such file".
-        traceback: as Python prints it. Empty if the rank has printed it itself.
-        is_consequence: whether the exception only says that another rank has failed.
+        traceback: as Python prints it. Empty if the rank has printed it itself, or if another rank's says more.
+        is_consequence: whether the exception only says that another rank was lost.
     """
 
     rank: int
@@ -68,6 +68,7 @@ class Ending:
         status: as waitpid() gives it.
         asked: whether the launcher or mpirun had asked it to end.
         why: why the launcher has killed it for its own fault, as the end of a sentence; empty if it has not.
+        had_left: whether its script had ended before it was asked, so that an exit status is its own.
     """
 
     rank: int
@@ -75,6 +76,7 @@ class Ending:
     status: int
     asked: bool
     why: str = ""
+    had_left: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ def first_fault(
             status = UNCAUGHT_EXCEPTION if ending.asked else status  # it hung at its exit
             what = f"failed with exit status {status}: {shortened(failure.error)}"
             faults.append(Fault(ending.rank, failure.time, status, what, failure.is_consequence))
-        elif status != 0 and not ending.asked:
+        elif status != 0 and (not ending.asked or (ending.had_left and os.WIFEXITED(ending.status))):
             what = ending.why or in_words(ending.status)
             if not os.WIFSIGNALED(ending.status) and last_errors and ending.rank in last_errors:
                 what += f": {shortened(last_errors[ending.rank])}"

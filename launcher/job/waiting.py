@@ -105,6 +105,10 @@ class Waiting:
         """Whether others may need the rank."""
         return self._ranks[rank].phase in _NEEDED
 
+    def has_left(self, rank: int) -> bool:
+        """Whether the rank's script has ended, and the engine of the rank with it."""
+        return self._ranks[rank].phase == "exit"
+
     def ended(self, rank: int, now: float) -> None:
         """Notes that the rank has ended with exit status 0."""
         self._ranks[rank].phase, self._ranks[rank].since = "", now

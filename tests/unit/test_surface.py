@@ -58,6 +58,7 @@ def test_collectives_export_collectives_alone() -> None:
     [
         ("check_extension", "there is nothing to check"),
         ("allreduced", "'horovodish' has no attribute 'allreduced'$"),
+        ("DistributedOptimizer", r"write `import horovodish\.\w+ as hvd` to train with \w+"),
     ],
 )
 def test_a_name_that_is_not_there(name: str, reason: str) -> None:

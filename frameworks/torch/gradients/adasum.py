@@ -139,6 +139,8 @@ class DeltaReducer:
             self._before = []
             raise
         self._travelling = travelling
+        if travelling:
+            basics.engine().begin_step()
         self.synchronize()
 
     @torch.no_grad()

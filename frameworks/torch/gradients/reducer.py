@@ -31,16 +31,15 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from horovodish import _native
-from horovodish.collectives.comparison import compared_on_all_ranks
 from horovodish.collectives.consistency import Checksums, details, warn_of_difference
 from horovodish.collectives.devices import HOST
 from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.reduce_ops import Average, Max, Min
 from horovodish.collectives.submission import WAIT_SLICE_SECONDS, Handle
-from horovodish.errors import MismatchError, from_native
+from horovodish.errors import from_native
 from horovodish.gradients import windows
 from horovodish.gradients.autotune import Tuner, Tuning
-from horovodish.gradients.layouts import Comparison, Layout, compare_layouts
+from horovodish.gradients.layouts import Comparison, Layout, compare_layouts, compared
 from horovodish.gradients.options import GradientOptions
 from horovodish.gradients.plan import backward_buckets
 from horovodish.runtime import basics
@@ -78,6 +77,7 @@ class Reducer:
         self._passes = 0
         self._suspended = False
         self._reduced_since_step = False
+        self._is_in_step = False
         self._op = options.op
         self._options = options
         self._set_aside: dict[int, tuple[Tensor, Tensor]] = {}  # parameter and reduced gradient, by the parameter's id
@@ -134,7 +134,7 @@ class Reducer:
 
     def restart(self) -> None:
         """Forgets the gradients, and what was under way among other ranks. The next use makes another plan."""
-        self.in_closure = self._reduced_since_step = False
+        self.in_closure = self._reduced_since_step = self._is_in_step = False
         self._phase = Phase.IDLE
         self._passes = 0
         self._set_aside.clear()
@@ -309,8 +309,15 @@ class Reducer:
     def _phase_of_pass(self) -> Phase:
         if self._suspended or not (self.in_closure or self._passes + 1 >= self.passes_per_step):
             return Phase.ACCUMULATING
+        self._begin_step()
         knows = self._watched is None and self._all_compared
         return Phase.SUBMITTING if knows and not self._needs_another_plan() else Phase.WATCHING
+
+    def _begin_step(self) -> None:
+        """Counts the step, unless it has reduced already, as each backward of a closure does."""
+        if not self._is_in_step and self._plan is not None:
+            self._is_in_step = True
+            basics.engine().begin_step()
 
     def _submit(self, index: int, gradient: Tensor) -> None:
         assert self._plan is not None
@@ -363,14 +370,11 @@ class Reducer:
                 return False
             comparison, self._comparison = self._comparison, None
             try:
-                self._learn(comparison.wait())
-            except Exception as problem:
+                names = [slot.name for slot in self._slots]
+                self._learn(compared(comparison, names, self._name, self._options.process_set))
+            except Exception:
                 self._phase, self._passes = Phase.IDLE, 0
                 self._set_aside.clear()
-                if isinstance(problem, MismatchError):  # on every rank, and it knows how many parameters there are only
-                    what = "the parameters that require gradients"
-                    with compared_on_all_ranks(self._name, what, self._options.process_set) as names:
-                        names += [slot.name for slot in self._slots]
                 raise
         if self._phase is Phase.ENDED:
             self._flush()
@@ -499,6 +503,7 @@ class Reducer:
         if self._phase is not Phase.FLUSHED:
             if not self._passes:
                 self._forget_what_was_overwritten()
+            self._begin_step()
             self._conclude()
             backward.hand_over([self])
         self.wait()
@@ -527,6 +532,7 @@ class Reducer:
 
     def zeroed(self) -> None:
         """The gradients were set to None or to zero, so those that `step()` finds may be set by hand."""
+        self._is_in_step = self._is_in_step and self.in_closure
         if self._parameters.changed():
             self.renew()  # before the next backward, which would reduce new parameters at its end only, or not at all
         if self._op in (Average, Min, Max):
@@ -540,7 +546,7 @@ class Reducer:
 
     def stepped(self) -> None:
         """The gradients were used: the next window begins."""
-        self._reduced_since_step = False
+        self._reduced_since_step = self._is_in_step = False
         self._passes = 0
         self.in_closure = False
         alive = {key: gradient() for key, gradient in self._holds_reduced.items()}

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <thread>
@@ -55,6 +56,7 @@ void finalize(int status, void*) {
   if (status != 0 || peers_are_lost || getpid() != process || functions.finalized(&finalized) != abi::kMpiSuccess ||
       finalized)
     return;
+  std::signal(SIGTERM, SIG_DFL);  // a rank that waits for others can be asked to end
   try {
     has_stalled ? end_if_it_takes_long() : warn_if_it_takes_long();
   } catch (const std::exception&) {  // the system has no thread for it

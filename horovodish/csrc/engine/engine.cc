@@ -603,7 +603,11 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
 
 Error Engine::described(const Operation& operation, const Error& error) const noexcept {
   try {
-    return {error.kind, subject_of(*operation.request) + " failed on " + text_of(config_.rank) + ": " + error.message};
+    const bool waited = error.kind == ErrorKind::rank_lost || error.kind == ErrorKind::stalled;
+    const uint64_t step = waited ? steps() : 0;
+    const std::string in_step = step == 0 ? "" : " in step " + std::to_string(step);
+    return {error.kind, subject_of(*operation.request) + " failed on " + text_of(config_.rank) + in_step + ": " +
+                            error.message + std::string(error.remedy)};
   } catch (const std::bad_alloc&) {
     return {error.kind, kOutOfMemory};
   }

@@ -145,6 +145,11 @@ class Engine final : private ProcessSet::Owner {
   void stop(bool failed, const std::string& reason) noexcept;
   // How many operations of all ranks have succeeded here. Of ranks that were cut off, the one with most is furthest.
   uint64_t completed() const { return completed_; }
+  // A step of this rank begins: it is about to reduce gradients for the first time since an optimizer's last step. The step lasts
+  // until the next one begins. A compiled program calls it whenever it runs.
+  void begin_step() { ++steps_; }
+  // How many steps have begun. Reports and errors name the last one.
+  uint64_t steps() const noexcept override { return steps_; }
   // How many bytes of this rank were reduced, in all process sets.
   uint64_t reduced_bytes() const { return reduced_bytes_; }
   // The engine's message about the lost rank, empty if no operation here failed because of one. Frameworks wrap errors, but
@@ -216,6 +221,7 @@ class Engine final : private ProcessSet::Owner {
   std::atomic<uint64_t> last_handle_id_{0};
   std::atomic<uint64_t> completed_{0};
   std::atomic<uint64_t> reduced_bytes_{0};
+  std::atomic<uint64_t> steps_{0};
   std::atomic<uint64_t> completed_while_joined_{0};
 
   std::mutex inbox_mutex_;

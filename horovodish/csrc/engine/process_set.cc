@@ -29,6 +29,11 @@ constexpr std::chrono::milliseconds kWatchNap{100};
 // How long a rank that leaves waits for what it has launched. Peers may need it that have computed for longer.
 constexpr std::chrono::seconds kDrainLimit{10};
 
+// For ranks that wait for one that has left in order, such as one whose script has ended.
+constexpr std::string_view kLeftRemedy =
+    "\nRemedy: if the ranks have different numbers of batches, give them all as many, or call hvd.join() after the last "
+    "one. If a collective is under `if rank == 0:` or the like, call it on every rank.";
+
 ErrorKind kind_of(Loss loss) { return loss == Loss::stall ? ErrorKind::stalled : ErrorKind::rank_lost; }
 
 std::string text_of(WorldRank rank, const std::exception_ptr& failure) {
@@ -57,7 +62,7 @@ ProcessSet::ProcessSet(ProcessSetConfig config, const EngineOptions& options, Ar
           config_, [this](const auto& operation) { complete(operation); },
           [this](const auto& operation, const Error& error) { refuse(operation, error); })),
       operations_(config_.id, world_rank(), *this),
-      watch_(config_, options_, negotiation_, neighbours_, operations_, plane_) {}
+      watch_(config_, options_, negotiation_, neighbours_, operations_, plane_, [this] { return owner_.steps(); }) {}
 
 // Nothing may leave the driver: an exception would end the process on the engine's thread, and on a caller's it would look like an
 // error of the caller's. Nobody can go on with what a failed step has left half done, so this rank leaves the set.
@@ -309,7 +314,7 @@ uint64_t ProcessSet::finished() const {
 void ProcessSet::apply_lost(const Decision& lost) {
   if (lost.loss == Loss::failed) do_not_finalize_mpi();
   if (lost.loss == Loss::stall) do_not_finalize_mpi_for_long();
-  if (!last_) last_ = {0, {kind_of(lost.loss), lost.text}};
+  if (!last_) last_ = {0, {kind_of(lost.loss), lost.text, lost.loss == Loss::left ? kLeftRemedy : ""}};
   last_->decision = lost.number;
   last_->wait_until = lost.loss == Loss::left ? Clock::now() + kDrainLimit : Clock::time_point{};
   owner_.decisions_ended(config_.id, lost.text);

@@ -40,6 +40,8 @@ class ProcessSet final : private OperationTable::Owner {
     virtual void announced(const Note& note) = 0;
     // Nothing is decided any more, for this reason.
     virtual void decisions_ended(int process_set, const std::string& why) = 0;
+    // How many steps this rank has begun.
+    virtual uint64_t steps() const noexcept = 0;
   };
 
   // `arena` and `watch` may be null where this rank is alone on its host. They and `owner` outlive the set.

@@ -25,13 +25,15 @@ Watch::Inspection stall(std::string text) { return {.lost = Lost{.loss = Loss::s
 }  // namespace
 
 Watch::Watch(const ProcessSetConfig& config, const EngineOptions& options, Negotiation& negotiation,
-             Neighbours& neighbours, const OperationTable& operations, const std::unique_ptr<Plane>& plane)
+             Neighbours& neighbours, const OperationTable& operations, const std::unique_ptr<Plane>& plane,
+             std::function<uint64_t()> steps)
     : config_(config),
       options_(options),
       negotiation_(negotiation),
       neighbours_(neighbours),
       operations_(operations),
-      plane_(plane) {
+      plane_(plane),
+      steps_(std::move(steps)) {
   if (!StallInspector::wanted(options_.stall)) return;
   RankSet all;
   for (const WorldRank rank : config_.ranks) all.add(RankSet(rank));
@@ -184,7 +186,9 @@ std::string Watch::describe_launched(const Plane::Launched& launched, Clock::tim
 
 // What this rank is doing, for a report.
 std::string Watch::status(Clock::time_point now) const {
-  const std::string on_host = status_on_host(now);
+  const uint64_t step = steps_();
+  const std::string in_step = step == 0 ? "" : "is in step " + std::to_string(step) + " and ";
+  const std::string on_host = in_step + status_on_host(now);
   const auto launched = oldest_launched();
   return launched && now - launched->since > kLongOnGpu ? on_host + "; " + describe_launched(*launched, now) : on_host;
 }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,9 +22,9 @@ class Watch {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // All of them outlive it. `plane`: null once it has come to its end.
+  // All of them outlive it. `plane`: null once it has come to its end. `steps`: how many steps this rank has begun.
   Watch(const ProcessSetConfig& config, const EngineOptions& options, Negotiation& negotiation, Neighbours& neighbours,
-        const OperationTable& operations, const std::unique_ptr<Plane>& plane);
+        const OperationTable& operations, const std::unique_ptr<Plane>& plane, std::function<uint64_t()> steps);
 
   // What this rank does, and what it hears of the others.
   void submitted(const Operation& operation, Clock::time_point now);
@@ -66,6 +67,7 @@ class Watch {
   Neighbours& neighbours_;
   const OperationTable& operations_;
   const std::unique_ptr<Plane>& plane_;
+  const std::function<uint64_t()> steps_;
   std::optional<StallInspector> stall_;  // unless nobody wants to know
   std::optional<StallInspector> launched_stall_;  // the same for what GPUs have been given
   Clock::time_point next_inspection_{};

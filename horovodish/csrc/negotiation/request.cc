@@ -36,23 +36,30 @@ struct Difference {
   std::string subject, what, left, right, remedy;
 };
 
-Difference member_difference(const std::string& subject, const Member& a, const Member& b) {
+std::string shape_remedy(const Request& request, const Member& member) {
+  const bool is_of_model = request.kind == Kind::broadcast || member.name != request.name;
+  if (request.kind != Kind::allgather && request.kind != Kind::alltoall) {
+    return is_of_model ? "build the same model on every rank" : "pass a tensor of the same shape on every rank";
+  }
+  return "all dimensions but the first must be equal on every rank";
+}
+
+Difference member_difference(const Request& request, const Member& a, const Member& b) {
   if (a.name != b.name) {
-    return {subject, "tensor", "'" + a.name + "'", "'" + b.name + "'",
+    return {request.name, "tensor", "'" + a.name + "'", "'" + b.name + "'",
             "every rank must build the same model and pass its parameters in the same order"};
   }
   if (a.dtype != b.dtype) {
     return {a.name, "dtype", std::string(name_of(a.dtype)), std::string(name_of(b.dtype)),
             "convert the tensor to one dtype on every rank"};
   }
-  return {a.name, "shape", shape_text(a.shape), shape_text(b.shape),
-          "the shapes must be equal on every rank (only the first dimension of an allgather may differ)"};
+  return {a.name, "shape", shape_text(a.shape), shape_text(b.shape), shape_remedy(request, a)};
 }
 
 // A leaf that only one of them has, if this operation shows it.
 Difference tree_difference(const Request& a, const Request& b) {
   for (size_t i = 0; i < std::min(a.members.size(), b.members.size()); ++i) {
-    if (a.members[i].name != b.members[i].name) return member_difference(a.name, a.members[i], b.members[i]);
+    if (a.members[i].name != b.members[i].name) return member_difference(a, a.members[i], b.members[i]);
   }
   const auto text = [](const Family& family) {
     return family.members == 0 ? std::string("none") : std::to_string(family.members) + " leaves";
@@ -85,7 +92,7 @@ std::optional<Difference> first_difference(const Request& a, const Request& b) {
                       "every rank must pass the same tensors, with the same dtypes, in the same order; '" +
                           longer[first].name + "' is the first that another rank does not have there"};
   }
-  if (first < common) return member_difference(a.name, a.members[first], b.members[first]);
+  if (first < common) return member_difference(a, a.members[first], b.members[first]);
   if (a.family.structure != b.family.structure) return tree_difference(a, b);
   if (a.root != b.root) {
     return Difference{a.name, "root rank", std::to_string(number_of(a.root)), std::to_string(number_of(b.root)),

@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace horovodish {
@@ -35,6 +36,7 @@ inline const char* class_name(ErrorKind kind) {
 struct Error {
   ErrorKind kind = ErrorKind::internal;
   std::string message;
+  std::string_view remedy = {};  // static text that follows the message in what the caller sees; empty for none
 };
 // The message when memory runs out. It fits into std::string without an allocation.
 inline constexpr const char* kOutOfMemory = "out of memory";

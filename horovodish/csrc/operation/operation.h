@@ -8,6 +8,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -95,8 +96,22 @@ inline std::shared_ptr<Operation> refusal_of(Kind kind, const std::string& name,
   return operation_of(std::move(request), {}, process_set, std::make_shared<Handle>(0));
 }
 
+// In errors: allreduce of 'layer.weight' and 3 more, or allreduce 'loss', or call 2 of allreduce where the caller has given no
+// name.
 inline std::string subject_of(const Request& request) {
-  return std::string(name_of(request.kind)) + " '" + request.name + "'";
+  static constexpr std::string_view kUnnamed = ".noname.";
+  const std::string kind(name_of(request.kind));
+  const std::string& name = request.name;
+  const auto& members = request.members;
+  if (!members.empty() && !members[0].name.starts_with(name)) {
+    const std::string more = members.size() > 1 ? " and " + std::to_string(members.size() - 1) + " more" : "";
+    return kind + " of '" + members[0].name + "'" + more;
+  }
+  const size_t dot = name.find(kUnnamed);
+  if (dot == std::string::npos || name.find_first_not_of("0123456789", dot + kUnnamed.size()) != std::string::npos) {
+    return kind + " '" + name + "'";
+  }
+  return "call " + name.substr(dot + kUnnamed.size()) + " of " + name.substr(0, dot);
 }
 inline constexpr const char* kNameInUse =
     "an operation of that name has not completed yet. Remedy: synchronize it first, or give the two operations "

@@ -363,6 +363,8 @@ void bind_engine(nb::module_& module) {
       .def("release_settled", &release_settled, nb::arg("kept"))
       .def("hold_other_threads", &Engine::hold_other_threads, nb::call_guard<nb::gil_scoped_release>())
       .def("completed", &Engine::completed)
+      .def("begin_step", &Engine::begin_step)
+      .def("steps", &Engine::steps)
       .def("reduced_bytes", &Engine::reduced_bytes)
       .def("loss", &Engine::loss)
       .def("last_failure", &Engine::last_failure)

@@ -303,7 +303,9 @@ def test_a_layer_that_one_rank_has_frozen() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     model[0].requires_grad_(hvd.rank() != 1)
     optimizer = wrapped(model.named_parameters())
-    remedy = r"the parameters that require gradients differ: only rank 0 has 0.weight, 0.bias, only rank 1 has nothing"
+    remedy = (
+        r"the ranks' models differ: rank 0 trains 4 parameters, rank 1 trains 2: only rank 0 has 0.weight, 0.bias\."
+    )
     with pytest.raises(MismatchError, match=remedy):
         model(torch.ones(1, 2)).sum().backward()
     del optimizer

@@ -39,6 +39,18 @@ def test_the_earliest_counts_and_those_that_were_asked_to_end_do_not() -> None:
     assert (fault.rank, fault.exit_status, fault.what) == (2, 139, "was killed by signal 11 (SIGSEGV)")
 
 
+def test_a_rank_whose_script_had_ended_before_it_was_asked_to_end_has_a_status_of_its_own() -> None:
+    endings = [
+        Ending(0, 1.0, EXIT_3, asked=True, had_left=True),
+        Ending(1, 1.0, signal.SIGTERM, asked=True, had_left=True),
+        Ending(2, 1.0, 0, asked=True, had_left=True),
+    ]
+    fault = first_fault(endings, [])
+    assert fault is not None
+    assert (fault.rank, fault.exit_status) == (0, 3)
+    assert first_fault(endings[1:], []) is None
+
+
 def test_a_rank_that_raised_is_quoted() -> None:
     fault = first_fault([Ending(1, 2.0, EXIT_3, asked=False)], [Failure(1, 1.0, "ValueError: no such file\nor folder")])
     assert fault is not None

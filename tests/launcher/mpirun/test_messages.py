@@ -91,12 +91,15 @@ def test_whose_tracebacks_are_shown() -> None:
         failure(3, 2.0, "OSError: x"),
     )
     silent = [
-        failure(0, 0.5, "RankLostError: rank 2", is_consequence=True),
+        failure(0, 0.5, "RankLostError: rank 2", "", is_consequence=True),
         failure(4, 0.1, "KeyboardInterrupt: "),
         failure(5, 0.2, "E: x", ""),
     ]
     assert told_last([same, other, cause, *silent], root=2) == [[other], [cause, same]]
     assert told_last(silent, root=None) == []
+    waiting = [failure(rank, 1.0, f"E: failed on rank {rank} in step 2: x", is_consequence=True) for rank in (0, 2)]
+    assert told_last([*waiting, *silent], root=1) == [waiting]
+    assert consequences(waiting, root=1) == []
 
 
 def test_consequences_are_told_once_and_only_those_of_the_first_loss() -> None:
