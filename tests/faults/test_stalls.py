@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
+from horovodish.runtime import basics
 from support.hosts import hosts, run_on_hosts_to_their_ends
 from support.midway import LargeReduction
 from support.outcome import Outcome
@@ -49,8 +50,11 @@ def lag_until_it_is_reported(laggard: int) -> str:
     hvd.init()
     total = sum(range(hvd.size()))
     assert hvd.allreduce(np.array(hvd.rank()), op=hvd.Sum, name="before") == total
+    basics.engine().begin_step()
     if hvd.rank() == laggard:
         count_sheep()
+    elif hvd.rank() == 2:
+        basics.engine().begin_step()
     handles = [hvd.allreduce_async(np.full(3, hvd.rank()), op=hvd.Sum, name=name) for name in ("x", "y")]
     for handle in handles:
         np.testing.assert_array_equal(handle.wait(), np.full(3, total))
@@ -66,8 +70,11 @@ def test_one_report_says_who_lags_and_where(laggard: int, plane: str) -> None:
     assert outputs[0].count("'x' was submitted by") == 1
     for tensor in ("x", "y"):
         assert re.search(rf"'{tensor}' was submitted by {others} but not by rank {laggard}[;.]", outputs[0])
-    assert f"rank {laggard} has nothing under way; it last submitted 'before', and nothing for " in outputs[0]
-    assert re.search(r"rank 2 waits for '[xy]' and 1 more", outputs[0])
+    assert (
+        f"rank {laggard} is in step 1 and has nothing under way; it last submitted 'before', and nothing for "
+        in outputs[0]
+    )
+    assert re.search(r"rank 2 is in step 2 and waits for '[xy]' and 1 more", outputs[0])
     for rank, output in enumerate(outputs):
         assert ("in count_sheep" in output) == (rank == laggard), "the laggard alone shows its stacks"
         assert REPORT not in output or rank == 0

@@ -31,7 +31,8 @@ constexpr std::chrono::seconds kDrainLimit{10};
 
 // For ranks that wait for one that has left in order, such as one whose script has ended.
 constexpr std::string_view kLeftRemedy =
-    "\nRemedy: if the ranks have different numbers of batches, give them all as many, or call hvd.join() after the last "
+    "\nRemedy: if the ranks have different numbers of batches, give them all as many, or call hvd.join() after the "
+    "last "
     "one. If a collective is under `if rank == 0:` or the like, call it on every rank.";
 
 ErrorKind kind_of(Loss loss) { return loss == Loss::stall ? ErrorKind::stalled : ErrorKind::rank_lost; }

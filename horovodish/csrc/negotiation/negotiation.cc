@@ -16,9 +16,9 @@ namespace {
 constexpr size_t kShownTensors = 5;  // in a message about tensors that wait
 constexpr const char* kRemedies =
     ". Remedy: call the same collectives under the same names on every rank. Usual causes: the ranks have different "
-    "numbers "
-    "of batches (use a sampler that gives all the same number, or call hvd.join() after a rank's last batch), or a "
-    "collective is called under `if rank == 0:`.";
+    "numbers of batches (use a sampler that gives all the same number, or call hvd.join() after a rank's last batch), "
+    "they "
+    "have built different models, or a collective is called under `if rank == 0:`.";
 // Statements less than this apart count as made at one time, so that they need not say it each.
 constexpr double kMomentSeconds = 1e-4;
 constexpr uint64_t kDoesNotWait = std::numeric_limits<uint64_t>::max();  // instead of a number of decisions

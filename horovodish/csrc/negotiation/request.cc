@@ -46,7 +46,7 @@ std::string shape_remedy(const Request& request, const Member& member) {
 
 Difference member_difference(const Request& request, const Member& a, const Member& b) {
   if (a.name != b.name) {
-    return {request.name, "tensor", "'" + a.name + "'", "'" + b.name + "'",
+    return {request.name, "tensors", "'" + a.name + "'", "'" + b.name + "'",
             "every rank must build the same model and pass its parameters in the same order"};
   }
   if (a.dtype != b.dtype) {

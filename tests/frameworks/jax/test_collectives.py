@@ -250,7 +250,7 @@ def test_ranks_that_disagree() -> None:
     }
     with pytest.raises(
         FAILED,
-        match=r"the ranks disagree about its tensor: rank 0 has 'tree\['[wb]'\]', rank 1 has 'tree\['[xw]'\]'",
+        match=r"the ranks disagree about its tensors: rank 0 has 'tree\['[wb]'\]', rank 1 has 'tree\['[xw]'\]'",
     ):
         jax.block_until_ready(jax.jit(lambda tree: hvd.allreduce(tree, name="tree"))(tree))
 

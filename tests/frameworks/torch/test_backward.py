@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 import horovodish.torch as hvd
 import horovodish.torch.gradients.backward
 from horovodish.errors import MismatchError, UnsupportedTensorError
+from horovodish.runtime import basics
 from horovodish.torch.gradients.backward import join, leave
 from horovodish.torch.names import PlanNames
 from support.leaves import backward, check, leaf, mean, own, total, wrapped
@@ -291,6 +292,45 @@ def step_with_closures(kind: type[torch.optim.SGD], op: hvd.ReduceOp, expected: 
     check(p, expected(2))
     steps = 2 if kind is CallsTwice else 1
     torch.testing.assert_close(p.data, torch.full((3,), -steps * sum(expected(step) for step in range(3))))
+
+
+class LooksTwice(torch.optim.SGD):
+    """Its step evaluates the closure once more."""
+
+    def step(self, closure: Any = None) -> Any:
+        closure()
+        return super().step(closure)
+
+
+@on_ranks(2)
+def test_what_counts_as_a_step() -> None:
+    """A call of `step()`, whatever is reduced before it, and however often."""
+    steps = basics.engine().steps
+    p = leaf()
+    optimizer = wrapped([p], backward_passes_per_step=2)
+    for step in range(3):
+        optimizer.zero_grad()
+        backward([p], 1.0)
+        assert steps() == step
+        backward([p], 1.0)
+        assert steps() == step + 1
+        optimizer.step()
+    p = leaf()
+    twice: Any = hvd.DistributedOptimizer(LooksTwice([p], lr=1.0))
+
+    def closure() -> float:
+        twice.zero_grad()
+        backward([p], own())
+        return 1.5
+
+    for _ in range(2):
+        twice.step(closure)
+    assert steps() == 5
+    adasum = wrapped([q := leaf()], op=hvd.Adasum)
+    backward([q], 1.0)
+    assert steps() == 5
+    adasum.step()
+    assert steps() == 6
 
 
 @around_backward
