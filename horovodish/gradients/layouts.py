@@ -68,7 +68,7 @@ def compare_layouts(
         found = [Layout.SPARSE if total >= Layout.SPARSE else Layout(min(total, 1)) for total in totals]
         return Comparison(found, ranks, gave == process_set.size() and not are_equal(summed, gave))
 
-    name = f"{gradients}: layouts of the gradients, one for each parameter"
+    name = f"{gradients}, which the ranks compare first"
     own = np.array([*layouts, 1, *given], np.int64)
     return ARRAYS.start(Operation("allreduce", name, process_set, Sum), [own], result)
 

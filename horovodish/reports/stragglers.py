@@ -39,9 +39,11 @@ class StragglerReport:
 
     Attributes:
         ranks: one entry for every rank of the process set, by rank.
+        steps: how many steps the first of these ranks has begun: of wrapped optimizers, or reductions by tapes.
     """
 
     ranks: tuple[RankLateness, ...]
+    steps: int = 0
 
     @property
     def collectives(self) -> int:
@@ -55,8 +57,9 @@ class StragglerReport:
 
     def __str__(self) -> str:
         worst_first = sorted(self.ranks, key=lambda one: one.total_seconds, reverse=True)
+        in_steps = f", {self.steps} steps" if self.steps else ""
         lines = [
-            f"which rank was last ({self.collectives} collectives, {len(self.ranks)} ranks):",
+            f"which rank was last ({self.collectives} collectives, {len(self.ranks)} ranks{in_steps}):",
             "  rank   times last     mean wait  longest wait    total wait",
         ]
         for one in worst_first[:_SHOWN_RANKS]:
@@ -105,12 +108,15 @@ def straggler_report(process_set: ProcessSet = global_process_set) -> StragglerR
              0       3   2%         40 us         92 us        120 us
     """
     identity = checked_id(process_set)
-    own = basics.engine().lateness(identity) if basics.rank() == process_set.ranks[0] else None
+    engine = basics.engine()
+    own = (engine.lateness(identity), engine.steps()) if basics.rank() == process_set.ranks[0] else None
     gathered = gather_objects(own, generated_name("straggler_report", identity), identity)
-    known = next((table for table in gathered.values() if table is not None), None)
+    known = next((figures for figures in gathered.values() if figures is not None), None)
     if known is None:
         raise ValueError(f"straggler_report: rank {process_set.ranks[0]}, which has the figures, has joined")
-    return StragglerReport(tuple(_lateness(rank, *known.get(rank, (0, 0.0, 0.0))) for rank in process_set.ranks))
+    table, steps = known
+    ranks = tuple(_lateness(rank, *table.get(rank, (0, 0.0, 0.0))) for rank in process_set.ranks)
+    return StragglerReport(ranks, steps)
 
 
 def _lateness(rank: int, times_last: int, total_seconds: float, longest_seconds: float) -> RankLateness:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
+from horovodish.runtime import basics
 from support.lagging import STEPS, report_on_lagging
 from support.model import PLANES
 from support.on_ranks import on_ranks
@@ -41,6 +42,10 @@ def test_process_sets_are_counted_apart() -> None:
     hvd.allreduce(np.ones(3), process_set=ends)
     report = hvd.straggler_report(ends)
     assert report.collectives == 2  # with the first report
+    for _ in range(3 - hvd.rank()):
+        basics.engine().begin_step()
+    report = hvd.straggler_report(ends)
+    assert "(3 collectives, 2 ranks, 3 steps):" in str(report)
     assert [one.rank for one in report.ranks] == [0, 2]
 
 
