@@ -168,7 +168,7 @@ def one_that_fails_among_others(gpu: Any) -> None:
 
     arrays = [np.ones(3 + hvd.rank(), np.float32), np.ones(3, np.float32)][: 2 - hvd.rank()]
     calls = program(lambda *given: hvd_jax.allreduce(list(given), name="fails"), *arrays)
-    with pytest.raises(XlaError, match="allreduce 'fails"):
+    with pytest.raises(XlaError, match="allreduce of 'fails"):
         gpu.run(calls, arrays, backwards=True)
 
 
