@@ -18,10 +18,10 @@ def reduced_slices(
 ) -> tf.IndexedSlices | None:
     """The sum or average of the slices of all ranks. What travels is in proportion to the slices, not to the shape.
 
-    Every rank first adds up its own slices of the same index; then the slices of all ranks are gathered and added up
-    likewise, since an optimizer such as Keras's Adam squares slices of the same index one by one. In a function that XLA
-    compiles the slices are gathered as they are, and every rank must have as many. When executing eagerly, the result is None if the slices are `absent`
-    on every rank: each of them has given an empty stand-in.
+    Every rank first adds up its own slices of the same index. Then the slices of all ranks are gathered and added up
+    likewise: an optimizer such as Keras's Adam squares slices of the same index one by one. In a function that XLA
+    compiles the slices are gathered as they are, and every rank must have as many. When executing eagerly, the result
+    is None if the slices are `absent` on every rank: each of them has given an empty stand-in.
 
     Raises:
         UnsupportedTensorError: the op is neither `Sum` nor `Average`, or the dtype cannot be reduced.
