@@ -8,13 +8,14 @@ import signal
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from itertools import accumulate, count, product
+from itertools import accumulate, count, product, zip_longest
 from typing import Any
 
 import numpy as np
 import pytest
 
 import horovodish as hvd
+from support import bits
 from support.carried import the_second_time_gives_the_bits_of_the_first
 from support.expect import every_rank_raises, the_engine_goes_on, unless_last
 from support.float16 import large_float16_numbers_stay_finite
@@ -264,23 +265,28 @@ def test_where_each_rank_is(three_hosts: Hosts, layout: list[int]) -> None:
     assert run_on_hosts(ask_where_it_is, three_hosts, layout) == places(layout)
 
 
-def send_much() -> None:
+def send_much(kind: str) -> None:
     hvd.init()
     own = np.full(SENT_MIB << 18, hvd.rank(), np.float32)
     for _ in range(SENT_TIMES):
-        np.testing.assert_array_equal(hvd.allreduce(own, op=hvd.Max)[:: 1 << 10], hvd.size() - 1)
+        if kind == "allreduce":
+            np.testing.assert_array_equal(hvd.allreduce(own, op=hvd.Max)[:: 1 << 10], hvd.size() - 1)
+        else:
+            np.testing.assert_array_equal(hvd.allgather(own)[:: SENT_MIB << 18], np.arange(hvd.size()))
 
 
+@pytest.mark.parametrize("kind", ["allreduce", "allgather"])
 @pytest.mark.parametrize("layout", [[2, 2], [2, 1, 2]], ids=str)
-def test_what_crosses_the_links(three_hosts: Hosts, layout: list[int]) -> None:
-    """A ring over H hosts sends 2 (H - 1) / H of the bytes from each, however many ranks a host has."""
+def test_what_crosses_the_links(three_hosts: Hosts, layout: list[int], kind: str) -> None:
+    """However many ranks a host has: a ring over H hosts sends 2 (H - 1) / H of an allreduce's bytes from each, and the
+    tensor of a rank in an allgather goes to each other host once."""
     before = three_hosts.sent_bytes()
-    run_on_hosts(send_much, three_hosts, layout)
+    run_on_hosts(send_much, three_hosts, layout, args=(kind,))
     sent = [after - start for start, after in zip(before, three_hosts.sent_bytes(), strict=True)]
-    share = SENT_TIMES * (SENT_MIB << 20) * 2 * (len(layout) - 1) / len(layout)
-    for of_host in sent[: len(layout)]:
-        assert share <= of_host < 1.25 * share, f"{sent} bytes were sent where the ring's share is {share}"
-    assert all(of_host < 1 << 20 for of_host in sent[len(layout) :])
+    for of_host, ranks in zip_longest(sent, layout, fillvalue=0):
+        tensors = 2 * (len(layout) - 1) / len(layout) if kind == "allreduce" else (len(layout) - 1) * ranks
+        share = SENT_TIMES * (SENT_MIB << 20) * (tensors if ranks else 0)
+        assert share <= of_host < 1.25 * share + (1 << 20), f"{sent} bytes were sent where a host's share is {share}"
 
 
 def reduce_with_random_delays(seed: int) -> list[int]:
@@ -310,6 +316,12 @@ def reduce_with_random_delays(seed: int) -> list[int]:
         arrays = [array for result in results for array in (result if isinstance(result, list) else [result])]
         checksums.append(zlib.crc32(b"".join(array.tobytes() for array in arrays)))
     return checksums
+
+
+@pytest.mark.parametrize("layout", bits.LAYOUTS, ids=str)
+def test_bits_as_they_were_recorded(three_hosts: Hosts, layout: list[int]) -> None:
+    found = run_on_hosts(bits.checksums, three_hosts, layout, env=bits.ENVIRONMENT)
+    assert not bits.difference(f"hosts {layout}", found)
 
 
 @pytest.mark.parametrize("layout", [[2, 2], [2, 1]], ids=str)

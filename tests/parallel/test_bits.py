@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from support.bits import WORLDS, checksums, difference
+from support.bits import ENVIRONMENT, WORLDS, checksums, difference
 from support.ranks import run_ranks
 
 
 @pytest.mark.parametrize(("np", "plane"), WORLDS)
 def test_bits_as_they_were_recorded(np: int, plane: str) -> None:
-    assert not difference(f"{np} {plane}", run_ranks(checksums, np, env={"HOROVODISH_PLANE": plane}))
+    env = {**ENVIRONMENT, "HOROVODISH_PLANE": plane}
+    assert not difference(f"{np} {plane}", run_ranks(checksums, np, env=env))

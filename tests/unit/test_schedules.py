@@ -225,15 +225,19 @@ def test_two_hosts_of_two_ranks_send_two_segments_at_a_time() -> None:
     assert testing.exchanged_chunk(256, 60, 2 * 2, 1024) == 2 * 60 * 4
 
 
+SLOTS = 8
+"""As many chunks have tags of their own."""
+
+
 @given(st.lists(st.integers(1, 300), min_size=2, max_size=5), st.integers(0, 200))
 @example([96, 32, 32], 0)
 @example([200, 1, 1], 3)
 def test_two_ranks_exchange_each_shard_under_a_tag_of_its_own(host_sizes: list[int], generation: int) -> None:
     first = [sum(host_sizes[:host]) for host in range(len(host_sizes) + 1)]
     hosts = [list(range(begin, end)) for begin, end in pairwise(first)]
-    of_chunks = [testing.exchange_tags(hosts, chunk, generation) for chunk in range(8)]
-    assert of_chunks[:4] == of_chunks[4:], "a slot has tags of its own"
-    for one, other in combinations(of_chunks[:4], 2):
+    of_chunks = [testing.exchange_tags(hosts, chunk, generation) for chunk in range(2 * SLOTS)]
+    assert of_chunks[:SLOTS] == of_chunks[SLOTS:], "a slot has tags of its own"
+    for one, other in combinations(of_chunks[:SLOTS], 2):
         assert not set(one) & set(other)
     shards = range(len(of_chunks[0]))
     assert len(shards) == max(host_sizes) or len(shards) > min(host_sizes)  # no rank is idle without need
@@ -241,5 +245,5 @@ def test_two_ranks_exchange_each_shard_under_a_tag_of_its_own(host_sizes: list[i
         owners = [(one[shard % len(one)], other[shard % len(other)]) for shard in shards]
         used = set(zip(owners, of_chunks[0], strict=True))
         assert len(used) == len(shards)
-    assert max(of_chunks[3]) < min(testing.exchange_tags(hosts, 0, generation + 1)) or generation + 1 >= GENERATIONS
-    assert max(of_chunks[3]) < 2**15
+    assert max(of_chunks[-1]) < min(testing.exchange_tags(hosts, 0, generation + 1)) or generation + 1 >= GENERATIONS
+    assert max(of_chunks[-1]) < 2**15

@@ -15,16 +15,14 @@ namespace horovodish {
 // Tags of one start of the engine, so that nothing left over from an earlier one is taken for news. The MPI standard
 // promises tags up to 32767.
 struct MpiTags {
-  static constexpr int kOperations = 31, kSlots = 4, kExchanges = 64;
-  static constexpr int kPerGeneration = 1 + kOperations + kSlots * kExchanges, kGenerations = 32768 / kPerGeneration;
+  static constexpr int kSlots = 8, kExchanges = 64;
+  static constexpr int kPerGeneration = 1 + kSlots * kExchanges, kGenerations = 32768 / kPerGeneration;
 
   explicit MpiTags(int generation) : base(generation % kGenerations * kPerGeneration) {}
   int control() const { return base; }
-  // Operations that are under way at once have different tags. Messages of one tag between two ranks stay in order.
-  int operation(uint64_t sequence) const { return base + 1 + static_cast<int>(sequence % kOperations); }
   // The tag of one exchange of a chunk of a stream. `number`: below kExchanges, see HostShards.
   int exchange(uint64_t chunk, size_t number) const {
-    return base + 1 + kOperations + static_cast<int>(chunk % kSlots) * kExchanges + static_cast<int>(number);
+    return base + 1 + static_cast<int>(chunk % kSlots) * kExchanges + static_cast<int>(number);
   }
 
   int base;

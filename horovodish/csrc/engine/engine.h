@@ -65,7 +65,8 @@ struct EngineConfig {
   size_t local_size = 1;
   EngineOptions options;
 
-  static constexpr size_t kSlots = MpiTags::kSlots;
+  static constexpr size_t kSlots = 4;
+  static_assert(kSlots <= MpiTags::kSlots);
   // Process sets that may be alive at once, the global one included. Only memory that is used costs anything.
   static constexpr size_t kRegions = 64;
   // A request may ask for chunks as large as this, whatever the settings say.

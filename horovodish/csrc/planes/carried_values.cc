@@ -111,7 +111,7 @@ void CarriedValues::reduce_all(const Operation& operation, std::string_view valu
   for (const Concatenation& concatenation : Concatenation::by_dtype(operation)) {
     const size_t count = concatenation.count(), bytes = aligned(count * concatenation.item_bytes());
     memory.resize(bytes * places_.size());
-    // As SharedMemoryPlane: the ranks of a host first, then the hosts.
+    // As StreamPlane: the ranks of a host first, then the hosts.
     const bool is_of_hosts = places_.size() > 1;
     const auto [first, last] = in_stages(concatenation.dtype(), op, scaling, ranks_);
     for (size_t host = 0; host < places_.size(); ++host) {

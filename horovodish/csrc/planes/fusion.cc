@@ -86,4 +86,12 @@ void Concatenation::unpack(Range range, const std::byte* in) const {
   });
 }
 
+void Concatenation::move(Range range) const {
+  const size_t item = item_bytes();
+  for_each_piece(range, [&](const Tensor& tensor, size_t first, size_t length, size_t) {
+    if (tensor.target == nullptr || tensor.target == tensor.source) return;
+    copy_bytes(tensor.target + first * item, tensor.source + first * item, length * item);
+  });
+}
+
 }  // namespace horovodish

@@ -43,6 +43,8 @@ class Concatenation {
   void pack(Range range, ReduceOp op, std::byte* out, double scale = 1.0) const;
   // Copies `in` to this range of the targets.
   void unpack(Range range, const std::byte* in) const;
+  // Copies this range of the sources to the targets.
+  void move(Range range) const;
 
   // visit(tensor, first element within the tensor, elements, first element within the range)
   template <class Visit>

@@ -218,6 +218,13 @@ void bind_timeline(nb::module_& module) {
       nb::arg("descriptor"), nb::arg("records"), nb::arg("dropped"));
 }
 
+// Blocks that lie one after the other: block i between begins[i] and begins[i + 1].
+std::vector<Range> blocks_between(const std::vector<size_t>& begins) {
+  std::vector<Range> blocks;
+  for (size_t i = 0; i + 1 < begins.size(); ++i) blocks.push_back({begins[i], begins[i + 1] - begins[i]});
+  return blocks;
+}
+
 void bind_schedules(nb::module_& module) {
   const auto as_dict = [](const Schedule& schedule) {
     static constexpr const char* kThen[] = {"store", "reduce", "reduce_finish"};
@@ -232,9 +239,10 @@ void bind_schedules(nb::module_& module) {
   module.def("ring_reduce_scatter", [as_dict](int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
     return as_dict(ring_reduce_scatter(rank, ranks, begins, segment));
   });
-  module.def("direct_exchange",
-             [as_dict](int rank, int ranks, const std::vector<size_t>& sent, const std::vector<size_t>& received,
-                       size_t segment) { return as_dict(direct_exchange(rank, ranks, sent, received, segment)); });
+  module.def("direct_exchange", [as_dict](int rank, int ranks, const std::vector<size_t>& sent,
+                                          const std::vector<size_t>& received, size_t segment) {
+    return as_dict(direct_exchange(rank, ranks, blocks_between(sent), blocks_between(received), segment));
+  });
   module.def("ring_allreduce", [as_dict](int rank, int ranks, size_t count, size_t segment) {
     return as_dict(ring_allreduce(rank, ranks, count, segment));
   });
@@ -257,7 +265,7 @@ void bind_schedules(nb::module_& module) {
     return as_dict(pair_allreduce(rank, count, segment));
   });
   module.def("direct_allgather", [as_dict](int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
-    return as_dict(direct_allgather(rank, ranks, begins, segment));
+    return as_dict(direct_allgather(rank, ranks, blocks_between(begins), segment));
   });
   module.def("tree_broadcast", [as_dict](int rank, int ranks, int root, size_t count, size_t segment) {
     return as_dict(tree_broadcast(rank, ranks, root, count, segment));

@@ -160,17 +160,17 @@ Schedule pair_allreduce(int rank, size_t count, size_t segment) {
   return schedule;
 }
 
-Schedule direct_exchange(int rank, int ranks, const std::vector<size_t>& sent, const std::vector<size_t>& received,
+Schedule direct_exchange(int rank, int ranks, const std::vector<Range>& sent, const std::vector<Range>& received,
                          size_t segment) {
   return exchange(
-      rank, ranks, segment, [&](int to) { return between(sent, to); },
-      [&](int from) { return between(received, from); });
+      rank, ranks, segment, [&](int to) { return sent[static_cast<size_t>(to)]; },
+      [&](int from) { return received[static_cast<size_t>(from)]; });
 }
 
-Schedule direct_allgather(int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
+Schedule direct_allgather(int rank, int ranks, const std::vector<Range>& blocks, size_t segment) {
   return exchange(
-      rank, ranks, segment, [&](int) { return between(begins, rank); },
-      [&](int from) { return between(begins, from); });
+      rank, ranks, segment, [&](int) { return blocks[static_cast<size_t>(rank)]; },
+      [&](int from) { return blocks[static_cast<size_t>(from)]; });
 }
 
 Schedule tree_broadcast(int rank, int ranks, int root, size_t count, size_t segment) {

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "operation/range.h"
+
 namespace horovodish {
 
 struct Send {
@@ -55,13 +57,12 @@ enum class AllreduceAlgorithm { direct, halving, ring };
 // The all-reduce between hosts that takes least time. `direct` sends everything to everybody in one step.
 AllreduceAlgorithm fastest_allreduce(int ranks, size_t bytes);
 
-// Every rank sends a block to every other: one step. Block i of what is sent lies between sent[i] and sent[i + 1] and
-// is for rank i; block i of what is received lies between received[i] and received[i + 1] and comes from rank i.
-Schedule direct_exchange(int rank, int ranks, const std::vector<size_t>& sent, const std::vector<size_t>& received,
+// Every rank sends a block to every other: one step. sent[i] is for rank i, received[i] comes from rank i.
+Schedule direct_exchange(int rank, int ranks, const std::vector<Range>& sent, const std::vector<Range>& received,
                          size_t segment);
 
 // The exchange in which a rank sends its own block to all, within one buffer of everybody's blocks.
-Schedule direct_allgather(int rank, int ranks, const std::vector<size_t>& begins, size_t segment);
+Schedule direct_allgather(int rank, int ranks, const std::vector<Range>& blocks, size_t segment);
 
 // From the root down a tree in which a rank passes a segment on as soon as it has it. Short buffers take a binomial
 // tree, log2(n) steps; long ones a chain, in which the root sends the buffer once.

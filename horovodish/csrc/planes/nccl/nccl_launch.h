@@ -10,7 +10,7 @@
 #include "operation/operation.h"
 #include "planes/fusion.h"
 #include "planes/nccl/nccl_communicator.h"
-#include "planes/rows.h"
+#include "planes/nccl/rows.h"
 
 namespace horovodish {
 

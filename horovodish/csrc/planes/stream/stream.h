@@ -1,16 +1,18 @@
-// The plane of the ranks of one host: they read each other's memory.
+// The plane of tensors in host memory: on one host, on several, or alone.
 //
 // Nomenclature. The operations of the plane form one *stream*, cut into *chunks* that stay in the cache and numbered
 // through all operations. Every rank has `slots` slots of shared memory for chunks; chunk k uses slot k % slots. A
 // chunk passes up to four stages on each rank, and a counter per stage and rank tells the peers how far it is:
 //     publish   copy this rank's part into its slot
 //     combine   read the peers' slots: reduce this rank's *shard* of the chunk and put the result into the own slot,
-//     or,
-//               where there is nothing to share out, take the whole result
-//     exchange  with several hosts only: combine the shard with those of the other hosts, in the slot, over MPI
-//     collect   copy the other ranks' shards out of their slots
+//               or, where there is nothing to share out, take the whole result
+//     exchange  with several hosts only: send what is in the slot to the other hosts, and combine it with theirs, over MPI
+//     collect   copy what the other ranks have for this one out of their slots
 // A slot is published anew once every rank has collected its last chunk. All stages of different chunks overlap, so
 // while one rank reduces chunk k its peer may already publish k + 1, also when that belongs to the next operation.
+//
+// Where no host has several ranks, nobody else looks into a slot. There a chunk is a whole operation in memory of its own, which
+// is the tensor itself if there is only one.
 //
 // Per element and rank, an allreduce of n ranks in place reads the tensor once and writes it once in main memory; the
 // copies through the slots hit the cache. Contributions are always added in rank order, whatever the chunk or shard, so
@@ -18,72 +20,70 @@
 #pragma once
 
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "memory/arena.h"
-#include "planes/mpi/schedule_run.h"
 #include "planes/plane.h"
-#include "planes/shards.h"
+#include "planes/stream/world.h"
 
 namespace horovodish {
-
-// The other hosts, as far as the stream needs to know them.
-struct Across {
-  const abi::Mpi& mpi;
-  std::vector<std::vector<int>> hosts;  // ranks of the process set by host
-  size_t host;  // this one
-  MpiTags tags;
-  size_t segment_bytes;
-  HostShards shards{hosts, MpiTags::kExchanges};
-
-  // The ring of one rank per host for a shard of chunk `sequence`; `choose(host)` is its place among the ranks of that
-  // host.
-  MpiEnvironment ring(uint64_t sequence, size_t shard, const std::function<size_t(size_t host)>& choose) const;
-};
 
 // One operation as a sequence of chunks.
 class StreamTask {
  public:
-  // The slots of one chunk by rank of the plane.
+  // The slots of one chunk by rank of this host; null where there are none.
   using Slots = std::vector<std::byte*>;
+  // The stages that its chunks pass besides the exchange.
+  struct Stages {
+    bool publish, combine, collect;
+  };
 
   virtual ~StreamTask() = default;
+  virtual Stages stages() const = 0;
   // Chunks, as far as they are known: an allgather learns its length from its first chunk.
   virtual uint64_t chunks() const = 0;
   virtual bool all_chunks_known() const { return true; }
-  virtual bool has_collect() const { return false; }
-  virtual void publish(uint64_t chunk, std::byte* slot) = 0;
-  virtual void combine(uint64_t chunk, const Slots& slots) = 0;
+  virtual void publish(uint64_t, std::byte*) {}
+  virtual void combine(uint64_t, const Slots&) {}
   // What this rank has to do over MPI before others may collect the chunk; `sequence` is the chunk's number in the
   // stream.
   virtual std::vector<std::unique_ptr<MpiTask>> exchange(uint64_t, uint64_t /*sequence*/, const Slots&) { return {}; }
   virtual void collect(uint64_t, const Slots&) {}
+  // Whether what its exchanges read and write is not in slots, but the operation's or the task's.
+  virtual bool moves_tensors() const { return false; }
 };
 
-class SharedMemoryPlane : public Plane {
+class StreamPlane : public Plane {
  public:
-  // `local`: the plane's ranks as local ranks of the arena; `own`: this rank's index among them.
-  // `across`: none when all ranks are on this host.
-  SharedMemoryPlane(Arena& arena, size_t region, const std::vector<size_t>& local, size_t own, size_t chunk_bytes,
-                    std::optional<Across> across, OnComplete on_complete);
-  ~SharedMemoryPlane() override;
+  // In shared memory, which a host of several ranks needs. `local`: the plane's ranks of this host as local ranks of the arena.
+  struct Shared {
+    Arena& arena;
+    size_t region;
+    std::vector<size_t> local;
+  };
+
+  // `own`: this rank's index among those of this host. `shared`: none where no host has several ranks. `others`: none when all
+  // ranks are on this host.
+  StreamPlane(std::optional<Shared> shared, size_t own, size_t chunk_bytes, std::optional<OtherHosts> others,
+              OnComplete on_complete);
+  ~StreamPlane() override;
 
   void start(std::shared_ptr<Operation> operation) override;
   Progress advance() override;
   bool needs_polling() const override { return !exchanges_.empty(); }
 
  private:
-  struct Exchange {
-    uint64_t sequence;
-    const Operation* operation;  // in items_ for as long as this
-    std::vector<std::unique_ptr<MpiTask>> tasks;
-  };
   struct Item {
     std::shared_ptr<Operation> operation;
-    std::vector<std::unique_ptr<StreamTask>> tasks;  // one per dtype of an allreduce, otherwise one
+    std::vector<std::shared_ptr<StreamTask>> tasks;  // one per dtype of an allreduce, otherwise one
+  };
+  struct Exchange {
+    uint64_t sequence;
+    std::shared_ptr<Operation> operation;
+    std::shared_ptr<StreamTask> task;
+    std::vector<std::unique_ptr<MpiTask>> transfers;
   };
   // Where a stage stands: a task of an item, and a chunk of that task.
   struct Cursor {
@@ -93,8 +93,10 @@ class SharedMemoryPlane : public Plane {
     uint64_t sequence = 0;  // chunks of the stream before this one
   };
 
-  StreamTask* current(Cursor& cursor);
-  const Operation& operation_at(const Cursor& cursor) const { return *items_[cursor.item - first_item_].operation; }
+  const std::shared_ptr<StreamTask>* current(Cursor& cursor);
+  const std::shared_ptr<Operation>& operation_at(const Cursor& cursor) const {
+    return items_[cursor.item - first_item_].operation;
+  }
   void step(Cursor& cursor);
   bool publish_one();
   bool combine_one();
@@ -105,10 +107,11 @@ class SharedMemoryPlane : public Plane {
   void announce(std::atomic<uint64_t> StreamCounters::* counter, uint64_t sequence);
   const StreamTask::Slots& slots_of(uint64_t sequence) const { return slots_[sequence % slots_.size()]; }
 
-  Arena& arena_;
-  const size_t own_, chunk_bytes_, slot_bytes_;
-  const std::optional<Across> across_;
-  std::vector<StreamCounters*> counters_;  // by rank of the plane
+  const std::optional<Shared> shared_;
+  const size_t own_, chunk_bytes_;
+  const std::optional<OtherHosts> others_;
+  StreamCounters own_counters_{};  // where nobody else looks at them
+  std::vector<StreamCounters*> counters_;  // by rank of this host
   std::vector<Doorbell*> peers_;
   OnComplete on_complete_;
   std::vector<StreamTask::Slots> slots_;  // by slot index

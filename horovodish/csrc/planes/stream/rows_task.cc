@@ -1,0 +1,309 @@
+#include "planes/stream/rows_task.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "arithmetic/copy_bytes.h"
+#include "planes/fusion.h"
+
+namespace horovodish {
+
+namespace {
+
+// Every rank has a block for each host, with what the ranks of that host get from it; an allgather's is the same for all. First
+// travels the table of how many rows everybody sends, then the rows.
+//
+// Within a host a block goes through the sender's slot. To another host it goes over the link once: to the rank of that host that
+// has the sender's place among its ranks, in whose slot its neighbours find it. Where one host has more ranks than another, several
+// places belong to one rank of the smaller host.
+//
+//     host 0   rank 0 ──block of rank 0──> rank 2   host 1
+//              rank 1 ──block of rank 1──> rank 3          both read both slots
+//
+// A slot is cut into areas: one for each block that arrives, and those of an alltoall for other hosts. Where every rank is a host
+// there are no slots: a member is a chunk, which travels from the tensor into the output.
+class RowsTask : public StreamTask {
+ public:
+  RowsTask(std::shared_ptr<Operation> operation, const StreamWorld& world)
+      : operation_(std::move(operation)),
+        world_(world),
+        is_alltoall_(operation_->request->kind == Kind::alltoall),
+        members_(operation_->buffers.size()),
+        hosts_(world.others != nullptr ? world.others->hosts : one_host(world.ranks)),
+        host_(world.others != nullptr ? world.others->host : 0),
+        own_(static_cast<size_t>(hosts_[host_][world.own])) {
+    size_t fewest = world.ranks;
+    for (const auto& host : hosts_) {
+      places_ = std::max(places_, host.size());
+      fewest = std::min(fewest, host.size());
+    }
+    const size_t places_of_a_rank = ceil_divide(places_, fewest);
+    arrivals_ = places_of_a_rank * hosts_.size();
+    const size_t areas = arrivals_ + (sends_from_areas() ? hosts_.size() : 0);
+    constexpr size_t kCacheLine = 64;
+    area_ = (hosts_.size() > 1 ? world.slot_bytes : world.chunk_bytes) / areas / kCacheLine * kCacheLine;
+    lay_out_table();
+  }
+
+  uint64_t chunks() const override { return table_chunks_ + data_chunks_; }
+  bool all_chunks_known() const override { return tables_read_ == table_chunks_; }
+  Stages stages() const override {
+    const bool several = world_.others != nullptr;
+    return {.publish = !world_.alone(), .combine = !several, .collect = several};
+  }
+  bool moves_tensors() const override { return !world_.in_slots() && world_.others != nullptr; }
+
+  void publish(uint64_t chunk, std::byte* slot) override {
+    if (moves_tensors()) return pieces_[piece_index(chunk)].keep_own();
+    const Concatenation& own = incoming_[own_];
+    own.pack(part(own, chunk), ReduceOp::sum, slot + arrival(world_.own, host_));
+    for (size_t host = 0; sends_from_areas() && host < hosts_.size(); ++host) {
+      outgoing_[host].pack(part(outgoing_[host], chunk), ReduceOp::sum, slot + departure(host));
+    }
+  }
+  void combine(uint64_t chunk, const Slots& slots) override { take(chunk, slots); }
+  void collect(uint64_t chunk, const Slots& slots) override { take(chunk, slots); }
+
+  std::vector<std::unique_ptr<MpiTask>> exchange(uint64_t chunk, uint64_t sequence, const Slots& slots) override {
+    std::vector<std::unique_ptr<MpiTask>> tasks;
+    if (moves_tensors()) {
+      const Piece& piece = pieces_[piece_index(chunk)];
+      const MpiEnvironment everybody = world_.everybody(sequence);
+      auto schedule =
+          direct_exchange(everybody.rank, everybody.ranks(), piece.sent, piece.received, everybody.segment_bytes);
+      tasks.push_back(
+          std::make_unique<ScheduleRun>(everybody, std::move(schedule), piece.target, 1, nullptr, piece.source));
+      return tasks;
+    }
+    for (size_t place = world_.own; place < places_; place += world_.ranks) {
+      std::vector<Range> sent(hosts_.size()), received(hosts_.size());
+      for (size_t host = 0; host < hosts_.size(); ++host) {
+        if (host == host_) continue;
+        if (place == world_.own) sent[host] = sent_to(host, chunk);
+        if (place < hosts_[host].size()) {
+          const Concatenation& theirs = incoming_[rank_at(host, place)];
+          received[host] = {arrival(place, host), part(theirs, chunk).count};
+        }
+      }
+      // Of two ranks, each sends to the other one at its own place only, so one tag does.
+      const auto holder = [&](size_t host) { return place % hosts_[host].size(); };
+      const MpiEnvironment peers = world_.one_of_each_host(sequence, 0, holder);
+      auto schedule = direct_exchange(peers.rank, peers.ranks(), sent, received, peers.segment_bytes);
+      tasks.push_back(std::make_unique<ScheduleRun>(peers, std::move(schedule), slots[world_.own], 1));
+    }
+    return tasks;
+  }
+
+ private:
+  // A member where every rank is a host, or the table.
+  struct Piece {
+    const std::byte* source;
+    std::byte* target;
+    std::vector<Range> sent, received;  // in bytes, by rank
+    size_t own;
+
+    void keep_own() const {
+      if (received[own].count > 0) copy_bytes(target + received[own].begin, source + sent[own].begin, sent[own].count);
+    }
+  };
+
+  static std::vector<std::vector<int>> one_host(size_t ranks) {
+    std::vector<int> all(ranks);
+    std::iota(all.begin(), all.end(), 0);
+    return {all};
+  }
+
+  bool sends_from_areas() const { return is_alltoall_ && hosts_.size() > 1; }
+  size_t rank_at(size_t host, size_t place) const { return static_cast<size_t>(hosts_[host][place]); }
+  // Where a block lies in the slot of the rank that holds it.
+  size_t arrival(size_t place, size_t host) const { return (place / world_.ranks * hosts_.size() + host) * area_; }
+  size_t departure(size_t host) const { return (arrivals_ + host) * area_; }
+  Range part(const Concatenation& block, uint64_t chunk) const {
+    return piece_of(block.count(), world_.alone() ? block.count() : area_,
+                    chunk < table_chunks_ ? chunk : chunk - table_chunks_);
+  }
+  size_t piece_index(uint64_t chunk) const { return chunk < table_chunks_ ? 0 : chunk - table_chunks_; }
+  Range sent_to(size_t host, uint64_t chunk) const {
+    if (is_alltoall_) return {departure(host), part(outgoing_[host], chunk).count};
+    return {arrival(world_.own, host_), part(incoming_[own_], chunk).count};
+  }
+  uint64_t chunks_of(size_t largest_block) const {
+    if (world_.alone()) return largest_block > 0 ? 1 : 0;
+    return ceil_divide(largest_block, area_);
+  }
+
+  void take(uint64_t chunk, const Slots& slots) {
+    for (size_t place = 0; world_.in_slots() && place < places_; ++place) {
+      const std::byte* slot = slots[place % world_.ranks];
+      for (size_t host = 0; host < hosts_.size(); ++host) {
+        if (place >= hosts_[host].size() || rank_at(host, place) == own_) continue;
+        const Concatenation& block = incoming_[rank_at(host, place)];
+        block.unpack(part(block, chunk), slot + (place / world_.ranks * hosts_.size() + host) * area_);
+      }
+    }
+    if (!moves_tensors()) incoming_[own_].move(part(incoming_[own_], chunk));
+    if (chunk < table_chunks_ && ++tables_read_ == table_chunks_) lay_out_rows();
+  }
+
+  // -- the table: what a rank tells the ranks of a host. Of an allgather: how many rows of each member it has. Of an alltoall: how many
+  // rows of each member they get, by member and rank, and how many bytes its largest block has.
+  size_t numbers_for(size_t host) const { return is_alltoall_ ? members_ * hosts_[host].size() + 1 : members_; }
+  int64_t told_by(size_t rank, size_t member, size_t place) const {
+    return heard_[rank * numbers_for(host_) + (is_alltoall_ ? member * hosts_[host_].size() + place : member)];
+  }
+
+  void lay_out_table() {
+    const size_t ranks = world_.size(), heard = numbers_for(host_);
+    heard_.resize(ranks * heard);
+    std::vector<Range> told_to(hosts_.size());
+    for (size_t host = 0; host < hosts_.size(); ++host) {
+      told_to[host] = {told_.size(), numbers_for(host)};
+      if (host > 0 && !is_alltoall_) {
+        told_to[host] = told_to[0];
+        continue;
+      }
+      for (const Buffer& buffer : operation_->buffers) {
+        if (!is_alltoall_) told_.push_back(buffer.rows[0]);
+        for (const int to : hosts_[host]) {
+          if (is_alltoall_) told_.push_back(buffer.rows[static_cast<size_t>(to)]);
+        }
+      }
+      if (is_alltoall_) told_.push_back(static_cast<int64_t>(largest_block()));
+    }
+    const auto bytes = [](Range numbers) {
+      return Range{numbers.begin * sizeof(int64_t), numbers.count * sizeof(int64_t)};
+    };
+    const auto* told = reinterpret_cast<const std::byte*>(told_.data());
+    auto* const target = reinterpret_cast<std::byte*>(heard_.data());
+    table_chunks_ = 1;
+    if (moves_tensors()) {
+      Piece& piece = pieces_.emplace_back(Piece{told, target, {}, {}, own_});
+      for (size_t rank = 0; rank < ranks; ++rank) {
+        piece.sent.push_back(bytes(told_to[rank]));  // every rank is a host
+        piece.received.push_back(bytes({rank * heard, heard}));
+      }
+      return;
+    }
+    incoming_.assign(ranks, Concatenation(DType::uint8));
+    outgoing_.assign(hosts_.size(), Concatenation(DType::uint8));
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      const Range its = bytes({rank * heard, heard});
+      incoming_[rank].append(rank == own_ ? told + bytes(told_to[host_]).begin : nullptr, target + its.begin,
+                             its.count);
+    }
+    size_t longest = 0;
+    for (size_t host = 0; host < hosts_.size(); ++host) {
+      const Range its = bytes(told_to[host]);
+      if (host != host_) outgoing_[host].append(told + its.begin, nullptr, its.count);
+      longest = std::max(longest, its.count);
+    }
+    table_chunks_ = chunks_of(longest);
+  }
+
+  // -- the rows
+  size_t row(size_t member) const { return row_bytes(operation_->request->members[member]); }
+
+  // What this rank sends of a member to another one.
+  Range sent_rows(size_t member, size_t to) const {
+    const auto& rows = operation_->buffers[member].rows;
+    if (!is_alltoall_) return {0, row(member) * static_cast<size_t>(rows[0])};
+    const auto at = rows.begin() + static_cast<std::ptrdiff_t>(to);
+    const auto before = static_cast<size_t>(std::accumulate(rows.begin(), at, int64_t{0}));
+    return {row(member) * before, row(member) * static_cast<size_t>(*at)};
+  }
+
+  size_t largest_block() const {
+    size_t largest = 0;
+    for (const auto& host : hosts_) {
+      size_t bytes = 0;
+      for (size_t member = 0; member < members_; ++member) {
+        for (const int to : host) bytes += sent_rows(member, static_cast<size_t>(to)).count;
+      }
+      largest = std::max(largest, bytes);
+    }
+    return largest;
+  }
+
+  void lay_out_rows() {
+    const size_t ranks = world_.size();
+    pieces_.clear();
+    incoming_.assign(ranks, Concatenation(DType::uint8));
+    outgoing_.assign(hosts_.size(), Concatenation(DType::uint8));
+    for (size_t member = 0; member < members_; ++member) {
+      std::vector<int64_t> rows;
+      for (size_t rank = 0; rank < ranks; ++rank) rows.push_back(told_by(rank, member, world_.own));
+      std::byte* target = allocate_rows(*operation_, member, rows).data.get();
+      const std::byte* source = operation_->buffers[member].source;
+      if (moves_tensors()) {
+        pieces_.push_back(piece_of_member(member, rows, source, target));
+        continue;
+      }
+      for (size_t rank = 0; rank < ranks; ++rank) target = append_rows(rank, member, source, target);
+      for (size_t host = 0; host < hosts_.size(); ++host) {
+        for (const int to : hosts_[host]) {
+          if (!is_alltoall_ || host == host_) continue;
+          const Range its = sent_rows(member, static_cast<size_t>(to));
+          outgoing_[host].append(source + its.begin, nullptr, its.count);
+        }
+      }
+    }
+    if (moves_tensors()) {
+      data_chunks_ = pieces_.size();
+      return;
+    }
+    size_t largest = 0;
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      const size_t numbers = numbers_for(host_);
+      largest = std::max(
+          largest, is_alltoall_ ? static_cast<size_t>(heard_[(rank + 1) * numbers - 1]) : incoming_[rank].count());
+    }
+    data_chunks_ = chunks_of(largest);
+  }
+
+  Piece piece_of_member(size_t member, const std::vector<int64_t>& rows, const std::byte* source,
+                        std::byte* target) const {
+    Piece piece{source, target, {}, {}, own_};
+    size_t begin = 0;
+    for (size_t rank = 0; rank < rows.size(); ++rank) {
+      piece.sent.push_back(sent_rows(member, rank));
+      piece.received.push_back({begin, row(member) * static_cast<size_t>(rows[rank])});
+      begin = piece.received.back().end();
+    }
+    return piece;
+  }
+
+  // What `rank` has of a member for the ranks of this host.
+  std::byte* append_rows(size_t rank, size_t member, const std::byte* source, std::byte* target) {
+    for (size_t place = 0; place < (is_alltoall_ ? hosts_[host_].size() : 1); ++place) {
+      const size_t bytes = row(member) * static_cast<size_t>(told_by(rank, member, place));
+      const bool mine = !is_alltoall_ || place == world_.own;
+      const std::byte* own = source;
+      if (rank == own_ && is_alltoall_) own += sent_rows(member, rank_at(host_, place)).begin;
+      incoming_[rank].append(rank == own_ ? own : nullptr, mine ? target : nullptr, bytes);
+      if (mine) target += bytes;
+    }
+    return target;
+  }
+
+  const std::shared_ptr<Operation> operation_;
+  const StreamWorld world_;
+  const bool is_alltoall_;
+  const size_t members_;
+  const std::vector<std::vector<int>> hosts_;  // ranks of the process set
+  const size_t host_, own_;  // of this rank, and its index in the set
+  size_t places_ = 0, arrivals_ = 0, area_ = 0;
+  std::vector<int64_t> told_, heard_;  // by host and by rank
+  std::vector<Concatenation> incoming_;  // by rank: its block for this host; this rank's own has sources
+  std::vector<Concatenation> outgoing_;  // by host: this rank's block for it, where an alltoall has one
+  std::vector<Piece> pieces_;
+  uint64_t table_chunks_ = 0, tables_read_ = 0, data_chunks_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<StreamTask> make_rows_task(const std::shared_ptr<Operation>& operation, const StreamWorld& world) {
+  return std::make_shared<RowsTask>(operation, world);
+}
+
+}  // namespace horovodish
