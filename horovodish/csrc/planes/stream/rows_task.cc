@@ -50,7 +50,7 @@ class RowsTask : public StreamTask {
   bool all_chunks_known() const override { return tables_read_ == table_chunks_; }
   Stages stages() const override {
     const bool several = world_.others != nullptr;
-    return {.publish = !world_.alone(), .combine = !several, .collect = several};
+    return {.publish = true, .combine = !several, .collect = several};
   }
   bool moves_tensors() const override { return !world_.in_slots() && world_.others != nullptr; }
 
@@ -120,18 +120,14 @@ class RowsTask : public StreamTask {
   size_t arrival(size_t place, size_t host) const { return (place / world_.ranks * hosts_.size() + host) * area_; }
   size_t departure(size_t host) const { return (arrivals_ + host) * area_; }
   Range part(const Concatenation& block, uint64_t chunk) const {
-    return piece_of(block.count(), world_.alone() ? block.count() : area_,
-                    chunk < table_chunks_ ? chunk : chunk - table_chunks_);
+    return piece_of(block.count(), area_, chunk < table_chunks_ ? chunk : chunk - table_chunks_);
   }
   size_t piece_index(uint64_t chunk) const { return chunk < table_chunks_ ? 0 : chunk - table_chunks_; }
   Range sent_to(size_t host, uint64_t chunk) const {
     if (is_alltoall_) return {departure(host), part(outgoing_[host], chunk).count};
     return {arrival(world_.own, host_), part(incoming_[own_], chunk).count};
   }
-  uint64_t chunks_of(size_t largest_block) const {
-    if (world_.alone()) return largest_block > 0 ? 1 : 0;
-    return ceil_divide(largest_block, area_);
-  }
+  uint64_t chunks_of(size_t largest_block) const { return ceil_divide(largest_block, area_); }
 
   void take(uint64_t chunk, const Slots& slots) {
     for (size_t place = 0; world_.in_slots() && place < places_; ++place) {
@@ -139,7 +135,7 @@ class RowsTask : public StreamTask {
       for (size_t host = 0; host < hosts_.size(); ++host) {
         if (place >= hosts_[host].size() || rank_at(host, place) == own_) continue;
         const Concatenation& block = incoming_[rank_at(host, place)];
-        block.unpack(part(block, chunk), slot + (place / world_.ranks * hosts_.size() + host) * area_);
+        block.unpack(part(block, chunk), slot + arrival(place, host));
       }
     }
     if (!moves_tensors()) incoming_[own_].move(part(incoming_[own_], chunk));

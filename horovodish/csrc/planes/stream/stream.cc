@@ -56,6 +56,10 @@ StreamPlane::~StreamPlane() {
 void StreamPlane::start(std::shared_ptr<Operation> operation) {
   const Request& request = *operation->request;
   const OtherHosts* const others = others_ ? &*others_ : nullptr;
+  if (!shared_ && others == nullptr) {
+    carry_out_alone(*operation);
+    return on_complete_(operation);
+  }
   StreamWorld world{.own = own_, .ranks = counters_.size(), .others = others};
   if (others != nullptr)
     world.segment_bytes = request.segment_bytes == 0 ? others->segment_bytes : request.segment_bytes;

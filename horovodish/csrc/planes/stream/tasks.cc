@@ -44,8 +44,6 @@ class OnePiece {
   std::byte* memory_;
 };
 
-bool scales(const Scaling& scaling) { return scaling.prescale != 1.0 || scaling.postscale != 1.0; }
-
 // Allreduce, and reducescatter within a host. A chunk is cut into shards, one for each rank of this host; the owner of a shard
 // reduces it straight into the targets. With several hosts there are as many shards as the largest host has ranks, see HostShards,
 // and their owners reduce them in the slot, where they are exchanged with the owners on the other hosts.
@@ -54,7 +52,7 @@ class ReduceTask : public StreamTask {
   // `unshared`: every rank of the host reduces for itself what it wants.
   ReduceTask(const Operation& operation, Concatenation concatenation, const StreamWorld& world, bool unshared)
       : concatenation_(std::move(concatenation)),
-        op_(world.alone() ? ReduceOp::sum : operation.request->op),  // of one value all ops are alike
+        op_(operation.request->op),
         scaling_(operation.scaling()),
         staged_(world.others == nullptr ? StagedScaling{}
                                         : in_stages(concatenation_.dtype(), op_, scaling_, world.size())),
@@ -62,7 +60,7 @@ class ReduceTask : public StreamTask {
         world_(world),
         item_(concatenation_.item_bytes()),
         chunk_(world.chunk_of(concatenation_.count(), item_)),
-        collects_(world.others != nullptr || (!unshared && !world.alone())),
+        collects_(world.others != nullptr || !unshared),
         shards_(!world.in_slots() || unshared ? 1
                 : world.others != nullptr     ? world.others->shards.count()
                                               : world.ranks),
@@ -88,7 +86,6 @@ class ReduceTask : public StreamTask {
   }
 
   void combine(uint64_t chunk, const Slots& slots) override {
-    if (world_.alone()) return copy_and_scale();
     const Range range = whole(chunk);
     for (size_t index = 0; index < shards_; ++index) {
       if (!collects_ || is_own(index)) combine_shard(range, shard(range, index), slots);
@@ -128,14 +125,6 @@ class ReduceTask : public StreamTask {
   // The own shard is reduced from where it lies, unless it takes the identity or a scaled value from the slot.
   bool reduces_in_place() const {
     return collects_ && packing_scale_ == 1.0 && concatenation_.tensors().front().source != nullptr;
-  }
-
-  void copy_and_scale() {
-    if (!scales(scaling_)) return concatenation_.move(concatenation_.whole());
-    for (const auto& [source, target, range] : concatenation_.tensors()) {
-      sources_[0] = source;
-      reduce(concatenation_.dtype(), op_, target, sources_.data(), 1, range.count, scaling_);
-    }
   }
 
   void combine_shard(const Range& range, const Range& part, const Slots& slots) {
@@ -278,7 +267,7 @@ std::vector<std::shared_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr
     case Kind::allreduce:
       for (Concatenation& concatenation : Concatenation::by_dtype(*operation)) {
         if (concatenation.count() == 0) continue;
-        if (operation->request->op == ReduceOp::adasum && !world.alone()) {
+        if (operation->request->op == ReduceOp::adasum) {
           tasks.push_back(make_adasum_task(*operation, std::move(concatenation), world));
         } else {
           const bool small = concatenation.count() * concatenation.item_bytes() <= kUnsharedBytes;
@@ -310,6 +299,27 @@ std::vector<std::shared_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr
       break;  // that every rank has submitted it is all there is to do
   }
   return tasks;
+}
+
+void carry_out_alone(Operation& operation) {
+  const Request& request = *operation.request;
+  const Scaling scaling = operation.scaling();
+  if (request.members.empty()) return;
+  const Trace::Span span(operation.trace, request.kind == Kind::allreduce ? Phase::reduce : Phase::unpack);
+  for (size_t i = 0; i < request.members.size(); ++i) {
+    const Member& member = request.members[i];
+    const Buffer& buffer = operation.buffers[i];
+    const auto count = static_cast<size_t>(member.count());
+    if (request.any_rows()) {
+      const Handle::Output& output = allocate_rows(operation, i, buffer.rows);
+      if (output.bytes > 0) copy_bytes(output.data.get(), buffer.source, output.bytes);
+    } else if (scaling.prescale != 1.0 || scaling.postscale != 1.0) {
+      const void* source = buffer.source;
+      reduce(member.dtype, ReduceOp::sum, buffer.target, &source, 1, count, scaling);  // of one value all ops are alike
+    } else if (buffer.target != buffer.source && count > 0) {
+      copy_bytes(buffer.target, buffer.source, count * bytes_of(member.dtype));
+    }
+  }
 }
 
 }  // namespace horovodish

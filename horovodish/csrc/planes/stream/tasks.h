@@ -12,4 +12,7 @@ namespace horovodish {
 std::vector<std::shared_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr<Operation>& operation,
                                                            const StreamWorld& world);
 
+// What remains of an operation of a rank that is alone: copies and scaling.
+void carry_out_alone(Operation& operation);
+
 }  // namespace horovodish

@@ -29,14 +29,13 @@ struct OtherHosts {
 
 struct StreamWorld {
   size_t own = 0, ranks = 1;  // of this host
-  // The ranks of a host exchange chunks of this size in slots that all of them see. 0: every rank is a host, or the only rank, so
-  // an operation is one chunk, in memory of its own.
+  // The ranks of a host exchange chunks of this size in slots that all of them see. 0: every rank is a host, so an operation
+  // is one chunk, in memory of its own.
   size_t chunk_bytes = 0, slot_bytes = 0;
   size_t segment_bytes = 0;  // of a message between hosts
   const OtherHosts* others = nullptr;  // null when all ranks are on this host
 
   bool in_slots() const { return chunk_bytes > 0; }
-  bool alone() const { return !in_slots() && others == nullptr; }
   size_t size() const { return others == nullptr ? ranks : others->ranks(); }
   // Elements in a chunk of a tensor, or of several, that has `count` of `item_bytes`.
   size_t chunk_of(size_t count, size_t item_bytes) const {
