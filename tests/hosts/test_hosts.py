@@ -21,6 +21,7 @@ from support.expect import every_rank_raises, the_engine_goes_on, unless_last
 from support.float16 import large_float16_numbers_stay_finite
 from support.hosts import Hosts, hosts, run_on_hosts, run_on_hosts_to_their_ends
 from support.model import FLOATS, INTEGERS, LENGTHS, OPS, Array, adasum, difference, reduced, values
+from support.parts import parts_by_elements
 from support.ranks import RanksFailedError
 
 LAYOUTS = [[1, 1], [2, 2], [2, 1], [2, 1, 2]]
@@ -131,6 +132,11 @@ def scattered() -> None:
         assert not told, f"reducescatter {op} {shape}: {told}"
 
 
+def parts() -> None:
+    hvd.init()
+    parts_by_elements()
+
+
 def join() -> None:
     """Ranks of both hosts run out at different times, first in ascending, then in descending order."""
     hvd.init()
@@ -197,6 +203,7 @@ CHECKS = [
     rows_of_every_rank,
     from_every_root,
     scattered,
+    parts,
     join,
     disagreement,
     there_and_back,

@@ -16,6 +16,7 @@ from horovodish.collectives import submission
 from horovodish.runtime import basics
 from support.expect import the_engine_goes_on
 from support.model import FLOATS, OPS, Array, difference, dtype_of, reduced, values
+from support.parts import parts_by_elements
 from support.pretended_gpu import Gpu, Stream, variables
 from support.processes import wait_until
 from support.ranks import run_ranks
@@ -38,6 +39,7 @@ def use_gpus() -> None:
     rows_that_differ_by_rank(gpu)
     moves_of_bytes(gpu)
     scattered(gpu)
+    parts_by_elements(gpu)
     beside_host_memory(gpu)
     streams_wait_and_the_host_does_not(gpu)
     memory_of_dropped_handles(gpu)

@@ -19,7 +19,7 @@ class BucketPlan {
     size_t bucket;
   };
 
-  // `shared`: name, op and scales of every bucket; the name gets the bucket's number. `devices`: of each bucket's tensors, or
+  // `shared`: kind, name, op and scales of every bucket; the name gets the bucket's number. `devices`: of each bucket's tensors, or
   // one of all.
   BucketPlan(Engine& engine, const Request& shared, const std::vector<PlannedMember>& members,
              const std::vector<int>& devices, int process_set);

@@ -77,6 +77,11 @@ std::optional<Difference> first_difference(const Request& a, const Request& b) {
     return Difference{a.name, "collective", std::string(name_of(a.kind)), std::string(name_of(b.kind)),
                       "every rank must call the same collective for a name; give the calls names of their own"};
   }
+  if (a.by_elements != b.by_elements) {
+    const auto text = [](bool by_elements) { return std::string(by_elements ? "elements" : "rows"); };
+    return Difference{a.name, "parts", text(a.by_elements), text(b.by_elements),
+                      "every rank must call the same collective for a name; give the calls names of their own"};
+  }
   if (a.op != b.op) {
     return Difference{a.name, "reduction op", std::string(name_of(a.op)), std::string(name_of(b.op)),
                       "pass the same op on every rank"};
@@ -150,6 +155,9 @@ Request Request::decode(std::string_view signature) {
 }
 
 std::string Request::problem_with_joined(const RankSet& joined) const {
+  if (kind == Kind::allgather && by_elements && joined.count() > 0) {
+    return joined.text() + " joined, so nobody has that part of the values. Remedy: gather before any rank joins.";
+  }
   if (kind != Kind::broadcast || !joined.contains(root)) return {};
   return text_of(root) +
          " is the root of this broadcast and has joined, so it has no value to send. Remedy: broadcast from a rank "

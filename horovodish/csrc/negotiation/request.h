@@ -56,9 +56,12 @@ struct Request {
   double prescale = 1.0;
   double postscale = 1.0;
   WorldRank root{};  // of a broadcast
+  // Of a reducescatter or an allgather: a rank's part is elements of the members of a dtype, laid end to end, and lies where it does in
+  // the whole. Otherwise it is rows of each member.
+  bool by_elements = false;
   int device = kHost;  // otherwise the CUDA ordinal of this rank
   // How it moves, where that is not left to the settings; 0 where it is.
-  size_t chunk_bytes = 0;    // within a host
+  size_t chunk_bytes = 0;  // within a host
   size_t segment_bytes = 0;  // between hosts that have one rank each
   std::vector<Member> members;
   Family family;
@@ -66,13 +69,13 @@ struct Request {
 
   // Of the device, a signature says only whether it is one: ranks use different ordinals for "my GPU".
   static auto fields(auto& its) {
-    return std::tie(its.family, its.kind, its.name, its.op, its.prescale, its.postscale, its.root, its.chunk_bytes,
-                    its.segment_bytes, its.members, its.refusal);
+    return std::tie(its.family, its.kind, its.name, its.op, its.prescale, its.postscale, its.root, its.by_elements,
+                    its.chunk_bytes, its.segment_bytes, its.members, its.refusal);
   }
 
   bool on_host() const { return device == kHost; }
   // Whether the ranks may differ in the number of rows, so that only the engine knows how long the results are.
-  bool any_rows() const { return kind == Kind::allgather || kind == Kind::alltoall; }
+  bool any_rows() const { return (kind == Kind::allgather && !by_elements) || kind == Kind::alltoall; }
 
   // Two ranks ask for the same thing exactly when their signatures are equal byte for byte.
   std::string signature() const;

@@ -12,6 +12,12 @@ struct Range {
   size_t end() const { return begin + count; }
 };
 
+// What two ranges of one whole have in common; empty, within the second one, if that is nothing.
+inline Range overlap(Range one, Range other) {
+  const size_t begin = std::clamp(one.begin, other.begin, other.end());
+  return {begin, std::clamp(one.end(), begin, other.end()) - begin};
+}
+
 inline size_t ceil_divide(size_t a, size_t b) { return (a + b - 1) / b; }
 
 // Piece `index` of a whole that is cut into pieces of `length`. The last one may be shorter; those after it are empty.

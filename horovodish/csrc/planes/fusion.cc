@@ -40,6 +40,21 @@ Concatenation Concatenation::as_bytes(const Operation& operation) {
 std::vector<ByRank> by_rank(const Operation& operation, size_t own, size_t ranks) {
   std::vector<ByRank> result;
   const auto& members = operation.request->members;
+  if (operation.request->by_elements) {
+    for (const Concatenation& whole : Concatenation::by_dtype(operation)) {
+      ByRank& all = result.emplace_back(Concatenation(whole.dtype()), std::vector<size_t>{0});
+      for (size_t rank = 0; rank < ranks; ++rank) {
+        const Range part = elements_of(whole.count(), rank, ranks);
+        whole.for_each_piece(part, [&](const Concatenation::Tensor& tensor, size_t first, size_t count, size_t) {
+          const size_t begin = first * whole.item_bytes();
+          all.concatenation.append(tensor.source == nullptr ? nullptr : tensor.source + begin,
+                                   rank != own || tensor.target == nullptr ? nullptr : tensor.target + begin, count);
+        });
+        all.begins.push_back(part.end());
+      }
+    }
+    return result;
+  }
   for (const DType dtype : dtypes_of(*operation.request)) {
     ByRank& all = result.emplace_back(Concatenation(dtype), std::vector<size_t>{0});
     for (size_t rank = 0; rank < ranks; ++rank) {

@@ -22,6 +22,13 @@ inline Range shard_of(Range whole, size_t shards, size_t item_bytes, size_t inde
   return {whole.begin + begin(index), begin(index + 1) - begin(index)};
 }
 
+// The elements that rank `index` of `ranks` gets of a concatenation: as even as possible. A ring cuts an allreduce likewise, so the
+// sums have the same bits.
+inline Range elements_of(size_t count, size_t index, size_t ranks) {
+  const auto begin = [&](size_t i) { return count / ranks * i + count % ranks * i / ranks; };
+  return {begin(index), begin(index + 1) - begin(index)};
+}
+
 // How ranks of several hosts share out a chunk: into as many shards as the largest host has ranks, unless there are too few
 // tags for them. On every host, shard i belongs to the rank i % (ranks of that host).
 class HostShards {

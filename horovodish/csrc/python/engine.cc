@@ -334,8 +334,10 @@ void bind_engine(nb::module_& module) {
           "plan",
           [](Engine& self, const std::string& name, int op, double prescale, double postscale,
              const std::vector<std::tuple<std::string, int, std::vector<int64_t>, size_t>>& members,
-             const std::vector<int>& devices, int process_set, size_t chunk_bytes, size_t segment_bytes) {
+             const std::vector<int>& devices, int process_set, size_t chunk_bytes, size_t segment_bytes, int kind) {
             Request shared;
+            shared.kind = static_cast<Kind>(kind);
+            shared.by_elements = shared.kind == Kind::reducescatter || shared.kind == Kind::allgather;
             shared.name = name;
             shared.op = static_cast<ReduceOp>(op);
             shared.prescale = prescale;
@@ -350,7 +352,7 @@ void bind_engine(nb::module_& module) {
           },
           nb::arg("name"), nb::arg("op"), nb::arg("prescale"), nb::arg("postscale"), nb::arg("members"),
           nb::arg("devices"), nb::arg("process_set") = 0, nb::arg("chunk_bytes") = 0, nb::arg("segment_bytes") = 0,
-          nb::keep_alive<0, 1>())
+          nb::arg("kind") = static_cast<int>(Kind::allreduce), nb::keep_alive<0, 1>())
       .def("settle_launched", &settle_launched)
       .def("launched", &Engine::launched)
       .def("first_lost", &Engine::first_lost)

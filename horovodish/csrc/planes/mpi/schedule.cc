@@ -82,8 +82,8 @@ Schedule ring_reduce_scatter(int rank, int ranks, const std::vector<size_t>& beg
 
 Schedule ring_allreduce(int rank, int ranks, size_t count, size_t segment) {
   const auto n = static_cast<size_t>(ranks);
-  std::vector<size_t> begins(n + 1);
-  for (size_t i = 0; i <= n; ++i) begins[i] = count / n * i + count % n * i / n;
+  std::vector<size_t> begins{0};
+  for (size_t i = 0; i < n; ++i) begins.push_back(elements_of(count, i, n).end());
   return ring(rank, ranks, begins, segment, 2 * (ranks - 1));
 }
 

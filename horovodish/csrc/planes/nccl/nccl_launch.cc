@@ -75,6 +75,7 @@ void NcclLaunch::plan() {
   before_.clear();
   after_.clear();
   if (request_.kind == Kind::allreduce) plan_allreduce();
+  if (request_.by_elements) return plan_elements();
   if (request_.kind == Kind::reducescatter) plan_reducescatter();
   if (request_.kind == Kind::broadcast) plan_broadcast();
 }
@@ -141,6 +142,32 @@ void NcclLaunch::plan_reducescatter() {
   }
 }
 
+// In the fusion buffer, in place. Of a reducescatter, only the own part goes back; of an allgather, only that one comes.
+void NcclLaunch::plan_elements() {
+  const bool gathers = request_.kind == Kind::allgather;
+  for (const Concatenation& whole : Concatenation::by_dtype(operation_)) {
+    const size_t item = whole.item_bytes();
+    const Range own = elements_of(whole.count(), static_cast<size_t>(own_), static_cast<size_t>(ranks_));
+    std::byte* const buffer = reserve(whole.count() * item);
+    pieces_.push_back({buffer, buffer, whole.dtype(), whole.count()});
+    const auto visit = [&](Range range, bool comes) {
+      whole.for_each_piece(
+          range, [&](const Concatenation::Tensor& tensor, size_t first, size_t count, size_t position) {
+            std::byte* const place = buffer == nullptr ? nullptr : buffer + (range.begin + position) * item;
+            if (comes && tensor.source == nullptr) {
+              identities_.push_back({place, whole.dtype(), count});
+            } else if (comes) {
+              before_.push_back({place, tensor.source + first * item, count * item});
+            } else if (tensor.target != nullptr) {
+              after_.push_back({tensor.target + first * item, place, count * item});
+            }
+          });
+    };
+    visit(gathers ? own : whole.whole(), true);
+    visit(gathers ? whole.whole() : own, false);
+  }
+}
+
 void NcclLaunch::plan_broadcast() {
   for (size_t i = 0; i < request_.members.size(); ++i) {
     const Member& member = request_.members[i];
@@ -183,7 +210,9 @@ void NcclLaunch::call() {
   Group group{nccl_};
   for (size_t i = 0; i < pieces_.size(); ++i) {
     const Piece& piece = pieces_[i];
-    if (request_.kind == Kind::broadcast) {
+    if (request_.by_elements) {
+      call_by_elements(piece, ops.empty() ? abi::NcclOp::sum : ops[i]);
+    } else if (request_.kind == Kind::broadcast) {
       check(nccl_.broadcast(piece.source, piece.target, piece.count, abi::NcclType::uint8, operation_.root,
                             communicator_.get(), device_.stream()));
     } else if (request_.kind == Kind::reducescatter) {
@@ -246,6 +275,36 @@ void NcclLaunch::call_reducescatter(const Piece& piece, const Member& member, ab
     const size_t begin = part.begin * row * bytes_of(piece.dtype);
     check(nccl_.reduce(piece.source + begin, rank == own_ ? piece.target : nullptr, part.count * row,
                        nccl_type(piece.dtype), op, rank, communicator_.get(), device_.stream()));
+  }
+}
+
+void NcclLaunch::call_by_elements(const Piece& piece, abi::NcclOp op) {
+  const bool gathers = request_.kind == Kind::allgather;
+  const auto ranks = static_cast<size_t>(ranks_);
+  const size_t item = bytes_of(piece.dtype);
+  const auto part = [&](int rank) { return elements_of(piece.count, static_cast<size_t>(rank), ranks); };
+  std::byte* const own = piece.target + part(own_).begin * item;
+  if (piece.count == 0) return;
+  if (piece.count % ranks == 0 && gathers) {
+    check(nccl_.all_gather(own, piece.target, piece.count / ranks * item, abi::NcclType::uint8, communicator_.get(),
+                           device_.stream()));
+    return;
+  }
+  if (piece.count % ranks == 0) {
+    check(nccl_.reduce_scatter(piece.source, own, piece.count / ranks, nccl_type(piece.dtype), op, communicator_.get(),
+                               device_.stream()));
+    return;
+  }
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const auto [begin, count] = part(rank);
+    std::byte* const place = piece.target + begin * item;
+    if (count == 0) continue;
+    if (gathers) {
+      check(nccl_.broadcast(place, place, count * item, abi::NcclType::uint8, rank, communicator_.get(),
+                            device_.stream()));
+    } else {
+      check(nccl_.reduce(place, place, count, nccl_type(piece.dtype), op, rank, communicator_.get(), device_.stream()));
+    }
   }
 }
 

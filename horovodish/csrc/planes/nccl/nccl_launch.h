@@ -56,10 +56,12 @@ class NcclLaunch {
   void plan_allreduce();
   void plan_vector(DType dtype, const std::vector<Concatenation::Tensor>& tensors);
   void plan_reducescatter();
+  void plan_elements();
   void plan_broadcast();
   std::byte* reserve(size_t bytes);
   abi::NcclOp op_for(DType dtype);
   void call_reducescatter(const Piece& piece, const Member& member, abi::NcclOp op);
+  void call_by_elements(const Piece& piece, abi::NcclOp op);
   void call_allgather(size_t member);
   void call_alltoall(size_t member);
   void check(abi::NcclResult result) const { communicator_.check(result, "a collective was launched"); }

@@ -43,7 +43,11 @@ class RowsTask : public StreamTask {
     const size_t areas = arrivals_ + (sends_from_areas() ? hosts_.size() : 0);
     constexpr size_t kCacheLine = 64;
     area_ = (hosts_.size() > 1 ? world.slot_bytes : world.chunk_bytes) / areas / kCacheLine * kCacheLine;
-    lay_out_table();
+    if (operation_->request->by_elements) {
+      lay_out_elements();
+    } else {
+      lay_out_table();
+    }
   }
 
   uint64_t chunks() const override { return table_chunks_ + data_chunks_; }
@@ -104,7 +108,9 @@ class RowsTask : public StreamTask {
     size_t own;
 
     void keep_own() const {
-      if (received[own].count > 0) copy_bytes(target + received[own].begin, source + sent[own].begin, sent[own].count);
+      std::byte* const to = target + received[own].begin;
+      const std::byte* const from = source + sent[own].begin;
+      if (to != from && received[own].count > 0) copy_bytes(to, from, received[own].count);
     }
   };
 
@@ -255,6 +261,29 @@ class RowsTask : public StreamTask {
           largest, is_alltoall_ ? static_cast<size_t>(heard_[(rank + 1) * numbers - 1]) : incoming_[rank].count());
     }
     data_chunks_ = chunks_of(largest);
+  }
+
+  // Every rank knows where everybody's part is. It lies in the targets already, or goes there.
+  void lay_out_elements() {
+    const size_t ranks = world_.size();
+    incoming_.assign(ranks, Concatenation(DType::uint8));
+    for (const Concatenation& whole : Concatenation::by_dtype(*operation_)) {
+      const size_t item = whole.item_bytes();
+      for (const auto& [source, target, range] : whole.tensors()) {
+        Piece piece{source, target, {}, {}, own_};
+        for (size_t rank = 0; rank < ranks; ++rank) {
+          const Range part = overlap(elements_of(whole.count(), rank, ranks), range);
+          const size_t begin = (part.begin - range.begin) * item, bytes = part.count * item;
+          incoming_[rank].append(rank == own_ ? source + begin : nullptr, target + begin, bytes);
+          piece.received.push_back({begin, bytes});
+        }
+        piece.sent.assign(ranks, piece.received[own_]);
+        pieces_.push_back(std::move(piece));
+      }
+    }
+    size_t largest = 0;
+    for (const Concatenation& block : incoming_) largest = std::max(largest, block.count());
+    data_chunks_ = moves_tensors() ? pieces_.size() : chunks_of(largest);
   }
 
   Piece piece_of_member(size_t member, const std::vector<int64_t>& rows, const std::byte* source,
