@@ -37,12 +37,12 @@ Concatenation Concatenation::as_bytes(const Operation& operation) {
   return result;
 }
 
-std::vector<ByRank> by_rank(const Operation& operation, size_t own, size_t ranks) {
-  std::vector<ByRank> result;
+std::vector<ScatterLayout> scatter_layouts(const Operation& operation, size_t own, size_t ranks) {
+  std::vector<ScatterLayout> result;
   const auto& members = operation.request->members;
   if (operation.request->by_elements) {
     for (const Concatenation& whole : Concatenation::by_dtype(operation)) {
-      ByRank& all = result.emplace_back(Concatenation(whole.dtype()), std::vector<size_t>{0});
+      ScatterLayout& all = result.emplace_back(Concatenation(whole.dtype()), std::vector<size_t>{0});
       for (size_t rank = 0; rank < ranks; ++rank) {
         const Range part = elements_of(whole.count(), rank, ranks);
         whole.for_each_piece(part, [&](const Concatenation::Tensor& tensor, size_t first, size_t count, size_t) {
@@ -56,7 +56,7 @@ std::vector<ByRank> by_rank(const Operation& operation, size_t own, size_t ranks
     return result;
   }
   for (const DType dtype : dtypes_of(*operation.request)) {
-    ByRank& all = result.emplace_back(Concatenation(dtype), std::vector<size_t>{0});
+    ScatterLayout& all = result.emplace_back(Concatenation(dtype), std::vector<size_t>{0});
     for (size_t rank = 0; rank < ranks; ++rank) {
       for (size_t i = 0; i < members.size(); ++i) {
         if (members[i].dtype != dtype || members[i].count() == 0) continue;

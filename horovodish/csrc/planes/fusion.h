@@ -65,11 +65,11 @@ class Concatenation {
 };
 
 // The members of a reducescatter, laid out so that what belongs to one rank lies together.
-struct ByRank {
+struct ScatterLayout {
   Concatenation concatenation;  // only what is for this rank has targets
   std::vector<size_t> begins;   // by rank, and the end of all
 };
 // One per dtype; `own` is this rank's index among `ranks`.
-std::vector<ByRank> by_rank(const Operation& operation, size_t own, size_t ranks);
+std::vector<ScatterLayout> scatter_layouts(const Operation& operation, size_t own, size_t ranks);
 
 }  // namespace horovodish

@@ -34,7 +34,7 @@ std::unique_ptr<Plane> make_plane(const ProcessSetConfig& config, const EngineOp
                                   LaunchOrder& order, LaunchedOperations& launched,
                                   const Plane::OnComplete& on_complete, const Plane::OnRefuse& on_refuse) {
   auto host = make_host_plane(config, options, arena, on_complete);
-  NcclConfig nccl{config.id, config.own, config.ranks, options.plane == "nccl", options.shared_gpu};
+  NcclPlaneConfig nccl{config.id, config.own, config.ranks, options.plane == "nccl", options.shared_gpu};
   auto device = std::make_unique<NcclPlane>(std::move(nccl), *host, order, launched, on_complete, on_refuse);
   return std::make_unique<Router>(std::move(host), std::move(device),
                                   [](const Request& request) { return !request.on_host(); });

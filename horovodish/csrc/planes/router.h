@@ -13,14 +13,14 @@ namespace horovodish {
 
 class Router : public Plane {
  public:
-  using Chooses = std::function<bool(const Request&)>;
+  using TakesSecond = std::function<bool(const Request&)>;
 
-  // `second` takes what it `chooses`, and may use `first`.
-  Router(std::unique_ptr<Plane> first, std::unique_ptr<Plane> second, Chooses chooses)
-      : first_(std::move(first)), second_(std::move(second)), chooses_(std::move(chooses)) {}
+  // `second` takes what it `takes_second` says, and may use `first`.
+  Router(std::unique_ptr<Plane> first, std::unique_ptr<Plane> second, TakesSecond takes_second)
+      : first_(std::move(first)), second_(std::move(second)), takes_second_(std::move(takes_second)) {}
 
   void start(std::shared_ptr<Operation> operation) override {
-    Plane& plane = chooses_(*operation->request) ? *second_ : *first_;
+    Plane& plane = takes_second_(*operation->request) ? *second_ : *first_;
     plane.start(std::move(operation));
   }
   Progress advance() override {
@@ -44,7 +44,7 @@ class Router : public Plane {
 
  private:
   std::unique_ptr<Plane> first_, second_;  // the second ends first
-  const Chooses chooses_;
+  const TakesSecond takes_second_;
 };
 
 }  // namespace horovodish

@@ -39,7 +39,7 @@ std::string version_text(int version) {
 
 }  // namespace
 
-NcclPlane::NcclPlane(NcclConfig config, Plane& host, LaunchOrder& order, LaunchedOperations& launched,
+NcclPlane::NcclPlane(NcclPlaneConfig config, Plane& host, LaunchOrder& order, LaunchedOperations& launched,
                      OnComplete on_complete, OnRefuse on_refuse)
     : config_(std::move(config)),
       host_(host),

@@ -28,7 +28,7 @@
 
 namespace horovodish {
 
-struct NcclConfig {
+struct NcclPlaneConfig {
   int process_set = 0;
   int own = 0;  // index of this rank in `ranks`
   std::vector<WorldRank> ranks;
@@ -39,8 +39,8 @@ struct NcclConfig {
 class NcclPlane : public Plane {
  public:
   // `host`, `order` and `launched` outlive the plane.
-  NcclPlane(NcclConfig config, Plane& host, LaunchOrder& order, LaunchedOperations& launched, OnComplete on_complete,
-            OnRefuse on_refuse);
+  NcclPlane(NcclPlaneConfig config, Plane& host, LaunchOrder& order, LaunchedOperations& launched,
+            OnComplete on_complete, OnRefuse on_refuse);
   // Waits for a moment for what was launched, then aborts it.
   ~NcclPlane() override;
 
@@ -107,7 +107,7 @@ class NcclPlane : public Plane {
   void look_at_launched();
   void lose_launched() noexcept;
 
-  const NcclConfig config_;
+  const NcclPlaneConfig config_;
   Plane& host_;
   LaunchOrder& order_;
   LaunchedOperations& launched_operations_;

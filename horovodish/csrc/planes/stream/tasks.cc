@@ -160,7 +160,7 @@ class ReduceTask : public StreamTask {
 // Reducescatter between hosts: one ring of all ranks.
 class ScatterTask : public StreamTask {
  public:
-  ScatterTask(const Operation& operation, ByRank values, const StreamWorld& world)
+  ScatterTask(const Operation& operation, ScatterLayout values, const StreamWorld& world)
       : values_(std::move(values)),
         op_(operation.request->op),
         scaling_(operation.scaling()),
@@ -181,7 +181,7 @@ class ScatterTask : public StreamTask {
   void collect(uint64_t, const Slots&) override { piece_.unpack(); }
 
  private:
-  const ByRank values_;
+  const ScatterLayout values_;
   const ReduceOp op_;
   const Scaling scaling_;
   const double packing_scale_;
@@ -277,7 +277,7 @@ std::vector<std::shared_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr
       break;
     case Kind::reducescatter: {
       const size_t own = world.others == nullptr ? world.own : static_cast<size_t>(world.others->own);
-      for (ByRank& values : by_rank(*operation, own, world.size())) {
+      for (ScatterLayout& values : scatter_layouts(*operation, own, world.size())) {
         if (values.concatenation.count() == 0) continue;
         if (world.others != nullptr) {
           tasks.push_back(std::make_shared<ScatterTask>(*operation, std::move(values), world));
