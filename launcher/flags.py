@@ -13,8 +13,15 @@ from horovodish.launcher.report.libraries import versions
 from horovodish.settings import AUTOTUNE, COMPATIBILITY, OUTPUT, STALLS, START, TIMELINE, TUNING, WITHOUT_EFFECT, table
 
 ON_THE_COMMAND_LINE_ALONE = ("check", "config_file", "help", "help_all", "version")
-OF_TORCHRUN = {"--nproc-per-node": "-np, the number of all ranks", "--nnodes": "--hosts"}
-"""Flags of torchrun that look like other flags of ours, and what to use here."""
+OF_OTHER_LAUNCHERS = {
+    "--nproc-per-node": "did you mean -np, the number of all ranks?",
+    "--nnodes": "did you mean --hosts?",
+    "--gpus": "did you mean -np? Each rank has one GPU",
+    "--elastic": "did you mean --min-np, the fewest ranks with which the job continues?",
+    "-x": "ranks get all of your environment without it",
+    "--mca": 'did you mean --mpi-args="--mca ..."?',
+}
+"""Flags of torchrun, mpirun and other launchers, and what to do here: the flag most like it would mislead."""
 OVERRIDES = "A variable sets each, too. The config file overrides the variable;\na flag overrides both."
 COMMANDS = {
     "run": "start N ranks of a command: horovodish run -np N COMMAND ...",
@@ -96,9 +103,8 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(arguments)
         if unknown and unknown[0].startswith("-"):
             flag = unknown[0].split("=")[0]
-            named = OF_TORCHRUN.get(flag.replace("_", "-"))
-            meant = f"; did you mean {named}?" if named else did_you_mean(flag, self.flags)
-            self.error(f"there is no flag {flag}{meant}")
+            remedy = OF_OTHER_LAUNCHERS.get(flag.replace("_", "-"))
+            self.error(f"there is no flag {flag}" + (f"; {remedy}" if remedy else did_you_mean(flag, self.flags)))
         if unknown:
             self.error(f"{unknown[0]} is one argument too many")
         return options
@@ -123,8 +129,9 @@ class Parser(argparse.ArgumentParser):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown word: asks for the known one that is like it, if there is one."""
-    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {nearest[0]}?" if nearest else ""
+    by_name = {each.lstrip("-"): each for each in known}  # flags are not alike because of their dashes
+    nearest = difflib.get_close_matches(word.lstrip("-"), by_name, n=1)
+    return f"; did you mean {by_name[nearest[0]]}?" if nearest else ""
 
 
 def parser() -> Parser:

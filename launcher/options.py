@@ -7,6 +7,7 @@ attribute that the launcher reads. Flags of the engine's settings come from the 
 import argparse
 import functools
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -307,5 +308,8 @@ def _allocation(parsed: argparse.Namespace, environ: Mapping[str, str]) -> Alloc
     if parsed.hosts is not None and parsed.hostfile is not None:
         raise SettingError("--hosts and --hostfile both name the hosts: use one of them")
     if parsed.hosts is not None:
+        if parsed.command and re.fullmatch(r"[^/\s]+:\d+", parsed.command[0]):
+            together = f"{parsed.hosts},{parsed.command[0]}"
+            raise SettingError(f"hosts are separated by commas, without spaces: --hosts {together}")
         return from_hosts_flag(parsed.hosts)
     return given_allocation(environ) if parsed.hostfile is None else from_hostfile(parsed.hostfile)

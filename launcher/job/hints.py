@@ -23,6 +23,10 @@ HINTS = (
         r"Default process group has not been initialized",
         "torch.distributed does not know the ranks: give a DistributedSampler num_replicas=hvd.size(), rank=hvd.rank()",
     ),
+    (
+        r"unexpected keyword argument '(experimental_run_tf_function)'",
+        "leave {0} out: Keras 3 has no such argument, and needs none",
+    ),
 )
 """A pattern in the text of the exception, and the hint. `{pythons}` keeps a hint to jobs on several hosts."""
 

@@ -394,8 +394,11 @@ def problem_of(command: "list[str]", path: str) -> str:
         return f"{NOT_EXECUTABLE} {program} is not executable{python}"
     if os.path.isdir(program):
         return f"{NOT_EXECUTABLE} {program} is a folder: name a program in it, or start a script with python"
-    quotes = " (leave the quotes around the whole command out)" if len(program.split()) > 1 else ""
-    return f"{NOT_FOUND} {program}: command not found{quotes}"
+    if len(program.split()) > 1:
+        return f"{NOT_FOUND} {program}: command not found (leave the quotes around the whole command out)"
+    if program.endswith(".py"):
+        return f"{NOT_FOUND} there is no script {program}; a script is started with python {program}"
+    return f"{NOT_FOUND} {program}: command not found"
 
 
 def script_of(command: "list[str]") -> str:

@@ -162,6 +162,7 @@ ONE_LINE = [
         ["run", "--nproc-per-node=2", "true"],
         "there is no flag --nproc-per-node; did you mean -np, the number of all ranks?",
     ),
+    (["run", "-np", "2", "-q", "true"], "there is no flag -q (see "),
     (["run", "-np", "2", "--chunk", "8", "true"], "there is no flag --chunk; did you mean --chunk-kb?"),
     (["run", "-np", "2", "--chunks-kb=8", "true"], "there is no flag --chunks-kb; did you mean --chunk-kb?"),
     (["run", "-np", "2", "--no-autotuned", "true"], "there is no flag --no-autotuned; did you mean --no-autotune?"),

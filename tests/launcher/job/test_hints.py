@@ -13,6 +13,7 @@ MADE_BY = {
     "No module named 'horovod'": "import horovod",
     "_cuda_setDevice|": "import torch; torch.cuda.set_device(0)",
     "Default process group": "from torch.utils.data import DistributedSampler; DistributedSampler(range(4))",
+    "unexpected keyword": "(lambda optimizer: None)('sgd', experimental_run_tf_function=False)",
 }
 """Code that raises, by the beginning of its pattern."""
 
