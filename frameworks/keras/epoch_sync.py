@@ -15,6 +15,7 @@ from horovodish.collectives.objects import allgather_object
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.errors import MismatchError
 from horovodish.keras.broadcast_state import broadcast_model, distributions_of, optimizers_of, state_of, weights_of
+from horovodish.launch import failures
 from horovodish.runtime import basics
 
 
@@ -107,7 +108,7 @@ class EpochSync(keras.callbacks.Callback):
             f"{self.process_set.ranks[0]}, which all ranks take now. Put hvd.callbacks.MetricAverageCallback() before "
             "ReduceLROnPlateau and other callbacks that decide by the logs",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=failures.users_level(),
         )
         for optimizer, rate in zip(self._with_rates, first, strict=True):
             optimizer.learning_rate = rate
@@ -122,7 +123,7 @@ class EpochSync(keras.callbacks.Callback):
                 f"the ranks have different weights of {self.model.name} after an epoch, and none of its optimizers is "
                 "wrapped: wrap them with hvd.DistributedOptimizer, or reduce the gradients in train_step()",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=failures.users_level(),
             )
 
     def gathered(self, value: Any, what: str) -> list[Any]:

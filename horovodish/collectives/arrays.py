@@ -120,7 +120,10 @@ def checked_dtype(dtype: str, name: str, op: ReduceOp | None, noun: str, convers
         UnsupportedTensorError: the engine has no such dtype, or it cannot be reduced in this way.
     """
     if dtype not in DTYPES:
-        raise UnsupportedTensorError(f"{name}: dtype {dtype} is not supported; supported are {', '.join(DTYPES)}")
+        parts = "pass the real and the imaginary part, each as an array"
+        remedy = parts if "complex" in dtype else "allgather_object() and broadcast_object() take any values"
+        supported = ", ".join(DTYPES)
+        raise UnsupportedTensorError(f"{name}: dtype {dtype} is not supported; supported are {supported}; {remedy}")
     if op is not None and dtype in REDUCED_AS:
         raise UnsupportedTensorError(
             f"{name}: {dtype} {noun}s cannot be reduced; pass {conversion.format(REDUCED_AS[dtype])}"

@@ -11,6 +11,7 @@ import numpy as np
 
 from horovodish.collectives.process_sets import ProcessSet, checked_id
 from horovodish.collectives.submission import Handle, gather_objects_async
+from horovodish.launch import failures
 from horovodish.runtime import basics
 
 __all__ = [
@@ -81,7 +82,7 @@ def warn_of_difference(of_places: dict[int, Checksums], process_set: ProcessSet,
         warnings.warn(
             f"the ranks begin to train with different parameters: {found} Remedy: {remedy}",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=failures.users_level(),
         )
 
 

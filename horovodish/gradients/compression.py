@@ -30,8 +30,8 @@ def check_compression(compression: Compressor) -> Compressor:
     """
     if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
         raise ValueError(
-            f"compression={compression!r} is none; use Compression.none, .fp16, .bf16, or a class with compress and "
-            "decompress"
+            f"compression={compression!r} is not a compression; use Compression.none, .fp16, .bf16, or a class "
+            "with compress and decompress"
         )
     return compression
 

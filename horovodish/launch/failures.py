@@ -7,8 +7,9 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from opcode import opmap
 from traceback import format_exception
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from horovodish import errors
 from horovodish.errors import EngineStoppedError, RankLostError
@@ -62,7 +63,7 @@ def watch(rank: Callable[[], int | None], loss: Callable[[], str], left_in_order
             what = "\n".join([f"{first}; {place} waits for it", *rest])
         error = _encodable(f"{kind.__name__}: {what}")
         for each in chain(value):
-            if type(each).__module__ == errors.__name__:
+            if _is_worded_here(each):
                 each.__traceback__ = _folded(each.__traceback__)
         traceback = value.__traceback__
         text = _encodable("".join(format_exception(kind, value, traceback))) if is_left_to_launcher else ""
@@ -77,15 +78,34 @@ def watch(rank: Callable[[], int | None], loss: Callable[[], str], left_in_order
     sys.excepthook = _hook = hook
 
 
+def _is_worded_here(error: BaseException) -> bool:
+    """Whether its text says what the user's lines did wrong: an error of our own, or one that a `raise` of ours made.
+
+    Any other exception in our code may be a mistake of ours, which the frames explain.
+    """
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return type(error).__module__ == errors.__name__ or (
+        at is not None
+        and at.tb_frame.f_globals.get("__name__", "").partition(".")[0] == _FOLDED[0]
+        and at.tb_frame.f_code.co_code[at.tb_lasti] == opmap["RAISE_VARARGS"]
+    )
+
+
 def _folded(traceback: TracebackType | None) -> TracebackType | None:
-    """A traceback without frames of horovodish: an error of its own says what the user's lines did wrong."""
+    """A traceback without frames of horovodish, and without those that a framework has below the user's last line.
+
+    An error of ours says what that line did wrong.
+    """
     at, kept = traceback, []
     while at is not None:
         if at.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _FOLDED:
             kept.append(at)
         at = at.tb_next
     folded = None
-    for each in reversed(kept):
+    users = [number for number, each in enumerate(kept, start=1) if _is_users(each.tb_frame)]
+    for each in reversed(kept[: users[-1] if users else None]):
         folded = TracebackType(folded, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return folded or traceback
 
@@ -94,12 +114,25 @@ def _place(traceback: TracebackType | None) -> str:
     """The file and the line of the user's where an exception came from; empty if no frame is the user's."""
     place = ""
     while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        name = traceback.tb_frame.f_globals.get("__name__", "").partition(".")[0]
-        if not file.startswith(("<", _STANDARD_LIBRARY)) and "-packages" not in file and name not in _FOLDED:
-            place = f"{os.path.basename(file)}:{traceback.tb_lineno}"
+        if _is_users(traceback.tb_frame):
+            place = f"{os.path.basename(traceback.tb_frame.f_code.co_filename)}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return place
+
+
+def _is_users(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    name = frame.f_globals.get("__name__", "").partition(".")[0]
+    return not file.startswith(("<", _STANDARD_LIBRARY)) and "-packages" not in file and name not in _FOLDED
+
+
+def users_level() -> int:
+    """The `stacklevel` with which the caller's warning names the line of the user's script that it is about."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and not _is_users(frame):
+        frame, level = frame.f_back, level + 1
+    return level if frame else 1
 
 
 def says_so(value: BaseException, loss: str) -> bool:

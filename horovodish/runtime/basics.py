@@ -451,8 +451,8 @@ def is_cut_off() -> bool:
 
 def _forked_error() -> ForkedProcessError:
     return ForkedProcessError(
-        f"process {os.getpid()} was forked from a rank and cannot use its engine. Call horovodish in the process that "
-        "called init() only"
+        f"a process that was forked from rank {rank()} cannot use its engine. Call horovodish only in the process that "
+        "called init(), not in a worker"
     )
 
 

@@ -23,7 +23,7 @@ PARAMETER, OTHER = np.zeros(2), np.zeros((3, 4))
         ({"op": "mean"}, "op='mean' is not a reduce op"),
         ({"op": Sum, "gradient_predivide_factor": 2.0}, r"gradient_predivide_factor=2\.0 needs op=Average"),
         ({"gradient_predivide_factor": 0.0}, r"gradient_predivide_factor=0\.0 is not positive"),
-        ({"compression": "fp16"}, "compression='fp16' is none; use Compression.none"),
+        ({"compression": "fp16"}, "compression='fp16' is not a compression; use Compression.none"),
         *(
             ({"backward_passes_per_step": passes}, f"backward_passes_per_step={passes!r} must be a whole number, 1 or")
             for passes in (0, -1, 2.5, True, "2")

@@ -240,7 +240,7 @@ def test_refusals() -> None:
         ({"backward_passes_per_step": 0}, "backward_passes_per_step=0 must be a whole number, 1 or more"),
         ({"backward_passes_per_step": 2.5}, "backward_passes_per_step=2.5 must be a whole number"),
         ({"gradient_predivide_factor": 0.0}, "gradient_predivide_factor=0.0 is not positive"),
-        ({"compression": "fp16"}, "compression='fp16' is none; use Compression.none, .fp16"),
+        ({"compression": "fp16"}, "compression='fp16' is not a compression; use Compression.none, .fp16"),
         ({"op": "sum"}, "op='sum' is not a reduce op"),
     ]:
         with pytest.raises(ValueError, match=text):
