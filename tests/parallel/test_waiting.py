@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import horovodish as hvd
 from support.model import PLANES
+from support.on_ranks import on_ranks
 from support.processes import wait_for_output
 from support.ranks import run_ranks_to_their_ends
 
@@ -40,3 +43,16 @@ def test_it_is_said_who_waits_for_what(plane: str) -> None:
     assert LEFT in outcomes[0].output
     assert RIGHT in outcomes[0].output
     assert "horovodish" not in outcomes[1].output
+
+
+@on_ranks((2, "mpi_ring"))
+def test_a_rank_looks_often_for_news_of_another_host() -> None:
+    """Nothing wakes a rank when another host submits, so the rank looks about as often as that host sleeps for 1 ms."""
+    times = 300
+    hvd.barrier()
+    looked = -resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+    for _ in range(times if hvd.rank() == 1 else 0):
+        time.sleep(0.001)
+    hvd.allreduce(np.ones(100_000), name="late")
+    looked += resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+    assert looked > times / 3

@@ -72,7 +72,8 @@ class StreamPlane : public Plane {
 
   void start(std::shared_ptr<Operation> operation) override;
   Progress advance() override;
-  bool needs_polling() const override { return !exchanges_.empty(); }
+  // Also before a transfer begins: the decision on an operation comes from another host, and rings no doorbell either.
+  bool needs_polling() const override { return others_.has_value(); }
 
  private:
   struct Item {
