@@ -161,3 +161,12 @@ def test_disagreement(about: str) -> None:
         results = hvd.grouped_allreduce([np.full(2, 1.0), np.full(3, 2)], op=hvd.Sum, name="g")
         np.testing.assert_array_equal(results[0], np.full(2, 1.0 * hvd.size()))
         np.testing.assert_array_equal(results[1], np.full(3, 2 * hvd.size()))
+
+
+@on_ranks(2, 3, planes=PLANES)
+def test_a_gather_of_many_tensors() -> None:
+    """Of different lengths, also none, each in more messages than are sent at once, and more tensors than that."""
+    group = [values("float32", ((hvd.rank() + i) % 4 * 200_003, 2), hvd.rank()) for i in range(9)]
+    for i, gathered in enumerate(hvd.grouped_allgather(group)):
+        of_ranks = [values("float32", ((rank + i) % 4 * 200_003, 2), rank) for rank in range(hvd.size())]
+        np.testing.assert_array_equal(gathered, np.concatenate(of_ranks))

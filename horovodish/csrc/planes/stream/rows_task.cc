@@ -1,6 +1,7 @@
 #include "planes/stream/rows_task.h"
 
 #include <algorithm>
+#include <deque>
 #include <numeric>
 #include <utility>
 
@@ -22,7 +23,7 @@ namespace {
 //              rank 1 ──block of rank 1──> rank 3          both read both slots
 //
 // A slot is cut into areas: one for each block that arrives, and those of an alltoall for other hosts. Where every rank is a host
-// there are no slots: a member is a chunk, which travels from the tensor into the output.
+// there are no slots: the operation is one chunk, whose members travel from the tensors into the outputs.
 class RowsTask : public StreamTask {
  public:
   RowsTask(std::shared_ptr<Operation> operation, const StreamWorld& world)
@@ -51,15 +52,14 @@ class RowsTask : public StreamTask {
   }
 
   uint64_t chunks() const override { return table_chunks_ + data_chunks_; }
-  bool all_chunks_known() const override { return tables_read_ == table_chunks_; }
+  bool all_chunks_known() const override { return moves_tensors() || tables_read_ == table_chunks_; }
   Stages stages() const override {
     const bool several = world_.others != nullptr;
-    return {.publish = true, .combine = !several, .collect = several};
+    return {.publish = !moves_tensors(), .combine = !several, .collect = several && !moves_tensors()};
   }
   bool moves_tensors() const override { return !world_.in_slots() && world_.others != nullptr; }
 
   void publish(uint64_t chunk, std::byte* slot) override {
-    if (moves_tensors()) return pieces_[piece_index(chunk)].keep_own();
     const Concatenation& own = incoming_[own_];
     own.pack(part(own, chunk), ReduceOp::sum, slot + arrival(world_.own, host_));
     for (size_t host = 0; sends_from_areas() && host < hosts_.size(); ++host) {
@@ -72,12 +72,7 @@ class RowsTask : public StreamTask {
   std::vector<std::unique_ptr<MpiTask>> exchange(uint64_t chunk, uint64_t sequence, const Slots& slots) override {
     std::vector<std::unique_ptr<MpiTask>> tasks;
     if (moves_tensors()) {
-      const Piece& piece = pieces_[piece_index(chunk)];
-      const MpiEnvironment everybody = world_.everybody(sequence);
-      auto schedule =
-          direct_exchange(everybody.rank, everybody.ranks(), piece.sent, piece.received, everybody.segment_bytes);
-      tasks.push_back(
-          std::make_unique<ScheduleRun>(everybody, std::move(schedule), piece.target, 1, nullptr, piece.source));
+      tasks.push_back(std::make_unique<Run>(*this, sequence));
       return tasks;
     }
     for (size_t place = world_.own; place < places_; place += world_.ranks) {
@@ -114,6 +109,53 @@ class RowsTask : public StreamTask {
     }
   };
 
+  // Where every rank is a host: the table, then the members, some at once. As they are one chunk, other operations overlap with them.
+  class Run : public MpiTask {
+   public:
+    Run(RowsTask& task, uint64_t sequence) : task_(task), sequence_(sequence) { begin(); }
+
+    bool advance() override {
+      bool progressed = false;
+      for (const auto& run : runs_) progressed |= run->advance();
+      while (!runs_.empty() && runs_.front()->done()) {
+        runs_.pop_front();
+        if (task_.tables_read_ < task_.table_chunks_) {
+          ++task_.tables_read_;
+          task_.lay_out_rows();
+          begun_ = 0;
+        }
+        begin();
+        progressed = true;
+      }
+      return progressed;
+    }
+    bool done() const override { return runs_.empty(); }
+    void cancel_receives() noexcept override {
+      for (const auto& run : runs_) run->cancel_receives();
+    }
+
+   private:
+    static constexpr size_t kAtOnce = 4;
+    static_assert(kAtOnce <= MpiTags::kExchanges);
+
+    void begin() {
+      for (; runs_.size() < kAtOnce && begun_ < task_.pieces_.size(); ++begun_) {
+        const Piece& piece = task_.pieces_[begun_];
+        const MpiEnvironment everybody = task_.world_.everybody(sequence_, begun_ % kAtOnce);
+        auto schedule =
+            direct_exchange(everybody.rank, everybody.ranks(), piece.sent, piece.received, everybody.segment_bytes);
+        piece.keep_own();
+        runs_.push_back(
+            std::make_unique<ScheduleRun>(everybody, std::move(schedule), piece.target, 1, nullptr, piece.source));
+      }
+    }
+
+    RowsTask& task_;
+    const uint64_t sequence_;
+    std::deque<std::unique_ptr<ScheduleRun>> runs_;  // of pieces, in order
+    size_t begun_ = 0;                               // pieces
+  };
+
   static std::vector<std::vector<int>> one_host(size_t ranks) {
     std::vector<int> all(ranks);
     std::iota(all.begin(), all.end(), 0);
@@ -128,7 +170,6 @@ class RowsTask : public StreamTask {
   Range part(const Concatenation& block, uint64_t chunk) const {
     return piece_of(block.count(), area_, chunk < table_chunks_ ? chunk : chunk - table_chunks_);
   }
-  size_t piece_index(uint64_t chunk) const { return chunk < table_chunks_ ? 0 : chunk - table_chunks_; }
   Range sent_to(size_t host, uint64_t chunk) const {
     if (is_alltoall_) return {departure(host), part(outgoing_[host], chunk).count};
     return {arrival(world_.own, host_), part(incoming_[own_], chunk).count};
@@ -136,7 +177,7 @@ class RowsTask : public StreamTask {
   uint64_t chunks_of(size_t largest_block) const { return ceil_divide(largest_block, area_); }
 
   void take(uint64_t chunk, const Slots& slots) {
-    for (size_t place = 0; world_.in_slots() && place < places_; ++place) {
+    for (size_t place = 0; place < places_; ++place) {
       const std::byte* slot = slots[place % world_.ranks];
       for (size_t host = 0; host < hosts_.size(); ++host) {
         if (place >= hosts_[host].size() || rank_at(host, place) == own_) continue;
@@ -144,7 +185,7 @@ class RowsTask : public StreamTask {
         block.unpack(part(block, chunk), slot + arrival(place, host));
       }
     }
-    if (!moves_tensors()) incoming_[own_].move(part(incoming_[own_], chunk));
+    incoming_[own_].move(part(incoming_[own_], chunk));
     if (chunk < table_chunks_ && ++tables_read_ == table_chunks_) lay_out_rows();
   }
 
@@ -250,10 +291,7 @@ class RowsTask : public StreamTask {
         }
       }
     }
-    if (moves_tensors()) {
-      data_chunks_ = pieces_.size();
-      return;
-    }
+    if (moves_tensors()) return;
     size_t largest = 0;
     for (size_t rank = 0; rank < ranks; ++rank) {
       const size_t numbers = numbers_for(host_);
@@ -283,7 +321,7 @@ class RowsTask : public StreamTask {
     }
     size_t largest = 0;
     for (const Concatenation& block : incoming_) largest = std::max(largest, block.count());
-    data_chunks_ = moves_tensors() ? pieces_.size() : chunks_of(largest);
+    data_chunks_ = moves_tensors() ? 1 : chunks_of(largest);
   }
 
   Piece piece_of_member(size_t member, const std::vector<int64_t>& rows, const std::byte* source,

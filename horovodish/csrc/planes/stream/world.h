@@ -51,10 +51,10 @@ struct StreamWorld {
     return {others->mpi, std::move(peers), static_cast<int>(others->host), others->tags.exchange(sequence, tag),
             segment_bytes};
   }
-  MpiEnvironment everybody(uint64_t sequence) const {
+  MpiEnvironment everybody(uint64_t sequence, size_t tag = 0) const {
     std::vector<int> peers(size());
     std::iota(peers.begin(), peers.end(), 0);
-    return {others->mpi, std::move(peers), others->own, others->tags.exchange(sequence, 0),
+    return {others->mpi, std::move(peers), others->own, others->tags.exchange(sequence, tag),
             in_slots() ? others->segment_bytes : segment_bytes};
   }
 };
