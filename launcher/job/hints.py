@@ -48,6 +48,6 @@ def hint(error: str, host: str, pythons: Mapping[str, str]) -> str:
 
 def _in_words(pythons: Mapping[str, str]) -> str:
     hosts: dict[str, list[str]] = {}
-    for host, version in pythons.items():
+    for host, version in sorted(pythons.items()):
         hosts.setdefault(version, []).append(host)
     return "; ".join(f"{version} on {listed(names)}" for version, names in hosts.items())

@@ -194,7 +194,7 @@ def test_what_is_wrong() -> None:
         "broadcast_parameters: the trees differ", "only rank 0 has ['w']: float32[2]", "only rank 1 has ['w']"
     ):
         hvd.broadcast_parameters({"w": jnp.zeros(2 + rank)})
-    with mismatch("only rank 0 has nothing, only rank 1 has ['x']: float32[1]"):
+    with mismatch("the trees differ: only rank 1 has ['x']: float32[1]"):
         hvd.broadcast_parameters({"w": jnp.zeros(2), **({"x": jnp.zeros(1)} if rank else {})})
     with pytest.raises(ValueError, match="root_rank=7 does not exist"):
         hvd.broadcast_parameters({"w": jnp.zeros(2)}, 7)

@@ -97,7 +97,7 @@ def test_the_guide() -> None:
     weights = []
     inputs = tf.constant(np.random.default_rng(hvd.rank()).normal(size=(4, 8, 3)), tf.float32)
     batches = [(batch, tf.reduce_sum(batch, 1, keepdims=True)) for batch in inputs]
-    first, _, _, compiled = python_blocks("docs/tensorflow.md")
+    first, *_, compiled = python_blocks("docs/tensorflow.md")
     for code in (first, first.split("for inputs")[0] + compiled + "for pair in batches:\n    compiled_step(*pair)"):
         variables = [tf.Variable(tf.fill([3, 1], 0.1 + hvd.rank())), tf.Variable([0.0])]
         exec(

@@ -188,5 +188,5 @@ def test_mismatches() -> None:
 
 
 def test_before_init() -> None:
-    with pytest.raises(NotInitializedError, match="call init"):
+    with pytest.raises(NotInitializedError, match=r"call hvd.init\(\) before allreduce\(\)"):
         hvd.allreduce(torch.ones(1))

@@ -290,5 +290,5 @@ def test_in_a_world_of_one(world_of_one: None) -> None:
 
 
 def test_before_init() -> None:
-    with pytest.raises(NotInitializedError, match="call init"):
+    with pytest.raises(NotInitializedError, match=r"call hvd.init\(\) before DistributedOptimizer\(\)"):
         hvd.DistributedOptimizer(torch.optim.SGD(small_model().parameters(), lr=0.1))

@@ -15,7 +15,7 @@ import horovodish.torch as hvd
 from support.documents import python_blocks
 from support.ranks import run_ranks
 
-_, _, SCHEDULE, _, RESUME, *_ = python_blocks("docs/from-ddp.md")
+_, SCHEDULE, _, RESUME, *_ = python_blocks("docs/from-ddp.md")
 RATE, EPOCHS, SAMPLES = 0.1, 8, 12
 WARMUP_EPOCHS = 5  # as in the guide
 

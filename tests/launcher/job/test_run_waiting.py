@@ -120,7 +120,7 @@ def test_a_rank_that_others_wait_for_may_come_late(launch_ranks: Callable[..., A
 
 ENDS = {
     "import no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
-    "import horovodish as hvd\nhvd.rank()": "NotInitializedError: .* call init\\(\\) first",
+    "import horovodish as hvd\nhvd.rank()": "NotInitializedError: .* call hvd.init\\(\\) before rank\\(\\)",
     "import horovodish as hvd\nraise ValueError('no data')": "ValueError: no data",
 }
 
