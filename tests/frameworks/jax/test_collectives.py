@@ -213,7 +213,7 @@ def test_what_is_wrong() -> None:
         (lambda x: hvd.alltoall(x, name="a"), "3 rows cannot be divided evenly by 2 ranks"),
         (lambda x: hvd.allreduce(x, name=""), "must be one line of text"),
         (lambda x: hvd.allreduce(x, name=5), "name=5 must be one line of text"),
-        (lambda x: hvd.allreduce(x, compression="bf16"), "compression='bf16' is none"),
+        (lambda x: hvd.allreduce(x, compression="bf16"), "compression='bf16' is not a compression"),
         (lambda x: hvd.grouped_allreduce([]), "the group is empty"),
     ]:
         for run in both(call):

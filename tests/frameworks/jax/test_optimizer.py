@@ -301,7 +301,7 @@ def test_what_is_wrong() -> None:
         ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, r"gradient_predivide_factor=2\.0 needs op=Average"),
         ({"gradient_predivide_factor": -1.0}, r"gradient_predivide_factor=-1\.0 is not positive"),
         ({"backward_passes_per_step": 0}, "backward_passes_per_step=0 must be a whole number"),
-        ({"compression": "fp16"}, "compression='fp16' is none"),
+        ({"compression": "fp16"}, "compression='fp16' is not a compression"),
     ]:
         with pytest.raises(ValueError, match=text):
             hvd.DistributedOptimizer(optax.sgd(0.1), **arguments)

@@ -206,7 +206,7 @@ def test_refusals() -> None:
         hvd.grouped_allreduce(tf.ones(3), name="g")
     with pytest.raises(ValueError, match="at least one"):
         hvd.grouped_allgather([], name="h")
-    with pytest.raises(ValueError, match="compression=3 is none"):
+    with pytest.raises(ValueError, match="compression=3 is not a compression"):
         hvd.allreduce(tf.ones(1), compression=3, name="i")
     with pytest.raises(hvd.UnsupportedTensorError, match="op=Max is not for IndexedSlices"):
         hvd.allreduce(tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0])), op=hvd.Max, name="j")

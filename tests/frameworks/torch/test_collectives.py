@@ -268,7 +268,7 @@ def test_one_rank_is_wrong() -> None:
         ("is not a reduce op", lambda: hvd.grouped_allreduce([four]), lambda: hvd.grouped_allreduce([[1.0]], op="sum")),
         ("is for allreduce", lambda: hvd.reducescatter(four), lambda: hvd.reducescatter([1.0], op=hvd.Adasum)),
         (
-            "compression='fp16' is none",
+            "compression='fp16' is not a compression",
             lambda: hvd.allreduce(four, compression=hvd.Compression.fp16),
             lambda: hvd.allreduce(four, compression="fp16"),
         ),
