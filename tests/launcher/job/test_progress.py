@@ -85,6 +85,7 @@ def test_elsewhere_it_is_said_once(
     assert stderr.getvalue() == "horovodish: 1 of 2\n"
 
 
+@pytest.mark.soak
 def test_a_host_that_does_not_come_up_is_named_meanwhile(launch: Callable[..., Any], tmp_path: Path) -> None:
     agent = tmp_path / "agent"
     agent.write_text("#!/bin/sh\nexec sleep 100\n")

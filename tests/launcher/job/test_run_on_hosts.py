@@ -346,6 +346,7 @@ def test_a_host_where_the_agent_fails(run: Callable[..., Any], place: Place, tmp
     assert told == [f"horovodish: {place.made.address(1)} did not come up: {reason}"]
 
 
+@pytest.mark.soak
 def test_a_host_that_is_reached_but_cannot_connect_back(
     run: Callable[..., Any], place: Place, leaves_nothing: None
 ) -> None:
