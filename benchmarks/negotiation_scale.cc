@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "negotiation/negotiation.h"
@@ -45,7 +46,7 @@ struct Node {
 class World {
  public:
   World(int ranks, int ranks_per_host, size_t capacity) {
-    HostIndices hosts;
+    std::vector<std::vector<int>> hosts;
     for (int rank = 0; rank < ranks; ++rank) {
       if (rank % ranks_per_host == 0) hosts.emplace_back();
       hosts.back().push_back(rank);
@@ -102,7 +103,7 @@ class World {
     }
     const std::string up = node.negotiation->take_for_parent(), down = node.negotiation->take_for_children();
     while (const auto decision = node.negotiation->take_decision()) {
-      if (decision->type == Decision::Type::execute) ++decided_[rank];
+      if (std::holds_alternative<DecidedCollective>(*decision)) ++decided_[rank];
     }
     if (rank == 0) count(inbox, down, cpu_us() - started);
     if (!up.empty()) post_up(rank, up);

@@ -29,7 +29,7 @@ CAPACITY = 4096
 SMALL_CAPACITIES = [1000, 999, 500, 100, 0]
 STEPS = 8
 CSRC = Path(__file__).parent.parent / "horovodish" / "csrc"
-SOURCES = ["negotiation", "pending", "response_cache", "request", "rank_set", "tree", "unheard"]
+SOURCES = ["negotiation", "pending", "tensor_table", "request", "rank_set", "tree", "unacknowledged"]
 
 
 @dataclass(frozen=True)

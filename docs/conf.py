@@ -55,7 +55,7 @@ PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 
 def front_page(app, docname, source):
-    """The front page is the README, with its links as they are in this folder."""
+    """The front page is the README, with its links as they are in this folder, and the list of all pages."""
 
     def link(match):
         path = match[1]
@@ -64,7 +64,7 @@ def front_page(app, docname, source):
         return f"]({PAGES.get(path) or (path.removeprefix('docs/') if path.startswith('docs/') else f'../{path}')})"
 
     if docname == "index":
-        source[0] = re.sub(r"\]\(([^)#]+)\)", link, README.read_text()) + source[0]
+        source[0] = re.sub(r"\]\(([^)#]+)\)", link, README.read_text()) + source[0][source[0].index("```") :]
 
 
 def setup(app):

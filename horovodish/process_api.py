@@ -13,6 +13,7 @@ from horovodish.launch.run_function import *
 from horovodish.reports.stragglers import *
 from horovodish.reports.timeline import *
 from horovodish.runtime.basics import *
+from horovodish.runtime.built import *
 
 if not _typing.TYPE_CHECKING:  # a type checker takes every name
     __all__ = _package_names.exported(__name__)

@@ -25,6 +25,8 @@ from horovodish.reports.merge_traces import merge
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+STARTERS = ("torchrun", "mpirun", "mpiexec", "horovodrun")
+"""Commands that start processes. Each rank would start several, which would wait for each other without end."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case ["check", *rest]:
                 return check(os.environ, as_json=check_parser().parse(rest).json)
             case ["merge-traces", *rest]:
-                return merge(merge_parser().parse(rest).traces)
+                merges = merge_parser()
+                traces = merges.parse(rest).traces
+                return merge(traces) if traces else merges.error("the following arguments are required: FILE")
             case ["version", *rest]:
                 return main(["--version", *rest])
             case ["help", *command]:
@@ -90,6 +94,8 @@ def _run(arguments: Sequence[str]) -> int:
     options = launch_options(parsed, os.environ)
     if not options.command:
         runs.error("COMMAND is missing, such as: " + EXAMPLE)
+    if (starter := os.path.basename(options.command[0])) in STARTERS:
+        runs.error(f"{starter} starts processes, and so does horovodish run: leave {starter} out, as in: {EXAMPLE}")
     for notice in notices_without_effect(parsed):
         say(notice)
     return run(options, os.environ)

@@ -37,8 +37,8 @@ EXAMPLES = """examples:
   horovodish run -np 4 --min-np 2 python train.py    continue if ranks are lost"""
 SHORT = (
     *("np", "config_file", "hosts", "hostfile", "network_interfaces", "gpus_per_rank"),
-    *("min_np", "max_np", "host_discovery_script", "prefix_output", "output_filename", "verbose"),
-    *("as_horovod", "help", "help_all", "version"),
+    *("min_np", "max_np", "host_discovery_script", "prefix_output", "output_filename", "timeline_filename"),
+    *("verbose", "as_horovod", "help", "help_all", "version"),
 )
 """What `horovodish run --help` explains, by the names of the attributes. `--help-all` explains every flag."""
 SHORT_WIDTH = 36
@@ -58,12 +58,16 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class _ShortHelp(_Help):
-    """Gives a flag its first name alone."""
+    """Gives a flag its first name and its first sentence alone."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         first = copy.copy(action)
         first.option_strings = action.option_strings[:1]
         return super()._format_action_invocation(first)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        first, end, _ = (action.help or "").partition(". ")
+        return first[0].lower() + first[1:] if end else action.help
 
 
 class Parser(argparse.ArgumentParser):
@@ -93,6 +97,9 @@ class Parser(argparse.ArgumentParser):
             return super().parse_known_args(args, namespace)
         words = list(args)
         end = self._end_of_flags(words)
+        if 2 <= end < len(words) and os.path.basename(words[end - 1]).startswith("python"):
+            flag, value = words[end - 2 : end]
+            self.error(f"{flag} has taken {value} for its value: give it one before {' '.join(words[end - 1 :])}")
         options, unknown = super().parse_known_args(words[:end], namespace)
         options.command += words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
         return options, unknown
@@ -164,7 +171,7 @@ def merge_parser() -> Parser:
         description="Makes one timeline of those of several ranks, such as:\n"
         "horovodish merge-traces trace.rank-*.json > trace.json",
     )
-    merges.add_argument("traces", nargs="+", metavar="FILE", help="the timeline of a rank")
+    merges.add_argument("traces", nargs="*", metavar="FILE", help="the timeline of a rank")
     return merges
 
 
@@ -239,7 +246,8 @@ def _add_settings(group: argparse._ArgumentGroup, title: str) -> None:
         if row.group == title:
             flags = filter(None, (row.flag, row.horovodrun_flag))
             sentence = f"{row.sentence} Default: {row.usual}. Variable: {row.variable}".replace("%", "%%")
-            metavar = "|".join(row.choices) or ("TEXT" if isinstance(row.default, str) else "NUMBER")
+            text = "FILE" if row.is_file else "TEXT"
+            metavar = "|".join(row.choices) or (text if isinstance(row.default, str) else "NUMBER")
             kind = _switch_or_value(row.is_switch, metavar)
             group.add_argument(*flags, dest=row.name, help=sentence, **kind)
 

@@ -269,7 +269,8 @@ def launch_options(parsed: argparse.Namespace, environ: Mapping[str, str]) -> La
     if options.np or options.is_elastic:
         return options
     if not allocation:
-        raise SettingError(f"-np is missing, the number of ranks, such as: {EXAMPLE}")
+        where = " before the command" * ("-np" in parsed.command)
+        raise SettingError(f"-np is missing{where}, the number of ranks, such as: {EXAMPLE}")
     return replace(options, np=allocation.slots)
 
 

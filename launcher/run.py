@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -116,8 +117,13 @@ def _check_files(settings: Settings) -> None:
             problem = f"there is no folder {folder}"
         elif path and (os.path.isdir(path) or not os.path.basename(path)):
             problem = "that is a folder; name a file in it"
-        elif path and not os.access(folder, os.W_OK):
-            problem = f"no file can be made in the folder {folder}"
+        elif path and os.path.exists(path) and not os.path.isfile(path):
+            problem = "that is no regular file; name one"
+        elif path:
+            try:
+                tempfile.TemporaryFile(dir=folder).close()
+            except OSError as failure:
+                problem = f"no file can be made in the folder {folder}: {failure.strerror}"
         if problem:
             raise SettingError(f"{row.flag} {path}: {problem}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,13 @@ import pytest
 
 from support.orphans import mark_of_this_process
 from support.ranks import let_idle_ranks_leave
-from support.sources import ROOT
+from support.sources import ROOT, STARTUP
+from support.startup import sitecustomize  # noqa: F401  (for this process)
 
 # `python -m pytest` puts the checkout there, and `tests`, `launcher` and the like would be modules, in the ranks, too.
 sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != ROOT]
+
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STARTUP), os.environ.get("PYTHONPATH")]))
 
 # Only ranks import it, which starts MPI: without mpirun, Open MPI leaves 16 MiB in /dev/shm behind, finalized or not.
 sys.modules["mpi4py.MPI"] = None  # type: ignore[assignment]

@@ -32,6 +32,8 @@ from horovodish.jax.collectives import *
 from horovodish.jax.compression import *
 from horovodish.jax.gradients import *
 from horovodish.jax.optimizer import *
+from horovodish.jax.shards.clipping import *
+from horovodish.jax.shards.state import *
 from horovodish.process_api import *
 
 if not _typing.TYPE_CHECKING:  # for a type checker, any name would exist

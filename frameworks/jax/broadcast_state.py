@@ -19,6 +19,7 @@ from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.errors import UnsupportedTensorError
 from horovodish.jax.primitive import Traced, run
+from horovodish.jax.shards.state import refuse_sharded
 from horovodish.jax.trees import with_weak_type
 from horovodish.runtime import basics
 
@@ -69,7 +70,7 @@ def broadcast_optimizer_state(
         A tree like `opt_state` with the root's values; hyperparameters of `optax.inject_hyperparams` are among them.
 
     Raises:
-        ValueError, MismatchError: as `broadcast_parameters`.
+        ValueError, MismatchError: as `broadcast_parameters`. The state of an optimizer with `shard=` is a ValueError.
 
     Example:
         >>> opt_state = hvd.broadcast_optimizer_state(opt_state, root_rank=0)
@@ -80,6 +81,7 @@ def broadcast_optimizer_state(
 def _broadcast(tree: Tree, root_rank: int, what: str, process_set: ProcessSet) -> Tree:
     with compared_on_all_ranks(what, "the trees", process_set) as described:
         root = checked_root(root_rank, process_set)
+        refuse_sharded(tree, what, "give every rank the file, and call hvd.load_full_state(state, full)")
         pairs, definition = jax.tree_util.tree_flatten_with_path(tree)
         paths, leaves = [jax.tree_util.keystr(path) for path, _ in pairs], [leaf for _, leaf in pairs]
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -90,7 +92,7 @@ def _broadcast(tree: Tree, root_rank: int, what: str, process_set: ProcessSet) -
                 raise ValueError(f"{what}: {path} was donated to a program; pass what the program has returned")
             if isinstance(leaf, np.ndarray) and leaf.dtype.hasobject:
                 raise UnsupportedTensorError(f"{what}: {path} is an array of Python objects; use hvd.broadcast_object")
-        described += [f"{path}: {_kind(leaf)}" for path, leaf in zip(paths, leaves, strict=True)]
+        described += [f"{path} of {_kind(leaf)}" for path, leaf in zip(paths, leaves, strict=True)]
         structure = [
             _looks(leaf) for leaf in (definition, *leaves) if not _is_array(leaf) and not isinstance(leaf, _SENT)
         ]
@@ -157,8 +159,10 @@ def _movable(leaf: Any) -> tuple[Any, Callable[[Any], Any]]:
             return leaf, lambda moved: moved
         array, back = _movable(np.asarray(leaf))
         return array, lambda moved: jax.device_put(back(moved), leaf.sharding)
-    # As bytes: without jax_enable_x64 JAX would make float32 of float64.
     value = np.asarray(leaf)
-    data = np.frombuffer(value.tobytes(), np.uint8)
     whole = () if isinstance(leaf, np.generic) else ...
+    if value.dtype.name in DTYPES and jax.dtypes.canonicalize_dtype(value.dtype) == value.dtype:
+        return jnp.asarray(value), lambda moved: np.array(moved)[whole]  # other ranks may have an array of JAX there
+    # As bytes: without jax_enable_x64 JAX would make float32 of float64.
+    data = np.frombuffer(value.tobytes(), np.uint8)
     return jnp.asarray(data), lambda moved: np.asarray(moved).view(value.dtype).reshape(value.shape).copy()[whole]

@@ -34,6 +34,7 @@ from horovodish.elastic import *  # noqa: F403
 from horovodish.elastic import State
 from horovodish.elastic.snapshots import Held, Reference
 from horovodish.jax.accumulation import AccumulationState
+from horovodish.jax.shards.state import refuse_sharded
 from horovodish.jax.trees import with_weak_type
 
 __all__ = ["JaxState"]
@@ -56,9 +57,19 @@ class JaxState(State):
     Args:
         attributes: the first attributes: trees of arrays, numbers and everything that can be pickled.
 
+    Raises:
+        ValueError: one of them is the state of an optimizer with `shard=`.
+
     Example:
         >>> state = hvd.elastic.JaxState(parameters=parameters, key=jax.random.key(0), epoch=0)
     """
+
+    def __init__(self, **attributes: Any) -> None:
+        remedy = (
+            "leave shard= out in elastic jobs, or save what hvd.full_state(state) gives, and start anew from the file"
+        )
+        refuse_sharded(attributes, "JaxState, from which a lost rank would take its part", remedy)
+        super().__init__(**attributes)
 
     def reset(self) -> None:
         """Have programs compiled anew."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +37,28 @@ class _Gradients(GradientAdapter):
         return Payload(tensor.nbytes, tensor.dtype)
 
     def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> Reduced:
-        traced = Traced(options.operation(name), self._unnamed)
-        return Reduced(run_parts(traced, [(bucket.labels, bucket.tensors) for bucket in buckets]))
+        operation = options.operation(name)
+        if options.shard:
+            operation = operation._replace(kind="reducescatter")
+        traced = Traced(operation, self._unnamed)
+        return Reduced(run_parts(traced, [(_members(bucket), bucket.tensors) for bucket in buckets]))
+
+
+def _members(bucket: Bucket) -> list[str]:
+    """The members of an operation; after a tab what messages of this rank call them."""
+    return [f"{label}\t{name}" if name else label for label, name in zip(bucket.labels, bucket.shown, strict=True)]
 
 
 GRADIENTS = _Gradients()
+
+
+class _Suffix(str):
+    """Where a leaf is in its tree, as `['layer']['weight']`."""
+
+    @property
+    def path(self) -> str:
+        """The same for messages, as `layer/weight`."""
+        return "/".join("".join(key) for key in re.findall(r"\['(.*?)'\]|\[(.*?)\]|\.(\w+)", self))
 
 
 class TreePlan:
@@ -54,8 +72,8 @@ class TreePlan:
 
     def __init__(self, what: str, name: str | None, options: GradientOptions):
         self.options = options
-        self._name, unnamed = name_of(what, name)
-        self._plan = GradientPlan(options, _Gradients(unnamed), lambda _, suffix: str(suffix))
+        self.name, self.unnamed = name_of(what, name)
+        self._plan = GradientPlan(options, _Gradients(self.unnamed), lambda _, suffix: str(suffix))
 
     def __call__(self, tree: Any, parameters: Any) -> Any:
         """The gradients of all ranks, in a tree of the same structure. Collective.
@@ -66,11 +84,11 @@ class TreePlan:
         """
         if self.options.alone:
             return tree
-        leaves = Leaves.of(tree, self._name, self.options.op, takes_complex=True)
-        gradients = passed_through(leaves.arrays, labelled(parameters), self._name, self.options.process_set)
+        leaves = Leaves.of(tree, self.name, self.options.op, takes_complex=True)
+        gradients = passed_through(leaves.arrays, labelled(parameters), self.name, self.options.process_set)
         order = leaves.in_order_of_layers()
-        arrays, suffixes = [gradients[index] for index in order], [leaves.suffixes[index] for index in order]
-        results = dict(zip(order, self._plan.reduce(self._name, arrays, suffixes), strict=True))
+        arrays, suffixes = [gradients[index] for index in order], [_Suffix(leaves.suffixes[index]) for index in order]
+        results = dict(zip(order, self._plan.reduce(self.name, arrays, suffixes), strict=True))
         return leaves.rebuilt([results[index] for index in range(len(order))])
 
 

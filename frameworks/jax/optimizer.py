@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import jax
 import optax
 
 from horovodish.collectives.reduce_ops import Adasum
-from horovodish.gradients.options import GradientOptions, OptimizerOptions, takes
+from horovodish.gradients.lone_steps import Count, LoneSteps, calls_of
+from horovodish.gradients.options import GradientOptions, JaxOptions, takes
 from horovodish.jax.accumulation import accumulating
 from horovodish.jax.gradients import TreePlan
+from horovodish.jax.shards.transformation import sharded
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -17,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["DistributedOptimizer"]
 
 
-@takes(OptimizerOptions)
+@takes(JaxOptions)
 def DistributedOptimizer(  # noqa: N802, Horovod's name
-    tx: optax.GradientTransformation, *, name: str | None = None, **options: Unpack[OptimizerOptions]
+    tx: optax.GradientTransformation, *, name: str | None = None, **options: Unpack[JaxOptions]
 ) -> optax.GradientTransformationExtraArgs:
     """Make `tx` use the gradients of all ranks. Not collective itself; its `update` is.
 
@@ -42,22 +46,28 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     - With `op=Adasum` it is the updates of `tx` that are reduced: every rank takes its own step with its own gradients,
       and what the steps change is combined. The state of `tx` is each rank's own then, and the learning rate that of
       one rank.
+    - With `shard=` each rank has a part of the elements of every parameter. It gets the gradients of these and steps
+      them, and the updates are gathered. A rank keeps no other reduced gradients, so "states" and "gradients" are the
+      same here. `init` needs `horovodish.jax.init()` first. The state is this rank's part: see `full_state`. `tx` must
+      step each element by itself, which is checked in its traced programs. Use `clip_by_global_norm` of this module.
 
     Args:
         tx: any optax optimizer or transformation.
         name: of the reductions; the file and line of this call when not given. Programs that run at the same time need
             optimizers of different names.
-        options: see `OptimizerOptions`.
+        options: see `JaxOptions`.
 
     Returns:
         An optax transformation with `init` and `update`.
 
     Raises:
         ValueError: an `op` or `compression` that is none, a predivide factor that is not positive or without `Average`,
-            or passes per step that are not a whole number.
+            or passes per step that are not a whole number; with `shard=`, `op=Adasum`.
         TypeError: `tx` is no optax transformation, or `process_set` no process set.
 
-        `update` raises what `horovodish.jax.collectives` says, NotInitializedError before `init()` among it.
+        `update` raises what `horovodish.jax.collectives` says, NotInitializedError before `init()` among it. With
+        `shard=`, `init` and `update` raise ValueError if `tx` does not step each element by itself, and if the state
+        or the gradients are not those of this rank and these parameters.
 
     Example:
         >>> optimizer = hvd.DistributedOptimizer(optax.adamw(1e-3 * hvd.size()))
@@ -69,7 +79,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         remedy = "; pass its gradient_transformation()" if isinstance(tx, optax.MultiSteps) else ""
         raise TypeError(f"DistributedOptimizer wraps an optax.GradientTransformation, not {type(tx).__name__}{remedy}")
     checked = GradientOptions.checked(**options)
-    distributed = _reducing(optax.with_extra_args_support(tx), TreePlan("optimizer", name, checked))
+    make = sharded if checked.shard else _reducing
+    distributed = make(optax.with_extra_args_support(tx), TreePlan("optimizer", name, checked))
     return distributed if checked.passes == 1 else accumulating(distributed, checked.passes)
 
 
@@ -82,3 +93,13 @@ def _reducing(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> op
         return changes, state
 
     return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+def _watch(count: Count) -> Callable[[], object]:
+    def before(params: Any, updates: Any) -> None:
+        count("optax", lambda: sum(leaf.nbytes for leaf in jax.tree.leaves(updates)))
+
+    return calls_of(optax, "apply_updates", before)
+
+
+_lone_steps = LoneSteps(_watch, "optimizer = hvd.DistributedOptimizer(optimizer), or hvd.grad", traced=True)

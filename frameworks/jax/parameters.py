@@ -26,6 +26,7 @@ from horovodish.collectives.consistency import Checksums, checksum_of
 from horovodish.collectives.process_sets import ProcessSet, added, checked_id
 from horovodish.gradients import first_steps
 from horovodish.jax.lowering import check_devices, register_handlers
+from horovodish.launch.failures import Place, place_in_script
 
 _COMPARE = "horovodish_compare"
 _COMPARED_REDUCTION = 1
@@ -56,11 +57,14 @@ def passed_through(
     gradient, compared = gradients[smallest], [pair for pair in parameters if _has_bytes(pair[1])]
     values = [value for _, value in compared]
     if not any(isinstance(value, jax.core.Tracer) for value in (gradient, *values)):
-        _count(name, process_set, compared, remedy)
+        _count(name, process_set, compared, remedy, None)
         return list(gradients)
     labels = tuple(label for label, _ in compared)
     arrays = map(jnp.asarray, values)
-    passed = primitive.bind(gradient, *arrays, name=name, process_set=process_set, labels=labels, remedy=remedy)
+    place = place_in_script()  # later, the script may be elsewhere
+    passed = primitive.bind(
+        gradient, *arrays, name=name, process_set=process_set, labels=labels, remedy=remedy, place=place
+    )
     return [*gradients[:smallest], passed, *gradients[smallest + 1 :]]
 
 
@@ -79,11 +83,11 @@ def _has_bytes(leaf: Any) -> bool:
     return leaf.dtype.kind in "biuc"
 
 
-def _count(name: str, process_set: ProcessSet, arrays: Labelled, remedy: str) -> None:
+def _count(name: str, process_set: ProcessSet, arrays: Labelled, remedy: str, place: Place | None) -> None:
     def checksums() -> Checksums:
         return {label: checksum_of(np.asarray(array)) for label, array in arrays}
 
-    first_steps.count(name, process_set, _COMPARED_REDUCTION, checksums, remedy)
+    first_steps.count(name, process_set, _COMPARED_REDUCTION, checksums, remedy, place)
 
 
 @primitive.def_abstract_eval
@@ -92,8 +96,16 @@ def _abstract(gradient: ShapedArray, *_: ShapedArray, **__: Any) -> ShapedArray:
 
 
 @primitive.def_impl
-def _run(gradient: Any, *arrays: Any, name: str, process_set: ProcessSet, labels: Sequence[str], remedy: str) -> Any:
-    _count(name, process_set, list(zip(labels, arrays, strict=True)), remedy)
+def _run(
+    gradient: Any,
+    *arrays: Any,
+    name: str,
+    process_set: ProcessSet,
+    labels: Sequence[str],
+    remedy: str,
+    place: Place | None,
+) -> Any:
+    _count(name, process_set, list(zip(labels, arrays, strict=True)), remedy, place)
     return gradient
 
 
@@ -112,6 +124,7 @@ def _on_cpu(
     process_set: ProcessSet,
     labels: Sequence[str],
     remedy: str,
+    place: Place | None,
 ) -> Sequence[Any]:
     check_devices(ctx)
     register_handlers("cpu")
@@ -128,7 +141,7 @@ def _on_cpu(
         ctx,
         *operands,
         key=f"{identity} {name}",
-        parameters="jax " + json.dumps([name, identity, process_set.ranks, arrays, remedy]),
+        parameters="jax " + json.dumps([name, identity, process_set.ranks, arrays, remedy, place]),
     )
 
 
@@ -138,14 +151,14 @@ def _elsewhere(_: mlir.LoweringRuleContext, gradient: Any, *__: Any, **___: Any)
 
 def _read(described: str, addresses: list[int]) -> None:
     """The reader of `first_steps.readers`."""
-    name, identity, ranks, arrays, remedy = json.loads(described)
+    name, identity, ranks, arrays, remedy, place = json.loads(described)
     views = [
         (label, _view(address, jnp.dtype(dtype), shape))
         for (label, dtype, shape), address in zip(arrays, addresses, strict=True)
     ]
     with suppress(KeyError):  # there is no such process set any more
         if added(identity).ranks == ranks:  # else the program was compiled for another world, and its reductions fail
-            _count(name, added(identity), views, remedy)
+            _count(name, added(identity), views, remedy, place and Place(*place))
 
 
 def _view(address: int, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:

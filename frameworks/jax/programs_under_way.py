@@ -18,9 +18,10 @@ def _last_program(x: jax.Array) -> jax.Array:
     return x + 1
 
 
-def _finish() -> None:
+def _finish() -> list[str]:
+    held: list[str] = []
     if not xla_bridge.backends_are_initialized():
-        return
+        return held
     # A device runs the programs of a thread in order, so that this thread's have ended when one more has. Programs of
     # other threads count as long as somebody holds their results.
     last: list[jax.Array] = []
@@ -28,9 +29,13 @@ def _finish() -> None:
         with contextlib.suppress(RuntimeError):  # the device has failed
             last.append(_last_program(jax.device_put(0, device)))
     for array in [*last, *jax.live_arrays()]:
-        with contextlib.suppress(RuntimeError):  # it was deleted meanwhile, or its program has failed
+        try:
             while not array.is_ready():
                 time.sleep(_NAP_SECONDS)  # and not in native code, where Ctrl-C does not interrupt the wait
+            array.block_until_ready()
+        except (RuntimeError, ValueError) as error:  # it was deleted meanwhile, or its program has failed
+            held.append(str(error))
+    return held
 
 
 basics.follow(finish=_finish)

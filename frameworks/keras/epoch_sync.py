@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import warnings
 from types import FrameType
 from typing import Any
 
@@ -103,12 +102,10 @@ class EpochSync(keras.callbacks.Callback):
         ]
 
     def _unite_rates(self, rank: int, others: list[float], first: list[float]) -> None:
-        warnings.warn(
+        failures.warn(
             f"the learning rates differ after an epoch: {others} on rank {rank}, {first} on rank "
             f"{self.process_set.ranks[0]}, which all ranks take now. Put hvd.callbacks.MetricAverageCallback() before "
-            "ReduceLROnPlateau and other callbacks that decide by the logs",
-            RuntimeWarning,
-            stacklevel=failures.users_level(),
+            "ReduceLROnPlateau and other callbacks that decide by the logs"
         )
         for optimizer, rate in zip(self._with_rates, first, strict=True):
             optimizer.learning_rate = rate
@@ -119,11 +116,9 @@ class EpochSync(keras.callbacks.Callback):
         for variable in self.model.trainable_variables:
             digest.update(keras.ops.convert_to_numpy(variable).tobytes())
         if len(set(self.gathered(digest.digest(), "weights"))) > 1:
-            warnings.warn(
+            failures.warn(
                 f"the ranks have different weights of {self.model.name} after an epoch, and none of its optimizers is "
-                "wrapped: wrap them with hvd.DistributedOptimizer, or reduce the gradients in train_step()",
-                RuntimeWarning,
-                stacklevel=failures.users_level(),
+                "wrapped: wrap them with hvd.DistributedOptimizer, or reduce the gradients in train_step()"
             )
 
     def gathered(self, value: Any, what: str) -> list[Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 
 from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.submission import counted
+from horovodish.gradients.lone_steps import Count, LoneSteps, calls_of
 from horovodish.gradients.options import GradientOptions, KerasOptions, takes
 from horovodish.gradients.plan import GradientPlan
 from horovodish.keras.accumulation import Accumulation
@@ -147,3 +149,20 @@ def PartialDistributedOptimizer(  # noqa: N802, Horovod's name
             distributed.register_local_var(variable)
     distributed._distribution.local += layers
     return distributed
+
+
+def _watch(count: Count) -> Callable[[], object]:
+    def before(optimizer: Any, grads: Any, *_: object, **__: object) -> None:
+        if distribution_of(optimizer) is None:
+            count(f"keras.optimizers.{type(optimizer).__name__}", lambda: _bytes_of(grads))
+
+    return calls_of(keras.optimizers.Optimizer, "apply", before)
+
+
+def _bytes_of(gradients: Sequence[Any]) -> int:
+    """Their bytes in float32; a dimension may be unknown while a function is traced."""
+    shapes = [tuple(each.shape) for each in gradients if each is not None]
+    return sum(4 * math.prod(length or 1 for length in shape) for shape in shapes)
+
+
+_lone_steps = LoneSteps(_watch, "pass hvd.DistributedOptimizer(optimizer) to compile()", traced=True)

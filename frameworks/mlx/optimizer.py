@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 
 from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.submission import counted
-from horovodish.gradients.lone_steps import Count, LoneSteps
+from horovodish.gradients.lone_steps import Count, LoneSteps, calls_of
 from horovodish.gradients.options import GradientOptions, ReductionOptions, takes
 from horovodish.gradients.plan import GradientAdapter, GradientPlan, Payload
 from horovodish.mlx.collectives import ARRAYS, bytes_of, name_of
@@ -89,16 +89,11 @@ def DistributedOptimizer(optimizer: Optimizer, **options: Unpack[ReductionOption
 
 
 def _watch(count: Count) -> Callable[[], object]:
-    base: Any = Optimizer
-    original = base.apply_gradients
+    def before(optimizer: Optimizer, gradients: Any, _: Any) -> None:
+        if not isinstance(optimizer, _Distributed):
+            count(type(optimizer).__name__, lambda: sum(each.nbytes for each in dict(tree_flatten(gradients)).values()))
 
-    def counted(self: Optimizer, gradients: Any, parameters: Any) -> Any:
-        if not isinstance(self, _Distributed):
-            count(type(self).__name__, lambda: sum(each.nbytes for each in dict(tree_flatten(gradients)).values()))
-        return original(self, gradients, parameters)
-
-    base.apply_gradients = counted
-    return lambda: setattr(base, "apply_gradients", original)
+    return calls_of(Optimizer, "apply_gradients", before)
 
 
 _lone_steps = LoneSteps(_watch, "optimizer = hvd.DistributedOptimizer(optimizer)")

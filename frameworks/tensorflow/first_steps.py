@@ -22,12 +22,13 @@ from tensorflow.python.eager import context, executor
 from horovodish.collectives.consistency import Checksums
 from horovodish.collectives.process_sets import ProcessSet
 from horovodish.gradients import first_steps
+from horovodish.gradients.first_steps import Model
 from horovodish.gradients.plan import COMPARED_REDUCTION
 from horovodish.tensorflow.tracing import compiled_by_xla, in_graph_for_sessions
 
 BROADCAST_REMEDY = "call hvd.broadcast_variables(model.variables, root_rank=0) before the first step"
 
-_Sources = tuple[Sequence[Any], Callable[[list[Any]], Checksums]]
+_Sources = tuple[Sequence[Any], Callable[[list[Any]], Checksums], Callable[[list[str]], Model]]
 _sources: ContextVar[_Sources | None] = ContextVar("_sources", default=None)
 _process = uuid.uuid4().hex  # functions loaded from a file have the id of another process
 _numbers = itertools.count(1)
@@ -35,21 +36,26 @@ _counts: dict[str, Callable[[], None]] = {}
 
 
 @contextmanager
-def of_variables(sources: Sequence[Any], checksums: Callable[[list[Any]], Checksums]) -> Iterator[None]:
+def of_variables(
+    sources: Sequence[Any],
+    checksums: Callable[[list[Any]], Checksums],
+    model: Callable[[list[str]], Model],
+) -> Iterator[None]:
     """Reductions within this context reduce the gradients of these sources.
 
     Args:
         sources: variables and other things.
         checksums: computes those of the variables in a list of sources. A source that was deleted is None there.
+        model: what this rank trains, by the names of the reductions.
     """
-    token = _sources.set((sources, checksums))
+    token = _sources.set((sources, checksums, model))
     try:
         yield
     finally:
         _sources.reset(token)
 
 
-def described(name: str, process_set: ProcessSet) -> str:
+def described(name: str, operations: list[str], process_set: ProcessSet) -> str:
     """A text for native code, which begins a step with it, and stands for the variables of the reduction. Empty where
     native code cannot have it."""
     if tf.executing_eagerly() or compiled_by_xla() or in_graph_for_sessions():
@@ -57,7 +63,7 @@ def described(name: str, process_set: ProcessSet) -> str:
     given = _sources.get()
     if given is None:
         return "tensorflow without variables"
-    sources, checksums = given
+    sources, checksums, model = given
     # A function does not keep its variables alive either.
     known = [weakref.ref(source) if hasattr(source, "assign") else lambda: None for source in sources]
 
@@ -72,7 +78,10 @@ def described(name: str, process_set: ProcessSet) -> str:
             return thread.submit(read).result()
 
     reduction = f"{_process}.{next(_numbers)}"
-    _counts[reduction] = lambda: first_steps.count(name, process_set, COMPARED_REDUCTION, read_beside, BROADCAST_REMEDY)
+    trained = model(operations)
+    _counts[reduction] = lambda: first_steps.count(
+        name, process_set, COMPARED_REDUCTION, read_beside, BROADCAST_REMEDY, model=trained
+    )
     return f"tensorflow {reduction}"
 
 

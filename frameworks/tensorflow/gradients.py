@@ -15,8 +15,19 @@ from horovodish._native import DTYPES
 from horovodish.collectives.consistency import checksum_of
 from horovodish.collectives.devices import ON_HOST
 from horovodish.collectives.operation import Operation
+from horovodish.gradients.first_steps import Model
 from horovodish.gradients.options import GradientOptions
-from horovodish.gradients.plan import Bucket, GradientAdapter, GradientPlan, Layout, Memory, Payload, Reduced
+from horovodish.gradients.plan import (
+    Bucket,
+    GradientAdapter,
+    GradientPlan,
+    Layout,
+    Memory,
+    Payload,
+    Reduced,
+    name_of,
+    shape_of,
+)
 from horovodish.tensorflow import first_steps
 from horovodish.tensorflow.names import name_in_step
 from horovodish.tensorflow.operations import reduced_groups, room_for
@@ -66,8 +77,9 @@ class _Gradients(GradientAdapter):
     def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> Reduced:
         if tf.executing_eagerly():
             return super().reduce(name, buckets, options)
-        groups = [(options.operation(bucket.name), bucket.tensors) for bucket in buckets]
-        return Reduced(reduced_groups(groups, first_steps.described(name, options.process_set)))
+        groups = [(options.operation(bucket.name, bucket.shown[:1]), bucket.tensors) for bucket in buckets]
+        names = [bucket.name for bucket in buckets]
+        return Reduced(reduced_groups(groups, first_steps.described(name, names, options.process_set)))
 
     def memory(self, operation: Operation, tensors: Sequence[Any]) -> Memory:
         sources = [tensor if tensor.device.endswith("CPU:0") else tensor.cpu() for tensor in tensors]
@@ -83,21 +95,29 @@ class _Gradients(GradientAdapter):
 
 
 GRADIENTS = _Gradients()
+_KIN = "gradients of a tape"
 
 
 def plan_of(options: GradientOptions) -> GradientPlan:
     """A plan that calls gradients by the names of their variables, which must be the same on every rank."""
-    return GradientPlan(options, GRADIENTS, _label, first_steps.BROADCAST_REMEDY)
+    return GradientPlan(options, GRADIENTS, _label, first_steps.BROADCAST_REMEDY, _KIN)
 
 
 def reduced_gradients(gradients: Sequence[Any], sources: Sequence[Any], plan: GradientPlan) -> list[Any]:
     """The gradients of all ranks. Collective; as `GradientPlan.reduce`."""
     local = set(map(id, plan.local))
-    described = [(str(source.shape), tf.as_dtype(source.dtype).name) for source in sources if id(source) not in local]
+    shared = [source for source in sources if id(source) not in local]
+    described = [(str(source.shape), tf.as_dtype(source.dtype).name) for source in shared]
     # A tape is made anew in every step, so that only what it is asked for tells its gradients from those of others.
     digest = hashlib.sha256(repr(described).encode()).hexdigest()[:8]
-    with first_steps.of_variables(sources, plan.checksums):
-        return plan.reduce(f"gradients({digest})", gradients, sources)
+    numbers = sum(tf.TensorShape(source.shape).num_elements() or 0 for source in shared)
+    name = f"gradients of {len(shared)} variable{'s' * (len(shared) != 1)} with {numbers} numbers ({digest})"
+
+    def model(operations: list[str]) -> Model:
+        return Model(name_in_step(_KIN), [*map(name_of, shared)], [*map(shape_of, shared)], operations)
+
+    with first_steps.of_variables(sources, plan.checksums, model):
+        return plan.reduce(name, gradients, sources)
 
 
 def _label(index: int, source: Any) -> str:

@@ -48,15 +48,17 @@ def name_in_step(name: str) -> str:
     return name if tf.executing_eagerly() else _counted(f"{_function_name()}/{name}")
 
 
-def as_input(name: str, described: str = "") -> Any:
+def as_input(name: str, described: str = "", label: str = "") -> Any:
     """A name as the operations take it: after that of the function which is traced, if any, and a newline.
 
     Where the ranks disagree about an operation of a function, its others fail with it. It is a tensor, or text for XLA.
-    `described`, with a tab before it, follows the function: what `first_steps` says of variables.
+    The function is followed, after a tab each, by `described`, what `first_steps` says of variables, and by `label`,
+    the name of the first tensor in messages of this rank.
     """
     function = "" if tf.executing_eagerly() else _function_name()
-    text = f"{function}\t{described}\n{name}" if described else f"{function}\n{name}"
-    return text if compiled_by_xla() else _as_bytes(text)
+    if compiled_by_xla():
+        return f"{function}\n{name}"
+    return _as_bytes("\t".join([function, described, label]).rstrip("\t") + f"\n{name}")
 
 
 def _as_bytes(text: str) -> Any:

@@ -92,7 +92,11 @@ def reduced_groups(
         with refuse_on_error(operation):
             check_dtypes(operation, tensors)
     calls = [
-        Call(operation, as_input(str(operation.name), "" if index else described), list(tensors))
+        Call(
+            operation,
+            as_input(str(operation.name), "" if index else described, "".join(operation.member_names)),
+            list(tensors),
+        )
         for index, (operation, tensors) in enumerate(groups)
     ]
     if groups and compiled_by_xla():

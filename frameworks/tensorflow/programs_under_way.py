@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import tensorflow as tf
 from tensorflow.python.eager import context
 
 from horovodish.runtime import basics
 
 
-def _finish() -> None:
+def _finish() -> list[str]:
     if not tf.config.experimental.get_synchronous_execution():
-        with contextlib.suppress(tf.errors.OpError):
+        try:
             context.async_wait()
+        except tf.errors.OpError as error:
+            return [error.message]
+    return []
 
 
 basics.follow(finish=_finish)

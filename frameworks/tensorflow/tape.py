@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
+from horovodish.gradients.lone_steps import Count, LoneSteps, calls_of
 from horovodish.gradients.options import GradientOptions, TapeOptions, takes
 from horovodish.gradients.plan import GradientPlan
 from horovodish.tensorflow.gradients import plan_of, reduced_gradients
@@ -131,3 +133,23 @@ class _Distributed(tf.GradientTape):
         )
 
     batch_jacobian = jacobian
+
+
+def _watch(count: Count) -> Callable[[], object]:
+    def before(tape: tf.GradientTape, target: Any, sources: Any, *_: object, **__: object) -> None:
+        if not isinstance(tape, _Distributed):
+            count("tf.GradientTape", lambda: _bytes_of_variables(tf.nest.flatten(sources)))
+
+    return calls_of(tf.GradientTape, "gradient", before)
+
+
+def _bytes_of_variables(sources: list[Any]) -> int:
+    variables = [tf.convert_to_tensor(each) for each in sources if hasattr(each, "assign")]
+    return sum(each.shape.num_elements() * each.dtype.size for each in variables)
+
+
+_lone_steps = LoneSteps(
+    _watch,
+    "tape = hvd.DistributedGradientTape(tape), or hvd.DistributedOptimizer(optimizer) with Keras",
+    traced=True,
+)

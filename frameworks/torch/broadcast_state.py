@@ -92,6 +92,11 @@ def broadcast_optimizer_state(
     tensors: list[Tensor] = []
     with compared_on_all_ranks("broadcast_optimizer_state", "optimizer and parameter groups", process_set) as described:
         root = checked_root(root_rank, process_set)
+        if getattr(optimizer, "_shards", None) is not None:
+            raise ValueError(
+                "broadcast_optimizer_state: each rank of a sharded optimizer has a state of its own. Remedy: call "
+                "load_state_dict() on every rank, with what full_state_dict() has given"
+            )
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
                 f"broadcast_optimizer_state takes a torch.optim.Optimizer, not {type(optimizer).__name__}; "

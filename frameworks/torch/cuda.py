@@ -21,7 +21,7 @@ def placement(operation: Operation, sources: Sequence[Tensor], members: Sequence
         ValueError: a CUDA graph is being captured.
     """
     name = str(operation.name)
-    ordinal = ordinal_of(sources[0])
+    ordinal = ordinal_of(sources[0]) if sources else HOST
     for tensor in sources[1:]:
         if ordinal_of(tensor) != ordinal:
             raise UnsupportedTensorError(

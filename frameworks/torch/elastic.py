@@ -23,7 +23,7 @@ Example:
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,9 @@ COPIED_BYTES = 16 << 10
 class TorchState(State):
     """A state with tensors, and with models, optimizers and samplers, of which it holds what `state_dict()` gives.
 
+    With a sharded optimizer `commit()` is collective where it copies, and `save()` always: one rank of each host copies
+    the state of all ranks. After a loss the ranks that are left share that out anew.
+
     When the ranks have changed, gradients are None, windows of accumulation begin anew, and samplers deal what is left
     of their epoch out to the ranks that there are now.
 
@@ -68,12 +71,33 @@ class TorchState(State):
     def __init__(self, model: Module | None = None, optimizer: Optimizer | None = None, **attributes: Any) -> None:
         self._holds = False  # while a commit is held
         given = {name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None}
+        self._gathered: dict[int, Any] = {}  # while this rank copies: by optimizer, the state of which it has a part
+        for value in (optimizer, *attributes.values()):
+            shards = getattr(value, "_shards", None)
+            if shards is not None and shards.process_set is not global_process_set:
+                raise ValueError(
+                    "TorchState takes no sharded optimizer of a process set: sets end when a rank is lost. Remedy: "
+                    "leave process_set= and shard_set= out in elastic jobs"
+                )
         super().__init__(**given, **attributes)
 
     def reset(self) -> None:
         """Deal what is left of an epoch out to the ranks that there are now."""
         for sampler in self._objects(ResumableSampler):
             sampler.reset()
+
+    def _sharded(self) -> list[Any]:
+        return [value for value in self._live.values() if getattr(value, "_shards", None) is not None]
+
+    def _has_parts(self) -> bool:
+        return bool(self._sharded())
+
+    def _gather_parts(self, roots: Sequence[int]) -> None:
+        self._gathered = {}
+        for optimizer in self._sharded():
+            for root in roots:
+                if (full := optimizer.full_state_dict(root)) is not None:
+                    self._gathered[id(optimizer)] = full
 
     def _let_go(self) -> None:
         for optimizer in self._objects(Optimizer):
@@ -88,7 +112,7 @@ class TorchState(State):
         if isinstance(value, Parameter):
             return value.detach()
         if isinstance(value, Optimizer):
-            kept: Any = [each.state_dict() for each in with_inner(value)]
+            kept: Any = [self._gathered.get(id(each)) or each.state_dict() for each in with_inner(value)]
         else:
             kept = value.state_dict()
         if self._holds:
@@ -105,6 +129,8 @@ class TorchState(State):
         elif isinstance(value, Optimizer):
             # The inner one first: an outer one may take its groups over in load_state_dict().
             for optimizer, part in reversed([*zip(with_inner(value), kept, strict=True)]):
+                if getattr(optimizer, "_shards", None) is not None:
+                    optimizer._reducer.share_anew()
                 optimizer.load_state_dict(part)
                 if not has_own_state_dict(optimizer):
                     _keep_types(optimizer, part)

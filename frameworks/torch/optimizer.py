@@ -19,9 +19,13 @@ from horovodish.collectives.reduce_ops import Adasum
 from horovodish.elastic import membership
 from horovodish.gradients.autotune import warn_of_no_effect
 from horovodish.gradients.options import GradientOptions, TorchOptions, checked_passes, takes
+from horovodish.torch.ddp import check_no_ddp
 from horovodish.torch.gradients.adasum import DeltaReducer
 from horovodish.torch.gradients.reducer import Reducer
 from horovodish.torch.names import Names
+from horovodish.torch.shards import states
+from horovodish.torch.shards.pieces import Shards
+from horovodish.torch.shards.reducer import ShardedReducer
 from horovodish.torch.untraced import tell_dynamo
 
 if TYPE_CHECKING:
@@ -45,7 +49,9 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     *in_order: object,
     **options: Unpack[TorchOptions],
 ) -> OptimizerT:
-    """Make `optimizer` use the gradients of all ranks. Every rank must call it, at the same point; does not block.
+    """Make `optimizer` use the gradients of all ranks. Every rank must call it, at the same point.
+
+    It does not block, except with `shard_set`.
 
     `backward()` reduces the gradients while it runs, and ends when `p.grad` is reduced on every rank. So gradients can
     be clipped, unscaled or logged between `backward()` and `step()` without further ado. In a world of one rank, and on
@@ -132,25 +138,37 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     tell_dynamo()
     names = Names(optimizer, named_parameters)
     checked.check_groups(parameter for _, parameter in names.in_order())
+    check_no_ddp(parameter for _, parameter in names.in_order())
     _let_step_call_hooks(optimizer)
     distributed: Any = optimizer
     # A reducer that cannot be made leaves nothing behind, and what follows cannot fail.
     if checked.op is Adasum:
+        if checked.shard:
+            raise ValueError("op=Adasum reduces steps of whole parameters. Remedy: leave shard= out, or use op=Average")
         warn_of_no_effect("optimizers with op=Adasum")
         distributed_class = _distributed_class(_ReducesSteps, distributed.__class__)
         distributed._reducer = DeltaReducer(names, checked)
         Optimizer.register_step_pre_hook(optimizer, _before_local_step)
         Optimizer.register_step_post_hook(optimizer, _after_local_step)
     else:
-        distributed_class = _distributed_class(_ReducesGradients, distributed.__class__)
-        reducer = distributed._reducer = Reducer(names, checked)
+        shards = None if checked.alone or not checked.shard else Shards(optimizer, checked)
+        kind = _SharesState if checked.shard else _ReducesGradients
+        distributed_class = _distributed_class(kind, distributed.__class__)
+        reducer = Reducer(names, checked) if shards is None else ShardedReducer(names, checked, shards)
+        distributed._reducer = reducer
+        distributed._shards = shards
         weakref.finalize(optimizer, reducer.remove_hooks).atexit = False
         pre_hook = Optimizer.register_step_pre_hook(optimizer, _before_step)
         # Hooks that the user has registered are to see reduced gradients.
         optimizer._optimizer_step_pre_hooks.move_to_end(pre_hook.id, last=False)  # type: ignore[attr-defined]
         Optimizer.register_step_post_hook(optimizer, _after_step)
+        if shards is not None:
+            # Hooks that the user has registered are to see whole parameters.
+            Optimizer.register_step_pre_hook(optimizer, _before_own_step)
+            post_hook = Optimizer.register_step_post_hook(optimizer, _after_own_step)
+            optimizer._optimizer_step_post_hooks.move_to_end(post_hook.id, last=False)  # type: ignore[attr-defined]
     distributed.__class__ = distributed_class
-    distributed._skips = False
+    distributed._skips = distributed._is_checked = False
     return optimizer
 
 
@@ -241,6 +259,87 @@ class _ReducesGradients(_Distributed):
         self._reducer.passes_per_step = checked_passes(passes)
 
 
+class _SharesState(_ReducesGradients):
+    """With `shard`."""
+
+    _shards: Shards | None
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale the gradients of all parameters so that their norm is at most `max_norm`. Collective; blocks.
+
+        Args:
+            max_norm: of the gradients of all parameters together.
+            norm_type: of the p-norm, or inf.
+
+        Returns:
+            The norm before, as `torch.nn.utils.clip_grad_norm_` gives it; shape ().
+        """
+        this: Any = self
+        if self._shards is None:
+            parameters = [parameter for group in this.param_groups for parameter in group["params"]]
+            return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+        return states.clip(self._shards, max_norm, norm_type)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of a world of one rank, as torch's. Elsewhere the state is not on one rank.
+
+        Raises:
+            ValueError: this rank has a part of the state only.
+        """
+        if self._shards is not None:
+            raise ValueError(
+                "state_dict() of a sharded optimizer: this rank has only a part of the state. Remedy: call "
+                "full_state_dict(root=0) on every rank, which gives the root what the plain optimizer's state_dict() "
+                "is; or shard_state_dict(), for a file of each rank's own"
+            )
+        this: Any = self
+        found: dict[str, Any] = self.wrapped_class.state_dict(this)
+        return found
+
+    def full_state_dict(self, root: int = 0) -> dict[str, Any] | None:
+        """What the unwrapped optimizer's `state_dict()` would be. Collective; blocks.
+
+        Args:
+            root: the rank that gets it, in host memory, one tensor after the other.
+
+        Returns:
+            The state on the root, None on other ranks. Any number of ranks can load it, and so can a plain optimizer.
+        """
+        return self.state_dict() if self._shards is None else states.full(self._shards, root)
+
+    def shard_state_dict(self) -> dict[str, Any]:
+        """This rank's part of the state. Not collective. It can be loaded by the same rank of as many ranks."""
+        return self.state_dict() if self._shards is None else states.own(self._shards)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what `full_state_dict()`, `shard_state_dict()` or a plain optimizer's `state_dict()` has given.
+
+        Not collective, but every rank must call it with the same full state, or with the part that it has given.
+
+        Raises:
+            ValueError: the state is of another model, or of another number of ranks.
+        """
+        this: Any = self
+        if self._shards is None:
+            self.wrapped_class.load_state_dict(this, state_dict)
+        else:
+            states.load(self._shards, state_dict)
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As the wrapped class."""
+        if self._shards is not None:
+            self._shards.leave()  # a step may have raised
+        super().zero_grad(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._shards is not None:
+            raise ValueError(
+                "a sharded optimizer cannot be copied or pickled. Remedy: copy the plain one before it is wrapped, or "
+                "save full_state_dict()"
+            )
+        return super().__reduce_ex__(protocol)
+
+
 def is_distributed(optimizer: Optimizer) -> bool:
     """Whether an optimizer is wrapped, whichever ranks it reduces among."""
     return isinstance(optimizer, _Distributed)
@@ -248,7 +347,7 @@ def is_distributed(optimizer: Optimizer) -> bool:
 
 def keeps_own_state(optimizer: Optimizer) -> bool:
     """Whether the optimizer's state is each rank's own, as with `op=Adasum`, and not the same on all ranks."""
-    return isinstance(optimizer, _ReducesSteps)
+    return isinstance(optimizer, _ReducesSteps) or getattr(optimizer, "_shards", None) is not None
 
 
 class _ReducesSteps(_Distributed):
@@ -303,7 +402,14 @@ def _let_step_call_hooks(optimizer: Optimizer) -> None:
 
 
 # What optimizers have as well.
-_OVERRIDDEN = ("add_param_group", "zero_grad", "_step_supports_amp_scaling", "__reduce_ex__")
+_OVERRIDDEN = (
+    "add_param_group",
+    "zero_grad",
+    "_step_supports_amp_scaling",
+    "__reduce_ex__",
+    "state_dict",
+    "load_state_dict",
+)
 
 
 @functools.cache
@@ -316,9 +422,17 @@ def _distributed_class(kind: type[_Distributed], wrapped: type[Optimizer]) -> ty
 
 
 @_disable_dynamo
+def _check_once(optimizer: Any) -> None:
+    """DistributedDataParallel may have come after the optimizer was wrapped."""
+    if not optimizer._is_checked:
+        optimizer._is_checked = True
+        check_no_ddp(parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
 def _before_step(
     optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    _check_once(optimizer)
     closure = kwargs["closure"] if kwargs.get("closure") is not None else next(filter(callable, args[1:]), None)
     if closure is None:
         if not optimizer._skips:
@@ -328,7 +442,7 @@ def _before_step(
     optimizer._reducer.in_closure = True
     if optimizer._skips:
         return None
-    reducing = _reducing(closure, optimizer._reducer)
+    reducing = _reducing(closure, optimizer._reducer, getattr(optimizer, "_shards", None))
 
     def changed(value: Any) -> Any:
         return reducing if value is closure else value
@@ -336,8 +450,11 @@ def _before_step(
     return tuple(map(changed, args)), {key: changed(value) for key, value in kwargs.items()}
 
 
-def _reducing(closure: Callable[..., Any], reducer: Reducer) -> Callable[..., Any]:
-    """The closure, followed by the reduction of what its backward did not reduce, such as gradients set by hand."""
+def _reducing(closure: Callable[..., Any], reducer: Reducer, shards: Shards | None) -> Callable[..., Any]:
+    """The closure, followed by the reduction of what its backward did not reduce, such as gradients set by hand.
+
+    It sees whole parameters.
+    """
     calls = 0
 
     @functools.wraps(closure)
@@ -346,8 +463,12 @@ def _reducing(closure: Callable[..., Any], reducer: Reducer) -> Callable[..., An
         if calls:
             reducer.called_again()
         calls += 1
+        if shards is not None:
+            shards.leave()
         result = closure(*args, **kwargs)
         reducer.synchronize()
+        if shards is not None:
+            shards.enter()
         return result
 
     return reducing
@@ -356,6 +477,19 @@ def _reducing(closure: Callable[..., Any], reducer: Reducer) -> Callable[..., An
 @_disable_dynamo
 def _after_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     optimizer._reducer.stepped()
+
+
+@_disable_dynamo
+def _before_own_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    if not optimizer._reducer.in_closure or optimizer._skips:
+        optimizer._shards.enter()
+
+
+@_disable_dynamo
+def _after_own_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    if not _is_within_step(optimizer):
+        optimizer._shards.leave()
+        optimizer._shards.gather()
 
 
 @_disable_dynamo

@@ -20,7 +20,7 @@ from horovodish.collectives.devices import ON_HOST, Placement
 from horovodish.collectives.operation import Member, Operation
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.collectives.reduce_ops import Adasum, ReduceOp, chosen_op
-from horovodish.collectives.submission import Handle, generated_name, refuse, submit
+from horovodish.collectives.submission import Handle, generated_name, refuse, shown, submit
 from horovodish.runtime import basics
 
 __all__ = [
@@ -175,13 +175,16 @@ class Adapter(ABC, Generic[T]):
         Raises:
             What `horovodish.collectives` lists.
         """
-        kind, _, process_set, op, average, prescale, postscale, root, splits, in_place, member_names, family = operation
+        kind, _, process_set, op, average, prescale, postscale, root, splits, in_place, member_names, family, *_ = (
+            operation
+        )
         # Before the checks: a rank whose arguments are wrong counts the call, too, and refuses it by the same name.
         name, identity = identified(operation)
+        label = name if operation.name is not None else shown(name)
         allocates = kind in _ALLOCATES
         try:
             if kind in _REDUCES:
-                op = reduced_by = checked_op(kind, name, average, op)
+                op = reduced_by = checked_op(kind, label, average, op)
             else:
                 op = reduced_by = None
             if kind == "broadcast":
@@ -192,24 +195,24 @@ class Adapter(ABC, Generic[T]):
             targets: list[T] = []
             members: list[Member] = []
             for tensor in tensors:
-                source = self.target(tensor, name) if in_place else self.source(tensor, name)
+                source = self.target(tensor, label) if in_place else self.source(tensor, label)
                 if kind == "allgather" and not source.ndim:
                     source = source.reshape(1)
                 elif kind in _ROWS:
-                    check_has_rows(kind, name, source.ndim, self.noun)
+                    check_has_rows(kind, label, source.ndim, self.noun)
                 if allocates:
-                    members.append(self.member(source, None, name, None))
+                    members.append(self.member(source, None, label, None))
                 else:
                     shape = result_shape(operation, source.shape) if kind == "reducescatter" else None
                     target = source if in_place else self.empty(source, shape)
-                    members.append(self.member(source, target, name, reduced_by))
+                    members.append(self.member(source, target, label, reduced_by))
                     targets.append(target)
                 sources.append(source)
             if in_place and len(members) > 1:
-                _check_targets_differ(members, name)
+                _check_targets_differ(members, label)
             rows: Sequence[int] = ()
             if kind == "alltoall":
-                rows = checked_splits(splits, members[0][3][0], process_set.size(), name)
+                rows = checked_splits(splits, members[0][3][0], process_set.size(), label)
             operation = Operation(
                 kind, name, process_set, op, None, prescale, postscale, root, rows, in_place, member_names, family
             )
@@ -217,7 +220,7 @@ class Adapter(ABC, Generic[T]):
             arrivals = targets
             if placement.is_staged:
                 sources, arrivals = self.copies(sources, targets)
-                members = [self.member(*pair, name, reduced_by) for pair in zip(sources, arrivals, strict=True)]
+                members = [self.member(*pair, label, reduced_by) for pair in zip(sources, arrivals, strict=True)]
         except Exception as problem:
             refuse(kind, name, identity, problem)
             raise

@@ -74,7 +74,7 @@ class Named:
 
 
 def difference(first: list[Any], other: list[Any], first_rank: int, rank: int) -> str:
-    """What only one of two ranks has, or the first place where they have the same in another order. Not collective.
+    """What two ranks have in different kinds, or only one of them has, or have in another order. Not collective.
 
     Args:
         first, other: the items of the two ranks, which are not equal.
@@ -84,12 +84,28 @@ def difference(first: list[Any], other: list[Any], first_rank: int, rank: int) -
         first_rank: [item for item in first if item not in other],
         rank: [item for item in other if item not in first],
     }
-    found = [f"only rank {number} has {_shortened(items)}" for number, items in only.items() if items]
+    ours, theirs = (dict(map(_name_and_kind, items)) for items in only.values())
+    both = [name for name in ours if name in theirs]
+    alone = {number: [item for item in items if _name_and_kind(item)[0] not in both] for number, items in only.items()}
+    found = ", ".join(f"only rank {number} has {_shortened(items)}" for number, items in alone.items() if items)
+    if both:
+        name, count = both[0], len(both) - 1
+        more = f", and {count} more differ" if count else ""
+        found = "; " * bool(found) + found
+        return f"{name} is {ours[name]} on rank {first_rank} and {theirs[name]} on rank {rank}{more}{found}"
     if found:
-        return ", ".join(found)
+        return found
     pairs = itertools.zip_longest(first, other, fillvalue="nothing")
-    place, (ours, theirs) = next((place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1])
-    return f"at place {place}, rank {first_rank} has {ours} and rank {rank} has {theirs}"
+    place, (one, another) = next((place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1])
+    return f"at place {place}, rank {first_rank} has {one} and rank {rank} has {another}"
+
+
+def _name_and_kind(item: Any) -> tuple[str, str]:
+    """Of "layer.weight of shape (3,)": "layer.weight" and "of shape (3,)"."""
+    if isinstance(item, Named):
+        return item.name, item.kind
+    name, of, kind = str(item).partition(" of ")
+    return name, (of + kind).strip()
 
 
 def _shortened(items: list[Any]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 
+from horovodish.collectives import comparison
 from horovodish.collectives.process_sets import ProcessSet, checked_id
 from horovodish.collectives.submission import Handle, gather_objects_async
 from horovodish.launch import failures
@@ -68,22 +68,33 @@ def details(own: Checksums, gradients: str, process_set: ProcessSet) -> Handle[d
     return gather_objects_async(own, f"{gradients}: checksums of the parameters, which differ", checked_id(process_set))
 
 
-def warn_of_difference(of_places: dict[int, Checksums], process_set: ProcessSet, remedy: str) -> None:
+def warn_of_difference(
+    of_places: dict[int, Checksums], process_set: ProcessSet, remedy: str, place: failures.Place | None = None
+) -> None:
     """Warn, on the first of the ranks, that they begin to train with different parameters. Not collective.
 
     Args:
         of_places: what `details()` gives.
         process_set: the ranks that reduce.
         remedy: what to do about it.
+        place: the line of the script that trains; None: the one that has called.
     """
     members = process_set.ranks
-    if basics.rank() == members[0]:
-        found = difference({members[place]: checksums for place, checksums in of_places.items()})
-        warnings.warn(
-            f"the ranks begin to train with different parameters: {found} Remedy: {remedy}",
-            RuntimeWarning,
-            stacklevel=failures.users_level(),
-        )
+    if basics.rank() != members[0]:
+        return
+    of_ranks = {members[place]: checksums for place, checksums in of_places.items()}
+    (first, ours), *others = ((rank, _kinds(checksums)) for rank, checksums in of_ranks.items())
+    for rank, theirs in others:
+        if theirs != ours:
+            found = comparison.difference(ours, theirs, first, rank)
+            failures.warn(f"the ranks' models differ: {found}. Remedy: {comparison.SAME_MODEL}", place)
+            return
+    found = difference(of_ranks)
+    failures.warn(f"the ranks begin to train with different parameters: {found} Remedy: {remedy}", place)
+
+
+def _kinds(checksums: Checksums) -> list[comparison.Named]:
+    return [comparison.Named(kind, name) for name, (kind, _) in checksums.items()]
 
 
 def difference(of_ranks: dict[int, Checksums]) -> str:

@@ -32,21 +32,25 @@ class Family(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """A collective: everything but the tensors. The one record of it, from its caller to the engine.
+    """A collective, a send or a receive: everything but the tensors, from its caller to the engine.
 
-    Apart from `splits` and the run of the family it is the same on every rank. A caller leaves out what is to be
-    found out; `Adapter.start` fills in the name, the op and the splits, and checks all of it.
+    Apart from `splits` and the run of the family a collective is the same on every rank. A caller leaves out what is to
+    be found out; `Adapter.start` fills in the name, the op and the splits, and checks all of it.
 
     Attributes:
         kind: a key of `_native.KINDS`.
         name: None: counted.
         process_set: the ranks that take part.
         op, average, prescale_factor, postscale_factor: of a reduction, as for `horovodish.allreduce`.
-        root_rank: of a broadcast.
+        root_rank: of a broadcast; of a send or a receive, the other rank.
         splits: of an alltoall, how many rows go to each rank; None: as many to each.
         in_place: the results are written into the tensors.
         member_names: what messages call each tensor; `name` and a number when not given.
         family: what the operation is a part of; None where it stands alone.
+        by_elements: of an allgather or a reducescatter: a rank's part are elements, cut as evenly as possible and left
+            where they are in the whole. Both addresses of a member are those of the whole; only what a rank has, or
+            gets, is read or written. Otherwise parts are rows.
+        tag: of a send or a receive; the two that belong together have the same.
     """
 
     kind: str
@@ -61,3 +65,5 @@ class Operation(NamedTuple):
     in_place: bool = False
     member_names: Sequence[str] = ()
     family: Family | None = None
+    by_elements: bool = False
+    tag: int = 0

@@ -155,6 +155,7 @@ class InUse:
         number, ranks, listed_ranks, mpi_comm: of the set, as its attributes say.
         region: of shared memory; 0 is the global set's.
         engine_comm: what the engine uses in place of `mpi_comm`.
+        of_members: only its members know it.
     """
 
     number: int
@@ -163,6 +164,7 @@ class InUse:
     mpi_comm: Intracomm | None = None
     region: int = 0
     engine_comm: Intracomm | None = None
+    of_members: bool = False
 
 
 @dataclass
@@ -171,11 +173,23 @@ class Sets:
 
     Attributes:
         in_use: by the object that the user has.
-        next_number: of the set that is added next.
+        next_number: of the set that is added next by all ranks.
+        next_of_members: counts the sets that only their members know and whose first rank this is.
+        lost_regions: that were used by a set which a member has not ended.
     """
 
     in_use: dict[ProcessSet, InUse] = field(default_factory=dict)
     next_number: int = 1
+    next_of_members: int = 0
+    lost_regions: set[int] = field(default_factory=set)
+
+    def used_regions(self) -> list[int]:
+        """The regions of shared memory that no other set may use."""
+        return sorted({each.region for each in self.in_use.values()} | self.lost_regions)
+
+    def of_all_ranks(self) -> dict[ProcessSet, InUse]:
+        """Those that every rank of the world has added."""
+        return {process_set: each for process_set, each in self.in_use.items() if not each.of_members}
 
 
 global_process_set = ProcessSet([0])
@@ -186,7 +200,8 @@ def _set_of(ranks: list[int] | None) -> ProcessSet:
     """The set of these ranks that is in use; all ranks for None; otherwise one that is yet to be added."""
     if ranks is None:
         return global_process_set
-    return next((each for each, added in part(Sets).in_use.items() if added.ranks == ranks), None) or ProcessSet(ranks)
+    known = part(Sets).of_all_ranks().items()
+    return next((each for each, added in known if added.ranks == ranks), None) or ProcessSet(ranks)
 
 
 def check_kind(process_set: object) -> None:
@@ -242,7 +257,8 @@ def _start(_: object) -> None:
 def _stop() -> None:
     sets = part(Sets)
     sets.in_use.clear()
-    sets.next_number = 1
+    sets.next_number, sets.next_of_members = 1, 0
+    sets.lost_regions.clear()
 
 
 basics.follow(started=_start, stopped=_stop)

@@ -35,9 +35,6 @@ class _Session:
     def __init__(self, engine: _native.Engine) -> None:
         self.counters: Counter[tuple[str, int]] = Counter()  # by kind and process set
         self.engine = engine
-        # What the engine still reads or writes, by handle id. A handle may be dropped before its operation is done, so
-        # every submission lets go of what the engine no longer needs.
-        self.kept: dict[int, object] = {}
 
 
 @dataclass
@@ -45,18 +42,6 @@ class _Rank:
     """What a rank submits to: its session, between `init()` and `shutdown()`."""
 
     session: _Session | None = None
-
-
-_abandoned: list[object] = []
-
-
-def keep_for_ever(memory: object) -> None:
-    """Keep memory until the process ends, because MPI may go on reading and writing it. Not collective.
-
-    Args:
-        memory: whatever owns the memory of operations that were abandoned, as a plan says by `memory_abandoned()`.
-    """
-    _abandoned.append(memory)
 
 
 def _running_session() -> _Session:
@@ -71,13 +56,7 @@ def _begin_session(_: object) -> None:
 
 
 def _end_session() -> None:
-    rank = part(_Rank)
-    ended, rank.session = rank.session, None
-    if ended is None:
-        return
-    ended.engine.release_settled(ended.kept)
-    if ended.kept:
-        keep_for_ever(ended.kept)
+    part(_Rank).session = None
 
 
 class Handle(Generic[T]):
@@ -86,20 +65,18 @@ class Handle(Generic[T]):
     It may be dropped: the operation goes on, and its tensors stay alive until it is done.
     """
 
-    __slots__ = ("_current_stream", "_finish", "_kept", "_native", "_value", "name")
+    __slots__ = ("_current_stream", "_finish", "_native", "_value", "name")
 
     def __init__(
         self,
         name: str,
         native: _native.Handle,
         finish: Callable[[_native.Handle], T],
-        kept: dict[int, object],
         current_stream: Callable[[], int] | None = None,
     ):
         self.name = name
         self._native = native
         self._finish = finish
-        self._kept = kept
         self._current_stream = current_stream
         self._value: T = _UNKNOWN
 
@@ -129,17 +106,18 @@ class Handle(Generic[T]):
             ForkedProcessError: in a forked child, when the operation was under way at the fork.
         """
         native = self._native
-        # On a GPU the operation may have been lost since an earlier call.
-        if self._value is not _UNKNOWN and (self._current_stream is None or native.error() is None):
-            return self._value
+        if self._value is not _UNKNOWN:
+            if self._current_stream is None:
+                return self._value
+            if native.error() is None:  # the operation may have been lost since an earlier call
+                native.order_after(self._current_stream())
+                return self._value
         while not native.wait(WAIT_SLICE_SECONDS):
             pass
         error = native.error()
         if self._current_stream is not None and error is None:
             native.order_after(self._current_stream())
-        # A GPU may still use the memory of an operation that failed; the engine says later when it is done.
-        if self._current_stream is None or error is None:
-            native.release(self._kept)
+        native.release()
         if error is not None:
             raise from_native(*error)
         self._value = self._finish(native)
@@ -188,6 +166,18 @@ def synchronize(handle: Handle[T]) -> T:
     return _checked(handle).wait()
 
 
+def cancel(handle: Handle[Any]) -> bool:
+    """Take a send or a receive back that has not begun to move. It then fails. Not collective; does not block.
+
+    Args:
+        handle: of the send or the receive.
+
+    Returns:
+        False if it goes on: it has begun to move or has ended, or is a collective.
+    """
+    return handle._native.cancel()
+
+
 def _checked(handle: Handle[T]) -> Handle[T]:
     if not isinstance(handle, Handle):
         raise TypeError(f"expected a handle from an ..._async function, got {type(handle).__name__}")
@@ -210,6 +200,16 @@ def generated_name(kind: str, process_set_id: int = 0) -> str:
         NotInitializedError: before `init()`.
     """
     return f"{kind}.noname.{counted(kind, process_set_id)}"
+
+
+def shown(name: str) -> str:
+    """What messages call an operation: its name, or where the caller gave none "call 1 of allreduce".
+
+    A name without a number, such as "process group 0.noname.slot 1", is "a call of process group 0".
+    """
+    kind, _, number = name.partition(".noname.")
+    digits = number.partition(".")[0]
+    return f"{f'call {digits}' if digits.isdigit() else 'a call'} of {kind}" if number else name
 
 
 def counted(kind: str, process_set_id: int) -> int:
@@ -330,7 +330,7 @@ class RefuseOnError:
 def refuse(kind: str, name: str, process_set_id: int, problem: Exception) -> None:
     """As `RefuseOnError`, which is slower, once there is a problem."""
     text = str(problem)
-    why = text if text.startswith(f"{name}:") else f"{name}: {text}"
+    why = text if text.startswith((f"{name}:", f"{shown(name)}:")) else f"{shown(name)}: {text}"
     why = why.encode(errors="backslashreplace").decode()  # it may quote a file's name that is no UTF-8
     basics.engine().refuse(_native.KINDS[kind], name, process_set_id, why)
 
@@ -348,7 +348,7 @@ def submit(
     Args:
         operation: what to do, named and checked.
         members: the tensors.
-        keep_alive: whatever owns their memory; referenced until the engine no longer needs it.
+        keep_alive: whatever owns their memory; referenced until nothing uses it any more.
         result: makes the caller's result from the settled native handle; called once, in the thread that waits.
         placement: where the memory is.
         waits: the caller is about to wait, so that the engine's thread need not be woken.
@@ -363,7 +363,22 @@ def submit(
         ValueError: a CUDA graph is being captured, or a factor is no number, or the name no text.
     """
     name: Any  # checked below, if the engine refuses it
-    kind, name, process_set, op, _, prescale_factor, postscale_factor, root, splits, _, member_names, family = operation
+    (
+        kind,
+        name,
+        process_set,
+        op,
+        _,
+        prescale_factor,
+        postscale_factor,
+        root,
+        splits,
+        _,
+        member_names,
+        family,
+        by_elements,
+        tag,
+    ) = operation
     process_set_id: Any = process_set.process_set_id  # a number, because the set is in use
     device, current_stream, _ = placement
     session = _running_session()
@@ -383,7 +398,8 @@ def submit(
             member_names,
             None if current_stream is None else current_stream(),
             family,
-            session.kept,
+            by_elements,
+            tag,
             keep_alive,
         )
     except TypeError:
@@ -392,7 +408,7 @@ def submit(
             _check_factor(prescale_factor, "prescale_factor")
             _check_factor(postscale_factor, "postscale_factor")
         raise
-    return Handle(name, native, result, session.kept, current_stream)
+    return Handle(name, native, result, current_stream)
 
 
 def _check_name(name: object) -> None:

@@ -1,5 +1,6 @@
 #include "c_interface.h"
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -16,15 +17,18 @@ constexpr int kComparedExecution = 2;
 
 using Then = void (*)(void* argument, const Outcome*);
 
-void report(const Handle& handle, Then then, void* argument) {
+void report_error(const char* error_class, const char* message, Then then, void* argument) {
   Outcome outcome;
-  outcome.memory_abandoned = handle.memory_abandoned();
+  outcome.error_class = error_class;
+  outcome.message = message;
+  then(argument, &outcome);
+}
+
+void report(const Handle& handle, Then then, void* argument) {
   if (const Error* error = handle.error()) {
-    outcome.error_class = class_name(error->kind);
-    outcome.message = error->message.c_str();
-    then(argument, &outcome);
-    return;
+    return report_error(class_name(error->kind), error->message.c_str(), then, argument);
   }
+  Outcome outcome;
   std::vector<Output> outputs;
   for (const Handle::Output& output : handle.outputs) {
     outputs.push_back({output.data.get(), output.bytes, output.rows.data(), output.rows.size()});
@@ -32,13 +36,6 @@ void report(const Handle& handle, Then then, void* argument) {
   outcome.outputs = outputs.data();
   outcome.output_count = outputs.size();
   outcome.last_joined = handle.last_joined;
-  then(argument, &outcome);
-}
-
-void report_refusal(const char* error_class, const char* message, Then then, void* argument) {
-  Outcome outcome;
-  outcome.error_class = error_class;
-  outcome.message = message;
   then(argument, &outcome);
 }
 
@@ -61,8 +58,9 @@ bool divide(int64_t rows, const std::vector<int64_t>& splits, int ranks) {
 }
 
 // What is wrong with a submission on this rank alone; empty when nothing is.
-std::string problem(const Submission& submission, const std::vector<int64_t>& splits, const horovodish::Place& place) {
-  const auto kind = static_cast<Kind>(submission.kind);
+std::string problem(const Submission& submission, const std::vector<int64_t>& splits,
+                    const horovodish::RankInGroup& place) {
+  const Kind kind = submission.kind;
   const bool has_rows = kind == Kind::allgather || kind == Kind::alltoall || kind == Kind::reducescatter;
   for (size_t i = 0; i < submission.tensor_count; ++i) {
     if (has_rows && submission.tensors[i].dimensions == 0)
@@ -80,20 +78,20 @@ std::string problem(const Submission& submission, const std::vector<int64_t>& sp
          ", and they add up to " + sum_of(splits);
 }
 
-std::vector<int64_t> splits_of(const Submission& submission, const horovodish::Place& place) {
-  if (static_cast<Kind>(submission.kind) != Kind::alltoall || submission.tensors[0].dimensions == 0) return {};
+std::vector<int64_t> splits_of(const Submission& submission, const horovodish::RankInGroup& place) {
+  if (submission.kind != Kind::alltoall || submission.tensors[0].dimensions == 0) return {};
   if (submission.split_count > 0) return {submission.splits, submission.splits + submission.split_count};
   return std::vector<int64_t>(static_cast<size_t>(place.size), submission.tensors[0].dims[0] / place.size);
 }
 
 // A join is about ranks, not about an operation of its name.
 Family family_of(const Submission& submission) {
-  if (submission.family == nullptr || static_cast<Kind>(submission.kind) == Kind::join) return {};
+  if (submission.family == nullptr || submission.kind == Kind::join) return {};
   return {submission.family, 0, 0, submission.run};
 }
 
-void hand_over(Engine& engine, const Submission& submission, const horovodish::Place& place, Then then,
-               void* argument) {
+void hand_over(Engine& engine, const Submission& submission, const horovodish::RankInGroup& place, Then then,
+               const std::shared_ptr<void>& owner) {
   const std::string name = submission.name;
   // A graph outlives the sets that it was traced for, and their numbers are used again. Number 0 always stands for all ranks.
   if (submission.process_set != 0 && submission.ranks != place.ranks) {
@@ -109,9 +107,9 @@ void hand_over(Engine& engine, const Submission& submission, const horovodish::P
   const std::string wrong = problem(submission, splits, place);
   if (!wrong.empty()) throw std::invalid_argument(name + ": " + wrong);
   auto request = std::make_shared<Request>();
-  request->kind = static_cast<Kind>(submission.kind);
+  request->kind = submission.kind;
   request->name = name;
-  request->op = static_cast<ReduceOp>(submission.op);
+  request->op = submission.op;
   request->prescale = submission.prescale;
   request->postscale = submission.postscale;
   request->root = WorldRank(submission.root);
@@ -121,22 +119,25 @@ void hand_over(Engine& engine, const Submission& submission, const horovodish::P
   request->members.reserve(submission.tensor_count);
   for (size_t i = 0; i < submission.tensor_count; ++i) {
     const Tensor& tensor = submission.tensors[i];
-    add_member(*request, buffers,
-               {member_name(name, i, submission.tensor_count),
-                static_cast<DType>(tensor.dtype),
-                {tensor.dims, tensor.dims + tensor.dimensions}},
-               {static_cast<const std::byte*>(tensor.source), static_cast<std::byte*>(tensor.target), splits});
+    add_member(
+        *request, buffers,
+        {member_name(name, i, submission.tensor_count), tensor.dtype, {tensor.dims, tensor.dims + tensor.dimensions}},
+        {static_cast<const std::byte*>(tensor.source), static_cast<std::byte*>(tensor.target), splits});
   }
+  if (submission.label != nullptr) request->members.front().label = submission.label;
   horovodish::submit(
-      engine, std::move(request), std::move(buffers), submission.process_set,
-      [then, argument](const Handle& handle) { report(handle, then, argument); }, 0, true);
+      engine, std::move(request), std::move(buffers), submission.process_set, owner,
+      [then, owner](const Handle& handle) { report(handle, then, owner.get()); }, 0, true);
 }
 
-void submit(const Submission* submission, Then then, void* argument) {
+void submit(const Submission* submission, Then then, void (*let_go)(void*), void* argument) {
   const std::string name = submission->name;
+  std::unique_ptr<void, void (*)(void*)> unshared(argument, let_go);
+  std::shared_ptr<void> owner;
   try {
+    owner = std::move(unshared);
     const auto engine = running_engine();
-    const horovodish::Place place = engine->place(submission->process_set);
+    const horovodish::RankInGroup place = engine->place(submission->process_set);
     if (place.rank < 0) {
       throw std::invalid_argument(name + ": " + text_of(engine->rank()) + " is not in process set " +
                                   std::to_string(submission->process_set) +
@@ -148,42 +149,27 @@ void submit(const Submission* submission, Then then, void* argument) {
       if (const Comparer compare = comparer_for(key, kComparedExecution)) compare(submission->compared, {});
     }
     try {
-      hand_over(*engine, *submission, place, then, argument);
+      hand_over(*engine, *submission, place, then, owner);
     } catch (const EngineStopped&) {
       throw;
     } catch (const std::exception& error) {
       // The other ranks may wait for this operation.
-      engine->refuse(static_cast<Kind>(submission->kind), name, submission->process_set, error.what(),
-                     family_of(*submission));
+      engine->refuse(submission->kind, name, submission->process_set, error.what(), family_of(*submission));
       throw;
     }
-  } catch (const DuplicateName& error) {
-    report_refusal("DuplicateNameError", error.what(), then, argument);
-  } catch (const EngineStopped& error) {
-    report_refusal("EngineStoppedError", error.what(), then, argument);
-  } catch (const ForkedProcess& error) {
-    report_refusal("ForkedProcessError", error.what(), then, argument);
+  } catch (const EngineError& error) {
+    report_error(class_name(error.kind()), error.what(), then, argument);
   } catch (const std::invalid_argument& error) {
-    report_refusal("ValueError", error.what(), then, argument);
+    report_error("ValueError", error.what(), then, argument);
   } catch (const std::exception& error) {
-    report_refusal("HorovodInternalError", error.what(), then, argument);
+    report_error(class_name(ErrorKind::internal), error.what(), then, argument);
   }
 }
 
-Place place(int process_set) {
+RankInGroup place(int process_set) {
   try {
     const auto engine = running_engine();
-    const horovodish::Place known = engine->place(process_set);
-    return {known.rank, known.size, engine->horovods_gradients()};
-  } catch (const EngineStopped&) {
-    return {};
-  }
-}
-
-Place local_place() {
-  try {
-    const auto engine = running_engine();
-    const horovodish::Place known = engine->local_place();
+    const horovodish::RankInGroup known = process_set == kThisHost ? engine->local_place() : engine->place(process_set);
     return {known.rank, known.size, engine->horovods_gradients()};
   } catch (const EngineStopped&) {
     return {};
@@ -193,7 +179,7 @@ Place local_place() {
 }  // namespace
 
 const Table& table() {
-  static constexpr Table kTable{&submit, &place, &local_place};
+  static constexpr Table kTable{&submit, &place};
   return kTable;
 }
 

@@ -33,6 +33,7 @@ class _State(Protocol):
     _is_interrupted: bool
 
     def _enter_job(self) -> None: ...
+    def _has_parts(self) -> bool: ...
     def _held_commit(self) -> Held | None: ...
     def _copy(self, position: Position, *, waits: bool) -> None: ...
     def _copy_held(self) -> None: ...
@@ -154,7 +155,7 @@ def _agree(state: _State, offers: list[_Offer], start: int) -> tuple[int, int]:
         # A copy is preferred to what a rank holds, because it need not be made.
         order = [(newest is None or offer.position != newest, bool(offer.digest)) for offer in offers]
         root = order.index(min(order))
-        if rank == root and newest is None:
+        if newest is None and (rank == root or state._has_parts()):
             state._copy(new, waits=True)
         elif rank == root and offers[rank].digest:
             state._copy_held()

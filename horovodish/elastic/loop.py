@@ -46,7 +46,7 @@ class _Loop:
 
     Attributes:
         states: that of the last block, and the one before it, in which other ranks may still be.
-        have_begun_again: whether the ranks are others than at the begin of the job.
+        have_begun_again: whether the ranks are others than at the beginning of the job.
         commits: how many this rank had made when the ranks last began again without a cause; None if they never did.
         deferred: a problem at the end of a block, of which the next block recovers.
     """
@@ -61,8 +61,8 @@ class _Loop:
         """A block of this state begins."""
         if State._of_block is not None:
             raise RuntimeError(
-                "a block of hvd.elastic.attempt or run began within another one. A recovery goes back to the begin of "
-                "a block, so put them behind each other"
+                "a block of hvd.elastic.attempt or run began within another one. A recovery goes back to the beginning "
+                "of a block, so put them behind each other"
             )
         if not isinstance(state, State):
             raise TypeError(
@@ -107,7 +107,7 @@ class _Loop:
         try:
             if basics.has_failed():
                 basics.check_no_loss()
-            state._commit(copies=membership.hosts_updated())
+            state._commit(copies=membership.hosts_updated() and not state._has_parts())
         except Exception as problem:
             if not _comes_of_other_ranks(problem):
                 raise
@@ -143,6 +143,10 @@ class _Loop:
             is_told = basics.is_cut_off() or isinstance(problem, HostsUpdatedInterrupt)
             if not (is_told or basics.loss() or membership.can_regroup()):
                 raise problem
+            if not (membership.is_elastic() or membership.can_regroup()):
+                if basics.left_in_order():
+                    raise problem
+                raise membership.cannot_regroup().with_traceback(problem.__traceback__) from None
             commits = None if self.commits is None else State._commits_made - self.commits
             note = _Note(basics.size() if basics.has_engine() else 0, is_told, commits)
             # In this order: regroup() tells the launcher that this rank has left the old world.

@@ -26,12 +26,13 @@ from pathlib import Path
 
 from horovodish import _native, settings
 from horovodish.elastic import recovery
+from horovodish.errors import LaunchError
 from horovodish.launch import run_folder
 from horovodish.mpi import binding
 from horovodish.runtime import basics
 from horovodish.runtime.process import part
 
-__all__ = ["can_regroup", "follow", "hosts_updated", "is_elastic", "regroup", "start", "state_folder"]
+__all__ = ["can_regroup", "cannot_regroup", "follow", "hosts_updated", "is_elastic", "regroup", "start", "state_folder"]
 
 ENDS = 75
 """The exit status of a rank that has left its state for a new process; sysexits.h calls it "try again"."""
@@ -78,13 +79,22 @@ def follow() -> None:
     """From now on, hear what the launcher says. Calling it again does nothing."""
     told = part(_Told)
     if told.follower is None and is_elastic():
-        _native.do_not_finalize_mpi()  # it would wait for ranks that are gone
+        _native.end_without_lost_ranks()
         told.follower = _thread(_listen, "membership", told)
 
 
 def can_regroup() -> bool:
     """Whether these processes can begin again after an error, so that it can be seen whether it comes again."""
     return basics.mpi_enabled() and binding.tolerates_faults()
+
+
+def cannot_regroup() -> LaunchError:
+    """The error of ranks that were started without what lets them go on after a loss."""
+    size = basics.size()
+    return LaunchError(
+        f"the ranks cannot go on without a lost one, because they were started without --min-np: {basics.loss()}\n"
+        f"Remedy: horovodish run -np {size} --min-np {size - 1} ..."
+    )
 
 
 def regroup(keep: Callable[[], None]) -> None:
@@ -112,6 +122,7 @@ def regroup(keep: Callable[[], None]) -> None:
         elif word == "end":
             keep()
             gc.freeze()  # to look for cycles at the end takes nearly a second of a core, which new processes need
+            basics.end_for_others()
             raise SystemExit(ENDS)
 
 

@@ -19,7 +19,8 @@ import os
 import pickle
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,8 +130,9 @@ class Memory:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # then modules may be gone, and the system closes files
+            self.close()
 
     @property
     def newest(self) -> Position | None:

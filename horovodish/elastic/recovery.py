@@ -69,7 +69,7 @@ def surviving_communicator() -> Intracomm:
         last.control.Revoke()
         thread.join(last.start_timeout_seconds - _REVOKE_AFTER_SECONDS)
     if not ends:
-        _native.do_not_finalize_mpi()  # the thread stays in it
+        _native.end_without_lost_ranks()  # MPI_Finalize would wait for the thread
         raise LaunchError(
             f"not every rank that is left called surviving_communicator() within {last.start_timeout_seconds} seconds: "
             "one is stopped, or busy with something else. HOROVODISH_START_TIMEOUT_SECONDS gives them more time"

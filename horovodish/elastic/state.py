@@ -19,7 +19,8 @@ import numpy as np
 
 from horovodish.elastic import exchange, membership, snapshots
 from horovodish.elastic.copies import Copies
-from horovodish.elastic.memory import FREE_COPY_SECONDS, SHARE_OF_TIME, Position
+from horovodish.elastic.memory import FREE_COPY_SECONDS, SHARE_OF_TIME, Position, Schedule
+from horovodish.elastic.parts import copy_together
 from horovodish.errors import HostsUpdatedInterrupt
 from horovodish.gradients import windows
 from horovodish.runtime import basics
@@ -61,6 +62,7 @@ class State:
         self._is_interrupted = False  # by new hosts
         self._skipped = 0  # commits in a row that were within a window
         self._holding = _Budget()
+        self._together = Schedule()  # where each rank has a part; the same on all ranks
         for name, value in attributes.items():
             setattr(self, name, value)
 
@@ -81,7 +83,7 @@ class State:
             HostsUpdatedInterrupt: as `check_host_updates()`.
         """
         self._check_commits()
-        if self._commit(copies=membership.hosts_updated()):
+        if self._commit(copies=membership.hosts_updated() and not self._has_parts()):
             self.check_host_updates()
 
     def save(self) -> None:
@@ -208,6 +210,13 @@ class State:
         """Whether gradients were accumulated that have not had their effect yet."""
         return windows.any_open()
 
+    def _has_parts(self) -> bool:
+        """Whether other ranks have parts of the state, so that all ranks copy it together."""
+        return False
+
+    def _gather_parts(self, roots: Sequence[int]) -> None:
+        """Give these ranks the parts of all, until the next call. Collective; blocks."""
+
     def _still_held(self, held: list[snapshots.Held]) -> list[snapshots.Held]:
         """Those of the commits before that are worth holding beside a new one."""
         return []
@@ -253,7 +262,10 @@ class State:
         start, worlds, last = self._position
         position = start, worlds, last + 1
         self._held = self._still_held(self._held)
-        if copies or self._copies.memory.schedule.is_due(last + 1):
+        if self._has_parts():
+            if copies or self._together.is_due(last + 1):
+                self._copy(position, waits=True)
+        elif copies or self._copies.memory.schedule.is_due(last + 1):
             self._copy(position, waits=copies)
         elif self._holding.allows():
             with self._holding.spent():
@@ -264,8 +276,14 @@ class State:
         return True
 
     def _copy(self, position: Position, *, waits: bool) -> None:
-        """Copy the live state."""
+        """Copy the live state. Collective where each rank has a part of it."""
         self._finish()
+        if self._has_parts():
+            self._together = copy_together(self, position, self._together)
+        else:
+            self._write(position, waits=waits)
+
+    def _write(self, position: Position, *, waits: bool) -> None:
         self._copies.write(position, lambda: snapshots.pickled(self, self._live), waits=waits)
 
     def _hold(self, position: Position) -> None:
@@ -290,7 +308,7 @@ class State:
 
     def _renumber(self, old: Position | None, new: Position) -> None:
         """The ranks agree that a commit has another position; None: there was none."""
-        self._position = new
+        self._position, self._together = new, Schedule()
         if old is not None:
             self._copies.renumber(old, new)
             for held in self._held:

@@ -14,7 +14,7 @@ from horovodish import _native
 from horovodish.collectives.devices import Placement
 from horovodish.collectives.operation import Member, Operation
 from horovodish.collectives.process_sets import checked_id
-from horovodish.collectives.submission import WAIT_SLICE_SECONDS, keep_for_ever, refuse
+from horovodish.collectives.submission import WAIT_SLICE_SECONDS, refuse
 from horovodish.errors import from_native
 from horovodish.gradients.options import GradientOptions
 from horovodish.runtime import basics
@@ -27,13 +27,15 @@ class Bucket(NamedTuple):
 
     Attributes:
         name: of the operation.
-        labels: of the gradients, for messages.
+        labels: of the gradients, the same on every rank.
+        shown: what messages of this rank call them; empty where they use the label.
         tensors: what travels instead of each gradient.
         absent: the places of those that this rank does not have. Their tensors are zeros.
     """
 
     name: str
     labels: list[str]
+    shown: list[str]
     tensors: list[Any]
     absent: frozenset[int] = frozenset()
 
@@ -90,9 +92,9 @@ def reduce_at_once(name: str, buckets: Sequence[Bucket], options: GradientOption
     labels = [[name + label for label in bucket.labels] for bucket in buckets]
     memories = _memories(name, labels, buckets, options, adapter)
     members = [
-        (label, dtype, shape, number)
-        for number, (its, memory) in enumerate(zip(labels, memories, strict=True))
-        for label, (_, _, dtype, shape) in zip(its, memory.members, strict=True)
+        (f"{label}\t{shown}", dtype, shape, number)
+        for number, (its, bucket, memory) in enumerate(zip(labels, buckets, memories, strict=True))
+        for label, shown, (_, _, dtype, shape) in zip(its, bucket.shown, memory.members, strict=True)
     ]
     devices = [memory.placement.device for memory in memories]
     factors = options.prescale_factor, options.postscale_factor
@@ -102,7 +104,7 @@ def reduce_at_once(name: str, buckets: Sequence[Bucket], options: GradientOption
         while not plan.wait(WAIT_SLICE_SECONDS):
             pass
     except BaseException:  # Ctrl-C, for one: what was submitted goes on
-        keep_for_ever(memories)
+        plan.keep(memories)
         raise
     _finish(plan, memories)
     nowhere, numbers = set(plan.absent_everywhere()), itertools.count()
@@ -146,8 +148,7 @@ def _finish(plan: _native.BucketPlan, memories: Sequence[Memory]) -> None:
     streams = [memory.placement.current_stream for memory in memories if memory.placement.current_stream is not None]
     error = plan.error()
     if error is not None:
-        if streams or plan.memory_abandoned():  # a GPU or MPI may still use it
-            keep_for_ever(memories)
+        plan.keep(memories)
         raise from_native(*error)
     for current_stream in streams[:1]:  # a rank uses one GPU
         plan.order_after(current_stream())

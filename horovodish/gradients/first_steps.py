@@ -10,13 +10,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 from horovodish import _native
 from horovodish.collectives.consistency import Checksums
 from horovodish.collectives.process_sets import ProcessSet, checked_id
-from horovodish.collectives.submission import Handle, counted
+from horovodish.collectives.submission import counted, gather_objects_async
 from horovodish.errors import HorovodInternalError, NotInitializedError
-from horovodish.gradients.layouts import Comparison, compare_layouts, warn_of
+from horovodish.gradients.layouts import compare_layouts, difference_of_models, warn_of
+from horovodish.launch.failures import Place, place_in_script
 from horovodish.runtime import basics
 
 THREAD = "horovodish-compare"
@@ -30,8 +32,34 @@ readers: dict[str, Callable[[str, list[int]], None]] = {}
 _threads: list[threading.Thread] = []
 
 
-def count(name: str, process_set: ProcessSet, number: int, checksums: Callable[[], Checksums], remedy: str) -> None:
+class Model(NamedTuple):
+    """What a rank trains.
+
+    Attributes:
+        kin: what to call it, the same on every rank.
+        names, shapes: of the parameters.
+        operations: the names of the reductions of their gradients, which follow from the model.
+    """
+
+    kin: str
+    names: list[str]
+    shapes: list[str]
+    operations: list[str]
+
+
+def count(
+    name: str,
+    process_set: ProcessSet,
+    number: int,
+    checksums: Callable[[], Checksums],
+    remedy: str,
+    place: Place | None = None,
+    model: Model | None = None,
+) -> None:
     """Count a reduction, and compare the parameters if it has this number. Collective; does not block.
+
+    With the first one the ranks compare their models, if these are given. Where they differ, the reductions of the
+    ranks have names of their own, so that none would find its partners. Each rank refuses those of the others.
 
     A rank that had joined goes on from the counts of the others, so that all ranks compare at the same reduction.
 
@@ -41,23 +69,39 @@ def count(name: str, process_set: ProcessSet, number: int, checksums: Callable[[
         number: of the reduction at which they compare, from 1.
         checksums: gives those of this rank's parameters. If it gives none, no rank warns.
         remedy: what to do if the parameters differ.
+        place: the line of the script that trains; None: the one that it is in.
+        model: what this rank trains. Every rank gives it or none does.
 
     Raises:
         HorovodInternalError, NotInitializedError: the reduction fails as well.
         RuntimeError: the interpreter ends, and takes no more threads.
     """
-    if counted(f"parameters of {name}", checked_id(process_set)) != number:
-        return
-    own = checksums()
-    comparison = compare_layouts([], name, process_set, own or None)
-    thread = threading.Thread(target=_warn, args=(comparison, own, name, process_set, remedy), name=THREAD, daemon=True)
+    identity = checked_id(process_set)
+    nth = counted(f"parameters of {name}", identity)
+    if nth == 1 and model is not None:
+        gathered = gather_objects_async(model, f"{model.kin} {counted(model.kin, identity)}: models", identity)
+        _in_a_thread(lambda: _refuse_others(gathered.wait(), model, process_set))
+    if nth == number:
+        own = checksums()
+        comparison, at = compare_layouts([], name, process_set, own or None), place or place_in_script()
+        _in_a_thread(lambda: warn_of(comparison.wait(), own, name, process_set, remedy, at))
+
+
+def _in_a_thread(function: Callable[[], None]) -> None:
+    def run() -> None:
+        with suppress(HorovodInternalError, NotInitializedError):  # the reduction fails as well, and says why
+            function()
+
+    thread = threading.Thread(target=run, name=THREAD, daemon=True)
     thread.start()
     _threads.append(thread)
 
 
-def _warn(comparison: Handle[Comparison], own: Checksums, name: str, process_set: ProcessSet, remedy: str) -> None:
-    with suppress(HorovodInternalError, NotInitializedError):  # the reduction fails as well, and says why
-        warn_of(comparison.wait(), own, name, process_set, remedy)
+def _refuse_others(of_places: dict[int, Model], own: Model, process_set: ProcessSet) -> None:
+    text = difference_of_models({place: (each.names, each.shapes) for place, each in of_places.items()}, process_set)
+    others = {operation for each in of_places.values() for operation in each.operations} if text else set()
+    for operation in sorted(others - {*own.operations}):
+        basics.engine().refuse(_native.KINDS["allreduce"], operation, checked_id(process_set), text)
 
 
 def _called(described: str, addresses: list[int]) -> None:

@@ -7,24 +7,25 @@ of each gradient with its bucket whether it is absent (`at_once.py`), and a spar
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from horovodish.collectives.array_adapter import ARRAYS
-from horovodish.collectives.comparison import SAME_MODEL, difference
+from horovodish.collectives.comparison import SAME_MODEL, Named, difference
 from horovodish.collectives.consistency import Checksums, are_equal, details, summands, warn_of_difference
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, checked_id
 from horovodish.collectives.reduce_ops import Sum
 from horovodish.collectives.submission import Handle, gather_objects
 from horovodish.errors import MismatchError
+from horovodish.launch.failures import Place
 from horovodish.runtime import basics
 from horovodish.runtime.process import part
 
-__all__ = ["Compared", "Comparison", "Layout", "compare_layouts", "compared", "warn_of"]
+__all__ = ["Compared", "Comparison", "Layout", "compare_layouts", "compared", "difference_of_models", "warn_of"]
 
 
 class Layout(IntEnum):
@@ -41,16 +42,22 @@ class Comparison(NamedTuple):
     Attributes:
         layouts: for each gradient, SPARSE if any rank has a sparse one, DENSE if any has a dense one, else ABSENT.
         ranks: how many have taken part, without those that have joined.
+        is_one_model: whether these train parameters of the same shapes.
         differs: whether all ranks of the process set have given checksums, and these were not equal.
     """
 
     layouts: list[Layout]
     ranks: int
+    is_one_model: bool
     differs: bool
 
 
 def compare_layouts(
-    layouts: Sequence[Layout], gradients: str, process_set: ProcessSet, checksums: Checksums | None = None
+    layouts: Sequence[Layout],
+    gradients: str,
+    process_set: ProcessSet,
+    checksums: Checksums | None = None,
+    shapes: Sequence[str] = (),
 ) -> Handle[Comparison]:
     """Find out which layouts the gradients have on any rank. Collective; does not block.
 
@@ -59,50 +66,94 @@ def compare_layouts(
         gradients: what they are called, the same on every rank.
         process_set: the ranks that compare.
         checksums: of what ought to be equal on the ranks, if this rank gives them. Other ranks may not.
+        shapes: of the parameters, where the caller knows them. Every rank gives them or none does.
     """
     given = [0] * 5 if checksums is None else [1, *summands(checksums)]
 
     def result(sums: Sequence[Any], _: object) -> Comparison:
         numbers = sums[0].tolist()
-        totals, (ranks, gave, *summed) = numbers[: len(layouts)], numbers[len(layouts) :]
+        totals, (ranks, *rest) = numbers[: len(layouts)], numbers[len(layouts) :]
+        of_shapes, (gave, *summed) = rest[:4], rest[4:]
         found = [Layout.SPARSE if total >= Layout.SPARSE else Layout(min(total, 1)) for total in totals]
-        return Comparison(found, ranks, gave == process_set.size() and not are_equal(summed, gave))
+        differs = gave == process_set.size() and not are_equal(summed, gave)
+        return Comparison(found, ranks, are_equal(of_shapes, ranks), differs)
 
     name = f"{gradients}, which the ranks compare first"
-    own = np.array([*layouts, 1, *given], np.int64)
+    own = np.array(
+        [*layouts, 1, *summands({str(index): (each, 0) for index, each in enumerate(shapes)}), *given], np.int64
+    )
     return ARRAYS.start(Operation("allreduce", name, process_set, Sum), [own], result)
 
 
 def compared(
-    comparison: Handle[Comparison], names: Sequence[str], gradients: str, process_set: ProcessSet
+    comparison: Handle[Comparison],
+    names: Sequence[str],
+    gradients: str,
+    process_set: ProcessSet,
+    shapes: Sequence[str] = (),
 ) -> Comparison:
     """What the ranks have found out. Collective; blocks.
 
     Args:
         comparison: what `compare_layouts` gives.
-        names: of the gradients, for the message; a parameter may have another name on each rank.
-        gradients, process_set: as for `compare_layouts`.
+        names: of the parameters, for the message; a parameter may have another name on each rank.
+        gradients, process_set, shapes: as for `compare_layouts`.
 
     Raises:
-        MismatchError: the ranks have different numbers of gradients. Every rank raises it.
+        MismatchError: the ranks have different numbers of gradients, or other shapes. Every rank raises it.
     """
+    problem = None
     try:
-        return comparison.wait()
-    except MismatchError:  # on every rank
-        of_places = gather_objects([*names], f"{gradients}: names of the parameters", checked_id(process_set))
-        ranks, (first, *others) = process_set.ranks, of_places
-        ours = of_places[first]
-        for place in others:
-            if len(theirs := of_places[place]) != len(ours):
-                raise MismatchError(
-                    f"the ranks' models differ: rank {ranks[first]} trains {len(ours)} parameters, rank "
-                    f"{ranks[place]} trains {len(theirs)}: {difference(ours, theirs, ranks[first], ranks[place])}. "
-                    f"Remedy: {SAME_MODEL}"
-                ) from None
-        raise
+        found = comparison.wait()
+    except MismatchError as error:  # on every rank
+        problem = error
+    else:
+        if found.is_one_model:
+            return found
+    own = [*names], [*shapes]
+    of_places = gather_objects(own, f"{gradients}: names of the parameters", checked_id(process_set))
+    text = difference_of_models(of_places, process_set)
+    raise problem if problem and not text else MismatchError(text) from None
 
 
-def warn_of(comparison: Comparison, checksums: Checksums, gradients: str, process_set: ProcessSet, remedy: str) -> None:
+def difference_of_models(of_places: Mapping[int, tuple[list[str], list[str]]], process_set: ProcessSet) -> str:
+    """What to say of ranks that have built different models; empty if they have built the same. Not collective.
+
+    Args:
+        of_places: the names and the shapes of the parameters that each rank trains, by its place in the set. The names
+            of parameters may differ.
+        process_set: the ranks.
+    """
+    ranks, (first, *others) = process_set.ranks, of_places
+    names, shapes = of_places[first]
+    for place in others:
+        their_names, their_shapes = of_places[place]
+        pair = ranks[first], ranks[place]
+        if len(names) != len(their_names):
+            found = f"rank {pair[0]} trains {len(names)} parameter{'s' * (len(names) > 1)}, "
+            found += f"rank {pair[1]} trains {len(their_names)}: "
+            found += difference(names, their_names, *pair)
+        elif shapes != their_shapes:
+            found = difference(_named(names, shapes), _named(their_names, their_shapes), *pair)
+        else:
+            continue
+        return f"the ranks' models differ: {found}. Remedy: {SAME_MODEL}"
+    return ""
+
+
+def _named(names: Sequence[str], shapes: Sequence[str]) -> list[Named]:
+    pairs = enumerate(zip(names, shapes, strict=True))
+    return [Named(f"of shape {shape}", f"variable {index} '{name}'") for index, (name, shape) in pairs]
+
+
+def warn_of(
+    comparison: Comparison,
+    checksums: Checksums,
+    gradients: str,
+    process_set: ProcessSet,
+    remedy: str,
+    place: Place | None = None,
+) -> None:
     """Warn if the ranks have found that their parameters differ. Collective; blocks.
 
     Args:
@@ -110,9 +161,10 @@ def warn_of(comparison: Comparison, checksums: Checksums, gradients: str, proces
         checksums: of this rank.
         gradients, process_set: as for `compare_layouts`.
         remedy: what to do about it.
+        place: the line of the script that trains; None: the one that has called.
     """
     if comparison.differs:
-        warn_of_difference(details(checksums, gradients, process_set).wait(), process_set, remedy)
+        warn_of_difference(details(checksums, gradients, process_set).wait(), process_set, remedy, place)
 
 
 class Compared:

@@ -20,6 +20,7 @@ from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, check_kind, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp, chosen_op
 from horovodish.gradients.compression import Compressor, NoneCompressor, check_compression
+from horovodish.gradients.shards import checked_cut, checked_way
 from horovodish.runtime import basics
 
 if TYPE_CHECKING:
@@ -127,8 +128,49 @@ class ModelOptions(ReductionOptions, total=False):
     ]
 
 
-class TorchOptions(ModelOptions, OptimizerOptions, total=False):
+class ShardOptions(TypedDict, total=False):
+    """Of optimizers whose state the ranks can share."""
+
+    shard: Annotated[
+        str,
+        Option(
+            "",
+            'with "states", each rank keeps the state of its part of the parameters, and steps that (ZeRO-1). With '
+            '"gradients", it keeps the reduced gradients of its part only, too (ZeRO-2).',
+            checked_way,
+        ),
+    ]
+
+
+class PlacedShardOptions(ShardOptions, total=False):
+    """Of optimizers whose state the ranks can share in several ways."""
+
+    shard_by: Annotated[
+        str,
+        Option(
+            "element",
+            'with "element", the ranks have equally many elements of each bucket. With "parameter", each parameter is '
+            "one rank's as a whole, for optimizers such as LAMB and Muon that look at whole tensors.",
+            checked_cut,
+        ),
+    ]
+    shard_set: Annotated[
+        ProcessSet | None,
+        Option(
+            None,
+            "the ranks that share the state with this one, such as those of its host; each such set has the whole. "
+            "Each rank passes its own set. The sets are of one size, and together all that reduce.",
+            lambda shard_set: shard_set and _checked_process_set(shard_set),
+        ),
+    ]
+
+
+class TorchOptions(ModelOptions, OptimizerOptions, PlacedShardOptions, total=False):
     """Of optimizers of PyTorch."""
+
+
+class JaxOptions(OptimizerOptions, ShardOptions, total=False):
+    """Of optimizers of optax."""
 
 
 class TapeOptions(ModelOptions, total=False):
@@ -198,6 +240,7 @@ def takes(kind: Any, in_order: str = "") -> Callable[[Function], Function]:
             for name in options.keys() - signature.parameters.keys():
                 nearest = difflib.get_close_matches(name, signature.parameters, n=1)
                 hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+                hint = "; only other frameworks take it" if name in OPTIONS else hint
                 raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")
             try:
                 bound = signature.bind(*arguments, **options)
@@ -250,6 +293,9 @@ class GradientOptions:
     passes: int
     process_set: ProcessSet
     scale_local_gradients: bool
+    shard: str
+    shard_by: str
+    shard_set: ProcessSet | None
 
     @classmethod
     def checked(cls, **options: Unpack[AnyOptions]) -> GradientOptions:
@@ -263,6 +309,9 @@ class GradientOptions:
         factor = values["gradient_predivide_factor"]
         if factor != 1.0 and values["op"] is not Average:
             raise ValueError(f"gradient_predivide_factor={factor} needs op=Average")
+        for name in ("shard_by", "shard_set"):
+            if name in options and not values["shard"]:
+                raise ValueError(f'{name}= needs shard="states" or shard="gradients"')
         return cls(
             values,
             values["op"],
@@ -274,6 +323,9 @@ class GradientOptions:
             values["backward_passes_per_step"],
             values["process_set"],
             values["scale_local_gradients"],
+            values["shard"],
+            values["shard_by"],
+            values["shard_set"],
         )
 
     @property

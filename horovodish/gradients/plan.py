@@ -34,7 +34,9 @@ __all__ = [
     "Payload",
     "Reduced",
     "backward_buckets",
+    "name_of",
     "plan_buckets",
+    "shape_of",
 ]
 
 K = TypeVar("K")
@@ -256,6 +258,7 @@ class GradientPlan:
         adapter: GradientAdapter,
         label: Callable[[int, Any], str] = lambda index, _: f", variable {index}",
         remedy: str = "",
+        kin: str = "",
     ):
         """
         Args:
@@ -263,12 +266,15 @@ class GradientPlan:
             adapter: of the framework.
             label: what to call the gradient with this number and source, the same on every rank.
             remedy: what to do if the ranks begin with different parameters.
+            kin: what to call all reductions whose names follow from their variables, which then tell the ranks'
+                reductions apart where their models differ. Empty: the names do not.
         """
         self.options = options
         self.local: list[Any] = []
         self._adapter = adapter
         self._label = label
         self._remedy = remedy
+        self._kin = kin
 
     def reduce(self, name: str, gradients: Sequence[Any], sources: Sequence[Any] | None) -> list[Any]:
         """The gradients of all ranks. Collective; blocks unless a program is traced.
@@ -293,12 +299,13 @@ class GradientPlan:
         known = gradients if sources is None else sources
         own = self._shared(results, known)
         labels = {index: self._label(index, known[index]) for index in own}
+        names = {index: "" if sources is None else name_of(sources[index]) for index in own}
         layouts = has = {index: self._layout(gradient) for index, gradient in own.items()}
         key: Hashable = None
         if sources is not None and adapter.may_differ and not adapter.is_traced(gradients):
             # The labels are in the key because the ranks compare anew when other variables are trained.
             key = name, checked_id(self.options.process_set), self.options.sparse_as_dense, *labels.values()
-            layouts = self._agreed(key, layouts, labels, sources, name)
+            layouts = self._agreed(key, layouts, labels, names, sources, name)
             alike = {
                 index: self._alike(gradient, sources[index], layouts[index])
                 if gradient is None or layouts[index] is not has[index]
@@ -309,7 +316,7 @@ class GradientPlan:
             alike = {index: gradient for index, gradient in own.items() if gradient is not None}
         absent = {index for index in alike if own[index] is None}
         dense = {index: gradient for index, gradient in alike.items() if layouts[index] is not Layout.SPARSE}
-        reduced, any_joined = self._reduce_dense(name, dense, absent, known, labels)
+        reduced, any_joined = self._reduce_dense(name, dense, absent, known, labels, names)
         if not any_joined and any(layouts[index] is Layout.ABSENT and reduced[index] is not None for index in dense):
             # All ranks have seen a gradient come which none had when they compared.
             part(Compared).layouts.pop(key, None)
@@ -321,7 +328,13 @@ class GradientPlan:
         return results
 
     def _reduce_dense(
-        self, name: str, gradients: dict[int, Any], absent: set[int], sources: Sequence[Any], labels: dict[int, str]
+        self,
+        name: str,
+        gradients: dict[int, Any],
+        absent: set[int],
+        sources: Sequence[Any],
+        labels: dict[int, str],
+        names: dict[int, str],
     ) -> tuple[dict[int, Any], bool]:
         """Reduce dense gradients in buckets, and say whether a rank had joined. Collective."""
         adapter, compression = self._adapter, self.options.compression
@@ -336,7 +349,7 @@ class GradientPlan:
         tuner = self._tuner(name, adapter.is_traced([*gradients.values()]))
         tuning = tuner.tuning if tuner else Tuning.of(basics.running().settings)
         members = backward_buckets(payloads, tuning.fusion_threshold_mb)
-        buckets = [_bucket(name, bucket, labels, travelling, absent) for bucket in members]
+        buckets = [_bucket(name, bucket, labels, names, travelling, absent) for bucket in members]
         tensors, any_joined = adapter.reduce(name, buckets, self.options)
         results = {
             index: None if tensor is None else compression.decompress(tensor, travelling[index][1])
@@ -364,9 +377,16 @@ class GradientPlan:
         return self._adapter.is_traced(gradients)
 
     def compare_parameters(self, name: str, sources: Sequence[Any]) -> None:
-        """Warn if the ranks have different parameters. Collective; blocks, also while a program is traced."""
-        if own := self.checksums(sources):
-            self._warn(compare_layouts([], name, self.options.process_set, own).wait(), own, name)
+        """Warn if the ranks have different parameters. Collective; blocks, also while a program is traced.
+
+        Raises:
+            MismatchError: they have parameters of other shapes, or more of them. Every rank raises it.
+        """
+        own, process_set, local = self.checksums(sources), self.options.process_set, set(map(id, self.local))
+        shared = [source for source in sources if id(source) not in local]
+        shapes = [*map(shape_of, shared)]
+        comparison = compare_layouts([], name, process_set, own or None, shapes)
+        self._warn(compared(comparison, [*map(name_of, shared)], name, process_set, shapes), own, name)
 
     def with_parameters(self, name: str, gradients: Sequence[Any], sources: Sequence[Any], values: Any) -> list[Any]:
         """The gradients, with which the values of their variables are compared in a program that gets these."""
@@ -388,17 +408,26 @@ class GradientPlan:
         }
 
     def _agreed(
-        self, key: Hashable, layouts: dict[int, Layout], labels: dict[int, str], sources: Sequence[Any], name: str
+        self,
+        key: Hashable,
+        layouts: dict[int, Layout],
+        labels: dict[int, str],
+        names: dict[int, str],
+        sources: Sequence[Any],
+        name: str,
     ) -> dict[int, Layout]:
         """The layouts that the gradients have on any rank, as far as the ranks have compared them. Collective; blocks
         in the first reductions and after one that brought a gradient which no rank had before."""
         process_set, known = self.options.process_set, part(Compared).layouts
         compares = counted(f"reductions of {name}", checked_id(process_set)) == COMPARED_REDUCTION
         if key not in known or compares:
+            if self._kin:
+                name = f"{self._kin} {counted(self._kin, checked_id(process_set))}"
             checksums = self.checksums(sources) if compares else None
-            names = [_name(sources[index]) or label for index, label in labels.items()]
-            comparison = compare_layouts([*layouts.values()], name, process_set, checksums)
-            found = compared(comparison, names, name, process_set)
+            shown = [names[index] or label for index, label in labels.items()]
+            shapes = [shape_of(sources[index]) for index in labels]
+            comparison = compare_layouts([*layouts.values()], name, process_set, checksums, shapes)
+            found = compared(comparison, shown, name, process_set, shapes)
             if found.ranks < process_set.size():  # a rank that has joined does not hear of it, and may come back
                 return dict(zip(layouts, found.layouts, strict=True))
             known[key] = found.layouts
@@ -425,21 +454,32 @@ class GradientPlan:
 
 
 def _bucket(
-    name: str, members: Sequence[int], labels: dict[int, str], travelling: dict[int, tuple[Any, Any]], absent: set[int]
+    name: str,
+    members: Sequence[int],
+    labels: dict[int, str],
+    names: dict[int, str],
+    travelling: dict[int, tuple[Any, Any]],
+    absent: set[int],
 ) -> Bucket:
     more = f" and {len(members) - 1} more" if len(members) > 1 else ""
     return Bucket(
         f"{name}{labels[members[0]]}{more}",
         [labels[index] for index in members],
+        [names[index] for index in members],
         [travelling[index][0] for index in members],
         frozenset(place for place, index in enumerate(members) if index in absent),
     )
 
 
 def _label(index: int, source: Any) -> str:
-    return f"variable {index} '{_name(source)}'"
+    return f"variable {index} '{name_of(source)}'"
 
 
-def _name(source: Any) -> str:
+def name_of(source: Any) -> str:
     """What the user calls a parameter; empty if it has no name."""
     return str(getattr(source, "path", None) or getattr(source, "name", ""))
+
+
+def shape_of(source: Any) -> str:
+    """Of a variable or a tensor; empty for what has none."""
+    return str(getattr(source, "shape", ""))

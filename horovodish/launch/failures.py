@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import _sitebuiltins
+import functools
 import json
 import os
+import re
+import reprlib
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Callable
+from contextlib import redirect_stderr, suppress
+from io import StringIO
 from opcode import opmap
-from traceback import format_exception
 from types import FrameType, TracebackType
+from typing import Any, NamedTuple, NoReturn
 
 from horovodish import errors
-from horovodish.errors import EngineStoppedError, RankLostError
+from horovodish.errors import EngineStoppedError, RankLostError, StallError
 from horovodish.launch import run_folder
+from horovodish.settings import AT_END
 
 REPORT_BYTES = 65_000
 """How long a report to the launcher can be: a message to it has 64 KiB."""
 LONGEST = 10_000
 """How many characters of an error and of its traceback a report has at most."""
+PLACE = 300
+"""How many characters the name of a file and its line have at most in a report."""
 
 _FOLDED = ("horovodish", "contextlib")
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
@@ -26,10 +37,28 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 reason: str | None = None
 """Why this process ends early, once it does: "raised ValueError: ..."."""
 
+exited = ""
+"""The call by which the script ends this process, once it does: "sys.exit(3) in a.py:19"."""
+exit_status = 0
+"""The status."""
+
+
+class Place(NamedTuple):
+    """A line of a script."""
+
+    file: str
+    line: int
+
+
 _hook: Callable[[type[BaseException], BaseException, TracebackType | None], object] | None = None
 
 
-def watch(rank: Callable[[], int | None], loss: Callable[[], str], left_in_order: Callable[[], bool]) -> None:
+def watch(
+    rank: Callable[[], int | None],
+    loss: Callable[[], str],
+    left_in_order: Callable[[], bool],
+    quoted: Callable[[str], Exception | None],
+) -> None:
     """From now on, note such an exception, besides what `sys.excepthook` does.
 
     Calling it again does nothing, unless the script has set `sys.excepthook` since.
@@ -38,11 +67,15 @@ def watch(rank: Callable[[], int | None], loss: Callable[[], str], left_in_order
         rank: gives the rank of this process, or None when it is none.
         loss: gives what the engine or the launcher says of the rank that was lost, or nothing.
         left_in_order: whether that rank has raised nothing, so that the traceback of this one matters.
+        quoted: gives the error of the engine that is part of a text.
     """
     global _hook
     previous, process = sys.excepthook, os.getpid()
     if previous is _hook:
         return
+    sys.exit = _exit
+    quitter: Any = _sitebuiltins.Quitter
+    quitter.__call__ = _quit
 
     def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
         global reason
@@ -56,18 +89,21 @@ def watch(rank: Callable[[], int | None], loss: Callable[[], str], left_in_order
         is_consequence = any(says_so(each, lost) for each in chain(value))
         says_where = not is_consequence or left_in_order()
         is_left_to_launcher = is_usual and says_where
+        if is_usual and (own_error := _unwrapped(value, quoted)):
+            value, kind, traceback = own_error, type(own_error), own_error.__traceback__
         because = f", because {lost}" if lost and isinstance(value, EngineStoppedError) else ""
         what = f"{value}{because}"
-        if is_consequence and says_where and (place := _place(traceback)):
-            first, *rest = what.split("\n", 1)
-            what = "\n".join([f"{first}; {place} waits for it", *rest])
+        has_waited = any(isinstance(each, StallError) for each in chain(value)) or (is_consequence and says_where)
+        place = _place(traceback) if has_waited else ""
         error = _encodable(f"{kind.__name__}: {what}")
         for each in chain(value):
             if _is_worded_here(each):
                 each.__traceback__ = _folded(each.__traceback__)
         traceback = value.__traceback__
-        text = _encodable("".join(format_exception(kind, value, traceback))) if is_left_to_launcher else ""
-        is_told = own is not None and run_folder.report(_encoded(time.time(), error, text, is_consequence))
+        text = _encodable(_printed(kind, value, traceback)) if is_left_to_launcher else ""
+        if suggestion := re.search(r"\. Did you mean: .*\?$", text.rstrip("\n")):
+            error += suggestion[0]
+        is_told = own is not None and run_folder.report(_encoded(time.time(), error, text, is_consequence, place))
         if own is not None and says_so(value, lost) and not says_where:
             # The traceback that matters is the one of the rank that was lost. The launcher knows which it was.
             if not is_told:
@@ -78,19 +114,70 @@ def watch(rank: Callable[[], int | None], loss: Callable[[], str], left_in_order
     sys.excepthook = _hook = hook
 
 
+def _printed(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> str:
+    """What Python prints. Before 3.12, `traceback.format_exception` leaves out which name may have been meant."""
+    with redirect_stderr(StringIO()) as said:
+        sys.__excepthook__(kind, value, traceback)
+    return said.getvalue()
+
+
+def unread(error: Exception, loss: str) -> bool:
+    """Note at the end of the script an error that none of its lines has met.
+
+    Args:
+        error: of an operation whose result nobody has read.
+        loss: as for `says_so`.
+
+    Returns:
+        False if there is no launcher to show it.
+    """
+    global reason
+    first, *rest = f"{type(error).__name__}: {error}".split("\n", 1)
+    reason = _encodable(f"raised {first}")
+    what, separator, remedy = first.partition(". Remedy: ")
+    text = _encodable("\n".join([f"{what}; the script has not read the result{separator}{remedy}", *rest]))
+    place = AT_END if isinstance(error, StallError | RankLostError) else ""
+    return run_folder.report(_encoded(time.time(), text, f"{text}\n", says_so(error, loss), place))
+
+
+def _unwrapped(error: BaseException, quoted: Callable[[str], Exception | None]) -> Exception | None:
+    """The engine's error instead of the one in which a framework has wrapped it, which does not begin with the cause.
+
+    An error that the script has made of it with a `raise` stays as it is.
+    """
+    at = _origin(error)
+    if type(error).__module__ == errors.__name__ or (at is not None and _is_users(at.tb_frame) and _raises(at)):
+        return None
+    found = quoted(str(error))
+    if found is not None:
+        found.with_traceback(error.__traceback__)
+        found.__cause__, found.__context__ = error.__cause__, error.__context__
+        found.__suppress_context__ = error.__suppress_context__
+    return found
+
+
 def _is_worded_here(error: BaseException) -> bool:
     """Whether its text says what the user's lines did wrong: an error of our own, or one that a `raise` of ours made.
 
     Any other exception in our code may be a mistake of ours, which the frames explain.
     """
+    at = _origin(error)
+    return type(error).__module__ == errors.__name__ or (
+        at is not None and at.tb_frame.f_globals.get("__name__", "").partition(".")[0] == _FOLDED[0] and _raises(at)
+    )
+
+
+def _origin(error: BaseException) -> TracebackType | None:
+    """The place where an exception was raised."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
-    return type(error).__module__ == errors.__name__ or (
-        at is not None
-        and at.tb_frame.f_globals.get("__name__", "").partition(".")[0] == _FOLDED[0]
-        and at.tb_frame.f_code.co_code[at.tb_lasti] == opmap["RAISE_VARARGS"]
-    )
+    return at
+
+
+def _raises(at: TracebackType) -> bool:
+    """Whether a `raise` stands there, and not a call of native code."""
+    return at.tb_frame.f_code.co_code[at.tb_lasti] == opmap["RAISE_VARARGS"]
 
 
 def _folded(traceback: TracebackType | None) -> TracebackType | None:
@@ -110,29 +197,97 @@ def _folded(traceback: TracebackType | None) -> TracebackType | None:
     return folded or traceback
 
 
+class _Exit(SystemExit):
+    """What `sys.exit` raises, with the line of the user's that has called it."""
+
+    place, caller = "", "sys.exit"
+
+    def __reduce__(self) -> tuple[type[SystemExit], tuple[object, ...]]:
+        return SystemExit, self.args
+
+    def __del__(self, own_frame: Callable[[], FrameType] = sys._getframe) -> None:
+        # If nobody catches it, Python frees it when no frame is left, and calls what atexit knows only then.
+        global exited, exit_status
+        if self.place and own_frame().f_back is None:
+            argument = "" if self.code is None else reprlib.repr(self.code)
+            exited = f"{self.caller}({argument}) in {self.place}"
+            exit_status = int(argument != "") if not isinstance(self.code, int) else self.code & 0xFF
+
+
+_Exit.__name__ = _Exit.__qualname__ = "SystemExit"  # as messages show it
+
+
+@functools.wraps(sys.exit)
+def _exit(status: Any = None, /) -> NoReturn:
+    _raise_exit(status, "sys.exit")
+
+
+def _quit(quitter: _sitebuiltins.Quitter, code: Any = None) -> NoReturn:
+    """As `exit()` and `quit()`, which close stdin so that an interactive shell ends, too."""
+    with suppress(Exception):
+        sys.stdin.close()
+    _raise_exit(code, quitter.name)
+
+
+def _raise_exit(status: Any, caller: str) -> NoReturn:
+    error = _Exit(status)
+    error.caller = caller
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_users(frame):
+        frame = frame.f_back
+    if frame is not None and threading.current_thread() is threading.main_thread():
+        error.place = _place_of(frame, frame.f_lineno)
+    try:
+        raise error
+    finally:
+        del error, frame  # or its traceback would keep it alive by this frame
+
+
 def _place(traceback: TracebackType | None) -> str:
     """The file and the line of the user's where an exception came from; empty if no frame is the user's."""
     place = ""
     while traceback is not None:
         if _is_users(traceback.tb_frame):
-            place = f"{os.path.basename(traceback.tb_frame.f_code.co_filename)}:{traceback.tb_lineno}"
+            place = _place_of(traceback.tb_frame, traceback.tb_lineno)
         traceback = traceback.tb_next
     return place
+
+
+def _place_of(frame: FrameType, line: int) -> str:
+    return f"{os.path.basename(frame.f_code.co_filename)}:{line}"
 
 
 def _is_users(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
     name = frame.f_globals.get("__name__", "").partition(".")[0]
-    return not file.startswith(("<", _STANDARD_LIBRARY)) and "-packages" not in file and name not in _FOLDED
+    is_generated = file.startswith("<") or "__autograph_generated_file" in file  # by TensorFlow, of a user's function
+    is_users = not file.startswith(_STANDARD_LIBRARY) and "-packages" not in file and name not in _FOLDED
+    return is_users and not is_generated
 
 
-def users_level() -> int:
-    """The `stacklevel` with which the caller's warning names the line of the user's script that it is about."""
-    frame: FrameType | None = sys._getframe(1)
-    level = 1
-    while frame is not None and not _is_users(frame):
-        frame, level = frame.f_back, level + 1
-    return level if frame else 1
+def place_in_script() -> Place | None:
+    """The line of the user's script that this thread is in, or else the main thread."""
+    frames = sys._getframe(1), sys._current_frames().get(threading.main_thread().ident or 0)
+    for frame in frames:
+        while frame is not None:
+            if _is_users(frame):
+                return Place(frame.f_code.co_filename, frame.f_lineno)
+            frame = frame.f_back
+    return None
+
+
+def warn(message: str, place: Place | None = None) -> None:
+    """Warn of a mistake in the user's script.
+
+    Args:
+        message: what is wrong.
+        place: the line that the warning is about; None: the one that the script is in.
+    """
+    place = place or place_in_script()
+    if place is None:
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+    else:
+        warnings.warn_explicit(message, RuntimeWarning, *place)
 
 
 def says_so(value: BaseException, loss: str) -> bool:
@@ -162,7 +317,7 @@ def _encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _encoded(seconds: float, error: str, traceback: str, is_consequence: bool) -> bytes:
+def _encoded(seconds: float, error: str, traceback: str, is_consequence: bool, place: str) -> bytes:
     """A report that fits into a message: a character takes up to six bytes."""
     longest = LONGEST
     while True:
@@ -171,6 +326,7 @@ def _encoded(seconds: float, error: str, traceback: str, is_consequence: bool) -
             "error": error[:longest],
             "traceback": _shortened(traceback, longest),
             "is_consequence": is_consequence,
+            "place": _encodable(place[:PLACE]),
         }
         encoded = json.dumps(report, ensure_ascii=False).encode()
         if len(encoded) <= REPORT_BYTES:

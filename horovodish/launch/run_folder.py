@@ -46,7 +46,8 @@ def reached(phase: str, *details: int) -> None:
     Args:
         phase: "init", "running", "training", "shutdown", "stopped", "regroup" or "exit";
             `horovodish.launcher.job.waiting` explains them.
-        details: with "training", the commit from which the rank continues, and how many steps are repeated.
+        details: with "training", the commit from which the rank continues, and how many steps are repeated; with
+            "exit", the status with which the script ends, 0 if that is not known.
     """
     global _process
     if not is_followed():

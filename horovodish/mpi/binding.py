@@ -174,17 +174,19 @@ def private(comm: Any) -> Any:
     return duplicate
 
 
-def native_table(comm: Any) -> dict[str, int | str | bool]:
+def native_table(comm: Any, generation: int) -> dict[str, int | str | bool]:
     """What the native engine needs in order to call MPI without being linked to it. Does not block.
 
     Args:
         comm: the communicator that the engine will use.
+        generation: how often an engine has used it before, the same on all ranks.
 
     Returns:
         library: path of the file in which MPI's functions are looked up;
         comm, byte: handles as integers (pointers in Open MPI, ints in MPICH);
         request_bytes, status_bytes: sizes of a request and a status;
-        tolerates_faults: as `tolerates_faults()`.
+        tolerates_faults: as `tolerates_faults()`;
+        generation: as given.
     """
     mpi = _import()
     return {
@@ -194,6 +196,7 @@ def native_table(comm: Any) -> dict[str, int | str | bool]:
         "request_bytes": mpi._sizeof(mpi.Request),
         "status_bytes": mpi._sizeof(mpi.Status),
         "tolerates_faults": tolerates_faults(),
+        "generation": generation,
     }
 
 

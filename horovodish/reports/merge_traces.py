@@ -2,8 +2,9 @@
 
 import contextlib
 import itertools
+import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["merge", "merged"]
 
@@ -33,19 +34,32 @@ def merged(traces: Iterable[Iterable[str]]) -> Iterator[str]:
     yield "]\n"
 
 
-def merge(paths: Iterable[str]) -> int:
+def merge(paths: Sequence[str]) -> int:
     """Writes one trace of several files to stdout, and returns the exit status."""
-    try:
-        with contextlib.ExitStack() as opened:
-            files = [opened.enter_context(open(path, encoding="utf-8", errors="replace")) for path in paths]
-            heads = [list(itertools.islice(file, 2)) for file in files]
-            for path, head in zip(paths, heads, strict=True):
-                # A process that was killed may have written nothing, and a host that crashed leaves NULs.
-                if not _BEGINNING.startswith("".join(head).rstrip("\0")[: len(_BEGINNING)]):
-                    print(f"horovodish: {path} is not a trace that the timeline wrote; leave it out", file=sys.stderr)
-                    return 1
+    if twice := [path for path in paths if paths.count(path) > 1]:
+        return _failed(f"{twice[0]} is named twice")
+    with contextlib.ExitStack() as opened:
+        files, heads = [], []
+        for path in paths:
+            try:
+                files.append(opened.enter_context(open(path, encoding="utf-8", errors="replace")))
+                heads.append(list(itertools.islice(files[-1], 2)))
+            except OSError as problem:
+                return _failed(f"{path} cannot be read: {problem.strerror}")
+            # A process that was killed may have written nothing, and a host that crashed leaves NULs.
+            if not _BEGINNING.startswith("".join(heads[-1]).rstrip("\0")[: len(_BEGINNING)]):
+                return _failed(f"{path} is not a trace that the timeline wrote; leave it out")
+        if not any(heads):
+            return _failed(f"nothing was written to {', '.join(paths)}: a killed rank may write nothing")
+        try:
             sys.stdout.writelines(merged(map(itertools.chain, heads, files)))
-    except OSError as problem:
-        print(f"horovodish: {problem}", file=sys.stderr)
-        return 1
+            sys.stdout.flush()
+        except OSError as problem:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left at its end
+            return _failed(f"the trace cannot be written: {problem.strerror}")
     return 0
+
+
+def _failed(what: str) -> int:
+    print(f"horovodish: {what}", file=sys.stderr)
+    return 1

@@ -1,106 +1,54 @@
 """The life of the engine in a process, and where this process stands among the ranks."""
 
 import atexit
-import faulthandler
 import functools
 import os
 import re
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from horovodish import _native, settings
-from horovodish.errors import ForkedProcessError, NotInitializedError, RankLostError, SettingError
+from horovodish.errors import ForkedProcessError, NotInitializedError, RankLostError, from_native
 from horovodish.launch import failures, run_folder
 from horovodish.launch.environment import check_no_other_launcher, launcher_environment
-from horovodish.mpi import binding, communicators, late_ranks, local_peers
-from horovodish.runtime import affinity, nccl_library
+from horovodish.mpi import communicators
+from horovodish.runtime import starting
 from horovodish.runtime.process import part
+from horovodish.runtime.starting import Running
 from horovodish.runtime.topology import Topology
-from horovodish.version import __version__
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
 __all__ = [
-    "ccl_built",
     "cross_rank",
     "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
     "init",
     "is_homogeneous",
     "is_initialized",
     "local_rank",
     "local_size",
-    "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
-    "nccl_built",
     "rank",
-    "rocm_built",
     "shutdown",
     "size",
 ]
 
 
 _SHUT_DOWN, _ENDED = "called shutdown()", "has ended its script"
-
-
-@dataclass
-class Running:
-    """What there is between `init()` and `shutdown()`.
-
-    Attributes:
-        topology: as the user sees it.
-        engine_topology: as the engine sees it, which may be told that every rank is a host of its own.
-        communicator: of all ranks, not used by the engine; None in a world of one rank without a launcher.
-        settings: those of `init()`: all ranks have the same ones, except for those that may differ by rank.
-        begun_ns: rank 0's time of day when it had called `init()`, the same number on every rank.
-        some_timeline: whether the settings of any rank name a file for a timeline.
-    """
-
-    topology: Topology
-    engine_topology: Topology
-    engine: _native.Engine
-    communicator: "Intracomm | None"
-    peers: local_peers.LocalPeers | None
-    settings: settings.Settings
-    begun_ns: int
-    some_timeline: bool
-
-    def add_process_set(
-        self, id: int, ranks: list[int], region: int, comm: "Intracomm | None", generation: int
-    ) -> None:
-        """Tell the engine of a process set that contains this rank. Every one of its ranks must do so.
-
-        Args:
-            id: of the process set.
-            ranks: of the world, in ascending order.
-            region: of shared memory; no other set that is alive uses it.
-            comm: a communicator of exactly these ranks; needed where they are on several hosts.
-            generation: how often an engine has used `comm` before.
-        """
-        hosts = [[ranks.index(rank) for rank in host if rank in ranks] for host in self.engine_topology.hosts]
-        hosts = sorted(filter(None, hosts))
-        local = [rank for rank in self.engine_topology.local_ranks if rank in ranks]
-        self.engine.add_process_set(
-            id,
-            ranks=ranks,
-            hosts=hosts,
-            local=[self.engine_topology.local_ranks.index(rank) for rank in local],
-            region=region,
-            mpi=binding.native_table(comm) if comm is not None and len(hosts) > 1 else None,
-            generation=generation,
-        )
+_LEFT_REMEDY = (
+    "\nRemedy: if the ranks have different numbers of batches, give them all as many, or call hvd.join() after the "
+    "last one (in Keras: pass MetricAverageCallback() or another of hvd.callbacks to fit()). If a collective is under "
+    "`if rank == 0:` or the like, call it on every rank."
+)
+"""For ranks that wait for one that has left in order."""
 
 
 @dataclass
@@ -110,7 +58,9 @@ class _Life:
     Attributes:
         running: between `init()` and `shutdown()`.
         forked: the parent's, in a forked child: unusable and never destroyed.
-        last_loss, last_first_lost: of the engine that was stopped, until the next `init()`.
+        last_loss, last_first_lost, last_failures: of the engine that was stopped, until the next `init()`.
+        unread: the error of a program whose results nobody has read, likewise.
+        goes_on_elsewhere: this process ends for other ones to go on, so that no result of it counts.
         cut_off_because: likewise.
         cutting_off: held while another thread stops the engine.
     """
@@ -119,11 +69,16 @@ class _Life:
     forked: Running | None = None
     last_loss: str = ""
     last_first_lost: int = 0
+    last_failures: list[tuple[str, str]] = field(default_factory=list)
+    unread: Exception | None = None
+    goes_on_elsewhere: bool = False
     cut_off_because: str = ""
     cutting_off: threading.Lock = field(default_factory=threading.Lock)
 
 
-_followers: list[tuple[Callable[[Any], None], Callable[[Any], None], Callable[[], None], Callable[[], None]]] = []
+_Finish = Callable[[], "Iterable[str] | None"]
+
+_followers: list[tuple[Callable[[Any], None], Callable[[Any], None], _Finish, Callable[[], None]]] = []
 
 
 def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = None) -> None:
@@ -157,20 +112,20 @@ def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = No
     if life.forked is not None:
         raise _forked_error()
     life.last_loss, life.last_first_lost, life.cut_off_because = "", 0, ""
+    life.last_failures, life.unread = [], None
     for check, *_ in _followers:
         check(process_sets)
     _install_hooks()
     notices: list[str] = []
     if comm is None and launcher_environment() is None:
         check_no_other_launcher()
-        knobs = settings.load(warn=notices.append)
-        life.running = _start(Topology(0, ((0,),)), knobs, bool(knobs.timeline_filename))
+        life.running = starting.alone(notices)
     else:
-        _check_not_started_by_a_rank()
+        starting.check_not_started_by_a_rank()
         run_folder.reached("init")
         run_folder.await_go()
         try:
-            life.running = _start_on(communicators.of(comm), notices)
+            life.running = starting.on(communicators.of(comm), notices)
         except BaseException:  # the script may catch it and go on alone
             run_folder.reached("stopped")
             raise
@@ -192,9 +147,13 @@ def shutdown() -> None:
     may need other ranks. After that it does not wait for other ranks: handles that are pending on this rank fail with
     `EngineStoppedError`, and operations of ranks that still need this one fail with `RankLostError`. Does nothing
     before `init()` and in a forked child.
+
+    If one of these programs has failed, this warns, and the process ends with status 1 unless `init()` is called again.
     """
     try:
         _finish_programs()
+        if (unread := part(_Life).unread) is not None:
+            _warn_of_unread(unread)
     finally:
         _stop(_SHUT_DOWN)
 
@@ -203,7 +162,7 @@ def follow(
     *,
     check: Callable[[Any], None] = lambda _: None,
     started: Callable[[Any], None] = lambda _: None,
-    finish: Callable[[], None] = lambda: None,
+    finish: _Finish = lambda: None,
     stopped: Callable[[], None] = lambda: None,
 ) -> None:
     """Tell a module that builds on this one when the engine starts and stops.
@@ -213,7 +172,7 @@ def follow(
         started: called after each start, with the same. What it raises ends the engine. It waits for other ranks by
             means of the engine only, since one of them may have raised.
         finish: called before the engine stops, unless the script has failed. It waits for the programs of a framework
-            that runs ahead of the script, and does not raise their errors.
+            that runs ahead of the script, and returns the errors of those whose results the script still holds.
         stopped: called when the engine has stopped, also where `started` was not reached.
     """
     _followers.append((check, started, finish, stopped))
@@ -300,50 +259,6 @@ def mpi_enabled() -> bool:
     return now is not None and now.communicator is not None
 
 
-def mpi_built() -> bool:
-    """True: the engine looks MPI's functions up at run time and needs no build of its own for it."""
-    return True
-
-
-def nccl_built() -> int:
-    """The version of the NCCL library that is found, such as 22900 for 2.29.0; 0 if there is none that can be used."""
-    found = nccl_library.find()
-    if found is None or found.version is None or found.too_old:
-        return 0
-    major, minor, patch = found.version
-    return major * 10000 + minor * 100 + patch
-
-
-def cuda_built() -> bool:
-    """True: the engine looks the functions of CUDA's driver up at run time and needs no build of its own for it."""
-    return True
-
-
-def rocm_built() -> bool:
-    """False: there is no ROCm support."""
-    return False
-
-
-def gloo_built() -> bool:
-    """False: shared memory and MPI take the place of gloo."""
-    return False
-
-
-def gloo_enabled() -> bool:
-    """False: shared memory and MPI take the place of gloo."""
-    return False
-
-
-def ddl_built() -> bool:
-    """False: there is no IBM DDL support."""
-    return False
-
-
-def ccl_built() -> bool:
-    """False: there is no oneCCL support."""
-    return False
-
-
 def running() -> Running:
     """What `init()` has started, for the other modules.
 
@@ -363,7 +278,8 @@ def _before_what() -> str:
     """Such as "before DistributedOptimizer()": the function of ours that the script has called."""
     frame: FrameType | None = sys._getframe(1)
     called = ""
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "horovodish":
+    ours = ("horovodish", "contextlib")  # which calls what is ours where a `with` begins
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
         name = frame.f_code.co_name
         called = called if name.startswith(("_", "<")) or name == "by_names" else name
         frame = frame.f_back
@@ -383,18 +299,32 @@ def loss() -> str:
     return (life.running.engine.loss() if life.running else life.last_loss) or life.cut_off_because
 
 
+def quoted_failure(text: str) -> Exception | None:
+    """The error of the engine that a framework has passed on within a text of its own, if there is one."""
+    life = part(_Life)
+    for kind, message in life.running.engine.failures() if life.running else life.last_failures:
+        error = from_native(kind, message)
+        if message in text:
+            return error
+        _, failed, rest = message.partition(" failed on rank ")  # a process group calls the operation otherwise
+        whole = rf"{type(error).__name__}: (.*{re.escape(failed + rest)})"
+        if failed and (found := re.search(whole, text)):
+            return from_native(kind, found[1])
+    return None
+
+
 def left_in_order() -> bool:
     """Whether the rank that `loss()` is about has raised nothing: only the ranks that wait for it can say where."""
-    return re.match(rf"rank \d+ ({re.escape(_SHUT_DOWN)}|{_ENDED})", loss()) is not None
+    return re.match(rf"rank \d+ (called|{_ENDED})\b", loss()) is not None
 
 
 def check_no_loss() -> None:
-    """Raise if a rank was lost and the script goes on.
+    """Raise if a rank was lost, this rank has needed it, and the script goes on.
 
     Raises:
         RankLostError: that is so.
     """
-    if has_engine() and (lost := loss()):
+    if has_engine() and (has_failed() or is_cut_off()) and (lost := loss()):
         caught = " The script has caught the error that said so. Let it pass: hvd.elastic then goes back to a commit"
         raise RankLostError(f"{lost.rstrip('.')}.{caught if has_failed() else ''}")
 
@@ -402,7 +332,7 @@ def check_no_loss() -> None:
 def has_failed() -> bool:
     """Whether an operation of this rank has failed because a rank was lost, or will, since the last `init()`."""
     now = part(_Life).running
-    return now is not None and (bool(now.engine.loss()) or now.engine.refused())
+    return now is not None and now.engine.has_failed()
 
 
 def launched() -> int:
@@ -456,134 +386,6 @@ def _forked_error() -> ForkedProcessError:
     )
 
 
-def _check_not_started_by_a_rank() -> None:
-    # A worker that is spawned runs the script up to its main part. To MPI it would be the rank that started it.
-    process, _, job = os.environ.get(settings.RANK_PROCESS_VARIABLE, "").partition(" ")
-    if process not in ("", str(os.getpid())) and _job() in ("", job):
-        raise ForkedProcessError(
-            f"process {os.getpid()} was started by process {process}, which is a rank, and is none itself. Keep what "
-            "only ranks do, init() among it, behind: if __name__ == '__main__':"
-        )
-
-
-def _job() -> str:
-    """The MPI job that started this process; empty if unknown. A rank may start another job.
-
-    Open MPI has a name for it. MPICH's launcher shares a socket with each rank, which a rank's workers do not inherit.
-    """
-    if "PMIX_NAMESPACE" in os.environ:
-        return os.environ["PMIX_NAMESPACE"]
-    try:
-        end = os.readlink(f"/proc/self/fd/{os.environ['PMI_FD']}")
-    except (KeyError, OSError):
-        return ""
-    return end if end.startswith("socket:") else ""
-
-
-def _start_on(communicator: communicators.Communicator, notices: list[str]) -> Running:
-    comm = communicator.control
-    late_ranks.roll_call(comm)
-    with late_ranks.reported("an answer: every rank has called init(), but one has failed since or is stopped"):
-        return _start_together(communicator, notices)
-
-
-def _start_together(communicator: communicators.Communicator, notices: list[str]) -> Running:
-    comm = communicator.control
-    local_comm = comm.Split_type(binding.load().COMM_TYPE_SHARED)
-    own = comm.Get_rank()
-    knobs = settings.load(warn=notices.append)
-    communicator.start_timeout_seconds = knobs.start_timeout_seconds
-    leader = local_comm.bcast(own, root=0)
-    seen: list[tuple[int, settings.Settings, str]] = comm.allgather((leader, knobs, __version__))
-    binding.unname_shared_memory(comm)
-    _check_agreement(seen)
-    if knobs.ring_segment_kb == 0:
-        knobs = replace(knobs, ring_segment_kb=min(comm.allgather(binding.segment_kb())))
-    if knobs.join_average == "auto":
-        serves_horovod = any(comm.allgather("horovodish.as_horovod" in sys.modules))
-        knobs = replace(knobs, join_average="size" if serves_horovod else "present")
-    leaders = sorted({entry[0] for entry in seen})
-    hosts = tuple(tuple(rank for rank, entry in enumerate(seen) if entry[0] == leader) for leader in leaders)
-    topology = Topology(own, hosts)
-    peers = None
-    if topology.size > 1 and knobs.plane != "mpi_ring":
-        memory_bytes = _native.arena_bytes(len(topology.local_ranks), knobs.chunk_kb * 1024)
-        peers = local_peers.connect(local_comm, memory_bytes, knobs.start_timeout_seconds)
-    local_comm.Free()
-    some_timeline = any(entry[1].timeline_filename for entry in seen)
-    started = _start(topology, knobs, some_timeline, communicator, peers)
-    comm.Barrier()
-    if launcher_environment() is not None:
-        os.environ[settings.RANK_PROCESS_VARIABLE] = f"{os.getpid()} {_job()}"
-    return started
-
-
-def _check_agreement(seen: list[tuple[int, settings.Settings, str]]) -> None:
-    for index, (_, knobs, version) in enumerate(seen):
-        if version != seen[0][2]:
-            raise SettingError(
-                f"rank 0 runs horovodish {seen[0][2]} but rank {index} runs {version}: install one version everywhere"
-            )
-        for row in settings.table():
-            ours, theirs = getattr(seen[0][1], row.name), getattr(knobs, row.name)
-            if ours != theirs and not row.by_rank:
-                flag = row.flag if row.is_switch else f"{row.flag} VALUE"
-                raise SettingError(
-                    f"{row.variable} is {ours!r} on rank 0 but {theirs!r} on rank {index}: set it alike on every rank, "
-                    f"for example with `horovodish run {flag}`"
-                )
-
-
-def _start(
-    topology: Topology,
-    knobs: settings.Settings,
-    some_timeline: bool,
-    communicator: communicators.Communicator | None = None,
-    peers: local_peers.LocalPeers | None = None,
-) -> Running:
-    # With more ranks than cores a thread that spins keeps the one from running that it waits for.
-    spin_us = knobs.spin_us if len(topology.local_ranks) <= len(os.sched_getaffinity(0)) else 0
-    with affinity.new_threads_on(affinity.core_of(topology, knobs.thread_affinity)):
-        native = _native.Engine(
-            rank=topology.rank,
-            size=topology.size,
-            local_rank=topology.local_rank,
-            local_size=len(topology.local_ranks),
-            arena_descriptors=peers.descriptors if peers else [],
-            peer_sockets=peers.sockets if peers else [],
-            chunk_bytes=knobs.chunk_kb * 1024,
-            ring_segment_bytes=knobs.ring_segment_kb * 1024,
-            cache_capacity=knobs.cache_capacity,
-            spin_us=spin_us,
-            stall_warning_seconds=knobs.stall_check_warning_time_seconds if knobs.stall_check else 0.0,
-            stall_shutdown_seconds=knobs.stall_check_shutdown_time_seconds if knobs.stall_check else 0.0,
-            stack_signal=_stack_signal(knobs),
-            plane=knobs.plane,
-            shared_gpu=nccl_library.ranks_share_gpus(),
-            horovods_gradients=knobs.collective_gradients == "horovod",
-            averages_over_size=knobs.join_average == "size",
-        )
-    if peers:
-        peers.close_memory()
-    every_rank_alone = tuple((rank,) for rank in range(topology.size))
-    engine_topology = Topology(topology.rank, every_rank_alone) if knobs.plane == "mpi_ring" else topology
-    control = communicator.control if communicator else None
-    begun_ns = control.bcast(time.time_ns()) if control else time.time_ns()
-    started = Running(topology, engine_topology, native, control, peers, knobs, begun_ns, some_timeline)
-    generation = communicator.generation if communicator else 0
-    comm = communicator.engine if communicator else None
-    started.add_process_set(0, list(range(topology.size)), 0, comm, generation)
-    return started
-
-
-def _stack_signal(knobs: settings.Settings) -> int:
-    """The signal at which this process prints its Python stacks, 0 for none."""
-    if not knobs.stall_check_stacks:
-        return 0
-    faulthandler.register(signal.SIGUSR2, all_threads=True, chain=False)
-    return int(signal.SIGUSR2)
-
-
 def _stop(reason: str) -> None:
     life = part(_Life)
     if life.running is None:
@@ -591,36 +393,57 @@ def _stop(reason: str) -> None:
     stopped, life.running = life.running, None
     os.environ.pop(settings.RANK_PROCESS_VARIABLE, None)
     steps = stopped.engine.steps()
-    why = failures.reason or (f"{reason} after {steps} step{'s' if steps > 1 else ''}" if steps else reason)
+    exited = f"{_ENDED} by" if failures.exit_status == 0 else "called"
+    left = f"{exited} {failures.exited}" if failures.exited else reason
+    left += f" after {steps} step{'s' if steps > 1 else ''}" if steps else ""
+    left += _LEFT_REMEDY if left.startswith((_SHUT_DOWN, _ENDED)) else ""
+    why = failures.reason or left
     run_folder.reached("shutdown")
     stopped.engine.stop(failures.reason is not None, f"rank {stopped.topology.rank} {why}")
     run_folder.reached("stopped")
     life.last_loss, life.last_first_lost = stopped.engine.loss(), stopped.engine.first_lost()
+    life.last_failures = stopped.engine.failures()
     for *_, forget in _followers:
         forget()
 
 
 def _finish_programs() -> None:
-    now = part(_Life).running
+    """Wait for the programs that the script has not waited for. What fails of them is `unread`."""
+    life = part(_Life)
+    now = life.running
     if now is None or failures.reason is not None:
         return
     engine = now.engine
-    seen = engine.last_failure()
+    seen = engine.failures()
+    held: list[str] = []
     waiting = threading.get_native_id()
     _native.add_background_thread(waiting)  # it submits nothing until the programs have ended
     try:
         for _, _, finish, _ in _followers:
-            finish()
+            held += finish() or []
     finally:
         _native.remove_background_thread(waiting)
-    if (failure := engine.last_failure()) != seen:
-        warning = f"horovodish: warning: an operation that the script did not wait for: {failure}"
-        print(warning, file=sys.stderr, flush=True)
+    new = [from_native(*failure) for failure in engine.failures() if failure not in seen]
+    life.unread = next(filter(None, [*map(quoted_failure, held), *new]), None)
+
+
+def end_for_others() -> None:
+    """This process is about to end, and other processes go on from the last commit."""
+    part(_Life).goes_on_elsewhere = True
+
+
+def _warn_of_unread(error: Exception) -> None:
+    print(f"horovodish: warning: an operation that the script did not wait for: {error}", file=sys.stderr, flush=True)
 
 
 def _at_exit() -> None:
     try:
         _finish_programs()
+        unread = part(_Life).unread
+        if unread is not None and failures.reason is None and not part(_Life).goes_on_elsewhere:
+            _native.fail_at_exit()
+            if not failures.unread(unread, loss()):
+                _warn_of_unread(unread)
     finally:
         _leave_at_exit()
 
@@ -636,7 +459,7 @@ def _leave_at_exit() -> None:
     if life.running is not None:
         life.running.engine.hold_other_threads()
     _stop(_ENDED)
-    run_folder.reached("exit")
+    run_folder.reached("exit", failures.exit_status)
 
 
 def _after_fork_in_child() -> None:
@@ -659,10 +482,11 @@ def _own_rank() -> int | None:
 
 @functools.cache
 def _install_hooks() -> None:
-    failures.watch(_own_rank, loss, left_in_order)
+    failures.watch(_own_rank, loss, left_in_order, quoted_failure)
     atexit.register(_at_exit)
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 if os.environ.get(settings.SUPERVISOR_PROCESS_VARIABLE) == str(os.getppid()):
-    failures.watch(_own_rank, loss, left_in_order)  # a rank that fails before init() has a reason, too
+    # A rank that fails before init() has a reason, too.
+    failures.watch(_own_rank, loss, left_in_order, quoted_failure)

@@ -246,7 +246,8 @@ class ElasticJob:
     def _show_progress(self, current: _Start) -> None:
         start = self._next or current
         np, awaited = start.job.options.np, start.members.awaited
-        ready = f"{np - awaited} of {np} new processes are ready" if awaited else ""
+        new = "new " if self._starts > 1 else ""
+        ready = f"{np - awaited} of {np} {new}processes are ready" if awaited else ""
         self._progress.show(start.job.awaited or ready, draws=current is start)
 
     def _take_news(self, start: _Start) -> None:

@@ -248,13 +248,13 @@ class Members:
         Args:
             rank: which one.
             now: the time.
-            commit: from which it continues; 0: from the begin.
+            commit: from which it continues; 0: from the beginning.
             repeated: how many steps are repeated.
         """
         self._have_state = True
         if self.phase == TRAINING and self.disturbed_at is not None:
             took, ranks = now - self.disturbed_at, counted(len(self._world), "rank")
-            source = f"from commit {commit}" if commit else "from the begin"
+            source = f"from commit {commit}" if commit else "from the beginning"
             text = f"continuing with {ranks} after {took:.2f} s, in {self._processes} processes, {source}"
             if repeated:
                 text += f"; {counted(repeated, 'step')} {'is' if repeated == 1 else 'are'} repeated"

@@ -4,12 +4,10 @@ from collections.abc import Collection, Set
 
 from horovodish.launcher.elastic.members import FORMING, LEFT_STATE, Members
 from horovodish.launcher.job.losses import EndOnLoss, Orders
-from horovodish.launcher.job.outcome import CONNECTION_BROKE, Ending, exit_status, in_words
+from horovodish.launcher.job.outcome import CONNECTION_BROKE, SIGNALS, Ending, exit_status, in_words
 
 ASK_SECONDS = 1.0
 """How often to ask what the ranks do: one that is stopped is lost after a while."""
-SIGNALS = 128
-"""Exit status 128 + n stands for signal n. Shells report it, too, for a command that they ran."""
 
 
 class ElasticPolicy(EndOnLoss):

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 
 from horovodish.launcher.job.hints import hint
 from horovodish.launcher.job.job import Job
-from horovodish.launcher.job.outcome import Failure, shortened, signal_name
+from horovodish.launcher.job.outcome import SIGNALS, Failure, shortened, signal_name
 from horovodish.launcher.job.output import say, say_unless_stuck
 from horovodish.launcher.job.waiting import ranks_in_words
 from horovodish.launcher.mpirun.messages import worth_reading
 
-KILLED = 128 + signal.SIGKILL
+KILLED = SIGNALS + signal.SIGKILL
 HYDRA_LOST = (signal.SIGKILL, 255)
 """MPICH's mpiexec ends with these where it has lost a process, or a host. Then it kills all others."""
 
@@ -48,6 +48,10 @@ def conclude(job: Job) -> int:
     if job.fault:
         failure = job.failures.get(job.fault.rank)
         say(hint(failure.error if failure else job.fault.what, job.hosts[job.fault.rank], job.pythons))
+    np = job.options.np
+    if job.has_state and not job.options.is_elastic and status > SIGNALS and np > 1:
+        flags = f"-np {np} --min-np {np - 1}"
+        reason += f"; the job ends because it was started without --min-np: horovodish run {flags} ..."
     say(reason)
     return status
 
@@ -74,13 +78,14 @@ def _verdict(job: Job, absence: Mapping[str, str], *, is_fault_of_a_rank: bool) 
         lines = [f"{host} did not come up" + (f": {reason}" if reason else "") for host, reason in absence.items()]
         late = "in time" + ("" if any(absence.values()) else "; --start-timeout gives them more")
         ended = late if job.timed_out else f"before {mpirun} ended with exit status {status}"
-        return 1, "\n".join([*lines, f"only {len(job.hosts)} of {np} ranks were started {ended}"])
+        return 1, "\n".join([f"only {len(job.hosts)} of {np} ranks were started {ended}", *lines])
     if job.is_unwanted:
         return 1, ""
     if job.completed:
         return 1, f"a rank left with exit status 0 but without MPI_Finalize, so {mpirun} ended the other ranks"
-    if job.lost and (job.mpirun.was_told or status in HYDRA_LOST):
-        status = KILLED  # as Open MPI's mpirun where it ends by itself
+    some_are_lost = 0 < len(job.lost) < np and not job.mpirun.was_killed
+    if some_are_lost or (job.lost and (job.mpirun.was_told or status in HYDRA_LOST)):
+        status = KILLED  # as Open MPI's mpirun where it ends by itself, most times
     return status or 1, _who_ended_the_ranks(job, mpirun, status)
 
 
@@ -118,17 +123,22 @@ def consequences(failures: Iterable[Failure], root: int) -> list[tuple[list[int]
 
 
 def told_last(failures: Iterable[Failure], root: int | None) -> list[list[Failure]]:
-    """The failures whose tracebacks the ranks have left to the launcher, equal errors together, that of `root` last.
+    """The failures whose tracebacks the ranks have left to the launcher, that of `root` last.
+
+    Equal errors that were raised in the same line are together.
 
     What ranks raise because of Ctrl-C is not among them.
     """
     untold = [each for each in failures if each.traceback and not each.is_interrupt]
-    equal: dict[str, list[Failure]] = {}
+    equal: dict[tuple[str, str, str], list[Failure]] = {}
     for failure in sorted(untold, key=lambda failure: (failure.rank != root, failure.time)):
-        equal.setdefault(_of_any_rank(failure), []).append(failure)
+        # Each of two ranks whose models differ says it of the other one.
+        error = re.sub(r".* ranks? [\d, -]+ cannot take part: ", "", _of_any_rank(failure), count=1)
+        lines = re.findall(r'^  File "(?!.*__autograph_generated).*", line \d+', failure.traceback, re.MULTILINE)
+        equal.setdefault((error, failure.place, "".join(lines[-1:])), []).append(failure)
     return list(reversed(equal.values()))
 
 
 def _of_any_rank(failure: Failure) -> str:
     """The error without the number of the rank that has raised it: others may have raised the same."""
-    return failure.error.replace(f" on rank {failure.rank}", "", 1)
+    return failure.error.replace(f" failed on rank {failure.rank}", " failed", 1)

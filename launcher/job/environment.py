@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from horovodish import version
@@ -93,6 +93,35 @@ def rank_variables(
                         f"which has {len(hello.gpus)} for its {counted(len(ranks), 'rank')}"
                     )
                 own[GPUS_VARIABLE] = ",".join(chosen)
+    return variables
+
+
+def torchs_variables(hellos: Collection[Hello], address: str, environ: Mapping[str, str]) -> dict[int, dict[str, str]]:
+    """What torchrun tells each process, by rank, so that a script for torchrun finds the other ranks.
+
+    Args:
+        hellos: of all ranks.
+        address: at which the hosts reach rank 0.
+        environ: the user's environment; where he has set MASTER_ADDR or MASTER_PORT, they stay.
+    """
+    first = next(hello for hello in hellos if hello.rank == 0)
+    master = {"MASTER_ADDR": address, "MASTER_PORT": str(first.port)}
+    everywhere = {name: value for name, value in master.items() if name not in environ}
+    variables = {}
+    hosts = _by_host(hellos)
+    for number, ranks in enumerate(hosts):
+        for local_rank, hello in enumerate(ranks):
+            own = {
+                "RANK": hello.rank,
+                "WORLD_SIZE": len(hellos),
+                "LOCAL_RANK": local_rank,
+                "LOCAL_WORLD_SIZE": len(ranks),
+                "GROUP_RANK": number,
+                "GROUP_WORLD_SIZE": len(hosts),
+                "ROLE_RANK": hello.rank,
+                "ROLE_WORLD_SIZE": len(hellos),
+            }
+            variables[hello.rank] = {**{name: str(value) for name, value in own.items()}, **everywhere}
     return variables
 
 

@@ -16,12 +16,33 @@ HINTS = (
         "place on every host; Python is {pythons}",
     ),
     (
+        r"No module named 'tensorflow'",
+        "install tensorflow; if the script uses Keras with another backend, KERAS_BACKEND=jax or KERAS_BACKEND=torch "
+        "chooses it",
+    ),
+    (
         r"_cuda_setDevice|not compiled with CUDA|no NVIDIA driver|No CUDA GPUs are available|no CUDA-capable device",
         "there is no GPU on {host} that the framework can use; `horovodish check` on {host} says why",
     ),
     (
         r"Default process group has not been initialized",
         "torch.distributed does not know the ranks: give a DistributedSampler num_replicas=hvd.size(), rank=hvd.rank()",
+    ),
+    (
+        r"Unknown backend type horovodish\b",
+        "this PyTorch does not know the backend by itself: import horovodish.torch.backend before init_process_group()",
+    ),
+    (
+        r"Unknown backend type (horovod\w*|hvd)\b",
+        "there is no backend {0}: it is called horovodish",
+    ),
+    (
+        r"Unable to import backend : (\S+)",
+        "KERAS_BACKEND is {0}; Keras has the backends tensorflow, torch and jax",
+    ),
+    (
+        r"DistStoreError: Timed out .* clients joined",
+        "a rank has not called init_process_group(): every rank must call it, within its timeout",
     ),
     (
         r"unexpected keyword argument '(experimental_run_tf_function)'",

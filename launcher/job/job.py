@@ -14,7 +14,7 @@ from pathlib import Path
 from horovodish.errors import SettingError
 from horovodish.launcher.hosts.addresses import addresses
 from horovodish.launcher.hosts.allocation import counted, listed
-from horovodish.launcher.job.environment import THREADS_VARIABLE, rank_variables, threads_notices
+from horovodish.launcher.job.environment import THREADS_VARIABLE, rank_variables, threads_notices, torchs_variables
 from horovodish.launcher.job.launcher_end import Hello, LauncherEnd, TcpLauncherEnd
 from horovodish.launcher.job.listener import SupervisorListener
 from horovodish.launcher.job.losses import EndOnLoss
@@ -88,6 +88,7 @@ class Job:
         lost: the ranks whose supervisors vanished, in this order.
         told: the hosts where mpirun, or its daemon, told supervisors to end their ranks, in this order.
         abandoned: the hosts where mpirun, or its daemon, ended before the ranks did, in this order.
+        has_state: whether the script trains a state of `hvd.elastic`.
         is_unwanted: whether it was given up before anything else had ended it.
         timed_out: whether the job was ended because not all supervisors had reported in time.
         completed: how many ranks ended with exit status 0.
@@ -116,6 +117,7 @@ class Job:
         self.lost: list[int] = []
         self.told: list[str] = []
         self.abandoned: list[str] = []
+        self.has_state = False
         self.is_unwanted = False
         self.timed_out = False
         self.completed = 0
@@ -131,6 +133,7 @@ class Job:
         )
         self._links: dict[LauncherEnd, tuple[int, int]] = {}  # the file that is watched, and for which events
         self._hellos: dict[int, Hello] = {}
+        self._left_with: dict[int, int] = {}  # the statuses with which the scripts of ranks have ended; 0: not known
         self._killed: dict[int, str] = {}  # ranks of an elastic job, for their own fault, and why
         self._has_begun = False
         self._endings: list[Ending] = []
@@ -319,14 +322,19 @@ class Job:
                 self.policy.fail()
                 self._end(TERMINATE, after=EXIT_SECONDS)
             case "ended":
-                why = self._killed.get(of.rank, "")
-                self._take_ending(link, of, Ending(of.rank, time.time(), int(rest), link.asked, why, link.had_left))
+                why, status = self._killed.get(of.rank, ""), int(rest)
+                if link.asked and os.WIFSIGNALED(status):  # perhaps while it waited in MPI_Finalize
+                    status = self._left_with.get(of.rank, 0) << 8 or status
+                self._take_ending(link, of, Ending(of.rank, time.time(), status, link.asked, why, link.had_left))
             case "cleared":
                 self._cleared.add(of.rank)
             case "phase":
                 reached, process = rest.split()
                 phase, *details = reached.split(":")
+                self.has_state |= phase == "training"
                 self._waiting.reached(of.rank, phase, int(process), now)
+                if phase == "exit":
+                    self._left_with[of.rank] = int(details[0])
                 self.policy.reached(of.rank, phase, now, *map(int, details))
             case "state":
                 process, state = rest.split()
@@ -389,13 +397,22 @@ class Job:
         self._waiting.began({hello.rank: (hello.host, hello.process) for hello in hellos})
         for notice in threads_notices(hellos) if self._with_threads else []:
             say_unless_stuck(notice)
+        torchs = torchs_variables(hellos, self._address_of_rank_0(), self._environ)
         for link in self._links:
             assert link.hello is not None
             rank = link.hello.rank
             files = self._output.files(rank, is_far=isinstance(link, TcpLauncherEnd))
-            link.start(files, variables[rank], has_stdin=rank == 0)
+            link.start(files, {**torchs[rank], **variables[rank]}, has_stdin=rank == 0)
             self._output.given(rank)
         self._output.start(when_closed=lambda: os.write(self._waker, bytes([signal.SIGPIPE])))
+
+    def _address_of_rank_0(self) -> str:
+        """At which the ranks of other hosts reach its host."""
+        far = [link for link in self._links if isinstance(link, TcpLauncherEnd)]
+        for link in far:
+            if link.hello and link.hello.rank == 0:
+                return str(link.connection.getpeername()[0])
+        return str(far[0].connection.getsockname()[0]) if far else "127.0.0.1"
 
     def _read_stdin_for(self, link: LauncherEnd) -> None:
         def feed() -> None:

@@ -26,6 +26,7 @@ class Hello:
         own_cores: how many the supervisor itself may use; fewer if ranks are bound.
         python: the version of Python there, where the launcher's own is on this host.
         gpus: the devices in CUDA_VISIBLE_DEVICES, else the numbers of all devices.
+        port: a TCP port that was free there.
         problem: why the command cannot be run there: a shell's exit status and a reason. Empty if it can.
     """
 
@@ -38,14 +39,26 @@ class Hello:
     own_cores: int
     python: str
     gpus: tuple[str, ...]
+    port: int
     problem: str
 
     @staticmethod
     def of(text: str) -> "Hello":
         """Reads what comes after the word `rank`."""
-        rank, process, daemon, host, machine, cores, own, python, gpus, problem = text.split(" ", 9)
-        names = () if gpus == "-" else tuple(filter(None, gpus.split(",")))
-        return Hello(int(rank), int(process), int(daemon), host, machine, int(cores), int(own), python, names, problem)
+        rank, process, daemon, host, machine, cores, own, python, gpus, port, problem = text.split(" ", 10)
+        return Hello(
+            int(rank),
+            int(process),
+            int(daemon),
+            host,
+            machine,
+            int(cores),
+            int(own),
+            python,
+            () if gpus == "-" else tuple(filter(None, gpus.split(","))),
+            int(port),
+            problem,
+        )
 
     @property
     def host_id(self) -> tuple[str, str]:

@@ -10,12 +10,16 @@ from dataclasses import dataclass
 
 from horovodish.launcher.hosts.allocation import HostRanks
 from horovodish.launcher.job.launcher_end import Hello
+from horovodish.launcher.job.waiting import ranks_in_words
 from horovodish.launcher.supervisor.supervisor import NOT_FOUND
+from horovodish.settings import AT_END
 
 UNCAUGHT_EXCEPTION = 1  # Python's exit status
+SIGNALS = 128
+"""Exit status 128 + n stands for signal n. Shells report it, too, for a command that they ran."""
 CONNECTION_BROKE = 14
 """Open MPI ends a rank with this status, without a word, when the connection to a rank that has ended breaks."""
-LONGEST_ERROR = 300
+LONGEST_ERROR = 500
 UNREADABLE = "an exception whose report cannot be read"
 
 
@@ -29,6 +33,8 @@ class Failure:
         error: class and message of the exception, such as "ValueError: no such file".
         traceback: as Python prints it. Empty if the rank has printed it itself, or if another rank's says more.
         is_consequence: whether the exception only says that another rank was lost.
+        place: the line of the script that waited for another rank, such as "train.py:12", or `AT_END`; empty if it did
+            not, or if it does not matter.
     """
 
     rank: int
@@ -36,6 +42,7 @@ class Failure:
     error: str
     traceback: str = ""
     is_consequence: bool = False
+    place: str = ""
 
     @staticmethod
     def of(rank: int, report: str) -> "Failure":
@@ -48,6 +55,7 @@ class Failure:
                 str(content["error"]),
                 str(content["traceback"]),
                 bool(content["is_consequence"]),
+                str(content["place"]),
             )
         except (ValueError, KeyError, TypeError):
             return Failure(rank, time.time(), UNREADABLE)
@@ -171,13 +179,46 @@ def first_fault(
             failure = raised[ending.rank]
             status = UNCAUGHT_EXCEPTION if ending.asked else status  # it hung at its exit
             what = f"failed with exit status {status}: {shortened(failure.error)}"
+            if failure.place:
+                what = what.removesuffix(".") + who_waits(raised.values())
             faults.append(Fault(ending.rank, failure.time, status, what, failure.is_consequence))
         elif status != 0 and (not ending.asked or (ending.had_left and os.WIFEXITED(ending.status))):
             what = ending.why or in_words(ending.status)
             if not os.WIFSIGNALED(ending.status) and last_errors and ending.rank in last_errors:
                 what += f": {shortened(last_errors[ending.rank])}"
+            elif how := how_it_left(ending.rank, raised.values()):
+                what += f": it {how}{who_waits(raised.values())}"
+            elif os.WIFEXITED(ending.status) and has_died(ending.rank, raised.values()):
+                what += ", without ending its script. Did it call os._exit()?"
             faults.append(Fault(ending.rank, ending.time, status, what, is_consequence=status == CONNECTION_BROKE))
     return min(faults, key=lambda fault: (fault.is_consequence, fault.time), default=None)
+
+
+def how_it_left(rank: int, failures: Iterable[Failure]) -> str:
+    """What ranks that wait say of one that has left without raising, such as "called sys.exit(3) in train.py:19"."""
+    for failure in failures:
+        found = re.search(rf"\brank {rank} ((?:called|has ended) .*)", failure.error)
+        if failure.place and found:
+            return found[1]
+    return ""
+
+
+def has_died(rank: int, failures: Iterable[Failure]) -> bool:
+    """Whether ranks say of one that its process has ended before its script has."""
+    return any(f"rank {rank} has died" in failure.error for failure in failures)
+
+
+def who_waits(failures: Iterable[Failure]) -> str:
+    """For example "; rank 0 waits in train.py:12, ranks 1-2 wait in train.py:30"."""
+    places: dict[str, list[int]] = {}
+    for failure in sorted(failures, key=lambda failure: failure.rank):
+        if failure.place:
+            places.setdefault(failure.place, []).append(failure.rank)
+    waiting = [
+        f"{ranks_in_words(ranks)} {'wait' if len(ranks) > 1 else 'waits'} {place if place == AT_END else f'in {place}'}"
+        for place, ranks in places.items()
+    ]
+    return "; " * bool(waiting) + ", ".join(waiting)
 
 
 def exit_status(status: int) -> int:

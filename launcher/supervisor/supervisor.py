@@ -13,7 +13,7 @@ On the launcher's host, messages are datagrams over the Unix socket, and the ran
 the messages and what the rank reads and writes, in frames. Messages are words:
 
     to the launcher     command AT     asks for a piece of the command that begins with this byte
-                        rank RANK PROCESS DAEMON HOST MACHINE CORES OWN_CORES PYTHON GPUS PROBLEM
+                        rank RANK PROCESS DAEMON HOST MACHINE CORES OWN_CORES PYTHON GPUS PORT PROBLEM
                                        where this supervisor runs, and why the command cannot be run there, if so
                         phase PHASE PROCESS
                                        a process of the rank has reached this phase; see waiting.py
@@ -367,7 +367,10 @@ class Supervisor:
 
 
 def describe_host() -> str:
-    """This process and its host: its process id and its parent's, host name, boot id, cores of both, Python, GPUs."""
+    """This process and its host.
+
+    They are its process id and its parent's, host name, boot id, cores of both, Python, GPUs and a port that is free.
+    """
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         machine = file.read().strip()
     own = len(os.sched_getaffinity(0))
@@ -378,7 +381,10 @@ def describe_host() -> str:
     numbers = sorted(int(name[6:]) for name in os.listdir("/dev") if name[:6] == "nvidia" and name[6:].isdecimal())
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, numbers))).replace(" ", "")
     python = ".".join(map(str, sys.version_info[:3]))
-    return f"{os.getpid()} {os.getppid()} {socket.gethostname()} {machine} {cores} {own} {python} {gpus or '-'}"
+    with socket.socket() as chosen:
+        chosen.bind(("", 0))
+        port = chosen.getsockname()[1]
+    return f"{os.getpid()} {os.getppid()} {socket.gethostname()} {machine} {cores} {own} {python} {gpus or '-'} {port}"
 
 
 def problem_of(command: "list[str]", path: str) -> str:

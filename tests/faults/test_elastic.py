@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
+from horovodish.collectives.array_adapter import ARRAYS
+from horovodish.collectives.transfers import receive
 from horovodish.elastic import ObjectState, exchange, membership
 from horovodish.elastic.copies import Copies
 from horovodish.elastic.memory import Memory
@@ -89,6 +91,11 @@ def commit_fault(scene: Scene, state: ObjectState, fault: str, victim: int) -> N
                 scene.dies_in(fault, Memory, "seal")
             else:
                 scene.before_next(Copies, "write", lambda: scene.await_end_of(victim))
+        case "awaited":  # by receives alone
+            hvd.barrier()  # which nobody repeats after the loss
+            if is_victim:
+                scene.die(fault)
+            receive(ARRAYS, np.empty(1)).wait()
         case "negotiating":  # this rank's part is announced, and that of some rank is not
             if is_victim:
                 handle = hvd.allreduce_async(np.ones(3), name="half announced")
@@ -156,13 +163,21 @@ SAME_PROCESSES: list[tuple[Faults, str]] = [
     ([("telling", 3, -1), ("idle", 1, 5), ("leaving", 2, -1)], "auto"),
     ([("idle", 3, 5), ("regrouping", 1, -1)], "auto"),
     ([("stopped", 2, 4), ("wakes", 2, 5)], "auto"),
+    ([("awaited", 0, 3), ("awaited", 2, 7)], "auto"),
+    ([("awaited", 3, 3)], "mpi_ring"),
 ]
 
 
 def cases() -> list[Any]:
     """Each case with commits that are copied and, where no fault is in a copy, with commits that are held."""
     return [
-        pytest.param(faults, plane, copies, id=f"{faults}-{plane}-{copies}")
+        pytest.param(
+            faults,
+            plane,
+            copies,
+            id=f"{faults}-{plane}-{copies}",
+            marks=pytest.mark.soak if (plane, copies) == ("mpi_ring", "never") else (),
+        )
         for faults, plane in SAME_PROCESSES
         for copies in ("always", "never")
         if copies == "always" or "commit" not in {fault for fault, *_ in faults}
@@ -440,6 +455,7 @@ def train_models(scene: Scene, dies: bool) -> dict[str, Any]:
     }
 
 
+@pytest.mark.soak
 def test_models_are_trained_through_losses(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     jobs = []

@@ -358,13 +358,14 @@ def check_samples(ended: Ended, ranks: int) -> None:
     assert ended.results == [[ranks, [1] * SAMPLES]] * ranks, ended.said
 
 
-@pytest.mark.parametrize("copies", ["always", "never"])
+@pytest.mark.parametrize("copies", ["always", pytest.param("never", marks=pytest.mark.soak)])
 def test_windows_of_accumulation_lose_no_sample(copies: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     env = {COPIES_VARIABLE: copies}
     check_samples(run_elastic(accumulate, tmp_path, 3, "", flags=["--min-np", "2"], env=env), 2)
 
 
+@pytest.mark.soak
 def test_a_job_that_grows_within_a_window_loses_no_sample(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     slots, flags = growing_from(2, 3, tmp_path)

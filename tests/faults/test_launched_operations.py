@@ -22,7 +22,7 @@ from horovodish.runtime import basics
 from support.elastic import COPIES_VARIABLE, Scene, run_elastic
 from support.outcome import Outcome
 from support.pretended_gpu import Gpu, variables
-from support.processes import all_pids, wait_for_output, wait_until, wait_until_ended
+from support.processes import all_pids, meet, wait_for_output, wait_until, wait_until_ended
 from support.ranks import run_ranks, run_ranks_to_their_ends
 
 SLOW_SECONDS = 2.5
@@ -90,7 +90,7 @@ def lose_a_rank(kind: str) -> list[str]:
     if hvd.rank() == 1:
         hang(gpu)
     memory = launch(gpu, kind, "interrupted")
-    hvd.barrier()
+    meet()
     if hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     wait_until_ended(pids[1])
@@ -119,7 +119,7 @@ def lose_a_rank_of_two_sets() -> list[str]:
     memory = [launch(gpu, "allreduce", f"in all {number}") for number in range(3)]
     if pair.included():
         memory += [launch(gpu, "allreduce", f"in two {number}", pair) for number in range(3)]
-    hvd.barrier()
+    meet()
     if hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     wait_until_ended(pids[1])
@@ -171,7 +171,7 @@ def break_a_gpu() -> str:
         hang(gpu)
     memory = launch(gpu, "allreduce", "interrupted")
     assert memory
-    hvd.barrier()
+    meet()
     if hvd.rank() == 1:
         ctypes.CDLL(os.environ["HOROVODISH_TEST_CUDA"]).pretend_break()
     text = outcome_of(basics.engine().settle_launched)

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
+from horovodish.runtime import basics
 from support.hosts import Hosts, hosts, run_on_hosts_to_their_ends
 from support.midway import LargeReduction
 from support.model import PLANES
 from support.outcome import Outcome
-from support.processes import all_pids, is_stopped, resume, stop, wait_until_ended
+from support.processes import all_pids, is_stopped, meet, resume, stop, wait_until_ended
 from support.ranks import run_ranks_to_their_ends
 from support.threads import engine_thread
 
@@ -109,6 +110,26 @@ def test_survivors_are_told(victim: int, act: str, phase: str, plane: str) -> No
     check(run_ranks_to_their_ends(lose_a_rank, 3, args=(victim, phase, act), env=env), victim, act)
 
 
+def hear_of_it_while_nothing_is_under_way(act: str) -> str:
+    hvd.init()
+    meet()
+    if hvd.rank() == 0:
+        ACTS[act]()
+    while not basics.loss():
+        time.sleep(0.01)
+    basics.check_no_loss()  # this rank has not needed the one that was lost
+    return basics.loss()
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("plane", PLANES)
+def test_a_rank_that_waits_for_nothing_hears_of_a_loss(plane: str, act: str) -> None:
+    env = {"HOROVODISH_PLANE": plane}
+    outcomes = run_ranks_to_their_ends(hear_of_it_while_nothing_is_under_way, 3, args=(act,), env=env)
+    assert [outcome.ended for outcome in outcomes] == [VICTIM_ENDS[act], "returned", "returned"], outcomes
+    assert all("rank 0" in outcome.result for outcome in outcomes[1:])
+
+
 def run_out_of_memory() -> str:
     """What every rank is told when the last one cannot hold what it should gather."""
     hvd.init()
@@ -186,7 +207,7 @@ def test_the_reason_arrives_though_mpi_is_faster() -> None:
 
 def crash_in_the_engines_thread() -> None:
     hvd.init()
-    hvd.barrier()
+    meet()
     engine = engine_thread()
     if hvd.rank() == 1:
         ctypes.CDLL(None).tgkill(os.getpid(), engine, signal.SIGSEGV)

@@ -13,7 +13,7 @@ import pytest
 
 import horovodish as hvd
 from support.pretended_gpu import Gpu, variables
-from support.processes import all_pids, wait_until, wait_until_ended
+from support.processes import all_pids, meet, wait_until, wait_until_ended
 from support.ranks import run_ranks_to_their_ends
 
 KNOWN_WITHIN_SECONDS = 10.0
@@ -56,7 +56,7 @@ def lose_a_rank() -> tuple[str, float]:
         # Both communicators of rank 0 wait for rank 1, and the end of one may wait for the other.
         which = {"process_set": two, "op": hvd.Sum}
         gpu.submit("allreduce", arrays[1:], arrays[1:], "interrupted", **which).wait()
-    hvd.barrier()
+    meet()
     if hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     wait_until_ended(pids[1])

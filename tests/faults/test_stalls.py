@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ from horovodish.runtime import basics
 from support.hosts import hosts, run_on_hosts_to_their_ends
 from support.midway import LargeReduction
 from support.outcome import Outcome
-from support.processes import all_pids, resume, wait_for_output, wait_until_state
+from support.processes import all_pids, output_of, resume, wait_for_output, wait_until_state
 from support.ranks import run_ranks, run_ranks_to_their_ends
 
 REPORT = "ranks have waited for others"
@@ -75,6 +78,7 @@ def test_one_report_says_who_lags_and_where(laggard: int, plane: str) -> None:
         in outputs[0]
     )
     assert re.search(r"rank 2 is in step 2 and waits for '[xy]' and 1 more", outputs[0])
+    assert "ranks wait without a limit: --stall-check-shutdown-time-seconds sets one" in outputs[0]
     for rank, output in enumerate(outputs):
         assert ("in count_sheep" in output) == (rank == laggard), "the laggard alone shows its stacks"
         assert REPORT not in output or rank == 0
@@ -272,30 +276,42 @@ def test_ranks_that_wait_for_each_other_for_ever_raise() -> None:
     env = knobs("auto", warning=60)
     for text in results(run_ranks_to_their_ends(wait_for_different_tensors, 2, args=(8.0,), env=env)):
         assert "every rank waits, but not for the same tensors, so none can go on" in text
-        assert re.search(r"'batch 7.*' \(first: .*\) was submitted by rank 0 but not by rank 1", text)
+        assert "'batch 7' was submitted by rank 0 but not by rank 1" in text
         assert re.search(r"'metric.*' was submitted by rank 1 but not by rank 0", text)
         assert "hvd.join()" in text
         assert "if rank == 0:" in text
 
 
-def compute_then_submit(work_seconds: float) -> None:
-    """A thread that has used no collective before."""
-    end = time.monotonic() + work_seconds
+def compute(seconds: float) -> None:
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass
+
+
+DELAYS: dict[str, Callable[[float], object]] = {
+    "computes": compute,
+    "sleeps in C": lambda seconds: ctypes.CDLL(None).sleep(int(seconds)),
+    "waits for a child": lambda seconds: subprocess.run(["sleep", str(seconds)], check=True),
+}
+
+
+def delay_then_submit(delay: str) -> None:
+    """A thread that has used no collective before."""
+    DELAYS[delay](10.0)
     hvd.allreduce(np.zeros(3), name=f"x{1 - hvd.rank()}")
 
 
-def wait_for_threads_that_begin() -> None:
+def wait_for_threads_that_begin(delay: str) -> None:
     hvd.init()
-    other_thread = threading.Thread(target=compute_then_submit, args=(7.0,))
+    other_thread = threading.Thread(target=delay_then_submit, args=(delay,))
     other_thread.start()
     hvd.allreduce(np.zeros(3), name=f"x{hvd.rank()}")
     other_thread.join()
 
 
-def test_a_thread_may_compute_for_its_first_collective() -> None:
-    run_ranks(wait_for_threads_that_begin, 2, env=knobs("auto", warning=60))
+@pytest.mark.parametrize("delay", DELAYS)
+def test_a_thread_may_be_late_with_its_first_collective(delay: str) -> None:
+    run_ranks(wait_for_threads_that_begin, 2, args=(delay,), env=knobs("auto", warning=60))
 
 
 def submit_without_waiting(work_seconds: float, ends: threading.Event) -> None:
@@ -313,7 +329,7 @@ def wait_while_another_thread_computes(work_seconds: float) -> str:
     other_thread = threading.Thread(target=submit_without_waiting, args=(work_seconds, ends))
     other_thread.start()
     hvd.allreduce(np.zeros(3), name=f"x{hvd.rank()}")  # waits for the other rank's other thread
-    # Now that thread computes nothing any more, which nobody can know.
+    # Now that thread sleeps until another one wakes it.
     with pytest.raises(hvd.StallError) as raised:
         hvd.allreduce(np.zeros(3), name=f"y{hvd.rank()}")
     ends.set()
@@ -322,9 +338,9 @@ def wait_while_another_thread_computes(work_seconds: float) -> str:
 
 
 def test_a_thread_that_never_waits_may_compute_what_all_wait_for() -> None:
-    """It counts as working until nothing was submitted for the warning time."""
-    env = knobs("auto", warning=9.0)
-    for text in results(run_ranks_to_their_ends(wait_while_another_thread_computes, 2, args=(7.0,), env=env)):
+    """For longer than the warning time, and also while it sleeps for a time."""
+    env = knobs("auto", warning=1.0)
+    for text in results(run_ranks_to_their_ends(wait_while_another_thread_computes, 2, args=(10.0,), env=env)):
         assert "every rank waits, but not for the same tensors, so none can go on" in text
         assert "'y0' was submitted by rank 0 but not by rank 1" in text
 
@@ -332,19 +348,15 @@ def test_a_thread_that_never_waits_may_compute_what_all_wait_for() -> None:
 def lag_without_a_check() -> str:
     hvd.init()
     names = ("a", "b") if hvd.rank() == 0 else ("b", "a")
-    first = hvd.allreduce_async(np.zeros(3), name=names[0])
-    rest = threading.Thread(target=submit_when_it_is_reported, args=(names[1],))
-    rest.start()
-    first.wait()
-    rest.join()
+    rest = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: rest.append(hvd.allreduce_async(np.zeros(3), name=names[1])))
+    wait_then_signal = 'until grep -q "every rank waits" "$0"; do sleep 0.1; done; kill -USR1 "$1"'
+    with subprocess.Popen(["sh", "-c", wait_then_signal, str(output_of(0)), str(os.getpid())]):
+        hvd.allreduce(np.zeros(3), name=names[0])
+    rest[0].wait()
+    signal.signal(signal.SIGUSR1, before)
     hvd.barrier()
     return wait_for_output(hvd.rank(), "")
-
-
-def submit_when_it_is_reported(name: str) -> None:
-    """A thread that has never waited."""
-    wait_for_output(0, "every rank waits")
-    hvd.allreduce_async(np.zeros(3), name=name).wait()
 
 
 def test_without_the_stall_check_it_is_a_warning() -> None:

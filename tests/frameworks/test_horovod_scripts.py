@@ -23,8 +23,12 @@ def run(name: str, *arguments: object, np: int = 2) -> str:
     ("name", "arguments"),
     [
         ("torch_mnist.py", ["--use-adasum"]),
-        ("torch_synthetic_benchmark.py", ["--fp16-allreduce", "--gradient-predivide-factor", "2"]),
-        ("torch_collectives.py", []),
+        pytest.param(
+            "torch_synthetic_benchmark.py",
+            ["--fp16-allreduce", "--gradient-predivide-factor", "2"],
+            marks=pytest.mark.soak,
+        ),
+        pytest.param("torch_collectives.py", [], marks=pytest.mark.soak),
         ("two_frameworks.py", []),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -33,18 +37,22 @@ def test_a_script(name: str, arguments: list[str]) -> None:
     run(name, *arguments)
 
 
-@pytest.mark.parametrize("name", ["tensorflow_training.py", "tensorflow_sessions.py"])
+@pytest.mark.parametrize(
+    "name", ["tensorflow_training.py", pytest.param("tensorflow_sessions.py", marks=pytest.mark.soak)]
+)
 def test_a_script_that_saves_checkpoints(name: str, tmp_path: Path) -> None:
     run(name, tmp_path)
     assert list(tmp_path.glob("*.index"))
 
 
+@pytest.mark.soak
 def test_imagenet_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     checkpoints = ["--checkpoint-format", tmp_path / "checkpoint-{epoch}.pt"]
     assert "epoch 1 from 0: " in run("torch_imagenet.py", *checkpoints, "--epochs", 1, np=1)
     assert "epoch 2 from 1: " in run("torch_imagenet.py", *checkpoints, "--epochs", 2)
 
 
+@pytest.mark.soak
 def test_keras_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert "from epoch 0: 1 more" in run("keras_training.py", tmp_path, 1, np=1)
     assert "from epoch 1: 4 more" in run("keras_training.py", tmp_path, 5)

@@ -89,7 +89,7 @@ void play(Commands commands) {
     node.set_now(now += 0.01);
     const unsigned command = commands.byte();
     const bool accepted = accepts([&] {
-      switch (command % 8) {
+      switch (command % 7) {
         case 0:
         case 1:
         case 2:
@@ -104,10 +104,7 @@ void play(Commands commands) {
           node.submit(request.name, request.signature(), {});
           break;
         }
-        case 6:
-          node.flush();
-          break;
-        case 7:
+        default:
           node.join();
           break;
       }
@@ -128,7 +125,8 @@ void decode(std::string_view bytes) {
     const Request request = Request::decode(bytes);
     for (const Member& member : request.members) member.count();
     if (Request::decode(request.signature()).signature() != request.signature()) std::abort();
-    find_mismatch({{own_request(0).signature(), RankSet(WorldRank(0))}, {std::string(bytes), RankSet(WorldRank(1))}});
+    find_mismatch("a",
+                  {{own_request(0).signature(), RankSet(WorldRank(0))}, {std::string(bytes), RankSet(WorldRank(1))}});
   });
 }
 

@@ -278,21 +278,31 @@ def send_much(kind: str) -> None:
     for _ in range(SENT_TIMES):
         if kind == "allreduce":
             np.testing.assert_array_equal(hvd.allreduce(own, op=hvd.Max)[:: 1 << 10], hvd.size() - 1)
+        elif kind == "reducescatter":
+            np.testing.assert_array_equal(hvd.reducescatter(own, op=hvd.Max)[:: 1 << 10], hvd.size() - 1)
+        elif kind == "adasum":
+            np.testing.assert_array_equal(hvd.allreduce(np.ones_like(own), op=hvd.Adasum)[:: 1 << 10], 1)
         else:
             np.testing.assert_array_equal(hvd.allgather(own)[:: SENT_MIB << 18], np.arange(hvd.size()))
 
 
-@pytest.mark.parametrize("kind", ["allreduce", "allgather"])
+@pytest.mark.parametrize("kind", ["allreduce", "adasum", "reducescatter", "allgather"])
 @pytest.mark.parametrize("layout", [[2, 2], [2, 1, 2]], ids=str)
 def test_what_crosses_the_links(three_hosts: Hosts, layout: list[int], kind: str) -> None:
-    """However many ranks a host has: a ring over H hosts sends 2 (H - 1) / H of an allreduce's bytes from each, and the
-    tensor of a rank in an allgather goes to each other host once."""
+    """However many ranks a host has: a ring over H hosts sends 2 (H - 1) / H of an allreduce's bytes from each. In a
+    reducescatter a host sends what other hosts' ranks get, and in an allgather the tensors of its ranks to each. With
+    Adasum a rank sends its part of each shard to the shard's rank, and each host its shards of the result to each."""
     before = three_hosts.sent_bytes()
     run_on_hosts(send_much, three_hosts, layout, args=(kind,))
     sent = [after - start for start, after in zip(before, three_hosts.sent_bytes(), strict=True)]
     for of_host, ranks in zip_longest(sent, layout, fillvalue=0):
-        tensors = 2 * (len(layout) - 1) / len(layout) if kind == "allreduce" else (len(layout) - 1) * ranks
-        share = SENT_TIMES * (SENT_MIB << 20) * (tensors if ranks else 0)
+        tensors = {
+            "allreduce": 2 * (len(layout) - 1) / len(layout),
+            "adasum": ranks * (1 - ranks / sum(layout)) + ranks / sum(layout) * (len(layout) - 1),
+            "reducescatter": 1 - ranks / sum(layout),
+            "allgather": (len(layout) - 1) * ranks,
+        }
+        share = SENT_TIMES * (SENT_MIB << 20) * (tensors[kind] if ranks else 0)
         assert share <= of_host < 1.25 * share + (1 << 20), f"{sent} bytes were sent where a host's share is {share}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import sys
 from collections.abc import Callable
@@ -140,8 +141,13 @@ ONE_LINE = [
     (["check", "--verbos"], "there is no flag --verbos"),
     (["merge-traces"], "the following arguments are required: FILE"),
     (["run", "python", "train.py"], "-np is missing, the number of ranks"),
+    (["run", "python", "train.py", "-np", "2"], "-np is missing before the command, the number of ranks"),
     (["run", "-np", "2"], "COMMAND is missing"),
     (["run", "-np", "2", "--"], "COMMAND is missing"),
+    (
+        ["run", "-np", "2", "/bin/torchrun", "--nproc-per-node", "2", "train.py"],
+        "torchrun starts processes, and so does horovodish run: leave torchrun out, as in: horovodish run -np 2 python",
+    ),
     (["run", "-np", "0", "true"], "'0' is not a number of ranks"),
     (["run", "-np", "two", "true"], "'two' is not a number of ranks"),
     (["run", "-np", "2", "--no-such-flag", "true"], "there is no flag --no-such-flag"),
@@ -315,7 +321,7 @@ def test_only_what_is_certainly_a_script_must_be_there() -> None:
     [
         ("no/x.json", "there is no folder {folder}/no"),
         ("", "that is a folder; name a file in it"),
-        ("x.json", "no file can be made in the folder {folder}"),
+        ("x.json", "no file can be made in the folder {folder}: Permission denied"),
     ],
 )
 def test_a_file_that_no_rank_could_write(
@@ -326,7 +332,10 @@ def test_a_file_that_no_rank_could_write(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("horovodish.launcher.run.os.access", lambda *_: False)  # root may write everywhere
+    def refuse(dir: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("horovodish.launcher.run.tempfile.TemporaryFile", refuse)  # root may write everywhere
     assert main(["run", "-np", "2", flag, f"{tmp_path}/{path}", "true"]) == 2
     assert capsys.readouterr().err == f"horovodish: {flag} {tmp_path}/{path}: {problem.format(folder=tmp_path)}\n"
 

@@ -19,7 +19,8 @@ WITHIN_SECONDS = 280
 FLAGS = {
     "hanging_data_loader": ("--stall-check-warning-time-seconds", "1", "--stall-check-shutdown-time-seconds", "2"),
 }
-ENDS_WELL = ("not_wrapped",)
+ENDS_WELL = ("not_wrapped", "jax_not_wrapped", "keras_not_wrapped", "tensorflow_not_wrapped")
+ALONE = ("alone.py", "alone_torch.py", "alone_jax_keras_tensorflow.py")
 COMMANDS = {
     "run -np 2 python trian.py": "there is no script trian.py",
     "run -np 2 trian.py": "there is no script trian.py; a script is started with python trian.py",
@@ -34,6 +35,8 @@ COMMANDS = {
     "run -np 2 --hostfile none.txt python {script}": "hostfile none.txt cannot be read: No such file or directory",
     "run --nproc_per_node 2 {script}": "there is no flag --nproc_per_node; did you mean -np, the number of all",
     "run -np 2 --gpus 2 python {script}": "there is no flag --gpus; did you mean -np? Each rank has one GPU",
+    "run -np 2 --hosts python {script}": "--hosts has taken python for its value: give it one before python {script}",
+    "merge-traces --bogus": "there is no flag --bogus",
     "run -np 2 --elastic python {script}": "there is no flag --elastic; did you mean --min-np, the fewest ranks",
     "run -np 2 -x A python {script}": "there is no flag -x; ranks get all of your environment without it",
     "run -np 2 --fusion-treshold-mb 3 a": "there is no flag --fusion-treshold-mb; did you mean --fusion-threshold-mb?",
@@ -68,9 +71,7 @@ def test_of_commands(launch: Callable[..., Any], command: str) -> None:
     assert any(COMMANDS[command].format(script=script) in line for line in job.stderr.lines[-2:]), job.stderr.lines
 
 
-@pytest.mark.parametrize(
-    ("script", "mistake"), [(script, name) for script in ("alone.py", "alone_torch.py") for name in mistakes(script)]
-)
+@pytest.mark.parametrize(("script", "mistake"), [(script, name) for script in ALONE for name in mistakes(script)])
 def test_that_end_a_job(launch: Callable[..., Any], script: str, mistake: str) -> None:
     skip_without(*script.removesuffix(".py").split("_")[1:])
     flags = FLAGS.get(mistake, ())

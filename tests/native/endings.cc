@@ -55,13 +55,13 @@ void say_farewell_in_every_set() {
   const Host host(2);
   Engine engine(host.config(1));
   for (const int id : {0, 1}) engine.add_process_set(id, host.everybody(1, static_cast<size_t>(id)));
-  const std::string why(ByteRing::kCapacity / 50, 'x');
+  const std::string why(ControlRing::kCapacity / 50, 'x');
   for (int i = 0; i < 100; ++i)
     engine.refuse(Kind::allreduce, "x" + std::to_string(i), 0, why);  // more than the ring holds
   const Arena arena(host.memory(), 0, EngineConfig::arena_layout(2, Host::kChunkBytes));
-  while (arena.ring(0, 1, 0).written < ByteRing::kCapacity) std::this_thread::yield();
+  while (arena.control_ring(0, 1, 0).written_bytes < ControlRing::kCapacity) std::this_thread::yield();
   engine.stop(false, "enough");
-  CHECK(arena.ring(1, 1, 0).written > 0);
+  CHECK(arena.control_ring(1, 1, 0).written_bytes > 0);
 }
 
 // What follows an operation may wait for what follows another one that ends later.
@@ -80,7 +80,7 @@ void block_all_completions() {
     request->name = name;
     request->members = {{name, DType::float32, {1}}};
     auto* data = reinterpret_cast<std::byte*>(memory.data());
-    submit(engine, std::move(request), {{data, data}}, 0, std::move(then));
+    submit(engine, std::move(request), {{data, data}}, 0, nullptr, std::move(then));
   };
   for (int i = 0; i < kBlocked; ++i) {
     follow("blocked" + std::to_string(i), [&](const Handle&) {
@@ -99,6 +99,73 @@ void block_all_completions() {
   CHECK(ended == kBlocked);
 }
 
+// A rank ends its part in a process set in which every rank has operations under way. They fail on every rank, the global set goes
+// on, and a new set may then have the memory of the old one.
+void retire_under_operations(int ranks) {
+  constexpr int kRetired = 1, kNext = 2;
+  constexpr size_t kRegion = 1, kLength = 30000;
+  const std::string reason = "rank 0 has had enough";
+  const Host host(ranks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      Engine engine(host.config(rank));
+      const std::vector<float> source(kLength, 1.0f);
+      const auto reduce = [&](int process_set) {
+        std::vector<float> target(kLength);
+        auto submitted = operation(engine, Kind::allreduce, "of all", source, &target);
+        submitted->process_set = process_set;
+        const auto handle = submitted->handle;
+        engine.enqueue(std::move(submitted), true);
+        wait(engine, handle);
+        if (handle->error() == nullptr) CHECK(target[kLength - 1] == static_cast<float>(ranks));
+        return handle;
+      };
+      const auto transfer = [&](Kind kind, int peer) {
+        std::vector<float> memory(kLength, 1.0f);
+        auto submitted = operation(engine, kind, "of two", memory, &memory, peer);
+        submitted->process_set = kRetired;
+        const auto handle = submitted->handle;
+        engine.enqueue(std::move(submitted), true);
+        wait(engine, handle);
+        return handle;
+      };
+      engine.add_process_set(0, host.everybody(rank));
+      engine.add_process_set(kRetired, host.everybody(rank, kRegion));
+      std::atomic<int> reduced{0};
+      const auto until_error = [&](auto act) {
+        while (true) {
+          const auto handle = act();
+          if (handle->error() == nullptr) continue;
+          CHECK(handle->error()->kind == ErrorKind::internal);
+          CHECK(handle->error()->message.find(reason) != std::string::npos);
+          return;
+        }
+      };
+      std::vector<std::thread> others;
+      others.emplace_back(until_error, [&] { return ++reduced, reduce(kRetired); });
+      others.emplace_back(until_error, [&] { return transfer(Kind::send, (rank + 1) % ranks); });
+      others.emplace_back(until_error, [&] { return transfer(Kind::receive, (rank + ranks - 1) % ranks); });
+      if (rank == 0) {
+        while (reduced < 5) std::this_thread::yield();
+        engine.retire(kRetired, reason);
+      }
+      for (std::thread& thread : others) thread.join();
+      CHECK(reduce(0)->error() == nullptr);
+      CHECK(!engine.process_set_busy(kRetired));
+      engine.remove_process_set(kRetired);
+      CHECK(reduce(0)->error() == nullptr);  // every rank has removed it
+      engine.clear_region(kRegion);
+      CHECK(reduce(0)->error() == nullptr);
+      engine.add_process_set(kNext, host.everybody(rank, kRegion));
+      CHECK(reduce(0)->error() == nullptr);
+      CHECK(reduce(kNext)->error() == nullptr);
+      CHECK(reduce(0)->error() == nullptr);  // nobody leaves while another one needs it
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -107,6 +174,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   for (int i = 0; i < 20; ++i) stop_under_threads(std::atoi(argv[1]));
+  for (int i = 0; i < 20; ++i) retire_under_operations(std::atoi(argv[1]));
   say_farewell_in_every_set();
   block_all_completions();
   std::printf("endings of %s ranks: fine\n", argv[1]);

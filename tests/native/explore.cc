@@ -2,7 +2,7 @@
 //
 //     explore small|deep
 //
-// A world is a tree, a cache of one entry and a script for each rank. From its first state the program follows every
+// A world is a tree, a small cache and a script for each rank. From its first state the program follows every
 // possible action from each state that it has not seen, and checks what must hold on every rank. "small" takes seconds,
 // "deep" has longer scripts. Compiled with -fno-access-control, to copy and to compare states.
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -29,7 +30,6 @@ using namespace horovodish;
 namespace {
 
 constexpr size_t kRanks = 3;
-constexpr size_t kCacheCapacity = 1;
 
 // A step of a rank's script. Steps between two barriers are taken in any order, those of one name in the given order.
 //     x    submits x            x4   with another shape       x-   refuses it        f.x  x as part of the family f
@@ -39,6 +39,7 @@ struct Step {
   enum class Type { submit, join, join_and_go_on, next_run };
   Type type = Type::submit;
   std::string name, family, signature;
+  std::string asked;  // what the ranks must agree about
   size_t run = 0;
 
   bool is_barrier() const { return type != Type::submit; }
@@ -60,6 +61,7 @@ Script parse(const std::string& text) {
         request.family.name = "f";
         word.erase(0, 2);
       }
+      step.asked = word;
       request.name = word.substr(0, 1);
       if (word.ends_with("-")) request.refusal = "no";
       request.members = {{request.name, DType::float32, {word.ends_with("4") ? 4 : 3}}};
@@ -78,6 +80,7 @@ struct World {
   std::string before;  // a script that all ranks go through first, in one order
   std::vector<std::string> scripts;
   bool lag = false;  // a rank may submit before it has applied the decisions that have arrived
+  size_t cache_capacity = 1;
 };
 
 [[noreturn]] void unexpected(const std::string& what) { throw std::logic_error(what); }
@@ -94,6 +97,7 @@ struct Rank {
 // A decision that not every rank has applied.
 struct Logged {
   std::string text;
+  std::string asked = {};  // of a contributor
   int joined = 0, contributors = 0;
 };
 
@@ -105,44 +109,38 @@ struct State {
   size_t applied_by_all = 0;
 };
 
-// After a copy: what is pending refers to the participants of its node, and an entry of the cache to its place in a list.
-void relink(Negotiation& node) {
-  const auto rebuilt = [&](const Pending& old) {
-    Pending pending(node.participants_, old.serial_);
-    pending.stated_ = old.stated_;
-    pending.span_ = old.span_;
-    pending.joined_ = old.joined_;
-    pending.absent_ = old.absent_;
-    pending.signatures_ = old.signatures_;
-    pending.passed_up_ = old.passed_up_;
-    return pending;
-  };
-  const auto relink_all = [&](auto& tensors) {
-    auto old = std::exchange(tensors, {});
-    for (const auto& [key, pending] : old) tensors.emplace(key, rebuilt(pending));
-  };
-  relink_all(node.by_id_);
-  relink_all(node.by_name_);
-  auto& by_use = node.cache_.by_use_;
-  for (auto place = by_use.begin(); place != by_use.end(); ++place) node.cache_.entries_.at(*place).place = place;
+// After a copy: the tensors and the cached requests are others.
+void relink(TensorTable& table) {
+  const auto own = [&](const CachedRequest* theirs) { return table.find(theirs->id); };
+  for (auto& [name, tensor] : table.by_name_) {
+    tensor.name = name;
+    for (CachedRequest*& request : tensor.cached) request = own(request);
+    if (tensor.pending.by_id_ != 0) tensor.pending.cached_ = own(tensor.pending.cached_);
+  }
+  for (auto& [id, request] : table.by_id_) request.tensor = table.find(request.tensor->name);
+  for (auto place = table.by_use_.begin(); place != table.by_use_.end(); ++place) {
+    *place = own(*place);
+    (*place)->place = place;
+  }
 }
 
 State copy_of(const State& original) {
   State copy = original;
-  for (Negotiation& node : copy.nodes) relink(node);
+  for (Negotiation& node : copy.nodes) relink(node.tensors_);
   return copy;
 }
 
-bool remembers_nothing(const Negotiation& node) { return node.unheard() == 0 && node.after_join_.empty(); }
+bool remembers_nothing(const Negotiation& node) { return node.unacknowledged() == 0 && node.after_join_.empty(); }
 
 void write_remembered(Writer& writer, const Negotiation& node) {
-  writer.number(node.unheard_.size());
-  for (const auto& decided : node.unheard_.decided_) {
+  const UnacknowledgedDecisions& kept = node.unacknowledged_;
+  writer.number(kept.size());
+  for (const auto& decided : kept.decided_) {
     const auto* forgotten = std::get_if<Forgotten>(&decided);
-    writer.text(forgotten != nullptr ? forgotten->name : std::get<Failed>(decided).name);
+    writer.text(forgotten != nullptr ? forgotten->name : std::get<Fail>(decided).name);
     writer.number(forgotten != nullptr ? forgotten->id : 0);
   }
-  for (const uint64_t heard : node.unheard_.heard_) writer.number(heard - node.unheard_.dropped_);
+  for (const uint64_t acknowledged : kept.acknowledged_) writer.number(acknowledged - kept.dropped_);
   writer.number(node.after_join_.size());
   for (const auto& submission : node.after_join_) writer.text(submission.name);
 }
@@ -190,7 +188,7 @@ class Explorer {
     for (int rank = 0; rank < static_cast<int>(kRanks); ++rank) {
       std::vector<RankSet> participants{RankSet(WorldRank(rank))};
       for (const int child : children_of(rank)) participants.push_back(subtree_of(child));
-      state.nodes.emplace_back(rank == 0, std::move(participants), kCacheCapacity);
+      state.nodes.emplace_back(rank == 0, std::move(participants), world_.cache_capacity);
     }
     for (const Step& step : parse(world_.before)) {
       for (size_t rank = 0; rank < kRanks; ++rank) {
@@ -317,45 +315,55 @@ class Explorer {
     Rank& rank = state.ranks[number];
     const Decision decision = *state.nodes[number].take_decision();
     Logged& logged = at_its_place(state, rank, decision);
-    const std::string what = " '" + decision.name + "' on rank " + std::to_string(number);
-    switch (decision.type) {
-      case Decision::Type::execute:
-        if (!decision.submitted) {
-          if (!rank.joined) unexpected("it executes" + what + ", which has neither submitted it nor joined");
-          break;
-        }
-        if (rank.undecided.erase(decision.name) == 0)
-          unexpected("it executes" + what + ", which waits for no such thing");
-        ++logged.contributors;
-        break;
-      case Decision::Type::fail:
-        fail(rank, scripts_[number], decision);
-        break;
-      case Decision::Type::join_done:
-        if (!rank.joined) unexpected("a join is done on rank " + std::to_string(number) + ", which has not joined");
-        rank.joined = false;
-        break;
-      default:
-        unexpected("a decision of type " + std::to_string(static_cast<int>(decision.type)));
+    if (const auto* decided = std::get_if<DecidedCollective>(&decision)) {
+      execute(rank, number, *decided, logged);
+    } else if (const auto* failed = std::get_if<Fail>(&decision)) {
+      fail(rank, scripts_[number], *failed);
+    } else if (std::holds_alternative<Joined>(decision)) {
+      if (!rank.joined) unexpected("a join is done on rank " + std::to_string(number) + ", which has not joined");
+      rank.joined = false;
+    } else {
+      unexpected("a decision of type " + std::to_string(decision.index()));
     }
     forget_log(state);
   }
 
-  static void fail(Rank& rank, const Script& script, const Decision& decision) {
+  void execute(Rank& rank, int number, const DecidedCollective& decided, Logged& logged) const {
+    const std::string what = " '" + decided.name + "' on rank " + std::to_string(number);
+    if (!decided.submitted()) {
+      if (!rank.joined) unexpected("it executes" + what + ", which has neither submitted it nor joined");
+      return;
+    }
+    const auto undecided = rank.undecided.find(decided.name);
+    if (undecided == rank.undecided.end()) unexpected("it executes" + what + ", which waits for no such thing");
+    const std::string& asked = scripts_[number][undecided->second].asked;
+    if (logged.contributors == 0) logged.asked = asked;
+    if (logged.asked != asked) unexpected("it executes" + what + ", where others have asked for something else");
+    rank.undecided.erase(undecided);
+    ++logged.contributors;
+  }
+
+  static void fail(Rank& rank, const Script& script, const Fail& failed) {
     std::erase_if(rank.undecided, [&](const auto& entry) {
       const Step& step = script[entry.second];
-      const bool in_family = std::count(decision.families.begin(), decision.families.end(), step.family) > 0;
+      const bool in_family = std::count(failed.families.begin(), failed.families.end(), step.family) > 0;
       if (in_family) rank.failed_runs.insert(step.run);
-      return in_family || step.name == decision.name;
+      return in_family || step.name == failed.name;
     });
   }
 
   // Every rank sees the same decisions in the same order.
   static Logged& at_its_place(State& state, Rank& rank, const Decision& decision) {
-    const std::string text = std::to_string(static_cast<int>(decision.type)) + decision.name + ":" +
-                             std::to_string(decision.joined_ranks) + ":" + decision.text;
+    std::string text = std::to_string(decision.index());
+    int joined = 0;
+    if (const auto* decided = std::get_if<DecidedCollective>(&decision)) {
+      joined = decided->joined_ranks;
+      text += decided->name + ":" + std::to_string(joined);
+    } else if (const auto* failed = std::get_if<Fail>(&decision)) {
+      text += failed->name + ":" + failed->text;
+    }
     const size_t place = rank.decisions++ - state.applied_by_all;
-    if (place == state.log.size()) state.log.push_back({text, decision.joined_ranks});
+    if (place == state.log.size()) state.log.push_back({.text = text, .joined = joined});
     if (state.log[place].text != text) unexpected("the ranks see different decisions");
     return state.log[place];
   }
@@ -424,6 +432,7 @@ class Explorer {
     writer.number(state.log.size());
     for (const Logged& logged : state.log) {
       writer.text(logged.text);
+      writer.text(logged.asked);
       writer.signed_number(logged.contributors);
     }
     const std::string all = writer.take();
@@ -434,54 +443,49 @@ class Explorer {
 
   // Without times, which decide nothing.
   static void write(Writer& writer, const Negotiation& node) {
-    for (const bool joined : node.participants_.joined) writer.number(joined);
+    writer.number(node.participants_.joined);
     writer.number(node.joined_sent_);
     writer.signed_number(number_of(node.last_joined_));
-    writer.number(node.cache_.uses_);
-    writer.number(node.cache_.last_id_);
-    for (const auto id : node.cache_.by_use_) {
-      const auto& entry = node.cache_.entries_.at(id);
-      writer.number(id);
-      writer.text(entry.tensor.name);
-      writer.text(entry.tensor.signature);
-      writer.number(entry.last_use);
+    const TensorTable& table = node.tensors_;
+    writer.number(table.uses_);
+    writer.number(table.last_id_);
+    for (const CachedRequest* request : table.by_use_) {
+      writer.number(request->id);
+      writer.text(request->signature);
+      writer.number(request->last_use);
     }
-    const std::map<size_t, ResponseCache::Refused> refused(node.cache_.refused_.begin(), node.cache_.refused_.end());
+    const std::map<size_t, TensorTable::Refused> refused(table.refused_.begin(), table.refused_.end());
     writer.number(refused.size());
     for (const auto& [name, its] : refused) {
       writer.number(name);
       writer.number(its.last);
       writer.number(its.before);
     }
-    write_pending(writer, node.by_id_);
-    write_pending(writer, node.by_name_);
-    writer.number(node.decisions_.size());
-    for (const Decision& decision : node.decisions_) {
-      writer.number(static_cast<uint64_t>(decision.type));
-      writer.text(decision.name);
-      writer.number(decision.submitted);
+    for (const std::string& name : table.pending()) write_pending(writer, *table.find(name));
+    const auto untaken = std::span(node.decisions_).subspan(node.taken_);
+    writer.number(untaken.size());
+    for (const Decision& decision : untaken) {
+      writer.number(decision.index());
+      const auto* decided = std::get_if<DecidedCollective>(&decision);
+      const auto* failed = std::get_if<Fail>(&decision);
+      writer.text(decided != nullptr ? decided->name : failed != nullptr ? failed->name : std::string());
+      writer.number(decided != nullptr && decided->submitted());
     }
     write_remembered(writer, node);
   }
 
-  static void write_key(Writer& writer, const std::string& name) { writer.text(name); }
-  static void write_key(Writer& writer, uint32_t id) { writer.number(id); }
-
-  template <class Tensors>
-  static void write_pending(Writer& writer, const Tensors& tensors) {
-    writer.number(tensors.size());
-    std::map<typename Tensors::key_type, const Pending*> sorted;
-    for (const auto& [key, pending] : tensors) sorted[key] = &pending;
-    for (const auto& [key, pending] : sorted) {
-      write_key(writer, key);
-      for (const bool stated : pending->stated_) writer.number(stated);
-      pending->joined_.encode(writer);
-      writer.number(pending->passed_up_);
-      writer.number(pending->signatures_.size());
-      for (const auto& [signature, ranks] : pending->signatures_) {
-        writer.text(signature);
-        ranks.encode(writer);
-      }
+  static void write_pending(Writer& writer, const Tensor& tensor) {
+    const Pending& pending = tensor.pending;
+    writer.text(tensor.name);
+    writer.number(pending.stated_);
+    writer.number(pending.by_id_);
+    if (pending.by_id_ != 0) writer.number(pending.cached_->id);
+    pending.joined_.encode(writer);
+    writer.number(pending.passed_up_);
+    writer.number(pending.in_full_.size());
+    for (const auto& [signature, ranks] : pending.in_full_) {
+      writer.text(signature);
+      ranks.encode(writer);
     }
   }
 
@@ -500,17 +504,19 @@ std::vector<World> disagreements(bool deep) {
   const std::string next = deep ? " y x" : " y";
   std::vector<World> worlds;
   for (const bool chain : {false, true}) {
-    for (const std::string before : {"", "x y y"}) {
+    // The cache knows nothing, or x until y takes its place, or x with both shapes until y takes the place of one.
+    for (const std::string before : {"", "x y y", "x x4 y y"}) {
+      const size_t capacity = before.starts_with("x x4") ? 2 : 1;
       for (const std::string root : {"x", "x4", "x-"}) {
         for (const std::string first : {"x", "x4", "x-"}) {
           for (const std::string second : {"x", "x4", "x-"}) {
             if (!chain && first < second) continue;  // the same world with other numbers
             const std::vector<std::string> begin{root, first, second};
-            worlds.push_back({chain, before, {root + next, first + next, second + next}});
+            worlds.push_back({chain, before, {root + next, first + next, second + next}, false, capacity});
             for (size_t early = 0; early < kRanks && deep; ++early) {
               std::vector<std::string> scripts;
               for (size_t i = 0; i < kRanks; ++i) scripts.push_back(begin[i] + (i == early ? "" : next) + " J");
-              worlds.push_back({chain, before, std::move(scripts)});
+              worlds.push_back({chain, before, std::move(scripts), false, capacity});
             }
           }
         }
@@ -526,8 +532,9 @@ std::vector<World> others(bool deep) {
       {"x4 y x", "x y x", "x y x"},
       {"y x J", "x y J", "y x J"},
       {"y x J", "x y J", "y J"},
-      // The signature changes on every rank.
+      // The signature changes on every rank, and one disagrees the second time.
       {"x4 y x", "x4 y x", "x4 y x"},
+      {"x4 x x4", "x4 x x4", "x4 x4 x"},
       // The ranks disagree about one operation of a family and do it all again.
       {"f.x4 f.y | f.x f.y", "f.x f.y | f.x f.y", "f.x f.y | f.x f.y"},
       {"f.x4 | f.x f.y", "f.x f.y | f.x f.y", "f.x f.y | f.x f.y"},
@@ -546,10 +553,13 @@ std::vector<World> others(bool deep) {
   };
   std::vector<World> worlds;
   for (const bool chain : {false, true}) {
+    // One rank calls x outside of the family, which is no disagreement. The cache knows both and has room.
+    worlds.push_back({chain, "x f.x", {"f.x f.x", "x x", "f.x x"}, false, 3});
     for (const auto& one : scripts) {
       const bool of_family = one[0].starts_with("f.");
       worlds.push_back({chain, of_family ? "f.x f.y f.y" : "x y y", one});
       if (of_family && deep) worlds.push_back({chain, "f.y f.x f.x", one, true});
+      if (of_family) worlds.push_back({chain, "f.x f.x4 f.y f.y", one, false, 2});
     }
   }
   return worlds;

@@ -81,7 +81,8 @@ void follow(Engine& engine) {
   request->name = "followed";
   request->members = {{request->name, DType::float32, {10}}};
   auto* data = reinterpret_cast<std::byte*>(memory.data());
-  const auto handle = submit(engine, std::move(request), {{data, data}}, 0, [&](const Handle&) { called = true; });
+  const auto handle =
+      submit(engine, std::move(request), {{data, data}}, 0, nullptr, [&](const Handle&) { called = true; });
   while (!called) std::this_thread::yield();
   finish(engine, handle);
 }
@@ -99,7 +100,8 @@ void work(Engine& engine, const Host& host, int rank) {
   engine.add_process_set(0, host.everybody(rank));
   call(engine, Kind::allreduce, "a", 10);
   call(engine, Kind::allgather, "b", 10);
-  engine.start_timeline({memfd_create("timeline", MFD_CLOEXEC), rank, "a rank", 0, true});
+  engine.start_timeline(
+      std::make_shared<Timeline>(memfd_create("timeline", MFD_CLOEXEC), WorldRank(rank), "a rank", 0, true));
   for (int step = 0; step < 2; ++step) call(engine, Kind::broadcast, "c", 40000);
   engine.stop_timeline();
   follow(engine);

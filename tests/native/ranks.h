@@ -89,12 +89,13 @@ class Host {
 
 inline std::shared_ptr<Operation> operation(Engine& engine, Kind kind, const std::string& name,
                                             const std::vector<float>& source, std::vector<float>* target, int root = 0,
-                                            ReduceOp op = ReduceOp::sum) {
+                                            ReduceOp op = ReduceOp::sum, uint32_t tag = 0) {
   auto request = std::make_shared<Request>();
   request->kind = kind;
   request->name = name;
   request->root = WorldRank(root);
   request->op = op;
+  request->tag = tag;
   std::vector<Buffer> buffers;
   add_member(*request, buffers, {name, DType::float32, {static_cast<int64_t>(source.size())}},
              {reinterpret_cast<const std::byte*>(source.data()),

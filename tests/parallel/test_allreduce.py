@@ -41,7 +41,7 @@ def reduce_everything() -> list[int]:
 
 
 @pytest.mark.parametrize("plane", PLANES)
-@pytest.mark.parametrize("np", [1, 2, 3, 4])
+@pytest.mark.parametrize("np", [1, 2, 3, pytest.param(4, marks=pytest.mark.soak)])
 def test_every_op_and_dtype(np: int, plane: str) -> None:
     checksums = run_ranks(reduce_everything, np, env={"HOROVODISH_PLANE": plane})
     assert all(of_rank == checksums[0] for of_rank in checksums), "the ranks hold different bits"

@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
-from horovodish._native import DTYPES
+from horovodish._native import DTYPES, REDUCE_OPS
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.submission import Handle, submit
+from horovodish.runtime import basics
 from support.expect import the_engine_goes_on
 from support.model import PLANES
 from support.on_ranks import on_ranks
@@ -218,6 +219,28 @@ def test_a_dropped_handle_keeps_what_the_engine_needs() -> None:
     hvd.broadcast(np.zeros(1), 0, name="go")
     hvd.barrier()
     hvd.barrier()  # a submission learns what has settled before it
+    assert watched() is None
+
+
+@on_ranks(2)
+def test_a_plan_keeps_what_is_left_to_it_until_its_operations_have_ended() -> None:
+    owner, array = Owner(), np.ones(4)
+    watched = weakref.ref(owner)
+    plan = basics.engine().plan("left", REDUCE_OPS["sum"], 1.0, 1.0, [("x", DTYPES["float64"], (4,), 0)], [-1])
+    if hvd.rank() == 1:
+        hvd.broadcast(np.zeros(1), 0, name="go")
+    plan.submit(0, array.ctypes.data, array.ctypes.data)
+    plan.keep(owner)
+    del owner
+    if hvd.rank() == 0:
+        gc.collect()
+        assert watched() is not None
+        hvd.broadcast(np.zeros(1), 0, name="go")
+    while not plan.wait(1):
+        pass
+    np.testing.assert_array_equal(array, np.full(4, 2.0))
+    plan.reset()
+    hvd.barrier()  # a submission lets go of what is no longer needed
     assert watched() is None
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import horovodish as hvd
 from support.model import PLANES, Array
 from support.on_ranks import on_ranks
+
+pytestmark = pytest.mark.soak
 
 # A length and offsets that no 32-bit number holds, and whose low bits are not zero.
 LENGTH = 2**31 + 4099

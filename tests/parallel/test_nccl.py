@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 
 import horovodish as hvd
 from horovodish import _native
-from horovodish.collectives import submission
 from horovodish.runtime import basics
 from support.expect import the_engine_goes_on
 from support.model import FLOATS, OPS, Array, difference, dtype_of, reduced, values
@@ -174,18 +174,17 @@ def streams_wait_and_the_host_does_not(gpu: Gpu) -> None:
 def memory_of_dropped_handles(gpu: Gpu) -> None:
     producer = Stream()
     array = np.zeros(3, np.float32)
+    watched = weakref.ref(array)
     producer.hold(True)
     handle = gpu.submit("allreduce", [array], [array], "dropped", op=hvd.Sum, stream=producer)
-    identity = handle._native.id
     while not handle.poll():
         pass
-    del handle
-    session = submission._running_session()
-    session.engine.release_settled(session.kept)
-    assert identity in session.kept, "the GPU still reads and writes this memory"
+    del handle, array
+    hvd.barrier()
+    assert watched() is not None, "the GPU still reads and writes this memory"
     producer.hold(False)
-    while identity in session.kept:
-        session.engine.release_settled(session.kept)
+    while hvd.allreduce(np.array([float(watched() is not None)]), op=hvd.Max)[0]:
+        pass  # every submission lets go of what is no longer needed
 
 
 def plans_with_side_streams(gpu: Gpu) -> None:

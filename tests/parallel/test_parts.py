@@ -29,6 +29,13 @@ def test_ranks_that_disagree_about_the_parts() -> None:
     parts_by_elements()
 
 
+@on_ranks(2)
+def test_ranks_that_disagree_about_where_parts_end() -> None:
+    values = [np.ones(5, np.float32)]
+    with pytest.raises(hvd.MismatchError, match=r"about its parts: rank 0 has elements that end at \(1, 5\), rank 1"):
+        run_plan("reducescatter", "parts", hvd.Sum, values, values, ends=[1 + hvd.rank(), 5])
+
+
 @on_ranks(2, planes=PLANES)
 def test_parts_of_a_rank_that_has_joined() -> None:
     if hvd.rank() == 0:

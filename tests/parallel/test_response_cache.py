@@ -85,6 +85,21 @@ def test_every_collective_is_cached_from_the_second_step_on(collective: str) -> 
     assert [step([collective]) for _ in range(STEPS)] == [TENSORS] + [0] * (STEPS - 1)
 
 
+@on_ranks(2, planes=PLANES)
+def test_different_calls_of_one_name_are_cached_side_by_side() -> None:
+    counts = []
+    for _ in range(STEPS):
+        before = basics.engine().full_requests(0)
+        for collective, (submit, expected) in COLLECTIVES.items():
+            result = hvd.synchronize(submit(0, "one name"))
+            array = result[0] if collective == "alltoall" else result
+            np.testing.assert_array_equal(array, expected(0), strict=True)
+        counts.append(basics.engine().full_requests(0) - before)
+    assert counts == [len(COLLECTIVES)] + [0] * (STEPS - 1)
+    with pytest.raises(hvd.MismatchError, match="disagree about its collective"):
+        COLLECTIVES["allreduce" if hvd.rank() else "broadcast"][0](0, "one name").wait()
+
+
 def all_at_once() -> list[int]:
     hvd.init()
     return [step(list(COLLECTIVES)) for _ in range(STEPS)]

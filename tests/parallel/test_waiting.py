@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import resource
-import threading
+import signal
+import subprocess
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ import pytest
 import horovodish as hvd
 from support.model import PLANES
 from support.on_ranks import on_ranks
-from support.processes import wait_for_output
+from support.processes import output_of
 from support.ranks import run_ranks_to_their_ends
 
 LEFT = "'left' was submitted by rank 0 but not by rank 1"
@@ -22,17 +25,17 @@ RIGHT = "'right' was submitted by rank 1 but not by rank 0"
 def wait_for_different_tensors() -> list[float]:
     hvd.init()
     own, other = ("left", "right") if hvd.rank() == 0 else ("right", "left")
-    late: list[float] = []
-
-    def submit_the_other() -> None:
-        wait_for_output(0, RIGHT)
-        late.extend(hvd.allreduce(np.full(1, 2.0), op=hvd.Sum, name=other))
-
-    helper = threading.Thread(target=submit_the_other)
-    helper.start()
-    awaited = hvd.allreduce(np.full(1, 1.0 if own == "left" else 2.0), op=hvd.Sum, name=own)
-    helper.join()
-    return [*awaited, *late]
+    late: list[Any] = []
+    before = signal.signal(
+        signal.SIGUSR1, lambda *_: late.append(hvd.allreduce_async(np.full(1, 2.0), op=hvd.Sum, name=other))
+    )
+    # Another process looks: a thread of this one that wakes by itself might submit what is missing.
+    wait_then_signal = 'until grep -q "$2" "$0"; do sleep 0.1; done; kill -USR1 "$1"'
+    with subprocess.Popen(["sh", "-c", wait_then_signal, str(output_of(0)), str(os.getpid()), RIGHT]):
+        awaited = hvd.allreduce(np.full(1, 1.0 if own == "left" else 2.0), op=hvd.Sum, name=own)
+    result = [*awaited, *late[0].wait()]
+    signal.signal(signal.SIGUSR1, before)
+    return result
 
 
 @pytest.mark.parametrize("plane", PLANES)

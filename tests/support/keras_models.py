@@ -20,9 +20,15 @@ STEPS, BATCH, EPOCHS = 5, 4, 2
 # Sums of float32 in another order: a few units in the last place for each step, of weights of magnitude 1.
 CLOSE = {"rtol": 5e-5, "atol": 5e-6}
 
+BACKENDS = ("torch", "jax", "tensorflow")
 three_ranks_too = pytest.mark.parametrize(
     ("world", "backend"),
-    [((2, ""), "torch"), ((2, ""), "jax"), ((2, ""), "tensorflow"), ((3, ""), "jax")],
+    [
+        ((2, ""), "torch"),
+        ((2, ""), "jax"),
+        ((2, ""), "tensorflow"),
+        pytest.param((3, ""), "jax", marks=pytest.mark.soak),
+    ],
     ids=["2-torch", "2-jax", "2-tensorflow", "3-jax"],
     indirect=["backend"],
     scope="module",
@@ -32,6 +38,12 @@ three_ranks_too = pytest.mark.parametrize(
 
 def only_on(*backends: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("backend", backends, indirect=True)
+
+
+def long_on(*backends: str) -> pytest.MarkDecorator:
+    """On every backend, but on these only in `make soak`."""
+    every = [pytest.param(each, marks=pytest.mark.soak if each in backends else ()) for each in BACKENDS]
+    return pytest.mark.parametrize("backend", every, indirect=True)
 
 
 def sgd(**options: Any) -> Any:

@@ -147,4 +147,4 @@ class Ranks:
                 assert not rank.undecided
                 assert not rank.joined
                 assert not node.anything_pending()
-                assert node.unheard() == 0
+                assert node.unacknowledged() == 0

@@ -23,7 +23,15 @@ SHAPES: list[list[tuple[str, tuple[int, ...]]]] = [
 ]
 
 
-def run_plan(kind: str, name: str, op: Any, sources: list[Array], targets: list[Array], gpu: Gpu | None = None) -> None:
+def run_plan(
+    kind: str,
+    name: str,
+    op: Any,
+    sources: list[Array],
+    targets: list[Array],
+    gpu: Gpu | None = None,
+    ends: list[int] | None = None,
+) -> None:
     """Carry out one bucket. Collective; blocks.
 
     Args:
@@ -32,9 +40,12 @@ def run_plan(kind: str, name: str, op: Any, sources: list[Array], targets: list[
         op: of a reducescatter.
         sources, targets: the members' memory.
         gpu: where that is; None: in host memory.
+        ends: where each rank's part ends; None: the parts are even.
     """
     members = [(f"{name}[{i}]", DTYPES[each.dtype.name], each.shape, 0) for i, each in enumerate(sources)]
-    plan = basics.engine().plan(name, op, 1.0, 1.0, members, [gpu.ordinal if gpu else HOST], kind=KINDS[kind])
+    plan = basics.engine().plan(
+        name, op, 1.0, 1.0, members, [gpu.ordinal if gpu else HOST], kind=KINDS[kind], ends=[ends or []]
+    )
     stream = gpu.stream.handle if gpu else 0
     for index, (source, target) in enumerate(zip(sources, targets, strict=True)):
         plan.submit(index, source.ctypes.data, target.ctypes.data, stream)
@@ -84,3 +95,22 @@ def parts_by_elements(gpu: Gpu | None = None) -> None:
             np.testing.assert_allclose(target, reduced([each[index] for each in of_ranks], op), rtol=1e-5, atol=1e-5)
         for of_rank in hvd.allgather_object([each.tobytes() for each in gathered]):
             assert of_rank == [each.tobytes() for each in gathered]
+    for sizes in (
+        [70_001, *range(1, hvd.size())],
+        [*range(hvd.size() - 1, 0, -1), 70_001],
+        [0] * (hvd.size() - 1) + [8],
+    ):
+        parts_of_these_sizes(sizes, gpu)
+
+
+def parts_of_these_sizes(sizes: list[int], gpu: Gpu | None) -> None:
+    """As above; each rank's part has a given size."""
+    rank = hvd.rank()
+    of_ranks = [values("float32", (sum(sizes),), each) for each in range(hvd.size())]
+    whole, ends = of_ranks[rank].copy(), np.cumsum(sizes).tolist()
+    run_plan("reducescatter", f"sums of {sizes}", hvd.Sum, [whole], [whole], gpu, ends)
+    expected, own = reduced(of_ranks, "Sum"), slice(ends[rank] - sizes[rank], ends[rank])
+    np.testing.assert_allclose(whole[own], expected[own], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(np.delete(whole, own), np.delete(of_ranks[rank], own))
+    run_plan("allgather", f"all of {sizes}", hvd.Sum, [whole], [whole], gpu, ends)
+    np.testing.assert_allclose(whole, expected, rtol=1e-5, atol=1e-5)

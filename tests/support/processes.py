@@ -21,6 +21,19 @@ def all_pids() -> list[int]:
     return hvd.allgather(np.array([os.getpid()]), name="process ids").tolist()
 
 
+def meet() -> None:
+    """A barrier of all ranks on this host, and nobody returns before everybody has left it: now a rank may die."""
+    hvd.barrier()
+    files = [output_of(rank).with_suffix(".met") for rank in range(hvd.size())]
+    with files[hvd.rank()].open("ab") as own:
+        own.write(b".")
+    wait_until(lambda: all(_length(file) >= _length(files[hvd.rank()]) for file in files))
+
+
+def _length(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
 def stop(pid: int) -> None:
     """Sends SIGSTOP and waits until the process has stopped."""
     os.kill(pid, signal.SIGSTOP)
@@ -65,9 +78,14 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(_POLL_SECONDS)
 
 
+def output_of(rank: int) -> Path:
+    """The file of what a rank of this host prints."""
+    return Path(os.readlink("/proc/self/fd/2")).with_name(f"{rank}.output")
+
+
 def wait_for_output(rank: int, text: str) -> str:
     """Waits until a rank of this host has printed a text; returns all that it has printed so far."""
-    output = Path(os.readlink("/proc/self/fd/2")).with_name(f"{rank}.output")
+    output = output_of(rank)
     ends_at = time.monotonic() + _LIMIT_SECONDS
     while text not in output.read_text():
         assert time.monotonic() < ends_at, f"rank {rank} did not print {text!r}"

@@ -16,8 +16,9 @@ def output_of(
     timeout: float = 300,
     flags: Sequence[str] = (),
     with_errors: bool = False,
+    status: int = 0,
 ) -> str:
-    """What `horovodish run -np NP FLAGS python SCRIPT ARGUMENTS` prints; it must succeed.
+    """What `horovodish run -np NP FLAGS python SCRIPT ARGUMENTS` prints.
 
     Args:
         script: a Python file.
@@ -26,10 +27,11 @@ def output_of(
         timeout: in seconds.
         flags: of the launcher.
         with_errors: give what it writes to stderr, too, behind the rest.
+        status: with which it must end.
     """
     launcher = [sys.executable, "-m", "horovodish.launcher", "run", "-np", str(np), *flags] if np else []
     command = [*launcher, sys.executable, str(script), *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.returncode == status, finished.stdout + finished.stderr
     return finished.stdout + (finished.stderr if with_errors else "")

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+STARTUP = ROOT / "tests" / "support" / "startup"
+"""Has a `sitecustomize.py`, for PYTHONPATH."""
 CORE = ROOT / "horovodish"
 CSRC = CORE / "csrc"
 LAUNCHER = ROOT / "launcher"

@@ -20,6 +20,7 @@ from typing import Any
 from support.mpi_command import mpi_environment, mpi_files_in
 from support.orphans import MEMORY, mark_of_this_process, processes_with
 from support.outcome import Outcome
+from support.sources import STARTUP
 
 GRACE_SECONDS = 2.0
 """How long the other ranks may go on after the first failure, so that they can fail for reasons of their own."""
@@ -90,7 +91,8 @@ class World:
         self._place = self._path  # where the ranks write during the call
         rank_main = Path(__file__).with_name("rank_main.py")
         program = [sys.executable, str(rank_main), str(self._path), "stop" if stops_at_failure else "go-on"]
-        environment = {**mpi_environment(), "PYTHONPATH": str(_TESTS), **env, _MARK: self._mark}
+        python_path = f"{_TESTS}{os.pathsep}{STARTUP}"
+        environment = {**mpi_environment(), "PYTHONPATH": python_path, **env, _MARK: self._mark}
         # A later mpirun of the same process id would stumble over what a killed one has left elsewhere.
         environment |= mpi_files_in(self._path, Path(self._memory.name))
         with (self._path / "mpi.output").open("wb") as output:

@@ -186,7 +186,7 @@ def test_a_framework_needs_no_other_framework() -> None:
 def test_init_alone_reads_the_settings() -> None:
     """All others take those of the running engine, which the ranks have compared. MPI starts before there is one."""
     readers = [path for path in (*python_files(CORE), *python_files(FRAMEWORKS)) if loads_settings(path.read_text())]
-    assert list(map(name_of, readers)) == ["horovodish/mpi/late_ranks.py", "horovodish/runtime/basics.py"]
+    assert list(map(name_of, readers)) == ["horovodish/mpi/late_ranks.py", "horovodish/runtime/starting.py"]
 
 
 def test_these_tests_see_wrong_imports() -> None:

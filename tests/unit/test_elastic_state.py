@@ -502,7 +502,7 @@ def commit_another() -> None:
 
 
 def test_blocks_within_blocks_are_refused() -> None:
-    assert run_ranks(nest_blocks, 1) == [["A recovery goes back to the begin of a block"] * 2]
+    assert run_ranks(nest_blocks, 1) == [["A recovery goes back to the beginning of a block"] * 2]
 
 
 def nest_blocks() -> list[str]:

@@ -343,7 +343,7 @@ def test_ranks_that_are_held_go_on_when_they_are_released() -> None:
     assert made.take_orders(3.0) == Orders()
     made.runs(0, 3.5)
     made.trains(0, 4.5)
-    assert said(made) == ["continuing with 2 ranks after 1.50 s, in new processes, from the begin"]
+    assert said(made) == ["continuing with 2 ranks after 1.50 s, in new processes, from the beginning"]
 
 
 def test_a_loss_while_ranks_take_the_state_belongs_to_the_same_break() -> None:
@@ -354,7 +354,7 @@ def test_a_loss_while_ranks_take_the_state_belongs_to_the_same_break() -> None:
     made.runs(0, 10.2)
     made.lose(2, "b", "was killed", 10.3)
     form(made, [0, 3], 10.5)
-    assert said(made)[2:] == ["continuing with 2 ranks after 0.50 s, in the same processes, from the begin"]
+    assert said(made)[2:] == ["continuing with 2 ranks after 0.50 s, in the same processes, from the beginning"]
 
 
 def test_a_world_that_was_never_complete_has_not_run() -> None:
@@ -450,7 +450,7 @@ def test_a_call_is_taken_back_after_a_rank_has_left() -> None:
     assert made.take_orders(10.2) == Orders()
     assert form(made, [0], 10.3).news == [(0, "world 0,1"), (1, "world 0,1")]
     made.runs(1, 10.4)
-    assert said(made) == ["continuing with 2 ranks after 0.20 s, in the same processes, from the begin"]
+    assert said(made) == ["continuing with 2 ranks after 0.20 s, in the same processes, from the beginning"]
 
 
 def test_a_call_cannot_be_taken_back_where_mpi_does_not_begin_again() -> None:

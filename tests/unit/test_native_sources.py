@@ -105,6 +105,7 @@ def test_a_header_is_what_its_source_includes_first() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on this machine: apt-get install g++")
+@pytest.mark.soak
 def test_a_header_without_a_source_compiles_alone(tmp_path: Path) -> None:
     headers = [header for header in HEADERS if not header.with_suffix(".cc").exists()]
     assert headers

@@ -32,10 +32,9 @@ def statements(rank: int) -> list[bytes]:
         lambda: below.submit("a", [3]),
         lambda: below.submit("b", [2, 3], [1], 9),
         lambda: below.submit("c", [3], family="f"),
-        below.flush,
         below.join,
         lambda: below.lost(True, 3, "gone"),
-        lambda: below.say("sleeps"),
+        lambda: below.note_to_root("sleeps"),
     ):
         states()
         said.append(below.take_for_parent())
@@ -51,7 +50,7 @@ def decisions() -> list[bytes]:
             root.from_child(participant, statements(participant)["abc".index(name)])
         root.submit(name, [3] if name != "b" else [2, 3], [1] if name == "b" else [], 9 if name == "b" else 1)
         said.append(root.take_for_children())
-    for says in (lambda: root.announce("who sleeps?"), root.join, lambda: root.lost(True, 3, "gone")):
+    for says in (lambda: root.note_to_all("who sleeps?"), root.join, lambda: root.lost(True, 3, "gone")):
         says()
         said.append(root.take_for_children())
     return said
@@ -63,8 +62,9 @@ UP, DOWN = [*statements(1), *statements(2)], decisions()
 @pytest.mark.parametrize(
     ("message", "what"),
     [
-        (b"\x0a", "unknown record"),
+        (b"\x09", "unknown record"),
         (b"\0\1", "it names an unknown id"),
+        (b"\2\1\1\1\1\0\0", "a request of no rank"),
         (b"\1\1\xff\xff\3", "it names an unknown id"),
         (b"\0" + HUGE, "there is no"),
         (b"\4\1a\0\0\0\0", "a request of no rank"),
@@ -73,10 +73,11 @@ UP, DOWN = [*statements(1), *statements(2)], decisions()
         (b"\4\1a\1\5\2\0", "ranks out of order"),
         (b"\4\1a\2\1\2\3\4\0", "ranks out of order"),
         (b"\5\xff\xff\xff\xff\x0f", "there is no"),
-        (b"\7", "it answers no decision"),
-        (b"\x08\3\0\0", "there is no"),
-        (b"\x09\3", "there is no"),
-        (b"\x09\1\0\0\0" + HUGE, "cut short"),
+        (b"\6", "it answers no decision"),
+        (b"\7\4\0\0", "there is no"),
+        (b"\x08\5", "there is no"),
+        (b"\x08\1\0\0\0\2", "there is no"),
+        (b"\x08\1\0\0\0\0" + HUGE, "cut short"),
     ],
 )
 @pytest.mark.parametrize("root", [True, False])
@@ -96,8 +97,8 @@ def test_a_statement_that_no_node_makes_is_refused(root: bool, message: bytes, w
         (b"\3\1\1a\0\0\0\3\2\1a\0\0\0", "enters the response cache twice"),
         (b"\5\1a\0" + HUGE, "there is no"),
         (b"\6\xff\xff\xff\xff\x0f", "there is no"),
-        (b"\7\3\0\0", "there is no"),
-        (b"\x08\3", "there is no"),
+        (b"\7\4\0\0", "there is no"),
+        (b"\x08\5", "there is no"),
     ],
 )
 def test_a_decision_that_no_root_makes_is_refused(message: bytes, what: str) -> None:

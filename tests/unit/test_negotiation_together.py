@@ -24,9 +24,10 @@ def scripts_of(draw: st.DrawFn, size: int) -> list[list[Step]]:
     for run in range(draw(st.integers(1, 4))):
         names = draw(st.sets(st.sampled_from(NAMES), min_size=1))
         family = draw(st.sets(st.sampled_from(NAMES)))
+        shape = draw(st.sampled_from([3, 4]))
         # Few ranks differ, so that other tensors are decided in the meantime.
         shapes = draw(
-            st.dictionaries(st.tuples(st.integers(0, size - 1), st.sampled_from(NAMES)), st.just(4), max_size=2)
+            st.dictionaries(st.tuples(st.integers(0, size - 1), st.sampled_from(NAMES)), st.just(7 - shape), max_size=2)
         )
         refusals = draw(st.sets(st.tuples(st.integers(0, size - 1), st.sampled_from(NAMES)), max_size=1))
         joins = draw(st.booleans())
@@ -35,7 +36,7 @@ def scripts_of(draw: st.DrawFn, size: int) -> list[list[Step]]:
             length = draw(st.integers(0, len(order))) if joins and rank > 0 else len(order)
             for name in order[:length]:
                 refuses = (rank, name) in refusals
-                script.append(Step(name, shapes.get((rank, name), 3), refuses, name in family, run))
+                script.append(Step(name, shapes.get((rank, name), shape), refuses, name in family, run))
             if joins:
                 script.append(Step())
     return scripts
@@ -85,6 +86,7 @@ def test_of_two_refusals_the_one_of_a_family_fails_the_family() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("g++") and shutil.which("make")), reason="no compiler: apt-get install g++ make")
+@pytest.mark.soak
 def test_every_order_of_events_of_three_ranks_ends_well() -> None:
     """`make explore` does the same for more worlds and longer scripts."""
     subprocess.run(["make", "--silent", "build/explore"], cwd=ROOT, check=True)

@@ -1,12 +1,8 @@
-"""Handles, and what is kept alive for how long, with an engine that does what the test says."""
+"""Handles and names, with an engine that does what the test says."""
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -14,22 +10,16 @@ import pytest
 from horovodish.collectives import submission
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.submission import Handle, generated_name, poll, submit, synchronize
-from horovodish.errors import MismatchError, NotInitializedError, RankLostError
+from horovodish.errors import MismatchError, NotInitializedError
 from horovodish.runtime.process import Process
-
-
-class Owner:
-    """Something that can be watched while it is kept alive."""
 
 
 class ScriptedHandle:
     """A native handle that is settled when the test says so."""
 
-    def __init__(self, number: int):
-        self.id = number
+    def __init__(self) -> None:
         self.settled = False
         self.failure: tuple[str, str] | None = None
-        self.abandoned = False
         self.slices = 0
 
     def poll(self) -> bool:
@@ -44,9 +34,8 @@ class ScriptedHandle:
     def error(self) -> tuple[str, str] | None:
         return self.failure
 
-    def release(self, kept: dict[int, object]) -> None:
-        if not self.abandoned:
-            kept.pop(self.id, None)
+    def release(self) -> None:
+        pass
 
 
 class ScriptedEngine:
@@ -54,23 +43,13 @@ class ScriptedEngine:
 
     def __init__(self) -> None:
         self.operations: list[ScriptedHandle] = []
-        self.news: list[int] = []
 
     def enqueue(self, *arguments: Any) -> ScriptedHandle:
-        *_, kept, keep_alive = arguments
-        self.release_settled(kept)
-        kept[len(self.operations)] = keep_alive
-        self.operations.append(ScriptedHandle(len(self.operations)))
+        self.operations.append(ScriptedHandle())
         return self.operations[-1]
-
-    def release_settled(self, kept: dict[int, object]) -> None:
-        for number in self.news:
-            kept.pop(number, None)
-        self.news.clear()
 
     def settle(self, number: int) -> None:
         self.operations[number].settled = True
-        self.news.append(number)
 
 
 class Current:
@@ -127,45 +106,6 @@ def test_an_error_is_raised_each_time(engine: ScriptedEngine) -> None:
             handle.wait()
 
 
-def test_a_dropped_handle_keeps_its_owner_until_the_engine_is_done(engine: ScriptedEngine) -> None:
-    owner = Owner()
-    watched = weakref.ref(owner)
-    start(owner)
-    del owner
-    start(None)
-    gc.collect()
-    assert watched() is not None
-    engine.settle(0)
-    start(None)
-    assert watched() is None
-
-
-def test_wait_releases_the_owner_at_once(engine: ScriptedEngine) -> None:
-    owner = Owner()
-    watched = weakref.ref(owner)
-    handle = start(owner)
-    del owner
-    handle.wait()
-    assert watched() is None
-
-
-def test_a_stopped_engine_keeps_what_was_abandoned_and_nothing_else(engine: ScriptedEngine) -> None:
-    owners = [Owner(), Owner(), Owner()]
-    watched = [weakref.ref(owner) for owner in owners]
-    handles = [start(owner) for owner in owners]
-    del owners
-    for operation in engine.operations[1:]:
-        operation.abandoned = True
-        operation.failure = ("RankLostError", "rank 1 has died")
-    with pytest.raises(RankLostError):
-        handles[1].wait()
-    engine.settle(0)
-    submission._end_session()
-    del handles
-    gc.collect()
-    assert [owner() is not None for owner in watched] == [False, True, True]
-
-
 def test_names_are_counted_by_kind_and_anew_with_each_engine(current: Current) -> None:
     names = [generated_name("allreduce"), generated_name("broadcast"), generated_name("allreduce")]
     assert names == ["allreduce.noname.1", "broadcast.noname.1", "allreduce.noname.2"]
@@ -174,29 +114,16 @@ def test_names_are_counted_by_kind_and_anew_with_each_engine(current: Current) -
     assert generated_name("allreduce") == "allreduce.noname.1"
 
 
+def test_what_messages_call_an_operation() -> None:
+    names = ("loss", "allreduce.noname.12.bucket", "process group 0.noname.slot 5")
+    assert [submission.shown(name) for name in names] == ["loss", "call 12 of allreduce", "a call of process group 0"]
+
+
 def test_a_thread_that_submits_while_another_is_within_init_is_told(current: Current) -> None:
     current.engine = ScriptedEngine()  # it has started, but its session has not begun
     with pytest.raises(NotInitializedError, match=r"another thread is within init\(\) or shutdown\(\)"):
         start(None)
     assert current.engine.operations == []
-
-
-def test_an_operation_that_settles_while_it_is_submitted_keeps_nothing(current: Current) -> None:
-    """Another thread may hear of it, and lets go of its memory, before the thread that submits has the handle."""
-    session = submission._running_session()
-    with ThreadPoolExecutor(1) as other:
-
-        class SettlesAtOnce(ScriptedEngine):
-            def enqueue(self, *arguments: Any) -> ScriptedHandle:
-                operation = super().enqueue(*arguments)
-                if operation.id == 0:
-                    self.settle(0)
-                    other.submit(copy_context().run, start, None).result(60)
-                return operation
-
-        current.engine = session.engine = SettlesAtOnce()
-        start(Owner())
-    assert list(session.kept) == [1]
 
 
 @pytest.mark.parametrize("function", [poll, synchronize])

@@ -14,7 +14,7 @@ from horovodish.collectives import adding_sets, process_sets, reduce_ops
 from horovodish.elastic import recovery
 from horovodish.launch import run_function
 from horovodish.reports import stragglers, timeline
-from horovodish.runtime import basics
+from horovodish.runtime import basics, built
 from support.surface import check_surface, is_documented
 
 HOROVODS = """
@@ -35,7 +35,18 @@ def test_horovods_names_are_there() -> None:
 
 
 def test_every_module_has_all_of_the_process_api() -> None:
-    modules = (adding_sets, basics, errors, process_sets, recovery, reduce_ops, run_function, stragglers, timeline)
+    modules = (
+        adding_sets,
+        basics,
+        built,
+        errors,
+        process_sets,
+        recovery,
+        reduce_ops,
+        run_function,
+        stragglers,
+        timeline,
+    )
     assert sorted(process_api.__all__) == sorted(name for module in modules for name in module.__all__)
 
 

@@ -130,7 +130,7 @@ def test_a_trace_may_be_cut_off_anywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nuls", ["", "\0" * 300])
-@pytest.mark.parametrize("length", [0, 2, 5, 1000])
+@pytest.mark.parametrize("length", [1, 2, 5, 1000])
 def test_what_a_rank_has_left_that_was_killed_is_a_trace(length: int, nuls: str, tmp_path: Path) -> None:
     """Also one that had written nothing yet, or whose host has lost what it had written."""
     left = tmp_path / "left.json"
@@ -147,9 +147,33 @@ def test_what_is_no_trace_is_refused_before_anything_is_written(path: str, tmp_p
     assert done.stderr == f"horovodish: {path} is not a trace that the timeline wrote; leave it out\n"
 
 
-@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["no-such-file"], 1)])
-def test_merging_nothing_says_so(arguments: list[str], status: int) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "status", "what"),
+    [
+        ([], 2, "the following arguments are required: FILE (see horovodish merge-traces --help)"),
+        (["no-such-file"], 1, "horovodish: no-such-file cannot be read: No such file or directory"),
+        (["a", "b", "a"], 1, "horovodish: a is named twice"),
+        (["."], 1, "horovodish: . cannot be read: Is a directory"),
+        (
+            [os.devnull],
+            1,
+            f"horovodish: nothing was written to {os.devnull}: a killed rank may write nothing",
+        ),
+    ],
+)
+def test_merging_nothing_says_so(arguments: list[str], status: int, what: str) -> None:
     done = merge(*arguments)
     assert done.returncode == status
     assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(what)
+
+
+def test_a_merged_trace_that_nobody_reads(tmp_path: Path) -> None:
+    trace = write(tmp_path / "whole.json", operation(2, 0, "x"))
+    source, closed = os.pipe()
+    os.close(source)
+    command = [sys.executable, "-m", "horovodish.launcher", "merge-traces", str(trace)]
+    done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=300)
+    os.close(closed)
+    assert (done.returncode, done.stderr) == (1, "horovodish: the trace cannot be written: Broken pipe\n")

@@ -12,7 +12,7 @@ from horovodish import _native
 from horovodish.collectives.consistency import Checksums, details, warn_of_difference
 from horovodish.collectives.devices import HOST
 from horovodish.collectives.process_sets import checked_id
-from horovodish.collectives.submission import WAIT_SLICE_SECONDS, Handle, keep_for_ever
+from horovodish.collectives.submission import WAIT_SLICE_SECONDS, Handle
 from horovodish.errors import from_native
 from horovodish.gradients import windows
 from horovodish.gradients.layouts import Comparison, compare_layouts
@@ -88,7 +88,7 @@ class DeltaReducer:
 
     def _keep_what_travels(self) -> None:
         if self._travelling:
-            keep_for_ever(self._travelling)
+            self._plan.keep(self._travelling)
 
     def _build(self) -> None:
         self._engine = basics.engine()
@@ -176,12 +176,11 @@ class DeltaReducer:
         while not plan.wait(WAIT_SLICE_SECONDS):
             pass
         error = plan.error()
-        if plan.memory_abandoned():
-            self._keep_what_travels()
         if error is None:
             for slot, start, (payload, context) in zip(self._slots, self._before, self._travelling, strict=True):
                 slot.parameter.copy_(start + slot.gradient(payload, context))
         else:
+            self._keep_what_travels()
             self._put_back()
         plan.reset()
         self._forget()

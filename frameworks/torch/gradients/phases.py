@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from horovodish.collectives.submission import keep_for_ever
+from horovodish import _native
 
 __all__ = ["IN_BACKWARD", "Phase", "Travelling"]
 
@@ -50,20 +50,24 @@ class Travelling:
         gradients: the parameters' gradients.
         payloads: what travels and its context, where it is not simply the gradient.
         absent: likewise, where there is no gradient.
+        sent: numbers of the buckets of which this rank's part is reduced across sets of ranks.
+        taken: numbers of the buckets whose results are where they belong.
     """
 
     def __init__(self) -> None:
         self.gradients: dict[int, Tensor] = {}
         self.payloads: dict[int, tuple[Tensor, Any]] = {}
         self.absent: dict[int, tuple[Tensor, Any]] = {}
+        self.sent: set[int] = set()
+        self.taken: set[int] = set()
 
-    def keep(self) -> None:
-        """The engine may go on with it for ever."""
+    def keep(self, plan: _native.BucketPlan) -> None:
+        """Leave it to the plan that it was submitted to: the plan has failed, or nobody waits for it any more."""
         memory = [*self.gradients.values(), *self.payloads.values(), *self.absent.values()]
         if memory:
-            keep_for_ever(memory)
+            plan.keep(memory)
 
     def clear(self) -> None:
         """It has arrived."""
-        for each in (self.gradients, self.payloads, self.absent):
+        for each in (self.gradients, self.payloads, self.absent, self.sent, self.taken):
             each.clear()

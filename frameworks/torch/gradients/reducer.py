@@ -1,6 +1,7 @@
 """When gradients are reduced: hooks on the parameters, and the end of every backward.
 
-`DistributedOptimizer` (`optimizer.py`) makes a `Reducer`, with op=Adasum a `DeltaReducer` (`adasum.py`) instead.
+`DistributedOptimizer` (`optimizer.py`) makes a `Reducer`, with op=Adasum a `DeltaReducer` (`adasum.py`) instead, with
+`shard` a `ShardedReducer` (`shards/reducer.py`).
 
 One step, as a `Reducer` sees it (`phases.py` draws its phases):
 
@@ -70,8 +71,14 @@ class Reducer:
         in_closure: every backward reduces, because `step()` calls them.
     """
 
+    _keeps_whole = True  # every rank gets all elements of a reduced gradient
+
     def __init__(self, parameters: Names, options: GradientOptions):
         self._parameters = parameters
+        self._ends_sparse = options.sparse_as_dense and self._keeps_whole
+        # A reduced gradient is set aside before a backward adds to it: Sum and others would change it in the next
+        # reduction, and of a sharded one this rank has a part only.
+        self._sets_aside = options.op is not Average or not self._keeps_whole
         self.passes_per_step = options.passes
         self.in_closure = False
         self._passes = 0
@@ -91,6 +98,7 @@ class Reducer:
         self._named: list[tuple[str, Tensor]] = []
         self._hooks: dict[int, list[RemovableHandle]] = {}  # likewise
         self._phase = Phase.IDLE
+        self._plan: _native.BucketPlan | None = None
         self._travelling = Travelling()
         self._names = PlanNames(options.process_set)
         self.renew()
@@ -130,7 +138,11 @@ class Reducer:
         _remove(self._hooks.pop(id(parameter), []))
 
     def __del__(self) -> None:
-        self._travelling.keep()
+        self._keep_what_travels()
+
+    def _keep_what_travels(self) -> None:
+        if self._plan is not None:
+            self._travelling.keep(self._plan)
 
     def restart(self) -> None:
         """Forgets the gradients, and what was under way among other ranks. The next use makes another plan."""
@@ -158,14 +170,14 @@ class Reducer:
 
     def _build(self) -> None:
         self.remove_hooks()
-        self._travelling.keep()  # operations of the plan before may still be under way
+        self._keep_what_travels()  # operations of the plan before may still be under way
         self._outdated = True  # until the end, so that after an error the next use tries again
         engine = basics.engine()
         if self._engine is not engine:
             self._tuner = None  # it has measured with other ranks
             self._compared = {}  # and some of these may not have compared yet
         self._engine = engine
-        self._plan: _native.BucketPlan | None = None
+        self._plan = None
         self._phase = Phase.IDLE
         self._travelling = Travelling()
         self._nodes: list[Any] = []  # autograd keeps no reference to the nodes whose hooks we need
@@ -175,7 +187,7 @@ class Reducer:
         self._met_sparse: set[int] = set()  # of which this rank has had a sparse gradient, made dense
         self._unseen: set[int] = set()  # of which no rank had a gradient when layouts were compared
         options = self._options
-        named = [] if options.alone else [(name, p) for name, p in self._named if p.requires_grad]
+        named = [] if self._is_alone() else [(name, p) for name, p in self._named if self._has_place(p)]
         sparse = [] if options.sparse_as_dense else [(name, p) for name, p in named if self._compared.get(id(p))]
         rows = {id(parameter) for _, parameter in sparse}
         trained = [parameter for _, parameter in named]
@@ -190,14 +202,23 @@ class Reducer:
         self._sparse = SparseGradients(self._name, sparse, options)
         self._plan = self._make_plan()
         for index, slot in enumerate(self._slots):
-            self._add_hooks(slot.parameter, self._hook(index, slot))
+            if slot.parameter.requires_grad:
+                self._add_hooks(slot.parameter, self._hook(index, slot))
         for _, parameter in sparse:
             self._add_hooks(parameter, self._late_hook)
         self._outdated = False
 
+    def _is_alone(self) -> bool:
+        """Whether nothing is reduced."""
+        return self._options.alone
+
+    def _has_place(self, parameter: Tensor) -> bool:
+        """Whether a parameter is in the plan."""
+        return parameter.requires_grad
+
     def _add_hooks(self, parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
         handles = self._hooks[id(parameter)] = [parameter.register_post_accumulate_grad_hook(hook)]
-        if self._op is not Average:
+        if self._sets_aside:
             node = _accumulating_node(parameter)
             self._nodes.append(node)
             handles.append(node.register_prehook(self._set_aside_hook(parameter)))
@@ -207,12 +228,22 @@ class Reducer:
         if knobs.autotune and self._tuner is None:
             self._tuner = Tuner(self._name, knobs, self._options.process_set)
         tuning = self._tuner.tuning if self._tuner else Tuning.of(knobs)
-        payloads = {index: slot.payload_in(self._groups[id(slot.parameter)]) for index, slot in enumerate(self._slots)}
-        buckets = backward_buckets(payloads, tuning.fusion_threshold_mb)
+        groups = [self._groups[id(slot.parameter)] for slot in self._slots]
+        buckets = self._buckets(groups, tuning.fusion_threshold_mb)
         devices = [self._slots[members[0]].device for members in buckets]
         self._current_stream = cuda.stream_getter(max(devices, default=HOST))
         assert self._engine is not None  # _build() has taken it
-        return self._engine.plan(
+        return self._plan_of(buckets, devices, self._engine, tuning)
+
+    def _buckets(self, groups: list[int | None], threshold_mb: float) -> list[list[int]]:
+        """Return the buckets, by number of the slot."""
+        payloads = {index: slot.payload_in(groups[index]) for index, slot in enumerate(self._slots)}
+        return backward_buckets(payloads, threshold_mb)
+
+    def _plan_of(
+        self, buckets: list[list[int]], devices: list[int], engine: _native.Engine, tuning: Tuning
+    ) -> _native.BucketPlan:
+        return engine.plan(
             self._name,
             self._op,
             self._options.prescale_factor,
@@ -390,7 +421,7 @@ class Reducer:
         names = [slot.name for slot in self._slots if found[id(slot.parameter)] is Layout.SPARSE]
         takes_out = bool(names) and not self._options.sparse_as_dense
         if takes_out:
-            check_op(names, self._op)
+            self._check_sparse(names)
         self._compared.update(
             {key: layout is Layout.SPARSE for key, layout in found.items() if layout is not Layout.ABSENT}
         )
@@ -399,6 +430,10 @@ class Reducer:
             self._phase = Phase.ENDED
         self._unseen = {index for index, slot in enumerate(self._slots) if id(slot.parameter) not in self._compared}
         self._all_compared = True
+
+    def _check_sparse(self, names: list[str]) -> None:
+        """Raise ValueError unless the gradients of these parameters can travel as rows."""
+        check_op(names, self._op)
 
     def _flush(self) -> None:
         if self._plan is None:
@@ -438,16 +473,12 @@ class Reducer:
         if self._differing is not None:
             differing, self._differing = self._differing, None
             warn_of_difference(differing.wait(), self._options.process_set, BROADCAST_REMEDY)
-        while not plan.wait(WAIT_SLICE_SECONDS):
-            pass
-        error = plan.error()
-        if self._current_stream is not None:
-            plan.order_after(self._current_stream())
+        error, nowhere = self._await_results(plan)
         sparse_error = self._sparse.finish()
         sees = bool(self._unseen) and not plan.any_joined()
-        nowhere = set(plan.absent_everywhere()) if self._travelling.absent and error is None else set()
-        if plan.memory_abandoned():
-            self._travelling.keep()
+        if error is not None:
+            self._travelling.keep(plan)
+        problem = self._problem(plan) if error is None else from_native(*error)
         plan.reset()
         if error is None:
             self._put_back(nowhere)
@@ -460,9 +491,22 @@ class Reducer:
             self._tuner.step_done(sum(slot.size_bytes for slot in self._slots))
         self._travelling.clear()
         self._set_aside.clear()
-        raised = sparse_error if error is None else from_native(*error)
+        raised = problem or sparse_error
         if raised is not None:
             raise raised
+
+    def _await_results(self, plan: _native.BucketPlan) -> tuple[tuple[str, str] | None, set[int]]:
+        """Wait for all buckets. Return the error, and the numbers of the slots for which no rank has a gradient."""
+        while not plan.wait(WAIT_SLICE_SECONDS):
+            pass
+        error = plan.error()
+        if self._current_stream is not None:
+            plan.order_after(self._current_stream())
+        return error, set(plan.absent_everywhere()) if self._travelling.absent and error is None else set()
+
+    def _problem(self, plan: _native.BucketPlan) -> Exception | None:
+        """Return what is wrong with a reduction that has come to its end."""
+        return None
 
     def tune(self) -> None:
         """Makes another plan due where the autotuner has chosen another tuning."""
@@ -471,24 +515,27 @@ class Reducer:
 
     @torch.no_grad()
     def _put_back(self, nowhere: set[int]) -> None:
-        for index, (payload, context) in self._travelling.payloads.items():
-            result, gradient = self._slots[index].gradient(payload, context), self._travelling.gradients[index]
-            if gradient.layout is not torch.strided:
-                self._slots[index].parameter.grad = result.to_sparse(1) if self._options.sparse_as_dense else result
-            elif result.data_ptr() != gradient.data_ptr():
-                gradient.copy_(result)
-        for index, (payload, context) in self._travelling.absent.items():
-            if index not in nowhere:
-                parameter = self._slots[index].parameter
-                result = self._slots[index].gradient(payload, context)
-                sparse_elsewhere = self._options.sparse_as_dense and self._compared.get(id(parameter))
-                parameter.grad = result.to_sparse(1) if sparse_elsewhere else result
+        for index in [*self._travelling.payloads, *self._travelling.absent]:
+            self._put_back_one(index, nowhere)
         for parameter, reduced in self._set_aside.values():
             parameter.grad = reduced if parameter.grad is None else reduced.add_(parameter.grad)
-        if self._op is not Average:
+        if self._sets_aside:
             for _, parameter in self._named:
                 if parameter.grad is not None and id(parameter) in self._hooks:
                     self._holds_reduced[id(parameter)] = weakref.ref(parameter.grad)
+
+    def _put_back_one(self, index: int, nowhere: set[int]) -> None:
+        slot, travelling = self._slots[index], self._travelling
+        if index in travelling.payloads:
+            result, gradient = slot.gradient(*travelling.payloads[index]), travelling.gradients[index]
+            if gradient.layout is not torch.strided:
+                slot.parameter.grad = result.to_sparse(1) if self._ends_sparse else result
+            elif result.data_ptr() != gradient.data_ptr():
+                gradient.copy_(result)
+        elif index in travelling.absent and index not in nowhere:
+            result = slot.gradient(*travelling.absent[index])
+            sparse_elsewhere = self._ends_sparse and self._compared.get(id(slot.parameter))
+            slot.parameter.grad = result.to_sparse(1) if sparse_elsewhere else result
 
     # -- outside of backward
 

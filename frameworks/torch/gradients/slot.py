@@ -99,6 +99,10 @@ class Slot:
             )
         return self._departing(compressed), context
 
+    def flat(self, gradient: Tensor) -> Tensor:
+        """The elements of a gradient in the order of the parameter's memory; shape (n,)."""
+        return self._view(gradient).reshape(-1)
+
     def neutral(self) -> tuple[Tensor, Any]:
         """What travels where this rank has no gradient: zeros; and the context of their compression."""
         payload, context = self._zeros()

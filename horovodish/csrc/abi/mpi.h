@@ -15,6 +15,23 @@ namespace horovodish::abi {
 
 using MpiHandle = uintptr_t;
 
+// Tags of one start of the engine, so that nothing left over from an earlier one is taken for news. The MPI standard
+// promises tags up to 32767.
+struct MpiTags {
+  static constexpr int kSlots = 8, kExchanges = 64;
+  static constexpr int kPerGeneration = 2 + kSlots * kExchanges, kGenerations = 32768 / kPerGeneration;
+
+  explicit MpiTags(int generation) : base(generation % kGenerations * kPerGeneration) {}
+  int control() const { return base; }
+  int transfers() const { return base + kPerGeneration - 1; }  // sends and receives
+  // The tag of one exchange of a chunk of a stream. `number`: below kExchanges, see HostShards.
+  int exchange(uint64_t chunk, size_t number) const {
+    return base + 1 + static_cast<int>(chunk % kSlots) * kExchanges + static_cast<int>(number);
+  }
+
+  int base;
+};
+
 struct Mpi {
   // From mpi4py: its extension module's file, and handles and sizes of the MPI that it was built for or has loaded.
   std::string library;
@@ -24,6 +41,7 @@ struct Mpi {
   size_t status_bytes = 0;
   bool tolerates_faults = false;  // ranks go on when another one dies
   std::vector<int> world_ranks;   // by rank of the communicator: what messages name
+  MpiTags tags{0};                // on the communicator
 
   int (*isend)(const void* data, int count, MpiHandle type, int to, int tag, MpiHandle communicator,
                void* request) = nullptr;

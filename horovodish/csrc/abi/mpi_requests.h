@@ -12,22 +12,6 @@
 
 namespace horovodish {
 
-// Tags of one start of the engine, so that nothing left over from an earlier one is taken for news. The MPI standard
-// promises tags up to 32767.
-struct MpiTags {
-  static constexpr int kSlots = 8, kExchanges = 64;
-  static constexpr int kPerGeneration = 1 + kSlots * kExchanges, kGenerations = 32768 / kPerGeneration;
-
-  explicit MpiTags(int generation) : base(generation % kGenerations * kPerGeneration) {}
-  int control() const { return base; }
-  // The tag of one exchange of a chunk of a stream. `number`: below kExchanges, see HostShards.
-  int exchange(uint64_t chunk, size_t number) const {
-    return base + 1 + static_cast<int>(chunk % kSlots) * kExchanges + static_cast<int>(number);
-  }
-
-  int base;
-};
-
 // A transfer that may be under way. The memory must stay until it is done.
 class MpiRequest {
  public:

@@ -13,21 +13,24 @@ namespace {
 constexpr size_t kLong = 2048;
 
 constexpr size_t kVector = 32;
-using Vector = char __attribute__((vector_size(kVector), may_alias, aligned(1)));
-using Aligned = char __attribute__((vector_size(kVector), may_alias));
+using Vector = char __attribute__((vector_size(kVector), may_alias));
 
 // `bytes` is at least kLong.
 HOROVODISH_VARIANTS(void, copy_vectors, (char* target, const char* source, size_t bytes), (target, source, bytes), {
   const size_t head = kVector - reinterpret_cast<uintptr_t>(target) % kVector;
-  *reinterpret_cast<Vector*>(target) = *reinterpret_cast<const Vector*>(source);
+  std::memcpy(target, source, kVector);
   size_t at = head;
   for (; at + 4 * kVector <= bytes; at += 4 * kVector) {
-    const auto from = reinterpret_cast<const Vector*>(source + at);
-    const auto to = reinterpret_cast<Aligned*>(target + at);
-    const Vector first = from[0];
-    const Vector second = from[1];
-    const Vector third = from[2];
-    const Vector fourth = from[3];
+    const auto to = reinterpret_cast<Vector*>(target + at);
+    // The source is not aligned. Clang and GCC differ in how a type says that, so memcpy says it.
+    Vector first;
+    Vector second;
+    Vector third;
+    Vector fourth;
+    std::memcpy(&first, source + at, kVector);
+    std::memcpy(&second, source + at + kVector, kVector);
+    std::memcpy(&third, source + at + 2 * kVector, kVector);
+    std::memcpy(&fourth, source + at + 3 * kVector, kVector);
     to[0] = first;
     to[1] = second;
     to[2] = third;

@@ -51,6 +51,9 @@ struct Element<BFloat16> {
   static HOROVODISH_INLINE BFloat16 store(float value) { return to_bfloat16(value); }
 };
 
+template <class T>
+constexpr bool kIsFloating = std::is_floating_point_v<typename Element<T>::Accumulator>;
+
 #if defined(__x86_64__)
 // Processors that have the instructions of x86-64-v3 convert eight float16 numbers at once. Compilers do not find that by themselves.
 constexpr size_t kConverted = 8;
@@ -221,8 +224,8 @@ HOROVODISH_INLINE void reduce_unscaled(T* target, const T* const* sources, size_
   }
 }
 
-// Everything else, and float16 where the processor converts it, in passes over blocks. The operator is chosen for each block: compiling all passes for each operator
-// would take several times as long.
+// Everything else, and float16 where the processor converts it, in passes over blocks. The operator is chosen for each block:
+// compiling all passes for each operator would take several times as long.
 template <class T>
 HOROVODISH_INLINE void reduce_scaled(ReduceOp op, T* target, const T* const* sources, size_t sources_count,
                                      size_t count, double prescale, double factor, int divisor) {
@@ -256,10 +259,10 @@ HOROVODISH_INLINE void reduce_scaled(ReduceOp op, T* target, const T* const* sou
 }
 
 template <class T>
-HOROVODISH_INLINE void reduce_typed(ReduceOp op, void* to, const void* const* from, size_t sources_count, size_t count,
-                                    const Scaling& scaling) {
+HOROVODISH_INLINE void reduce_typed(std::type_identity<T>, ReduceOp op, void* to, const void* const* from,
+                                    size_t sources_count, size_t count, const Scaling& scaling) {
   using E = Element<T>;
-  constexpr bool is_floating = std::is_floating_point_v<typename E::Accumulator>;
+  constexpr bool is_floating = kIsFloating<T>;
   auto* const target = static_cast<T*>(to);
   const auto* const sources = reinterpret_cast<const T* const*>(from);
   const double factor = is_floating ? scaling.postscale / scaling.divisor : scaling.postscale;
@@ -278,28 +281,30 @@ HOROVODISH_INLINE void reduce_typed(ReduceOp op, void* to, const void* const* fr
   });
 }
 
-#define HOROVODISH_REDUCE(NAME, T)                                                                                \
-  HOROVODISH_VARIANTS(void, NAME,                                                                                 \
-                      (ReduceOp op, void* target, const void* const* sources, size_t sources_count, size_t count, \
-                       const Scaling& scaling),                                                                   \
-                      (op, target, sources, sources_count, count, scaling),                                       \
-                      return reduce_typed<T>(op, target, sources, sources_count, count, scaling))
-HOROVODISH_REDUCE(reduce_uint8, uint8_t)
-HOROVODISH_REDUCE(reduce_int8, int8_t)
-HOROVODISH_REDUCE(reduce_int16, int16_t)
-HOROVODISH_REDUCE(reduce_int32, int32_t)
-HOROVODISH_REDUCE(reduce_int64, int64_t)
-HOROVODISH_REDUCE(reduce_float16, Float16)
-HOROVODISH_REDUCE(reduce_bfloat16, BFloat16)
-HOROVODISH_REDUCE(reduce_float32, float)
-HOROVODISH_REDUCE(reduce_float64, double)
+#define HOROVODISH_REDUCE(T)                                                                              \
+  HOROVODISH_VARIANTS(void, reduce_as,                                                                    \
+                      (std::type_identity<T> type, ReduceOp op, void* target, const void* const* sources, \
+                       size_t sources_count, size_t count, const Scaling& scaling),                       \
+                      (type, op, target, sources, sources_count, count, scaling),                         \
+                      return reduce_typed(type, op, target, sources, sources_count, count, scaling))
+HOROVODISH_REDUCE(uint8_t)
+HOROVODISH_REDUCE(int8_t)
+HOROVODISH_REDUCE(int16_t)
+HOROVODISH_REDUCE(int32_t)
+HOROVODISH_REDUCE(int64_t)
+HOROVODISH_REDUCE(Float16)
+HOROVODISH_REDUCE(BFloat16)
+HOROVODISH_REDUCE(float)
+HOROVODISH_REDUCE(double)
 #undef HOROVODISH_REDUCE
 
 // Independent sums, so that the compiler can keep them in vector registers.
 constexpr size_t kLanes = 16;
 
 template <class T>
-HOROVODISH_INLINE double dot_typed(const T* left, const T* right, size_t count) {
+HOROVODISH_INLINE double dot_typed(std::type_identity<T>, const void* of_left, const void* of_right, size_t count) {
+  const auto* const left = static_cast<const T*>(of_left);
+  const auto* const right = static_cast<const T*>(of_right);
   using E = Element<T>;
   double lanes[kLanes] = {};
   const size_t whole = count - count % kLanes;
@@ -318,8 +323,10 @@ HOROVODISH_INLINE double dot_typed(const T* left, const T* right, size_t count) 
 }
 
 template <class T>
-HOROVODISH_INLINE void weighted_sum_typed(T* target, const T* const* sources, const double* weights,
-                                          size_t sources_count, size_t count) {
+HOROVODISH_INLINE void weighted_sum_typed(std::type_identity<T>, void* to, const void* const* from,
+                                          const double* weights, size_t sources_count, size_t count) {
+  auto* const target = static_cast<T*>(to);
+  const auto* const sources = reinterpret_cast<const T* const*>(from);
   using E = Element<T>;
   using A = typename E::Accumulator;
   A accumulator[kBlock];
@@ -334,23 +341,22 @@ HOROVODISH_INLINE void weighted_sum_typed(T* target, const T* const* sources, co
   }
 }
 
-#define HOROVODISH_ADASUM(SUFFIX, T)                                                                                   \
-  HOROVODISH_VARIANTS(double, dot_##SUFFIX, (const void* left, const void* right, size_t count), (left, right, count), \
-                      return dot_typed(static_cast<const T*>(left), static_cast<const T*>(right), count))              \
-  HOROVODISH_VARIANTS(                                                                                                 \
-      void, weighted_sum_##SUFFIX,                                                                                     \
-      (void* target, const void* const* sources, const double* weights, size_t sources_count, size_t count),           \
-      (target, sources, weights, sources_count, count),                                                                \
-      return weighted_sum_typed(static_cast<T*>(target), reinterpret_cast<const T* const*>(sources), weights,          \
-                                sources_count, count))
-HOROVODISH_ADASUM(float16, Float16)
-HOROVODISH_ADASUM(bfloat16, BFloat16)
-HOROVODISH_ADASUM(float32, float)
-HOROVODISH_ADASUM(float64, double)
+#define HOROVODISH_ADASUM(T)                                                                                           \
+  HOROVODISH_VARIANTS(double, dot_as, (std::type_identity<T> type, const void* left, const void* right, size_t count), \
+                      (type, left, right, count), return dot_typed(type, left, right, count))                          \
+  HOROVODISH_VARIANTS(void, weighted_sum_as,                                                                           \
+                      (std::type_identity<T> type, void* target, const void* const* sources, const double* weights,    \
+                       size_t sources_count, size_t count),                                                            \
+                      (type, target, sources, weights, sources_count, count),                                          \
+                      return weighted_sum_typed(type, target, sources, weights, sources_count, count))
+HOROVODISH_ADASUM(Float16)
+HOROVODISH_ADASUM(BFloat16)
+HOROVODISH_ADASUM(float)
+HOROVODISH_ADASUM(double)
 #undef HOROVODISH_ADASUM
 
 template <class T>
-void fill_typed(ReduceOp op, void* target, size_t count) {
+void fill_typed(std::type_identity<T>, ReduceOp op, void* target, size_t count) {
   using A = typename Element<T>::Accumulator;
   using Limits = std::numeric_limits<A>;
   A value = 0;
@@ -360,36 +366,53 @@ void fill_typed(ReduceOp op, void* target, size_t count) {
   std::fill_n(static_cast<T*>(target), count, Element<T>::store(value));
 }
 
+// Calls function(std::type_identity<T>) for the type of the elements.
+template <class Function>
+auto with_type(DType dtype, Function function) {
+  switch (dtype) {
+    case DType::uint8:
+      return function(std::type_identity<uint8_t>{});
+    case DType::int8:
+      return function(std::type_identity<int8_t>{});
+    case DType::int16:
+      return function(std::type_identity<int16_t>{});
+    case DType::int32:
+      return function(std::type_identity<int32_t>{});
+    case DType::int64:
+      return function(std::type_identity<int64_t>{});
+    case DType::float16:
+      return function(std::type_identity<Float16>{});
+    case DType::bfloat16:
+      return function(std::type_identity<BFloat16>{});
+    case DType::float32:
+      return function(std::type_identity<float>{});
+    case DType::float64:
+      return function(std::type_identity<double>{});
+    case DType::boolean:
+    case DType::uint16:
+    case DType::uint32:
+    case DType::uint64:
+      break;
+  }
+  throw std::logic_error(std::string(name_of(dtype)) + " has no reduction");
+}
+
+// The same for floating-point numbers.
+template <class Function>
+auto with_floating_type(DType dtype, Function function) {
+  return with_type(dtype, [&]<class T>(std::type_identity<T> type) {
+    if constexpr (kIsFloating<T>) return function(type);
+    throw std::logic_error("only floating-point numbers have a dot product and a weighted sum");
+    return decltype(function(std::type_identity<double>{}))();
+  });
+}
+
 }  // namespace
 
 void reduce(DType dtype, ReduceOp op, void* target, const void* const* sources, size_t sources_count, size_t count,
             const Scaling& scaling) {
   const StandardFloats mode;
-  switch (dtype) {
-    case DType::uint8:
-      return reduce_uint8(op, target, sources, sources_count, count, scaling);
-    case DType::int8:
-      return reduce_int8(op, target, sources, sources_count, count, scaling);
-    case DType::int16:
-      return reduce_int16(op, target, sources, sources_count, count, scaling);
-    case DType::int32:
-      return reduce_int32(op, target, sources, sources_count, count, scaling);
-    case DType::int64:
-      return reduce_int64(op, target, sources, sources_count, count, scaling);
-    case DType::float16:
-      return reduce_float16(op, target, sources, sources_count, count, scaling);
-    case DType::bfloat16:
-      return reduce_bfloat16(op, target, sources, sources_count, count, scaling);
-    case DType::float32:
-      return reduce_float32(op, target, sources, sources_count, count, scaling);
-    case DType::float64:
-      return reduce_float64(op, target, sources, sources_count, count, scaling);
-    case DType::boolean:
-    case DType::uint16:
-    case DType::uint32:
-    case DType::uint64:
-      throw std::logic_error(std::string(name_of(dtype)) + " has no reduction");
-  }
+  with_type(dtype, [&](auto type) { reduce_as(type, op, target, sources, sources_count, count, scaling); });
 }
 
 StagedScaling in_stages(DType dtype, ReduceOp op, const Scaling& scaling, size_t contributions) {
@@ -407,64 +430,18 @@ StagedScaling in_stages(DType dtype, ReduceOp op, const Scaling& scaling, size_t
 }
 
 void fill_identity(DType dtype, ReduceOp op, void* target, size_t count) {
-  switch (dtype) {
-    case DType::boolean:
-    case DType::uint8:
-      return fill_typed<uint8_t>(op, target, count);
-    case DType::int8:
-      return fill_typed<int8_t>(op, target, count);
-    case DType::int16:
-      return fill_typed<int16_t>(op, target, count);
-    case DType::int32:
-      return fill_typed<int32_t>(op, target, count);
-    case DType::int64:
-      return fill_typed<int64_t>(op, target, count);
-    case DType::float16:
-      return fill_typed<Float16>(op, target, count);
-    case DType::bfloat16:
-      return fill_typed<BFloat16>(op, target, count);
-    case DType::float32:
-      return fill_typed<float>(op, target, count);
-    case DType::float64:
-      return fill_typed<double>(op, target, count);
-    case DType::uint16:
-    case DType::uint32:
-    case DType::uint64:
-      throw std::logic_error(std::string(name_of(dtype)) + " has no reduction");
-  }
+  with_type(dtype == DType::boolean ? DType::uint8 : dtype, [&](auto type) { fill_typed(type, op, target, count); });
 }
 
 double dot(DType dtype, const void* left, const void* right, size_t count) {
   const StandardFloats mode;
-  switch (dtype) {
-    case DType::float16:
-      return dot_float16(left, right, count);
-    case DType::bfloat16:
-      return dot_bfloat16(left, right, count);
-    case DType::float32:
-      return dot_float32(left, right, count);
-    case DType::float64:
-      return dot_float64(left, right, count);
-    default:
-      throw std::logic_error("only floating-point numbers have a dot product");
-  }
+  return with_floating_type(dtype, [&](auto type) { return dot_as(type, left, right, count); });
 }
 
 void weighted_sum(DType dtype, void* target, const void* const* sources, const double* weights, size_t sources_count,
                   size_t count) {
   const StandardFloats mode;
-  switch (dtype) {
-    case DType::float16:
-      return weighted_sum_float16(target, sources, weights, sources_count, count);
-    case DType::bfloat16:
-      return weighted_sum_bfloat16(target, sources, weights, sources_count, count);
-    case DType::float32:
-      return weighted_sum_float32(target, sources, weights, sources_count, count);
-    case DType::float64:
-      return weighted_sum_float64(target, sources, weights, sources_count, count);
-    default:
-      throw std::logic_error("only floating-point numbers have a weighted sum");
-  }
+  with_floating_type(dtype, [&](auto type) { weighted_sum_as(type, target, sources, weights, sources_count, count); });
 }
 
 }  // namespace horovodish

@@ -1,4 +1,4 @@
-// The words of the engine: data types, reduction operators and kinds of collective.
+// The words of the engine: data types, reduction operators and kinds of operation.
 #pragma once
 
 #include <array>
@@ -31,9 +31,9 @@ inline constexpr std::array<size_t, 13> kDTypeBytes{1, 1, 1, 2, 4, 8, 2, 2, 4, 8
 enum class ReduceOp : uint8_t { average, sum, adasum, min, max, product };
 inline constexpr std::array<std::string_view, 6> kReduceOpNames{"average", "sum", "adasum", "min", "max", "product"};
 
-enum class Kind : uint8_t { allreduce, allgather, broadcast, alltoall, reducescatter, barrier, join };
-inline constexpr std::array<std::string_view, 7> kKindNames{"allreduce",     "allgather", "broadcast", "alltoall",
-                                                            "reducescatter", "barrier",   "join"};
+enum class Kind : uint8_t { allreduce, allgather, broadcast, alltoall, reducescatter, barrier, join, send, receive };
+inline constexpr std::array<std::string_view, 9> kKindNames{
+    "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "send", "receive"};
 
 inline std::string_view name_of(DType dtype) { return kDTypeNames[static_cast<size_t>(dtype)]; }
 inline std::string_view name_of(ReduceOp op) { return kReduceOpNames[static_cast<size_t>(op)]; }

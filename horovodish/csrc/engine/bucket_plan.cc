@@ -7,8 +7,8 @@
 
 namespace horovodish {
 
-BucketPlan::BucketPlan(Engine& engine, const Request& shared, const std::vector<PlannedMember>& members,
-                       const std::vector<int>& devices, int process_set)
+BucketPlan::BucketPlan(Engine& engine, const Request& shared, const std::vector<std::pair<Member, size_t>>& members,
+                       const std::vector<int>& devices, int process_set, const std::vector<std::vector<int64_t>>& ends)
     : engine_(engine), process_set_(process_set) {
   for (size_t index = 0; index < members.size(); ++index) {
     const auto& [member, bucket] = members[index];
@@ -18,6 +18,7 @@ BucketPlan::BucketPlan(Engine& engine, const Request& shared, const std::vector<
       its.request = std::make_shared<Request>(shared);
       its.request->name = shared.name + ", bucket " + std::to_string(bucket);
       its.request->device = devices.at(devices.size() == 1 ? 0 : bucket);
+      if (!ends.empty()) its.request->ends = ends.at(bucket);
     }
     positions_.push_back({bucket, its.request->members.size()});
     its.request->members.push_back(member);
@@ -39,6 +40,7 @@ void BucketPlan::begin(Bucket& bucket) {
   bucket.streams.clear();
   bucket.missing = size;
   bucket.operation.reset();
+  bucket.owners.reset();
 }
 
 void BucketPlan::submit(size_t index, const void* source, void* target, uintptr_t stream) {
@@ -62,11 +64,13 @@ void BucketPlan::state(size_t index, Buffer buffer, bool absent, uintptr_t strea
   if (absent) bucket.absent_members.push_back(position.member);
   const bool on_host = bucket.request->on_host();
   auto& streams = bucket.streams;
-  if (!on_host && std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
+  if (!on_host && std::ranges::find(streams, stream) == streams.end()) streams.push_back(stream);
   if (--bucket.missing > 0) return;
 
   auto operation = operation_of(bucket.request, bucket.buffers, process_set_, engine_.make_handle(), bucket.signature);
   operation->absent = make_mask(bucket.absent_members, bucket.buffers.size());
+  bucket.owners = std::make_shared<std::vector<std::shared_ptr<void>>>();
+  operation->memory = bucket.owners;
   // An event that is recorded now comes after all that the stream was given before.
   for (const uintptr_t each : streams) operation->ready.push_back(Device::get(bucket.request->device).record(each));
   --open_buckets_;
@@ -84,6 +88,15 @@ void BucketPlan::flush() const {
       }
     }
   }
+}
+
+bool BucketPlan::arrived(size_t index, uintptr_t stream) {
+  std::lock_guard lock(mutex_);
+  const Bucket& bucket = buckets_.at(index);
+  if (!bucket.operation || !bucket.operation->handle->settled()) return false;
+  if (bucket.operation->handle->error() != nullptr) return false;
+  order_after(bucket, stream);
+  return true;
 }
 
 bool BucketPlan::settled() const {
@@ -108,27 +121,30 @@ const Error* BucketPlan::error() const {
   return nullptr;
 }
 
-bool BucketPlan::memory_abandoned() const {
-  return std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
-    return bucket.operation && bucket.operation->handle->memory_abandoned();
-  });
+void BucketPlan::keep(const std::shared_ptr<void>& owner) {
+  std::lock_guard lock(mutex_);
+  for (Bucket& bucket : buckets_) {
+    if (bucket.operation) bucket.owners->push_back(owner);
+  }
 }
 
 void BucketPlan::order_after(uintptr_t stream) const {
-  for (const Bucket& bucket : buckets_) {
-    DeviceEvent* const event = bucket.operation ? bucket.operation->handle->event() : nullptr;
-    if (event == nullptr) continue;
-    event->order_after(stream);
-    for (const uintptr_t each : bucket.streams) {
-      if (each != stream) event->order_after(each);
-    }
+  for (const Bucket& bucket : buckets_) order_after(bucket, stream);
+}
+
+void BucketPlan::order_after(const Bucket& bucket, uintptr_t stream) {
+  DeviceEvent* const event = bucket.operation ? bucket.operation->handle->event() : nullptr;
+  if (event == nullptr) return;
+  event->order_after(stream);
+  for (const uintptr_t each : bucket.streams) {
+    if (each != stream) event->order_after(each);
   }
 }
 
 std::vector<size_t> BucketPlan::absent_everywhere() const {
   std::vector<size_t> result;
   for (const Bucket& bucket : buckets_) {
-    if (bucket.operation == nullptr || bucket.operation->absent.empty()) continue;
+    if (!bucket.operation || !bucket.operation->handle->settled() || bucket.operation->absent.empty()) continue;
     for (size_t i = 0; i < bucket.indices.size(); ++i) {
       if (mask_bit(bucket.operation->absent, i)) result.push_back(bucket.indices[i]);
     }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/engine.h"
@@ -14,15 +15,10 @@ namespace horovodish {
 
 class BucketPlan {
  public:
-  struct PlannedMember {
-    Member member;
-    size_t bucket;
-  };
-
-  // `shared`: kind, name, op and scales of every bucket; the name gets the bucket's number. `devices`: of each bucket's tensors, or
-  // one of all.
-  BucketPlan(Engine& engine, const Request& shared, const std::vector<PlannedMember>& members,
-             const std::vector<int>& devices, int process_set);
+  // `members`: each with the number of its bucket. `shared`: kind, name, op and scales of every bucket; the name gets the bucket's
+  // number. `devices`: of each bucket's tensors, or one of all. `ends`: of each bucket, see Request; or none.
+  BucketPlan(Engine& engine, const Request& shared, const std::vector<std::pair<Member, size_t>>& members,
+             const std::vector<int>& devices, int process_set, const std::vector<std::vector<int64_t>>& ends = {});
 
   // Tensor `index` is ready, on a device once `stream` has come this far. Any thread. Throws std::out_of_range, and
   // std::logic_error when it was submitted before.
@@ -32,15 +28,17 @@ class BucketPlan {
   // The end of a step: throws std::logic_error naming a tensor that was neither submitted nor absent.
   void flush() const;
 
+  // Whether the results of a bucket are there, for which `stream` is made to wait on a device. False if it has failed. Any thread.
+  bool arrived(size_t bucket, uintptr_t stream);
   bool settled() const;
   // Drives the engine until all buckets of the step are settled.
   bool wait(std::chrono::nanoseconds limit);
   const Error* error() const;
   // After wait, on a device: makes `stream`, and those on which the tensors were handed over, wait for the results.
   void order_after(uintptr_t stream) const;
-  // After wait: may MPI go on reading or writing the tensors of the step?
-  bool memory_abandoned() const;
-  // After wait: tensors that no rank had a value for.
+  // Keeps the owner of tensors of this step until nothing that was submitted uses them any more; may come before the wait has ended.
+  void keep(const std::shared_ptr<void>& owner);
+  // Tensors of settled buckets that no rank had a value for.
   std::vector<size_t> absent_everywhere() const;
   // After wait: had a rank joined, so that it does not know of this step?
   bool any_joined() const;
@@ -63,10 +61,12 @@ class BucketPlan {
     std::vector<uintptr_t> streams;  // on which its tensors were handed over, each once; of a device only
     size_t missing = 0;
     std::shared_ptr<Operation> operation;  // null until submitted
+    std::shared_ptr<std::vector<std::shared_ptr<void>>> owners;  // the operation's memory; empty until keep()
   };
 
   void state(size_t index, Buffer buffer, bool absent, uintptr_t stream);
   void begin(Bucket& bucket);
+  static void order_after(const Bucket& bucket, uintptr_t stream);
 
   Engine& engine_;
   const int process_set_;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,13 +18,13 @@
 #include <unordered_set>
 #include <vector>
 
-#include "abi/mpi_requests.h"
+#include "abi/mpi.h"
 #include "engine/completion_threads.h"
 #include "engine/process_set.h"
 #include "engine/seat.h"
 #include "engine/waiting_threads.h"
 #include "memory/arena.h"
-#include "memory/peer_watch.h"
+#include "memory/peer_deaths.h"
 #include "memory/sleeping_process.h"
 #include "operation/operation.h"
 #include "planes/nccl/launch_order.h"
@@ -32,27 +33,18 @@
 
 namespace horovodish {
 
-class DuplicateName : public std::invalid_argument {
+// Why the engine refuses a call.
+class EngineError : public std::runtime_error {
  public:
-  using std::invalid_argument::invalid_argument;
-};
-class EngineStopped : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-// An operation that was launched on a GPU never came to its end.
-class LaunchedOperationLost : public std::runtime_error {
- public:
-  explicit LaunchedOperationLost(const Error& why) : std::runtime_error(why.message), kind_(why.kind) {}
+  EngineError(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
   ErrorKind kind() const { return kind_; }
 
  private:
   const ErrorKind kind_;
 };
-class ForkedProcess : public std::runtime_error {
+class EngineStopped : public EngineError {
  public:
-  using std::runtime_error::runtime_error;
+  explicit EngineStopped(const std::string& message) : EngineError(ErrorKind::engine_stopped, message) {}
 };
 
 struct EngineConfig {
@@ -66,9 +58,9 @@ struct EngineConfig {
   EngineOptions options;
 
   static constexpr size_t kSlots = 4;
-  static_assert(kSlots <= MpiTags::kSlots);
+  static_assert(kSlots <= abi::MpiTags::kSlots);
   // Process sets that may be alive at once, the global one included. Only memory that is used costs anything.
-  static constexpr size_t kRegions = 64;
+  static constexpr size_t kRegions = 256;
   // A request may ask for chunks as large as this, whatever the settings say.
   static constexpr size_t kLargestChunkBytes = 1 << 20;
   static ArenaLayout arena_layout(size_t local_ranks, size_t chunk_bytes) {
@@ -76,8 +68,8 @@ struct EngineConfig {
   }
 };
 
-// A rank among some of the ranks.
-struct Place {
+// This rank's index in a group, and the group's size.
+struct RankInGroup {
   int rank = -1;  // -1: it is none of them
   int size = 0;  // 0: they are not known on this rank
   std::string ranks = {};  // of a process set: of the world, ascending, separated by commas
@@ -89,18 +81,21 @@ class Engine final : private ProcessSet::Owner {
   ~Engine();
 
   // A process set begins. All of its ranks must have added it before one submits to it. Throws std::invalid_argument
-  // when `id` is in use.
-  void add_process_set(int id, ProcessSetConfig config);
+  // when `id` is in use. `longest_wait`: its ranks wait for each other no longer, 0: as for other sets.
+  void add_process_set(int id, ProcessSetConfig config, StallInspector::Seconds longest_wait = {});
   // Does a caller on this rank have operations under way in a process set?
   bool process_set_busy(int id);
   // The end of a process set; throws std::invalid_argument when operations are under way in it.
   void remove_process_set(int id);
+  // This rank takes no further part in a process set. What is under way in it fails on every rank that still needs this one, with
+  // this reason. The set stays, for its peers to hear of it.
+  void retire(int process_set, const std::string& reason);
   // Makes the memory of a region as new, before any rank adds the process set that will use it.
   void clear_region(size_t region);
 
   std::shared_ptr<Handle> make_handle() { return std::make_shared<Handle>(++last_handle_id_); }
   // Hands over an operation with its handle; returns at once. `waits`: the calling thread is about to wait for it, so
-  // the engine's thread can go on sleeping. Throws DuplicateName, EngineStopped, ForkedProcess.
+  // the engine's thread can go on sleeping. Throws EngineError: a name in use, an engine that has stopped, a forked process.
   void enqueue(std::shared_ptr<Operation> operation, bool waits);
 
   // Hands over an operation. When nothing else is under way, the calling thread then drives the engine for `limit` at most:
@@ -112,18 +107,21 @@ class Engine final : private ProcessSet::Owner {
   // its family with it.
   void refuse(Kind kind, const std::string& name, int process_set, const std::string& why, Family family = {});
 
-  // Drives the engine until the handle is settled or the time is over; true when it is settled. A thread that has waited
-  // once counts as one that may submit what peers wait for, whenever it does not wait. Throws ForkedProcess.
+  // Drives the engine until the handle is settled or the time is over; true when it is settled. Throws EngineError in a
+  // forked process, as the next ones.
   bool wait(const Handle& handle, std::chrono::nanoseconds limit);
-  // Like wait(), for a thread that does other work when the limit is over. Such a thread is not counted.
+  // Like wait(), for a thread that does other work when the limit is over. It does not count as one that waits.
   bool drive(const Handle& handle, std::chrono::nanoseconds limit);
+
+  // Takes a send or a receive back that has not begun to move, so that it fails; true if it has.
+  bool cancel(const Handle& handle);
 
   // The number of the operation that this rank has launched on a GPU last.
   uint64_t launched() const { return launched_operations_.last(); }
   // The number of the first one that never came to its end; 0 if there is none. Also known after stop().
   uint64_t first_lost() const { return launched_operations_.first_lost(); }
   // Drives the engine until every operation up to this number has come to its end on the GPU, or the time is over; true when they
-  // have. Throws LaunchedOperationLost if any operation of this rank never came to its end, and ForkedProcess.
+  // have. Throws EngineError also if any operation of this rank never came to its end.
   bool settle_launched(uint64_t number, std::chrono::nanoseconds limit);
 
   // What the ranks of a process set made the others wait, by rank; known to its first rank alone.
@@ -133,12 +131,9 @@ class Engine final : private ProcessSet::Owner {
 
   // Records, from the next submission on, until stop_timeline() or stop(). Throws std::invalid_argument when a recording
   // is under way.
-  void start_timeline(TimelineConfig config);
+  void start_timeline(const std::shared_ptr<Timeline>& timeline);
   // Throws std::invalid_argument when there is nothing to stop.
   void stop_timeline();
-
-  // Handles since the last call whose memory is no longer needed: settled, on a GPU also done, and not abandoned.
-  std::vector<uint64_t> take_settled();
 
   // Leaves the job: whatever is pending on this rank fails, and peers that need it from now on are told the reason. What they
   // are executing goes on, unless this rank had a part in it that is not done. `failed`: it leaves because of an error. The
@@ -153,38 +148,48 @@ class Engine final : private ProcessSet::Owner {
   uint64_t steps() const noexcept override { return steps_; }
   // How many bytes of this rank were reduced, in all process sets.
   uint64_t reduced_bytes() const { return reduced_bytes_; }
-  // The engine's message about the lost rank, empty if no operation here failed because of one. Frameworks wrap errors, but
-  // every such error contains this text. If nothing failed but what had been launched on a GPU, the message about that.
+  // The engine's message about the lost rank, empty if none is known to have died and no operation here failed because a rank
+  // has left. Frameworks wrap errors, but every such error contains this text. If nothing failed but what had been launched on a
+  // GPU, the message about that.
   std::string loss();
-  // The error of the operation that failed last, empty if none has failed.
-  std::string last_failure();
-  // Whether an operation of this rank has failed because the engine was stopped.
-  bool refused() const { return refused_; }
+  // The errors of the operations that failed last, the newest one at the end.
+  std::deque<Error> failures();
+  // Whether an operation of this rank has failed because a rank was lost or did not answer, or because the engine was stopped.
+  bool has_failed() const { return loss_raised_ || refused_ || launched_operations_.any_lost(); }
   // The calling thread, without Python's lock, is about to end the process. Other threads that come back from here could
   // not run any more: Python ends a thread that wants its lock back by force. They wait for the end instead.
   void hold_other_threads();
-  // Where a thread passes that may be about to go back to Python. Threads that a framework waits for when the process ends,
-  // as JAX does, must not pass here.
-  void hold_at_exit() const;
-  // The same for a thread that takes Python's lock back in between, which the end of the process waits for.
-  void begin_return() const;
-  void end_return() const { --returning_; }
+  // Call this before returning to Python. At process exit it never returns. Threads that a framework waits for at process exit,
+  // as JAX does, must not call it.
+  void stop_here_if_exiting() const;
+  // The same for a thread that takes the GIL between these two calls, which the end of the process waits for.
+  void enter_python() const;
+  void entered_python() const { --entering_python_; }
 
   WorldRank rank() const { return config_.rank; }
   int size() const { return config_.size; }
   bool horovods_gradients() const { return config_.options.horovods_gradients; }
-  Place local_place() const { return {static_cast<int>(config_.local_rank), static_cast<int>(config_.local_size)}; }
+  RankInGroup local_place() const {
+    return {static_cast<int>(config_.local_rank), static_cast<int>(config_.local_size)};
+  }
   // This rank within a process set. Never waits.
-  Place place(int process_set);
+  RankInGroup place(int process_set);
 
  private:
   using Clock = std::chrono::steady_clock;
   class Driver;
   // A process set as its callers see it.
   struct Use {
-    Place place;
+    RankInGroup place;
     size_t under_way = 0;  // operations whose caller has a handle; a refusal has none
     std::unordered_set<std::string> names;  // of those that belong to no family
+  };
+
+  // What the threads of this process were doing when a process set asked last.
+  struct Look {
+    Clock::time_point time{};
+    uint64_t news = 0;
+    bool sleeps = false;  // but for the threads that wait in that process set
   };
 
   bool is_left_behind() const;
@@ -201,18 +206,15 @@ class Engine final : private ProcessSet::Owner {
   ProcessSet& process_set(int id);
   void wait_for_gpu(uint64_t number, Clock::time_point deadline) noexcept;
   void drive_until(const Handle& handle, Clock::time_point deadline) noexcept;
-  void say_who_waits() noexcept;
-  void look_at_threads() noexcept;
   void leave_seat() noexcept;
   std::optional<std::chrono::nanoseconds> nap() const;
 
   // What the process sets tell it.
   void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept override;
   void count(const Operation& operation) noexcept;
-  void announced(const Note& note) override { launch_order_.announced(note.process_set, note.decision); }
-  void decisions_ended(int process_set, const std::string& why) override {
-    if (process_set == 0) launch_order_.end(why);
-  }
+  bool submits_nothing(int process_set) noexcept override;
+  void on_note(const Note& note) override { launch_order_.announced(note.process_set, note.decision); }
+  void decisions_ended(int process_set, Loss loss, const std::string& why) override;
 
   Error described(const Operation& operation, const Error& error) const noexcept;
   std::shared_ptr<Timeline> take_timeline();
@@ -228,12 +230,9 @@ class Engine final : private ProcessSet::Owner {
   std::mutex inbox_mutex_;
   std::vector<std::shared_ptr<Operation>> inbox_;  // guarded by inbox_mutex_
   std::map<int, Use> uses_;  // by process set; guarded by inbox_mutex_
-  std::vector<uint64_t> settled_;  // guarded by inbox_mutex_
-  std::vector<std::pair<uint64_t, std::shared_ptr<DeviceEvent>>>
-      on_device_;  // settled, but the GPU is not done; likewise
   bool closed_ = false;  // guarded by inbox_mutex_
   std::string loss_;  // guarded by inbox_mutex_
-  std::string last_failure_;  // guarded by inbox_mutex_
+  std::deque<Error> failures_;  // no more than kFailures; guarded by inbox_mutex_
   std::atomic<bool> loss_raised_{false};  // some call has raised that a rank is lost, or did not answer
   std::shared_ptr<Timeline> timeline_;  // null: none is recorded; guarded by inbox_mutex_
   std::atomic<bool> has_submissions_{false};
@@ -245,25 +244,22 @@ class Engine final : private ProcessSet::Owner {
   // Owns the arena if it lies there. stop() replaces it with the seat and inbox_mutex_ held, so either is enough to read it. A
   // thread that rings or sleeps without both has a copy, so the arena outlives the last such thread.
   std::shared_ptr<Doorbell> doorbell_{std::shared_ptr<void>(), &own_doorbell_};
-  std::unique_ptr<PeerWatch> peer_watch_;
+  std::unique_ptr<PeerDeaths> peer_deaths_;
   std::unique_ptr<CompletionThreads> completion_threads_ = std::make_unique<CompletionThreads>();  // null after stop()
   const Operation* driven_ = nullptr;  // by enqueue_and_drive(); used only by the thread that holds the seat
   LaunchOrder launch_order_{[this](int set, uint64_t decision) {
-    process_set(0).say({.topic = Note::Topic::launch, .process_set = set, .decision = decision});
+    process_set(0).send_note({.topic = Note::Topic::ask_launch, .process_set = set, .decision = decision});
   }};  // used only by the thread that holds the seat, as the next one
   LaunchedOperations launched_operations_;
   std::map<int, std::unique_ptr<ProcessSet>> process_sets_;
 
   Clock::time_point
       sleeps_until_{};  // the engine's thread, unless it is woken; used only by the thread that holds the seat
-  Clock::time_point caller_spoke_{};  // said who waits; used only by the thread that holds the seat
-  Clock::time_point looks_again_{};  // at the threads of this process; used only by the thread that holds the seat
-  std::optional<int> sleeping_in_;  // the process set for which this whole process waits; likewise
-  ComputingThreads computing_threads_;  // likewise
-  bool computes_ = false;  // one of them does; likewise
+  uint64_t news_ = 0;  // counts submissions and ends of operations; used only by the thread that holds the seat
+  std::map<int, Look> looks_;  // by process set; likewise
   std::atomic<bool> stopping_{false}, refused_{false};
   std::atomic<std::thread::id> ends_process_{};  // a thread that called hold_other_threads()
-  mutable std::atomic<int> returning_{0};  // threads between begin_return() and end_return()
+  mutable std::atomic<int> entering_python_{0};  // threads between enter_python() and entered_python()
   std::thread thread_;
 };
 

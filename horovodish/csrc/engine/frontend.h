@@ -21,13 +21,13 @@ inline constexpr std::chrono::milliseconds kDriveLimit{1};
 
 // Hands an operation over and returns at once. `stream`: of a framework, on which the buffers of an operation on a device
 // (request->device) are ready; when `then` is called, the handle's event() orders another stream after the result, and
-// its outputs are on the device. When it has ended `then` is called with its handle, on a completion thread.
-// The memory of the buffers must stay until then, and for ever if the handle says `memory_abandoned()`.
-// Throws DuplicateName, EngineStopped, ForkedProcess; `then` is not called in this case.
+// its outputs are on the device. When it has ended `then`, if there is one, is called with its handle, on a completion thread.
+// `memory` owns the memory of the buffers: see Operation.
+// Throws as Engine::enqueue() does; `then` is not called in this case.
 // `drives`: when nothing else is under way, the calling thread drives the engine for kDriveLimit before this returns; `then`
 // may be called meanwhile.
 std::shared_ptr<Handle> submit(Engine& engine, std::shared_ptr<const Request> request, std::vector<Buffer> buffers,
-                               int process_set, std::function<void(const Handle&)> then, uintptr_t stream = 0,
-                               bool drives = false);
+                               int process_set, std::shared_ptr<void> memory, std::function<void(const Handle&)> then,
+                               uintptr_t stream = 0, bool drives = false);
 
 }  // namespace horovodish

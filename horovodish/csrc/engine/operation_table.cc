@@ -12,8 +12,8 @@ void OperationTable::submit(const Pointer& operation) {
     join_ = operation;
     return owner_.state(operation);
   }
-  if (hold(operation)) return;
-  if (request.refusal.empty() && names_.contains(request.name)) {
+  if (wait_for_family(operation)) return;
+  if (request.refusal.empty() && names_in_use_.contains(request.name)) {
     // The other ranks may wait for it.
     const std::string why = subject_of(request) + " on " + text_of(rank_) + ": " + kNameInUse;
     submit(refusal_of(request.kind, request.name, process_set_, why));
@@ -21,23 +21,23 @@ void OperationTable::submit(const Pointer& operation) {
     return owner_.settle(operation, &error);
   }
   if (undecided_.contains(request.name)) {
-    behind_[request.name].push_back(operation);
+    queued_by_name_[request.name].push_back(operation);
     return;
   }
-  if (request.refusal.empty()) names_[request.name] = operation.get();
+  if (request.refusal.empty()) names_in_use_[request.name] = operation.get();
   undecided_.emplace(request.name, operation);
   owner_.state(operation);
 }
 
-bool OperationTable::hold(const Pointer& operation) {
+bool OperationTable::wait_for_family(const Pointer& operation) {
   const Family& family = operation->request->family;
   if (family.name.empty()) return false;
-  const auto refused = refused_.find(family.name);
-  if (refused != refused_.end() && refused->second != family.run) {
-    held_[family.name].push_back(operation);
+  const auto refused = refused_runs_.find(family.name);
+  if (refused != refused_runs_.end() && refused->second != family.run) {
+    waiting_for_family_[family.name].push_back(operation);
     return true;
   }
-  if (!operation->request->refusal.empty()) refused_[family.name] = family.run;
+  if (!operation->request->refusal.empty()) refused_runs_[family.name] = family.run;
   return false;
 }
 
@@ -65,11 +65,11 @@ std::logic_error OperationTable::unexpected(const std::string& name) {
 }
 
 void OperationTable::submit_next(const std::string& name) {
-  for (auto behind = behind_.find(name); behind != behind_.end() && !undecided_.contains(name);
-       behind = behind_.find(name)) {
-    const Pointer next = std::move(behind->second.front());
-    behind->second.pop_front();
-    if (behind->second.empty()) behind_.erase(behind);
+  for (auto queued = queued_by_name_.find(name); queued != queued_by_name_.end() && !undecided_.contains(name);
+       queued = queued_by_name_.find(name)) {
+    const Pointer next = std::move(queued->second.front());
+    queued->second.pop_front();
+    if (queued->second.empty()) queued_by_name_.erase(queued);
     owner_.submit_again(next);
   }
 }
@@ -79,15 +79,15 @@ void OperationTable::fail(const std::string& name, const std::string& text, cons
   for (const std::string& family : families) fail_family(family, name, together);
   fail_one(name, {ErrorKind::mismatch, text});
   for (const std::string& family : families) {
-    auto held = held_.extract(family);
-    if (held.empty()) continue;
-    for (const Pointer& operation : held.mapped()) owner_.submit_again(operation);
+    auto waiting = waiting_for_family_.extract(family);
+    if (waiting.empty()) continue;
+    for (const Pointer& operation : waiting.mapped()) owner_.submit_again(operation);
   }
 }
 
 // What this rank has submitted of it, but for one, and what it has yet to submit in the same run.
 void OperationTable::fail_family(const std::string& family, const std::string& name, const Error& error) {
-  refused_.erase(family);
+  refused_runs_.erase(family);
   std::vector<std::string> names;
   for (const auto& [its_name, operation] : undecided_) {
     if (operation->request->family.name != family) continue;
@@ -107,33 +107,44 @@ void OperationTable::end_run(const Family& family, const Error& error) {
   if (failure_of(family) != nullptr) return;
   failed_runs_.push_front({family.name, family.run, error});
   if (failed_runs_.size() > kRemembered) failed_runs_.pop_back();
-  std::erase_if(names_, [&](const auto& entry) {
+  std::erase_if(names_in_use_, [&](const auto& entry) {
     const Family& its = entry.second->request->family;
     return its.run == family.run && its.name == family.name;
   });
 }
 
+std::vector<std::pair<std::string, std::string>> OperationTable::labels() const {
+  constexpr size_t kMost = 16;  // a report shows fewer
+  std::vector<std::pair<std::string, std::string>> labels;
+  for (const auto& [name, operation] : undecided_) {
+    const auto& members = operation->request->members;
+    if (labels.size() < kMost && !members.empty() && !members[0].label.empty()) {
+      labels.emplace_back(name, label_of(*operation->request));
+    }
+  }
+  return labels;
+}
+
 const Error* OperationTable::failure_of(const Family& family) const {
-  const auto found = std::find_if(failed_runs_.begin(), failed_runs_.end(), [&](const FailedRun& failed) {
-    return failed.run == family.run && failed.family == family.name;
-  });
+  const auto found = std::ranges::find_if(
+      failed_runs_, [&](const FailedRun& failed) { return failed.run == family.run && failed.family == family.name; });
   return found == failed_runs_.end() ? nullptr : &found->error;
 }
 
 void OperationTable::end(const Pointer& operation, const Error* error) noexcept {
   executing_.erase(operation->decision);
-  const auto name = names_.find(operation->request->name);
-  if (name != names_.end() && name->second == operation.get()) names_.erase(name);
+  const auto name = names_in_use_.find(operation->request->name);
+  if (name != names_in_use_.end() && name->second == operation.get()) names_in_use_.erase(name);
   owner_.settle(operation, error);
 }
 
 void OperationTable::abandon_undecided(const Error& error) noexcept {
-  names_.clear();
+  names_in_use_.clear();
   for (const auto& [name, operation] : std::exchange(undecided_, {})) owner_.settle(operation, &error);
-  for (const auto& [name, operations] : std::exchange(behind_, {})) {
+  for (const auto& [name, operations] : std::exchange(queued_by_name_, {})) {
     for (const Pointer& operation : operations) owner_.settle(operation, &error);
   }
-  for (const auto& [family, operations] : std::exchange(held_, {})) {
+  for (const auto& [family, operations] : std::exchange(waiting_for_family_, {})) {
     for (const Pointer& operation : operations) owner_.settle(operation, &error);
   }
   if (const Pointer join = std::exchange(join_, nullptr)) owner_.settle(join, &error);

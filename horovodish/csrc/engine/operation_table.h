@@ -18,6 +18,7 @@
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "negotiation/request.h"
@@ -68,9 +69,11 @@ class OperationTable {
   void abandon_undecided(const Error& error) noexcept;
   void abandon_executing(const Error& error) noexcept;
 
-  bool busy() const { return !undecided_.empty() || !held_.empty() || !executing_.empty() || join_; }
+  bool busy() const { return !undecided_.empty() || !waiting_for_family_.empty() || !executing_.empty() || join_; }
   size_t undecided() const { return undecided_.size(); }
   const Request& some_undecided() const { return *undecided_.begin()->second->request; }
+  // By its name, what this rank calls an operation that is not decided, where the other ranks may call it otherwise.
+  std::vector<std::pair<std::string, std::string>> labels() const;
   // By the number of its decision.
   const Executing& executing() const { return executing_; }
   // Null when this rank has not joined.
@@ -84,7 +87,7 @@ class OperationTable {
   };
   static constexpr size_t kRemembered = 64;  // each is needed for as long as its run goes on submitting
 
-  bool hold(const Pointer& operation);
+  bool wait_for_family(const Pointer& operation);
   void fail_one(const std::string& name, const Error& error);
   void fail_family(const std::string& family, const std::string& name, const Error& error);
   void end_run(const Family& family, const Error& error);
@@ -96,14 +99,15 @@ class OperationTable {
   Executing executing_;
   Pointer join_;
   // Whose name it is. A refusal has none, and neither has what is executed of a run that has failed.
-  std::unordered_map<std::string, const Operation*> names_;
+  std::unordered_map<std::string, const Operation*> names_in_use_;
   // By name, what waits for an undecided operation of that name: after a refusal the caller may use the name again before
   // all ranks know of it, and a rank may refuse a second operation while the first one is under way.
-  std::unordered_map<std::string, std::deque<Pointer>> behind_;
+  std::unordered_map<std::string, std::deque<Pointer>> queued_by_name_;
   std::deque<FailedRun> failed_runs_;
   std::unordered_map<std::string, int64_t>
-      refused_;  // by family, the run that this rank has refused, until all know it
-  std::unordered_map<std::string, std::vector<Pointer>> held_;  // by family, what later runs have submitted since
+      refused_runs_;  // by family, the run that this rank has refused, until all know it
+  std::unordered_map<std::string, std::vector<Pointer>>
+      waiting_for_family_;  // by family, what later runs have submitted since
 };
 
 }  // namespace horovodish

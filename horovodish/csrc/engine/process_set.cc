@@ -4,9 +4,12 @@
 #include <exception>
 #include <new>
 #include <stdexcept>
+#include <string_view>
+#include <variant>
 
-#include "abi/mpi_exit.h"
+#include "engine/warning.h"
 #include "negotiation/shared_clock.h"
+#include "planes/mpi/mpi_exit.h"
 
 namespace horovodish {
 
@@ -24,18 +27,22 @@ constexpr std::chrono::milliseconds kIdleNap{20};
 // For this long after a note for the owner, a rank that nobody can wake naps for kLongestNap at most. Notes pass through such
 // ranks, and a job that needs them needs them in every step.
 constexpr std::chrono::seconds kNotesGoOn{60};
+// Between hosts, the news that a rank has left may arrive before what that rank had sent. For so long receives wait for it.
+constexpr std::chrono::seconds kArrivalLimit{1};
 // How often the engine looks whether what a plane has launched has failed.
 constexpr std::chrono::milliseconds kWatchNap{100};
 // How long a rank that leaves waits for what it has launched. Peers may need it that have computed for longer.
 constexpr std::chrono::seconds kDrainLimit{10};
 
-// For ranks that wait for one that has left in order, such as one whose script has ended.
-constexpr std::string_view kLeftRemedy =
-    "\nRemedy: if the ranks have different numbers of batches, give them all as many, or call hvd.join() after the "
-    "last "
-    "one. If a collective is under `if rank == 0:` or the like, call it on every rank.";
+// What begins the part of a loss's text that is for users' eyes only.
+constexpr std::string_view kRemedy = "\nRemedy: ";
 
-ErrorKind kind_of(Loss loss) { return loss == Loss::stall ? ErrorKind::stalled : ErrorKind::rank_lost; }
+ErrorKind kind_of(Loss loss) {
+  if (loss == Loss::retired) return ErrorKind::internal;
+  return loss == Loss::stall ? ErrorKind::stalled : ErrorKind::rank_lost;
+}
+
+bool in_order(Loss loss) { return loss == Loss::left || loss == Loss::retired; }
 
 std::string text_of(WorldRank rank, const std::exception_ptr& failure) {
   std::string why;
@@ -51,19 +58,23 @@ std::string text_of(WorldRank rank, const std::exception_ptr& failure) {
 
 }  // namespace
 
-ProcessSet::ProcessSet(ProcessSetConfig config, const EngineOptions& options, Arena* arena, const PeerWatch* watch,
+ProcessSet::ProcessSet(ProcessSetConfig config, const EngineOptions& options, Arena* arena, const PeerDeaths* deaths,
                        const MakePlane& make_plane, Owner& owner)
     : config_(std::move(config)),
       options_(options),
       owner_(owner),
-      neighbours_(config_, arena, watch),
+      neighbours_(config_, arena, deaths),
       negotiation_(neighbours_.at_root(), neighbours_.participants(), options_.cache_capacity),
       carried_(config_),
       plane_(make_plane(
           config_, [this](const auto& operation) { complete(operation); },
-          [this](const auto& operation, const Error& error) { refuse(operation, error); })),
-      operations_(config_.id, world_rank(), *this),
-      watch_(config_, options_, negotiation_, neighbours_, operations_, plane_, [this] { return owner_.steps(); }) {}
+          [this](const auto& operation, const Error& error) { operations_.end(operation, &error); })),
+      pairs_(
+          config_, options_.ring_segment_bytes, arena,
+          [this](const auto& operation, const Error* error) { settle(operation, error); }, warn),
+      operations_(config_.id, config_.own_rank(), *this),
+      stall_watch_(config_, options_, negotiation_, neighbours_, operations_, pairs_, plane_,
+                   [this] { return owner_.steps(); }) {}
 
 // Nothing may leave the driver: an exception would end the process on the engine's thread, and on a caller's it would look like an
 // error of the caller's. Nobody can go on with what a failed step has left half done, so this rank leaves the set.
@@ -74,54 +85,42 @@ void ProcessSet::guarded(Step step) noexcept {
   } catch (...) {
     failure_ = std::current_exception();
   }
-  if (failure_ && !said_farewell_) leave_because_of(failure_);
+  leave_if_failed();
 }
 
 // Where there is no memory for the farewell either, the next step tries again.
-void ProcessSet::leave_because_of(const std::exception_ptr& failure) noexcept {
-  do_not_finalize_mpi();
-  if (!last_) last_ = {0, {ErrorKind::rank_lost, kOutOfMemory}};
+void ProcessSet::leave_if_failed() noexcept {
+  if (!failure_ || said_farewell_) return;
+  end_without_lost_ranks(Loss::failed);
+  if (!end_) end_ = {0, {ErrorKind::rank_lost, kOutOfMemory}};
   try {
-    if (last_->error.message == kOutOfMemory) last_->error.message = text_of(world_rank(), failure);
-    owner_.decisions_ended(config_.id, last_->error.message);
+    if (end_->error.message == kOutOfMemory) end_->error.message = text_of(config_.own_rank(), failure_);
+    owner_.decisions_ended(config_.id, Loss::failed, end_->error.message);
   } catch (const std::bad_alloc&) {
   }
   try {
-    leave({.loss = Loss::failed, .text = last_->error.message}, last_->error);
+    leave({.loss = Loss::failed, .text = end_->error.message}, end_->error);
   } catch (const std::exception&) {
   }
 }
 
 bool ProcessSet::turn() noexcept {
   bool progressed = false;
-  guarded([&] { progressed = advance(); });
-  if (failure_) advance_farewell();
+  if (!said_farewell_) guarded([&] { progressed = advance(); });
+  if (said_farewell_) advance_farewell();
   return progressed;
-}
-
-void ProcessSet::flush(bool submits_nothing) noexcept {
-  // An executing operation ends without a decision. Its caller may submit more then, so this rank does not wait yet.
-  guarded([&] {
-    if (!submits_nothing) {
-      negotiation_.take_back_flush();
-    } else if (operations_.executing().empty()) {
-      negotiation_.flush();
-    }
-  });
 }
 
 bool ProcessSet::advance() {
   bool progressed = neighbours_.receive(negotiation_);
   neighbours_.send(negotiation_);
   apply_decisions();
-  if (plane_) {
-    progressed |= advance_plane();
-    end_plane();
-  }
+  progressed |= advance_plane();
+  end_plane();
   if (progressed) {
     last_progress_ = Clock::now();
   } else {
-    const auto [asks, lost] = watch_.inspect();
+    const auto [asks, lost] = stall_watch_.inspect();
     if (lost) fail_everywhere(*lost);
     if (asks) exchange();
   }
@@ -136,32 +135,33 @@ std::optional<std::chrono::nanoseconds> ProcessSet::nap() const {
   std::optional<Nanoseconds> nap;
   const auto at_most = [&](Nanoseconds limit) { nap = std::min(nap.value_or(limit), limit); };
   if (config_.mpi || neighbours_.between_others()) {
-    const bool notes_go_on = last_announced_ && Clock::now() - *last_announced_ < kNotesGoOn;
+    const bool notes_go_on = last_note_ && Clock::now() - *last_note_ < kNotesGoOn;
     at_most(notes_go_on ? Nanoseconds(kLongestNap) : Nanoseconds(kIdleNap));
   }
   if (config_.mpi && neighbours_.has_unsent()) at_most(kLongestNap);
   if (broken_) at_most(kNewsTime);
   if (failure_ && !said_farewell_) at_most(kLongestNap);
-  if (plane_ && plane_->needs_watching()) at_most(kWatchNap);
-  if (const auto watch = watch_.nap()) at_most(*watch);
+  if (plane_ && plane_->may_fail_after_launch()) at_most(kWatchNap);
+  if (const auto watch = stall_watch_.nap()) at_most(*watch);
   return nap;
 }
 
 void ProcessSet::submit(const std::shared_ptr<Operation>& operation) noexcept {
   guarded([&] {
-    if (!last_) return operations_.submit(operation);
+    if (operation->request->is_transfer()) return pairs_.submit(operation);
+    if (!end_) return operations_.submit(operation);
     operation->trace.submitted(operation->request, operation->signature, operation->process_set, Clock::now());
     // A run that had failed before the ranks parted names its own cause.
     const Error* const earlier = operations_.failure_of(operation->request->family);
-    settle(operation, earlier != nullptr ? earlier : &last_->error);
+    settle(operation, earlier != nullptr ? earlier : &end_->error);
   });
-  // If the table had stored the operation, leave_because_of() has failed it already.
-  if (failure_ && !operation->handle->settled()) settle(operation, &last_->error);
+  // If the table had stored the operation, leave_if_failed() has failed it already.
+  if (failure_ && !operation->handle->settled()) settle(operation, &end_->error);
 }
 
 void ProcessSet::state(const std::shared_ptr<Operation>& operation) {
   const Clock::time_point now = Clock::now();
-  watch_.submitted(*operation, now);
+  stall_watch_.submitted(*operation, now);
   operation->trace.submitted(operation->request, operation->signature, operation->process_set, now);
   if (operation->request->kind == Kind::join) return negotiation_.join();
   negotiation_.set_now(shared_seconds(now));
@@ -183,115 +183,114 @@ void ProcessSet::apply_decisions() {
   if (!next) return;
   const Clock::time_point now = Clock::now();
   for (; next; next = negotiation_.take_decision()) {
-    const Decision& decision = *next;
-    if (decision.type < Decision::Type::stuck) watch_.decided(now);
-    const bool is_result = decision.type == Decision::Type::execute || decision.type == Decision::Type::join_done;
-    if (last_ && is_result) continue;  // this rank has given up, which those that decide did not know yet
-    switch (decision.type) {
-      case Decision::Type::execute:
-        execute(decision, now);
-        break;
-      case Decision::Type::fail:
-        operations_.fail(decision.name, decision.text, decision.families);
-        break;
-      case Decision::Type::lost:
-        apply_lost(decision);
-        break;
-      case Decision::Type::said:
-        apply_said(decision.note);
-        break;
-      case Decision::Type::announced:
-        apply_announced(decision.note, now);
-        break;
-      case Decision::Type::stuck:
-        watch_.stuck(decision.text);
-        break;
-      case Decision::Type::join_done:
-        operations_.join()->trace.decided(now);
-        operations_.end_join(decision.rank);
-        break;
+    if (!std::holds_alternative<Note>(*next)) stall_watch_.decided(now);
+    std::visit([&](const auto& decision) { apply(decision, now); }, *next);
+  }
+  if (question_) answer_question(now);
+}
+
+void ProcessSet::apply(const Note& note, Clock::time_point now) {
+  switch (note.topic) {
+    case Note::Topic::status:
+      return stall_watch_.on_status(note);
+    case Note::Topic::ask_launch: {
+      Note launch = note;
+      launch.topic = Note::Topic::launch;
+      negotiation_.note_to_all(launch);
+      return neighbours_.send(negotiation_);
     }
+    case Note::Topic::launch:
+      neighbours_.nudge_children();
+      last_note_ = now;
+      return owner_.on_note(note);
+    case Note::Topic::ask_status:
+    case Note::Topic::ask_status_of_gpus:
+      neighbours_.nudge_children();
+      question_ = note.topic;
   }
 }
 
-// At the root.
-void ProcessSet::apply_said(const Note& note) {
-  if (note.topic == Note::Topic::status) {
-    watch_.told(note.rank, note.text);
-  } else {
-    negotiation_.announce(note);
-    neighbours_.send(negotiation_);
-  }
+void ProcessSet::apply(const Fail& failed, Clock::time_point) {
+  operations_.fail(failed.name, failed.text, failed.families);
 }
 
-void ProcessSet::apply_announced(const Note& note, Clock::time_point now) {
-  neighbours_.nudge_children();
-  if (note.topic == Note::Topic::status || note.topic == Note::Topic::status_of_gpus) {
-    watch_.asked(note.topic == Note::Topic::status_of_gpus, now);
-  } else {
-    last_announced_ = now;
-    owner_.announced(note);
-  }
+void ProcessSet::apply(const Joined& joined, Clock::time_point now) {
+  if (end_) return;  // this rank has given up, which those that decide did not know yet
+  operations_.join()->trace.decided(now);
+  operations_.end_join(joined.last_rank);
 }
 
-void ProcessSet::execute(const Decision& decision, Clock::time_point now) {
+// Once this rank has carried out all decisions that it knows, so that the answer does not come from between two of them.
+void ProcessSet::answer_question(Clock::time_point now) {
+  const bool about_gpus = *std::exchange(question_, std::nullopt) == Note::Topic::ask_status_of_gpus;
+  const bool waits =
+      operations_.busy() && operations_.executing().empty() && !pairs_.busy() && owner_.submits_nothing(config_.id);
+  stall_watch_.on_status_question(about_gpus, waits || operations_.join(), now);
+  apply_decisions();
+}
+
+void ProcessSet::apply(const DecidedCollective& decided, Clock::time_point now) {
+  if (end_) return;
   const auto operation =
-      decision.submitted ? operations_.begin(decision.name, decision.number) : operation_for_joined(decision, now);
-  operation->absent = decision.absent;
+      decided.submitted() ? operations_.begin(decided.name, decided.number) : operation_for_joined(decided, now);
+  operation->absent = decided.absent;
   const bool over_size = options_.averages_over_size && operation->request->kind == Kind::allreduce;
-  operation->contributors = static_cast<int>(config_.ranks.size()) - (over_size ? 0 : decision.joined_ranks);
-  operation->any_joined = decision.joined_ranks > 0;
-  const auto root = std::find(config_.ranks.begin(), config_.ranks.end(), operation->request->root);
+  operation->contributors = static_cast<int>(config_.ranks.size()) - (over_size ? 0 : decided.joined_ranks);
+  operation->any_joined = decided.joined_ranks > 0;
+  const auto root = std::ranges::find(config_.ranks, operation->request->root);
   operation->root = static_cast<int>(root - config_.ranks.begin());
   operation->trace.decided(now);
   if (operation->request->kind == Kind::broadcast && root == config_.ranks.end()) {
-    refuse(operation, {ErrorKind::internal, "root_rank=" + std::to_string(number_of(operation->request->root)) +
-                                                " is not in the process set. Remedy: name one of its ranks."});
-  } else if (carried_.finish(*operation, decision.values)) {
+    const Error error{ErrorKind::internal, "root_rank=" + std::to_string(number_of(operation->request->root)) +
+                                               " is not in the process set. Remedy: name one of its ranks."};
+    operations_.end(operation, &error);
+  } else if (carried_.finish(*operation, decided.values)) {
     complete(operation);
   } else {
     plane_->start(operation);
   }
-  operations_.submit_next(decision.name);
+  operations_.submit_next(decided.name);
 }
 
 // The part of a rank that has joined.
-std::shared_ptr<Operation> ProcessSet::operation_for_joined(const Decision& decision, Clock::time_point now) {
+std::shared_ptr<Operation> ProcessSet::operation_for_joined(const DecidedCollective& decided, Clock::time_point now) {
   const auto& join = operations_.join();
-  if (!join) throw OperationTable::unexpected(decision.name);
-  const auto request = std::make_shared<Request>(Request::decode(decision.signature));
+  if (!join) throw OperationTable::unexpected(decided.name);
+  const auto request = std::make_shared<Request>(Request::decode(decided.signature));
   if (!request->on_host() && !join->request->on_host()) request->device = join->request->device;
   Buffer none;
   if (request->any_rows()) none.rows.assign(request->kind == Kind::allgather ? 1 : config_.ranks.size(), 0);
   auto operation = operation_of(request, std::vector(request->members.size(), none), join->process_set,
-                                std::make_shared<Handle>(0), std::make_shared<const std::string>(decision.signature));
+                                std::make_shared<Handle>(0), std::make_shared<const std::string>(decided.signature));
   operation->trace = {join->trace.timeline};
   operation->trace.submitted(request, operation->signature, operation->process_set, now);
-  operation->decision = decision.number;
+  operation->decision = decided.number;
   operations_.begin_for_joined(operation);
   return operation;
 }
 
-void ProcessSet::say(const Note& note) noexcept {
+void ProcessSet::send_note(const Note& note) noexcept {
   guarded([&] {
-    negotiation_.say(note);
+    negotiation_.note_to_root(note);
     exchange();
   });
 }
 
 bool ProcessSet::advance_plane() {
   if (broken_) {
-    if (Clock::now() - broken_->since > kNewsTime) fail_everywhere({.loss = Loss::failed, .text = broken_->text});
+    if (!end_ && Clock::now() - broken_->since > kNewsTime)
+      fail_everywhere({.loss = Loss::failed, .text = broken_->text});
     return false;
   }
   try {
-    const bool moved = plane_->advance() == Progress::progressed;
-    if (moved) watch_.moved();
-    return moved;
+    const bool moved = plane_ && plane_->advance() == Progress::progressed;
+    if (moved) stall_watch_.moved();
+    return pairs_.advance() || moved;
   } catch (const std::bad_alloc&) {
     throw;  // no news will explain it
   } catch (const std::exception&) {
-    broken_ = {Clock::now(), text_of(world_rank(), std::current_exception())};
+    broken_ = {Clock::now(), text_of(config_.own_rank(), std::current_exception())};
+    if (end_) pairs_.abandon(end_->error);
     return false;
   }
 }
@@ -301,10 +300,6 @@ void ProcessSet::complete(const std::shared_ptr<Operation>& operation) {
   operations_.end(operation, nullptr);
 }
 
-void ProcessSet::refuse(const std::shared_ptr<Operation>& operation, const Error& error) {
-  operations_.end(operation, &error);
-}
-
 // The number of decisions that this rank has carried out.
 uint64_t ProcessSet::finished() const {
   const auto& executing = operations_.executing();
@@ -312,24 +307,27 @@ uint64_t ProcessSet::finished() const {
 }
 
 // Of several losses all calls name the first.
-void ProcessSet::apply_lost(const Decision& lost) {
-  if (lost.loss == Loss::failed) do_not_finalize_mpi();
-  if (lost.loss == Loss::stall) do_not_finalize_mpi_for_long();
-  if (!last_) last_ = {0, {kind_of(lost.loss), lost.text, lost.loss == Loss::left ? kLeftRemedy : ""}};
-  last_->decision = lost.number;
-  last_->wait_until = lost.loss == Loss::left ? Clock::now() + kDrainLimit : Clock::time_point{};
-  owner_.decisions_ended(config_.id, lost.text);
-  operations_.abandon_undecided(last_->error);
+void ProcessSet::apply(const Lost& lost, Clock::time_point now) {
+  end_without_lost_ranks(lost.loss);
+  const size_t end = std::min(lost.text.find(kRemedy), lost.text.size());
+  const std::string what = lost.text.substr(0, end);
+  if (!end_) end_ = {0, {kind_of(lost.loss), what, lost.text.substr(end)}};
+  end_->decision = lost.finished;
+  end_->wait_until = in_order(lost.loss) ? now + kDrainLimit : Clock::time_point{};
+  owner_.decisions_ended(config_.id, lost.loss, what);
+  operations_.abandon_undecided(end_->error);
+  const bool may_arrive = in_order(lost.loss) && config_.mpi && !broken_;
+  pairs_.end(end_->error, now + (may_arrive ? kArrivalLimit : Clock::duration::zero()));
   end_plane();
 }
 
 // Once a rank is lost: what it has done its part in is completed, then the rest ends, and with it the plane.
 void ProcessSet::end_plane() {
-  if (!last_ || !plane_ || (!broken_ && finished() < last_->decision)) return;
-  const bool waits = !broken_ && plane_->needs_watching() && operations_.executing().empty();
-  if (waits && Clock::now() < last_->wait_until) return;
-  end_plane_because_of(last_->error);
-  operations_.abandon_executing(last_->error);
+  if (!end_ || !plane_ || (!broken_ && finished() < end_->decision)) return;
+  const bool waits = !broken_ && plane_->may_fail_after_launch() && operations_.executing().empty();
+  if (waits && Clock::now() < end_->wait_until) return;
+  end_plane_because_of(end_->error);
+  operations_.abandon_executing(end_->error);
 }
 
 void ProcessSet::end_plane_because_of(const Error& error) {
@@ -347,10 +345,20 @@ void ProcessSet::fail_everywhere(const Lost& lost) {
 
 void ProcessSet::leave(bool failed, const std::string& reason) noexcept {
   guarded([&] {
-    const Error error{ErrorKind::engine_stopped, "shutdown() was called on " + horovodish::text_of(world_rank()) +
+    if (said_farewell_) return;
+    const Error error{ErrorKind::engine_stopped, "shutdown() was called on " + horovodish::text_of(config_.own_rank()) +
                                                      " while the operation was pending"};
     if (plane_ && !failed) plane_->drain(kDrainLimit);
     leave({failed ? Loss::failed : Loss::left, finished(), reason}, error);
+  });
+}
+
+void ProcessSet::retire(const std::string& reason) noexcept {
+  guarded([&] {
+    if (said_farewell_) return;
+    if (!end_) end_ = {0, {ErrorKind::internal, reason}};
+    leave({Loss::retired, finished(), reason}, end_->error);
+    pairs_.end(end_->error, {});  // unlike after stop(), other threads may still submit, which must fail at once
   });
 }
 
@@ -358,18 +366,18 @@ void ProcessSet::leave(const Lost& lost, const Error& error) {
   end_plane_because_of({ErrorKind::rank_lost, lost.text});
   operations_.abandon_undecided(error);
   operations_.abandon_executing(error);
+  pairs_.abandon(error);
   neighbours_.send_farewell(lost);
   said_farewell_ = true;
 }
 
 bool ProcessSet::advance_farewell() noexcept {
-  bool sent = false;
-  guarded([] {});
+  leave_if_failed();
   try {
-    sent = neighbours_.advance_farewell();
+    return neighbours_.advance_farewell() && said_farewell_;
   } catch (const std::exception&) {
+    return false;
   }
-  return sent && said_farewell_;
 }
 
 }  // namespace horovodish

@@ -13,14 +13,15 @@
 #include <vector>
 
 #include "engine/operation_table.h"
-#include "engine/watch.h"
+#include "engine/stall_watch.h"
 #include "memory/arena.h"
-#include "memory/peer_watch.h"
+#include "memory/peer_deaths.h"
 #include "negotiation/negotiation.h"
 #include "negotiation/neighbours.h"
 #include "negotiation/process_set_config.h"
 #include "operation/operation.h"
 #include "planes/carried_values.h"
+#include "planes/pairs.h"
 #include "planes/plane.h"
 
 namespace horovodish {
@@ -36,16 +37,19 @@ class ProcessSet final : private OperationTable::Owner {
     virtual ~Owner() = default;
     // Every operation ends once, with an error or none.
     virtual void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept = 0;
-    // A note that is not for the process set itself.
-    virtual void announced(const Note& note) = 0;
+    // A note to all ranks that is not for the process set itself.
+    virtual void on_note(const Note& note) = 0;
     // Nothing is decided any more, for this reason.
-    virtual void decisions_ended(int process_set, const std::string& why) = 0;
+    virtual void decisions_ended(int process_set, Loss loss, const std::string& why) = 0;
     // How many steps this rank has begun.
     virtual uint64_t steps() const noexcept = 0;
+    // Whether no thread of this rank submits anything before the next decision of a process set. Two calls in a row must
+    // find the same.
+    virtual bool submits_nothing(int process_set) noexcept = 0;
   };
 
-  // `arena` and `watch` may be null where this rank is alone on its host. They and `owner` outlive the set.
-  ProcessSet(ProcessSetConfig config, const EngineOptions& options, Arena* arena, const PeerWatch* watch,
+  // `arena` and `deaths` may be null where this rank is alone on its host. They and `owner` outlive the set.
+  ProcessSet(ProcessSetConfig config, const EngineOptions& options, Arena* arena, const PeerDeaths* deaths,
              const MakePlane& make_plane, Owner& owner);
 
   // An exception in the functions that are noexcept ends this rank's part in the set: what it has under way fails, and the peers
@@ -53,36 +57,33 @@ class ProcessSet final : private OperationTable::Owner {
   void submit(const std::shared_ptr<Operation>& operation) noexcept;
   // One look at everything that can have moved; true when something has.
   bool turn() noexcept;
-  // `submits_nothing`: before the next decision, because every thread waits in this set. If that ends, this rank says so.
-  void flush(bool submits_nothing) noexcept;
-  // See Watch.
-  bool is_quiet() const { return watch_.is_quiet(); }
-  Clock::duration quiet_for() const { return watch_.quiet_for(); }
   // Whether news of neighbours matters now. One that has made room for what is unsent says so.
   bool awaits_news() const { return busy() || neighbours_.has_unsent(); }
-  bool busy() const { return operations_.busy(); }
+  bool busy() const { return operations_.busy() || pairs_.busy(); }
   // Whether something is under way that moves only while this rank looks.
-  bool polls() const { return busy() && plane_ && plane_->needs_polling(); }
+  bool polls() const { return (busy() && plane_ && plane_->needs_polling()) || (pairs_.busy() && config_.mpi); }
+  // Takes a send or a receive back that has not begun to move; true if it has.
+  bool cancel(const Handle& handle) { return pairs_.cancel(handle); }
   // How long the driver may sleep when nobody rings; nothing means for ever.
   std::optional<std::chrono::nanoseconds> nap() const;
 
-  // To the root, which announces it to all ranks.
-  void say(const Note& note) noexcept;
+  // To the root, which passes it on to all ranks.
+  void send_note(const Note& note) noexcept;
 
   // Ends everything that this rank has under way and says farewell to the peers; advance_farewell() until it is true.
   void leave(bool failed, const std::string& reason) noexcept;
+  // The same, of a rank that goes on in other sets. Turns send the farewell.
+  void retire(const std::string& reason) noexcept;
   bool advance_farewell() noexcept;
   // Whether peers on other hosts may still need what MPI has taken from this rank but not sent yet.
-  bool may_hold_data() const { return config_.mpi && !last_; }
+  bool may_hold_data() const { return config_.mpi && !end_; }
 
   const std::map<WorldRank, Lateness>& lateness() const { return negotiation_.lateness(); }
   uint64_t full_requests() const { return negotiation_.full_requests(); }
-  WorldRank world_rank() const { return config_.world_rank(config_.own); }
-  size_t region() const { return config_.region; }
 
  private:
   // What can still be carried out, and what becomes of the rest.
-  struct Last {
+  struct EndOfSet {
     uint64_t decision;
     Error error;
     // A rank has left in order, which means that it has had its part in what was launched: until when this rank waits for its own.
@@ -96,7 +97,7 @@ class ProcessSet final : private OperationTable::Owner {
 
   template <class Step>
   void guarded(Step step) noexcept;
-  void leave_because_of(const std::exception_ptr& failure) noexcept;
+  void leave_if_failed() noexcept;
   void leave(const Lost& lost, const Error& error);
   bool advance();
 
@@ -108,17 +109,18 @@ class ProcessSet final : private OperationTable::Owner {
   // From the decision to the end.
   void exchange();
   void apply_decisions();
-  void apply_said(const Note& note);
-  void apply_announced(const Note& note, Clock::time_point now);
-  void execute(const Decision& decision, Clock::time_point now);
-  std::shared_ptr<Operation> operation_for_joined(const Decision& decision, Clock::time_point now);
+  void apply(const DecidedCollective& decided, Clock::time_point now);
+  void apply(const Fail& failed, Clock::time_point now);
+  void apply(const Joined& joined, Clock::time_point now);
+  void apply(const Lost& lost, Clock::time_point now);
+  void apply(const Note& note, Clock::time_point now);
+  void answer_question(Clock::time_point now);
+  std::shared_ptr<Operation> operation_for_joined(const DecidedCollective& decided, Clock::time_point now);
   bool advance_plane();
   void complete(const std::shared_ptr<Operation>& operation);
-  void refuse(const std::shared_ptr<Operation>& operation, const Error& error);
   uint64_t finished() const;
 
   // When a rank is lost.
-  void apply_lost(const Decision& lost);
   void end_plane();
   void end_plane_because_of(const Error& error);
   void fail_everywhere(const Lost& lost);
@@ -131,16 +133,18 @@ class ProcessSet final : private OperationTable::Owner {
   const CarriedValues carried_;
   std::unique_ptr<Plane> plane_;  // null once it has come to its end after a loss
 
+  Pairs pairs_;
   OperationTable operations_;
-  Watch watch_;
+  StallWatch stall_watch_;
 
-  std::optional<Last> last_;  // once a rank is lost
+  std::optional<EndOfSet> end_;  // once a rank is lost
   std::exception_ptr failure_;  // what a step of this set has thrown
   bool said_farewell_ = false;
   std::optional<Broken> broken_;
 
   Clock::time_point last_progress_{};
-  std::optional<Clock::time_point> last_announced_;  // to the owner
+  std::optional<Note::Topic> question_;  // of the root's, not answered yet
+  std::optional<Clock::time_point> last_note_;  // for the owner
 };
 
 }  // namespace horovodish

@@ -14,11 +14,9 @@ namespace horovodish {
 
 class Seat {
  public:
-  using Deadline = std::chrono::steady_clock::time_point;
-
   // Waits until the seat is free or `enough()`; true when the caller now drives. The engine's thread gives way.
   template <class Enough>
-  bool take_as_caller(Deadline deadline, Enough enough) {
+  bool take_as_caller(std::chrono::steady_clock::time_point deadline, Enough enough) {
     std::unique_lock lock(mutex_);
     callers_.fetch_add(1, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);  // see announce_change()
@@ -68,7 +66,7 @@ class Seat {
 class SeatHold {
  public:
   explicit SeatHold(Seat& seat) : seat_(seat) {
-    seat_.take_as_caller(Seat::Deadline::max(), [] { return false; });
+    seat_.take_as_caller(std::chrono::steady_clock::time_point::max(), [] { return false; });
   }
   ~SeatHold() { seat_.leave(); }
   SeatHold(const SeatHold&) = delete;

@@ -40,7 +40,7 @@ void load_once(std::optional<Library>& library, const std::string& path) {
 }
 
 abi::CuPointer address_of(const void* pointer) { return reinterpret_cast<abi::CuPointer>(pointer); }
-Device::Stream stream_of(uintptr_t stream) { return reinterpret_cast<Device::Stream>(stream); }
+abi::CuStream stream_of(uintptr_t stream) { return reinterpret_cast<abi::CuStream>(stream); }
 
 }  // namespace
 
@@ -161,7 +161,7 @@ Device::Scope::~Scope() {
 }
 
 // What is done to a stream that is being captured would end the capture with an error of CUDA's.
-void Device::check_not_captured(Stream stream) const {
+void Device::check_not_captured(abi::CuStream stream) const {
   int status = abi::kCudaCaptureNone;
   const int asked = cuda_.stream_is_capturing(stream, &status);
   if (asked == abi::kCudaStreamCaptureImplicit || (asked == abi::kCudaSuccess && status != abi::kCudaCaptureNone)) {

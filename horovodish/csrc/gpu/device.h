@@ -24,8 +24,6 @@ const abi::Nccl* nccl_library();
 
 class Device {
  public:
-  using Stream = abi::CuStream;
-
   // Is made by the first call, and never destroyed. Throws std::runtime_error.
   static Device& get(int ordinal);
 
@@ -48,7 +46,7 @@ class Device {
   std::shared_ptr<DeviceEvent> record(uintptr_t stream);
 
   // The rest acts on the engine's stream, within a Scope.
-  Stream stream() const { return stream_; }
+  abi::CuStream stream() const { return stream_; }
   std::shared_ptr<DeviceEvent> record_own() { return record(reinterpret_cast<uintptr_t>(stream_)); }
   void wait_for(DeviceEvent& event) { event.order_after(reinterpret_cast<uintptr_t>(stream_)); }
   void copy(std::byte* target, const std::byte* source, size_t bytes) {
@@ -73,12 +71,12 @@ class Device {
   class Memory;
 
   explicit Device(int ordinal);
-  void check_not_captured(Stream stream) const;
+  void check_not_captured(abi::CuStream stream) const;
 
   const abi::Cuda& cuda_;
   const int ordinal_;
   abi::CuContext context_ = nullptr;
-  Stream stream_ = nullptr;
+  abi::CuStream stream_ = nullptr;
   std::string name_, uuid_;
   std::byte* scratch_ = nullptr;
   size_t scratch_bytes_ = 0;

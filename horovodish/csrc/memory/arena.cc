@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <cerrno>
-#include <cstring>
 #include <system_error>
 
 namespace horovodish {
@@ -14,16 +13,20 @@ constexpr size_t in_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * k
 }  // namespace
 
 size_t ArenaLayout::region_bytes() const {
-  return in_pages(ranks * sizeof(ByteRing)) + in_pages(sizeof(StreamCounters)) + in_pages(slots * chunk_bytes);
+  return in_pages(ranks * sizeof(ControlRing)) + in_pages(ranks * sizeof(TransferRing)) +
+         in_pages(sizeof(StreamCounters)) + in_pages(slots * chunk_bytes);
 }
-size_t ArenaLayout::rings_offset(size_t region) const { return in_pages(sizeof(RankHeader)) + region * region_bytes(); }
+size_t ArenaLayout::control_offset(size_t region) const { return in_pages(sizeof(Doorbell)) + region * region_bytes(); }
+size_t ArenaLayout::transfers_offset(size_t region) const {
+  return control_offset(region) + in_pages(ranks * sizeof(ControlRing));
+}
 size_t ArenaLayout::counters_offset(size_t region) const {
-  return rings_offset(region) + in_pages(ranks * sizeof(ByteRing));
+  return transfers_offset(region) + in_pages(ranks * sizeof(TransferRing));
 }
 size_t ArenaLayout::slots_offset(size_t region) const {
   return counters_offset(region) + in_pages(sizeof(StreamCounters));
 }
-size_t ArenaLayout::bytes() const { return rings_offset(regions); }
+size_t ArenaLayout::bytes() const { return control_offset(regions); }
 
 std::shared_ptr<std::byte> map_memory(int descriptor, size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
@@ -48,8 +51,12 @@ Arena::~Arena() {
 }
 
 void Arena::clear(size_t region) const {
-  std::memset(memory_[own_].get() + layout_.rings_offset(region), 0,
-              layout_.slots_offset(region) - layout_.rings_offset(region));
+  for (size_t to = 0; to < ranks(); ++to) {
+    control_ring(region, own_, to).clear();
+    transfer_ring(region, own_, to).clear();
+  }
+  StreamCounters& own = counters(region, own_);
+  own.published = own.reduced = own.released = 0;
 }
 
 }  // namespace horovodish

@@ -3,9 +3,11 @@
 // they are touched.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -13,7 +15,7 @@
 
 namespace horovodish {
 
-// How a rank's memfd is laid out; equal on all ranks of the host. After the header come `regions` regions, one for each
+// How a rank's memfd is laid out; equal on all ranks of the host. After a page for the doorbell come `regions` regions, one for each
 // process set that may be alive at once.
 struct ArenaLayout {
   size_t ranks = 1;
@@ -21,25 +23,58 @@ struct ArenaLayout {
   size_t slots = 0;
   size_t regions = 1;
 
-  size_t rings_offset(size_t region) const;
+  size_t control_offset(size_t region) const;
+  size_t transfers_offset(size_t region) const;
   size_t counters_offset(size_t region) const;
   size_t slots_offset(size_t region) const;
   size_t region_bytes() const;
   size_t bytes() const;
 };
 
-struct RankHeader {
-  alignas(64) Doorbell doorbell;
-};
-
 // A queue of bytes from one rank to another, in the sender's memory.
+template <size_t capacity>
 struct ByteRing {
-  static constexpr size_t kCapacity = 1 << 16;
+  static constexpr size_t kCapacity = capacity;
 
-  alignas(64) std::atomic<uint64_t> written;
-  alignas(64) std::atomic<uint64_t> read;
+  // Move up to `size` bytes and return how many it were; 0 when nothing can be moved now.
+  size_t write(const void* bytes, size_t size, Doorbell& reader) {
+    const uint64_t written = written_bytes.load(std::memory_order_relaxed);
+    const uint64_t read = read_bytes.load(std::memory_order_acquire);
+    const size_t count = std::min(size, kCapacity - static_cast<size_t>(written - read));
+    if (count == 0) return 0;
+    const size_t at = written % kCapacity;
+    const size_t before_end = std::min(count, kCapacity - at);
+    std::memcpy(data + at, bytes, before_end);
+    std::memcpy(data, static_cast<const std::byte*>(bytes) + before_end, count - before_end);
+    written_bytes.store(written + count, std::memory_order_release);
+    reader.ring();
+    return count;
+  }
+  size_t read(void* bytes, size_t size, Doorbell& writer) {
+    const uint64_t read = read_bytes.load(std::memory_order_relaxed);
+    const uint64_t written = written_bytes.load(std::memory_order_acquire);
+    const size_t count = std::min(size, static_cast<size_t>(written - read));
+    if (count == 0) return 0;
+    const size_t at = read % kCapacity;
+    const size_t before_end = std::min(count, kCapacity - at);
+    std::memcpy(bytes, data + at, before_end);
+    std::memcpy(static_cast<std::byte*>(bytes) + before_end, data, count - before_end);
+    read_bytes.store(read + count, std::memory_order_release);
+    // Only a writer that found the ring full waits for this. It may have filled the ring since the look above. With the fences
+    // here and in Doorbell::announce(), it sees what was read, or this rank sees that the ring is full.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (written_bytes.load(std::memory_order_relaxed) - read == kCapacity) writer.ring();
+    return count;
+  }
+  void clear() { written_bytes = read_bytes = 0; }
+
+  alignas(64) std::atomic<uint64_t> written_bytes;
+  alignas(64) std::atomic<uint64_t> read_bytes;
   alignas(64) std::byte data[kCapacity];
 };
+using ControlRing = ByteRing<64 << 10>;  // of the negotiation
+// Of sends and receives. The longer it is, the less often two ranks that share a core wake each other.
+using TransferRing = ByteRing<256 << 10>;
 
 // How far a rank has come in the stream of chunks of the shared-memory plane; each counter is written by its owner
 // alone.
@@ -64,9 +99,12 @@ class Arena {
   size_t own() const { return own_; }
   const ArenaLayout& layout() const { return layout_; }
 
-  RankHeader& header(size_t rank) const { return at<RankHeader>(rank, 0); }
-  ByteRing& ring(size_t region, size_t from, size_t to) const {
-    return at<ByteRing>(from, layout_.rings_offset(region) + to * sizeof(ByteRing));
+  Doorbell& doorbell(size_t rank) const { return at<Doorbell>(rank, 0); }
+  ControlRing& control_ring(size_t region, size_t from, size_t to) const {
+    return at<ControlRing>(from, layout_.control_offset(region) + to * sizeof(ControlRing));
+  }
+  TransferRing& transfer_ring(size_t region, size_t from, size_t to) const {
+    return at<TransferRing>(from, layout_.transfers_offset(region) + to * sizeof(TransferRing));
   }
   StreamCounters& counters(size_t region, size_t rank) const {
     return at<StreamCounters>(rank, layout_.counters_offset(region));

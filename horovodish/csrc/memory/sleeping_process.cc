@@ -1,5 +1,6 @@
 #include "memory/sleeping_process.h"
 
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -8,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <filesystem>
@@ -17,8 +17,8 @@
 #include <mutex>
 #include <new>
 #include <optional>
+#include <sstream>
 #include <string>
-#include <utility>
 
 namespace horovodish {
 
@@ -41,8 +41,8 @@ void forget_others(const std::vector<int>& threads) {
                 [&](int thread) { return std::find(threads.begin(), threads.end(), thread) == threads.end(); });
 }
 
-// Some threads of XLA and TensorFlow look around from time to time. Their mutexes are Abseil's, which calls the kernel by syscall(),
-// and they sleep by nanosleep(). Python's threads use other functions of the C library to wait for a time.
+// Some threads of XLA and TensorFlow look around from time to time. They sleep by nanosleep(), in threads whose names begin with
+// "tf_", or wait for a mutex of Abseil's, which calls the kernel by syscall(). Python's threads use other functions of the C library to wait for a time.
 bool is_in_syscall(uint64_t instruction) {
   constexpr uint64_t kLongest = 64;
   const auto begin = reinterpret_cast<uint64_t>(&syscall);
@@ -55,6 +55,65 @@ std::string name_of(const std::filesystem::path& thread) {
   return name;
 }
 
+// Memory of this process at an address that may be gone, such as the stack of another thread.
+template <class T>
+bool copy_memory(uint64_t address, T& to) {
+  const int file = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  const bool copied = pread(file, &to, sizeof to, static_cast<off_t>(address)) == ssize_t{sizeof to};
+  close(file);
+  return copied;
+}
+
+struct Mapping {
+  uint64_t begin = 0, end = 0;
+  std::string file;
+};
+
+// The mappings of this process that hold code.
+std::vector<Mapping> code() {
+  std::vector<Mapping> found;
+  std::ifstream maps("/proc/self/maps");  // "begin-end rights offset device inode file"
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream words(line);
+    Mapping mapping;
+    char dash = 0;
+    std::string rights, skipped;
+    words >> std::hex >> mapping.begin >> dash >> mapping.end;
+    words >> rights >> skipped >> skipped >> skipped >> mapping.file;
+    if (rights.find('x') != std::string::npos) found.push_back(mapping);
+  }
+  return found;
+}
+
+// Whether a thread that is in a function of the C library has been called into it by TensorFlow's code.
+bool is_called_by_tensorflow(uint64_t stack, uint64_t instruction) {
+  std::array<uint64_t, 32> words{};
+  if (!copy_memory(stack, words)) return false;
+  const std::vector<Mapping> mappings = code();
+  const auto file_of = [&](uint64_t address) {
+    const auto found = std::find_if(mappings.begin(), mappings.end(), [&](const Mapping& mapping) {
+      return mapping.begin <= address && address < mapping.end;
+    });
+    return found == mappings.end() ? std::string() : found->file;
+  };
+  const std::string own = file_of(instruction);
+  for (const uint64_t word : words) {
+    const std::string file = file_of(word);
+    if (!file.empty() && file != own) return file.find("/libtensorflow") != std::string::npos;
+  }
+  return false;
+}
+
+// A thread of TensorFlow's input pipeline logs how much memory it uses. It has no name and sleeps for 30 seconds at a time. What waits
+// before it tries again sleeps for less, or for a random time, and Python's code may call the C library, but not TensorFlow's sleep.
+bool only_looks_around(uint64_t request, uint64_t stack, uint64_t instruction) {
+  constexpr time_t kLong = 10;
+  timespec duration{};
+  return copy_memory(request, duration) && duration.tv_sec >= kLong && duration.tv_nsec == 0 &&
+         is_called_by_tensorflow(stack, instruction);
+}
+
 bool sleeps_until_woken(const std::filesystem::path& thread) {
   std::ifstream file(thread / "syscall");  // "running", or the number of a call, six arguments, stack and instruction
   long number = -1;
@@ -62,7 +121,11 @@ bool sleeps_until_woken(const std::filesystem::path& thread) {
   file >> number >> std::hex;
   for (uint64_t& argument : arguments) file >> argument;
   if (!file) return false;
-  if (number == SYS_clock_nanosleep) return arguments[0] == CLOCK_REALTIME && arguments[1] == 0;
+  if (number == SYS_clock_nanosleep) {
+    const bool is_nanosleep = arguments[0] == CLOCK_REALTIME && arguments[1] == 0;
+    return is_nanosleep &&
+           (name_of(thread).starts_with("tf_") || only_looks_around(arguments[2], arguments[6], arguments[7]));
+  }
   const uint64_t operation = arguments[1], timeout = arguments[3];
   const uint64_t command = operation & static_cast<uint64_t>(FUTEX_CMD_MASK);
   // A futex that other processes may wake has no private flag.
@@ -72,22 +135,14 @@ bool sleeps_until_woken(const std::filesystem::path& thread) {
   return timeout == 0 || is_in_syscall(arguments.back()) || name_of(thread) == kCompletionThread;
 }
 
-struct Runs {
-  std::chrono::nanoseconds time{};  // also that for which it waited for a core
-  uint64_t number = 0;
-};
-
-// How long and how often a thread has run.
-std::optional<Runs> runs_of(const std::filesystem::path& thread) {
+// How often a thread has run.
+std::optional<uint64_t> runs_of(const std::filesystem::path& thread) {
   std::ifstream file(thread / "schedstat");
-  int64_t ran = 0, waited = 0;
-  Runs runs;
-  if (!(file >> ran >> waited >> runs.number)) return std::nullopt;
-  runs.time = std::chrono::nanoseconds(ran + waited);
-  return runs;
+  uint64_t ran = 0, waited = 0, runs = 0;
+  return file >> ran >> waited >> runs ? std::optional(runs) : std::nullopt;
 }
 
-// The threads of this process with their folders, but for the calling one, those that wait and those in the background.
+// The threads of this process with their folders, but for those that wait and those in the background.
 std::map<int, std::filesystem::path> other_threads(const std::vector<int>& waiting) {
   std::map<int, std::filesystem::path> others;
   std::vector<int> all;
@@ -96,7 +151,7 @@ std::map<int, std::filesystem::path> other_threads(const std::vector<int>& waiti
     int thread = 0;
     std::from_chars(text.data(), text.data() + text.size(), thread);
     all.push_back(thread);
-    if (thread == gettid() || is_background(thread)) continue;
+    if (is_background(thread)) continue;
     if (std::find(waiting.begin(), waiting.end(), thread) == waiting.end()) others[thread] = entry.path();
   }
   forget_others(all);
@@ -109,7 +164,7 @@ std::optional<std::map<int, uint64_t>> sleepers(const std::vector<int>& waiting)
   for (const auto& [thread, folder] : other_threads(waiting)) {
     const auto runs = runs_of(folder);
     if (!runs || !sleeps_until_woken(folder)) return std::nullopt;
-    found[thread] = runs->number;
+    found[thread] = *runs;
   }
   return found;
 }
@@ -142,25 +197,6 @@ bool process_sleeps(const std::vector<int>& waiting) {
   } catch (const std::exception&) {  // a thread has ended meanwhile, or there is no memory
     return false;
   }
-}
-
-bool ComputingThreads::look(const std::vector<int>& waiting) {
-  std::map<int, std::chrono::nanoseconds> times;
-  const auto now = std::chrono::steady_clock::now();
-  bool computes = false;
-  try {
-    for (const auto& [thread, folder] : other_threads(waiting)) {
-      const auto runs = runs_of(folder);
-      if (!runs) continue;
-      times[thread] = runs->time;
-      const auto before = times_.find(thread);
-      computes |= before != times_.end() && kShare * (runs->time - before->second) > now - looked_;
-    }
-  } catch (const std::exception&) {  // a thread has ended meanwhile
-  }
-  times_ = std::move(times);
-  looked_ = now;
-  return computes;
 }
 
 }  // namespace horovodish

@@ -2,8 +2,6 @@
 // engine. Then nobody but the kernel knows whether something in the process goes on that will submit an operation.
 #pragma once
 
-#include <chrono>
-#include <map>
 #include <vector>
 
 namespace horovodish {
@@ -27,24 +25,9 @@ class BackgroundThread {
 
 // Return whether every other thread of this process sleeps until another one wakes it, so that nothing can be submitted before
 // an operation ends. `waiting`: threads that wait for operations of the engine. False where the system does not tell, and
-// while a thread of Python sleeps for a given time, and while any thread reads a file or a socket, waits for another process, or
-// works with a GPU. Sleep by nanosleep() and timed waits of Abseil count as sleep without an end: threads of TensorFlow and XLA look
-// around in that way.
+// while any thread sleeps for a given time, reads a file or a socket, waits for another process, or works with a GPU. But threads of
+// TensorFlow and XLA look around from time to time: sleep by nanosleep() of those with a name, sleep of 10 seconds and more of those
+// without, and the timed waits of Abseil count as sleep without an end.
 bool process_sleeps(const std::vector<int>& waiting);
-
-// Tells whether a thread computes that has used no collective yet, and may do so next.
-class ComputingThreads {
- public:
-  // Return whether a thread, other than `waiting` and those in the background, has run, or waited for a core, for half of the
-  // time since the last look. False at the first look, and where the system does not tell.
-  bool look(const std::vector<int>& waiting);
-  void forget() { times_.clear(); }
-
- private:
-  static constexpr int kShare = 2;
-
-  std::map<int, std::chrono::nanoseconds> times_;  // that threads had run, or waited for a core, at the last look
-  std::chrono::steady_clock::time_point looked_{};
-};
 
 }  // namespace horovodish

@@ -10,12 +10,13 @@
 namespace horovodish {
 
 enum class Loss : uint64_t {
-  left,    // a rank has left in order
-  failed,  // a rank has died, or leaves because of an error: it does not finalize MPI
-  stall,   // nobody has gone, but some have waited for too long
+  left,     // a rank has left in order
+  failed,   // a rank has died, or leaves because of an error: it does not finalize MPI
+  stall,    // nobody has gone, but some have waited for too long
+  retired,  // a rank has ended its part in this process set, and goes on in others
 };
 template <>
-inline constexpr uint64_t kEnumerators<Loss> = 3;
+inline constexpr uint64_t kEnumerators<Loss> = 4;
 
 struct Lost {
   Loss loss = Loss::left;

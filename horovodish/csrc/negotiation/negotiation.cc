@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
-#include <limits>
 #include <map>
+#include <span>
 #include <stdexcept>
 
 #include "negotiation/request.h"
@@ -14,14 +13,8 @@ namespace horovodish {
 namespace {
 
 constexpr size_t kShownTensors = 5;  // in a message about tensors that wait
-constexpr const char* kRemedies =
-    ". Remedy: call the same collectives under the same names on every rank. Usual causes: the ranks have different "
-    "numbers of batches (use a sampler that gives all the same number, or call hvd.join() after a rank's last batch), "
-    "they "
-    "have built different models, or a collective is called under `if rank == 0:`.";
 // Statements less than this apart count as made at one time, so that they need not say it each.
 constexpr double kMomentSeconds = 1e-4;
-constexpr uint64_t kDoesNotWait = std::numeric_limits<uint64_t>::max();  // instead of a number of decisions
 
 std::vector<std::string> families_of(const Request& request) {
   if (request.family.name.empty()) return {};
@@ -31,16 +24,6 @@ std::vector<std::string> families_of(const Request& request) {
 bool is_same_moment(const Span& a, const Span& b) {
   return a.last_rank == b.last_rank && std::abs(a.first_seconds - b.first_seconds) < kMomentSeconds &&
          std::abs(a.last_seconds - b.last_seconds) < kMomentSeconds;
-}
-
-template <class Tensors>
-auto complete_ones(const Tensors& tensors) {
-  std::vector<typename Tensors::key_type> keys;
-  for (const auto& [key, pending] : tensors) {
-    if (pending.complete()) keys.push_back(key);
-  }
-  std::sort(keys.begin(), keys.end());
-  return keys;
 }
 
 }  // namespace
@@ -62,6 +45,11 @@ class Negotiation::Child {
     span_ = {span.last_rank, span.first_seconds - ahead, span.last_seconds - ahead};
   }
   void operator()(Ready& ready) {
+    if (!ready.statement.joined.empty()) {
+      RankSet ranks = node_.participants_.ranks[participant_];
+      ranks.remove(ready.statement.joined);
+      if (ranks.empty()) throw std::runtime_error("control message: a request of no rank");
+    }
     ready.statement.span = span_;
     node_.state_id(participant_, ready.id, ready.statement);
   }
@@ -71,13 +59,14 @@ class Negotiation::Child {
       throw std::runtime_error("control message: a request of no rank");
     }
     request.statement.span = span_;
-    node_.state_request(participant_, std::string(request.name), std::move(request.signatures), request.statement);
+    node_.state_request(participant_, request.name, std::move(request.signatures), request.statement);
   }
   void operator()(const Joined& joined) { node_.state_joined(participant_, joined.last_rank); }
-  void operator()(const Waiting& waiting) { node_.state_waiting(participant_, waiting.decisions_seen); }
-  void operator()(const Heard&) { node_.hear(participant_); }
+  void operator()(const Acknowledgement&) {
+    if (!node_.lost_) node_.unacknowledged_.acknowledged_by(participant_ - 1);
+  }
   void operator()(const Lost& lost) { node_.lost(lost); }
-  void operator()(const Note& note) { node_.say(note); }
+  void operator()(const Note& note) { node_.note_to_root(note); }
 
  private:
   Negotiation& node_;
@@ -88,9 +77,8 @@ class Negotiation::Child {
 Negotiation::Negotiation(bool root, std::vector<RankSet> participants, size_t cache_capacity)
     : root_(root),
       participants_(std::move(participants)),
-      cache_(cache_capacity),
-      unheard_(participants_.count() - 1),
-      waiting_(participants_.count()) {}
+      tensors_(cache_capacity),
+      unacknowledged_(participants_.count() - 1) {}
 
 void Negotiation::from_child(size_t child, std::string_view message) {
   UpwardRecords::read(message, Child(*this, child));
@@ -106,31 +94,20 @@ std::string Negotiation::take_for_parent() {
 }
 
 void Negotiation::submit(std::string_view name, std::string_view signature, const Mask& absent, std::string values) {
-  if (participants_.joined[0]) {
+  if (participants_.joined & bit_of(0)) {
     // The other ranks go on without this one: they count it as joined, whatever it states now.
     if (!lost_ && !is_stale(0, name, signature)) {
       after_join_.push_back({std::string(name), std::string(signature), absent});
     }
     return;
   }
-  const auto id = cache_.find(name);
-  if (id && cache_.at(*id).signature == signature && !by_name_.contains(name)) {
-    state_id(0, *id, own_statement(absent, std::move(values)));
+  const Tensor* const tensor = tensors_.find(name);
+  if (const CachedRequest* const request = tensor != nullptr ? tensor->find(signature) : nullptr) {
+    state_id(0, *request, own_statement(absent, std::move(values)));
   } else {
     ++full_requests_;
-    state_signature(0, std::string(name), signature, own_statement(absent));
+    state_signature(0, name, signature, own_statement(absent));
   }
-}
-
-void Negotiation::flush() {
-  const auto own = [](const auto& entry) { return entry.second.stated_here(); };
-  if (std::any_of(by_id_.begin(), by_id_.end(), own) || std::any_of(by_name_.begin(), by_name_.end(), own)) {
-    state_waiting(0, decisions_seen_);
-  }
-}
-
-void Negotiation::take_back_flush() {
-  if (waiting_[0]) take_back_waiting(0);
 }
 
 void Negotiation::join() { state_joined(0, own_rank()); }
@@ -140,146 +117,96 @@ void Negotiation::lost(const Lost& lost) {
   up_.add(lost);
 }
 
-void Negotiation::say(const Note& note) {
+void Negotiation::note_to_root(const Note& note) {
   if (root_) {
-    decisions_.push_back({.type = Decision::Type::said, .note = note});
+    decisions_.emplace_back(note);
   } else {
     up_.add(note);
     urgent_ = true;
   }
 }
 
-void Negotiation::announce(const Note& note) {
+void Negotiation::note_to_all(const Note& note) {
   down_.add(note);
-  decisions_.push_back({.type = Decision::Type::announced, .note = note});
+  decisions_.emplace_back(note);
 }
 
-// For the parent's Unheard.
+// For the parent's UnacknowledgedDecisions.
 void Negotiation::acknowledge() {
-  if (!root_) up_.add(Heard{});
+  if (!root_) up_.add(Acknowledgement{});
 }
 
 std::optional<Decision> Negotiation::take_decision() {
   if (decisions_.empty()) return std::nullopt;
-  std::optional<Decision> oldest = std::move(decisions_.front());
-  decisions_.pop_front();
+  std::optional<Decision> oldest = std::move(decisions_[taken_++]);
+  if (taken_ == decisions_.size()) {
+    decisions_.clear();
+    taken_ = 0;
+  }
   return oldest;
 }
 
-void Negotiation::hear(size_t participant) {
-  if (!lost_) unheard_.heard(participant - 1);
-}
-
 bool Negotiation::is_stale(size_t participant, std::string_view name, std::string_view signature) const {
-  if (participant > 0) return unheard_.has_failed(participant - 1, name, signature);
-  return std::any_of(decisions_.begin(), decisions_.end(), [&](const Decision& decision) {
-    return decision.type == Decision::Type::fail && Failed{decision.name, decision.families}.ends(name, signature);
+  if (participant > 0) return unacknowledged_.has_failed(participant - 1, name, signature);
+  return std::ranges::any_of(std::span(decisions_).subspan(taken_), [&](const Decision& decision) {
+    const Fail* const failed = std::get_if<Fail>(&decision);
+    return failed != nullptr && failed->ends(name, signature);
   });
 }
 
-void Negotiation::state_id(size_t participant, Id id, const Statement& statement) {
+void Negotiation::state_id(size_t participant, TensorId id, const Statement& statement) {
   if (lost_) return;
-  const ResponseCache::Tensor* const tensor = cache_.find(id);
-  if (tensor == nullptr) {
-    const Forgotten* const forgotten = participant > 0 ? unheard_.forgotten(participant - 1, id) : nullptr;
-    if (forgotten == nullptr) throw std::runtime_error("control message: it names an unknown id");
-    return state_signature(participant, forgotten->name, forgotten->signature, statement);
-  }
-  const auto& [name, signature] = *tensor;
-  if (is_stale(participant, name, signature)) return;
-  if (!by_name_.empty() && by_name_.contains(name)) return state_signature(participant, name, signature, statement);
-  Pending& pending = by_id_.try_emplace(id, participants_, ++statements_).first->second;
-  pending.state(participant, statement);
-  take_back_waiting(participant);
-  if (pending.complete()) finish_id(id);
+  if (const CachedRequest* const request = tensors_.find(id)) return state_id(participant, *request, statement);
+  const Forgotten* const forgotten = participant > 0 ? unacknowledged_.forgotten(participant - 1, id) : nullptr;
+  if (forgotten == nullptr) throw std::runtime_error("control message: it names an unknown id");
+  state_signature(participant, forgotten->name, forgotten->signature, statement);
 }
 
-void Negotiation::state_signature(size_t participant, const std::string& name, std::string_view signature,
+void Negotiation::state_id(size_t participant, const CachedRequest& request, const Statement& statement) {
+  Tensor& tensor = *request.tensor;
+  if (tensor.pending.has_another_id(request)) {
+    return state_signature(participant, tensor.name, request.signature, statement);
+  }
+  if (lost_ || is_stale(participant, tensor.name, request.signature)) return;
+  tensors_.open(tensor).state_by_id(participant, request, statement);
+  if (tensor.pending.complete(participants_)) finish(tensor);
+}
+
+void Negotiation::state_signature(size_t participant, std::string_view name, std::string_view signature,
                                   const Statement& statement) {
   RankSet ranks = participants_.ranks[participant];
   ranks.remove(statement.joined);
-  // Copies: the decision may drop the name from the cache, where it may be from.
-  state_request(participant, std::string(name), {{std::string(signature), std::move(ranks)}}, statement);
+  state_request(participant, name, {{std::string(signature), std::move(ranks)}}, statement);
 }
 
-void Negotiation::state_request(size_t participant, const std::string& name, Signatures signatures,
+void Negotiation::state_request(size_t participant, std::string_view name, Signatures signatures,
                                 const Statement& statement) {
   if (lost_) return;
   const size_t stale =
       std::erase_if(signatures, [&](const auto& its) { return is_stale(participant, name, its.first); });
   if (signatures.empty()) return;
-  Pending& pending = stated_in_full(name);
-  pending.state(participant, statement, stale == 0);
-  pending.add(signatures);
-  take_back_waiting(participant);
-  if (pending.complete()) finish_request(name);
-}
-
-Pending& Negotiation::stated_in_full(const std::string& name) {
-  if (const auto found = by_name_.find(name); found != by_name_.end()) return found->second;
-  // Others may have stated the same name by its id, with the signature that the cache holds.
-  if (const auto id = cache_.find(name); id && by_id_.contains(*id)) return to_full_request(*id);
-  return by_name_.try_emplace(name, participants_, ++statements_).first->second;
-}
-
-// Statements made by this id so far count as statements by its name from now on.
-Pending& Negotiation::to_full_request(Id id) {
-  auto found = by_id_.extract(id);
-  const auto& [name, signature] = cache_.at(id);
-  found.mapped().to_full_request(signature);
-  return by_name_.emplace(name, std::move(found.mapped())).first->second;
+  Tensor& tensor = tensors_.open(name);
+  tensor.pending.state_in_full(participant, statement, signatures, stale == 0);
+  if (tensor.pending.complete(participants_)) finish(tensor);
 }
 
 void Negotiation::state_joined(size_t participant, WorldRank last_rank) {
   if (lost_) return;
-  participants_.joined[participant] = true;
+  participants_.joined |= bit_of(participant);
   last_joined_ = last_rank;
   finish_complete();
   finish_joined();
-  if (!joined_sent_) finish_waiting();  // perhaps all others wait already
 }
 
-void Negotiation::state_waiting(size_t participant, uint64_t decisions_seen) {
-  if (lost_ || waiting_[participant] == decisions_seen) return;
-  if (decisions_seen == kDoesNotWait) return take_back_waiting(participant);
-  waiting_[participant] = decisions_seen;
-  finish_waiting();
-}
-
-// It has submitted something more, which the parent does not hear of while other ranks of the subtree have not.
-void Negotiation::take_back_waiting(size_t participant) {
-  const bool said_so = !root_ && all_wait();
-  waiting_[participant].reset();
-  if (said_so) up_.add(Waiting{kDoesNotWait});
-}
-
-bool Negotiation::all_wait() const {
-  for (size_t i = 0; i < participants_.count(); ++i) {
-    if (!participants_.joined[i] && waiting_[i] != decisions_seen_) return false;
-  }
-  return !lost_;
-}
-
-void Negotiation::finish_id(Id id) {
-  Pending& pending = by_id_.at(id);
-  if (root_) {
-    const auto& [name, signature] = cache_.at(id);
-    return decide(name, signature, pending.summary(), id);
-  }
+void Negotiation::finish(Tensor& tensor) {
+  Pending& pending = tensor.pending;
+  Statement statement = pending.summary(participants_);
+  const CachedRequest* const request = pending.by_one_id();
+  if (request == nullptr) statement.values.clear();
+  if (root_) return decide(tensor, std::move(statement));
   pending.set_passed_up();
-  pass_up(Ready{id, pending.summary()});
-}
-
-void Negotiation::finish_request(const std::string& name) {
-  Pending& pending = by_name_.at(name);
-  if (root_) {
-    const Mismatch mismatch = find_mismatch(pending.signatures());
-    if (!mismatch.text.empty()) return apply(Fail{name, mismatch.text, mismatch.families});
-    const std::string signature = pending.signatures()[0].first;
-    return decide(name, signature, pending.summary(), std::nullopt);
-  }
-  pending.set_passed_up();
-  pass_up(FullRequest{name, pending.summary(), pending.signatures()});
+  if (request != nullptr) return pass_up(Ready{request->id, std::move(statement)});
+  pass_up(FullRequest{tensor.name, std::move(statement), pending.signatures(participants_)});
 }
 
 template <class Record>
@@ -291,181 +218,150 @@ void Negotiation::pass_up(const Record& record) {
 
 void Negotiation::finish_complete() {
   // One that fails may end others, or leave them without some of their ranks.
-  for (const Id id : complete_ones(by_id_)) {
-    if (const auto found = by_id_.find(id); found != by_id_.end() && found->second.complete()) finish_id(id);
-  }
-  for (const std::string& name : complete_ones(by_name_)) {
-    if (const auto found = by_name_.find(name); found != by_name_.end() && found->second.complete()) {
-      finish_request(name);
-    }
+  for (const std::string& name : tensors_.pending()) {
+    Tensor* const tensor = tensors_.find(name);
+    if (tensor != nullptr && tensor->pending.any() && tensor->pending.complete(participants_)) finish(*tensor);
   }
 }
 
 void Negotiation::finish_joined() {
-  const auto& joined = participants_.joined;
-  if (joined_sent_ || std::find(joined.begin(), joined.end(), false) != joined.end()) return;
-  if (root_) return apply(JoinDone{last_joined_});
+  if (joined_sent_ || participants_.joined != participants_.all()) return;
+  if (root_) return apply(Joined{last_joined_});
   joined_sent_ = true;
   up_.add(Joined{last_joined_});
 }
 
-// Ranks that wait at the same point of the decision stream will not say anything more before the next decision.
-void Negotiation::finish_waiting() {
-  if (!all_wait()) return;
-  if (!root_) return up_.add(Waiting{decisions_seen_});
-  if (!anything_pending()) return;
-  decisions_.push_back(
-      {.type = Decision::Type::stuck,
-       .text = "every rank waits, but not for the same tensors, so none can go on: " + describe_pending() + kRemedies});
-}
-
-// The root: every rank has submitted the same, or has joined.
-void Negotiation::decide(const std::string& name, const std::string& signature, const Statement& statement,
-                         std::optional<Id> id) {
-  if (!statement.joined.empty()) {
-    const Request request = Request::decode(signature);
-    const std::string problem = request.problem_with_joined(statement.joined);
-    if (!problem.empty()) return apply(Fail{name, problem, families_of(request)});
+// The root: every rank has submitted it or has joined.
+void Negotiation::decide(const Tensor& tensor, Statement statement) {
+  const CachedRequest* request = tensor.pending.by_one_id();
+  Signatures signatures;
+  if (request == nullptr) {
+    signatures = tensor.pending.signatures(participants_);
+    const Fail mismatch = find_mismatch(tensor.name, signatures);
+    if (!mismatch.text.empty()) return apply(mismatch);
+    request = tensor.find(signatures[0].first);
   }
+  const std::string& signature = request != nullptr ? request->signature : signatures[0].first;
+  if (fails_because_of_joined(tensor.name, signature, statement.joined)) return;
   lateness_[statement.span.last_rank].add(statement.span.seconds());
-  if (id) {
-    apply(Execute{*id, statement.joined.count(), statement.absent, statement.values});
-  } else {
-    decide_new(name, signature, statement.joined.count(), statement.absent);
+  const int joined = statement.joined.count();
+  if (request != nullptr) {
+    return apply(Execute{request->id, joined, std::move(statement.absent), std::move(statement.values)});
   }
+  const std::optional<TensorId> victim = tensors_.make_room(tensor, signature);
+  if (victim.value_or(kNotCached) != kNotCached) apply(Forget{*victim});
+  const TensorId id = victim ? tensors_.next_id() : kNotCached;
+  apply(ExecuteNew{id, std::string(tensor.name), signature, joined, std::move(statement.absent)});
 }
 
-void Negotiation::decide_new(const std::string& name, const std::string& signature, int joined, const Mask& absent) {
-  Id victim = 0;
-  bool room = true;
-  if (const auto old = cache_.find(name)) {
-    apply(Forget{*old});
-  } else {
-    const auto space = cache_.make_room(name, victim);
-    if (space == ResponseCache::Room::evict) apply(Forget{victim});
-    room = space != ResponseCache::Room::none;
-  }
-  apply(ExecuteNew{room ? cache_.next_id() : ExecuteNew::kNotCached, name, signature, joined, absent});
+// The root.
+bool Negotiation::fails_because_of_joined(std::string_view name, std::string_view signature, const RankSet& joined) {
+  if (joined.empty()) return false;
+  const Request request = Request::decode(signature);
+  const std::string problem = request.problem_with_joined(joined);
+  if (!problem.empty()) apply(Fail{std::string(name), problem, families_of(request)});
+  return !problem.empty();
 }
 
-const ResponseCache::Tensor& Negotiation::known(Id id) const {
-  const ResponseCache::Tensor* const tensor = cache_.find(id);
-  if (tensor == nullptr) throw std::runtime_error("control message: a decision about an id that is not cached");
-  return *tensor;
+CachedRequest& Negotiation::known(TensorId id) {
+  CachedRequest* const request = tensors_.find(id);
+  if (request == nullptr) throw std::runtime_error("control message: a decision about an id that is not cached");
+  return *request;
 }
 
 void Negotiation::apply(const Execute& decided) {
-  const auto& [name, signature] = known(decided.id);
+  CachedRequest& request = known(decided.id);
+  Tensor& tensor = *request.tensor;
   down_.add(decided);
-  const auto pending = by_id_.extract(decided.id);
-  cache_.touch(decided.id);
-  execute(name, signature, !pending.empty() && pending.mapped().stated_here(), decided.joined, decided.absent,
-          decided.values);
+  const bool submitted = tensor.pending.stated_here();
+  tensors_.close(tensor);
+  tensors_.touch(request);
+  execute(tensor.name, request.signature, submitted, decided.joined, decided.absent, decided.values);
 }
 
 void Negotiation::apply(const ExecuteNew& decided) {
   down_.add(decided);
-  const auto pending = by_name_.extract(std::string(decided.name));
-  if (decided.id != ExecuteNew::kNotCached) cache_.insert(decided.id, decided.name, decided.signature);
-  execute(decided.name, decided.signature, !pending.empty() && pending.mapped().stated_here(), decided.joined,
-          decided.absent, {});
+  Tensor* const tensor = tensors_.find(decided.name);
+  const bool submitted = tensor != nullptr && tensor->pending.stated_here();
+  if (decided.id != kNotCached) tensors_.insert(decided.id, decided.name, decided.signature);
+  if (tensor != nullptr) tensors_.close(*tensor);  // after that, so that what is cached keeps its place in memory
+  execute(decided.name, decided.signature, submitted, decided.joined, decided.absent, {});
 }
 
 void Negotiation::execute(std::string_view name, std::string_view signature, bool submitted, int joined,
                           const Mask& absent, std::string_view values) {
-  decisions_.push_back({.type = Decision::Type::execute,
-                        .name = std::string(name),
-                        .submitted = submitted,
-                        .signature = submitted ? std::string{} : std::string(signature),
-                        .joined_ranks = joined,
-                        .absent = absent,
-                        .number = ++decisions_seen_,
-                        .values = std::string(values)});
+  decisions_.emplace_back(DecidedCollective{std::string(name), submitted ? std::string{} : std::string(signature),
+                                            joined, absent, std::string(values), ++decisions_seen_});
 }
 
 void Negotiation::apply(const Forget& decided) {
-  const Id id = decided.id;
-  const auto& [name, signature] = known(id);
+  CachedRequest& request = known(decided.id);
   down_.add(decided);
   acknowledge();
-  if (!lost_) unheard_.add(Forgotten{id, name, signature});
-  if (by_id_.contains(id)) to_full_request(id);
-  cache_.erase(id);
+  if (!lost_) unacknowledged_.add(Forgotten{request.id, std::string(request.tensor->name), request.signature});
+  request.tensor->pending.forget(request, participants_);
+  tensors_.forget(request);
 }
 
 void Negotiation::apply(const Fail& decided) {
   down_.add(decided);
   acknowledge();
-  const Failed failed{std::string(decided.name), decided.families};
-  if (!lost_) unheard_.add(failed);
-  std::erase_if(by_id_, [&](const auto& entry) {
-    const auto& [name, signature] = cache_.at(entry.first);
-    return failed.ends(name, signature);
-  });
-  for (auto entry = by_name_.begin(); entry != by_name_.end();) {
-    const auto is_stale = [&](const std::string& signature) { return failed.ends(entry->first, signature); };
-    entry = entry->second.take_out(is_stale) ? std::next(entry) : by_name_.erase(entry);
+  if (!lost_) unacknowledged_.add(decided);
+  for (const std::string& name : tensors_.pending()) {
+    Tensor& tensor = *tensors_.find(name);
+    const auto has_failed = [&](std::string_view signature) { return decided.ends(name, signature); };
+    if (!tensor.pending.remove_failed(has_failed, participants_)) tensors_.close(tensor);
   }
-  std::erase_if(after_join_, [&](const HeldBack& its) { return failed.ends(its.name, its.signature); });
-  decisions_.push_back({.type = Decision::Type::fail,
-                        .name = failed.name,
-                        .text = std::string(decided.text),
-                        .families = failed.families});
+  std::erase_if(after_join_, [&](const HeldBack& its) { return decided.ends(its.name, its.signature); });
+  decisions_.emplace_back(decided);
   ++decisions_seen_;
   // Where ranks of a family are taken out, those that are left may be complete: the others have joined.
   if (!joined_sent_) finish_complete();
 }
 
-void Negotiation::apply(const JoinDone& decided) {
-  down_.add(decided);
-  participants_.joined.assign(participants_.count(), false);
+void Negotiation::apply(const Joined& joined) {
+  down_.add(joined);
+  participants_.joined = 0;
   joined_sent_ = false;
-  decisions_.push_back({.type = Decision::Type::join_done, .rank = decided.last_rank});
+  decisions_.emplace_back(joined);
   ++decisions_seen_;
   for (const HeldBack& its : std::exchange(after_join_, {})) submit(its.name, its.signature, its.absent);
 }
 
 void Negotiation::apply(const Lost& lost) {
-  if (lost_ && lost.loss <= lost_->loss && lost.finished >= finished_) return;
+  if (lost_ && lost.loss <= lost_->loss && lost.finished >= lost_->finished) return;
   down_.add(lost);
-  by_id_.clear();
-  by_name_.clear();
-  unheard_.clear();
+  for (const std::string& name : tensors_.pending()) tensors_.close(*tensors_.find(name));
+  unacknowledged_.clear();
   after_join_.clear();
-  finished_ = lost_ ? std::min(finished_, lost.finished) : lost.finished;
   if (!lost_) lost_ = lost;
-  decisions_.push_back({.type = Decision::Type::lost, .text = lost.text, .loss = lost.loss, .number = finished_});
+  lost_->finished = std::min(lost_->finished, lost.finished);
+  decisions_.emplace_back(Lost{lost.loss, lost_->finished, lost.text});
 }
 
-bool Negotiation::any_joined() const {
-  const auto& joined = participants_.joined;
-  return !lost_ && std::find(joined.begin(), joined.end(), true) != joined.end();
-}
+bool Negotiation::any_joined() const { return !lost_ && participants_.joined != 0; }
 
 std::optional<uint64_t> Negotiation::oldest() const {
-  std::optional<uint64_t> result;
-  for (const auto& [id, pending] : by_id_) result = std::min(result.value_or(pending.serial()), pending.serial());
-  for (const auto& [name, pending] : by_name_) result = std::min(result.value_or(pending.serial()), pending.serial());
-  return result;
+  const auto names = tensors_.pending();
+  if (names.empty()) return std::nullopt;
+  return tensors_.find(names[0])->pending.serial();
 }
 
-std::string Negotiation::describe_pending() const {
-  std::map<uint64_t, std::string> lines;
-  for (const auto& [id, pending] : by_id_)
-    lines[pending.serial()] = pending.describe(label_of(cache_.at(id).signature));
-  for (const auto& [_, pending] : by_name_)
-    lines[pending.serial()] = pending.describe(label_of(pending.signatures()[0].first));
+std::string Negotiation::describe_pending(const std::map<std::string, std::string>& labels) const {
+  const auto names = tensors_.pending();
+  const size_t shown = std::min(names.size(), kShownTensors);
   std::string text;
-  size_t shown = 0;
-  for (const auto& [serial, one] : lines) {
-    if (shown == kShownTensors) return text + "; and " + std::to_string(lines.size() - shown) + " more";
-    text += (shown++ == 0 ? "" : "; ") + one;
+  for (size_t i = 0; i < shown; ++i) {
+    const Tensor& tensor = *tensors_.find(names[i]);
+    const auto label = labels.find(names[i]);
+    const std::string called =
+        label != labels.end() ? label->second : label_of(tensor.pending.signatures(participants_)[0].first);
+    text += (i == 0 ? "" : "; ") + tensor.pending.describe(called, participants_);
   }
+  if (shown < names.size()) return text + "; and " + std::to_string(names.size() - shown) + " more";
   if (!any_joined()) return text;
-  RankSet joined, missing;
-  for (size_t i = 0; i < participants_.count(); ++i) {
-    (participants_.joined[i] ? joined : missing).add(participants_.ranks[i]);
-  }
+  const RankSet joined = participants_.ranks_of(participants_.joined);
+  const RankSet missing = participants_.ranks_of(participants_.all() & ~participants_.joined);
   return text + (text.empty() ? "" : "; ") + "join() was called by " + joined.text() + " but not by " + missing.text();
 }
 

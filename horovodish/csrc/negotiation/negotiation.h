@@ -7,32 +7,30 @@
 //     submitted   by its id when the cache knows its signature, otherwise by the full request
 //     absent      submitted without a value: a mask says which members of the bucket this rank has no gradient for
 // and about itself that it
-//     flushes     it waits for all that it has submitted
 //     joined      it is out of data and counts as having submitted everything
 // A node passes a statement to its parent once all its participants have made it, so in the steady state every edge of
 // the tree carries one small record per bucket and step. The root decides, and its decisions travel down in one order
 // that is the same on every rank.
 //
 // Where the ranks disagree about one operation of a family, whatever is undecided of it fails with that decision, at every
-// node. A statement that was made before its rank had heard of this is stale: a node drops it, see unheard.h.
+// node. A statement that was made before its rank had heard of this is stale: a node drops it, see unacknowledged.h.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "negotiation/loss.h"
 #include "negotiation/negotiation_messages.h"
 #include "negotiation/pending.h"
-#include "negotiation/response_cache.h"
 #include "negotiation/statement.h"
-#include "negotiation/unheard.h"
+#include "negotiation/tensor_table.h"
+#include "negotiation/unacknowledged.h"
 
 namespace horovodish {
 
@@ -44,30 +42,21 @@ struct Lateness {
   void add(double seconds);
 };
 
-struct Decision {
-  enum class Type {
-    execute,  // `name`, contributed to by all but `joined_ranks`; `absent` members have no gradient on any rank
-    fail,  // `name` ends on every rank: they disagree as `text` says; `families` end with it
-    join_done,  // every rank has joined, `rank` last
-    lost,  // a rank has gone, as `text`, `loss` and `number` say: nothing is decided any more
-    stuck,  // root only: every rank waits, but for different tensors, as long as all_wait(); `text` says who waits for what
-    announced,  // the root has announced `note` to every rank
-    said,  // root only: a rank has said `note`
-  };
-  Type type;
-  std::string name = {};
-  std::string text = {};
-  bool submitted = false;  // execute only: true if this rank submitted the tensor, false if it has joined
-  std::string signature = {};  // of an execute that this rank has not submitted
-  int joined_ranks = 0;
-  WorldRank rank{};
-  Loss loss = Loss::left;
-  Mask absent = {};
-  uint64_t number = 0;  // of an execute: its place in the order of decisions; of a loss: see Lost::finished
-  std::vector<std::string> families = {};
-  std::string values = {};  // of an execute: see Statement
-  Note note = {};
+// A collective that all ranks execute.
+struct DecidedCollective {
+  std::string name;
+  std::string signature;  // empty where this rank has submitted the tensor; otherwise it has joined
+  int joined_ranks = 0;  // they do not contribute
+  Mask absent;  // members that no rank has a value for
+  std::string values;  // see Statement
+  uint64_t number = 0;  // its place in the order of decisions
+
+  bool submitted() const { return signature.empty(); }
 };
+
+// What a rank carries out, in an order that is the same on every rank. After a Lost nothing is decided any more. Only a Note to
+// the root has its place by chance.
+using Decision = std::variant<DecidedCollective, Fail, Joined, Lost, Note>;
 
 class Negotiation {
  public:
@@ -77,8 +66,6 @@ class Negotiation {
   // Statements of this rank. What it submits after it has joined is stated once all ranks have joined. The values of all
   // ranks ride with the decision if every rank states the tensor by its id.
   void submit(std::string_view name, std::string_view signature, const Mask& absent, std::string values = {});
-  void flush();  // says nothing when nothing of this rank is undecided
-  void take_back_flush();  // this rank may submit more before the next decision
   void join();
 
   // A rank has gone. Known first to this node, or the parent itself is the one that has gone.
@@ -86,17 +73,14 @@ class Negotiation {
   void parent_lost(const Lost& lost) { apply(lost); }
   uint64_t decisions_seen() const { return decisions_seen_; }
 
-  bool anything_pending() const { return !by_id_.empty() || !by_name_.empty(); }
+  bool anything_pending() const { return tensors_.any_pending(); }
   // Whether some have joined that wait for the others.
   bool any_joined() const;
-  // Whether every rank of this node's subtree waits and will submit nothing more before the next decision.
-  bool all_wait() const;
   // Of what is not decided yet, a number for what has waited longest, and a line for each of the first few.
   std::optional<uint64_t> oldest() const;
-  std::string describe_pending() const;
-  // To the root, or from the root to every rank.
-  void say(const Note& note);
-  void announce(const Note& note);
+  std::string describe_pending(const std::map<std::string, std::string>& labels = {}) const;
+  void note_to_root(const Note& note);
+  void note_to_all(const Note& note);  // at the root
   // Whether the parent should be woken for what take_for_parent() gave.
   bool take_urgent() { return std::exchange(urgent_, false); }
 
@@ -113,14 +97,13 @@ class Negotiation {
   // The oldest decision that this rank has not taken yet. Until it takes a failure, it may submit what that ends.
   std::optional<Decision> take_decision();
 
-  size_t cached() const { return cache_.size(); }
-  // How many decisions this node remembers because a child has not heard of them.
-  size_t unheard() const { return unheard_.size(); }
+  size_t cached() const { return tensors_.cached(); }
+  // How many decisions this node remembers because a child has not acknowledged them.
+  size_t unacknowledged() const { return unacknowledged_.size(); }
   // How many submissions of this rank were not by id.
   uint64_t full_requests() const { return full_requests_; }
 
  private:
-  using Id = ResponseCache::Id;
   class Child;
   struct HeldBack {
     std::string name, signature;
@@ -133,66 +116,55 @@ class Negotiation {
   }
 
   // Statements of a participant.
-  void state_id(size_t participant, Id id, const Statement& statement);
-  void state_signature(size_t participant, const std::string& name, std::string_view signature,
+  void state_id(size_t participant, TensorId id, const Statement& statement);
+  void state_id(size_t participant, const CachedRequest& request, const Statement& statement);
+  void state_signature(size_t participant, std::string_view name, std::string_view signature,
                        const Statement& statement);
-  void state_request(size_t participant, const std::string& name, Signatures signatures, const Statement& statement);
+  void state_request(size_t participant, std::string_view name, Signatures signatures, const Statement& statement);
   void state_joined(size_t participant, WorldRank last_rank);
-  void state_waiting(size_t participant, uint64_t decisions_seen);
-  void hear(size_t participant);
-  void acknowledge();
-  void take_back_waiting(size_t participant);
-  Pending& stated_in_full(const std::string& name);
-  Pending& to_full_request(Id id);
   // Made by a participant that had not heard that it has failed.
   bool is_stale(size_t participant, std::string_view name, std::string_view signature) const;
 
   // All participants have made them: the root decides, another node tells its parent.
-  void finish_id(Id id);
-  void finish_request(const std::string& name);
+  void finish(Tensor& tensor);
   template <class Record>
   void pass_up(const Record& record);
   void finish_complete();
   void finish_joined();
-  void finish_waiting();
-  void decide(const std::string& name, const std::string& signature, const Statement& statement, std::optional<Id> id);
-  void decide_new(const std::string& name, const std::string& signature, int joined, const Mask& absent);
+  void acknowledge();
+  void decide(const Tensor& tensor, Statement statement);
+  bool fails_because_of_joined(std::string_view name, std::string_view signature, const RankSet& joined);
 
-  const ResponseCache::Tensor& known(Id id) const;
+  CachedRequest& known(TensorId id);
   // Decisions, made by the root or received from the parent: passed on, and applied in the same order on every rank.
   void apply(const Execute& decided);
   void apply(const ExecuteNew& decided);
   void apply(const Forget& decided);
   void apply(const Fail& decided);
-  void apply(const JoinDone& decided);
+  void apply(const Joined& joined);
   void apply(const Lost& lost);
-  void apply(const Note& note) { announce(note); }
+  void apply(const Note& note) { note_to_all(note); }
   void execute(std::string_view name, std::string_view signature, bool submitted, int joined, const Mask& absent,
                std::string_view values);
 
   const bool root_;
   Participants participants_;
-  ResponseCache cache_;
-  // What is undecided: a tensor is in one of the two.
-  std::unordered_map<Id, Pending> by_id_;
-  ByName<Pending> by_name_;
-  Unheard unheard_;
+  TensorTable tensors_;
+  UnacknowledgedDecisions unacknowledged_;
   std::vector<HeldBack> after_join_;  // of this rank
   WorldRank last_joined_{};
   bool joined_sent_ = false;
   bool urgent_ = false;
-  std::vector<std::optional<uint64_t>> waiting_;  // by participant: decisions it had seen when it began to wait
   uint64_t decisions_seen_ = 0;
-  uint64_t statements_ = 0;  // so far; the serial of a tensor is the number of the first about it
   uint64_t full_requests_ = 0;
   double now_ = 0;
   std::map<WorldRank, Lateness> lateness_;  // by rank
-  std::optional<Lost> lost_;  // the first one
-  uint64_t finished_ = 0;  // the least of all that were lost
+  std::optional<Lost> lost_;  // the first one, with the least `finished` of all
   UpwardRecords up_;
   std::optional<Span> span_;  // that is in `up_` last
   DownwardRecords down_;
-  std::deque<Decision> decisions_;
+  std::vector<Decision> decisions_;  // a queue that keeps its memory: a deque would allocate for each decision
+  size_t taken_ = 0;  // how many of them this rank has taken
 };
 
 }  // namespace horovodish

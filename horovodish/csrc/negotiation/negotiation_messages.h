@@ -5,20 +5,20 @@
 #include <string>
 #include <string_view>
 #include <tuple>
-#include <vector>
 
 #include "negotiation/loss.h"
 #include "negotiation/note.h"
 #include "negotiation/records.h"
-#include "negotiation/response_cache.h"
+#include "negotiation/request.h"
 #include "negotiation/statement.h"
+#include "negotiation/tensor_table.h"
 
 namespace horovodish {
 
 // Upwards, of the sender's whole subtree. Its ranks have made the statements in the Span that was sent last.
 
 struct Ready {  // for a tensor that the cache knows
-  ResponseCache::Id id = 0;
+  TensorId id = 0;
   Statement statement = {};
 
   bool is_only_an_id() const {
@@ -35,27 +35,21 @@ struct FullRequest {
   static auto fields(auto& its) { return std::tie(its.name, its.statement, its.signatures); }
 };
 
-struct Joined {
+struct Joined {  // of a subtree; downwards: of all ranks, so the join is done
   WorldRank last_rank;
 
   static auto fields(auto& its) { return std::tie(its.last_rank); }
 };
 
-struct Waiting {
-  uint64_t decisions_seen;
-
-  static auto fields(auto& its) { return std::tie(its.decisions_seen); }
-};
-
-// Upwards, of the sender: it has applied one more of the decisions that its parent remembers for it, see unheard.h.
-struct Heard {
+// Upwards, of the sender: it has applied one more of the decisions that its parent remembers for it, see unacknowledged.h.
+struct Acknowledgement {
   static auto fields(auto&) { return std::tie(); }
 };
 
 // Downwards.
 
 struct Execute {  // what was stated by this id
-  ResponseCache::Id id = 0;
+  TensorId id = 0;
   int joined = 0;  // how many ranks do not contribute
   Mask absent = {};  // members that no rank has a value for
   std::string values = {};  // of all ranks, see Statement
@@ -65,9 +59,7 @@ struct Execute {  // what was stated by this id
 };
 
 struct ExecuteNew {  // what was stated in full. It enters the cache, unless `id` is kNotCached
-  static constexpr ResponseCache::Id kNotCached = 0;
-
-  ResponseCache::Id id;
+  TensorId id;
   std::string_view name, signature;
   int joined;
   Mask absent;
@@ -76,26 +68,13 @@ struct ExecuteNew {  // what was stated in full. It enters the cache, unless `id
 };
 
 struct Forget {  // it leaves the cache
-  ResponseCache::Id id;
+  TensorId id;
 
   static auto fields(auto& its) { return std::tie(its.id); }
 };
 
-struct Fail {
-  std::string_view name, text;
-  std::vector<std::string> families;
-
-  static auto fields(auto& its) { return std::tie(its.name, its.text, its.families); }
-};
-
-struct JoinDone {
-  WorldRank last_rank;
-
-  static auto fields(auto& its) { return std::tie(its.last_rank); }
-};
-
 // Lost and Note are of single ranks, and go from any rank to the root and from the root to all of them.
-using UpwardRecords = Records<Ready, Span, FullRequest, Joined, Waiting, Heard, Lost, Note>;
-using DownwardRecords = Records<Execute, ExecuteNew, Forget, Fail, JoinDone, Lost, Note>;
+using UpwardRecords = Records<Ready, Span, FullRequest, Joined, Acknowledgement, Lost, Note>;
+using DownwardRecords = Records<Execute, ExecuteNew, Forget, Fail, Joined, Lost, Note>;
 
 }  // namespace horovodish

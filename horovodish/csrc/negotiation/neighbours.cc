@@ -10,8 +10,8 @@
 
 namespace horovodish {
 
-Neighbours::Neighbours(const ProcessSetConfig& config, Arena* arena, const PeerWatch* watch)
-    : config_(config), watch_(watch) {
+Neighbours::Neighbours(const ProcessSetConfig& config, Arena* arena, const PeerDeaths* deaths)
+    : config_(config), deaths_(deaths) {
   const TreeNode node = tree_node(config.hosts, config.own);
   if (node.parent) parent_ = edge_to(*node.parent, arena);
   for (const int child : node.children) children_.push_back(edge_to(child, arena));
@@ -19,17 +19,13 @@ Neighbours::Neighbours(const ProcessSetConfig& config, Arena* arena, const PeerW
 
 Neighbours::Edge Neighbours::edge_to(int index, Arena* arena) const {
   const WorldRank rank = config_.world_rank(index);
-  const std::vector<int>& local = config_.hosts[config_.own_host()];
-  const auto found = std::find(local.begin(), local.end(), index);
-  if (found == local.end()) {
-    return {index, rank, std::make_unique<MpiLink>(*config_.mpi, index, config_.generation), std::nullopt};
-  }
-  const size_t peer = config_.local[static_cast<size_t>(found - local.begin())];
-  return {index, rank, std::make_unique<SharedMemoryLink>(*arena, config_.region, peer), peer};
+  const auto local = config_.local_rank(index);
+  if (!local) return {index, rank, std::make_unique<MpiLink>(*config_.mpi, index), std::nullopt};
+  return {index, rank, std::make_unique<SharedMemoryLink>(*arena, config_.region, *local), local};
 }
 
 std::vector<RankSet> Neighbours::participants() const {
-  std::vector<RankSet> participants{RankSet(config_.world_rank(config_.own))};
+  std::vector<RankSet> participants{RankSet(config_.own_rank())};
   for (const Edge& child : children_) {
     RankSet& ranks = participants.emplace_back();
     for (const int below : subtree(config_.hosts, child.index)) ranks.add(RankSet(config_.world_rank(below)));
@@ -48,7 +44,7 @@ bool Neighbours::receive(Negotiation& negotiation) {
 bool Neighbours::receive_from(Edge& edge, std::optional<size_t> child, Negotiation& negotiation) {
   if (edge.lost) return false;
   // Asked before reading: whatever the peer wrote in its life is there by now.
-  const bool dead = edge.local && watch_->gone(*edge.local);
+  const bool dead = edge.local && deaths_->gone(*edge.local);
   const bool progressed = edge.link->advance();
   if (progressed) negotiation.set_now(shared_seconds(std::chrono::steady_clock::now()));
   while (const auto message = edge.link->receive()) {
@@ -61,7 +57,8 @@ bool Neighbours::receive_from(Edge& edge, std::optional<size_t> child, Negotiati
   const auto& farewell = edge.link->farewell();
   if (!farewell && !dead) return progressed;
   edge.lost = true;
-  const std::string died = text_of(edge.rank) + " has died: it was killed or it crashed. See the end of its output.";
+  const std::string died =
+      text_of(edge.rank) + " has died: it was killed, it crashed or it called os._exit(). See the end of its output.";
   const Lost lost = farewell ? *farewell : Lost{.loss = Loss::failed, .text = died};
   if (child) {
     negotiation.lost(lost);
@@ -89,7 +86,7 @@ void Neighbours::send(Negotiation& negotiation) {
 
 bool Neighbours::has_unsent() const {
   const auto unsent = [](const Edge& edge) { return !edge.lost && edge.link->has_unsent(); };
-  return (parent_ && unsent(*parent_)) || std::any_of(children_.begin(), children_.end(), unsent);
+  return (parent_ && unsent(*parent_)) || std::ranges::any_of(children_, unsent);
 }
 
 void Neighbours::nudge_parent() {

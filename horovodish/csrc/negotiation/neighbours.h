@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "memory/arena.h"
-#include "memory/peer_watch.h"
+#include "memory/peer_deaths.h"
 #include "negotiation/links/link.h"
 #include "negotiation/negotiation.h"
 #include "negotiation/process_set_config.h"
@@ -17,8 +17,8 @@ namespace horovodish {
 
 class Neighbours {
  public:
-  // `arena` and `watch` may be null where this rank is alone on its host. They and `config` outlive it.
-  Neighbours(const ProcessSetConfig& config, Arena* arena, const PeerWatch* watch);
+  // `arena` and `deaths` may be null where this rank is alone on its host. They and `config` outlive it.
+  Neighbours(const ProcessSetConfig& config, Arena* arena, const PeerDeaths* deaths);
 
   // What the negotiation wants to know: whether this rank has no parent, and its own rank and its children's subtrees.
   bool at_root() const { return !parent_; }
@@ -51,7 +51,7 @@ class Neighbours {
   bool receive_from(Edge& edge, std::optional<size_t> child, Negotiation& negotiation);
 
   const ProcessSetConfig& config_;
-  const PeerWatch* const watch_;
+  const PeerDeaths* const deaths_;
   std::optional<Edge> parent_;
   std::vector<Edge> children_;  // child i is participant i + 1 of the negotiation
 };

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "negotiation/wire.h"
 #include "negotiation/world_rank.h"
@@ -13,20 +15,27 @@ namespace horovodish {
 
 struct Note {
   enum class Topic : uint64_t {
-    status,  // the root asks what the ranks are doing; `rank` does what `text` says
-    status_of_gpus,  // the root asks the same because an operation on its GPU takes long
-    launch,  // decision `decision` of process set `process_set` needs its place in the order of launches; it has it now
+    ask_status,  // the root asks what the ranks are doing
+    ask_status_of_gpus,  // the root asks the same because an operation on its GPU takes long
+    status,  // `rank` answers by `text`, `labels`, `decision` and `waits`
+    ask_launch,  // decision `decision` of process set `process_set` needs its place in the order of launches
+    launch,  // it has it now
   };
 
-  Topic topic = Topic::status;
+  Topic topic = Topic::ask_status;
   WorldRank rank{};
   int process_set = 0;
   uint64_t decision = 0;
+  bool waits = false;  // the rank has carried out `decision` decisions and submits nothing before the next one
   std::string text = {};
+  std::vector<std::pair<std::string, std::string>> labels =
+      {};  // by its name, what the rank calls an operation that waits
 
-  static auto fields(auto& its) { return std::tie(its.topic, its.rank, its.process_set, its.decision, its.text); }
+  static auto fields(auto& its) {
+    return std::tie(its.topic, its.rank, its.process_set, its.decision, its.waits, its.text, its.labels);
+  }
 };
 template <>
-inline constexpr uint64_t kEnumerators<Note::Topic> = 3;
+inline constexpr uint64_t kEnumerators<Note::Topic> = 5;
 
 }  // namespace horovodish

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "negotiation/rank_set.h"
@@ -13,55 +13,72 @@
 
 namespace horovodish {
 
+struct CachedRequest;
+
+// Participants of a node: one bit for each.
+using ParticipantBits = uint64_t;
+inline constexpr size_t kMostParticipants = 64;
+inline ParticipantBits bit_of(size_t participant) { return ParticipantBits{1} << participant; }
+
 // Whom a node hears statements from: its own rank first, then the subtrees of its children.
 struct Participants {
   std::vector<RankSet> ranks;
-  std::vector<bool> joined;  // which of them are out of data, and count as having stated everything
+  ParticipantBits joined = 0;  // out of data: they count as having stated everything
 
-  explicit Participants(std::vector<RankSet> subtrees) : ranks(std::move(subtrees)), joined(ranks.size()) {}
+  explicit Participants(std::vector<RankSet> subtrees);
   size_t count() const { return ranks.size(); }
+  ParticipantBits all() const { return ~ParticipantBits{0} >> (kMostParticipants - count()); }
+  RankSet ranks_of(ParticipantBits bits) const;
   WorldRank own_rank() const { return ranks[0].first(); }
 };
 
 class Pending {
  public:
-  // `participants` outlive it. `serial` tells which of two is older.
-  Pending(const Participants& participants, uint64_t serial)
-      : participants_(participants), serial_(serial), stated_(participants.count()) {}
+  // `serial` tells which of two is older.
+  void begin(uint64_t serial) { serial_ = serial; }
+  void end();
+  bool any() const { return serial_ > 0; }
+  uint64_t serial() const { return serial_; }
 
-  // `whole`: every rank of the participant has stated it or joined.
-  void state(size_t participant, const Statement& statement, bool whole = true);
-  // In full: the signatures of the participant's ranks. Those that are known already change nothing.
-  void add(const Signatures& signatures);
-  // What was stated by an id so far was stated with this signature.
-  void to_full_request(const std::string& signature);
-  // Takes out the statements with such signatures. False when nothing is left. Participants whose other ranks have
-  // stated it, too, are incomplete then, unless they have joined.
-  bool take_out(const std::function<bool(const std::string&)>& is_stale);
+  void state_by_id(size_t participant, const CachedRequest& request, const Statement& statement);
+  // Whether it has been stated by the id of another request: it takes only one, and the rest in full.
+  bool has_another_id(const CachedRequest& request) const { return by_id_ != 0 && cached_ != &request; }
+  // The id of this request is about to be forgotten: what was stated by it counts as stated in full.
+  void forget(const CachedRequest& request, const Participants& participants);
+  // The requests of the participant's ranks. `whole`: every rank of it has stated one, or joined.
+  void state_in_full(size_t participant, const Statement& statement, const Signatures& signatures, bool whole);
+  // Removes failed statements and returns whether any are left. Participants whose other ranks have stated it, too, are
+  // incomplete then, unless they have joined.
+  bool remove_failed(const std::function<bool(std::string_view)>& has_failed, const Participants& participants);
 
   // Every participant has stated it or joined, and the parent has not been told yet.
-  bool complete() const;
+  bool complete(const Participants& participants) const {
+    return !passed_up_ && (stated_ | participants.joined) == participants.all();
+  }
   void set_passed_up() { passed_up_ = true; }
+  // By whose id all of it was stated; null where any of it was stated in full.
+  const CachedRequest* by_one_id() const { return by_id_ != 0 && in_full_.empty() ? cached_ : nullptr; }
   // All of it in one, once it is complete.
-  Statement summary() const;
-  // By signature, the ranks that have stated it; empty unless it was stated in full.
-  const Signatures& signatures() const { return signatures_; }
+  Statement summary(const Participants& participants) const;
+  // The requests that were made, and by whom.
+  Signatures signatures(const Participants& participants) const;
 
-  bool stated_here() const { return stated_[0]; }  // by this rank
-  uint64_t serial() const { return serial_; }
+  bool stated_here() const { return (stated_ & bit_of(0)) != 0; }  // by this rank
   // Who has submitted it and who has not.
-  std::string describe(const std::string& name) const;
+  std::string describe(const std::string& label, const Participants& participants) const;
 
  private:
-  const Participants& participants_;
-  const uint64_t serial_;
-  std::vector<bool> stated_;  // by participant
+  void state(size_t participant, const Statement& statement);
+
+  uint64_t serial_ = 0;  // 0: nobody has stated it
+  ParticipantBits stated_ = 0, by_id_ = 0;
+  const CachedRequest* cached_ = nullptr;  // whose id stands in the statements by id, if there are any
+  bool passed_up_ = false;
   Span span_;
   RankSet joined_;  // of the ranks whose subtree has stated it
-  std::optional<Mask> absent_;  // the intersection so far
+  Mask absent_;  // the intersection so far
   std::vector<std::string> values_;  // by participant; empty: none has any
-  Signatures signatures_;
-  bool passed_up_ = false;
+  Signatures in_full_;
 };
 
 }  // namespace horovodish

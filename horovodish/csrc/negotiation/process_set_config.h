@@ -24,13 +24,20 @@ struct ProcessSetConfig {
   size_t region = 0;          // of the arena, equal on all of them
   // Where there are several hosts:
   std::optional<abi::Mpi> mpi;  // with a communicator of exactly these ranks
-  int generation = 0;           // how often an engine used that communicator before, equal on all ranks
 
   WorldRank world_rank(int index) const { return ranks[static_cast<size_t>(index)]; }
+  WorldRank own_rank() const { return world_rank(own); }
+  // The local rank in the arena of the rank with this index; none if it is on another host.
+  std::optional<size_t> local_rank(int index) const {
+    const std::vector<int>& indices = hosts[own_host()];
+    const auto found = std::ranges::find(indices, index);
+    if (found == indices.end()) return std::nullopt;
+    return local[static_cast<size_t>(found - indices.begin())];
+  }
   // Of this rank, in `hosts`.
   size_t own_host() const {
     const auto holds_own = [this](const auto& host) { return std::binary_search(host.begin(), host.end(), own); };
-    return static_cast<size_t>(std::find_if(hosts.begin(), hosts.end(), holds_own) - hosts.begin());
+    return static_cast<size_t>(std::ranges::find_if(hosts, holds_own) - hosts.begin());
   }
 };
 

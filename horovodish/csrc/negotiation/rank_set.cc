@@ -8,7 +8,7 @@ namespace horovodish {
 void RankSet::add(const RankSet& other) {
   if (other.empty()) return;
   intervals_.insert(intervals_.end(), other.intervals_.begin(), other.intervals_.end());
-  std::sort(intervals_.begin(), intervals_.end());
+  std::ranges::sort(intervals_);
   std::vector<std::pair<int, int>> merged;
   for (const auto& interval : intervals_) {
     if (!merged.empty() && interval.first <= merged.back().second + 1) {
@@ -44,7 +44,7 @@ bool RankSet::contains(WorldRank rank) const {
 }
 
 bool RankSet::overlaps(const RankSet& other) const {
-  return std::any_of(intervals_.begin(), intervals_.end(), [&](const auto& own) {
+  return std::ranges::any_of(intervals_, [&](const auto& own) {
     return std::any_of(other.intervals_.begin(), other.intervals_.end(),
                        [&](const auto& its) { return own.first <= its.second && its.first <= own.second; });
   });

@@ -5,6 +5,7 @@
 #include <set>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 
 namespace horovodish {
 
@@ -75,11 +76,16 @@ bool alike(const Member& a, const Member& b) { return a.name == b.name && a.dtyp
 std::optional<Difference> first_difference(const Request& a, const Request& b) {
   if (a.kind != b.kind) {
     return Difference{a.name, "collective", std::string(name_of(a.kind)), std::string(name_of(b.kind)),
-                      "every rank must call the same collective for a name; give the calls names of their own"};
+                      shown(a.name)[0] == '\''
+                          ? "every rank must call the same collective for a name; give the calls names of their own"
+                          : "call the same collectives in the same order on every rank"};
   }
-  if (a.by_elements != b.by_elements) {
-    const auto text = [](bool by_elements) { return std::string(by_elements ? "elements" : "rows"); };
-    return Difference{a.name, "parts", text(a.by_elements), text(b.by_elements),
+  if (a.by_elements != b.by_elements || a.ends != b.ends) {
+    const auto text = [](const Request& its) {
+      if (!its.by_elements) return std::string("rows");
+      return its.ends.empty() ? "elements" : "elements that end at " + shape_text(its.ends);
+    };
+    return Difference{a.name, "parts", text(a), text(b),
                       "every rank must call the same collective for a name; give the calls names of their own"};
   }
   if (a.op != b.op) {
@@ -138,6 +144,12 @@ std::string Request::signature() const {
   return writer.take();
 }
 
+Member member_of(std::string_view text, DType dtype, std::vector<int64_t> shape) {
+  const size_t end = std::min(text.find('\t'), text.size());
+  return {std::string(text.substr(0, end)), dtype, std::move(shape),
+          std::string(text.substr(std::min(end + 1, text.size())))};
+}
+
 // The family comes first, and its name first in it.
 std::string_view Request::family_of(std::string_view signature) { return Reader(signature).text(); }
 
@@ -165,41 +177,65 @@ std::string Request::problem_with_joined(const RankSet& joined) const {
          "still has data, or after all ranks have joined.";
 }
 
-std::string label_of(const Request& request) {
-  const std::string name = "'" + request.name + "'";
-  if (request.members.empty() || request.members[0].name == request.name) return name;
-  return name + " (first: " + request.members[0].name + ")";
+std::string shown(std::string_view name) {
+  const size_t dot = name.find(kUnnamed);
+  if (dot == std::string_view::npos) return "'" + std::string(name) + "'";
+  const std::string_view number = name.substr(dot + kUnnamed.size());
+  const std::string digits(number.substr(0, number.find_first_not_of("0123456789")));
+  return (digits.empty() ? "a call" : "call " + digits) + " of " + std::string(name.substr(0, dot));
 }
 
-Mismatch find_mismatch(std::vector<std::pair<std::string, RankSet>> signatures) {
+std::string_view tensor_for(const Request& request) {
+  if (request.members.empty()) return {};
+  const Member& first = request.members[0];
+  if (!first.label.empty()) return first.label;
+  return first.name.starts_with(request.name) ? std::string_view() : first.name;
+}
+
+std::string label_of(const Request& request) {
+  const std::string_view tensor = tensor_for(request);
+  if (tensor.empty()) return shown(request.name);
+  const size_t others = request.members.size() - 1;
+  return "'" + std::string(tensor) + "'" + (others > 0 ? " and " + std::to_string(others) + " more" : "");
+}
+
+bool Fail::ends(std::string_view its_name, std::string_view signature) const {
+  if (its_name == name) return true;
+  return !families.empty() && std::ranges::find(families, Request::family_of(signature)) != families.end();
+}
+
+Fail find_mismatch(std::string_view name, std::vector<std::pair<std::string, RankSet>> signatures) {
   // In the order of the ranks, so that the text does not depend on who came first.
   std::sort(signatures.begin(), signatures.end(),
             [](const auto& a, const auto& b) { return a.second.first() < b.second.first(); });
-  std::set<std::string> names;
-  std::string refusal;
+  Fail found{std::string(name), {}};
+  std::set<std::string> families;
   bool family_refused = false;
   for (const auto& [signature, ranks] : signatures) {
     const Request request = Request::decode(signature);
-    if (!request.family.name.empty()) names.insert(request.family.name);
+    if (!request.family.name.empty()) families.insert(request.family.name);
     if (request.refusal.empty()) continue;
-    if (refusal.empty()) refusal = ranks.text() + " cannot take part: " + request.refusal;
+    if (found.text.empty()) found.text = ranks.text() + " cannot take part: " + request.refusal;
     family_refused |= !request.family.name.empty();
   }
-  std::vector<std::string> families(names.begin(), names.end());
-  if (!refusal.empty()) return {refusal, family_refused ? families : std::vector<std::string>{}};
+  if (found.text.empty() || family_refused) found.families.assign(families.begin(), families.end());
+  if (!found.text.empty()) return found;
   for (size_t i = 1; i < signatures.size(); ++i) {
     const auto& [left_signature, left_ranks] = signatures[0];
     const auto& [right_signature, right_ranks] = signatures[i];
     const auto difference = first_difference(Request::decode(left_signature), Request::decode(right_signature));
     if (!difference) continue;
-    const std::string text = "tensor '" + difference->subject + "': the ranks disagree about its " + difference->what +
-                             ": " + left_ranks.text() + (left_ranks.count() > 1 ? " have " : " has ") +
-                             difference->left + ", " + right_ranks.text() +
-                             (right_ranks.count() > 1 ? " have " : " has ") + difference->right +
-                             ". Remedy: " + difference->remedy + ".";
-    return {text, families};
+    // Who reports this has said which operation it is. In a group that has no name, a number says which tensor.
+    const std::string& subject = difference->subject;
+    const bool is_named = shown(subject)[0] == '\'';
+    const std::string tensor = is_named ? shown(subject) : subject.substr(std::min(subject.find('['), subject.size()));
+    found.text = (tensor.empty() ? "" : "tensor " + tensor + ": ") + "the ranks disagree about its " +
+                 difference->what + ": " + left_ranks.text() + (left_ranks.count() > 1 ? " have " : " has ") +
+                 difference->left + ", " + right_ranks.text() + (right_ranks.count() > 1 ? " have " : " has ") +
+                 difference->right + ". Remedy: " + difference->remedy + ".";
+    break;
   }
-  return {};
+  return found;
 }
 
 }  // namespace horovodish

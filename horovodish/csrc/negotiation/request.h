@@ -26,6 +26,7 @@ struct Member {
   DType dtype = DType::float32;
   // An allgather's first dimension may differ by rank: it is kAnyLength here and travels with the data.
   std::vector<int64_t> shape;
+  std::string label = {};  // what the messages of this rank call it instead; the ranks need not agree on it
 
   static auto fields(auto& its) { return std::tie(its.name, its.dtype, its.shape); }
 
@@ -33,6 +34,9 @@ struct Member {
   // Elements; of an allgather, elements per row.
   int64_t count() const;
 };
+
+// `text`: the name, and the label after a tab if there is one.
+Member member_of(std::string_view text, DType dtype, std::vector<int64_t> shape);
 
 // Operations that belong together, as the buckets of a tree do. Where the ranks disagree about one of them, every rank fails
 // all of them that are not decided: otherwise what only some ranks have would wait for ever, or be taken for a part of
@@ -49,16 +53,20 @@ struct Family {
 struct Request {
   static constexpr int kHost = -1;
   static constexpr int kSomeGpu = -2;  // on a rank that has joined and named none
+  static constexpr WorldRank kAnyRank{-1};
 
   Kind kind = Kind::allreduce;
   std::string name;
   ReduceOp op = ReduceOp::sum;
   double prescale = 1.0;
   double postscale = 1.0;
-  WorldRank root{};  // of a broadcast
+  WorldRank root{};  // of a broadcast; of a send the rank that receives, of a receive the rank that sends, or kAnyRank
+  uint32_t tag = 0;  // of a send or a receive, which no other rank negotiates
   // Of a reducescatter or an allgather: a rank's part is elements of the members of a dtype, laid end to end, and lies where it does in
   // the whole. Otherwise it is rows of each member.
   bool by_elements = false;
+  // Where each rank's part of the elements of the one dtype ends. Empty: the parts are as even as possible.
+  std::vector<int64_t> ends;
   int device = kHost;  // otherwise the CUDA ordinal of this rank
   // How it moves, where that is not left to the settings; 0 where it is.
   size_t chunk_bytes = 0;  // within a host
@@ -70,10 +78,12 @@ struct Request {
   // Of the device, a signature says only whether it is one: ranks use different ordinals for "my GPU".
   static auto fields(auto& its) {
     return std::tie(its.family, its.kind, its.name, its.op, its.prescale, its.postscale, its.root, its.by_elements,
-                    its.chunk_bytes, its.segment_bytes, its.members, its.refusal);
+                    its.ends, its.chunk_bytes, its.segment_bytes, its.members, its.refusal);
   }
 
   bool on_host() const { return device == kHost; }
+  // Whether it concerns this rank and one other, and not the whole process set.
+  bool is_transfer() const { return kind == Kind::send || kind == Kind::receive; }
   // Whether the ranks may differ in the number of rows, so that only the engine knows how long the results are.
   bool any_rows() const { return (kind == Kind::allgather && !by_elements) || kind == Kind::alltoall; }
 
@@ -87,15 +97,34 @@ struct Request {
   std::string problem_with_joined(const RankSet& joined) const;
 };
 
-// The operation's name in messages: 'gradients of optimizer 1, bucket 0' (first: layer.weight), or 'loss'.
+// Bytes of one row of a member whose first dimension may differ by rank, and of all of another one.
+inline size_t row_bytes(const Member& member) { return static_cast<size_t>(member.count()) * bytes_of(member.dtype); }
+
+// Begins the number in the name of an operation to which the caller has given none.
+inline constexpr std::string_view kUnnamed = ".noname.";
+inline bool is_unnamed(const std::string& name) { return name.find(kUnnamed) != std::string::npos; }
+
+// A name in messages: 'loss'; where the caller has given none, call 1 of allreduce, or a call of process group 0 where the name
+// has no number.
+std::string shown(std::string_view name);
+// The tensor by which messages call an operation whose name the caller has not given: its first one. Empty where it has a name.
+std::string_view tensor_for(const Request& request);
+// An operation in messages: 'layer.weight' and 3 more, or 'loss'.
 std::string label_of(const Request& request);
+// The same, as far as all ranks know it: a signature has no labels.
 inline std::string label_of(std::string_view signature) { return label_of(Request::decode(signature)); }
 
-struct Mismatch {
-  // How the requests of one name differ, or who refuses, naming ranks and values; empty when all are the same.
-  std::string text;
-  std::vector<std::string> families;  // that fail with it; none where every rank that refuses does so without a family
+// The operation `name`, and all operations of `families`, end on every rank with this text.
+struct Fail {
+  std::string name, text;
+  std::vector<std::string> families = {};
+
+  // Whether it ends a statement with this signature.
+  bool ends(std::string_view its_name, std::string_view signature) const;
+  static auto fields(auto& its) { return std::tie(its.name, its.text, its.families); }
 };
-Mismatch find_mismatch(std::vector<std::pair<std::string, RankSet>> signatures);
+// How the requests of one name differ, or who refuses, naming ranks and values. The text is empty when all are the same. There are
+// no families where every rank that refuses does so without one.
+Fail find_mismatch(std::string_view name, std::vector<std::pair<std::string, RankSet>> signatures);
 
 }  // namespace horovodish

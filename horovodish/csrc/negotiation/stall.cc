@@ -12,8 +12,10 @@ constexpr StallInspector::Seconds kAnswerTime{5.0};
 // How much later than the root another rank reports. The root may be slow to learn that somebody waits.
 constexpr double kPatience = 1.5;
 constexpr StallInspector::Seconds kGrace{3.0};
-// While something waits the root asks at least this often within the shutdown time. A rank that hears the question begins to wait
-// anew, so it gives up before the root does only where the root does not run.
+// While something waits the root asks this often, and at least so many times within the shutdown time. A rank that hears
+// the question begins to wait anew, so it gives up before the root does only where the root does not run. Two answers
+// must agree that a rank submits nothing more, so ranks that wait for each other are found within 8 seconds.
+constexpr StallInspector::Seconds kBetweenQuestions{2.5};
 constexpr double kAsksPerShutdown = 4;
 constexpr StallInspector::Seconds kLongestInterval{1.0};
 }  // namespace
@@ -36,7 +38,9 @@ StallInspector::Action StallInspector::look(Clock::time_point now, std::optional
     answers_.clear();  // those to earlier questions are old
     return Action::ask;
   }
-  if (must_ask(now)) {
+  const bool often = options_.shutdown > Seconds(0);
+  const Seconds pause = often ? std::min(kBetweenQuestions, options_.shutdown / kAsksPerShutdown) : kBetweenQuestions;
+  if (now - last_asked_.value_or(since_) > pause) {
     last_asked_ = now;
     return Action::ask;
   }
@@ -47,11 +51,16 @@ StallInspector::Action StallInspector::look(Clock::time_point now, std::optional
   return Action::none;
 }
 
-// Ranks that wait hear again that the root is well.
-bool StallInspector::must_ask(Clock::time_point now) const {
-  const Seconds quiet = now - last_asked_.value_or(since_);
-  const bool reported_long_ago = reported_ && options_.warning > Seconds(0) && quiet > options_.warning;
-  return reported_long_ago || (options_.shutdown > Seconds(0) && quiet > options_.shutdown / kAsksPerShutdown);
+bool StallInspector::all_wait(uint64_t decisions) const {
+  return !ranks_.empty() && answers_.size() == static_cast<size_t>(ranks_.count()) &&
+         std::ranges::all_of(answers_,
+                             [&](const auto& its) { return its.second.waits && its.second.decision == decisions; });
+}
+
+std::map<std::string, std::string> StallInspector::labels() const {
+  std::map<std::string, std::string> all;
+  for (const auto& [rank, answer] : answers_) all.insert(answer.labels.begin(), answer.labels.end());
+  return all;
 }
 
 std::string StallInspector::report(Clock::time_point now, const std::string& pending) const {
@@ -59,13 +68,15 @@ std::string StallInspector::report(Clock::time_point now, const std::string& pen
   std::string text = "ranks have waited for others for " + std::to_string(waited) + " s: " + pending + ".";
   RankSet silent = ranks_;
   for (const auto& [rank, answer] : answers_) {
-    text += "\n  " + text_of(rank) + " " + answer;
+    text += "\n  " + text_of(rank) + " " + answer.text;
     silent.remove(RankSet(rank));
   }
   if (asked_ && !silent.empty()) {
     text += "\n  " + silent.text() + (silent.count() > 1 ? " do" : " does") +
             " not answer: stopped, or stuck where the engine cannot run";
   }
+  if (options_.shutdown == Seconds(0))
+    text += "\n  ranks wait without a limit: --stall-check-shutdown-time-seconds sets one";
   return text;
 }
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "negotiation/note.h"
 #include "negotiation/rank_set.h"
 
 namespace horovodish {
@@ -21,7 +22,6 @@ class StallInspector {
     Seconds warning{0};   // after which waiting is reported; 0: never
     Seconds shutdown{0};  // after which it ends in an error on every rank; 0: never
   };
-  static bool wanted(const Options& options) { return options.warning + options.shutdown > Seconds(0); }
 
   enum class Action {
     none,
@@ -35,7 +35,13 @@ class StallInspector {
 
   // `oldest`: a number for what has waited longest, nothing when nothing waits.
   Action look(Clock::time_point now, std::optional<uint64_t> oldest);
-  void told(WorldRank rank, const std::string& text) { answers_[rank] = text; }
+  void on_status(const Note& answer) { answers_[answer.rank] = answer; }
+  // At the root, which has carried out so many decisions and cannot decide what is pending: whether every rank's last
+  // answer was that it submits nothing before the next decision. A rank's statements come before its answer, so nothing
+  // can be decided any more.
+  bool all_wait(uint64_t decisions) const;
+  // By its name, what the ranks have called an operation that waits.
+  std::map<std::string, std::string> labels() const;
   // The root's. `pending`: what waits, and for whom.
   std::string report(Clock::time_point now, const std::string& pending) const;
   // Another rank's. `status`: what this rank is doing.
@@ -45,8 +51,6 @@ class StallInspector {
   Seconds interval() const;
 
  private:
-  bool must_ask(Clock::time_point now) const;
-
   const Options options_;
   const RankSet ranks_;
   std::optional<uint64_t> oldest_;
@@ -54,7 +58,7 @@ class StallInspector {
   std::optional<Clock::time_point> asked_;  // for the report
   std::optional<Clock::time_point> last_asked_;
   bool reported_ = false;
-  std::map<WorldRank, std::string> answers_;
+  std::map<WorldRank, Note> answers_;
 };
 
 }  // namespace horovodish

@@ -17,16 +17,16 @@ std::vector<size_t> places_below(size_t place, size_t size) {
 
 size_t place_above(size_t place) { return (place - 1) / kTreeArity; }
 
-void add_subtree(const HostIndices& hosts, int index, std::vector<int>& ranks) {
+void add_subtree(const std::vector<std::vector<int>>& hosts, int index, std::vector<int>& ranks) {
   ranks.push_back(index);
   for (const int child : tree_node(hosts, index).children) add_subtree(hosts, child, ranks);
 }
 
 }  // namespace
 
-TreeNode tree_node(const HostIndices& hosts, int index) {
+TreeNode tree_node(const std::vector<std::vector<int>>& hosts, int index) {
   const auto has_it = [index](const auto& ranks) { return std::binary_search(ranks.begin(), ranks.end(), index); };
-  const auto found = std::find_if(hosts.begin(), hosts.end(), has_it);
+  const auto found = std::ranges::find_if(hosts, has_it);
   const std::vector<int>& local = *found;
   const auto host = static_cast<size_t>(found - hosts.begin());
   const auto place = static_cast<size_t>(std::lower_bound(local.begin(), local.end(), index) - local.begin());
@@ -41,7 +41,7 @@ TreeNode tree_node(const HostIndices& hosts, int index) {
   return node;
 }
 
-std::vector<int> subtree(const HostIndices& hosts, int index) {
+std::vector<int> subtree(const std::vector<std::vector<int>>& hosts, int index) {
   std::vector<int> ranks;
   add_subtree(hosts, index, ranks);
   return ranks;

@@ -12,17 +12,15 @@ namespace horovodish {
 
 constexpr size_t kTreeArity = 8;
 
-// Indices of a process set by host, each list ascending.
-using HostIndices = std::vector<std::vector<int>>;
-
 // A rank's neighbours in the tree.
 struct TreeNode {
   std::optional<int> parent;  // none at the root, which is the first rank of the first host
   std::vector<int> children;  // those on the same host come first
 };
-TreeNode tree_node(const HostIndices& hosts, int index);
+// `hosts`: indices of a process set by host, each list ascending.
+TreeNode tree_node(const std::vector<std::vector<int>>& hosts, int index);
 
 // A rank and all ranks below it.
-std::vector<int> subtree(const HostIndices& hosts, int index);
+std::vector<int> subtree(const std::vector<std::vector<int>>& hosts, int index);
 
 }  // namespace horovodish

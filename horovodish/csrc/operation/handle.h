@@ -1,42 +1,29 @@
 // How a caller follows one operation. A handle is settled exactly once, by a result or by an error.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <new>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace horovodish {
 
 // Names of the classes in horovodish.errors.
-enum class ErrorKind { internal, mismatch, duplicate_name, rank_lost, stalled, engine_stopped };
+enum class ErrorKind { internal, mismatch, duplicate_name, rank_lost, stalled, engine_stopped, forked_process };
 
-inline const char* class_name(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::mismatch:
-      return "MismatchError";
-    case ErrorKind::duplicate_name:
-      return "DuplicateNameError";
-    case ErrorKind::rank_lost:
-      return "RankLostError";
-    case ErrorKind::stalled:
-      return "StallError";
-    case ErrorKind::engine_stopped:
-      return "EngineStoppedError";
-    case ErrorKind::internal:
-      break;
-  }
-  return "HorovodInternalError";
-}
+inline constexpr std::array kErrorClasses{"HorovodInternalError", "MismatchError", "DuplicateNameError",
+                                          "RankLostError",        "StallError",    "EngineStoppedError",
+                                          "ForkedProcessError"};
+inline const char* class_name(ErrorKind kind) { return kErrorClasses[static_cast<size_t>(kind)]; }
 
 struct Error {
   ErrorKind kind = ErrorKind::internal;
   std::string message;
-  std::string_view remedy = {};  // static text that follows the message in what the caller sees; empty for none
+  std::string remedy = {};  // follows the message in what the caller sees; empty for none
 };
 // The message when memory runs out. It fits into std::string without an allocation.
 inline constexpr const char* kOutOfMemory = "out of memory";
@@ -102,11 +89,7 @@ class Handle {
   }
   // Also of an operation that failed when a GPU was at work on it.
   DeviceEvent* event() const { return event_.get(); }
-  // The operation was given up while MPI or a GPU moved its data: they may read and write its memory for as long as the
-  // process lives.
-  bool memory_abandoned() const { return memory_abandoned_; }
 
-  void abandon_memory() { memory_abandoned_ = true; }
   void complete(std::shared_ptr<DeviceEvent> event = nullptr) {
     event_ = std::move(event);
     state_.store(State::done, std::memory_order_release);
@@ -120,6 +103,7 @@ class Handle {
   int process_set = 0;  // of the operation; known once it is enqueued
   std::vector<Output> outputs;
   int last_joined = -1;  // of a join: the rank that joined last
+  int sender = -1;  // of a receive: the rank that sent
 
  private:
   enum class State : uint32_t { pending, done, failed };
@@ -127,7 +111,6 @@ class Handle {
   const uint64_t id_;
   std::atomic<State> state_{State::pending};
   Error error_;
-  bool memory_abandoned_ = false;
   std::shared_ptr<DeviceEvent> event_;
 };
 

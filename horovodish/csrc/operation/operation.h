@@ -34,13 +34,15 @@ struct Operation {
   std::shared_ptr<const Request> request;
   std::shared_ptr<const std::string> signature;
   std::vector<Buffer> buffers;  // one per member
+  // Owns what the buffers point to. The engine lets go of it before it settles the handle; a plane that needs the memory for longer
+  // keeps a share. Its destructor may run on the engine's thread, so it must not wait.
+  std::shared_ptr<void> memory;
   Mask absent;  // members that this rank has no value for; once decided, that no rank has a value for
   uint64_t decision = 0;  // known once decided: its number in the order of decisions
   int contributors = 0;  // known once decided: what an average divides by
   bool any_joined = false;  // known once decided
   int root = 0;  // known once decided: index of the root within the process set
   std::shared_ptr<Handle> handle;
-  bool reported = false;  // shows up in Engine::take_settled() once its memory is no longer needed
   std::vector<std::shared_ptr<DeviceEvent>> ready;  // when the inputs are there, on streams of the framework
   std::shared_ptr<DeviceEvent> done;  // of an operation on a device, once launched: when it is complete
   std::function<void()> inner;  // of an operation that a plane makes of its own: called instead of settling its handle
@@ -85,7 +87,7 @@ inline std::string member_name(const std::string& name, size_t index, size_t mem
   return members == 1 ? name : name + "[" + std::to_string(index) + "]";
 }
 
-// By which a rank says that it cannot take part.
+// An operation that tells the other ranks why this rank cannot take part.
 inline std::shared_ptr<Operation> refusal_of(Kind kind, const std::string& name, int process_set, std::string why,
                                              Family family = {}) {
   auto request = std::make_shared<Request>();
@@ -96,29 +98,24 @@ inline std::shared_ptr<Operation> refusal_of(Kind kind, const std::string& name,
   return operation_of(std::move(request), {}, process_set, std::make_shared<Handle>(0));
 }
 
+// In errors: receive of 'activations' from rank 2 with tag 5, or receive from any rank with tag 5.
+inline std::string transfer_text(const Request& request) {
+  const std::string peer = request.root == Request::kAnyRank ? "any rank" : text_of(request.root);
+  return std::string(name_of(request.kind)) + (is_unnamed(request.name) ? "" : " of '" + request.name + "'") +
+         (request.kind == Kind::send ? " to " : " from ") + peer + " with tag " + std::to_string(request.tag);
+}
+
 // In errors: allreduce of 'layer.weight' and 3 more, or allreduce 'loss', or call 2 of allreduce where the caller has given no
 // name.
 inline std::string subject_of(const Request& request) {
-  static constexpr std::string_view kUnnamed = ".noname.";
-  const std::string kind(name_of(request.kind));
-  const std::string& name = request.name;
-  const auto& members = request.members;
-  if (!members.empty() && !members[0].name.starts_with(name)) {
-    const std::string more = members.size() > 1 ? " and " + std::to_string(members.size() - 1) + " more" : "";
-    return kind + " of '" + members[0].name + "'" + more;
-  }
-  const size_t dot = name.find(kUnnamed);
-  if (dot == std::string::npos || name.find_first_not_of("0123456789", dot + kUnnamed.size()) != std::string::npos) {
-    return kind + " '" + name + "'";
-  }
-  return "call " + name.substr(dot + kUnnamed.size()) + " of " + name.substr(0, dot);
+  if (request.is_transfer()) return transfer_text(request);
+  const std::string label = label_of(request);
+  if (label[0] != '\'') return label;
+  return std::string(name_of(request.kind)) + (tensor_for(request).empty() ? " " : " of ") + label;
 }
 inline constexpr const char* kNameInUse =
     "an operation of that name has not completed yet. Remedy: synchronize it first, or give the two operations "
     "different names.";
-
-// Bytes of one row of a member whose first dimension may differ by rank.
-inline size_t row_bytes(const Member& member) { return static_cast<size_t>(member.count()) * bytes_of(member.dtype); }
 
 // Adds the next member's output to the handle, once it is known how many rows come from every rank.
 inline Handle::Output& allocate_rows(Operation& operation, size_t member, const std::vector<int64_t>& rows_by_rank) {

@@ -1,5 +1,6 @@
 #include "planes/adasum.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -21,54 +22,38 @@ struct Combination {
   std::vector<double> weights;
 };
 
-class Products {
- public:
-  Products(const double* of_pairs, size_t ranks) : of_pairs_(of_pairs), ranks_(ranks) {}
-
-  // 0 where the terms cancel so far that rounding is all that is left.
-  double operator()(const Combination& a, const Combination& b) const {
-    double sum = 0, magnitude = 0;
-    for (size_t i = 0; i < a.weights.size(); ++i) {
-      for (size_t j = 0; j < b.weights.size(); ++j) {
-        const double term = a.weights[i] * b.weights[j] * of_pair(a.begin + i, b.begin + j);
-        sum += term;
-        magnitude += std::abs(term);
-      }
-    }
-    return std::abs(sum) < kRounding * magnitude ? 0 : sum;
-  }
-
- private:
-  double of_pair(size_t i, size_t j) const {
-    if (i > j) std::swap(i, j);
-    return of_pairs_[i * ranks_ - i * (i + 1) / 2 + j];
-  }
-  const double* of_pairs_;
-  size_t ranks_;
-};
-
 // A gradient of zeros has nothing in common with any other.
 double kept(double product, double square) { return square > 0 ? 1 - product / (2 * square) : 1; }
-
-void merge(Combination& a, const Combination& b, const Products& products) {
-  const double product = products(a, b);
-  const double of_a = kept(product, products(a, a)), of_b = kept(product, products(b, b));
-  for (double& weight : a.weights) weight *= of_a;
-  for (const double weight : b.weights) a.weights.push_back(weight * of_b);
-}
 
 }  // namespace
 
 std::vector<double> adasum_coefficients(const double* of_pairs, size_t ranks) {
   const StandardFloats mode;
-  const Products products(of_pairs, ranks);
+  // 0 where the terms cancel so far that rounding is all that is left.
+  const auto product = [&](const Combination& a, const Combination& b) {
+    double sum = 0, magnitude = 0;
+    for (size_t i = 0; i < a.weights.size(); ++i) {
+      for (size_t j = 0; j < b.weights.size(); ++j) {
+        const auto [low, high] = std::minmax({a.begin + i, b.begin + j});
+        const double term = a.weights[i] * b.weights[j] * of_pairs[low * ranks - low * (low + 1) / 2 + high];
+        sum += term;
+        magnitude += std::abs(term);
+      }
+    }
+    return std::abs(sum) < kRounding * magnitude ? 0 : sum;
+  };
   std::vector<Combination> level;
   for (size_t rank = 0; rank < ranks; ++rank) level.push_back({rank, {1.0}});
   while (level.size() > 1) {
     std::vector<Combination> next;
     for (size_t i = 0; i < level.size(); i += 2) {
-      next.push_back(std::move(level[i]));
-      if (i + 1 < level.size()) merge(next.back(), level[i + 1], products);
+      Combination& a = next.emplace_back(std::move(level[i]));
+      if (i + 1 == level.size()) break;
+      const Combination& b = level[i + 1];
+      const double common = product(a, b);
+      const double of_a = kept(common, product(a, a)), of_b = kept(common, product(b, b));
+      for (double& weight : a.weights) weight *= of_a;
+      for (const double weight : b.weights) a.weights.push_back(weight * of_b);
     }
     level = std::move(next);
   }
@@ -97,9 +82,15 @@ void Adasum::add_products(Range range, const std::vector<const std::byte*>& sour
       });
 }
 
-void Adasum::set_table(std::vector<double> products) {
+Concatenation Adasum::tables() {
+  Concatenation result(DType::float64);
+  auto* const bytes = reinterpret_cast<std::byte*>(products_.data());
+  result.append(bytes, bytes, products_.size());
+  return result;
+}
+
+void Adasum::weigh() {
   const StandardFloats mode;
-  products_ = std::move(products);
   for (size_t tensor = 0; tensor < concatenation_.tensors().size(); ++tensor) {
     auto& weights = coefficients_.emplace_back(adasum_coefficients(products_.data() + tensor * pairs_, ranks_));
     for (double& weight : weights) weight *= scale_;

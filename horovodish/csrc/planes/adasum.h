@@ -25,13 +25,11 @@ class Adasum {
 
   // Takes these elements into account; `sources` points at them on every rank.
   void add_products(Range range, const std::vector<const std::byte*>& sources);
-  // What this rank has added up, for the others: `table_size()` numbers.
-  const double* table() const { return products_.data(); }
-  size_t table_size() const { return products_.size(); }
-  // The products of all elements, as the sum of the ranks' tables.
-  void set_table(std::vector<double> products);
-
-  // After set_table: the result for these elements.
+  // What this rank has added up, to be replaced by the sum of what all ranks have.
+  Concatenation tables();
+  // The weights, once the products of all elements are there.
+  void weigh();
+  // After weigh(): the result for these elements.
   void combine(Range range, const std::vector<const std::byte*>& sources, std::byte* target) const;
 
  private:

@@ -44,7 +44,7 @@ std::vector<ScatterLayout> scatter_layouts(const Operation& operation, size_t ow
     for (const Concatenation& whole : Concatenation::by_dtype(operation)) {
       ScatterLayout& all = result.emplace_back(Concatenation(whole.dtype()), std::vector<size_t>{0});
       for (size_t rank = 0; rank < ranks; ++rank) {
-        const Range part = elements_of(whole.count(), rank, ranks);
+        const Range part = part_of(*operation.request, whole.count(), rank, ranks);
         whole.for_each_piece(part, [&](const Concatenation::Tensor& tensor, size_t first, size_t count, size_t) {
           const size_t begin = first * whole.item_bytes();
           all.concatenation.append(tensor.source == nullptr ? nullptr : tensor.source + begin,

@@ -11,7 +11,7 @@
 
 namespace horovodish {
 
-// `arena` may be null where no host has several ranks. It, `config.mpi`, `order` and `launched` outlive the plane.
+// `arena` may be null where no host has several ranks. It, `config`, `order` and `launched` outlive the plane.
 std::unique_ptr<Plane> make_plane(const ProcessSetConfig& config, const EngineOptions& options, Arena* arena,
                                   LaunchOrder& order, LaunchedOperations& launched,
                                   const Plane::OnComplete& on_complete, const Plane::OnRefuse& on_refuse);

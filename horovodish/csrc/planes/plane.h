@@ -7,12 +7,22 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "operation/operation.h"
 
 namespace horovodish {
 
-enum class Progress { done, pending, progressed };  // of two planes together: the greater one
+// Keeps memory until the process ends: a transfer that was given up may go on reading and writing it. Needs no memory itself.
+inline void keep_for_ever(std::shared_ptr<void> memory) noexcept {
+  union Undestroyed {
+    explicit Undestroyed(std::shared_ptr<void>&& its) : share(std::move(its)) {}
+    ~Undestroyed() {}  // NOLINT: does not destroy the share
+    std::shared_ptr<void> share;
+  } const undestroyed(std::move(memory));
+}
+
+enum class Progress { done, pending, progressed };  // of two together: the greater one
 
 class Plane {
  public:
@@ -33,12 +43,13 @@ class Plane {
   // Takes over a decided operation. All ranks start the same operations in the same order.
   virtual void start(std::shared_ptr<Operation> operation) = 0;
   // Moves on as far as possible without waiting. `done`: nothing is under way. `pending`: everything waits for a peer.
-  // Throws when an operation cannot be completed; the engine then abandons the plane.
+  // Throws when an operation cannot be completed; the engine then destroys the plane.
+  // A plane that cannot stop a transfer keeps a share of its operation's memory.
   virtual Progress advance() = 0;
   // Must the engine look again by itself, because nobody rings its doorbell when a peer's data arrives?
   virtual bool needs_polling() const { return false; }
-  // Must the engine look now and then although nothing is under way, because what it has launched may fail?
-  virtual bool needs_watching() const { return false; }
+  // Whether something is launched that may still fail. The engine then looks now and then, although nothing is under way.
+  virtual bool may_fail_after_launch() const { return false; }
   // Of what is launched and not done, the operation that was launched first.
   virtual std::optional<Launched> oldest_launched() const { return std::nullopt; }
   // This rank is about to leave: waits for what it has launched, for a time, because its peers may need it.

@@ -5,21 +5,19 @@
 #include <cstddef>
 #include <vector>
 
+#include "negotiation/request.h"
 #include "operation/range.h"
 
 namespace horovodish {
 
-// Where shard `index` of `count` elements of `item_bytes` begins; `count` for those that are left empty. Shards begin at
-// multiples of a cache line, so that no two ranks write to one.
-inline size_t shard_begin(size_t count, size_t shards, size_t item_bytes, size_t index) {
-  constexpr size_t kCacheLine = 64;
-  const size_t line = kCacheLine / item_bytes;
-  return std::min(index * ceil_divide(ceil_divide(count, shards), line) * line, count);
-}
+inline constexpr size_t kCacheLine = 64;
 
+// Shard `index` of elements of `item_bytes`; the last ones may be empty. Shards begin at multiples of a cache line, so that no two
+// ranks write to one.
 inline Range shard_of(Range whole, size_t shards, size_t item_bytes, size_t index) {
-  const auto begin = [&](size_t i) { return shard_begin(whole.count, shards, item_bytes, i); };
-  return {whole.begin + begin(index), begin(index + 1) - begin(index)};
+  const size_t line = kCacheLine / item_bytes;
+  const Range shard = piece_of(whole.count, ceil_divide(ceil_divide(whole.count, shards), line) * line, index);
+  return {whole.begin + shard.begin, shard.count};
 }
 
 // The elements that rank `index` of `ranks` gets of a concatenation: as even as possible. A ring cuts an allreduce likewise, so the
@@ -27,6 +25,14 @@ inline Range shard_of(Range whole, size_t shards, size_t item_bytes, size_t inde
 inline Range elements_of(size_t count, size_t index, size_t ranks) {
   const auto begin = [&](size_t i) { return count / ranks * i + count % ranks * i / ranks; };
   return {begin(index), begin(index + 1) - begin(index)};
+}
+
+// The elements of `count` that rank `index` of `ranks` gets in an operation by elements.
+inline Range part_of(const Request& request, size_t count, size_t index, size_t ranks) {
+  if (request.ends.empty()) return elements_of(count, index, ranks);
+  const auto end = [&](size_t i) { return static_cast<size_t>(request.ends.at(i)); };
+  const size_t begin = index == 0 ? 0 : end(index - 1);
+  return {begin, end(index) - begin};
 }
 
 // How ranks of several hosts share out a chunk: into as many shards as the largest host has ranks, unless there are too few
@@ -38,16 +44,19 @@ class HostShards {
     const auto [fewest, most] = std::minmax_element(
         hosts.begin(), hosts.end(), [](const auto& one, const auto& other) { return one.size() < other.size(); });
     fewest_ranks_ = fewest->size();
-    count_ = std::min(most->size(), tags * fewest_ranks_);
+    places_ = most->size();
+    count_ = std::min(places_, tags * fewest_ranks_);
   }
 
   size_t count() const { return count_; }
+  size_t places() const { return places_; }              // ranks of the largest host
+  size_t fewest_ranks() const { return fewest_ranks_; }  // and of the smallest one
   // The number of the tag, from 0, by which a shard travels. All shards of a chunk travel at once. Two shards of the same
   // two ranks lie at least the smallest host's size apart, so they have different tags.
   size_t tag(size_t shard) const { return shard / fewest_ranks_; }
 
  private:
-  size_t fewest_ranks_, count_;
+  size_t fewest_ranks_, places_, count_;
 };
 
 // The size of a chunk that the ranks of several hosts exchange in `pieces` that travel on their own: `wanted` rounded up, so

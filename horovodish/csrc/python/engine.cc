@@ -2,6 +2,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -24,8 +26,40 @@ nb::object error_tuple(const Error* error) {
   return nb::make_tuple(class_name(error->kind), error->message);
 }
 
+nb::list failures_of(Engine& engine) {
+  nb::list failures;
+  for (const Error& error : engine.failures()) failures.append(error_tuple(&error));
+  return failures;
+}
+
 std::chrono::nanoseconds nanoseconds(double seconds) {
   return std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, 1e6) * 1e9));
+}
+
+// What Python gave as the owner of memory. Only a thread that holds Python's lock can let go of it, and no thread of the engine takes
+// that lock. So whoever is the last to need the memory leaves the owner in a list, and Python lets go of it when it comes by.
+struct Owner {
+  PyObject* object;
+  Owner* next;
+};
+// No mutex guards the list: a thread might hold it while another one forks.
+std::atomic<Owner*> left_owners{nullptr};
+
+std::shared_ptr<Owner> owned(nb::object object) {
+  return {new Owner{object.release().ptr(), nullptr}, [](Owner* owner) {
+            owner->next = left_owners.load(std::memory_order_relaxed);
+            while (!left_owners.compare_exchange_weak(owner->next, owner, std::memory_order_release)) {
+            }
+          }};
+}
+
+// Lets go of what is no longer needed. That may run code of the user's, which may submit an operation.
+void let_go_of_owners() {
+  for (Owner* owner = left_owners.exchange(nullptr, std::memory_order_acquire); owner != nullptr;) {
+    const std::unique_ptr<Owner> left(owner);
+    owner = owner->next;
+    Py_XDECREF(left->object);
+  }
 }
 
 // A handle together with its engine, which a wait drives. The engine outlives the handles that Python holds.
@@ -33,6 +67,7 @@ struct PyHandle {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<Handle> handle;
   std::optional<uintptr_t> stream;  // on which a device's memory was handed over
+  std::shared_ptr<Owner> memory;  // null after release()
 };
 
 // Keeps the memory of an output alive for as long as Python views it.
@@ -46,9 +81,9 @@ class WithoutGil {
  public:
   explicit WithoutGil(const Engine& engine) : engine_(engine), state_(PyEval_SaveThread()) {}
   ~WithoutGil() {
-    engine_.begin_return();
+    engine_.enter_python();
     PyEval_RestoreThread(state_);
-    engine_.end_return();
+    engine_.entered_python();
   }
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
@@ -57,27 +92,6 @@ class WithoutGil {
   const Engine& engine_;
   PyThreadState* const state_;
 };
-
-// For a call that keeps the lock: a thread that finds the engine stopped because the process ends waits for the end.
-template <class Call>
-void quietly_at_exit(const Engine& engine, const Call& call) {
-  try {
-    call();
-  } catch (const EngineStopped&) {
-    const WithoutGil without_gil(engine);
-    throw;
-  }
-}
-
-// Lets go of the memory of an operation. That may run code of the user's, which may submit another one.
-void let_go(nb::dict& kept, uint64_t id) {
-  const nb::int_ key(id);
-  if (kept.contains(key)) nb::del(kept[key]);
-}
-
-void release_settled(Engine& engine, nb::dict kept) {
-  for (const uint64_t id : engine.take_settled()) let_go(kept, id);
-}
 
 // In slices, between which Python looks at signals.
 void settle_launched(Engine& engine) {
@@ -92,15 +106,15 @@ void settle_launched(Engine& engine) {
   }
 }
 
-using PyFamily = std::tuple<std::string, size_t, int64_t, int64_t>;  // name, members, structure, run
-using PyTensor = std::tuple<uintptr_t, uintptr_t, int, std::vector<int64_t>>;
-
+// `tensors`: source, target, dtype and shape of each. `family`: its name, members, structure and run.
 PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::string& name, int op, double prescale,
-                 double postscale, int root, const std::vector<PyTensor>& tensors, int device, bool waits,
-                 int process_set, const std::vector<int64_t>& splits, const std::vector<std::string>& member_names,
-                 std::optional<uintptr_t> stream, const std::optional<PyFamily>& family, nb::dict kept,
-                 const nb::object& keep_alive) {
-  release_settled(*engine, kept);
+                 double postscale, int root,
+                 const std::vector<std::tuple<uintptr_t, uintptr_t, int, std::vector<int64_t>>>& tensors, int device,
+                 bool waits, int process_set, const std::vector<int64_t>& splits,
+                 const std::vector<std::string>& member_names, std::optional<uintptr_t> stream,
+                 const std::optional<std::tuple<std::string, size_t, int64_t, int64_t>>& family, bool by_elements,
+                 uint32_t tag, nb::object owner) {
+  let_go_of_owners();
   auto request = std::make_shared<Request>();
   request->kind = static_cast<Kind>(kind);
   request->name = name;
@@ -108,6 +122,8 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   request->prescale = prescale;
   request->postscale = postscale;
   request->root = WorldRank(root);
+  request->by_elements = by_elements;
+  request->tag = tag;
   request->device = device;
   if (family) {
     const auto& [its_name, its_members, structure, run] = *family;
@@ -117,24 +133,19 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto& [source, target, dtype, shape] = tensors[i];
     const std::string its_name = member_names.empty() ? member_name(name, i, tensors.size()) : member_names.at(i);
-    add_member(*request, buffers, {its_name, static_cast<DType>(dtype), shape},
+    add_member(*request, buffers, member_of(its_name, static_cast<DType>(dtype), shape),
                {reinterpret_cast<const std::byte*>(source), reinterpret_cast<std::byte*>(target), splits});
   }
   auto operation = operation_of(std::move(request), std::move(buffers), process_set, engine->make_handle());
-  operation->reported = true;
+  const auto memory = owned(std::move(owner));
+  operation->memory = memory;
   if (stream) operation->ready.push_back(Device::get(device).record(*stream));
   const auto handle = operation->handle;
-  // Before anything is handed over: a signal of Python's may arrive as soon as this function returns, and another thread may
-  // hear at once that the operation has settled.
-  kept[nb::int_(handle->id())] = keep_alive;
-  try {
+  {
     const WithoutGil without_gil(*engine);
     engine->enqueue(std::move(operation), waits);
-  } catch (...) {
-    let_go(kept, handle->id());
-    throw;
   }
-  return {engine, handle, stream};
+  return {engine, handle, stream, memory};
 }
 
 // Makes a stream wait for the result. The one on which the memory was handed over waits, too: a framework's allocator may
@@ -179,7 +190,7 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_
 }
 
 void start_timeline(Engine& engine, int descriptor, const std::string& name, int64_t origin, bool mark_cycles) {
-  engine.start_timeline({descriptor, number_of(engine.rank()), name, origin, mark_cycles});
+  engine.start_timeline(std::make_shared<Timeline>(descriptor, engine.rank(), name, origin, mark_cycles));
 }
 
 // `mpi`: what horovodish.mpi.binding.native_table() gives.
@@ -191,22 +202,23 @@ abi::Mpi mpi_table(const nb::dict& mpi, std::vector<int> world_ranks) {
   table.request_bytes = nb::cast<size_t>(mpi["request_bytes"]);
   table.status_bytes = nb::cast<size_t>(mpi["status_bytes"]);
   table.tolerates_faults = nb::cast<bool>(mpi["tolerates_faults"]);
+  table.tags = abi::MpiTags(nb::cast<int>(mpi["generation"]));
   table.world_ranks = std::move(world_ranks);
   return table;
 }
 
 void add_process_set(Engine& engine, int id, std::vector<int> ranks, std::vector<std::vector<int>> hosts,
-                     std::vector<size_t> local, size_t region, const std::optional<nb::dict>& mpi, int generation) {
+                     std::vector<size_t> local, size_t region, const std::optional<nb::dict>& mpi,
+                     double longest_wait_seconds) {
   ProcessSetConfig config;
   config.own = static_cast<int>(std::find(ranks.begin(), ranks.end(), number_of(engine.rank())) - ranks.begin());
   for (const int rank : ranks) config.ranks.push_back(WorldRank(rank));
   config.hosts = std::move(hosts);
   config.local = std::move(local);
   config.region = region;
-  config.generation = generation;
   if (mpi) config.mpi = mpi_table(*mpi, std::move(ranks));
   nb::gil_scoped_release release;
-  engine.add_process_set(id, std::move(config));
+  engine.add_process_set(id, std::move(config), StallInspector::Seconds(longest_wait_seconds));
 }
 
 LatenessTable lateness_of(Engine& engine, int process_set) {
@@ -236,12 +248,13 @@ void bind_handle(nb::module_& module) {
           },
           nb::arg("seconds"))
       .def("error", [](const PyHandle& self) { return error_tuple(self.handle->error()); })
-      .def(
-          "release",
-          [](const PyHandle& self, nb::dict kept) {
-            if (!self.handle->memory_abandoned()) let_go(kept, self.handle->id());
-          },
-          nb::arg("kept"))
+      .def("release",
+           [](PyHandle& self) {
+             // What a GPU has not done yet is behind the caller's streams, in whose order a framework gives memory away.
+             if (self.memory && self.handle->error() == nullptr) Py_CLEAR(self.memory->object);
+             self.memory.reset();
+             let_go_of_owners();
+           })
       .def("output",
            [](const PyHandle& self, size_t index) {
              if (index >= self.handle->outputs.size()) throw nb::index_error("no such output");
@@ -257,28 +270,33 @@ void bind_handle(nb::module_& module) {
           },
           nb::arg("index"), nb::arg("target"), nb::arg("stream"))
       .def("rows", [](const PyHandle& self, size_t index) { return self.handle->outputs.at(index).rows; })
-      .def("last_joined", [](const PyHandle& self) { return self.handle->last_joined; });
+      .def("last_joined", [](const PyHandle& self) { return self.handle->last_joined; })
+      .def("sender", [](const PyHandle& self) { return self.handle->sender; })
+      .def("cancel", [](const PyHandle& self) {
+        const WithoutGil without_gil(*self.engine);
+        return self.engine->cancel(*self.handle);
+      });
+}
+
+// Keeps Python's lock. A thread that finds the engine stopped because the process ends waits for the end without it.
+template <void (BucketPlan::*state)(size_t, const void*, void*, uintptr_t)>
+void state_member(BucketPlan& plan, size_t index, uintptr_t source, uintptr_t target, uintptr_t stream) {
+  try {
+    (plan.*state)(index, reinterpret_cast<const void*>(source), reinterpret_cast<void*>(target), stream);
+  } catch (const EngineStopped&) {
+    const WithoutGil without_gil(plan.engine());
+    throw;
+  }
 }
 
 void bind_plan(nb::module_& module) {
   nb::class_<BucketPlan>(module, "BucketPlan")
+      .def("submit", &state_member<&BucketPlan::submit>, nb::arg("index"), nb::arg("source"), nb::arg("target"),
+           nb::arg("stream") = 0)
+      .def("absent", &state_member<&BucketPlan::absent>, nb::arg("index"), nb::arg("zeros"), nb::arg("target"),
+           nb::arg("stream") = 0)
       .def(
-          "submit",
-          [](BucketPlan& self, size_t index, uintptr_t source, uintptr_t target, uintptr_t stream) {
-            quietly_at_exit(self.engine(), [&] {
-              self.submit(index, reinterpret_cast<const void*>(source), reinterpret_cast<void*>(target), stream);
-            });
-          },
-          nb::arg("index"), nb::arg("source"), nb::arg("target"), nb::arg("stream") = 0)
-      .def(
-          "absent",
-          [](BucketPlan& self, size_t index, uintptr_t zeros, uintptr_t target, uintptr_t stream) {
-            quietly_at_exit(self.engine(), [&] {
-              self.absent(index, reinterpret_cast<const void*>(zeros), reinterpret_cast<void*>(target), stream);
-            });
-          },
-          nb::arg("index"), nb::arg("zeros"), nb::arg("target"), nb::arg("stream") = 0)
-      .def("order_after", &BucketPlan::order_after, nb::arg("stream"))
+          "order_after", [](const BucketPlan& self, uintptr_t stream) { self.order_after(stream); }, nb::arg("stream"))
       .def("flush", &BucketPlan::flush)
       .def(
           "wait",
@@ -288,8 +306,15 @@ void bind_plan(nb::module_& module) {
           },
           nb::arg("seconds"))
       .def("poll", &BucketPlan::settled)
+      .def("arrived", &BucketPlan::arrived, nb::arg("bucket"), nb::arg("stream") = 0)
       .def("error", [](const BucketPlan& self) { return error_tuple(self.error()); })
-      .def("memory_abandoned", &BucketPlan::memory_abandoned)
+      .def(
+          "keep",
+          [](BucketPlan& self, nb::object owner) {
+            self.keep(owned(std::move(owner)));
+            let_go_of_owners();
+          },
+          nb::arg("owner"))
       .def("absent_everywhere", &BucketPlan::absent_everywhere)
       .def("any_joined", &BucketPlan::any_joined)
       .def("reset", &BucketPlan::reset);
@@ -315,14 +340,16 @@ void bind_engine(nb::module_& module) {
            nb::arg("plane"), nb::arg("shared_gpu"), nb::arg("horovods_gradients"), nb::arg("averages_over_size"))
       .def_prop_ro("horovods_gradients", &Engine::horovods_gradients)
       .def("add_process_set", &add_process_set, nb::arg("id"), nb::kw_only(), nb::arg("ranks"), nb::arg("hosts"),
-           nb::arg("local"), nb::arg("region"), nb::arg("mpi"), nb::arg("generation"))
+           nb::arg("local"), nb::arg("region"), nb::arg("mpi"), nb::arg("longest_wait_seconds"))
       .def("remove_process_set", &Engine::remove_process_set, nb::arg("id"), nb::call_guard<nb::gil_scoped_release>())
+      .def("retire", &Engine::retire, nb::arg("process_set"), nb::arg("reason"),
+           nb::call_guard<nb::gil_scoped_release>())
       .def("process_set_busy", &Engine::process_set_busy, nb::arg("id"), nb::call_guard<nb::gil_scoped_release>())
       .def("clear_region", &Engine::clear_region, nb::arg("region"))
       .def("enqueue", &enqueue, nb::arg("kind"), nb::arg("name"), nb::arg("op"), nb::arg("prescale"),
            nb::arg("postscale"), nb::arg("root"), nb::arg("tensors"), nb::arg("device"), nb::arg("waits"),
            nb::arg("process_set"), nb::arg("splits"), nb::arg("member_names"), nb::arg("stream"), nb::arg("family"),
-           nb::arg("kept"), nb::arg("keep_alive").none())
+           nb::arg("by_elements"), nb::arg("tag"), nb::arg("owner").none())
       .def(
           "refuse",
           [](Engine& self, int kind, const std::string& name, int process_set, const std::string& why) {
@@ -334,7 +361,8 @@ void bind_engine(nb::module_& module) {
           "plan",
           [](Engine& self, const std::string& name, int op, double prescale, double postscale,
              const std::vector<std::tuple<std::string, int, std::vector<int64_t>, size_t>>& members,
-             const std::vector<int>& devices, int process_set, size_t chunk_bytes, size_t segment_bytes, int kind) {
+             const std::vector<int>& devices, int process_set, size_t chunk_bytes, size_t segment_bytes, int kind,
+             const std::vector<std::vector<int64_t>>& ends) {
             Request shared;
             shared.kind = static_cast<Kind>(kind);
             shared.by_elements = shared.kind == Kind::reducescatter || shared.kind == Kind::allgather;
@@ -344,33 +372,42 @@ void bind_engine(nb::module_& module) {
             shared.postscale = postscale;
             shared.chunk_bytes = chunk_bytes;
             shared.segment_bytes = segment_bytes;
-            std::vector<BucketPlan::PlannedMember> planned;
+            std::vector<std::pair<Member, size_t>> planned;
             for (const auto& [member_name, dtype, shape, bucket] : members) {
-              planned.push_back({{member_name, static_cast<DType>(dtype), shape}, bucket});
+              planned.emplace_back(member_of(member_name, static_cast<DType>(dtype), shape), bucket);
             }
-            return std::make_unique<BucketPlan>(self, shared, planned, devices, process_set);
+            return std::make_unique<BucketPlan>(self, shared, planned, devices, process_set, ends);
           },
           nb::arg("name"), nb::arg("op"), nb::arg("prescale"), nb::arg("postscale"), nb::arg("members"),
           nb::arg("devices"), nb::arg("process_set") = 0, nb::arg("chunk_bytes") = 0, nb::arg("segment_bytes") = 0,
-          nb::arg("kind") = static_cast<int>(Kind::allreduce), nb::keep_alive<0, 1>())
+          nb::arg("kind") = static_cast<int>(Kind::allreduce), nb::arg("ends") = std::vector<std::vector<int64_t>>{},
+          nb::keep_alive<0, 1>())
       .def("settle_launched", &settle_launched)
       .def("launched", &Engine::launched)
       .def("first_lost", &Engine::first_lost)
-      .def("refused", &Engine::refused)
+      .def("has_failed", &Engine::has_failed)
       .def("lateness", &lateness_of, nb::arg("process_set"))
       .def("full_requests", &Engine::full_requests, nb::arg("process_set"), nb::call_guard<nb::gil_scoped_release>())
       .def("start_timeline", &start_timeline, nb::arg("descriptor"), nb::kw_only(), nb::arg("name"), nb::arg("origin"),
            nb::arg("mark_cycles"), nb::call_guard<nb::gil_scoped_release>())
       .def("stop_timeline", &Engine::stop_timeline, nb::call_guard<nb::gil_scoped_release>())
-      .def("release_settled", &release_settled, nb::arg("kept"))
       .def("hold_other_threads", &Engine::hold_other_threads, nb::call_guard<nb::gil_scoped_release>())
       .def("completed", &Engine::completed)
       .def("begin_step", &Engine::begin_step)
       .def("steps", &Engine::steps)
       .def("reduced_bytes", &Engine::reduced_bytes)
       .def("loss", &Engine::loss)
-      .def("last_failure", &Engine::last_failure)
-      .def("stop", &Engine::stop, nb::arg("failed"), nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>());
+      .def("failures", &failures_of)
+      .def(
+          "stop",
+          [](Engine& self, bool failed, const std::string& reason) {
+            {
+              const nb::gil_scoped_release release;
+              self.stop(failed, reason);
+            }
+            let_go_of_owners();
+          },
+          nb::arg("failed"), nb::arg("reason"));
 }
 
 }  // namespace horovodish

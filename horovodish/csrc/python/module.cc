@@ -3,13 +3,13 @@
 #include <stdexcept>
 #include <string>
 
-#include "abi/mpi_exit.h"
-#include "abi/mpi_requests.h"
+#include "abi/mpi.h"
 #include "c_interface.h"
 #include "engine/engine.h"
 #include "engine/first_executions.h"
 #include "gpu/device.h"
 #include "memory/sleeping_process.h"
+#include "planes/mpi/mpi_exit.h"
 #include "planes/nccl/nccl_launch.h"
 #include "python/bindings.h"
 #include "xla/xla_handlers.h"
@@ -19,12 +19,6 @@ namespace nb = nanobind;
 namespace horovodish {
 
 namespace {
-
-// Instance of a class in horovodish.errors, for nanobind to raise.
-void raise(const char* class_name, const char* message) {
-  const nb::object type = nb::module_::import_("horovodish.errors").attr(class_name);
-  PyErr_SetString(type.ptr(), message);
-}
 
 template <class Names>
 nb::dict numbered(const Names& names) {
@@ -72,7 +66,7 @@ NB_MODULE(_native, module) {
   module.attr("REDUCE_OPS") = numbered(kReduceOpNames);
   module.attr("KINDS") = numbered(kKindNames);
   module.attr("REGIONS") = EngineConfig::kRegions;
-  module.attr("GENERATIONS") = MpiTags::kGenerations;
+  module.attr("GENERATIONS") = abi::MpiTags::kGenerations;
   module.def("address", &address_of, nb::arg("array"));
   module.def("arena_bytes", [](size_t local_ranks, size_t chunk_bytes) {
     return EngineConfig::arena_layout(local_ranks, chunk_bytes).bytes();
@@ -95,19 +89,15 @@ NB_MODULE(_native, module) {
   module.def("remove_background_thread", &remove_background_thread, nb::arg("thread"));
   module.def("finalize_mpi_at_exit", &finalize_mpi_at_exit, nb::arg("library"), nb::arg("tolerant_world"),
              nb::arg("rank"), nb::arg("warning_seconds"), nb::arg("patience_seconds"));
-  module.def("do_not_finalize_mpi", &do_not_finalize_mpi);
+  module.def("end_without_lost_ranks", [] { end_without_lost_ranks(Loss::failed); });
+  module.def("fail_at_exit", &fail_at_exit);
 
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
     try {
       std::rethrow_exception(pointer);
-    } catch (const DuplicateName& error) {
-      raise("DuplicateNameError", error.what());
-    } catch (const EngineStopped& error) {
-      raise("EngineStoppedError", error.what());
-    } catch (const LaunchedOperationLost& error) {
-      raise(class_name(error.kind()), error.what());
-    } catch (const ForkedProcess& error) {
-      raise("ForkedProcessError", error.what());
+    } catch (const EngineError& error) {
+      const nb::object type = nb::module_::import_("horovodish.errors").attr(class_name(error.kind()));
+      PyErr_SetString(type.ptr(), error.what());
     } catch (const std::logic_error& error) {
       PyErr_SetString(PyExc_ValueError, error.what());
     }

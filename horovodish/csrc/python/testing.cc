@@ -2,8 +2,9 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 
-#include "abi/mpi_requests.h"
+#include "abi/mpi.h"
 #include "arithmetic/copy_bytes.h"
 #include "arithmetic/instructions.h"
 #include "arithmetic/reduce.h"
@@ -24,6 +25,41 @@ namespace horovodish {
 namespace {
 
 nb::bytes as_bytes(const std::string& message) { return nb::bytes(message.data(), message.size()); }
+
+// All have a type, a name, a text and the part of joined ranks; the rest depends on the type.
+nb::dict as_dict(const Decision& decision) {
+  static constexpr const char* kTypes[] = {"execute", "fail", "join_done", "lost", "note"};
+  nb::dict entry;
+  entry["type"] = kTypes[decision.index()];
+  entry["name"] = entry["text"] = "";
+  entry["joined"] = 0;
+  entry["submitted"] = false;
+  entry["families"] = std::vector<std::string>{};
+  if (const auto* decided = std::get_if<DecidedCollective>(&decision)) {
+    std::vector<size_t> absent;
+    for (size_t bit = 0; bit < decided->absent.size() * 8; ++bit) {
+      if (mask_bit(decided->absent, bit)) absent.push_back(bit);
+    }
+    entry["name"] = decided->name;
+    entry["number"] = decided->number;
+    entry["joined"] = decided->joined_ranks;
+    entry["absent"] = absent;
+    entry["submitted"] = decided->submitted();
+    entry["values"] = as_bytes(decided->values);
+  } else if (const auto* failed = std::get_if<Fail>(&decision)) {
+    entry["name"] = failed->name;
+    entry["text"] = failed->text;
+    entry["families"] = failed->families;
+  } else if (const auto* joined = std::get_if<Joined>(&decision)) {
+    entry["rank"] = number_of(joined->last_rank);
+  } else if (const auto* lost = std::get_if<Lost>(&decision)) {
+    entry["text"] = lost->text;
+    entry["number"] = lost->finished;
+  } else {
+    entry["text"] = std::get<Note>(decision).text;
+  }
+  return entry;
+}
 
 // The negotiation without the engine, for tests that play the network themselves.
 void bind_negotiation(nb::module_& module) {
@@ -57,7 +93,6 @@ void bind_negotiation(nb::module_& module) {
           nb::arg("name"), nb::arg("shape"), nb::arg("absent") = std::vector<size_t>{}, nb::arg("members") = 1,
           nb::arg("broadcast_from") = std::nullopt, nb::arg("family") = "", nb::arg("refusal") = "",
           nb::arg("values") = nb::bytes(""))
-      .def("flush", &Negotiation::flush)
       .def("join", &Negotiation::join)
       .def(
           "lost",
@@ -69,9 +104,10 @@ void bind_negotiation(nb::module_& module) {
           "parent_lost", [](Negotiation& self, const std::string& text) { self.parent_lost({Loss::failed, 0, text}); },
           nb::arg("text"))
       .def(
-          "say", [](Negotiation& self, const std::string& text) { self.say({.text = text}); }, nb::arg("text"))
+          "note_to_root", [](Negotiation& self, const std::string& text) { self.note_to_root({.text = text}); },
+          nb::arg("text"))
       .def(
-          "announce", [](Negotiation& self, const std::string& text) { self.announce({.text = text}); },
+          "note_to_all", [](Negotiation& self, const std::string& text) { self.note_to_all({.text = text}); },
           nb::arg("text"))
       .def("set_now", &Negotiation::set_now, nb::arg("seconds"))
       .def("lateness", [](const Negotiation& self) { return lateness_table(self.lateness()); })
@@ -83,33 +119,12 @@ void bind_negotiation(nb::module_& module) {
       .def("take_for_children", [](Negotiation& self) { return as_bytes(self.take_for_children()); })
       .def("take_decisions",
            [](Negotiation& self) {
-             static constexpr const char* kTypes[] = {"execute", "fail",      "join_done", "lost",
-                                                      "stuck",   "announced", "said"};
              nb::list result;
-             while (const auto taken = self.take_decision()) {
-               const Decision& decision = *taken;
-               std::vector<size_t> absent;
-               for (size_t bit = 0; bit < decision.absent.size() * 8; ++bit) {
-                 if (mask_bit(decision.absent, bit)) absent.push_back(bit);
-               }
-               nb::dict entry;
-               entry["type"] = kTypes[static_cast<size_t>(decision.type)];
-               entry["name"] = decision.name;
-               entry["text"] = decision.text;
-               entry["number"] = decision.number;
-               entry["joined"] = decision.joined_ranks;
-               entry["rank"] = number_of(decision.rank);
-               entry["absent"] = absent;
-               entry["submitted"] = decision.submitted;
-               entry["families"] = decision.families;
-               entry["values"] = as_bytes(decision.values);
-               entry["note"] = decision.note.text;
-               result.append(entry);
-             }
+             while (const auto decision = self.take_decision()) result.append(as_dict(*decision));
              return result;
            })
       .def("cached", &Negotiation::cached)
-      .def("unheard", &Negotiation::unheard)
+      .def("unacknowledged", &Negotiation::unacknowledged)
       .def("anything_pending", &Negotiation::anything_pending)
       .def("full_requests", &Negotiation::full_requests);
 }
@@ -172,7 +187,7 @@ void bind_operation_table(nb::module_& module) {
 void bind_tree(nb::module_& module) {
   module.def(
       "tree_node",
-      [](const HostIndices& hosts, int index) {
+      [](const std::vector<std::vector<int>>& hosts, int index) {
         const TreeNode node = tree_node(hosts, index);
         return nb::make_tuple(node.parent, node.children);
       },
@@ -196,8 +211,7 @@ void bind_timeline(nb::module_& module) {
   module.def(
       "write_timeline",
       [](int descriptor, const Records& records, uint64_t dropped) {
-        TraceFile file(descriptor, 0, 0);
-        TimelineWriter writer(file);
+        TimelineWriter writer(descriptor, 0, "", 0);
         int64_t end = 0;
         for (const auto& [what, track, from, to, name] : records) {
           if (!name.empty()) {
@@ -211,9 +225,8 @@ void bind_timeline(nb::module_& module) {
                             : TimelineRecord(static_cast<What>(what), track, from));
           end = to;
         }
-        writer.dropped(dropped, end);
-        writer.end_all(end);
-        file.finish();
+        writer.flush(dropped, end);
+        writer.finish(end);
       },
       nb::arg("descriptor"), nb::arg("records"), nb::arg("dropped"));
 }
@@ -237,7 +250,7 @@ void bind_schedules(nb::module_& module) {
     return nb::make_tuple(sends, receives);
   };
   module.def("ring_reduce_scatter", [as_dict](int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
-    return as_dict(ring_reduce_scatter(rank, ranks, begins, segment));
+    return as_dict(ring_reduce_scatter(rank, ranks, blocks_between(begins), segment));
   });
   module.def("direct_exchange", [as_dict](int rank, int ranks, const std::vector<size_t>& sent,
                                           const std::vector<size_t>& received, size_t segment) {
@@ -272,9 +285,9 @@ void bind_schedules(nb::module_& module) {
   });
   module.def("exchanged_chunk", &exchanged_chunk);
   module.def("exchange_tags", [](const std::vector<std::vector<int>>& hosts, uint64_t chunk, int generation) {
-    const HostShards shards(hosts, MpiTags::kExchanges);
+    const HostShards shards(hosts, abi::MpiTags::kExchanges);
     std::vector<int> tags;
-    for (size_t i = 0; i < shards.count(); ++i) tags.push_back(MpiTags(generation).exchange(chunk, shards.tag(i)));
+    for (size_t i = 0; i < shards.count(); ++i) tags.push_back(abi::MpiTags(generation).exchange(chunk, shards.tag(i)));
     return tags;
   });
 }

@@ -54,9 +54,9 @@ class Steps {
   // Why its step has failed while it was started; nothing where it goes on.
   std::optional<Reason> add(const std::shared_ptr<Execution>& execution) {
     std::lock_guard lock(mutex_);
-    const auto failed = std::find_if(failed_.begin(), failed_.end(),
-                                     [&](const FailedStep& each) { return each.step == execution->step; });
-    if (failed != failed_.end()) return failed->reason;
+    const auto failed =
+        std::find_if(failed_.begin(), failed_.end(), [&](const auto& each) { return each.first == execution->step; });
+    if (failed != failed_.end()) return failed->second;
     by_step_[execution->step].insert(execution);
     return std::nullopt;
   }
@@ -73,22 +73,18 @@ class Steps {
   // The others of its step.
   std::unordered_set<std::shared_ptr<Execution>> fail(int64_t step, const Reason& reason) {
     std::lock_guard lock(mutex_);
-    failed_.push_back({step, reason});
+    failed_.emplace_back(step, reason);
     if (failed_.size() > kRemembered) failed_.pop_front();
     auto node = by_step_.extract(step);
     return node.empty() ? std::unordered_set<std::shared_ptr<Execution>>{} : std::move(node.mapped());
   }
 
  private:
-  struct FailedStep {
-    int64_t step;
-    Reason reason;
-  };
   static constexpr size_t kRemembered = 64;  // each is needed for as long as a kernel takes to start
 
   std::mutex mutex_;
   std::unordered_map<int64_t, std::unordered_set<std::shared_ptr<Execution>>> by_step_;  // guarded by mutex_
-  std::deque<FailedStep> failed_;  // the last ones; guarded by mutex_
+  std::deque<std::pair<int64_t, Reason>> failed_;  // the last steps that have; guarded by mutex_
 };
 
 Steps& steps() {
@@ -96,10 +92,8 @@ Steps& steps() {
   return *all;
 }
 
-void settle_execution(void* argument, const c_interface::Outcome* outcome) {
-  const std::unique_ptr<std::shared_ptr<Execution>> owner(static_cast<std::shared_ptr<Execution>*>(argument));
-  const std::shared_ptr<Execution>& execution = *owner;
-  if (outcome->memory_abandoned) execution->work.abandon();
+void settle_execution(void* owner, const c_interface::Outcome* outcome) {
+  const auto execution = std::static_pointer_cast<Execution>(*static_cast<std::shared_ptr<void>*>(owner));
   if (!steps().remove(execution)) return;
   if (outcome->error_class == nullptr) {
     Status status;
@@ -144,7 +138,7 @@ void run(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback
     execution->conclude(&given_up);
     return;
   }
-  execution->work.submit(&settle_execution, new std::shared_ptr<Execution>(execution));
+  execution->work.submit(&settle_execution, execution);
 }
 
 }  // namespace horovodish::tensorflow

@@ -20,28 +20,23 @@ using InferShapes = void (*)(TF_ShapeInferenceContext*, TF_Status*);
 
 constexpr const char* kCpu = "CPU";
 
-struct Definition {
-  std::string name;
-  std::vector<const char*> inputs, outputs, attributes;
-  InferShapes infer = nullptr;
-};
-
 [[noreturn]] void give_up(const std::string& name, const char* why) {
   std::fprintf(stderr, "horovodish: TensorFlow does not take the operation %s: %s\n", name.c_str(), why);
   std::abort();
 }
 
-void define(const Definition& definition) {
-  TF_OpDefinitionBuilder* builder = TF_NewOpDefinitionBuilder(definition.name.c_str());
-  for (const char* input : definition.inputs) TF_OpDefinitionBuilderAddInput(builder, input);
-  for (const char* output : definition.outputs) TF_OpDefinitionBuilderAddOutput(builder, output);
-  for (const char* attribute : definition.attributes) TF_OpDefinitionBuilderAddAttr(builder, attribute);
+void define(const std::string& name, const std::vector<const char*>& inputs, const std::vector<const char*>& outputs,
+            const std::vector<const char*>& attributes, InferShapes infer) {
+  TF_OpDefinitionBuilder* builder = TF_NewOpDefinitionBuilder(name.c_str());
+  for (const char* input : inputs) TF_OpDefinitionBuilderAddInput(builder, input);
+  for (const char* output : outputs) TF_OpDefinitionBuilderAddOutput(builder, output);
+  for (const char* attribute : attributes) TF_OpDefinitionBuilderAddAttr(builder, attribute);
   // Other ranks wait for it: it must not be dropped, merged with another one or computed beforehand.
   TF_OpDefinitionBuilderSetIsStateful(builder, true);
-  TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, definition.infer);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, infer);
   Status status;
   TF_RegisterOpDefinition(builder, status.get());
-  if (!status.ok()) give_up(definition.name, TF_Message(status.get()));
+  if (!status.ok()) give_up(name, TF_Message(status.get()));
 }
 
 void register_kernel(const std::string& name, TF_KernelBuilder* builder) {
@@ -70,18 +65,19 @@ template <Kind kind>
 void* create(TF_OpKernelConstruction* construction) {
   Status status;
   auto attributes = std::make_unique<Attributes>();
-  attributes->kind = kind;
+  c_interface::Submission& call = attributes->call;
+  call.kind = kind;
   const std::string set = text(construction, "process_set", status);
   char* ranks = nullptr;
-  attributes->process_set = static_cast<int>(std::strtol(set.c_str(), &ranks, 10));
+  call.process_set = static_cast<int>(std::strtol(set.c_str(), &ranks, 10));
   attributes->ranks = *ranks == '\0' ? ranks : ranks + 1;
-  if (kind == Kind::broadcast) attributes->root = static_cast<int>(integer(construction, "root_rank", status));
+  if (kind == Kind::broadcast) call.root = static_cast<int>(integer(construction, "root_rank", status));
   if (kind == Kind::allreduce || kind == Kind::reducescatter) {
-    attributes->op = static_cast<int>(integer(construction, "op", status));
+    call.op = static_cast<ReduceOp>(integer(construction, "op", status));
     const std::string factors = text(construction, "factors", status);
     char* rest = nullptr;
-    attributes->prescale = std::strtod(factors.c_str(), &rest);
-    attributes->postscale = std::strtod(rest, nullptr);
+    call.prescale = std::strtod(factors.c_str(), &rest);
+    call.postscale = std::strtod(rest, nullptr);
   }
   if (!status.ok()) TF_OpKernelConstruction_Failure(construction, status.get());
   return attributes.release();
@@ -95,14 +91,14 @@ void define_collective(const std::string& name, std::vector<const char*> inputs,
                        InferShapes infer_take) {
   attributes.push_back("process_set: string");  // "0" is all ranks, "2 0,1" number 2 of the ranks 0 and 1
   inputs.insert(inputs.begin(), "tensor_name: uint8");
-  define({name, inputs, outputs, attributes, infer});
+  define(name, inputs, outputs, attributes, infer);
   register_kernel(name, TF_NewAsyncKernelBuilder(name.c_str(), kCpu, &create<kind>, &run, &destroy));
 
   const std::string submit = name + "Submit", take = name + "Take";
-  define({submit, inputs, {"ticket: int64"}, attributes, &shapes::scalar});
+  define(submit, inputs, {"ticket: int64"}, attributes, &shapes::scalar);
   register_kernel(submit, TF_NewKernelBuilder(submit.c_str(), kCpu, &create<kind>, &submit_for_ticket, &destroy));
   inputs.push_back("ticket: int64");
-  define({take, inputs, outputs, attributes, infer_take});
+  define(take, inputs, outputs, attributes, infer_take);
   register_kernel(take, TF_NewKernelBuilder(take.c_str(), kCpu, nullptr, &take_for_ticket, nullptr));
 }
 
@@ -126,8 +122,6 @@ void probe(void*, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* cal
   }
 }
 
-constexpr int kThisHost = -1;  // in the place of a process set
-
 void* read_process_set(TF_OpKernelConstruction* construction) {
   Status status;
   auto process_set = std::make_unique<int>(static_cast<int>(integer(construction, "process_set", status)));
@@ -138,8 +132,7 @@ void* read_process_set(TF_OpKernelConstruction* construction) {
 void destroy_process_set(void* kernel) { delete static_cast<int*>(kernel); }
 
 void place(void* kernel, TF_OpKernelContext* context) {
-  const int process_set = *static_cast<const int*>(kernel);
-  const c_interface::Place place = process_set == kThisHost ? engine().local_place() : engine().place(process_set);
+  const c_interface::RankInGroup place = engine().place(*static_cast<const int*>(kernel));
   const std::array<int32_t, 3> values{place.rank, place.size, place.horovods_gradients ? 1 : 0};
   for (int i = 0; i < 3; ++i) {
     Status status;
@@ -208,22 +201,16 @@ void register_everything() {
   define_collective<Kind::barrier>("HorovodishBarrier", {}, {}, {}, &nothing, &nothing);
 
   const char* const room = "HorovodishAllreduceRoom";
-  define({room,
-          {"tensor_name: uint8", "tensors: T"},
-          {"reduced: T", "addresses: int64"},
-          {numbers, "op: int", "factors: string", "process_set: string"},
-          &like_tensors<0>});
+  define(room, {"tensor_name: uint8", "tensors: T"}, {"reduced: T", "addresses: int64"},
+         {numbers, "op: int", "factors: string", "process_set: string"}, &like_tensors<0>);
   register_kernel(room, TF_NewKernelBuilder(room, kCpu, nullptr, &make_room, nullptr));
 
-  define({"HorovodishLook", {"ticket: int64"}, {"settled: bool"}, {}, &scalar});
+  define("HorovodishLook", {"ticket: int64"}, {"settled: bool"}, {}, &scalar);
   register_kernel("HorovodishLook", TF_NewKernelBuilder("HorovodishLook", kCpu, nullptr, &look_at_ticket, nullptr));
-  define({"HorovodishProbe", {}, {"keepable: bool"}, {}, &scalar});
+  define("HorovodishProbe", {}, {"keepable: bool"}, {}, &scalar);
   register_kernel("HorovodishProbe", TF_NewAsyncKernelBuilder("HorovodishProbe", kCpu, nullptr, &probe, nullptr));
-  define({"HorovodishPlace",
-          {},
-          {"rank: int32", "size: int32", "horovods_gradients: int32"},
-          {"process_set: int"},
-          &three_scalars});
+  define("HorovodishPlace", {}, {"rank: int32", "size: int32", "horovods_gradients: int32"}, {"process_set: int"},
+         &three_scalars);
   register_kernel("HorovodishPlace",
                   TF_NewKernelBuilder("HorovodishPlace", kCpu, &read_process_set, &place, &destroy_process_set));
 }

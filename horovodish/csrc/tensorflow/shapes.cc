@@ -8,10 +8,7 @@ namespace horovodish::tensorflow::shapes {
 
 namespace {
 
-struct DeleteShape {
-  void operator()(TF_ShapeHandle* shape) const { TF_DeleteShapeHandle(shape); }
-};
-using Shape = std::unique_ptr<TF_ShapeHandle, DeleteShape>;
+using Shape = std::unique_ptr<TF_ShapeHandle, GiveBack<&TF_DeleteShapeHandle>>;
 
 Shape unset() { return Shape(TF_NewShapeHandle()); }
 

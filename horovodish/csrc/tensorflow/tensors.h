@@ -1,6 +1,8 @@
 // Owners of what TensorFlow hands out.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -9,10 +11,12 @@
 
 namespace horovodish::tensorflow {
 
-struct DeleteTensor {
-  void operator()(TF_Tensor* tensor) const { TF_DeleteTensor(tensor); }
+// For a unique_ptr, which gives back by `release` what TensorFlow has handed out.
+template <auto release>
+struct GiveBack {
+  void operator()(auto* owned) const { release(owned); }
 };
-using TensorPtr = std::unique_ptr<TF_Tensor, DeleteTensor>;
+using TensorPtr = std::unique_ptr<TF_Tensor, GiveBack<&TF_DeleteTensor>>;
 
 class Status {
  public:
@@ -22,10 +26,7 @@ class Status {
   bool ok() const { return TF_GetCode(status_.get()) == TF_OK; }
 
  private:
-  struct Delete {
-    void operator()(TF_Status* status) const { TF_DeleteStatus(status); }
-  };
-  std::unique_ptr<TF_Status, Delete> status_;
+  std::unique_ptr<TF_Status, GiveBack<&TF_DeleteStatus>> status_;
 };
 
 inline TensorPtr input(TF_OpKernelContext* context, int index, Status& status) {
@@ -42,35 +43,11 @@ inline std::vector<int64_t> dims_of(const TF_Tensor* tensor) {
 
 // Of the types that the definitions of the operations admit.
 inline DType dtype_of(TF_DataType type) {
-  switch (type) {
-    case TF_BOOL:
-      return DType::boolean;
-    case TF_UINT8:
-      return DType::uint8;
-    case TF_INT8:
-      return DType::int8;
-    case TF_INT16:
-      return DType::int16;
-    case TF_INT32:
-      return DType::int32;
-    case TF_INT64:
-      return DType::int64;
-    case TF_HALF:
-      return DType::float16;
-    case TF_BFLOAT16:
-      return DType::bfloat16;
-    case TF_UINT16:
-      return DType::uint16;
-    case TF_UINT32:
-      return DType::uint32;
-    case TF_UINT64:
-      return DType::uint64;
-    case TF_DOUBLE:
-      return DType::float64;
-    case TF_FLOAT:
-      break;
-  }
-  return DType::float32;
+  constexpr std::array<TF_DataType, kDTypeNames.size()> kDTypes{  // in the order of DType
+                                                                TF_BOOL,   TF_UINT8,  TF_INT8,     TF_INT16, TF_INT32,
+                                                                TF_INT64,  TF_HALF,   TF_BFLOAT16, TF_FLOAT, TF_DOUBLE,
+                                                                TF_UINT16, TF_UINT32, TF_UINT64};
+  return static_cast<DType>(std::find(kDTypes.begin(), kDTypes.end(), type) - kDTypes.begin());
 }
 
 }  // namespace horovodish::tensorflow

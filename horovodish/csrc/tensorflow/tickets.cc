@@ -18,38 +18,29 @@ namespace {
 // How long a look keeps a thread of TensorFlow's, which other operations may need.
 constexpr std::chrono::milliseconds kLook{1};
 
-// An outcome that outlives the engine's call.
+// An outcome that outlives the engine's call, with a copy of all that it points to.
 struct KeptOutcome {
   explicit KeptOutcome(const c_interface::Outcome& seen) : outcome(seen) {
     if (seen.error_class != nullptr) {
-      error_class = seen.error_class;
-      message = seen.message;
-      return;
+      outcome.error_class = (error_class = seen.error_class).c_str();
+      outcome.message = (message = seen.message).c_str();
     }
     for (size_t i = 0; i < seen.output_count; ++i) {
       const c_interface::Output& output = seen.outputs[i];
       const auto* begin = static_cast<const std::byte*>(output.data);
-      data.emplace_back(begin, begin + output.bytes);
-      rows.emplace_back(output.rows, output.rows + output.ranks);
-    }
-  }
-
-  template <class Use>
-  void use(Use use) {
-    std::vector<c_interface::Output> outputs;
-    for (size_t i = 0; i < data.size(); ++i) {
-      outputs.push_back({data[i].data(), data[i].size(), rows[i].data(), rows[i].size()});
+      const auto& bytes = data.emplace_back(begin, begin + output.bytes);
+      const auto& counts = rows.emplace_back(output.rows, output.rows + output.ranks);
+      outputs.push_back({bytes.data(), bytes.size(), counts.data(), counts.size()});
     }
     outcome.outputs = outputs.data();
-    outcome.error_class = error_class.empty() ? nullptr : error_class.c_str();
-    outcome.message = message.c_str();
-    use(outcome);
   }
+  KeptOutcome(const KeptOutcome&) = delete;
 
   c_interface::Outcome outcome;
   std::string error_class, message;
   std::vector<std::vector<std::byte>> data;
   std::vector<std::vector<int64_t>> rows;
+  std::vector<c_interface::Output> outputs;
 };
 
 struct Ticket {
@@ -90,10 +81,8 @@ Tickets& tickets() {
   return *all;
 }
 
-void settle_ticket(void* argument, const c_interface::Outcome* outcome) {
-  const std::unique_ptr<std::shared_ptr<Ticket>> owner(static_cast<std::shared_ptr<Ticket>*>(argument));
-  Ticket& ticket = **owner;
-  if (outcome->memory_abandoned) ticket.work.abandon();
+void settle_ticket(void* owner, const c_interface::Outcome* outcome) {
+  Ticket& ticket = *static_cast<Ticket*>(static_cast<std::shared_ptr<void>*>(owner)->get());
   std::lock_guard lock(ticket.mutex);
   ticket.outcome.emplace(*outcome);
   ticket.settled.notify_all();
@@ -124,7 +113,7 @@ void submit_for_ticket(void* kernel, TF_OpKernelContext* context) {
     return;
   }
   *static_cast<int64_t*>(TF_TensorData(number.get())) = tickets().add(ticket);
-  ticket->work.submit(&settle_ticket, new std::shared_ptr<Ticket>(ticket));
+  ticket->work.submit(&settle_ticket, ticket);
 }
 
 void look_at_ticket(void*, TF_OpKernelContext* context) {
@@ -149,15 +138,14 @@ void take_for_ticket(void*, TF_OpKernelContext* context) {
     fail(context, TF_FAILED_PRECONDITION, "the results of this operation are not there yet");
     return;
   }
-  ticket->outcome->use([&](const c_interface::Outcome& outcome) {
-    Status status;
-    if (outcome.error_class != nullptr) {
-      fail(context, code_of(outcome.error_class), message_of(outcome));
-      return;
-    }
-    ticket->work.finish(context, outcome, status);
-    if (!status.ok()) TF_OpKernelContext_Failure(context, status.get());
-  });
+  const c_interface::Outcome& outcome = ticket->outcome->outcome;
+  if (outcome.error_class != nullptr) {
+    fail(context, code_of(outcome.error_class), message_of(outcome));
+    return;
+  }
+  Status status;
+  ticket->work.finish(context, outcome, status);
+  if (!status.ok()) TF_OpKernelContext_Failure(context, status.get());
 }
 
 }  // namespace horovodish::tensorflow

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 namespace horovodish::tensorflow {
 
@@ -37,7 +38,7 @@ std::string message_of(const c_interface::Outcome& outcome) {
 Work::Work(const Attributes& attributes, TF_OpKernelContext* context, Results results, Status& status)
     : attributes_(attributes), results_(results), step_(TF_StepId(context)) {
   read_name(context, status);
-  const bool has_splits = attributes_.kind == Kind::alltoall;
+  const bool has_splits = attributes_.call.kind == Kind::alltoall;
   const int tensors = TF_NumInputs(context) - 1 - (has_splits ? 1 : 0);
   members_.reserve(static_cast<size_t>(tensors));
   for (int i = 0; i < tensors && status.ok(); ++i) members_.push_back(read_member(context, i, status));
@@ -53,7 +54,9 @@ void Work::read_name(TF_OpKernelContext* context, Status& status) {
   name_ = text.substr(end + 1);
   const size_t tab = family_.find('\t');
   if (tab == std::string::npos) return;
-  compared_ = family_.substr(tab + 1);
+  const size_t second = family_.find('\t', tab + 1);
+  compared_ = family_.substr(tab + 1, second - tab - 1);
+  if (second != std::string::npos) label_ = family_.substr(second + 1);
   family_.resize(tab);
 }
 
@@ -71,8 +74,8 @@ Work::Member Work::read_member(TF_OpKernelContext* context, int index, Status& s
   member.dims = dims_of(member.source.get());
   if (attributes_.any_rows()) return member;
   auto dims = member.dims;
-  if (attributes_.kind == Kind::reducescatter && !dims.empty()) {
-    const c_interface::Place place = engine().place(attributes_.process_set);
+  if (attributes_.call.kind == Kind::reducescatter && !dims.empty()) {
+    const c_interface::RankInGroup place = engine().place(attributes_.call.process_set);
     const int64_t ranks = place.size > 0 ? place.size : 1;
     dims[0] = dims[0] / ranks + (place.rank < dims[0] % ranks ? 1 : 0);
   }
@@ -85,7 +88,7 @@ Work::Member Work::read_member(TF_OpKernelContext* context, int index, Status& s
     // An input can be taken over while nobody else refers to it, this function included.
     member.source.reset();
     const int candidate = index + 1;
-    const int candidates = attributes_.kind == Kind::reducescatter ? 0 : 1;
+    const int candidates = attributes_.call.kind == Kind::reducescatter ? 0 : 1;
     int forwarded = -1;
     member.target.reset(TF_ForwardInputOrAllocateOutput(context, &candidate, candidates, index, dims.data(), rank,
                                                         &forwarded, status.get()));
@@ -94,38 +97,34 @@ Work::Member Work::read_member(TF_OpKernelContext* context, int index, Status& s
   return member;
 }
 
-void Work::submit(void (*then)(void* argument, const c_interface::Outcome*), void* argument) const {
+void Work::submit(void (*then)(void* owner, const c_interface::Outcome*), std::shared_ptr<void> owner) const {
   std::vector<c_interface::Tensor> tensors;
   tensors.reserve(members_.size());
   for (const Member& member : members_) {
     const TensorPtr& source = member.source ? member.source : member.target;
     tensors.push_back({memory_of(source), member.target ? memory_of(member.target) : nullptr,
-                       static_cast<int>(dtype_of(TF_TensorType(source.get()))), static_cast<int>(member.dims.size()),
+                       dtype_of(TF_TensorType(source.get())), static_cast<int>(member.dims.size()),
                        member.dims.data()});
   }
-  c_interface::Submission submission;
-  submission.kind = static_cast<int>(attributes_.kind);
+  c_interface::Submission submission = attributes_.call;
   submission.name = name_.c_str();
   submission.family = family_.empty() ? nullptr : family_.c_str();
   submission.run = step_;
-  submission.op = attributes_.op;
-  submission.prescale = attributes_.prescale;
-  submission.postscale = attributes_.postscale;
-  submission.root = attributes_.root;
-  submission.process_set = attributes_.process_set;
   submission.ranks = attributes_.ranks.c_str();
   submission.tensors = tensors.data();
   submission.tensor_count = tensors.size();
   submission.splits = splits_.empty() ? nullptr : splits_.data();
   submission.split_count = splits_.size();
   submission.compared = compared_.empty() ? nullptr : compared_.c_str();
-  engine().submit(&submission, then, argument);
+  submission.label = label_.empty() ? nullptr : label_.c_str();
+  using Owner = std::shared_ptr<void>;
+  engine().submit(&submission, then, [](void* its) { delete static_cast<Owner*>(its); }, new Owner(std::move(owner)));
 }
 
 void Work::finish(TF_OpKernelContext* context, const c_interface::Outcome& outcome, Status& status) {
   if (attributes_.any_rows()) {
     set_rows(context, outcome, status);
-  } else if (attributes_.kind == Kind::join) {
+  } else if (attributes_.call.kind == Kind::join) {
     const TensorPtr last(TF_AllocateOutput(context, 0, TF_INT32, nullptr, 0, sizeof(int32_t), status.get()));
     if (status.ok()) *static_cast<int32_t*>(TF_TensorData(last.get())) = outcome.last_joined;
   } else if (results_ == Results::held) {
@@ -151,13 +150,6 @@ void Work::set_rows(TF_OpKernelContext* context, const c_interface::Outcome& out
     copy(i, TF_TensorType(members_[i].source.get()), dims, rows.data, rows.bytes);
     const auto ranks = static_cast<int64_t>(rows.ranks);
     copy(members_.size() + i, TF_INT64, {ranks}, rows.rows, rows.ranks * sizeof(int64_t));
-  }
-}
-
-void Work::abandon() {
-  for (Member& member : members_) {
-    static_cast<void>(member.source.release());
-    static_cast<void>(member.target.release());
   }
 }
 

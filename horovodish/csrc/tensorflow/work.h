@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,16 +14,11 @@ namespace horovodish::tensorflow {
 
 // What a kernel knows from the graph.
 struct Attributes {
-  Kind kind = Kind::allreduce;
-  int op = static_cast<int>(ReduceOp::sum);
-  double prescale = 1.0;
-  double postscale = 1.0;
-  int root = 0;
-  int process_set = 0;
-  std::string ranks;  // of that set, separated by commas
+  c_interface::Submission call;  // what all executions have in common
+  std::string ranks;  // of the process set, separated by commas
 
   // The engine allocates the results: no rank knows their size beforehand.
-  bool any_rows() const { return kind == Kind::allgather || kind == Kind::alltoall; }
+  bool any_rows() const { return call.kind == Kind::allgather || call.kind == Kind::alltoall; }
 };
 
 // Set once by Python, before any kernel runs.
@@ -45,12 +41,11 @@ class Work {
   // Reads the inputs of the operation that is running.
   Work(const Attributes& attributes, TF_OpKernelContext* context, Results results, Status& status);
 
-  void submit(void (*then)(void* argument, const c_interface::Outcome*), void* argument) const;
+  // `owner` owns this work. `then` gets a pointer to it.
+  void submit(void (*then)(void* owner, const c_interface::Outcome*), std::shared_ptr<void> owner) const;
 
   // Gives `context` the results that are not its outputs yet.
   void finish(TF_OpKernelContext* context, const c_interface::Outcome& outcome, Status& status);
-  // The memory may still be written to: it is never released.
-  void abandon();
 
  private:
   struct Member {
@@ -67,7 +62,7 @@ class Work {
   const Attributes attributes_;
   const Results results_;
   const int64_t step_;
-  std::string family_, name_, compared_;
+  std::string family_, name_, compared_, label_;
   std::vector<Member> members_;
   std::vector<int64_t> splits_;
 };

@@ -21,28 +21,21 @@ using What = TimelineRecord::What;
 
 constexpr uint32_t kMostTracks = 4096;
 constexpr std::string_view kOtherNames = "other names";
-constexpr std::string_view kUnnamed = ".noname.";  // of generated names, before their number
 
 }  // namespace
 
-struct Timeline::Recording {
-  TraceFile file;
-  TimelineWriter writer{file};
-};
-
-Timeline::Timeline(const TimelineConfig& config)
-    : mark_cycles_(config.mark_cycles),
+Timeline::Timeline(int descriptor, WorldRank rank, const std::string& name, int64_t origin, bool mark_cycles)
+    : mark_cycles_(mark_cycles),
       records_(kRecords),
       descriptions_(kDescriptions),
-      recording_(new Recording{{config.descriptor, config.rank, config.origin}}) {
-  recording_->file.name_process(config.name);
+      recording_(std::make_unique<TimelineWriter>(descriptor, number_of(rank), name, origin)) {
   writer_ = std::thread([this] { run(); });
 }
 
 Timeline::~Timeline() { finish(); }
 
-Timeline::Track* Timeline::submitted(const std::shared_ptr<const Request>& request, const Signature& signature,
-                                     int process_set, int64_t at) {
+Timeline::Track* Timeline::submitted(const std::shared_ptr<const Request>& request,
+                                     const std::shared_ptr<const std::string>& signature, int process_set, int64_t at) {
   Track& track = track_of(process_set, request->name);
   const bool known = track.signature == signature || (track.signature && *track.signature == *signature);
   if (!known && describe(track, request)) track.signature = signature;
@@ -94,7 +87,7 @@ bool Timeline::is_known(int process_set, std::string_view name) const {
 }
 
 Timeline::Track& Timeline::named(int process_set, std::string_view name) {
-  Tracks& tracks = tracks_[process_set];
+  auto& tracks = tracks_[process_set];
   const auto found = tracks.find(name);
   if (found != tracks.end()) return found->second;
   Track& track = tracks[std::string(name)];
@@ -127,8 +120,7 @@ void Timeline::finish() {
   finished_ = true;
   write([this] {
     write_records();
-    recording_->writer.end_all(now());
-    recording_->file.finish();
+    recording_->finish(now());
   });
   recording_.reset();
 }
@@ -161,13 +153,12 @@ void Timeline::write(Step step) noexcept {
 void Timeline::write_records() {
   while (const auto record = records_.take()) {
     if (record->what == What::described) {
-      recording_->writer.describe(record->track, descriptions_.take().value());
+      recording_->describe(record->track, descriptions_.take().value());
     } else {
-      recording_->writer.take(*record);
+      recording_->take(*record);
     }
   }
-  recording_->writer.dropped(dropped_.load(std::memory_order_relaxed), now());
-  recording_->file.flush();
+  recording_->flush(dropped_.load(std::memory_order_relaxed), now());
 }
 
 }  // namespace horovodish

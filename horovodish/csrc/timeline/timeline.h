@@ -9,6 +9,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -52,28 +53,23 @@ struct TimelineRecord {
 };
 static_assert(sizeof(TimelineRecord) == 16);
 
-struct TimelineConfig {
-  int descriptor = -1;  // of an empty file; the timeline closes it
-  int rank = 0;
-  std::string name;  // of the process
-  int64_t origin = 0;  // nanoseconds of the steady clock that are 0 in the trace
-  bool mark_cycles = false;
-};
+class TimelineWriter;
 
 class Timeline {
  public:
   using Clock = std::chrono::steady_clock;
-  using Signature = std::shared_ptr<const std::string>;
 
   // What operations of one name have in common. At most one of them is under way.
   struct Track {
     std::string name;
     uint32_t number = 0;
     bool busy = false;
-    Signature signature;  // of the operation that the writer has a description of
+    std::shared_ptr<const std::string> signature;  // of the operation that the writer has a description of
   };
 
-  explicit Timeline(const TimelineConfig& config);
+  // `descriptor`: of an empty file, which the timeline closes. `name`: of the process. `origin`: nanoseconds of the steady clock
+  // that are 0 in the trace.
+  Timeline(int descriptor, WorldRank rank, const std::string& name, int64_t origin, bool mark_cycles);
   ~Timeline();
 
   static int64_t now() { return nanoseconds(Clock::now()); }
@@ -82,8 +78,8 @@ class Timeline {
   }
 
   // Called by whoever drives the engine, one thread at a time.
-  Track* submitted(const std::shared_ptr<const Request>& request, const Signature& signature, int process_set,
-                   int64_t at);
+  Track* submitted(const std::shared_ptr<const Request>& request, const std::shared_ptr<const std::string>& signature,
+                   int process_set, int64_t at);
   void decided(const Track& track, int64_t at);
   int64_t begin(bool follows) const { return follows && last_phase_ != 0 ? last_phase_ : now(); }
   void phase(const Track& track, Phase phase, int64_t begin);
@@ -93,11 +89,6 @@ class Timeline {
   void finish();
 
  private:
-  struct Hash : std::hash<std::string_view> {
-    using is_transparent = void;
-  };
-  using Tracks = std::unordered_map<std::string, Track, Hash, std::equal_to<>>;
-
   Track& track_of(int process_set, std::string_view name);
   bool is_known(int process_set, std::string_view name) const;
   Track& named(int process_set, std::string_view name);
@@ -108,12 +99,10 @@ class Timeline {
   template <class Step>
   void write(Step step) noexcept;
 
-  struct Recording;
-
   const bool mark_cycles_;
   SingleProducerRing<TimelineRecord> records_;
   SingleProducerRing<TrackDescription> descriptions_;  // one for each record that says so
-  std::unordered_map<int, Tracks> tracks_;  // by process set and name
+  std::unordered_map<int, std::map<std::string, Track, std::less<>>> tracks_;  // by process set and name
   uint32_t last_track_ = kEngineTrack;
   int64_t last_phase_ = 0, last_decision_ = 0;  // when the one ended and the other was made
   std::atomic<uint64_t> dropped_{0};
@@ -122,7 +111,7 @@ class Timeline {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool finishing_ = false;  // guarded by mutex_
-  std::unique_ptr<Recording> recording_;  // the writer's alone until it has ended
+  std::unique_ptr<TimelineWriter> recording_;  // the writer's alone until it has ended
   bool failed_ = false;  // likewise
   std::thread writer_;
 };
@@ -133,8 +122,8 @@ struct Trace {
   int64_t submitted_at = 0;  // 0: when the engine takes it up
   Timeline::Track* track = nullptr;  // null until submitted()
 
-  void submitted(const std::shared_ptr<const Request>& request, const Timeline::Signature& signature, int process_set,
-                 Timeline::Clock::time_point taken_up) {
+  void submitted(const std::shared_ptr<const Request>& request, const std::shared_ptr<const std::string>& signature,
+                 int process_set, Timeline::Clock::time_point taken_up) {
     if (!timeline) return;
     const int64_t at = submitted_at != 0 ? submitted_at : Timeline::nanoseconds(taken_up);
     track = timeline->submitted(request, signature, process_set, at);

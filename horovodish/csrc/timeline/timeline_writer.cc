@@ -14,9 +14,7 @@ constexpr std::array<std::string_view, 6> kPhaseNames{"pack", "reduce", "exchang
 
 std::string arguments_of(const Request& request) {
   size_t bytes = 0;
-  for (const Member& member : request.members) {
-    bytes += static_cast<size_t>(member.count()) * bytes_of(member.dtype);
-  }
+  for (const Member& member : request.members) bytes += row_bytes(member);
   std::string text = (request.any_rows() ? "\"row_bytes\":" : "\"bytes\":") + std::to_string(bytes) +
                      ",\"tensors\":" + std::to_string(request.members.size());
   if (request.members.size() > 1) {
@@ -27,6 +25,11 @@ std::string arguments_of(const Request& request) {
 }
 
 }  // namespace
+
+TimelineWriter::TimelineWriter(int descriptor, int process, std::string_view name, int64_t origin)
+    : file_(descriptor, process, origin) {
+  file_.name_process(name);
+}
 
 void TimelineWriter::take(const TimelineRecord& record) {
   if (record.what == What::cycle) return mark("cycle", record.at, {});
@@ -48,16 +51,18 @@ void TimelineWriter::take(const TimelineRecord& record) {
   }
 }
 
-void TimelineWriter::dropped(uint64_t count, int64_t at) {
-  if (count == dropped_) return;
-  mark("records dropped", at, "\"count\":" + std::to_string(count - dropped_) + ",\"total\":" + std::to_string(count));
-  dropped_ = count;
+void TimelineWriter::flush(uint64_t dropped, int64_t at) {
+  if (const uint64_t more = dropped - std::exchange(dropped_, dropped); more > 0) {
+    mark("records dropped", at, "\"count\":" + std::to_string(more) + ",\"total\":" + std::to_string(dropped));
+  }
+  file_.flush();
 }
 
-void TimelineWriter::end_all(int64_t at) {
+void TimelineWriter::finish(int64_t at) {
   for (uint32_t number = 0; number < tracks_.size(); ++number) {
     if (tracks_[number].busy) end(number, at, false);
   }
+  file_.finish();
 }
 
 void TimelineWriter::describe(uint32_t number, const TrackDescription& description) {

@@ -17,16 +17,18 @@ namespace horovodish {
 
 class TimelineWriter {
  public:
-  explicit TimelineWriter(TraceFile& file) : file_(file) {}
+  // As TraceFile. `name`: of the process.
+  TimelineWriter(int descriptor, int process, std::string_view name, int64_t origin);
 
   // What the operations on a track are about, from the next one on.
   void describe(uint32_t number, const TrackDescription& description);
   // Of anything but a description.
   void take(const TimelineRecord& record);
-  // Records that were dropped so far; a mark says so when there are more than last time.
-  void dropped(uint64_t count, int64_t at);
-  // Ends what has not ended.
-  void end_all(int64_t at);
+  // Hands what there is to the operating system. `dropped`: how many records were, so far; a mark says so when there are more than
+  // last time.
+  void flush(uint64_t dropped, int64_t at);
+  // Ends what has not ended, and the file.
+  void finish(int64_t at);
 
  private:
   struct Track {
@@ -45,7 +47,7 @@ class TimelineWriter {
   void end(uint32_t number, int64_t at, bool failed);
   void mark(std::string_view name, int64_t at, std::string_view arguments);
 
-  TraceFile& file_;
+  TraceFile file_;
   std::vector<Track> tracks_;  // by number
   uint64_t dropped_ = 0;
 };

@@ -2,47 +2,40 @@
 
 #include <algorithm>
 #include <new>
-#include <utility>
 
 namespace horovodish {
 
 namespace {
 // A larger block than asked for is taken as long as no more than half of it stays unused.
 constexpr size_t kLargestExcess = 2;
-// Blocks beyond this number are freed, so that programs that are not run any more do not keep theirs.
-constexpr size_t kMostFree = 64;
 }  // namespace
 
-void StagingPool::Block::Free::operator()(std::byte* memory) const {
-  ::operator delete(memory, std::align_val_t{kAlignment});
-}
-
-StagingPool::Block StagingPool::take(size_t bytes) {
-  bytes = std::max(bytes, kAlignment);
+std::shared_ptr<std::byte> StagingPool::take(size_t bytes) {
+  const size_t least = std::max(bytes, kAlignment);
+  std::span<std::byte> taken;
   {
     std::lock_guard lock(mutex_);
     auto best = free_.end();
     for (auto block = free_.begin(); block != free_.end(); ++block) {
-      if (block->bytes() < bytes || block->bytes() > bytes * kLargestExcess) continue;
-      if (best == free_.end() || block->bytes() < best->bytes()) best = block;
+      if (block->size() < least || block->size() > least * kLargestExcess) continue;
+      if (best == free_.end() || block->size() < best->size()) best = block;
     }
     if (best != free_.end()) {
-      Block block = std::move(*best);
+      taken = *best;
       free_.erase(best);
-      return block;
     }
   }
-  Block block;
-  block.memory_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{kAlignment})));
-  block.bytes_ = bytes;
-  return block;
+  if (taken.empty()) taken = {static_cast<std::byte*>(::operator new(least, std::align_val_t{kAlignment})), least};
+  return {taken.data(), [this, taken](std::byte*) { give_back(taken); }};
 }
 
-void StagingPool::give_back(Block block) {
-  if (block.data() == nullptr) return;
+void StagingPool::give_back(std::span<std::byte> block) noexcept {
   std::lock_guard lock(mutex_);
-  if (free_.size() == kMostFree) free_.erase(free_.begin());
-  free_.push_back(std::move(block));
+  if (free_.size() == kMostFree) {
+    ::operator delete(free_.front().data(), std::align_val_t{kAlignment});
+    free_.erase(free_.begin());
+  }
+  free_.push_back(block);
 }
 
 }  // namespace horovodish

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 namespace horovodish {
@@ -11,31 +12,21 @@ namespace horovodish {
 // Keeps what was used before: the pages of fresh memory cost more than the copies into it.
 class StagingPool {
  public:
+  StagingPool() { free_.reserve(kMostFree); }
+
   static constexpr size_t kAlignment = 64;
 
-  class Block {
-   public:
-    Block() = default;
-    std::byte* data() const { return memory_.get(); }
-    size_t bytes() const { return bytes_; }
-    // Something may write into it for ever: it is neither freed nor used again.
-    void abandon() { (void)memory_.release(); }
-
-   private:
-    friend class StagingPool;
-    struct Free {
-      void operator()(std::byte* memory) const;
-    };
-    std::unique_ptr<std::byte, Free> memory_;
-    size_t bytes_ = 0;
-  };
-
-  Block take(size_t bytes);
-  void give_back(Block block);
+  // Memory that comes back when nobody shares it any more. The pool outlives it.
+  std::shared_ptr<std::byte> take(size_t bytes);
 
  private:
+  // Blocks beyond this number are freed, so that programs that are not run any more do not keep theirs.
+  static constexpr size_t kMostFree = 64;
+
+  void give_back(std::span<std::byte> block) noexcept;
+
   std::mutex mutex_;
-  std::vector<Block> free_;  // guarded by mutex_
+  std::vector<std::span<std::byte>> free_;  // guarded by mutex_
 };
 
 }  // namespace horovodish

@@ -1,6 +1,7 @@
 #include "xla/xla_call.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <limits>
 #include <stdexcept>
@@ -12,36 +13,15 @@ namespace horovodish {
 
 namespace {
 
+// In the order of DType.
+constexpr std::array<xla::DataType, kDTypeNames.size()> kDTypes{xla::kPred, xla::kU8,  xla::kS8,   xla::kS16, xla::kS32,
+                                                                xla::kS64,  xla::kF16, xla::kBF16, xla::kF32, xla::kF64,
+                                                                xla::kU16,  xla::kU32, xla::kU64};
+
 DType dtype_of(const xla::Buffer& buffer) {
-  switch (buffer.dtype) {
-    case xla::kPred:
-      return DType::boolean;
-    case xla::kU8:
-      return DType::uint8;
-    case xla::kS8:
-      return DType::int8;
-    case xla::kS16:
-      return DType::int16;
-    case xla::kS32:
-      return DType::int32;
-    case xla::kS64:
-      return DType::int64;
-    case xla::kU16:
-      return DType::uint16;
-    case xla::kU32:
-      return DType::uint32;
-    case xla::kU64:
-      return DType::uint64;
-    case xla::kF16:
-      return DType::float16;
-    case xla::kBF16:
-      return DType::bfloat16;
-    case xla::kF32:
-      return DType::float32;
-    case xla::kF64:
-      return DType::float64;
-  }
-  throw std::runtime_error("a dtype that the engine does not know");
+  const auto found = std::find(kDTypes.begin(), kDTypes.end(), buffer.dtype);
+  if (found == kDTypes.end()) throw std::runtime_error("a dtype that the engine does not know");
+  return static_cast<DType>(found - kDTypes.begin());
 }
 
 xla::ErrorCode code_of(ErrorKind kind) {
@@ -55,6 +35,7 @@ xla::ErrorCode code_of(ErrorKind kind) {
     case ErrorKind::engine_stopped:
       return xla::kCancelled;
     case ErrorKind::duplicate_name:
+    case ErrorKind::forked_process:
     case ErrorKind::internal:
       break;
   }
@@ -65,7 +46,7 @@ constexpr const char* kCompileAgain =
     ". Remedy: compile it again after init() (JAX: jax.clear_caches(); TensorFlow: make a new tf.function).";
 
 // A program outlives the world that it was compiled in.
-void check_place(const Engine& engine, const Place& place, const xla::CallFrame& frame) {
+void check_place(const Engine& engine, const RankInGroup& place, const xla::CallFrame& frame) {
   const Attributes given(frame);
   const std::string ranks(given.text("ranks"));
   if (given.number("rank") == number_of(engine.rank()) && ranks == place.ranks) return;
@@ -97,16 +78,10 @@ std::vector<std::string_view> lines(std::string_view text) {
   return found;
 }
 
-std::vector<std::string> names_of(const Request& request) {
-  std::vector<std::string> names;
-  for (const Member& member : request.members) names.push_back(member.name);
-  return names;
-}
-
-Failure other_size(const std::string& what, const std::vector<std::string>& members, size_t index, size_t bytes,
-                   size_t compiled_bytes) {
+Error other_size(const std::string& what, const std::vector<std::string>& members, size_t index, size_t bytes,
+                 size_t compiled_bytes) {
   const std::string member = members.size() > 1 ? ", tensor '" + members.at(index) + "'" : "";
-  return {xla::kInvalidArgument,
+  return {ErrorKind::mismatch,
           what + member + ": the ranks gave " + std::to_string(bytes) + " bytes, but the program was compiled for " +
               std::to_string(compiled_bytes) +
               ", as many from every rank. Remedy: move rows that differ by rank outside of the compiled program."};
@@ -117,14 +92,14 @@ std::string named(const std::exception& error, const std::string& what) {
   return text.starts_with(what) ? text : what + ": " + text;
 }
 
-Failure failure_of(const Handle& handle) {
+Error failure_of(const Handle& handle) {
   const Error* error = handle.error();
-  return error == nullptr ? Failure{} : Failure{code_of(error->kind), error->message};
+  return error == nullptr ? Error{} : *error;
 }
 
-xla::Error* error_of(const xla::Api& api, const Failure& failure) {
+xla::Error* error_of(const xla::Api& api, const Error& failure) {
   if (failure.message.empty()) return nullptr;
-  xla::ErrorCreateArgs args{sizeof(args), nullptr, failure.message.c_str(), failure.code};
+  xla::ErrorCreateArgs args{sizeof(args), nullptr, failure.message.c_str(), code_of(failure.kind)};
   return api.error_create(&args);
 }
 
@@ -161,20 +136,20 @@ const xla::Buffer& buffer_at(const xla::Buffers& buffers, size_t index) {
   return *static_cast<const xla::Buffer*>(buffers.buffers[index]);
 }
 
-Target memory_of(const xla::Buffer& buffer) {
+std::span<std::byte> memory_of(const xla::Buffer& buffer) {
   size_t bytes = bytes_of(dtype_of(buffer));
   for (int64_t i = 0; i < buffer.rank; ++i) bytes *= static_cast<size_t>(buffer.dims[i]);
   return {static_cast<std::byte*>(buffer.data), bytes};
 }
 
-std::vector<Target> memory_of(const xla::Buffers& buffers) {
-  std::vector<Target> memory;
+std::vector<std::span<std::byte>> memory_of(const xla::Buffers& buffers) {
+  std::vector<std::span<std::byte>> memory;
   for (size_t i = 0; i < static_cast<size_t>(buffers.size); ++i) memory.push_back(memory_of(buffer_at(buffers, i)));
   return memory;
 }
 
-std::vector<Target> members_of(const xla::CallFrame& frame) {
-  std::vector<Target> memory = memory_of(frame.arguments);
+std::vector<std::span<std::byte>> members_of(const xla::CallFrame& frame) {
+  std::vector<std::span<std::byte>> memory = memory_of(frame.arguments);
   memory.resize(lines(Attributes(frame).text("members")).size());
   return memory;
 }
@@ -193,16 +168,15 @@ std::shared_ptr<Request> request_of(const xla::CallFrame& frame) {
   const auto names = lines(given.text("members"));
   for (size_t i = 0; i < names.size(); ++i) {
     const xla::Buffer& buffer = buffer_at(frame.arguments, i);
-    Member member{std::string(names[i]), dtype_of(buffer), {buffer.dims, buffer.dims + buffer.rank}};
-    request->members.push_back(std::move(member));
+    request->members.push_back(member_of(names[i], dtype_of(buffer), {buffer.dims, buffer.dims + buffer.rank}));
   }
   return request;
 }
 
 std::shared_ptr<Handle> hand_over(
     const xla::CallFrame& frame, std::string& what,
-    const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set, const Place&)>&
-        submit_it) {
+    const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set,
+                                                const RankInGroup&)>& submit_it) {
   auto request = request_of(frame);
   const Kind kind = request->kind;
   const std::string name = request->name;
@@ -211,7 +185,7 @@ std::shared_ptr<Handle> hand_over(
   what = std::string(name_of(kind)) + " '" + name + "'";
   const auto engine = running_engine();
   try {
-    const Place place = engine->place(process_set);
+    const RankInGroup place = engine->place(process_set);
     check_place(*engine, place, frame);
     check_gradients(*engine, frame);
     return submit_it(*engine, std::move(request), process_set, place);

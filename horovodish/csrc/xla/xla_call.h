@@ -6,6 +6,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,21 +18,10 @@ namespace horovodish {
 
 namespace xla = abi::xla;
 
-struct Failure {
-  xla::ErrorCode code = xla::kInternal;
-  std::string message;  // empty: there is none
-};
-
-// What an operation that has ended failed with.
-Failure failure_of(const Handle& handle);
-// The runtime's form of a failure; null where there is none.
-xla::Error* error_of(const xla::Api& api, const Failure& failure);
-
-// Memory of the runtime's: an argument or a result.
-struct Target {
-  std::byte* data;
-  size_t bytes;
-};
+// What an operation that has ended failed with. An error without a message is none, here and below.
+Error failure_of(const Handle& handle);
+// The runtime's form of an error; null for none.
+xla::Error* error_of(const xla::Api& api, const Error& failure);
 
 // The attributes of a call, by name. All of it throws std::runtime_error where the program does not fit to the handler.
 class Attributes {
@@ -50,18 +40,16 @@ class Attributes {
 };
 
 const xla::Buffer& buffer_at(const xla::Buffers& buffers, size_t index);
-Target memory_of(const xla::Buffer& buffer);
-std::vector<Target> memory_of(const xla::Buffers& buffers);
+std::span<std::byte> memory_of(const xla::Buffer& buffer);
+std::vector<std::span<std::byte>> memory_of(const xla::Buffers& buffers);
 // The arguments of a call that begins an operation: its members, without the number of the run.
-std::vector<Target> members_of(const xla::CallFrame& frame);
+std::vector<std::span<std::byte>> members_of(const xla::CallFrame& frame);
 
 // The lines of a text. The newline after the last one may be missing.
 std::vector<std::string_view> lines(std::string_view text);
-// The names of the members, for messages.
-std::vector<std::string> names_of(const Request& request);
-// The ranks' rows of one of the members did not add up to what the program was compiled for.
-Failure other_size(const std::string& what, const std::vector<std::string>& members, size_t index, size_t bytes,
-                   size_t compiled_bytes);
+// Error: the gathered size differs from the compiled size.
+Error other_size(const std::string& what, const std::vector<std::string>& members, size_t index, size_t bytes,
+                 size_t compiled_bytes);
 // An error's text, which begins with the operation where the engine's own does not.
 std::string named(const std::exception& error, const std::string& what);
 
@@ -72,40 +60,43 @@ std::string named(const std::exception& error, const std::string& what);
 std::shared_ptr<Request> request_of(const xla::CallFrame& frame);
 // Hands the operation to the engine: `submit_it` gives the handle. `what` is set to its kind and name, for messages about
 // what the engine throws. Where this rank cannot take part, the others, which may wait for it, are told why. Attributes: as
-// request_of(), and process_set, rank (s64), ranks: those of the set, as in Place; gradients (s64): 1 where the program has
+// request_of(), and process_set, rank (s64), ranks: those of the set, as in RankInGroup; gradients (s64): 1 where the program has
 // Horovod's, 0 where it has exact ones, -1 where it has none. Throws what the engine and `submit_it` throw, and
 // std::runtime_error where the program was compiled for other ranks or gradients.
 std::shared_ptr<Handle> hand_over(
     const xla::CallFrame& frame, std::string& what,
-    const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set, const Place&)>&
-        submit_it);
+    const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set,
+                                                const RankInGroup&)>& submit_it);
 
 // One operation, from its `start` until its `done` has taken the result.
 struct StartedCall {
   std::string what;  // for messages, as the next one
   std::vector<std::string> members;
   std::shared_ptr<Handle> handle;  // null if the operation was not handed to the engine
-  std::vector<Target> results;  // in memory of the call; none where the engine allocates them
+  std::vector<std::span<std::byte>> results;  // in memory of the call; none where the engine allocates them
 };
 
 // hand_over() of what the program starts. Returns why this failed.
 template <class Submit>
-Failure start(const xla::CallFrame& frame, StartedCall& call, Submit&& submit_it) {
+Error start(const xla::CallFrame& frame, StartedCall& call, Submit&& submit_it) {
   try {
     call.handle = hand_over(frame, call.what, submit_it);
     return {};
   } catch (const std::exception& error) {
-    return {xla::kInternal, named(error, call.what)};
+    return {ErrorKind::internal, named(error, call.what)};
   }
 }
 
 // Calls copy(wanted, output of the engine, or null, result) for each result of an operation that has not failed.
 template <class Copy>
-Failure collect(const StartedCall& call, const std::vector<Target>& wanted, Copy&& copy) {
+Error collect(const StartedCall& call, const std::vector<std::span<std::byte>>& wanted, Copy&& copy) {
   for (size_t i = 0; i < wanted.size(); ++i) {
     Handle::Output* const output = call.results.empty() ? &call.handle->outputs.at(i) : nullptr;
-    const Target result = output != nullptr ? Target{output->data.get(), output->bytes} : call.results.at(i);
-    if (result.bytes != wanted[i].bytes) return other_size(call.what, call.members, i, result.bytes, wanted[i].bytes);
+    const std::span<std::byte> result =
+        output != nullptr ? std::span<std::byte>(output->data.get(), output->bytes) : call.results.at(i);
+    if (result.size() != wanted[i].size()) {
+      return other_size(call.what, call.members, i, result.size(), wanted[i].size());
+    }
     copy(wanted[i], output, result);
   }
   return {};
@@ -125,7 +116,7 @@ bool answers_metadata(xla::CallFrame& frame);
 bool speaks_our_interface(const xla::Api& api);
 void check_interface(const xla::CallFrame& frame);
 // What every handler does: runs `body` where the runtime asks for nothing else, and makes an error of the program of the
-// Failure that it gives or of what it throws.
+// Error that it gives or of what it throws.
 template <class Body>
 xla::Error* handled(xla::CallFrame& frame, Body&& body) {
   if (answers_metadata(frame)) return nullptr;
@@ -133,7 +124,7 @@ xla::Error* handled(xla::CallFrame& frame, Body&& body) {
     check_interface(frame);
     return error_of(*frame.api, body());
   } catch (const std::exception& error) {
-    return error_of(*frame.api, {xla::kInternal, std::string("horovodish: ") + error.what()});
+    return error_of(*frame.api, {ErrorKind::internal, std::string("horovodish: ") + error.what()});
   }
 }
 

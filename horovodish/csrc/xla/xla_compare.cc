@@ -12,10 +12,10 @@
 namespace horovodish {
 
 xla::Error* xla_compare(xla::CallFrame* frame) {
-  return handled(*frame, [&]() -> Failure {
-    const Target given = memory_of(buffer_at(frame->arguments, 0));
-    const Target passed_on = memory_of(buffer_at(frame->results, 0));
-    if (passed_on.data != given.data) copy_bytes(passed_on.data, given.data, given.bytes);
+  return handled(*frame, [&]() -> Error {
+    const std::span<std::byte> given = memory_of(buffer_at(frame->arguments, 0));
+    const std::span<std::byte> passed_on = memory_of(buffer_at(frame->results, 0));
+    if (passed_on.data() != given.data()) copy_bytes(passed_on.data(), given.data(), given.size());
     try {
       running_engine()->begin_step();
     } catch (const EngineStopped&) {  // the reduction says so

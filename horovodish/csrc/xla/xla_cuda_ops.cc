@@ -51,7 +51,7 @@ struct CudaCall : StartedCall {
 
   std::unique_ptr<DeviceMemory> memory;  // null once it is given back
   uintptr_t stream = 0;  // of `start`
-  Failure failure;  // why it was not handed over
+  Error failure;  // why it was not handed over
 };
 
 // What failed, or was never asked for, leaves its memory to the stream, after whatever the GPU still does with it.
@@ -59,7 +59,7 @@ CudaCall::~CudaCall() {
   if (!memory || !handle) return;
   try {
     if (handle->event() != nullptr) handle->event()->order_after(stream);
-    if (!handle->memory_abandoned()) return;
+    return;
   } catch (const std::exception&) {  // the GPU has failed, or CUDA has ended with the process
   }
   (void)memory.release();
@@ -119,26 +119,21 @@ Device& device_of(const Execution& execution) {
 }
 
 std::shared_ptr<Handle> submitted(const xla::CallFrame& frame, Engine& engine, std::shared_ptr<Request> request,
-                                  int process_set, const Place& place, const Execution& execution,
+                                  int process_set, const RankInGroup& place, const Execution& execution,
                                   const std::shared_ptr<CudaCall>& call) {
   Device& device = device_of(execution);
   request->device = execution.device;
   call->stream = execution.stream;
-  call->members = names_of(*request);
-  Layout layout;
+  std::vector<Buffer> buffers;
   {
     const Device::Scope scope(device);
     call->memory = device.allocate(layout_bytes(frame, *request, kAlignment), execution.stream);
-    layout = lay_out(frame, *request, place, call->memory->data(), kAlignment);
-    const auto arguments = members_of(frame);
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      device.copy(layout.arguments[i], arguments[i].data, arguments[i].bytes, execution.stream);
-    }
+    const auto copy = [&](std::byte* to, std::span<std::byte> argument) {
+      device.copy(to, argument.data(), argument.size(), execution.stream);
+    };
+    buffers = lay_out(frame, *request, place, call->memory->data(), kAlignment, copy, *call);
   }
-  call->results = std::move(layout.results);
-  // Until it has ended the engine uses the memory of the call.
-  return submit(
-      engine, std::move(request), std::move(layout.buffers), process_set, [call](const Handle&) {}, execution.stream);
+  return submit(engine, std::move(request), std::move(buffers), process_set, call, nullptr, execution.stream);
 }
 
 void wait_until_launched(const Handle& handle) {
@@ -151,14 +146,15 @@ void wait_until_launched(const Handle& handle) {
 }
 
 // Puts the copies of the results on the stream, behind the operation.
-Failure copy_results(CudaCall& call, const std::vector<Target>& wanted, const Execution& execution) {
+Error copy_results(CudaCall& call, const std::vector<std::span<std::byte>>& wanted, const Execution& execution) {
   Device& device = device_of(execution);
   if (DeviceEvent* const event = call.handle->event()) event->order_after(execution.stream);
-  Failure failure = collect(call, wanted, [&](const Target& to, Handle::Output* output, const Target& result) {
-    if (output != nullptr) return output->on_device->move_to(to.data, execution.stream);
-    const Device::Scope scope(device);
-    device.copy(to.data, result.data, result.bytes, execution.stream);
-  });
+  Error failure =
+      collect(call, wanted, [&](std::span<std::byte> to, Handle::Output* output, std::span<std::byte> result) {
+        if (output != nullptr) return output->on_device->move_to(to.data(), execution.stream);
+        const Device::Scope scope(device);
+        device.copy(to.data(), result.data(), result.size(), execution.stream);
+      });
   if (failure.message.empty()) std::exchange(call.memory, nullptr)->give_back(execution.stream);
   return failure;
 }
@@ -171,11 +167,11 @@ CudaCalls::Key key_of(const xla::CallFrame& frame, const Execution& execution) {
 }  // namespace
 
 xla::Error* xla_cuda_start(xla::CallFrame* frame) {
-  return handled(*frame, [&]() -> Failure {
+  return handled(*frame, [&]() -> Error {
     const Execution execution = execution_of(*frame);
     const auto call = std::make_shared<CudaCall>();
     call->failure =
-        start(*frame, *call, [&](Engine& engine, std::shared_ptr<Request> request, int set, const Place& place) {
+        start(*frame, *call, [&](Engine& engine, std::shared_ptr<Request> request, int set, const RankInGroup& place) {
           return submitted(*frame, engine, std::move(request), set, place, execution, call);
         });
     cuda_calls().add(key_of(*frame, execution), call);
@@ -184,17 +180,17 @@ xla::Error* xla_cuda_start(xla::CallFrame* frame) {
 }
 
 xla::Error* xla_cuda_done(xla::CallFrame* frame) {
-  return handled(*frame, [&]() -> Failure {
+  return handled(*frame, [&]() -> Error {
     const Execution execution = execution_of(*frame);
     const CudaCalls::Key key = key_of(*frame, execution);
     const auto call = cuda_calls().take(key);
     if (!call) throw std::runtime_error("the result of an operation was asked for twice");
-    Failure failure = call->failure;
+    Error failure = call->failure;
     if (call->handle) {
       wait_until_launched(*call->handle);
       failure = failure_of(*call->handle);
     }
-    std::vector<Target> results = memory_of(frame->results);
+    std::vector<std::span<std::byte>> results = memory_of(frame->results);
     results.erase(results.begin());  // the number
     if (failure.message.empty()) failure = copy_results(*call, results, execution);
     if (!failure.message.empty()) cuda_calls().forget(key);

@@ -10,7 +10,7 @@
 
 namespace horovodish {
 
-std::vector<NamedHandler> xla_handlers(const std::string& platform) {
+std::vector<std::pair<const char*, xla::Handler*>> xla_handlers(const std::string& platform) {
   if (platform == "cuda") return {{"horovodish_start", &xla_cuda_start}, {"horovodish_done", &xla_cuda_done}};
   return {{"horovodish_run", &xla_run},
           {"horovodish_start", &xla_start},

@@ -2,19 +2,15 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "abi/xla_ffi.h"
 
 namespace horovodish {
 
-struct NamedHandler {
-  const char* name;
-  abi::xla::Handler* handler;
-};
-
-// Platforms are "cpu" and "cuda".
-std::vector<NamedHandler> xla_handlers(const std::string& platform);
+// By their names. Platforms are "cpu" and "cuda".
+std::vector<std::pair<const char*, abi::xla::Handler*>> xla_handlers(const std::string& platform);
 
 // For frameworks that do not register handlers themselves. Once for each platform and table. Throws std::runtime_error
 // where the interface is too old, or XLA refuses.

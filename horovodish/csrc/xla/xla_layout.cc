@@ -22,38 +22,42 @@ std::vector<int64_t> even_splits(int64_t rows, int ranks) {
 
 size_t layout_bytes(const xla::CallFrame& frame, const Request& request, size_t alignment) {
   size_t total = alignment;
-  for (const Target& argument : members_of(frame)) {
-    total += aligned(argument.bytes, alignment) * (request.kind == Kind::reducescatter ? 2 : 1);
+  for (const std::span<std::byte> argument : members_of(frame)) {
+    total += aligned(argument.size(), alignment) * (request.kind == Kind::reducescatter ? 2 : 1);
   }
   return total;
 }
 
-Layout lay_out(const xla::CallFrame& frame, Request& request, const Place& place, std::byte* memory, size_t alignment) {
+std::vector<Buffer> lay_out(const xla::CallFrame& frame, Request& request, const RankInGroup& place, std::byte* memory,
+                            size_t alignment,
+                            const std::function<void(std::byte* to, std::span<std::byte> argument)>& copy,
+                            StartedCall& call) {
   const bool in_place =
       request.kind == Kind::allreduce || request.kind == Kind::broadcast || request.kind == Kind::barrier;
   const auto ranks = static_cast<size_t>(place.size), index = static_cast<size_t>(place.rank);
-  const std::vector<Target> arguments = members_of(frame);
-  Layout layout;
+  const std::vector<std::span<std::byte>> arguments = members_of(frame);
+  std::vector<Buffer> buffers;
   for (size_t i = 0; i < request.members.size(); ++i) {
     Member& member = request.members[i];
-    const size_t bytes = arguments[i].bytes;
-    layout.arguments.push_back(memory);
+    const size_t bytes = arguments[i].size();
+    call.members.push_back(member.name);
+    copy(memory, arguments[i]);
     Buffer buffer{memory, in_place ? memory : nullptr};
     memory += aligned(bytes, alignment);
-    if (in_place) layout.results.push_back({buffer.target, bytes});
+    if (in_place) call.results.emplace_back(buffer.target, bytes);
     if (request.kind == Kind::reducescatter) {
       const auto rows = static_cast<size_t>(member.shape.at(0));
       buffer.target = memory;
-      layout.results.push_back({memory, rows == 0 ? 0 : bytes / rows * rows_of(rows, index, ranks).count});
+      call.results.emplace_back(memory, rows == 0 ? 0 : bytes / rows * rows_of(rows, index, ranks).count);
       memory += aligned(bytes, alignment);
     }
     if (request.any_rows()) {
       const int64_t rows = std::exchange(member.shape.at(0), Member::kAnyLength);
       buffer.rows = request.kind == Kind::allgather ? std::vector{rows} : even_splits(rows, place.size);
     }
-    layout.buffers.push_back(std::move(buffer));
+    buffers.push_back(std::move(buffer));
   }
-  return layout;
+  return buffers;
 }
 
 }  // namespace horovodish

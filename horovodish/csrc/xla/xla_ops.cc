@@ -29,34 +29,22 @@ namespace {
 struct Waiter {
   const xla::Api* api;
   xla::Future* future;
-  std::vector<Target> wanted;
+  std::vector<std::span<std::byte>> wanted;
 };
 
 struct Call : StartedCall {
-  Call() = default;
-  Call(const Call&) = delete;
-  ~Call();
-
   int64_t run = 0;  // of its program
-  StagingPool::Block memory;
+  std::shared_ptr<std::byte> memory;
 
   // Guarded by Calls::mutex_.
   bool settled = false;
-  Failure failure;  // known once it is settled
+  Error failure;  // known once it is settled
   std::optional<Waiter> waiter;
 };
 
 StagingPool& pool() {
   static auto* const pool = new StagingPool;  // XLA's threads may use it until the process has ended
   return *pool;
-}
-
-Call::~Call() {
-  if (handle && handle->memory_abandoned()) {
-    memory.abandon();
-  } else {
-    pool().give_back(std::move(memory));
-  }
 }
 
 // Whether an operation has succeeded, which its completion thread may not have said yet.
@@ -71,14 +59,14 @@ void drive(const Call& call) {
   }
 }
 
-Failure copy_results(const Call& call, const std::vector<Target>& wanted) {
-  return collect(call, wanted, [](const Target& to, const Handle::Output*, const Target& result) {
-    if (to.bytes > 0) copy_bytes(to.data, result.data, to.bytes);
+Error copy_results(const Call& call, const std::vector<std::span<std::byte>>& wanted) {
+  return collect(call, wanted, [](std::span<std::byte> to, const Handle::Output*, std::span<std::byte> result) {
+    if (!to.empty()) copy_bytes(to.data(), result.data(), to.size());
   });
 }
 
 // Runs what follows in the program.
-void fulfil(const Waiter& waiter, const Failure& failure) {
+void fulfil(const Waiter& waiter, const Error& failure) {
   if (failure.message.empty()) {
     xla::FutureSetAvailableArgs args{sizeof(args), nullptr, waiter.future};
     waiter.api->future_set_available(&args);
@@ -102,7 +90,7 @@ class Calls {
     return number;
   }
 
-  void settle(const std::shared_ptr<Call>& call, Failure failure) {
+  void settle(const std::shared_ptr<Call>& call, const Error& failure) {
     std::optional<Waiter> waiter;
     {
       std::lock_guard lock(mutex_);
@@ -115,7 +103,7 @@ class Calls {
 
   // The `done` of an operation: either it has the result, or `waits` is asked for a future.
   template <class Waits>
-  Failure finish(int32_t number, std::vector<Target> wanted, Waits&& waits) {
+  Error finish(int32_t number, std::vector<std::span<std::byte>> wanted, Waits&& waits) {
     std::shared_ptr<Call> call;
     {
       std::lock_guard lock(mutex_);
@@ -128,7 +116,7 @@ class Calls {
       call = found.mapped();
     }
     drive(*call);
-    Failure failure;
+    Error failure;
     {
       std::lock_guard lock(mutex_);
       if (!call->settled && !has_result(*call)) {
@@ -146,7 +134,7 @@ class Calls {
   static constexpr size_t kFailedRuns = 64;
 
   // Return the failure of a settled operation: `failure` if it has a message, else what copy_results() reports.
-  Failure result_of(const Call& call, Failure failure, const std::vector<Target>& wanted) {
+  Error result_of(const Call& call, Error failure, const std::vector<std::span<std::byte>>& wanted) {
     if (failure.message.empty()) failure = copy_results(call, wanted);
     if (failure.message.empty()) return {};
     std::lock_guard lock(mutex_);
@@ -161,7 +149,7 @@ class Calls {
   uint32_t last_ = 0;  // begins again after 2^32 operations; guarded by mutex_
   std::unordered_map<int32_t, std::shared_ptr<Call>> calls_;  // guarded by mutex_
   std::deque<int64_t> failed_runs_;  // the last ones; guarded by mutex_
-  Failure last_failure_;  // guarded by mutex_
+  Error last_failure_;  // guarded by mutex_
 };
 
 Calls& calls() {
@@ -170,42 +158,39 @@ Calls& calls() {
 }
 
 // Copies the arguments into the call's memory, and gives the buffers there.
-std::vector<Buffer> stage(const xla::CallFrame& frame, Request& request, const Place& place, Call& call) {
+std::vector<Buffer> stage(const xla::CallFrame& frame, Request& request, const RankInGroup& place, Call& call) {
   call.memory = pool().take(layout_bytes(frame, request, StagingPool::kAlignment));
-  Layout layout = lay_out(frame, request, place, call.memory.data(), StagingPool::kAlignment);
-  const std::vector<Target> arguments = members_of(frame);
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].bytes > 0) copy_bytes(layout.arguments[i], arguments[i].data, arguments[i].bytes);
-  }
-  call.results = std::move(layout.results);
-  if (request.kind != Kind::barrier) return std::move(layout.buffers);
+  const auto copy = [](std::byte* to, std::span<std::byte> argument) {
+    if (!argument.empty()) copy_bytes(to, argument.data(), argument.size());
+  };
+  auto buffers = lay_out(frame, request, place, call.memory.get(), StagingPool::kAlignment, copy, call);
+  if (request.kind != Kind::barrier) return buffers;
   request.members.clear();  // which only passes through
   return {};
 }
 
 std::shared_ptr<Handle> submitted(const xla::CallFrame& frame, Engine& engine, std::shared_ptr<Request> request,
-                                  int process_set, const Place& place, const std::shared_ptr<Call>& call) {
-  call->members = names_of(*request);
+                                  int process_set, const RankInGroup& place, const std::shared_ptr<Call>& call) {
   auto buffers = stage(frame, *request, place, *call);
-  return submit(engine, std::move(request), std::move(buffers), process_set,
+  return submit(engine, std::move(request), std::move(buffers), process_set, call->memory,
                 [call](const Handle& handle) { calls().settle(call, failure_of(handle)); });
 }
 
 }  // namespace
 
 xla::Error* xla_run(xla::CallFrame* frame) {
-  return handled(*frame, [&]() -> Failure {
+  return handled(*frame, [&]() -> Error {
     *static_cast<int64_t*>(buffer_at(frame->results, 0).data) = new_run();
     return {};
   });
 }
 
 xla::Error* xla_start(xla::CallFrame* frame) {
-  return handled(*frame, [&]() -> Failure {
+  return handled(*frame, [&]() -> Error {
     const auto call = std::make_shared<Call>();
     call->run = run_of(*frame);
-    const Failure failure =
-        start(*frame, *call, [&](Engine& engine, std::shared_ptr<Request> request, int set, const Place& place) {
+    const Error failure =
+        start(*frame, *call, [&](Engine& engine, std::shared_ptr<Request> request, int set, const RankInGroup& place) {
           return submitted(*frame, engine, std::move(request), set, place, call);
         });
     if (!failure.message.empty()) calls().settle(call, failure);
@@ -215,27 +200,27 @@ xla::Error* xla_start(xla::CallFrame* frame) {
 }
 
 xla::Error* xla_done(xla::CallFrame* frame) {
-  return handled(*frame, [&]() -> Failure {
+  return handled(*frame, [&]() -> Error {
     const xla::Buffer& numbers = buffer_at(frame->arguments, 0);
-    const auto waits = [&](std::vector<Target> wanted) {
+    const auto waits = [&](std::vector<std::span<std::byte>> wanted) {
       xla::FutureCreateArgs args{sizeof(args), nullptr, nullptr};
       if (frame->api->future_create(&args) != nullptr) throw std::runtime_error("XLA gave no future");
       frame->future = args.future;
       return Waiter{frame->api, args.future, std::move(wanted)};
     };
-    std::vector<Target> results = memory_of(frame->results);
-    const Target passed_on = results.front();
+    std::vector<std::span<std::byte>> results = memory_of(frame->results);
+    const std::span<std::byte> passed_on = results.front();
     results.erase(results.begin());
-    if (passed_on.data != numbers.data) copy_bytes(passed_on.data, numbers.data, passed_on.bytes);
+    if (passed_on.data() != numbers.data) copy_bytes(passed_on.data(), numbers.data, passed_on.size());
     return calls().finish(*static_cast<const int32_t*>(numbers.data), std::move(results), waits);
   });
 }
 
 xla::Error* xla_rest(xla::CallFrame* frame) {
-  return handled(*frame, [&]() -> Failure {
-    const Target rest = memory_of(frame->results).front();
+  return handled(*frame, [&]() -> Error {
+    const std::span<std::byte> rest = memory_of(frame->results).front();
     const auto* const numbers = static_cast<const int32_t*>(buffer_at(frame->arguments, 0).data);
-    copy_bytes(rest.data, numbers + 1, rest.bytes);
+    copy_bytes(rest.data(), numbers + 1, rest.size());
     return {};
   });
 }

@@ -237,7 +237,13 @@ def check(ended: Ended, start: int, results: int, repeated: int = 1) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step_kind", "copies"), [("jit", "always"), ("jit", "never"), ("donating", "always"), ("computing", "never")]
+    ("step_kind", "copies"),
+    [
+        ("jit", "always"),
+        pytest.param("jit", "never", marks=pytest.mark.soak),
+        ("donating", "always"),
+        ("computing", "never"),
+    ],
 )
 def test_survivors_go_on(step_kind: str, copies: str, tmp_path: Path) -> None:
     env = {COPIES_VARIABLE: copies}
@@ -290,6 +296,7 @@ def test_new_processes_go_on(tmp_path: Path) -> None:
     assert all(result["begun"] < STEPS for result in ended.results), "they begin where the earlier ones have been"
 
 
+@pytest.mark.soak
 def test_the_example() -> None:
     output = output_of(ROOT / "examples/elastic_jax.py", np=2, flags=["--min-np", "1"])
     accuracy = re.search(r"^test accuracy (\d\.\d+) on 2 ranks$", output, re.MULTILINE)

@@ -10,6 +10,7 @@ from support.scripts import output_of
 from support.sources import ROOT
 
 
+@pytest.mark.soak
 def test_digits() -> None:
     output = output_of(ROOT / "examples/jax_digits.py", np=2)
     found = re.search(r"^2 ranks: (\S+)% of the test images are recognized$", output, re.MULTILINE)

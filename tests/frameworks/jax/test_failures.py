@@ -200,6 +200,8 @@ def test_ranks_that_wait_in_different_programs_raise() -> None:
 
 
 LEAVES_A_PROGRAM_UNDER_WAY = """
+import sys
+import time
 import jax
 import jax.numpy as jnp
 import horovodish.jax as hvd
@@ -210,16 +212,22 @@ x = jnp.ones((600, 600))
 jax.block_until_ready(program(x))
 if hvd.rank() == 1:
     kept = program(x)
+if sys.argv[1] == "later":
+    time.sleep(2)  # the program has failed before the script ends
 print(f"rank {hvd.rank()} ends", flush=True)
+if sys.argv[1] == "shutdown":
+    hvd.shutdown()
 """
 
 
-def test_a_script_that_ends_with_a_program_under_way(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["at once", "later", "shutdown"])
+def test_a_script_that_ends_with_a_program_under_way(end: str, tmp_path: Path) -> None:
     script = tmp_path / "ends.py"
     script.write_text(LEAVES_A_PROGRAM_UNDER_WAY)
-    output = output_of(script, np=2, timeout=120, with_errors=True)
+    output = output_of(script, end, np=2, timeout=120, with_errors=True, status=1)
     assert sorted(line for line in output.splitlines() if line.endswith(" ends")) == ["rank 0 ends", "rank 1 ends"]
-    assert re.search(r"warning: an operation that the script did not wait for: .*rank 0 has ended its script", output)
+    failed = r"allreduce .* failed on rank 1: rank 0 (has ended its script|called shutdown\(\))"
+    assert re.search(rf"rank 1 on \S+ failed with exit status 1: RankLostError: {failed}; the script has not", output)
 
 
 USES_THE_RESULT_AFTER_THE_LOOP = """
@@ -271,8 +279,6 @@ x = jax.jit(lambda x: hvd.allreduce(x @ x, name=f"of rank {hvd.rank()}"))(state.
 def test_ranks_that_wait_for_different_tensors_at_the_end_do_not_hang(flags: Sequence[str], tmp_path: Path) -> None:
     script = tmp_path / "different.py"
     script.write_text(WAITS_FOR_DIFFERENT_TENSORS_AT_THE_END)
-    output = output_of(script, np=2, flags=flags, timeout=120, with_errors=True)
+    output = output_of(script, np=2, flags=flags, timeout=120, with_errors=True, status=1)
     for rank in (0, 1):
-        assert (
-            f"wait for: allreduce 'of rank {rank}' failed on rank {rank}: every rank waits, but not for the" in output
-        )
+        assert f"allreduce 'of rank {rank}' failed on rank {rank}: every rank waits, but not for the" in output

@@ -188,13 +188,22 @@ def same_everywhere(one: Any, other: Any) -> None:
 
 
 @on_ranks(2)
+def test_a_rank_may_have_arrays_of_numpy_where_others_have_those_of_jax() -> None:
+    tree = {"w": jnp.full(3, hvd.rank() + 1.0), "n": jnp.int32(hvd.rank() + 1)}
+    tree = jax.device_get(tree) if hvd.rank() == 0 else tree  # as one that has loaded a file
+    sent = hvd.broadcast_parameters(tree, root_rank=0)
+    assert [type(sent["w"]), type(sent["n"])] == [type(tree["w"]), type(tree["n"])]
+    assert (sent["w"].tolist(), int(sent["n"])) == ([1.0] * 3, 1)
+
+
+@on_ranks(2)
 def test_what_is_wrong() -> None:
     rank = hvd.rank()
     with mismatch(
-        "broadcast_parameters: the trees differ", "only rank 0 has ['w']: float32[2]", "only rank 1 has ['w']"
+        "broadcast_parameters: the trees differ: ['w'] is of float32[2] on rank 0 and of float32[3] on rank 1"
     ):
         hvd.broadcast_parameters({"w": jnp.zeros(2 + rank)})
-    with mismatch("the trees differ: only rank 1 has ['x']: float32[1]"):
+    with mismatch("the trees differ: only rank 1 has ['x'] of float32[1]"):
         hvd.broadcast_parameters({"w": jnp.zeros(2), **({"x": jnp.zeros(1)} if rank else {})})
     with pytest.raises(ValueError, match="root_rank=7 does not exist"):
         hvd.broadcast_parameters({"w": jnp.zeros(2)}, 7)

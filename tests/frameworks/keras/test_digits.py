@@ -10,10 +10,9 @@ import pytest
 from support.scripts import output_of
 from support.sources import ROOT
 
-LONG = pytest.mark.soak  # fit() is tested on all backends elsewhere
 
-
-@pytest.mark.parametrize("backend", [pytest.param("torch", marks=LONG), pytest.param("jax", marks=LONG), "tensorflow"])
+@pytest.mark.soak
+@pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
 def test_digits(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", backend)
     saves = ["--save", tmp_path / "best.keras"] if backend == "tensorflow" else []

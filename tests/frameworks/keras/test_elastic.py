@@ -15,7 +15,7 @@ import pytest
 import horovodish.keras as hvd
 from horovodish.gradients import windows
 from support.elastic import Scene, run_elastic
-from support.keras_models import only_on
+from support.keras_models import long_on, only_on
 from support.ranks import run_ranks
 from support.scripts import output_of
 from support.sources import ROOT
@@ -228,15 +228,18 @@ def go_on(tmp_path: Path, ranks: int, start: int, every: int) -> None:
         assert alike(result["values"], ended.results[0]["values"])
 
 
+@long_on("jax", "tensorflow", "torch")
 def test_survivors_go_on(backend: str, tmp_path: Path) -> None:
     go_on(tmp_path, 3, 0, every=1)
 
 
+@pytest.mark.soak
 @only_on("torch")
 def test_new_processes_go_on(backend: str, tmp_path: Path) -> None:
     go_on(tmp_path, 2, 1, every=1)
 
 
+@pytest.mark.soak
 @only_on("tensorflow")
 def test_the_example(backend: str) -> None:
     output = output_of(ROOT / "examples/elastic_keras.py", np=2, flags=["--min-np", "1"])

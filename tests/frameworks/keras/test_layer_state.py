@@ -93,7 +93,9 @@ def test_vocabularies_are_compared() -> None:
     for layer in (keras.layers.StringLookup(), keras.layers.TextVectorization(output_mode="tf_idf")):
         layer.adapt(words)
         model = keras.Sequential([keras.Input((1,), dtype="string"), layer])
-        with pytest.raises(MismatchError, match=r"only rank 0 has .* vocabulary of \d tokens.*layer\.set_vocabulary"):
+        with pytest.raises(
+            MismatchError, match=r" is .*vocabulary of \d tokens.* on rank 0 and .*layer\.set_vocabulary"
+        ):
             hvd.broadcast_global_variables(0, model)
         state = hvd.elastic.KerasState(model)
         kept = hvd.broadcast_object(state._kept_of(model), 0)

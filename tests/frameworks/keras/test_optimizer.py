@@ -15,7 +15,7 @@ import pytest
 
 import horovodish.keras as hvd
 from horovodish.keras import backends
-from support.keras_models import BATCH, CLOSE, adam, data, fit, mlp, only_on, sgd, three_ranks_too
+from support.keras_models import BATCH, CLOSE, adam, data, fit, long_on, mlp, only_on, sgd, three_ranks_too
 from support.on_ranks import on_ranks
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -64,6 +64,7 @@ CASES: dict[str, tuple[Make, Make, Make, dict[str, Any]]] = {
 
 
 @on_ranks(2)
+@long_on("tensorflow")
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_train_as_one_process(case: str) -> None:
     train_as_one_process(*CASES[case])

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import horovodish.tensorflow as hvd
@@ -64,6 +65,7 @@ def train_with_random_delays(seed: int) -> list[int]:
     return checksums
 
 
+@pytest.mark.soak
 def test_bits_do_not_depend_on_timing() -> None:
     runs = [run_ranks(train_with_random_delays, 3, args=(seed,), env=ENVIRONMENT) for seed in range(2)]
     of_all = [of_rank for run in runs for of_rank in run]

@@ -149,7 +149,7 @@ def lose_a_rank_in_a_step(kind: str, folder: str) -> tuple[str, int, bool]:
     return str(raised.value), basics.engine().completed() - done, all(same)
 
 
-@pytest.mark.parametrize("kind", ["tape", "optimizer"])
+@pytest.mark.parametrize("kind", [pytest.param("tape", marks=pytest.mark.soak), "optimizer"])
 def test_a_step_that_loses_a_rank_has_written_nothing(kind: str, tmp_path: Path) -> None:
     survivor, lost = run_ranks_to_their_ends(lose_a_rank_in_a_step, 2, args=(kind, str(tmp_path)))
     assert lost.ended == "died", lost.output
@@ -209,11 +209,13 @@ def test_survivors_go_on(tmp_path: Path) -> None:
     assert [(result["start"], result["sizes"]) for result in results] == [(0, [3, 2])] * 2
 
 
+@pytest.mark.soak
 def test_new_processes_go_on(tmp_path: Path) -> None:
     results = check_loss(tmp_path, 2, computes=False)
     assert [(result["start"], result["sizes"]) for result in results] == [(1, [2])] * 2
 
 
+@pytest.mark.soak
 def test_the_example() -> None:
     output = output_of(ROOT / "examples/elastic_tensorflow.py", np=2, flags=["--min-np", "1"])
     accuracy = re.search(r"^test accuracy (\d\.\d+) on 2 ranks$", output, re.MULTILINE)

@@ -12,6 +12,7 @@ from support.scripts import output_of
 from support.sources import ROOT
 
 
+@pytest.mark.soak
 def test_a_loop_of_ones_own() -> None:
     output = output_of(ROOT / "examples/tensorflow_custom_loop.py", np=2)
     accuracy = re.search(r"test accuracy (\d\.\d+), weights equal on 2 ranks\n", output)
@@ -19,6 +20,7 @@ def test_a_loop_of_ones_own() -> None:
     assert output.count("epoch  1/") == 1, "only rank 0 may print"
 
 
+@pytest.mark.soak
 def test_an_embedding() -> None:
     output = output_of(ROOT / "examples/tensorflow_embedding.py", np=2)
     loss = re.search(r"final loss (\d+\.\d+), tables equal on 2 ranks\n", output)

@@ -61,6 +61,7 @@ def test_a_rank_that_dies() -> None:
         assert "RankLostError: allreduce '" in outcome.result and "rank 2 " in outcome.result
 
 
+@pytest.mark.soak
 def test_a_rank_that_raises() -> None:
     other, lost = run_ranks_to_their_ends(lose_a_rank, 2, args=("raises",))
     assert lost.ended == "raised" and "ZeroDivisionError: a reason of its own" in lost.output
@@ -116,6 +117,7 @@ def wait_in_different_functions() -> str:
     return str(raised.value)
 
 
+@pytest.mark.soak
 def test_ranks_that_wait_in_different_functions_raise() -> None:
     """Within seconds, and not while an operation of TensorFlow's sleeps before what the others wait for."""
     for outcome in run_ranks_to_their_ends(wait_in_different_functions, 2):

@@ -19,6 +19,7 @@ from support.on_ranks import on_ranks
 from support.tensorflow_tensors import EAGER, GRAPH, called
 
 
+@pytest.mark.soak
 @on_ranks(3)
 def test_five_hundred_under_way_in_three_orders() -> None:
     many_under_way(500)

@@ -241,7 +241,7 @@ def test_second_gradients_when_executing_eagerly() -> None:
     assert float(second) == 2 * 6.0 * (hvd.rank() + 1)  # of the sum of both ranks' results
 
 
-@on_ranks(1, 2, 3)
+@on_ranks(1, 2)
 def test_predivided_and_compressed_gradients() -> None:
     variable = tf.Variable([1.5, 3.0])
     for options in ({"gradient_predivide_factor": 8.0}, {"compression": hvd.Compression.bf16}, {"op": hvd.Max}):

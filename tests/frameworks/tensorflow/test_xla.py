@@ -259,6 +259,7 @@ print(total.numpy().tolist(), tape.gradient(total, x).numpy().tolist())
 """
 
 
+@pytest.mark.soak
 def test_a_file_in_another_process(tmp_path: Path) -> None:
     for code in (SAVES, LOADS):
         command = [sys.executable, "-c", code, str(tmp_path)]

@@ -12,7 +12,7 @@ import pytest
 import horovodish as hvd
 from support.gpu import needs_gpu
 from support.pretended_gpu import variables
-from support.processes import all_pids, wait_until_ended
+from support.processes import all_pids, meet, wait_until_ended
 from support.ranks import run_ranks, run_ranks_to_their_ends
 from support.torch_on_gpu import Place, every_collective, gradients, side_streams, training, what_is_refused
 
@@ -70,7 +70,7 @@ def lose_a_rank() -> tuple[str, float]:
     tensor = torch.ones(10_000_000, device="cuda:0")
     hvd_torch.allreduce(tensor, name="works")
     torch.cuda.synchronize()
-    hvd.barrier()
+    meet()
     if hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     wait_until_ended(pids[1])
@@ -95,7 +95,7 @@ def lose_a_rank_in_a_kernel() -> tuple[str, float]:
     if hvd.rank() == 1:
         torch.cuda._sleep(10**11)  # the input of its part comes in a minute
     hvd_torch.allreduce(tensor, name="interrupted")
-    hvd.barrier()
+    meet()
     if hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     wait_until_ended(pids[1])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from support.scripts import output_of
 from support.sources import ROOT
 
 
+@pytest.mark.soak
 def test_digits() -> None:
     output = output_of(ROOT / "examples/torch_digits.py", np=2)
     accuracy = re.search(r"trained in .* test accuracy (\d\.\d+)", output)

@@ -330,6 +330,7 @@ def test_the_rank_that_knows_most_says_which_samples_are_left() -> None:
     assert run_ranks(settle_samples, 3) == [list(range(6 + rank, 22, 3)) for rank in range(3)]
 
 
+@pytest.mark.soak
 def test_the_example() -> None:
     output = output_of(ROOT / "examples/elastic_torch.py", np=2, flags=["--min-np", "1"])
     accuracy = re.search(r"^test accuracy (\d\.\d+) on 2 ranks$", output, re.MULTILINE)

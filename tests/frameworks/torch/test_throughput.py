@@ -14,7 +14,11 @@ RATE = r"(\d+\.\d) \+- \d+\.\d samples/s"
 
 @pytest.mark.parametrize(
     ("np", "model", "options"),
-    [(0, "mlp", []), (2, "convnet", ["--op", "adasum"]), (2, "transformer", ["--compression", "bf16"])],
+    [
+        pytest.param(0, "mlp", [], marks=pytest.mark.soak),
+        pytest.param(2, "convnet", ["--op", "adasum"], marks=pytest.mark.soak),
+        pytest.param(2, "transformer", ["--compression", "bf16"], marks=pytest.mark.soak),
+    ],
 )
 def test_rates_of_the_ranks_and_in_all(np: int, model: str, options: list[str]) -> None:
     tiny = ["--batch-size", 2, "--steps", 2, "--iterations", 3, "--warmup-steps", 1]

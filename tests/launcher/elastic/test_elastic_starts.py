@@ -15,7 +15,7 @@ import pytest
 import horovodish as hvd
 from horovodish.elastic import ObjectState, membership
 from horovodish.mpi import late_ranks
-from horovodish.runtime import basics
+from horovodish.runtime import starting
 from support.elastic import Scene, run_elastic, skip_without_survivors
 from support.processes import wait_until
 
@@ -77,13 +77,13 @@ def test_a_rank_is_lost_in_init(start: int, fault: str, tmp_path: Path) -> None:
 def lose_one_when_init_has_returned(scene: Scene) -> list[int]:
     """Process 2 is still in init() when process 1 dies, whose init() has returned."""
     if scene.me == 2 and scene.start == 0:
-        start_together = basics._start_together
+        start_together = starting._start_together
 
         def stay(*args: Any) -> Any:
             start_together(*args)
             threading.Event().wait()
 
-        basics._start_together = stay
+        starting._start_together = stay
     hvd.init()
     if scene.me == 1 and scene.start == 0:
         scene.die("dies")
@@ -166,6 +166,7 @@ def test_ranks_that_train_are_looked_after_while_a_start_ends(tmp_path: Path) ->
     assert ended.fired == {"old 1"}
     assert ended.results == [[1, 0]], ended.said
     assert ended.said.count("0 of 3 new processes are ready") == 1, ended.said
+    assert "of 2 new processes" not in ended.said, "the first ones are not new"
     assert ended.said.index("continuing with 1 rank") < ended.said.index("did not come to init()"), ended.said
 
 

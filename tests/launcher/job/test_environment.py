@@ -15,6 +15,7 @@ from horovodish.launcher.job.environment import (
     rank_environment,
     rank_variables,
     threads_notices,
+    torchs_variables,
     with_settings,
 )
 from horovodish.launcher.job.launcher_end import Hello
@@ -23,7 +24,9 @@ from horovodish.settings import load
 
 def hellos(host: str, first: int, count: int, cores: int = 2, own: int | None = None, gpus: str = "") -> list[Hello]:
     names = tuple(filter(None, gpus.split(",")))
-    return [Hello(first + i, 1, 1, host, "machine", cores, own or cores, "3.11.7", names, "") for i in range(count)]
+    return [
+        Hello(first + i, 1, 1, host, "machine", cores, own or cores, "3.11.7", names, 29500, "") for i in range(count)
+    ]
 
 
 @pytest.mark.parametrize(("cores", "np", "expected"), [(8, 1, 8), (8, 2, 4), (8, 3, 2), (8, 8, 1), (2, 5, 1)])
@@ -108,3 +111,15 @@ def test_a_variable_of_horovod_reaches_the_ranks_under_our_name_so_that_they_do_
 
 def test_a_flag_counts_more_than_a_variable() -> None:
     assert with_settings({"HOROVODISH_SPIN_US": "3"}, {"spin_us": "4"}) == {"HOROVODISH_SPIN_US": "4"}
+
+
+def test_what_the_user_has_set_for_torch_stays() -> None:
+    everybody = [*hellos("a", 0, 2), *hellos("b", 2, 1)]
+    ours = torchs_variables(everybody, "10.0.0.1", {"RANK": "7"})
+    assert [ours[rank]["RANK"] for rank in range(3)] == ["0", "1", "2"]
+    assert {(own["MASTER_ADDR"], own["MASTER_PORT"], own["WORLD_SIZE"]) for own in ours.values()} == {
+        ("10.0.0.1", "29500", "3")
+    }
+    assert [ours[rank]["GROUP_RANK"] for rank in range(3)] == ["0", "0", "1"]
+    theirs = torchs_variables(everybody, "10.0.0.1", {"MASTER_ADDR": "head", "MASTER_PORT": "1"})
+    assert "MASTER_ADDR" not in theirs[0] and "MASTER_PORT" not in theirs[0]

@@ -11,8 +11,15 @@ from horovodish.launcher.job.hints import HINTS, hint
 
 MADE_BY = {
     "No module named 'horovod'": "import horovod",
+    "No module named 'tensorflow'": """raise ModuleNotFoundError("No module named 'tensorflow'")""",
     "_cuda_setDevice|": "import torch; torch.cuda.set_device(0)",
     "Default process group": "from torch.utils.data import DistributedSampler; DistributedSampler(range(4))",
+    "Unknown backend type horovodish": "raise AssertionError('Unknown backend type horovodish')",
+    "Unknown backend type (": "import torch.distributed; torch.distributed.init_process_group('horovodisch')",
+    "Unable to import backend": "import os; os.environ['KERAS_BACKEND'] = 'tenosrflow'; import keras",
+    "DistStoreError": """import datetime, torch.distributed as dist
+wait = datetime.timedelta(seconds=1)
+dist.TCPStore('localhost', 0, world_size=2, is_master=True, timeout=wait)""",
     "unexpected keyword": "(lambda optimizer: None)('sgd', experimental_run_tf_function=False)",
 }
 """Code that raises, by the beginning of its pattern."""

@@ -81,6 +81,24 @@ def test_a_rank_that_open_mpi_ends_because_another_one_has_ended_is_not_the_caus
     assert fault.what == "failed with exit status 14; Open MPI does that when the connection to another rank breaks"
 
 
+def test_who_waits_for_a_rank_that_left_is_named_with_the_place() -> None:
+    waiting = [
+        Failure(rank, 1.0, "RankLostError: loss: rank 1 called sys.exit(3) in a.py:1\nRemedy", "", True, place)
+        for rank, place in ((0, "a.py:2"), (2, "a.py:4"), (3, "a.py:2"))
+    ]
+    fault = first_fault([Ending(1, 2.0, EXIT_3, asked=False)], waiting)
+    assert fault is not None
+    places = "ranks 0, 3 wait in a.py:2, rank 2 waits in a.py:4"
+    assert fault.what == f"failed with exit status 3: it called sys.exit(3) in a.py:1; {places}"
+    fault = first_fault([Ending(2, 2.0, 1 << 8, asked=False)], waiting)
+    assert fault is not None
+    assert fault.what.endswith(f"RankLostError: loss: rank 1 called sys.exit(3) in a.py:1; {places}")
+    late = Failure(0, 1.0, "StallError: submitted by rank 0 but not by rank 1.\n  rank 0 waits", place="a.py:2")
+    fault = first_fault([Ending(0, 2.0, 1 << 8, asked=False)], [late])
+    assert fault is not None
+    assert fault.what.endswith("but not by rank 1; rank 0 waits in a.py:2")
+
+
 def test_a_consequence_counts_when_its_cause_is_not_known() -> None:
     fault = first_fault(
         [Ending(0, 1.0, 1 << 8, asked=False)], [Failure(0, 0.5, "RankLostError: rank 1 has left", is_consequence=True)]
@@ -102,7 +120,7 @@ def test_a_rank_that_has_only_written_of_its_exception_is_quoted() -> None:
 def test_a_long_error_is_shortened() -> None:
     fault = first_fault([Ending(0, 1.0, EXIT_3, asked=False)], [Failure(0, 0.5, "ValueError: " + "x" * 10_000)])
     assert fault is not None
-    assert len(fault.what) < 400
+    assert len(fault.what) < 600
 
 
 def test_a_long_error_shows_its_cause_behind_what_jax_repeats() -> None:
@@ -114,8 +132,14 @@ def test_a_long_error_shows_its_cause_behind_what_jax_repeats() -> None:
 
 
 def test_the_report_of_a_rank() -> None:
-    report = {"time": 2.5, "error": "ValueError: no", "traceback": "Traceback ...", "is_consequence": True}
-    assert Failure.of(1, json.dumps(report)) == Failure(1, 2.5, "ValueError: no", "Traceback ...", is_consequence=True)
+    report = {
+        "time": 2.5,
+        "error": "ValueError: no",
+        "traceback": "Traceback ...",
+        "is_consequence": True,
+        "place": "a:1",
+    }
+    assert Failure.of(1, json.dumps(report)) == Failure(1, 2.5, "ValueError: no", "Traceback ...", True, "a:1")
     for nonsense in (json.dumps(report)[:20], "", "{}", "[]", "3", json.dumps({**report, "time": None})):
         failure = Failure.of(1, nonsense)
         assert (failure.rank, failure.error, failure.traceback) == (1, "an exception whose report cannot be read", "")
@@ -123,7 +147,7 @@ def test_the_report_of_a_rank() -> None:
 
 def test_a_command_that_cannot_be_run_everywhere() -> None:
     def hello(rank: int, host: str, problem: str) -> Hello:
-        return Hello(rank, 1, 1, host, "machine", 1, 1, "3.11.7", (), problem)
+        return Hello(rank, 1, 1, host, "machine", 1, 1, "3.11.7", (), 29500, problem)
 
     missing = "127 train: command not found"
     assert refusal_of([hello(0, "a", ""), hello(1, "b", "")]) is None
@@ -138,7 +162,7 @@ def test_a_command_that_cannot_be_run_everywhere() -> None:
 
 def test_two_names_of_one_machine() -> None:
     def hello(rank: int, daemon: int, host: str, machine: str = "m") -> Hello:
-        return Hello(rank, 1, daemon, host, machine, 1, 1, "3.11.7", (), "")
+        return Hello(rank, 1, daemon, host, machine, 1, 1, "3.11.7", (), 29500, "")
 
     places = [HostRanks("a", range(2)), HostRanks("b", range(2, 4))]
     twice = [hello(0, 7, "x"), hello(1, 7, "x"), hello(2, 8, "x"), hello(3, 8, "x")]

@@ -36,11 +36,16 @@ TENSORFLOW = """
 import tensorflow as tf
 import horovodish.tensorflow as hvd
 hvd.init()
-weights = [tf.Variable([1.0, 2.0], name=f"layer{number}") for number in range(1 + hvd.rank())]
-with tf.GradientTape() as tape:
-    loss = sum(tf.reduce_sum(weight) for weight in weights)
-hvd.DistributedGradientTape(tape).gradient(loss, weights)
+weights = [tf.Variable(tf.ones({size}), name=f"layer{{number}}") for number in range({layers})]
+def step():
+    with tf.GradientTape() as tape:
+        loss = sum(tf.reduce_sum(weight) for weight in weights)
+    return hvd.DistributedGradientTape(tape).gradient(loss, weights)
+{run}(step)()
 """
+LONG = pytest.mark.soak  # the other rows go the same ways
+LAYERS = {"size": "2", "layers": "1 + hvd.rank()"}
+WIDTH = {"size": "2 + hvd.rank()", "layers": "2"}
 JAX = """
 import jax, optax
 from jax import numpy as jnp
@@ -72,13 +77,24 @@ def differ(only: str) -> str:
         pytest.param(TORCH, differ("1.weight, 1.bias"), id="torch"),
         pytest.param(
             BROADCAST,
-            "only rank 0 has bias of shape (4,), weight of shape (4, 4), "
-            "only rank 1 has bias of shape (5,), weight of shape (5, 4); build the same model on every rank",
+            "bias is of shape (4,) on rank 0 and of shape (5,) on rank 1, and 1 more differ; build the same model",
             id="broadcast",
         ),
-        pytest.param(KERAS.format("torch"), differ("model/layer1/kernel, model/layer1/bias"), id="keras on torch"),
-        pytest.param(KERAS.format("jax"), "Remedy: every rank must build the same model", id="keras on jax"),
-        pytest.param(TENSORFLOW, "they have built different models", id="tensorflow"),
+        pytest.param(
+            KERAS.format("torch"), differ("model/layer1/kernel, model/layer1/bias"), id="keras on torch", marks=LONG
+        ),
+        pytest.param(KERAS.format("tensorflow"), differ("model/layer1/kernel, model/layer1/bias"), id="keras on tf"),
+        pytest.param(
+            KERAS.format("jax"), differ("model/layer1/kernel, model/layer1/bias"), id="keras on jax", marks=LONG
+        ),
+        *[
+            pytest.param(TENSORFLOW.format(run=run, **how), text, id=f"tensorflow, {name} {what}", marks=marks or eager)
+            for run, name, eager in (("", "eager", LONG), ("tf.function", "function", ()))
+            for how, text, what, marks in (
+                (LAYERS, "rank 0 trains 1 parameter, rank 1 trains 2: only rank 1 has layer1:0", "layers", LONG),
+                (WIDTH, "variable 0 'layer0:0' is of shape (2,) on rank 0 and of shape (3,) on rank 1", "width", ()),
+            )
+        ],
         pytest.param(JAX, "rank 0 has 'optimizer.rank.py:7['layer0']'", id="jax"),
         pytest.param(MLX, differ("layers.1.weight, layers.1.bias"), id="mlx"),
     ],
@@ -101,3 +117,12 @@ def test_what_needs_init_says_so(launch_ranks: Callable[..., Any]) -> None:
     assert lines[1].endswith('rank.py", line 3, in <module>')
     assert lines[2] == "    hvd.allreduce([1.0])"
     assert lines[3].endswith("horovodish is not running in this process: call hvd.init() before allreduce()")
+
+
+def test_the_function_that_needs_init_is_the_one_that_the_script_calls(launch_ranks: Callable[..., Any]) -> None:
+    """And not one of ours that begins a `with` in it."""
+    pytest.importorskip("torch")
+    code = "import torch, horovodish.torch as hvd\nhvd.broadcast_parameters({'w': torch.ones(1)}, 0)"
+    job = launch_ranks(1, code, mpi=False)
+    assert job.finish(within=ENDS_WITHIN_SECONDS) == 1
+    assert job.stderr.lines[-1].endswith("call hvd.init() before broadcast_parameters()")

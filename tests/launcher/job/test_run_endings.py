@@ -17,7 +17,7 @@ WAITS = "\nsignal.pause()\n"
 HOOK = """
 from horovodish import errors
 from horovodish.launch import failures
-failures.watch(lambda: rank, lambda: '', lambda: False)
+failures.watch(lambda: rank, lambda: "", lambda: False, lambda text: None)
 """
 
 

@@ -94,7 +94,9 @@ WHERE = {
 }
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(
+    "where", ["before init", "after shutdown", pytest.param("with its supervisor", marks=pytest.mark.soak)]
+)
 def test_a_stopped_rank_is_named_and_the_job_ends_after_the_shutdown_time(
     launch_ranks: Callable[..., Any], where: str
 ) -> None:

@@ -30,11 +30,34 @@ def exception():
 def exit_with_a_status():
     r"""rank 0 on \S+ raised:
     alone.py", line \d+, in exit_with_a_status
-    failed on rank 0: rank 1 has ended its script
-    rank 1 on \S+ failed with exit status 3$"""
+    failed on rank 0: rank 1 called sys.exit\(3\) in alone.py:\d+$
+    rank 1 on \S+ failed with exit status 3: it called sys.exit\(3\) in alone.py:\d+; rank 0 waits in alone.py:\d+$"""
     if rank == 1:
         sys.exit(3)
     hvd.barrier()
+
+
+def exit_of_a_shell():
+    r"""failed on rank 0: rank 1 called exit\(3\) in alone.py:\d+$
+    rank 1 on \S+ failed with exit status 3: it called exit\(3\) in alone.py:\d+; rank 0 waits in alone.py:\d+$"""
+    if rank == 1:
+        exit(3)
+    hvd.barrier()
+
+
+def exit_before_the_others():
+    r"""failed on rank 0: rank 1 has ended its script by sys.exit\(\) in alone.py:\d+$
+    Remedy: if the ranks have different numbers of batches
+    rank 0 on \S+ failed with exit status 1: .* by sys.exit\(\) in alone.py:\d+; rank 0 waits in alone.py:\d+$"""
+    if rank == 1:
+        sys.exit()
+    hvd.barrier()
+
+
+def misspelt_name():
+    r"""AttributeError: module 'horovodish' has no attribute 'Summ'. Did you mean: 'Sum'\?$
+    rank \d on \S+ failed with exit status 1: AttributeError: .*. Did you mean: 'Sum'\?$"""
+    hvd.allreduce(loss, op=hvd.Summ)
 
 
 def exit_without_cleaning_up():
@@ -42,6 +65,14 @@ def exit_without_cleaning_up():
     rank 1 on \S+ ended with exit status 0 while other ranks needed it.* Did it call os._exit\(\)\?$"""
     if rank == 1:
         os._exit(0)
+    hvd.barrier()
+
+
+def exit_with_a_status_without_cleaning_up():
+    r"""rank 1 has died: it was killed, it crashed or it called os._exit\(\)
+    rank 1 on \S+ failed with exit status 3, without ending its script. Did it call os._exit\(\)\?$"""
+    if rank == 1:
+        os._exit(3)
     hvd.barrier()
 
 
@@ -53,22 +84,38 @@ def killed_for_memory():
     hvd.barrier()
 
 
+def killed_without_min_np():
+    r"""rank 0 failed because a rank was lost: LaunchError: .* without --min-np: rank 1 has died
+    rank 1 on \S+ was killed by signal 9 \(SIGKILL\)
+    ; the job ends because it was started without --min-np: horovodish run -np 2 --min-np 1 \.\.\.$"""
+
+    @hvd.elastic.run
+    def train(state):
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.barrier()
+
+    train(hvd.elastic.ObjectState())
+
+
 def collective_under_rank_0():
     r"""alone.py", line \d+, in collective_under_rank_0
     allreduce 'loss' failed on rank 0: rank 1 has ended its script$
     Remedy: .* If a collective is under `if rank == 0:` or the like, call it on every rank
-    rank 0 on \S+ failed with exit status 1: .*'loss'.*; alone.py:\d+ waits for it$"""
+    rank 0 on \S+ failed with exit status 1: .*'loss'.*; rank 0 waits in alone.py:\d+$"""
     if rank == 0:
         hvd.allreduce(loss, name="loss")
 
 
 def different_collectives():
     r"""alone.py", line \d+, in different_collectives
-    'loss' was submitted by rank 0 but not by rank 1; 'accuracy' was submitted by rank 1 but not by rank 0. Remedy: call
-    rank \d on \S+ failed with exit status 1: StallError: .* every rank waits, .* is called under `if rank == 0:`"""
+    'loss' was submitted by rank 0 but not by rank 1; call 1 of allreduce was submitted by rank 1 but not by rank 0$
+    Remedy: call the same .* is called under `if rank == 0:`
+    rank \d on \S+ failed with exit status 1: StallError: .* every rank waits, .*
+    ; rank 0 waits in alone.py:\d+, rank 1 waits in alone.py:\d+$"""
     if rank == 0:
         hvd.allreduce(loss, name="loss")
-    hvd.allreduce(loss, name="accuracy")
+    hvd.allreduce(loss)
 
 
 def hanging_data_loader():

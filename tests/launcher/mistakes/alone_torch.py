@@ -1,5 +1,7 @@
 """Mistakes with PyTorch that end the job, or are told at its end. See alone.py."""
 
+import sys
+
 import torch
 from each import make
 
@@ -9,16 +11,17 @@ hvd.init()
 rank = hvd.rank()
 
 
-def train(batches, wrap=True):
+def train(batches, wrap=True, after_step=lambda step: None):
     model = torch.nn.Linear(4, 1)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if wrap:
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    for _ in range(batches):
+    for step in range(batches):
         optimizer.zero_grad()
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
+        after_step(step)
 
 
 def fewer_batches():
@@ -26,15 +29,22 @@ def fewer_batches():
     allreduce of 'weight' and 1 more failed on rank 0 in step 3: rank 1 has ended its script after 2 steps$
     Remedy: if the ranks have different numbers of batches, give them all as many,
     or call hvd.join\(\) after the last one
-    rank 0 on \S+ failed with exit status 1: .*; alone_torch.py:\d+ waits for it$"""
+    rank 0 on \S+ failed with exit status 1: .*; rank 0 waits in alone_torch.py:\d+$"""
     train(3 - rank)
+
+
+def exit_in_the_middle():
+    r"""allreduce of 'weight' and 1 more failed on rank 0 in step 3: rank 1 called sys.exit\(3\) in alone_torch.py:\d+
+    rank 1 on \S+ failed with exit status 3: it called sys.exit\(3\) in alone_torch.py:\d+
+    after 2 steps; rank 0 waits in alone_torch.py:\d+$"""
+    train(3, after_step=lambda step: sys.exit(3) if (rank, step) == (1, 1) else None)
 
 
 def data_set_smaller_than_the_ranks():
     r"""in data_set_smaller_than_the_ranks
     failed on rank 0 in step 1: rank 1 has ended its script
     Remedy: if the ranks have different numbers of batches
-    rank 0 on \S+ failed with exit status 1: .*; alone_torch.py:\d+ waits for it$"""
+    rank 0 on \S+ failed with exit status 1: .*; rank 0 waits in alone_torch.py:\d+$"""
     train(len(range(1)[rank :: hvd.size()]))
 
 
@@ -44,8 +54,30 @@ def sampler_without_ranks():
     torch.utils.data.DistributedSampler(range(8))
 
 
+def backend_without_its_import():
+    r"""hint: .* import horovodish.torch.backend before init_process_group\(\)$
+    rank \d on \S+ failed with exit status 1: .*Unknown backend type horovodish"""
+    torch.distributed.init_process_group("horovodish")
+
+
+def metric_of_rank_0():
+    r"""StallError: allreduce .* failed on rank \d in step \d: every rank waits, .* was submitted by .*$
+    Remedy: call the same collectives .* is called under `if rank == 0:`
+    rank \d on \S+ failed with exit status 1: .*'loss' was submitted by rank 0 but not by rank 1
+    ; rank 0 waits in alone_torch.py:\d+, rank 1 waits in alone_torch.py:\d+$"""
+    train(3, after_step=lambda step: hvd.allreduce(torch.ones(1), name="loss") if rank == 0 else None)
+
+
+def metric_of_rank_0_at_the_end():
+    r"""allreduce 'loss' failed on rank 0 after 2 steps: rank 1 has ended its script after 2 steps$
+    rank 0 on \S+ failed with exit status 1: .*; rank 0 waits in alone_torch.py:\d+$"""
+    train(2)
+    if rank == 0:
+        hvd.allreduce(torch.ones(1), name="loss")
+
+
 def not_wrapped():
-    r"""RuntimeWarning: rank 0 of 2 took 20 steps of SGD and reduced no gradients,
+    r"""alone_torch.py:\d+: RuntimeWarning: rank 0 of 2 took 20 steps of SGD and reduced no gradients,
     so each rank has trained a model of its own
     Remedy: .*DistributedOptimizer"""
     train(20, wrap=False)

@@ -16,7 +16,8 @@ def make(mistakes: dict[str, object]) -> None:
         if sys.argv[1:]:
             mistake()
             continue
-        print(f"=== {mistake.__name__}", file=sys.stderr, flush=True)
+        # In one piece: print() writes the end of the line by itself, and a thread may warn in between.
+        sys.stderr.write(f"=== {mistake.__name__}\n")
         try:
             mistake()
         except Exception as error:

@@ -60,7 +60,7 @@ def jax_optimizer_by_name():
 
 
 def jax_other_layers():
-    r"""together_\w+.py:\d+.* failed on rank \d: .* about its tree: rank 0 has 1 leaves, rank 1 has 2 leaves
+    r"""allreduce of 'weight' failed on rank \d: .*together_\w+.py:\d+.* tree: rank 0 has 1 leaves, rank 1 has 2 leaves
     Remedy: pass a tree of the same structure on every rank"""
     tree = {"weight": jnp.ones(3)} | ({"bias": jnp.ones(3)} if rank else {})
     trained(hvd.DistributedOptimizer(optax.sgd(0.1)), tree)
@@ -93,6 +93,20 @@ def tensorflow_forgotten_broadcast():
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(weight)
         hvd_tensorflow.DistributedGradientTape(tape).gradient(loss, [weight])
+
+
+def tensorflow_other_width():
+    r"""MismatchError: .*the ranks' models differ: variable 0 'kernel:0' is of shape \(2,\) on rank 0
+    and of shape \(3,\) on rank 1. Remedy: build the same model on every rank"""
+    kernel = tf.Variable(tf.ones(2 + rank), name="kernel")
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(kernel)
+        return hvd_tensorflow.DistributedGradientTape(tape).gradient(loss, [kernel])
+
+    step()
 
 
 def tensorflow_other_shape():

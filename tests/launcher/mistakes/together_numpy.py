@@ -15,6 +15,17 @@ def other_shape():
     hvd.allreduce(np.ones(4 + rank), name="loss")
 
 
+def other_shape_without_a_name():
+    r"""MismatchError: call \d+ of allreduce failed on rank 0: the ranks disagree about its shape: rank 0 has \(4,\)
+    Remedy: pass a tensor of the same shape on every rank"""
+    hvd.allreduce(np.ones(4 + rank))
+
+
+def other_shape_in_a_group():
+    r"""MismatchError: call \d+ of allreduce failed on rank 0: tensor \[1\]: the ranks disagree about its shape"""
+    hvd.grouped_allreduce([np.ones(4), np.ones(4 + rank)])
+
+
 def other_dtype():
     r"""MismatchError: .*'loss': the ranks disagree about its dtype: rank 0 has float32, rank 1 has float64
     Remedy: convert the tensor to one dtype on every rank"""
@@ -64,6 +75,11 @@ def text():
     r"""UnsupportedTensorError: labels: dtype <U1 is not supported;
     .* allgather_object\(\) and broadcast_object\(\) take"""
     hvd.allgather(np.array(["a", "b"]), name="labels")
+
+
+def text_without_a_name():
+    r"""UnsupportedTensorError: call \d+ of allgather: dtype <U1 is not supported"""
+    hvd.allgather(np.array(["a", "b"]))
 
 
 def list_of_numbers():

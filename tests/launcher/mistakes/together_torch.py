@@ -67,13 +67,22 @@ def other_layers():
 
 
 def wider_layer():
-    r"""MismatchError: .*: only rank 0 has 0.bias of shape \(8,\).* only rank 1 has 0.bias of shape \(9,\)
+    r"""MismatchError: .*: 0.bias is of shape \(8,\) on rank 0 and of shape \(9,\) on rank 1, and 2 more differ
     build the same model on every rank"""
     hvd.broadcast_parameters(network(8 + rank).state_dict(), root_rank=0)
 
 
+def other_layers_broadcast():
+    r"""MismatchError: .*: 1.bias is of shape \(1,\) on rank 0 and of shape \(4,\) on rank 1, and 1 more differ
+    ; only rank 1 has 2.bias of shape \(1,\), 2.weight of shape \(1, 4\); build the same model on every rank"""
+    layers = [torch.nn.Linear(4, 4) for _ in range(1 + rank)]
+    hvd.broadcast_parameters(torch.nn.Sequential(*layers, torch.nn.Linear(4, 1)).state_dict(), root_rank=0)
+
+
 def wider_layer_trained():
-    r"""MismatchError: .*'0.weight': the ranks disagree about its shape: rank 0 has \(8, 4\), rank 1 has \(9, 4\)
+    r"""together_torch.py:\d+: RuntimeWarning: the ranks' models differ: parameter '0.weight' is torch.float32 of
+    \(8, 4\) on rank 0 and torch.float32 of shape \(9, 4\) on rank 1, and 2 more differ. Remedy: build the same model
+    MismatchError: .*'0.weight': the ranks disagree about its shape: rank 0 has \(8, 4\), rank 1 has \(9, 4\)
     Remedy: build the same model on every rank"""
     model = network(8 + rank)
     train(model, wrapped(model))

@@ -100,6 +100,13 @@ def test_whose_tracebacks_are_shown() -> None:
     waiting = [failure(rank, 1.0, f"E: failed on rank {rank} in step 2: x", is_consequence=True) for rank in (0, 2)]
     assert told_last([*waiting, *silent], root=1) == [waiting]
     assert consequences(waiting, root=1) == []
+    differ = [failure(rank, 1.0, "MismatchError: w is (8,) on rank 0 and (16,) on rank 1") for rank in (0, 1)]
+    assert told_last(differ, root=0) == [differ]
+    lines = [f'Traceback\n  File "train.py", line {line}, in <module>\n    step()\nE: no' for line in (3, 4)]
+    elsewhere = [failure(rank, 1.0, "E: no", text) for rank, text in enumerate(lines)]
+    assert told_last(elsewhere, root=0) == [[elsewhere[1]], [elsewhere[0]]]
+    refused = [failure(i, 1.0, f"E: w{i} failed on rank {i}: rank {1 - i} cannot take part: no") for i in (0, 1)]
+    assert told_last(refused, root=0) == [refused]
 
 
 def test_consequences_are_told_once_and_only_those_of_the_first_loss() -> None:

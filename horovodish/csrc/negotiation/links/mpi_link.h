@@ -12,8 +12,7 @@ namespace horovodish {
 class MpiLink : public Link {
  public:
   // `mpi` must outlive the link.
-  MpiLink(const abi::Mpi& mpi, int peer, int generation)
-      : peer_(peer), tag_(MpiTags(generation).control()), send_(mpi), receive_(mpi) {}
+  MpiLink(const abi::Mpi& mpi, int peer) : peer_(peer), tag_(mpi.tags.control()), send_(mpi), receive_(mpi) {}
   ~MpiLink() override {
     if (!receive_.cancel()) static_cast<void>(in_.release());
     // A farewell has to reach its peer even if the peer has not taken it yet.

@@ -1,6 +1,8 @@
 #include "planes/mpi/mpi_tasks.h"
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "arithmetic/copy_bytes.h"
 
@@ -8,13 +10,15 @@ namespace horovodish {
 
 namespace {
 
-// A schedule that reduces `count` elements in place, shard by shard.
+// A schedule that reduces these elements in place, shard by shard.
 std::unique_ptr<MpiTask> reduce_task(const MpiEnvironment& environment, Schedule schedule, DType dtype, ReduceOp op,
-                                     const Scaling& scaling, std::byte* buffer, size_t count) {
+                                     const Scaling& scaling, std::byte* buffer, const std::vector<Range>& elements) {
   const auto [first, last] = in_stages(dtype, op, scaling, static_cast<size_t>(environment.ranks()));
-  if (first.prescale != 1.0) {
-    const void* source = buffer;
-    reduce(dtype, op, buffer, &source, 1, count, first);
+  for (const auto& [begin, count] : elements) {
+    if (first.prescale == 1.0) break;
+    std::byte* const target = buffer + begin * bytes_of(dtype);
+    const void* source = target;
+    reduce(dtype, op, target, &source, 1, count, first);
   }
   const auto step = [dtype, op, last = last](std::byte* range, const std::byte* incoming, size_t length, bool finish) {
     const void* sources[] = {incoming, range};
@@ -39,52 +43,23 @@ size_t segment_of(const MpiEnvironment& environment, DType dtype) {
 }
 
 // Every rank gets everybody's values and reduces them for itself.
-class DirectAllreduce : public MpiTask {
- public:
-  DirectAllreduce(const MpiEnvironment& environment, DType dtype, ReduceOp op, const Scaling& scaling,
-                  std::byte* buffer, size_t count)
-      : dtype_(dtype),
-        op_(op),
-        scaling_(scaling),
-        buffer_(buffer),
-        count_(count),
-        bytes_(count * bytes_of(dtype)),
-        blocks_(static_cast<size_t>(environment.ranks()) * bytes_),
-        run_(environment,
-             direct_allgather(environment.rank, environment.ranks(), blocks(), segment_of(environment, dtype)),
-             blocks_.data(), bytes_of(dtype)) {
-    copy_bytes(blocks_.data() + static_cast<size_t>(environment.rank) * bytes_, buffer, bytes_);
-  }
-
-  bool advance() override {
-    if (run_.done()) return false;
-    const bool progressed = run_.advance();
-    if (run_.done()) finish();
-    return progressed;
-  }
-  bool done() const override { return run_.done(); }
-  void cancel_receives() noexcept override { run_.cancel_receives(); }
-
- private:
-  std::vector<Range> blocks() const {
-    std::vector<Range> result;
-    for (size_t i = 0; i < blocks_.size() / bytes_; ++i) result.push_back({i * count_, count_});
-    return result;
-  }
-  void finish() {
-    std::vector<const void*> sources(blocks_.size() / bytes_);
-    for (size_t i = 0; i < sources.size(); ++i) sources[i] = blocks_.data() + i * bytes_;
-    reduce(dtype_, op_, buffer_, sources.data(), sources.size(), count_, scaling_);
-  }
-
-  const DType dtype_;
-  const ReduceOp op_;
-  const Scaling scaling_;
-  std::byte* const buffer_;
-  const size_t count_, bytes_;
-  std::vector<std::byte> blocks_;  // by rank
-  ScheduleRun run_;
-};
+std::unique_ptr<MpiTask> direct_task(const MpiEnvironment& environment, DType dtype, ReduceOp op,
+                                     const Scaling& scaling, std::byte* buffer, size_t count) {
+  const auto ranks = static_cast<size_t>(environment.ranks());
+  const size_t bytes = count * bytes_of(dtype);
+  const auto blocks = std::make_shared<std::vector<std::byte>>(ranks * bytes);  // by rank
+  copy_bytes(blocks->data() + static_cast<size_t>(environment.rank) * bytes, buffer, bytes);
+  std::vector<Range> ranges;
+  for (size_t i = 0; i < ranks; ++i) ranges.push_back({i * count, count});
+  auto schedule = direct_allgather(environment.rank, environment.ranks(), ranges, segment_of(environment, dtype));
+  const auto finish = [=] {
+    std::vector<const void*> sources(ranks);
+    for (size_t i = 0; i < ranks; ++i) sources[i] = blocks->data() + i * bytes;
+    reduce(dtype, op, buffer, sources.data(), ranks, count, scaling);
+  };
+  return std::make_unique<ScheduleRun>(environment, std::move(schedule), blocks->data(), bytes_of(dtype), nullptr,
+                                       nullptr, finish);
+}
 
 }  // namespace
 
@@ -96,18 +71,18 @@ std::unique_ptr<MpiTask> make_allreduce(const MpiEnvironment& environment, DType
   }
   const auto algorithm = fastest_allreduce(environment.ranks(), count * bytes_of(dtype));
   if (algorithm == AllreduceAlgorithm::direct) {
-    return std::make_unique<DirectAllreduce>(environment, dtype, op, scaling, buffer, count);
+    return direct_task(environment, dtype, op, scaling, buffer, count);
   }
   const auto schedule_of = algorithm == AllreduceAlgorithm::halving ? halving_allreduce : ring_allreduce;
   auto schedule = schedule_of(environment.rank, environment.ranks(), count, segment_of(environment, dtype));
-  return reduce_task(environment, std::move(schedule), dtype, op, scaling, buffer, count);
+  return reduce_task(environment, std::move(schedule), dtype, op, scaling, buffer, {{0, count}});
 }
 
 std::unique_ptr<MpiTask> make_reduce_scatter(const MpiEnvironment& environment, DType dtype, ReduceOp op,
                                              const Scaling& scaling, std::byte* buffer,
-                                             const std::vector<size_t>& begins) {
-  auto schedule = ring_reduce_scatter(environment.rank, environment.ranks(), begins, segment_of(environment, dtype));
-  return reduce_task(environment, std::move(schedule), dtype, op, scaling, buffer, begins.back());
+                                             const std::vector<Range>& shards) {
+  auto schedule = ring_reduce_scatter(environment.rank, environment.ranks(), shards, segment_of(environment, dtype));
+  return reduce_task(environment, std::move(schedule), dtype, op, scaling, buffer, shards);
 }
 
 std::unique_ptr<MpiTask> make_broadcast(const MpiEnvironment& environment, int root, std::byte* buffer, size_t bytes) {

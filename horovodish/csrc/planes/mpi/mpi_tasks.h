@@ -11,10 +11,10 @@ namespace horovodish {
 
 std::unique_ptr<MpiTask> make_allreduce(const MpiEnvironment& environment, DType dtype, ReduceOp op,
                                         const Scaling& scaling, std::byte* buffer, size_t count);
-// `begins`: where the elements of each rank begin, and the end of all. Only those of this rank are the result.
+// `shards`: the elements of each rank. Only those of this rank are the result.
 std::unique_ptr<MpiTask> make_reduce_scatter(const MpiEnvironment& environment, DType dtype, ReduceOp op,
                                              const Scaling& scaling, std::byte* buffer,
-                                             const std::vector<size_t>& begins);
+                                             const std::vector<Range>& shards);
 std::unique_ptr<MpiTask> make_broadcast(const MpiEnvironment& environment, int root, std::byte* buffer, size_t bytes);
 
 }  // namespace horovodish

@@ -24,30 +24,25 @@ std::vector<Range> segments_of(Range range, size_t segment) {
   return result;
 }
 
-Range between(const std::vector<size_t>& begins, int index) {
-  const auto i = static_cast<size_t>(index);
-  return {begins[i], begins[i + 1] - begins[i]};
-}
-
 // `steps` of the ring, each of which sends on what the step before received; the shards rotate so that rank i finishes
 // shard i after ranks - 1 steps. The steps after those pass finished shards round.
-Schedule ring(int rank, int ranks, const std::vector<size_t>& begins, size_t segment, int steps) {
+Schedule ring(int rank, int ranks, const std::vector<Range>& shards, size_t segment, int steps) {
   Schedule schedule;
   const int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
-  const auto shard_at = [&](int index) { return (index + 3 * ranks) % ranks; };
+  const auto shard_at = [&](int index) { return static_cast<size_t>((index + 3 * ranks) % ranks); };
   std::vector<size_t> sent_before(static_cast<size_t>(ranks));  // by shard: sends before it was last sent
   size_t received_before = 0;
   for (int step = 0; step < steps; ++step) {
-    const int sent = shard_at(rank - step - 1), received = shard_at(rank - step - 2);
+    const size_t sent = shard_at(rank - step - 1), received = shard_at(rank - step - 2);
     const bool gather = step >= ranks - 1;
     const size_t received_now = schedule.receives.size();
-    sent_before[static_cast<size_t>(sent)] = schedule.sends.size();
+    sent_before[sent] = schedule.sends.size();
     size_t dependency = received_before;
-    for (const Range& range : segments_of(between(begins, sent), segment)) {
+    for (const Range& range : segments_of(shards[sent], segment)) {
       schedule.sends.push_back({next, range.begin, range.count, step == 0 ? 0 : ++dependency});
     }
-    size_t overwritten = sent_before[static_cast<size_t>(received)];
-    for (const Range& range : segments_of(between(begins, received), segment)) {
+    size_t overwritten = sent_before[received];
+    for (const Range& range : segments_of(shards[received], segment)) {
       const auto then = gather              ? Receive::Then::store
                         : step == ranks - 2 ? Receive::Then::reduce_finish
                                             : Receive::Then::reduce;
@@ -58,33 +53,17 @@ Schedule ring(int rank, int ranks, const std::vector<size_t>& begins, size_t seg
   return schedule;
 }
 
-// One step with every other rank, beginning with the next one, so that no rank is everybody's first.
-template <class SentTo, class ReceivedFrom>
-Schedule exchange(int rank, int ranks, size_t segment, SentTo sent_to, ReceivedFrom received_from) {
-  Schedule schedule;
-  for (int step = 1; step < ranks; ++step) {
-    const int to = (rank + step) % ranks, from = (rank + ranks - step) % ranks;
-    for (const Range& range : segments_of(sent_to(to), segment)) {
-      schedule.sends.push_back({to, range.begin, range.count, 0});
-    }
-    for (const Range& range : segments_of(received_from(from), segment)) {
-      schedule.receives.push_back({from, range.begin, range.count, 0, Receive::Then::store});
-    }
-  }
-  return schedule;
-}
-
 }  // namespace
 
-Schedule ring_reduce_scatter(int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
-  return ring(rank, ranks, begins, segment, ranks - 1);
+Schedule ring_reduce_scatter(int rank, int ranks, const std::vector<Range>& shards, size_t segment) {
+  return ring(rank, ranks, shards, segment, ranks - 1);
 }
 
 Schedule ring_allreduce(int rank, int ranks, size_t count, size_t segment) {
   const auto n = static_cast<size_t>(ranks);
-  std::vector<size_t> begins{0};
-  for (size_t i = 0; i < n; ++i) begins.push_back(elements_of(count, i, n).end());
-  return ring(rank, ranks, begins, segment, 2 * (ranks - 1));
+  std::vector<Range> shards;
+  for (size_t i = 0; i < n; ++i) shards.push_back(elements_of(count, i, n));
+  return ring(rank, ranks, shards, segment, 2 * (ranks - 1));
 }
 
 Schedule halving_allreduce(int rank, int ranks, size_t count, size_t segment) {
@@ -160,17 +139,25 @@ Schedule pair_allreduce(int rank, size_t count, size_t segment) {
   return schedule;
 }
 
+// Beginning with the next rank, so that no rank is everybody's first.
 Schedule direct_exchange(int rank, int ranks, const std::vector<Range>& sent, const std::vector<Range>& received,
                          size_t segment) {
-  return exchange(
-      rank, ranks, segment, [&](int to) { return sent[static_cast<size_t>(to)]; },
-      [&](int from) { return received[static_cast<size_t>(from)]; });
+  Schedule schedule;
+  for (int step = 1; step < ranks; ++step) {
+    const int to = (rank + step) % ranks, from = (rank + ranks - step) % ranks;
+    for (const Range& range : segments_of(sent[static_cast<size_t>(to)], segment)) {
+      schedule.sends.push_back({to, range.begin, range.count, 0});
+    }
+    for (const Range& range : segments_of(received[static_cast<size_t>(from)], segment)) {
+      schedule.receives.push_back({from, range.begin, range.count, 0, Receive::Then::store});
+    }
+  }
+  return schedule;
 }
 
 Schedule direct_allgather(int rank, int ranks, const std::vector<Range>& blocks, size_t segment) {
-  return exchange(
-      rank, ranks, segment, [&](int) { return blocks[static_cast<size_t>(rank)]; },
-      [&](int from) { return blocks[static_cast<size_t>(from)]; });
+  const std::vector<Range> own(blocks.size(), blocks[static_cast<size_t>(rank)]);
+  return direct_exchange(rank, ranks, own, blocks, segment);
 }
 
 Schedule tree_broadcast(int rank, int ranks, int root, size_t count, size_t segment) {

@@ -37,8 +37,8 @@ struct Schedule {
 };
 
 // Reduce-scatter round a ring: n - 1 steps, (n - 1) / n of the buffer sent per rank, which no algorithm undercuts.
-// Shard i lies between begins[i] and begins[i + 1]; rank i ends up with it.
-Schedule ring_reduce_scatter(int rank, int ranks, const std::vector<size_t>& begins, size_t segment);
+// Rank i ends up with shard i.
+Schedule ring_reduce_scatter(int rank, int ranks, const std::vector<Range>& shards, size_t segment);
 
 // Reduce-scatter, then all-gather of the shards, round the same ring: 2 (n - 1) steps. Patarasuk and Yuan, "Bandwidth
 // optimal all-reduce algorithms for clusters of workstations", 2009.

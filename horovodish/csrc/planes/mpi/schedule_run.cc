@@ -1,6 +1,7 @@
 #include "planes/mpi/schedule_run.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace horovodish {
 
@@ -10,13 +11,14 @@ constexpr size_t kTransfers = 4;
 }  // namespace
 
 ScheduleRun::ScheduleRun(const MpiEnvironment& environment, Schedule schedule, std::byte* buffer, size_t item_bytes,
-                         ReduceInto reduce_into, const std::byte* sent)
+                         ReduceInto reduce_into, const std::byte* sent, std::function<void()> then)
     : environment_(environment),
       schedule_(std::move(schedule)),
       buffer_(buffer),
       sent_(sent == nullptr ? buffer : sent),
       item_(item_bytes),
       reduce_into_(std::move(reduce_into)),
+      then_(std::move(then)),
       sends_(std::min(kTransfers, schedule_.sends.size()), Transfer{MpiRequest(environment.mpi), {}}),
       receives_(std::min(kTransfers, schedule_.receives.size()), Transfer{MpiRequest(environment.mpi), {}}) {}
 
@@ -27,6 +29,7 @@ void ScheduleRun::cancel_receives() noexcept {
 bool ScheduleRun::advance() {
   bool progressed = false;
   while (post_receive() || finish_receive() || finish_send() || start_send()) progressed = true;
+  if (then_ && done()) std::exchange(then_, nullptr)();
   return progressed;
 }
 

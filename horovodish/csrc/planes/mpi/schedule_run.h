@@ -37,9 +37,10 @@ class ScheduleRun : public MpiTask {
   // `reduce_into(range, incoming, count, finish)` combines a received range; needed where the schedule reduces.
   using ReduceInto = std::function<void(std::byte* range, const std::byte* incoming, size_t count, bool finish)>;
 
-  // `buffer` takes what is received; what is sent is read from `sent`, or from `buffer` too when that is null.
+  // `buffer` takes what is received; what is sent is read from `sent`, or from `buffer` too when that is null. `then` is called once,
+  // when everything has been sent and received.
   ScheduleRun(const MpiEnvironment& environment, Schedule schedule, std::byte* buffer, size_t item_bytes,
-              ReduceInto reduce_into = nullptr, const std::byte* sent = nullptr);
+              ReduceInto reduce_into = nullptr, const std::byte* sent = nullptr, std::function<void()> then = nullptr);
   bool advance() override;
   bool done() const override {
     return sends_done_ == schedule_.sends.size() && receives_done_ == schedule_.receives.size();
@@ -64,6 +65,7 @@ class ScheduleRun : public MpiTask {
   const std::byte* const sent_;
   const size_t item_;
   const ReduceInto reduce_into_;
+  std::function<void()> then_;  // empty once it was called
   std::vector<Transfer> sends_, receives_;  // transfer i of the schedule uses entry i modulo the size
   size_t sends_started_ = 0, sends_done_ = 0, receives_posted_ = 0, receives_done_ = 0;
 };

@@ -39,36 +39,48 @@ std::string version_text(int version) {
 
 }  // namespace
 
-NcclPlane::NcclPlane(NcclPlaneConfig config, Plane& host, LaunchOrder& order, LaunchedOperations& launched,
-                     OnComplete on_complete, OnRefuse on_refuse)
-    : config_(std::move(config)),
-      host_(host),
+NcclPlane::NcclPlane(const ProcessSetConfig& config, const EngineOptions& options, std::unique_ptr<Plane> host,
+                     LaunchOrder& order, LaunchedOperations& launched, OnComplete on_complete, OnRefuse on_refuse)
+    : config_(config),
+      alone_(options.plane == "nccl"),
+      shared_gpu_(options.shared_gpu),
+      host_(std::move(host)),
       order_(order),
       launched_operations_(launched),
       on_complete_(std::move(on_complete)),
       on_refuse_(std::move(on_refuse)) {
-  order_.open(config_.process_set);
+  order_.open(config_.id);
 }
 
 NcclPlane::~NcclPlane() {
-  order_.close(config_.process_set);
-  if (!communicator_) {  // what was launched are copies within this GPU, which nobody aborts
-    for (const UnderWay& copy : launched_) launched_operations_.end(copy.number);
-    return;
-  }
+  order_.close(config_.id);
   Operation* const launching = !items_.empty() && items_.front()->launch ? items_.front()->operation.get() : nullptr;
+  if (communicator_) {
+    end_communicator(launching);
+  } else {  // what was launched are copies within this GPU, which nobody aborts
+    for (const UnderWay& copy : launched_) launched_operations_.end(copy.number);
+  }
+  for (const UnderWay& its : launched_) {
+    if (!its.done->done()) keep_for_ever(its.memory);
+  }
+  if (launching != nullptr && (!launching->done || !launching->done->done())) keep_for_ever(launching->memory);
+}
+
+// `launching`: null, or an operation whose launch has begun. Its memory is in use until the aborted kernel has ended.
+void NcclPlane::end_communicator(Operation* launching) noexcept {
   drain(kFarewellLimit);  // what a rank that has left in order has had its part in
   const bool all_done = launched_.empty() && launching == nullptr;
   lose_launched();  // before the communicator is aborted, which makes their events come
   try {
     const Device::Scope scope(*device_);
     if (all_done) communicator_->finalize(kFarewellLimit);
-    const bool ended = communicator_->end(kEndLimit);
-    // The memory of an operation that is given up is in use until the aborted kernel has ended.
-    if (launching != nullptr && ended) launching->done = device_->record_own();
-  } catch (const std::runtime_error&) {  // the GPU has failed, or CUDA has ended with the process
+    if (!communicator_->end(kEndLimit) || all_done) return;
+    const std::shared_ptr<DeviceEvent> last = device_->record_own();
+    if (launching != nullptr) launching->done = last;
+    const auto limit = Clock::now() + kEndLimit;
+    while (!last->done() && Clock::now() < limit) std::this_thread::sleep_for(kFarewellNap);
+  } catch (const std::exception&) {  // the GPU has failed, or CUDA has ended with the process
   }
-  if (launching != nullptr && !launching->done) launching->handle->abandon_memory();
 }
 
 void NcclPlane::drain(std::chrono::milliseconds limit) {
@@ -89,6 +101,7 @@ void NcclPlane::about_to_end(const Error& why) noexcept {
 }
 
 void NcclPlane::start(std::shared_ptr<Operation> operation) {
+  if (operation->request->on_host()) return host_->start(std::move(operation));
   const auto item = std::make_shared<Item>();
   item->operation = std::move(operation);
   items_.push_back(item);
@@ -103,12 +116,13 @@ void NcclPlane::start(std::shared_ptr<Operation> operation) {
 }
 
 Progress NcclPlane::advance() {
-  if (items_.empty() && launched_.empty()) return Progress::done;
+  const Progress on_host = host_->advance();
+  if (items_.empty() && launched_.empty()) return on_host;
   look_at_launched();
   bool progressed = false;
   while (!items_.empty() && advance_first()) progressed = true;
   if (progressed) return Progress::progressed;
-  return items_.empty() ? Progress::done : Progress::pending;
+  return items_.empty() ? on_host : std::max(on_host, Progress::pending);
 }
 
 // The host's plane takes its operations up in one order on all ranks, so this one needs no decision of its own.
@@ -120,7 +134,7 @@ void NcclPlane::tell_each_other(const std::string& name, const std::string& text
   request->members = {{name, DType::uint8, {Member::kAnyLength}}};
   const auto said = std::make_shared<const std::string>(text);
   const Buffer buffer{reinterpret_cast<const std::byte*>(said->data()), nullptr, {static_cast<int64_t>(said->size())}};
-  auto operation = operation_of(request, {buffer}, config_.process_set, std::make_shared<Handle>(0));
+  auto operation = operation_of(request, {buffer}, config_.id, std::make_shared<Handle>(0));
   operation->contributors = static_cast<int>(config_.ranks.size());
   operation->inner = [said, handle = operation->handle, then = std::move(then)] {
     const Handle::Output& output = handle->outputs.at(0);
@@ -132,14 +146,14 @@ void NcclPlane::tell_each_other(const std::string& name, const std::string& text
     }
     then(told);
   };
-  host_.start(std::move(operation));
+  host_->start(std::move(operation));
 }
 
 void NcclPlane::order(const Operation& operation) {
-  if (config_.process_set == 0 || config_.ranks.size() == 1) {
-    order_.add(config_.process_set, operation.decision);
+  if (config_.id == 0 || config_.ranks.size() == 1) {
+    order_.add(config_.id, operation.decision);
   } else if (config_.own == 0) {
-    order_.ask(config_.process_set, operation.decision);
+    order_.ask(config_.id, operation.decision);
   }
 }
 
@@ -149,7 +163,7 @@ void NcclPlane::exchange_bootstrap(const Operation& operation) {
   Bootstrap own;
   own.host = host_name();
   own.ordinal = operation.request->device;
-  own.shares = config_.shared_gpu;
+  own.shares = shared_gpu_;
   try {
     const abi::Nccl* const nccl = nccl_library();
     if (own.ordinal < 0) {
@@ -215,15 +229,15 @@ std::string NcclPlane::refusal(const std::vector<Bootstrap>& ranks) const {
 }
 
 void NcclPlane::count(const std::shared_ptr<Item>& item) {
-  const auto own = static_cast<size_t>(config_.own);
-  RowTable& table = item->rows.emplace(*item->operation, own, config_.ranks.size());
-  item->counted = false;
-  const std::string line(reinterpret_cast<const char*>(table.line(own)), table.line_bytes());
-  tell_each_other(item->operation->request->name + ": rows", line, [item](const std::vector<std::string>& lines) {
-    for (size_t rank = 0; rank < lines.size(); ++rank) {
-      std::memcpy(item->rows->line(rank), lines[rank].data(), lines[rank].size());
+  std::string own;
+  for (const Buffer& buffer : item->operation->buffers) {
+    own.append(reinterpret_cast<const char*>(buffer.rows.data()), buffer.rows.size() * sizeof(int64_t));
+  }
+  tell_each_other(item->operation->request->name + ": rows", own, [item](const std::vector<std::string>& told) {
+    for (const std::string& its : told) {
+      std::vector<int64_t>& rows = item->rows.emplace_back(its.size() / sizeof(int64_t));
+      std::memcpy(rows.data(), its.data(), its.size());
     }
-    item->counted = true;
   });
 }
 
@@ -232,9 +246,10 @@ bool NcclPlane::advance_first() {
   const std::shared_ptr<Item> item = items_.front();
   Operation& operation = *item->operation;
   const bool is_local_copy = this->is_local_copy(*operation.request);
-  if (!item->counted || !(is_local_copy || item->validation->known)) return false;
-  if (!order_.is_next(config_.process_set, operation.decision)) {
-    if (config_.process_set != 0 && !order_.ended().empty()) throw std::runtime_error(order_.ended());
+  const bool is_counted = !operation.request->any_rows() || !item->rows.empty();
+  if (!is_local_copy && !(is_counted && item->validation->known)) return false;
+  if (!order_.is_next(config_.id, operation.decision)) {
+    if (config_.id != 0 && !order_.ended().empty()) throw std::runtime_error(order_.ended());
     return false;
   }
   if (is_local_copy) {
@@ -288,7 +303,7 @@ void NcclPlane::unpack(Item& item) {
 
 void NcclPlane::launched(Operation& operation, Device& device) {
   const auto done = device.record_own();
-  launched_.push_back({0, Clock::now(), operation.request, std::move(operation.ready), done});
+  launched_.push_back({0, Clock::now(), operation.request, std::move(operation.ready), done, operation.memory});
   launched_.back().number = launched_operations_.begin();
   operation.done = done;
 }
@@ -321,7 +336,7 @@ void NcclPlane::copy_alone(Operation& operation) {
 
 std::optional<Plane::Launched> NcclPlane::oldest_launched() const {
   if (launched_.empty()) return std::nullopt;
-  const auto& [number, since, request, inputs, done] = launched_.front();
+  const auto& [number, since, request, inputs, done, memory] = launched_.front();
   const bool has_inputs = std::all_of(inputs.begin(), inputs.end(), [](const auto& event) { return event->done(); });
   return Launched{number, request, since, has_inputs};
 }
@@ -354,7 +369,6 @@ void NcclPlane::lose_launched() noexcept {
     its.done->lose(why);
     launched_operations_.lose(its.number, why);
   }
-  launched_.clear();
 }
 
 }  // namespace horovodish

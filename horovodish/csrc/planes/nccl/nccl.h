@@ -1,4 +1,4 @@
-// The plane of CUDA tensors: NCCL on the engine's stream of this rank's GPU.
+// The plane of CUDA tensors: NCCL on the engine's stream of this rank's GPU. It hands tensors of the host on to the host's plane.
 //
 // An operation passes these stages; only the first in the queue moves, and all of a rank's process sets share one order
 // of launches (launch_order.h):
@@ -20,6 +20,7 @@
 #include <tuple>
 #include <vector>
 
+#include "negotiation/process_set_config.h"
 #include "planes/nccl/launch_order.h"
 #include "planes/nccl/launched_operations.h"
 #include "planes/nccl/nccl_communicator.h"
@@ -28,26 +29,18 @@
 
 namespace horovodish {
 
-struct NcclPlaneConfig {
-  int process_set = 0;
-  int own = 0;  // index of this rank in `ranks`
-  std::vector<WorldRank> ranks;
-  bool alone = false;  // a rank that is alone uses NCCL, too, even where a copy would do
-  bool shared_gpu = false;  // several ranks may use one GPU
-};
-
 class NcclPlane : public Plane {
  public:
-  // `host`, `order` and `launched` outlive the plane.
-  NcclPlane(NcclPlaneConfig config, Plane& host, LaunchOrder& order, LaunchedOperations& launched,
-            OnComplete on_complete, OnRefuse on_refuse);
+  // `config`, `order` and `launched` outlive the plane.
+  NcclPlane(const ProcessSetConfig& config, const EngineOptions& options, std::unique_ptr<Plane> host,
+            LaunchOrder& order, LaunchedOperations& launched, OnComplete on_complete, OnRefuse on_refuse);
   // Waits for a moment for what was launched, then aborts it.
   ~NcclPlane() override;
 
   void start(std::shared_ptr<Operation> operation) override;
   Progress advance() override;
-  bool needs_polling() const override { return !items_.empty(); }
-  bool needs_watching() const override { return !launched_.empty(); }
+  bool needs_polling() const override { return host_->needs_polling() || !items_.empty(); }
+  bool may_fail_after_launch() const override { return !launched_.empty(); }
   std::optional<Launched> oldest_launched() const override;
   void drain(std::chrono::milliseconds limit) override;
   void about_to_end(const Error& why) noexcept override;
@@ -74,8 +67,7 @@ class NcclPlane : public Plane {
   struct Item {
     std::shared_ptr<Operation> operation;
     std::shared_ptr<const Validation> validation;
-    std::optional<RowTable> rows;  // of an allgather or alltoall
-    bool counted = true;  // whether the rows are known
+    NcclLaunch::Rows rows;  // once they are known
     std::unique_ptr<NcclLaunch> launch;  // null until launched
   };
   // On the GPU, until its event has come.
@@ -85,6 +77,7 @@ class NcclPlane : public Plane {
     std::shared_ptr<const Request> request;
     std::vector<std::shared_ptr<DeviceEvent>> inputs;  // when they are there, on streams of the framework
     std::shared_ptr<DeviceEvent> done;
+    std::shared_ptr<void> memory;  // of the operation
   };
 
   void order(const Operation& operation);
@@ -101,14 +94,17 @@ class NcclPlane : public Plane {
   void complete(std::shared_ptr<Operation> operation);
   // Whether nothing travels and nothing is multiplied.
   bool is_local_copy(const Request& request) const {
-    return config_.ranks.size() == 1 && !config_.alone && !is_scaled(request);
+    return config_.ranks.size() == 1 && !alone_ && !is_scaled(request);
   }
   void launched(Operation& operation, Device& device);
   void look_at_launched();
+  void end_communicator(Operation* launching) noexcept;
   void lose_launched() noexcept;
 
-  const NcclPlaneConfig config_;
-  Plane& host_;
+  const ProcessSetConfig& config_;
+  const bool alone_;  // a rank that is alone uses NCCL, too, even where a copy would do
+  const bool shared_gpu_;  // several ranks may use one GPU
+  const std::unique_ptr<Plane> host_;
   LaunchOrder& order_;
   LaunchedOperations& launched_operations_;
   const OnComplete on_complete_;

@@ -1,5 +1,6 @@
 #include "planes/nccl/nccl_communicator.h"
 
+#include <array>
 #include <future>
 #include <stdexcept>
 #include <thread>
@@ -15,31 +16,15 @@ constexpr std::chrono::milliseconds kNap{1};
 }  // namespace
 
 abi::NcclType nccl_type(DType dtype) {
-  switch (dtype) {
-    case DType::uint8:
-      return abi::NcclType::uint8;
-    case DType::int8:
-      return abi::NcclType::int8;
-    case DType::int32:
-      return abi::NcclType::int32;
-    case DType::int64:
-      return abi::NcclType::int64;
-    case DType::float16:
-      return abi::NcclType::float16;
-    case DType::bfloat16:
-      return abi::NcclType::bfloat16;
-    case DType::float32:
-      return abi::NcclType::float32;
-    case DType::float64:
-      return abi::NcclType::float64;
-    case DType::boolean:
-    case DType::int16:
-    case DType::uint16:
-    case DType::uint32:
-    case DType::uint64:
-      break;
-  }
-  throw std::logic_error("NCCL has no " + std::string(name_of(dtype)));
+  using Type = abi::NcclType;
+  constexpr auto kNone = static_cast<Type>(-1);
+  constexpr std::array<Type, kDTypeNames.size()> kTypes{
+      // in the order of DType
+      kNone,          Type::uint8,   Type::int8,    kNone, Type::int32, Type::int64, Type::float16,
+      Type::bfloat16, Type::float32, Type::float64, kNone, kNone,       kNone};
+  const Type type = kTypes[static_cast<size_t>(dtype)];
+  if (type == kNone) throw std::logic_error("NCCL has no " + std::string(name_of(dtype)));
+  return type;
 }
 
 NcclCommunicator::NcclCommunicator(const abi::Nccl& nccl, Device& device, const abi::NcclUniqueId& id, int ranks,

@@ -52,8 +52,8 @@ bool is_scaled(const Request& request) {
   return reduces && (request.prescale != 1.0 || request.postscale != 1.0);
 }
 
-NcclLaunch::NcclLaunch(Operation& operation, const std::optional<RowTable>& rows, NcclCommunicator& communicator,
-                       Device& device, int own, int ranks)
+NcclLaunch::NcclLaunch(Operation& operation, const Rows& rows, NcclCommunicator& communicator, Device& device, int own,
+                       int ranks)
     : operation_(operation),
       request_(*operation.request),
       rows_(rows),
@@ -71,7 +71,6 @@ NcclLaunch::NcclLaunch(Operation& operation, const std::optional<RowTable>& rows
 void NcclLaunch::plan() {
   reserved_ = 0;
   pieces_.clear();
-  identities_.clear();
   before_.clear();
   after_.clear();
   if (request_.kind == Kind::allreduce) plan_allreduce();
@@ -88,42 +87,44 @@ std::byte* NcclLaunch::reserve(size_t bytes) {
 
 void NcclLaunch::plan_allreduce() {
   for (const Concatenation& whole : Concatenation::by_dtype(operation_)) {
-    std::vector<Concatenation::Tensor> small;
-    for (const auto& tensor : whole.tensors()) {
-      if (tensor.range.count * whole.item_bytes() < kLarge) {
-        small.push_back(tensor);
-      } else {
-        plan_vector(whole.dtype(), {tensor});
-      }
+    Concatenation small(whole.dtype());
+    for (const auto& [source, target, range] : whole.tensors()) {
+      Concatenation alone(whole.dtype());
+      const bool is_small = range.count * whole.item_bytes() < kLarge;
+      (is_small ? small : alone).append(source, target, range.count);
+      plan_vector(alone);
     }
-    plan_vector(whole.dtype(), small);
+    plan_vector(small);
   }
 }
 
 // Several tensors become one long vector in the fusion buffer. One alone needs none.
-void NcclLaunch::plan_vector(DType dtype, const std::vector<Concatenation::Tensor>& tensors) {
-  if (tensors.empty()) return;
-  const auto& first = tensors[0];
-  if (tensors.size() == 1 && first.source != nullptr && first.target != nullptr) {
-    pieces_.push_back({first.source, first.target, dtype, first.range.count});
-    return;
+void NcclLaunch::plan_vector(const Concatenation& whole) {
+  if (whole.count() == 0) return;
+  const auto& [source, target, range] = whole.tensors().front();
+  if (whole.tensors().size() == 1 && source != nullptr && target != nullptr) {
+    pieces_.push_back({source, target, whole.dtype(), range.count});
+  } else {
+    plan_in_buffer(whole, whole.whole(), whole.whole());
   }
-  size_t total = 0;
-  for (const auto& tensor : tensors) total += tensor.range.count;
-  std::byte* const buffer = reserve(total * bytes_of(dtype));
-  pieces_.push_back({buffer, buffer, dtype, total});
-  size_t begin = 0;
-  for (const auto& tensor : tensors) {
-    std::byte* const place = buffer == nullptr ? nullptr : buffer + begin;
-    const size_t bytes = tensor.range.count * bytes_of(dtype);
-    begin += bytes;
-    if (tensor.source == nullptr) {
-      identities_.push_back({place, dtype, tensor.range.count});
-    } else {
-      before_.push_back({place, tensor.source, bytes});
-    }
-    if (tensor.target != nullptr) after_.push_back({tensor.target, place, bytes});
-  }
+}
+
+// In the fusion buffer, in place. Of the tensors, `comes` is copied there first, and `goes` back at the end.
+void NcclLaunch::plan_in_buffer(const Concatenation& whole, Range comes, Range goes) {
+  const size_t item = whole.item_bytes();
+  std::byte* const buffer = reserve(whole.count() * item);
+  const auto place = [&](size_t element) { return buffer == nullptr ? nullptr : buffer + element * item; };
+  pieces_.push_back({buffer, buffer, whole.dtype(), whole.count()});
+  using Tensor = Concatenation::Tensor;
+  whole.for_each_piece(comes, [&](const Tensor& tensor, size_t first, size_t count, size_t position) {
+    std::byte* const target = place(comes.begin + position);
+    const std::byte* const source = tensor.source == nullptr ? nullptr : tensor.source + first * item;
+    before_.push_back({source, target, whole.dtype(), count});
+  });
+  whole.for_each_piece(goes, [&](const Tensor& tensor, size_t first, size_t count, size_t position) {
+    if (tensor.target == nullptr) return;
+    after_.push_back({place(goes.begin + position), tensor.target + first * item, whole.dtype(), count});
+  });
 }
 
 void NcclLaunch::plan_reducescatter() {
@@ -134,7 +135,7 @@ void NcclLaunch::plan_reducescatter() {
     std::byte* target = operation_.buffers[i].target;
     if (operation_.buffers[i].source == nullptr && count > 0) {  // this rank has joined
       std::byte* const identity = reserve(count * bytes_of(member.dtype));
-      identities_.push_back({identity, member.dtype, count});
+      before_.push_back({nullptr, identity, member.dtype, count});
       source = identity;
       target = reserve(count * bytes_of(member.dtype));
     }
@@ -142,29 +143,12 @@ void NcclLaunch::plan_reducescatter() {
   }
 }
 
-// In the fusion buffer, in place. Of a reducescatter, only the own part goes back; of an allgather, only that one comes.
+// Of a reducescatter, only the own part goes back; of an allgather, only that one comes.
 void NcclLaunch::plan_elements() {
   const bool gathers = request_.kind == Kind::allgather;
   for (const Concatenation& whole : Concatenation::by_dtype(operation_)) {
-    const size_t item = whole.item_bytes();
-    const Range own = elements_of(whole.count(), static_cast<size_t>(own_), static_cast<size_t>(ranks_));
-    std::byte* const buffer = reserve(whole.count() * item);
-    pieces_.push_back({buffer, buffer, whole.dtype(), whole.count()});
-    const auto visit = [&](Range range, bool comes) {
-      whole.for_each_piece(
-          range, [&](const Concatenation::Tensor& tensor, size_t first, size_t count, size_t position) {
-            std::byte* const place = buffer == nullptr ? nullptr : buffer + (range.begin + position) * item;
-            if (comes && tensor.source == nullptr) {
-              identities_.push_back({place, whole.dtype(), count});
-            } else if (comes) {
-              before_.push_back({place, tensor.source + first * item, count * item});
-            } else if (tensor.target != nullptr) {
-              after_.push_back({tensor.target + first * item, place, count * item});
-            }
-          });
-    };
-    visit(gathers ? own : whole.whole(), true);
-    visit(gathers ? whole.whole() : own, false);
+    const Range own = part_of(request_, whole.count(), static_cast<size_t>(own_), static_cast<size_t>(ranks_));
+    plan_in_buffer(whole, gathers ? own : whole.whole(), gathers ? whole.whole() : own);
   }
 }
 
@@ -179,17 +163,25 @@ void NcclLaunch::plan_broadcast() {
 }
 
 void NcclLaunch::pack() {
-  for (const Identity& identity : identities_) {
-    device_.fill_identity(identity.dtype, request_.op, identity.target, identity.count);
-  }
-  for (const DeviceCopy& copy : before_) device_.copy(copy.target, copy.source, copy.bytes);
+  for (const Piece& piece : before_) copy(piece);
   if (!request_.any_rows()) return;
   for (size_t member = 0; member < request_.members.size(); ++member) {
-    const std::vector<int64_t> rows = rows_->incoming(member);
+    std::vector<int64_t> incoming;
+    for (size_t from = 0; from < rows_.size(); ++from)
+      incoming.push_back(rows(member, from, static_cast<size_t>(own_)));
     const size_t bytes = row_bytes(request_.members[member]) *
-                         static_cast<size_t>(std::accumulate(rows.begin(), rows.end(), int64_t{0}));
-    operation_.handle->outputs.push_back({nullptr, bytes, rows, device_.allocate(bytes)});
+                         static_cast<size_t>(std::accumulate(incoming.begin(), incoming.end(), int64_t{0}));
+    operation_.handle->outputs.push_back({nullptr, bytes, incoming, device_.allocate(bytes)});
   }
+}
+
+void NcclLaunch::copy(const Piece& piece) const {
+  if (piece.source == nullptr) return device_.fill_identity(piece.dtype, request_.op, piece.target, piece.count);
+  device_.copy(piece.target, piece.source, piece.count * bytes_of(piece.dtype));
+}
+
+int64_t NcclLaunch::rows(size_t member, size_t from, size_t to) const {
+  return rows_[from][request_.kind == Kind::alltoall ? member * rows_.size() + to : member];
 }
 
 void NcclLaunch::call() {
@@ -213,13 +205,11 @@ void NcclLaunch::call() {
     if (request_.by_elements) {
       call_by_elements(piece, ops.empty() ? abi::NcclOp::sum : ops[i]);
     } else if (request_.kind == Kind::broadcast) {
-      check(nccl_.broadcast(piece.source, piece.target, piece.count, abi::NcclType::uint8, operation_.root,
-                            communicator_.get(), device_.stream()));
+      ask(nccl_.broadcast, piece.source, piece.target, piece.count, abi::NcclType::uint8, operation_.root);
     } else if (request_.kind == Kind::reducescatter) {
       call_reducescatter(piece, request_.members[i], ops[i]);
     } else {
-      check(nccl_.all_reduce(piece.source, piece.target, piece.count, nccl_type(piece.dtype), ops[i],
-                             communicator_.get(), device_.stream()));
+      ask(nccl_.all_reduce, piece.source, piece.target, piece.count, nccl_type(piece.dtype), ops[i]);
     }
   }
   for (size_t member = 0; request_.any_rows() && member < request_.members.size(); ++member) {
@@ -236,7 +226,7 @@ void NcclLaunch::call() {
 
 void NcclLaunch::unpack() {
   communicator_.forget_factors();
-  for (const DeviceCopy& copy : after_) device_.copy(copy.target, copy.source, copy.bytes);
+  for (const Piece& piece : after_) copy(piece);
 }
 
 // Factors and the average are one multiplication of each contribution before it is added. A rank that has joined
@@ -259,76 +249,65 @@ abi::NcclOp NcclLaunch::op_for(DType dtype) {
   return communicator_.sum_of_multiples(dtype, average ? factor / std::max(operation_.contributors, 1) : factor);
 }
 
-// NCCL deals out equal parts only. Where the rows cannot be, each part is reduced to its rank.
 void NcclLaunch::call_reducescatter(const Piece& piece, const Member& member, abi::NcclOp op) {
   if (piece.count == 0) return;
-  const auto rows = static_cast<size_t>(member.shape[0]), ranks = static_cast<size_t>(ranks_);
-  const size_t row = piece.count / rows;
-  if (rows % ranks == 0) {
-    check(nccl_.reduce_scatter(piece.source, piece.target, piece.count / ranks, nccl_type(piece.dtype), op,
-                               communicator_.get(), device_.stream()));
-    return;
-  }
-  for (int rank = 0; rank < ranks_; ++rank) {
-    const Range part = rows_of(rows, static_cast<size_t>(rank), ranks);
-    if (part.count == 0) continue;
-    const size_t begin = part.begin * row * bytes_of(piece.dtype);
-    check(nccl_.reduce(piece.source + begin, rank == own_ ? piece.target : nullptr, part.count * row,
-                       nccl_type(piece.dtype), op, rank, communicator_.get(), device_.stream()));
-  }
+  const auto rows = static_cast<size_t>(member.shape[0]);
+  reduce_parts(piece, piece.target, op, [&, row = piece.count / rows](size_t rank) {
+    const Range part = rows_of(rows, rank, static_cast<size_t>(ranks_));
+    return Range{part.begin * row, part.count * row};
+  });
 }
 
 void NcclLaunch::call_by_elements(const Piece& piece, abi::NcclOp op) {
-  const bool gathers = request_.kind == Kind::allgather;
-  const auto ranks = static_cast<size_t>(ranks_);
+  const auto part = [&](size_t rank) { return part_of(request_, piece.count, rank, static_cast<size_t>(ranks_)); };
   const size_t item = bytes_of(piece.dtype);
-  const auto part = [&](int rank) { return elements_of(piece.count, static_cast<size_t>(rank), ranks); };
-  std::byte* const own = piece.target + part(own_).begin * item;
+  std::byte* const own = piece.target + part(static_cast<size_t>(own_)).begin * item;
   if (piece.count == 0) return;
-  if (piece.count % ranks == 0 && gathers) {
-    check(nccl_.all_gather(own, piece.target, piece.count / ranks * item, abi::NcclType::uint8, communicator_.get(),
-                           device_.stream()));
-    return;
+  if (request_.kind == Kind::allgather) {
+    gather_parts(own, piece.target, [&](size_t rank) { return part(rank).count * item; });
+  } else {
+    reduce_parts(piece, own, op, part);
   }
-  if (piece.count % ranks == 0) {
-    check(nccl_.reduce_scatter(piece.source, own, piece.count / ranks, nccl_type(piece.dtype), op, communicator_.get(),
-                               device_.stream()));
-    return;
+}
+
+void NcclLaunch::call_allgather(size_t member) {
+  const Handle::Output& output = operation_.handle->outputs[member];
+  if (output.bytes == 0) return;
+  gather_parts(operation_.buffers[member].source, output.on_device->data(),
+               [&, row = row_bytes(request_.members[member])](size_t rank) {
+                 return static_cast<size_t>(output.rows[rank]) * row;
+               });
+}
+
+template <class SizeOf>
+bool NcclLaunch::all_equal(SizeOf size_of_rank) const {
+  bool equal = true;
+  for (size_t rank = 1; rank < static_cast<size_t>(ranks_); ++rank) equal &= size_of_rank(rank) == size_of_rank(0);
+  return equal;
+}
+
+// NCCL deals out equal parts only. Where they are not, each is reduced to its rank.
+template <class PartOf>
+void NcclLaunch::reduce_parts(const Piece& piece, std::byte* own, abi::NcclOp op, PartOf part_of) {
+  const abi::NcclType type = nccl_type(piece.dtype);
+  if (all_equal([&](size_t rank) { return part_of(rank).count; })) {
+    return ask(nccl_.reduce_scatter, piece.source, own, part_of(0).count, type, op);
   }
   for (int rank = 0; rank < ranks_; ++rank) {
-    const auto [begin, count] = part(rank);
-    std::byte* const place = piece.target + begin * item;
-    if (count == 0) continue;
-    if (gathers) {
-      check(nccl_.broadcast(place, place, count * item, abi::NcclType::uint8, rank, communicator_.get(),
-                            device_.stream()));
-    } else {
-      check(nccl_.reduce(place, place, count, nccl_type(piece.dtype), op, rank, communicator_.get(), device_.stream()));
-    }
+    const auto [begin, count] = part_of(static_cast<size_t>(rank));
+    const std::byte* const source = piece.source + begin * bytes_of(piece.dtype);
+    if (count > 0) ask(nccl_.reduce, source, rank == own_ ? own : nullptr, count, type, op, rank);
   }
 }
 
 // NCCL gathers equal parts only. Where they are not, each is sent to all by its rank.
-void NcclLaunch::call_allgather(size_t member) {
-  const Handle::Output& output = operation_.handle->outputs[member];
-  const size_t row = row_bytes(request_.members[member]);
-  const std::byte* const source = operation_.buffers[member].source;
-  if (output.bytes == 0) return;
-  const bool equal =
-      std::adjacent_find(output.rows.begin(), output.rows.end(), std::not_equal_to<>()) == output.rows.end();
-  if (equal) {
-    check(nccl_.all_gather(source, output.on_device->data(), output.bytes / static_cast<size_t>(ranks_),
-                           abi::NcclType::uint8, communicator_.get(), device_.stream()));
-    return;
-  }
-  size_t begin = 0;
+template <class BytesOf>
+void NcclLaunch::gather_parts(const std::byte* own, std::byte* target, BytesOf bytes_of_rank) {
+  if (all_equal(bytes_of_rank)) return ask(nccl_.all_gather, own, target, bytes_of_rank(0), abi::NcclType::uint8);
   for (int rank = 0; rank < ranks_; ++rank) {
-    const size_t bytes = static_cast<size_t>(output.rows[static_cast<size_t>(rank)]) * row;
-    std::byte* const place = output.on_device->data() + begin;
-    begin += bytes;
-    if (bytes == 0) continue;
-    check(nccl_.broadcast(rank == own_ ? source : place, place, bytes, abi::NcclType::uint8, rank, communicator_.get(),
-                          device_.stream()));
+    const size_t bytes = bytes_of_rank(static_cast<size_t>(rank));
+    if (bytes > 0) ask(nccl_.broadcast, rank == own_ ? own : target, target, bytes, abi::NcclType::uint8, rank);
+    target += bytes;
   }
 }
 
@@ -336,21 +315,16 @@ void NcclLaunch::call_alltoall(size_t member) {
   const Handle::Output& output = operation_.handle->outputs[member];
   const size_t row = row_bytes(request_.members[member]);
   const auto bytes = [&](int from, int to) {
-    return static_cast<size_t>(rows_->between(member, static_cast<size_t>(from), static_cast<size_t>(to))) * row;
+    return static_cast<size_t>(rows(member, static_cast<size_t>(from), static_cast<size_t>(to))) * row;
   };
-  size_t sent = 0, received = 0;
+  const std::byte* source = operation_.buffers[member].source;
+  std::byte* target = output.on_device->data();
   for (int peer = 0; peer < ranks_; ++peer) {
     const size_t to_peer = bytes(own_, peer), from_peer = bytes(peer, own_);
-    if (to_peer > 0) {
-      check(nccl_.send(operation_.buffers[member].source + sent, to_peer, abi::NcclType::uint8, peer,
-                       communicator_.get(), device_.stream()));
-    }
-    if (from_peer > 0) {
-      check(nccl_.receive(output.on_device->data() + received, from_peer, abi::NcclType::uint8, peer,
-                          communicator_.get(), device_.stream()));
-    }
-    sent += to_peer;
-    received += from_peer;
+    if (to_peer > 0) ask(nccl_.send, source, to_peer, abi::NcclType::uint8, peer);
+    if (from_peer > 0) ask(nccl_.receive, target, from_peer, abi::NcclType::uint8, peer);
+    source += to_peer;
+    target += from_peer;
   }
 }
 

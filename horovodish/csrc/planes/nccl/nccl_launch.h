@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,7 +9,6 @@
 #include "operation/operation.h"
 #include "planes/fusion.h"
 #include "planes/nccl/nccl_communicator.h"
-#include "planes/nccl/rows.h"
 
 namespace horovodish {
 
@@ -21,17 +19,13 @@ std::string problem_for_nccl(const Request& request);
 // Whether a request multiplies its values.
 bool is_scaled(const Request& request);
 
-struct DeviceCopy {
-  std::byte* target;
-  const std::byte* source;
-  size_t bytes;
-};
-
 class NcclLaunch {
  public:
-  // `rows`: of an allgather or alltoall.
-  NcclLaunch(Operation& operation, const std::optional<RowTable>& rows, NcclCommunicator& communicator, Device& device,
-             int own, int ranks);
+  // Of an allgather or alltoall, what each rank sends: Buffer::rows of its members, one after the other.
+  using Rows = std::vector<std::vector<int64_t>>;
+
+  NcclLaunch(Operation& operation, const Rows& rows, NcclCommunicator& communicator, Device& device, int own,
+             int ranks);
 
   // In this order on the device's stream, the last when NCCL has launched what the second has asked for.
   void pack();
@@ -39,14 +33,9 @@ class NcclLaunch {
   void unpack();
 
  private:
-  // Of members that travel as they are or as one vector.
+  // What travels: a member as it is, or several as one vector. Or what is copied; without a source, filled with the identity.
   struct Piece {
     const std::byte* source;
-    std::byte* target;
-    DType dtype;
-    size_t count;
-  };
-  struct Identity {
     std::byte* target;
     DType dtype;
     size_t count;
@@ -54,21 +43,35 @@ class NcclLaunch {
 
   void plan();
   void plan_allreduce();
-  void plan_vector(DType dtype, const std::vector<Concatenation::Tensor>& tensors);
+  void plan_vector(const Concatenation& whole);
+  void plan_in_buffer(const Concatenation& whole, Range comes, Range goes);
   void plan_reducescatter();
   void plan_elements();
   void plan_broadcast();
   std::byte* reserve(size_t bytes);
+  void copy(const Piece& piece) const;
+  // Rows of a member that one rank sends to another.
+  int64_t rows(size_t member, size_t from, size_t to) const;
   abi::NcclOp op_for(DType dtype);
   void call_reducescatter(const Piece& piece, const Member& member, abi::NcclOp op);
   void call_by_elements(const Piece& piece, abi::NcclOp op);
   void call_allgather(size_t member);
   void call_alltoall(size_t member);
+  template <class SizeOf>
+  bool all_equal(SizeOf size_of_rank) const;
+  template <class PartOf>
+  void reduce_parts(const Piece& piece, std::byte* own, abi::NcclOp op, PartOf part_of);
+  template <class BytesOf>
+  void gather_parts(const std::byte* own, std::byte* target, BytesOf bytes_of_rank);
   void check(abi::NcclResult result) const { communicator_.check(result, "a collective was launched"); }
+  template <class Function, class... Arguments>
+  void ask(Function function, Arguments... arguments) const {
+    check(function(arguments..., communicator_.get(), device_.stream()));
+  }
 
   Operation& operation_;
   const Request& request_;
-  const std::optional<RowTable>& rows_;
+  const Rows& rows_;
   NcclCommunicator& communicator_;
   const abi::Nccl& nccl_;
   Device& device_;
@@ -76,9 +79,7 @@ class NcclLaunch {
 
   std::byte* scratch_ = nullptr;
   size_t reserved_ = 0;  // bytes of it
-  std::vector<Piece> pieces_;
-  std::vector<Identity> identities_;
-  std::vector<DeviceCopy> before_, after_;
+  std::vector<Piece> pieces_, before_, after_;
 };
 
 }  // namespace horovodish

@@ -1,12 +1,10 @@
-#include "planes/stream/rows_task.h"
-
 #include <algorithm>
 #include <deque>
 #include <numeric>
 #include <utility>
 
 #include "arithmetic/copy_bytes.h"
-#include "planes/fusion.h"
+#include "planes/stream/tasks.h"
 
 namespace horovodish {
 
@@ -31,18 +29,12 @@ class RowsTask : public StreamTask {
         world_(world),
         is_alltoall_(operation_->request->kind == Kind::alltoall),
         members_(operation_->buffers.size()),
-        hosts_(world.others != nullptr ? world.others->hosts : one_host(world.ranks)),
-        host_(world.others != nullptr ? world.others->host : 0),
-        own_(static_cast<size_t>(hosts_[host_][world.own])) {
-    size_t fewest = world.ranks;
-    for (const auto& host : hosts_) {
-      places_ = std::max(places_, host.size());
-      fewest = std::min(fewest, host.size());
-    }
-    const size_t places_of_a_rank = ceil_divide(places_, fewest);
-    arrivals_ = places_of_a_rank * hosts_.size();
+        hosts_(world.hosts),
+        host_(world.layout.host),
+        own_(world.own_rank()),
+        places_(world.layout.shards.places()),
+        arrivals_(ceil_divide(places_, world.layout.shards.fewest_ranks()) * hosts_.size()) {
     const size_t areas = arrivals_ + (sends_from_areas() ? hosts_.size() : 0);
-    constexpr size_t kCacheLine = 64;
     area_ = (hosts_.size() > 1 ? world.slot_bytes : world.chunk_bytes) / areas / kCacheLine * kCacheLine;
     if (operation_->request->by_elements) {
       lay_out_elements();
@@ -54,10 +46,9 @@ class RowsTask : public StreamTask {
   uint64_t chunks() const override { return table_chunks_ + data_chunks_; }
   bool all_chunks_known() const override { return moves_tensors() || tables_read_ == table_chunks_; }
   Stages stages() const override {
-    const bool several = world_.others != nullptr;
+    const bool several = world_.several_hosts();
     return {.publish = !moves_tensors(), .combine = !several, .collect = several && !moves_tensors()};
   }
-  bool moves_tensors() const override { return !world_.in_slots() && world_.others != nullptr; }
 
   void publish(uint64_t chunk, std::byte* slot) override {
     const Concatenation& own = incoming_[own_];
@@ -81,7 +72,7 @@ class RowsTask : public StreamTask {
         if (host == host_) continue;
         if (place == world_.own) sent[host] = sent_to(host, chunk);
         if (place < hosts_[host].size()) {
-          const Concatenation& theirs = incoming_[rank_at(host, place)];
+          const Concatenation& theirs = incoming_[world_.rank_at(host, place)];
           received[host] = {arrival(place, host), part(theirs, chunk).count};
         }
       }
@@ -95,6 +86,7 @@ class RowsTask : public StreamTask {
   }
 
  private:
+  bool moves_tensors() const { return !world_.in_slots(); }
   // A member where every rank is a host, or the table.
   struct Piece {
     const std::byte* source;
@@ -136,7 +128,7 @@ class RowsTask : public StreamTask {
 
    private:
     static constexpr size_t kAtOnce = 4;
-    static_assert(kAtOnce <= MpiTags::kExchanges);
+    static_assert(kAtOnce <= abi::MpiTags::kExchanges);
 
     void begin() {
       for (; runs_.size() < kAtOnce && begun_ < task_.pieces_.size(); ++begun_) {
@@ -156,14 +148,7 @@ class RowsTask : public StreamTask {
     size_t begun_ = 0;                               // pieces
   };
 
-  static std::vector<std::vector<int>> one_host(size_t ranks) {
-    std::vector<int> all(ranks);
-    std::iota(all.begin(), all.end(), 0);
-    return {all};
-  }
-
   bool sends_from_areas() const { return is_alltoall_ && hosts_.size() > 1; }
-  size_t rank_at(size_t host, size_t place) const { return static_cast<size_t>(hosts_[host][place]); }
   // Where a block lies in the slot of the rank that holds it.
   size_t arrival(size_t place, size_t host) const { return (place / world_.ranks * hosts_.size() + host) * area_; }
   size_t departure(size_t host) const { return (arrivals_ + host) * area_; }
@@ -180,8 +165,8 @@ class RowsTask : public StreamTask {
     for (size_t place = 0; place < places_; ++place) {
       const std::byte* slot = slots[place % world_.ranks];
       for (size_t host = 0; host < hosts_.size(); ++host) {
-        if (place >= hosts_[host].size() || rank_at(host, place) == own_) continue;
-        const Concatenation& block = incoming_[rank_at(host, place)];
+        if (place >= hosts_[host].size() || world_.rank_at(host, place) == own_) continue;
+        const Concatenation& block = incoming_[world_.rank_at(host, place)];
         block.unpack(part(block, chunk), slot + arrival(place, host));
       }
     }
@@ -310,7 +295,7 @@ class RowsTask : public StreamTask {
       for (const auto& [source, target, range] : whole.tensors()) {
         Piece piece{source, target, {}, {}, own_};
         for (size_t rank = 0; rank < ranks; ++rank) {
-          const Range part = overlap(elements_of(whole.count(), rank, ranks), range);
+          const Range part = overlap(part_of(*operation_->request, whole.count(), rank, ranks), range);
           const size_t begin = (part.begin - range.begin) * item, bytes = part.count * item;
           incoming_[rank].append(rank == own_ ? source + begin : nullptr, target + begin, bytes);
           piece.received.push_back({begin, bytes});
@@ -342,7 +327,7 @@ class RowsTask : public StreamTask {
       const size_t bytes = row(member) * static_cast<size_t>(told_by(rank, member, place));
       const bool mine = !is_alltoall_ || place == world_.own;
       const std::byte* own = source;
-      if (rank == own_ && is_alltoall_) own += sent_rows(member, rank_at(host_, place)).begin;
+      if (rank == own_ && is_alltoall_) own += sent_rows(member, world_.rank_at(host_, place)).begin;
       incoming_[rank].append(rank == own_ ? own : nullptr, mine ? target : nullptr, bytes);
       if (mine) target += bytes;
     }
@@ -353,9 +338,10 @@ class RowsTask : public StreamTask {
   const StreamWorld world_;
   const bool is_alltoall_;
   const size_t members_;
-  const std::vector<std::vector<int>> hosts_;  // ranks of the process set
+  const std::vector<std::vector<int>>& hosts_;  // ranks of the process set
   const size_t host_, own_;  // of this rank, and its index in the set
-  size_t places_ = 0, arrivals_ = 0, area_ = 0;
+  const size_t places_, arrivals_;
+  size_t area_ = 0;
   std::vector<int64_t> told_, heard_;  // by host and by rank
   std::vector<Concatenation> incoming_;  // by rank: its block for this host; this rank's own has sources
   std::vector<Concatenation> outgoing_;  // by host: this rank's block for it, where an alltoall has one

@@ -13,25 +13,23 @@ constexpr int kStepsPerAdvance = 16;
 constexpr size_t kSegmentsOfChunk = 4;
 }  // namespace
 
-StreamPlane::StreamPlane(std::optional<Shared> shared, size_t own, size_t chunk_bytes, std::optional<OtherHosts> others,
-                         OnComplete on_complete)
+StreamPlane::StreamPlane(std::optional<Shared> shared, size_t chunk_bytes, HostLayout layout, OnComplete on_complete)
     : shared_(std::move(shared)),
-      own_(own),
       chunk_bytes_(chunk_bytes),
-      others_(std::move(others)),
+      layout_(std::move(layout)),
       on_complete_(std::move(on_complete)) {
   if (shared_) {
     const auto& [arena, region, local] = *shared_;
     slots_.resize(arena.layout().slots);
     for (size_t rank = 0; rank < local.size(); ++rank) {
       counters_.push_back(&arena.counters(region, local[rank]));
-      if (rank != own) peers_.push_back(&arena.header(local[rank]).doorbell);
+      if (rank != layout_.place) peers_.push_back(&arena.doorbell(local[rank]));
       for (size_t index = 0; index < slots_.size(); ++index)
         slots_[index].push_back(arena.slot(region, local[rank], index));
     }
   } else {
     counters_.push_back(&own_counters_);
-    slots_.assign(MpiTags::kSlots, {nullptr});
+    slots_.assign(abi::MpiTags::kSlots, {nullptr});
   }
   for (auto* known : {&known_published_, &known_reduced_, &known_released_}) known->resize(counters_.size());
 }
@@ -44,32 +42,31 @@ StreamPlane::~StreamPlane() {
       transfer->cancel_receives();
       static_cast<void>(transfer.release());
     }
-    if (exchange.task->moves_tensors()) {
-      exchange.operation->handle->abandon_memory();
-      static_cast<void>(new Exchange(std::move(exchange)));
-    } else if (shared_) {
+    if (shared_) {
       shared_->arena.keep_addresses();
+    } else {
+      keep_for_ever(exchange.operation->memory);
+      keep_for_ever(exchange.operation);  // for the results that the engine allocated
+      keep_for_ever(exchange.task);
     }
   }
 }
 
 void StreamPlane::start(std::shared_ptr<Operation> operation) {
   const Request& request = *operation->request;
-  const OtherHosts* const others = others_ ? &*others_ : nullptr;
-  if (!shared_ && others == nullptr) {
+  if (!shared_ && !several_hosts()) {
     carry_out_alone(*operation);
     return on_complete_(operation);
   }
-  StreamWorld world{.own = own_, .ranks = counters_.size(), .others = others};
-  if (others != nullptr)
-    world.segment_bytes = request.segment_bytes == 0 ? others->segment_bytes : request.segment_bytes;
+  StreamWorld world{.layout = layout_};
+  world.segment_bytes = request.segment_bytes == 0 ? layout_.segment_bytes : request.segment_bytes;
   if (shared_) {
     world.slot_bytes = shared_->arena.layout().chunk_bytes;
     world.chunk_bytes = request.chunk_bytes == 0 ? chunk_bytes_ : std::min(request.chunk_bytes, world.slot_bytes);
   }
-  if (shared_ && others != nullptr) {
-    const size_t pieces = others->shards.count() * others->hosts.size();
-    world.segment_bytes = std::min(others->segment_bytes, chunk_bytes_ / kSegmentsOfChunk);
+  if (shared_ && several_hosts()) {
+    const size_t pieces = layout_.shards.count() * layout_.hosts.size();
+    world.segment_bytes = std::min(layout_.segment_bytes, chunk_bytes_ / kSegmentsOfChunk);
     world.chunk_bytes = exchanged_chunk(world.chunk_bytes, world.segment_bytes, pieces, world.slot_bytes);
   }
   auto tasks = make_stream_tasks(operation, world);
@@ -126,7 +123,7 @@ bool StreamPlane::publish_one() {
   if (sequence >= slots && !reached(known_released_, &StreamCounters::released, sequence - slots)) return false;
   if (task.stages().publish) {
     const Trace::Span span(operation_at(publish_)->trace, Phase::pack, follows_);
-    task.publish(publish_.chunk, slots_of(sequence)[own_]);
+    task.publish(publish_.chunk, slots_of(sequence)[layout_.place]);
   }
   announce(&StreamCounters::published, sequence);
   step(publish_);
@@ -143,7 +140,7 @@ bool StreamPlane::combine_one() {
     const Trace::Span span(operation->trace, Phase::reduce, follows_);
     task->combine(combine_.chunk, slots_of(sequence));
   }
-  if (others_) {
+  if (several_hosts()) {
     auto transfers = task->exchange(combine_.chunk, sequence, slots_of(sequence));
     exchanges_.push_back({sequence, operation, task, std::move(transfers)});
   } else {
@@ -214,7 +211,7 @@ bool StreamPlane::reached(std::vector<uint64_t>& known, std::atomic<uint64_t> St
 }
 
 void StreamPlane::announce(std::atomic<uint64_t> StreamCounters::* counter, uint64_t sequence) {
-  (counters_[own_]->*counter).store(sequence + 1, std::memory_order_release);
+  (counters_[layout_.place]->*counter).store(sequence + 1, std::memory_order_release);
   for (Doorbell* peer : peers_) peer->ring();
 }
 

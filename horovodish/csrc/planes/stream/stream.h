@@ -51,8 +51,6 @@ class StreamTask {
   // stream.
   virtual std::vector<std::unique_ptr<MpiTask>> exchange(uint64_t, uint64_t /*sequence*/, const Slots&) { return {}; }
   virtual void collect(uint64_t, const Slots&) {}
-  // Whether what its exchanges read and write is not in slots, but the operation's or the task's.
-  virtual bool moves_tensors() const { return false; }
 };
 
 class StreamPlane : public Plane {
@@ -64,16 +62,14 @@ class StreamPlane : public Plane {
     std::vector<size_t> local;
   };
 
-  // `own`: this rank's index among those of this host. `shared`: none where no host has several ranks. `others`: none when all
-  // ranks are on this host.
-  StreamPlane(std::optional<Shared> shared, size_t own, size_t chunk_bytes, std::optional<OtherHosts> others,
-              OnComplete on_complete);
+  // `shared`: none where no host has several ranks.
+  StreamPlane(std::optional<Shared> shared, size_t chunk_bytes, HostLayout layout, OnComplete on_complete);
   ~StreamPlane() override;
 
   void start(std::shared_ptr<Operation> operation) override;
   Progress advance() override;
   // Also before a transfer begins: the decision on an operation comes from another host, and rings no doorbell either.
-  bool needs_polling() const override { return others_.has_value(); }
+  bool needs_polling() const override { return several_hosts(); }
 
  private:
   struct Item {
@@ -94,6 +90,7 @@ class StreamPlane : public Plane {
     uint64_t sequence = 0;  // chunks of the stream before this one
   };
 
+  bool several_hosts() const { return layout_.hosts.size() > 1; }
   const std::shared_ptr<StreamTask>* current(Cursor& cursor);
   const std::shared_ptr<Operation>& operation_at(const Cursor& cursor) const {
     return items_[cursor.item - first_item_].operation;
@@ -109,8 +106,8 @@ class StreamPlane : public Plane {
   const StreamTask::Slots& slots_of(uint64_t sequence) const { return slots_[sequence % slots_.size()]; }
 
   const std::optional<Shared> shared_;
-  const size_t own_, chunk_bytes_;
-  const std::optional<OtherHosts> others_;
+  const size_t chunk_bytes_;
+  const HostLayout layout_;
   StreamCounters own_counters_{};  // where nobody else looks at them
   std::vector<StreamCounters*> counters_;  // by rank of this host
   std::vector<Doorbell*> peers_;

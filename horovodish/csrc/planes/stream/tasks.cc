@@ -8,8 +8,6 @@
 #include "planes/fusion.h"
 #include "planes/mpi/mpi_tasks.h"
 #include "planes/shards.h"
-#include "planes/stream/adasum_tasks.h"
-#include "planes/stream/rows_task.h"
 
 namespace horovodish {
 
@@ -44,149 +42,157 @@ class OnePiece {
   std::byte* memory_;
 };
 
-// Allreduce, and reducescatter within a host. A chunk is cut into shards, one for each rank of this host; the owner of a shard
-// reduces it straight into the targets. With several hosts there are as many shards as the largest host has ranks, see HostShards,
-// and their owners reduce them in the slot, where they are exchanged with the owners on the other hosts.
+// Allreduce and reducescatter. A chunk is cut into shards. On each host the owner of a shard reduces it, straight into the targets; with
+// several hosts it does so in the slot, and exchanges the shard with its owners on the other hosts, see HostShards.
+//
+// Of an allreduce all ranks want all shards. Of a reducescatter a shard is what the ranks in one place of their hosts want, which are its
+// owners. It has an area for each of them, and chunk k holds the k-th piece of what each rank gets:
+//
+//     slot of a rank of 2 + 2    shard 0: for rank 0, for rank 2    shard 1: for rank 1, for rank 3
 class ReduceTask : public StreamTask {
  public:
-  // `unshared`: every rank of the host reduces for itself what it wants.
-  ReduceTask(const Operation& operation, Concatenation concatenation, const StreamWorld& world, bool unshared)
-      : concatenation_(std::move(concatenation)),
-        op_(operation.request->op),
-        scaling_(operation.scaling()),
-        staged_(world.others == nullptr ? StagedScaling{}
-                                        : in_stages(concatenation_.dtype(), op_, scaling_, world.size())),
-        packing_scale_(operation.packing_scale()),
+  ReduceTask(ReduceOp op, const Scaling& scaling, double packing_scale, ScatterLayout values, const StreamWorld& world)
+      : concatenation_(std::move(values.concatenation)),
+        begins_(std::move(values.begins)),
+        op_(op),
+        scaling_(scaling),
+        staged_(in_stages(concatenation_.dtype(), op_, scaling_, world.size())),
+        packing_scale_(packing_scale),
         world_(world),
         item_(concatenation_.item_bytes()),
+        unshared_(!scatters() && concatenation_.count() * item_ <= kUnsharedBytes),
+        shards_(!world.in_slots() || unshared_ ? 1 : world.layout.shards.count()),
+        areas_(ceil_divide(world.layout.shards.places(), shards_)),
+        length_(scatters() ? 0 : concatenation_.count()),
         chunk_(world.chunk_of(concatenation_.count(), item_)),
-        collects_(world.others != nullptr || !unshared),
-        shards_(!world.in_slots() || unshared ? 1
-                : world.others != nullptr     ? world.others->shards.count()
-                                              : world.ranks),
         sources_(world.ranks) {
-    if (moves_tensors()) piece_.emplace(concatenation_);
+    if (!world.in_slots()) piece_.emplace(concatenation_);
+    for (size_t rank = 0; rank + 1 < begins_.size(); ++rank) length_ = std::max(length_, wanted_by(rank).count);
+    // With the smallest slots a line for each of 16384 ranks fits.
+    const size_t lines = chunk_ * item_ / kCacheLine / (shards_ * world.hosts.size() * areas_);
+    if (scatters() && world.in_slots()) chunk_ = std::max<size_t>(lines, 1) * kCacheLine / item_;
   }
 
-  uint64_t chunks() const override { return ceil_divide(concatenation_.count(), chunk_); }
+  uint64_t chunks() const override { return ceil_divide(length_, chunk_); }
   Stages stages() const override {
-    if (moves_tensors()) return {.publish = true, .combine = false, .collect = piece_->is_fused()};
-    return {.publish = world_.in_slots(), .combine = true, .collect = collects_};
+    if (piece_) return {.publish = true, .combine = false, .collect = piece_->is_fused()};
+    return {.publish = true, .combine = true, .collect = world_.several_hosts() || shares_results()};
   }
-  bool moves_tensors() const override { return !world_.in_slots() && world_.others != nullptr; }
 
   void publish(uint64_t chunk, std::byte* slot) override {
     if (piece_) return piece_->pack(op_, packing_scale_);
-    const Range range = whole(chunk);
-    for (size_t index = 0; index < shards_; ++index) {
-      const Range part = shard(range, index);
-      if (is_own(index) && reduces_in_place()) continue;
-      concatenation_.pack(part, op_, slot + (part.begin - range.begin) * item_, packing_scale_);
+    for (size_t shard = 0; shard < shards_; ++shard) {
+      if (is_own(shard) && reduces_in_place()) continue;
+      for_each_part(chunk, shard, [&](const Range& part, size_t at, size_t) {
+        concatenation_.pack(part, op_, slot + at * item_, packing_scale_);
+      });
     }
   }
 
   void combine(uint64_t chunk, const Slots& slots) override {
-    const Range range = whole(chunk);
-    for (size_t index = 0; index < shards_; ++index) {
-      if (!collects_ || is_own(index)) combine_shard(range, shard(range, index), slots);
+    for (size_t shard = 0; shard < shards_; ++shard) {
+      if (!is_own(shard) && !everybody_reduces()) continue;
+      for_each_part(chunk, shard, [&](const Range& part, size_t at, size_t) { combine_part(part, at, slots); });
     }
   }
 
   std::vector<std::unique_ptr<MpiTask>> exchange(uint64_t chunk, uint64_t sequence, const Slots& slots) override {
     std::vector<std::unique_ptr<MpiTask>> tasks;
-    const Range range = whole(chunk);
-    const OtherHosts& others = *world_.others;
-    for (size_t index = 0; index < shards_; ++index) {
-      const Range part = shard(range, index);
-      if (!is_own(index) || part.count == 0) continue;
-      const auto owner = [&](size_t host) { return index % others.hosts[host].size(); };
-      std::byte* const memory = piece_ ? piece_->data() : slots[world_.own] + (part.begin - range.begin) * item_;
-      tasks.push_back(make_allreduce(world_.one_of_each_host(sequence, others.shards.tag(index), owner),
-                                     concatenation_.dtype(), op_, piece_ ? scaling_ : staged_.last, memory,
-                                     part.count));
+    const Scaling& scaling = piece_ ? scaling_ : staged_.last;
+    std::byte* const memory = piece_ ? piece_->data() : slots[world_.own];
+    for (size_t shard = 0; shard < shards_; ++shard) {
+      if (!is_own(shard)) continue;
+      std::vector<Range> of_hosts(world_.hosts.size());
+      for_each_part(chunk, shard, [&](const Range& part, size_t at, size_t host) {
+        if (part.count == 0) return;
+        Range& its = of_hosts[host];
+        if (its.count == 0) its.begin = at;
+        its.count = at + part.count - its.begin;
+      });
+      const auto owner = [&](size_t host) { return shard % world_.hosts[host].size(); };
+      const auto owners = world_.one_of_each_host(sequence, world_.layout.shards.tag(shard), owner);
+      if (scatters()) {
+        tasks.push_back(make_reduce_scatter(owners, concatenation_.dtype(), op_, scaling, memory, of_hosts));
+      } else if (const auto [begin, count] = of_hosts[0]; count > 0) {
+        tasks.push_back(make_allreduce(owners, concatenation_.dtype(), op_, scaling, memory + begin * item_, count));
+      }
     }
     return tasks;
   }
 
   void collect(uint64_t chunk, const Slots& slots) override {
     if (piece_) return piece_->unpack();
-    const Range range = whole(chunk);
-    for (size_t index = 0; index < shards_; ++index) {
-      if (is_own(index) && world_.others == nullptr) continue;
-      const Range part = shard(range, index);
-      concatenation_.unpack(part, slots[index % world_.ranks] + (part.begin - range.begin) * item_);
+    for (size_t shard = 0; shard < shards_; ++shard) {
+      if (is_own(shard) && !world_.several_hosts()) continue;
+      if (scatters() && shard != world_.own % shards_) continue;
+      const std::byte* const slot = slots[shard % world_.ranks];
+      for_each_part(chunk, shard,
+                    [&](const Range& part, size_t at, size_t) { concatenation_.unpack(part, slot + at * item_); });
     }
   }
 
  private:
-  Range whole(uint64_t chunk) const { return piece_of(concatenation_.count(), chunk_, chunk); }
-  Range shard(const Range& range, size_t index) const { return shard_of(range, shards_, item_, index); }
-  bool is_own(size_t index) const { return index % world_.ranks == world_.own; }
+  bool scatters() const { return !begins_.empty(); }
+  bool is_own(size_t shard) const { return shard % world_.ranks == world_.own; }
+  bool everybody_reduces() const { return unshared_ && !world_.several_hosts(); }
+  // Within a host: what an owner has reduced goes to its neighbours, too.
+  bool shares_results() const { return !scatters() && !unshared_; }
   // The own shard is reduced from where it lies, unless it takes the identity or a scaled value from the slot.
   bool reduces_in_place() const {
-    return collects_ && packing_scale_ == 1.0 && concatenation_.tensors().front().source != nullptr;
+    return !everybody_reduces() && packing_scale_ == 1.0 && concatenation_.tensors().front().source != nullptr;
+  }
+  Range wanted_by(size_t rank) const { return {begins_[rank], begins_[rank + 1] - begins_[rank]}; }
+
+  // visit(range of the concatenation, its first element in the slot, host that wants it)
+  template <class Visit>
+  void for_each_part(uint64_t chunk, size_t shard, Visit visit) const {
+    if (!scatters()) {
+      const Range whole = piece_of(length_, chunk_, chunk), part = shard_of(whole, shards_, item_, shard);
+      return visit(part, part.begin - whole.begin, 0);
+    }
+    for (size_t host = 0; host < world_.hosts.size(); ++host) {
+      for (size_t place = shard; place < world_.hosts[host].size(); place += shards_) {
+        const Range wanted = wanted_by(world_.rank_at(host, place));
+        Range part = piece_of(wanted.count, chunk_, chunk);
+        part.begin += wanted.begin;
+        const size_t area = (shard * world_.hosts.size() + host) * areas_ + place / shards_;
+        visit(part, piece_ ? part.begin : area * chunk_, host);
+      }
+    }
   }
 
-  void combine_shard(const Range& range, const Range& part, const Slots& slots) {
-    const bool exchanged = world_.others != nullptr;
-    const Scaling& scaling = exchanged ? staged_.first : scaling_;
+  void combine_part(const Range& part, size_t at, const Slots& slots) {
+    const bool exchanged = world_.several_hosts();
     concatenation_.for_each_piece(
         part, [&](const Concatenation::Tensor& tensor, size_t first, size_t length, size_t position) {
-          // Nobody wants the result here, and the slot is still being read when each rank reduces for itself.
-          if (!collects_ && tensor.target == nullptr) return;
-          const size_t offset = (part.begin - range.begin + position) * item_;
-          for (size_t rank = 0; rank < world_.ranks; ++rank) sources_[rank] = slots[rank] + offset;
-          if (reduces_in_place()) sources_[world_.own] = tensor.source + first * item_;
+          const size_t offset = (at + position) * item_;
           std::byte* const slot = slots[world_.own] + offset;
           std::byte* const target = exchanged || tensor.target == nullptr ? slot : tensor.target + first * item_;
-          reduce(concatenation_.dtype(), op_, target, sources_.data(), world_.ranks, length, scaling);
-          if (collects_ && target != slot) copy_bytes(slot, target, length * item_);
+          // Nobody wants the result here, and the slot may still be read by a neighbour.
+          if (target == slot && !exchanged && !shares_results()) return;
+          for (size_t rank = 0; rank < world_.ranks; ++rank) sources_[rank] = slots[rank] + offset;
+          if (reduces_in_place()) sources_[world_.own] = tensor.source + first * item_;
+          reduce(concatenation_.dtype(), op_, target, sources_.data(), world_.ranks, length,
+                 exchanged ? staged_.first : scaling_);
+          if (target != slot && shares_results()) copy_bytes(slot, target, length * item_);
         });
   }
 
   const Concatenation concatenation_;
+  const std::vector<size_t> begins_;
   const ReduceOp op_;
   const Scaling scaling_;
   const StagedScaling staged_;  // with several hosts
   const double packing_scale_;
   const StreamWorld world_;
-  const size_t item_, chunk_;
-  const bool collects_;
+  const size_t item_;
+  const bool unshared_;  // every rank of a host reduces for itself
   const size_t shards_;
+  const size_t areas_;  // of a shard for each host: several only where the tags do not do for as many shards as places
+  size_t length_;  // of what is cut into chunks: the values, or the most that a rank gets
+  size_t chunk_;
   std::optional<OnePiece> piece_;
   std::vector<const void*> sources_;
-};
-
-// Reducescatter between hosts: one ring of all ranks.
-class ScatterTask : public StreamTask {
- public:
-  ScatterTask(const Operation& operation, ScatterLayout values, const StreamWorld& world)
-      : values_(std::move(values)),
-        op_(operation.request->op),
-        scaling_(operation.scaling()),
-        packing_scale_(operation.packing_scale()),
-        world_(world),
-        piece_(values_.concatenation) {}
-
-  uint64_t chunks() const override { return 1; }
-  Stages stages() const override { return {.publish = true, .combine = false, .collect = piece_.is_fused()}; }
-  bool moves_tensors() const override { return true; }
-  void publish(uint64_t, std::byte*) override { piece_.pack(op_, packing_scale_); }
-  std::vector<std::unique_ptr<MpiTask>> exchange(uint64_t, uint64_t sequence, const Slots&) override {
-    std::vector<std::unique_ptr<MpiTask>> tasks;
-    tasks.push_back(make_reduce_scatter(world_.everybody(sequence), values_.concatenation.dtype(), op_, scaling_,
-                                        piece_.data(), values_.begins));
-    return tasks;
-  }
-  void collect(uint64_t, const Slots&) override { piece_.unpack(); }
-
- private:
-  const ScatterLayout values_;
-  const ReduceOp op_;
-  const Scaling scaling_;
-  const double packing_scale_;
-  const StreamWorld world_;
-  const OnePiece piece_;
 };
 
 // The root publishes, everybody takes. With several hosts the root sends a chunk on to one rank of every other host, in
@@ -196,30 +202,22 @@ class BroadcastTask : public StreamTask {
   BroadcastTask(const Operation& operation, const StreamWorld& world)
       : concatenation_(Concatenation::as_bytes(operation)),
         world_(world),
-        chunk_(world.chunk_of(concatenation_.count(), 1)),
-        source_(static_cast<size_t>(operation.root)) {
-    if (moves_tensors() && concatenation_.count() > 0) piece_.emplace(concatenation_);
-    if (world.others == nullptr) {
-      is_root_ = world.own == source_;
-      return;
+        chunk_(world.chunk_of(concatenation_.count(), 1)) {
+    if (!world.in_slots() && concatenation_.count() > 0) piece_.emplace(concatenation_);
+    for (const auto& host : world.hosts) {
+      const auto found = std::find(host.begin(), host.end(), operation.root);
+      if (found != host.end()) root_host_ = entries_.size();
+      entries_.push_back(found == host.end() ? 0 : static_cast<size_t>(found - host.begin()));
     }
-    const auto& hosts = world.others->hosts;
-    for (size_t host = 0; host < hosts.size(); ++host) {
-      const auto found = std::find(hosts[host].begin(), hosts[host].end(), operation.root);
-      entries_.push_back(found == hosts[host].end() ? 0 : static_cast<size_t>(found - hosts[host].begin()));
-      if (found != hosts[host].end()) root_host_ = host;
-    }
-    source_ = entries_[world.others->host];
-    is_root_ = world.own == source_ && world.others->host == root_host_;
+    source_ = entries_[world.layout.host];
+    is_root_ = world.own == source_ && world.layout.host == root_host_;
   }
 
   uint64_t chunks() const override { return ceil_divide(concatenation_.count(), chunk_); }
   Stages stages() const override {
     if (piece_) return {.publish = true, .combine = false, .collect = piece_->is_fused()};
-    const bool several = world_.others != nullptr;
-    return {.publish = world_.in_slots(), .combine = !several, .collect = several};
+    return {.publish = true, .combine = !world_.several_hosts(), .collect = world_.several_hosts()};
   }
-  bool moves_tensors() const override { return !world_.in_slots() && world_.others != nullptr; }
 
   void publish(uint64_t chunk, std::byte* slot) override {
     if (!is_root_) return;
@@ -251,7 +249,7 @@ class BroadcastTask : public StreamTask {
   const StreamWorld world_;
   const size_t chunk_;
   std::optional<OnePiece> piece_;
-  size_t source_;                // the rank of this host in whose slot the data appears
+  size_t source_ = 0;  // the rank of this host in whose slot the data appears
   std::vector<size_t> entries_;  // by host: that rank
   size_t root_host_ = 0;
   bool is_root_ = false;
@@ -259,34 +257,30 @@ class BroadcastTask : public StreamTask {
 
 }  // namespace
 
+std::shared_ptr<StreamTask> make_reduce_task(ReduceOp op, const Scaling& scaling, double packing_scale,
+                                             ScatterLayout values, const StreamWorld& world) {
+  return std::make_shared<ReduceTask>(op, scaling, packing_scale, std::move(values), world);
+}
+
 std::vector<std::shared_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr<Operation>& operation,
                                                            const StreamWorld& world) {
-  const Kind kind = operation->request->kind;
+  const ReduceOp op = operation->request->op;
   std::vector<std::shared_ptr<StreamTask>> tasks;
-  switch (kind) {
+  const auto reduce_all = [&](ScatterLayout values) {
+    if (values.concatenation.count() == 0) return;
+    tasks.push_back(op == ReduceOp::adasum ? make_adasum_task(*operation, std::move(values.concatenation), world)
+                                           : make_reduce_task(op, operation->scaling(), operation->packing_scale(),
+                                                              std::move(values), world));
+  };
+  switch (operation->request->kind) {
     case Kind::allreduce:
-      for (Concatenation& concatenation : Concatenation::by_dtype(*operation)) {
-        if (concatenation.count() == 0) continue;
-        if (operation->request->op == ReduceOp::adasum) {
-          tasks.push_back(make_adasum_task(*operation, std::move(concatenation), world));
-        } else {
-          const bool small = concatenation.count() * concatenation.item_bytes() <= kUnsharedBytes;
-          tasks.push_back(std::make_shared<ReduceTask>(*operation, std::move(concatenation), world, small));
-        }
+      for (Concatenation& values : Concatenation::by_dtype(*operation)) reduce_all({std::move(values), {}});
+      break;
+    case Kind::reducescatter:
+      for (ScatterLayout& values : scatter_layouts(*operation, world.own_rank(), world.size())) {
+        reduce_all(std::move(values));
       }
       break;
-    case Kind::reducescatter: {
-      const size_t own = world.others == nullptr ? world.own : static_cast<size_t>(world.others->own);
-      for (ScatterLayout& values : scatter_layouts(*operation, own, world.size())) {
-        if (values.concatenation.count() == 0) continue;
-        if (world.others != nullptr) {
-          tasks.push_back(std::make_shared<ScatterTask>(*operation, std::move(values), world));
-        } else {
-          tasks.push_back(std::make_shared<ReduceTask>(*operation, std::move(values.concatenation), world, true));
-        }
-      }
-      break;
-    }
     case Kind::allgather:
     case Kind::alltoall:
       tasks.push_back(make_rows_task(operation, world));
@@ -297,6 +291,9 @@ std::vector<std::shared_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr
     case Kind::barrier:
     case Kind::join:
       break;  // that every rank has submitted it is all there is to do
+    case Kind::send:
+    case Kind::receive:
+      break;  // see pairs.h
   }
   return tasks;
 }

@@ -1,18 +1,27 @@
-// The collectives as sequences of chunks.
+// The operations of a stream as sequences of chunks.
 #pragma once
 
 #include <memory>
 #include <vector>
 
+#include "planes/fusion.h"
 #include "planes/stream/stream.h"
 
 namespace horovodish {
 
-// The tasks of an operation; none where deciding the operation was all there was to do.
+// None of an operation that is done as soon as all ranks have submitted it. There are several ranks.
 std::vector<std::shared_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr<Operation>& operation,
                                                            const StreamWorld& world);
+// An allreduce if `values.begins` is empty, otherwise a reducescatter. `packing_scale`: multiplies what this rank has.
+std::shared_ptr<StreamTask> make_reduce_task(ReduceOp op, const Scaling& scaling, double packing_scale,
+                                             ScatterLayout values, const StreamWorld& world);
+// One dtype of an allreduce whose op is Adasum.
+std::shared_ptr<StreamTask> make_adasum_task(const Operation& operation, Concatenation concatenation,
+                                             const StreamWorld& world);
+// An allgather or an alltoall.
+std::shared_ptr<StreamTask> make_rows_task(const std::shared_ptr<Operation>& operation, const StreamWorld& world);
 
-// What remains of an operation of a rank that is alone: copies and scaling.
+// Carries out an operation of a rank that is alone.
 void carry_out_alone(Operation& operation);
 
 }  // namespace horovodish

@@ -1,0 +1,1 @@
+"""Optimizers whose state the ranks share: each rank steps its part of every bucket."""

@@ -1,0 +1,176 @@
+"""The state of a sharded optimizer as that of the plain one, and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from horovodish.collectives.functions import barrier
+from horovodish.collectives.objects import allgather_object
+from horovodish.collectives.operation import Operation
+from horovodish.collectives.reduce_ops import Max, Sum
+from horovodish.collectives.submission import Handle
+from horovodish.collectives.transfers import receive, send
+from horovodish.torch.adapter import TENSORS
+from horovodish.torch.shards.gradient import ShardedGradient
+from horovodish.torch.shards.pieces import Piece, Shards, by_element, check, cut, flat
+
+__all__ = ["clip", "full", "load", "own"]
+
+_PART = "horovodish part"
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _pieces(shards: Shards, optimizer: Optimizer) -> Iterator[tuple[int, Tensor, Piece]]:
+    for index, parameter in enumerate(_parameters(optimizer)):
+        piece = shards.piece(parameter)
+        if piece is not None:
+            yield index, parameter, piece
+
+
+@torch.no_grad()
+def full(shards: Shards, root: int) -> dict[str, Any] | None:
+    """What the plain optimizer's `state_dict()` would be, on the root."""
+    optimizer, process_set = shards.optimizer, shards.process_set
+    if root not in shards.reducing.ranks:
+        raise ValueError(f"full_state_dict(root={root}): the ranks that share the state are {shards.reducing.ranks}")
+    if root not in process_set.ranks:
+        return None  # another set has the whole state, too
+    found = shards.without_state(optimizer)
+    told: dict[int, dict[str, Any]] = {}
+    for index, parameter, piece in _pieces(shards, optimizer):
+        for key, value in optimizer.state.get(piece.parameter, {}).items():
+            is_cut = by_element(key, value, parameter, piece.parameter.shape)
+            travels = is_cut or (piece.is_whole and isinstance(value, Tensor) and value.dim() > 0)
+            shape = None if is_cut else value.shape if travels else ()
+            told.setdefault(index, {})[key] = (True, (value.dtype, shape)) if travels else (False, value)
+    known: dict[int, dict[str, Any]] = {}
+    for each in reversed(allgather_object(told, process_set=process_set)):
+        for index, its in each.items():
+            known.setdefault(index, {}).update(its)
+    is_root, state = process_set.ranks[process_set.rank()] == root, {}
+    for index, parameter, piece in _pieces(shards, optimizer):
+        its = state[index] = dict[str, Any]()
+        for key, (travels, what) in known.pop(index, {}).items():
+            if not travels:
+                its[key] = what
+                continue
+            dtype, shape = what
+            part = optimizer.state.get(piece.parameter, {}).get(key)
+            part = part if part is None else _flat_on_host(part, parameter, piece)
+            if is_root:
+                like = torch.empty_like(parameter, dtype=dtype, device="cpu")
+                its[key] = like if shape is None else torch.empty(shape, dtype=dtype)
+                _collect(shards, flat(its[key]), piece, part, root)
+            elif part is not None and part.numel() > 0:
+                send(TENSORS, part, root, process_set=process_set).wait()
+        if not its:
+            del state[index]
+    for index, parameter in enumerate(_parameters(optimizer)):
+        if shards.piece(parameter) is None and parameter in optimizer.state:  # loaded while it was frozen
+            state[index] = dict(optimizer.state[parameter])
+    state = dict(sorted(state.items()))
+    barrier(process_set)  # none ends while others wait
+    return {**found, "state": state} if is_root else None
+
+
+def _flat_on_host(part: Tensor, parameter: Tensor, piece: Piece) -> Tensor:
+    """A part of the state; of shape (n,), in the order of the parameter's memory if the part has its shape."""
+    if piece.is_whole and part.shape == parameter.shape:
+        return flat(torch.empty_like(parameter, dtype=part.dtype, device="cpu").copy_(part))
+    return part.detach().cpu().contiguous().reshape(-1)
+
+
+def _collect(shards: Shards, whole: Tensor, piece: Piece, part: Any, root: int) -> None:
+    begin, waiting = 0, list[Handle[int]]()
+    # With whole parameters a tensor of any shape comes from one rank.
+    ends = [whole.numel() if end else 0 for end in piece.cuts] if piece.is_whole else piece.cuts
+    for rank, end in zip(shards.process_set.ranks, ends, strict=True):
+        if rank == root and end > begin:
+            whole[begin:end] = part
+        elif end > begin:
+            waiting.append(receive(TENSORS, whole[begin:end], rank, process_set=shards.process_set))
+        begin = max(begin, end)
+    for handle in waiting:
+        handle.wait()
+
+
+def own(shards: Shards) -> dict[str, Any]:
+    """This rank's part, by number of the parameter."""
+    optimizer = shards.optimizer
+    state, cuts = {}, {}
+    for index, _, piece in _pieces(shards, optimizer):
+        cuts[index] = piece.cuts
+        if piece.parameter in optimizer.state:
+            state[index] = dict(optimizer.state[piece.parameter])
+    for index, parameter in enumerate(_parameters(optimizer)):
+        if shards.piece(parameter) is None and parameter in optimizer.state:  # loaded while it was frozen
+            state[index] = dict(optimizer.state[parameter])
+    return {**shards.without_state(optimizer), "state": state, _PART: (shards.process_set.rank(), cuts)}
+
+
+@torch.no_grad()
+def load(shards: Shards, given: dict[str, Any]) -> None:
+    """Take a full state, or this rank's part of one."""
+    optimizer: Any = shards.optimizer
+    parameters, state = _parameters(optimizer), {}
+    part = given.get(_PART)
+    if part is not None and part != (shards.process_set.rank(), dict(own(shards)[_PART][1])):
+        raise ValueError(
+            f"this is the part of rank {part[0]} of {len(next(iter(part[1].values()), ()))}, or of another model. "
+            "Remedy: load what full_state_dict() has given, which any number of ranks take"
+        )
+    numbers = [number for group in given["param_groups"] for number in group["params"]]
+    place_of = {number: place for place, number in enumerate(numbers)}
+    for index, its in given["state"].items():
+        if place_of.get(index, len(parameters)) >= len(parameters):
+            raise ValueError(f"the state has a parameter {index!r}, but the optimizer has {len(parameters)}")
+        parameter = parameters[place_of[index]]
+        if part is None and not shards.by_parameter:
+            check(index, parameter, its)
+        piece = shards.piece(parameter)
+        if piece is None:  # frozen until now. It is cut when it is reduced.
+            state[index] = its
+            continue
+        if not piece.steps:
+            continue
+        state[index] = its if part is not None else cut(parameter, its, piece)
+    with shards.holding_all():
+        optimizer.wrapped_class.load_state_dict(
+            optimizer, {key: value for key, value in given.items() if key != _PART} | {"state": state}
+        )
+
+
+@torch.no_grad()
+def clip(shards: Shards, max_norm: float, norm_type: float) -> Tensor:
+    """As `torch.nn.utils.clip_grad_norm_`, over the parts of all ranks."""
+    gradients = [parameter.grad for parameter in _parameters(shards.optimizer) if parameter.grad is not None]
+    if not all(isinstance(each, ShardedGradient) for each in gradients):
+        raise ValueError(
+            "clip_grad_norm_: some gradients are not reduced. Remedy: call it after a backward() that reduces"
+        )
+    pieces = [each.piece for each in gradients if isinstance(each, ShardedGradient) and each.piece.numel() > 0]
+    norm_type = float(norm_type)
+    if not norm_type > 0:
+        raise ValueError(f"clip_grad_norm_(norm_type={norm_type}): must be a number above 0, or inf")
+    norms = [float(torch.linalg.vector_norm(piece, norm_type)) for piece in pieces]
+    is_max = math.isinf(norm_type)
+    if is_max:  # not by max(), which may leave nan out
+        own_norm = float(torch.tensor(norms).max()) if norms else 0.0
+    else:
+        own_norm = sum(norm**norm_type for norm in norms)
+    operation = Operation("allreduce", None, shards.process_set, Max if is_max else Sum)
+    total = float(TENSORS.one(operation, torch.tensor(own_norm, dtype=torch.float64), waits=True).wait())
+    norm = torch.tensor(total if is_max else total ** (1.0 / norm_type))
+    scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for piece in pieces:
+        piece.mul_(scale.to(piece.device))
+    return norm

@@ -1,0 +1,111 @@
+"""Sends and receives between two ranks, for the shims of frameworks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from horovodish import _native
+from horovodish.collectives.adapter import Adapter, identified
+from horovodish.collectives.devices import HOST
+from horovodish.collectives.operation import Operation
+from horovodish.collectives.process_sets import ProcessSet, global_process_set
+from horovodish.collectives.submission import Handle, submit
+from horovodish.errors import UnsupportedTensorError
+
+__all__ = ["ANY_RANK", "receive", "send"]
+
+ANY_RANK = -1
+_TAGS = 1 << 32
+
+
+def send(
+    adapter: Adapter[Any],
+    tensor: Any,
+    rank: int,
+    tag: int = 0,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    waits: bool = False,
+) -> Handle[int]:
+    """Send a tensor to one other rank. Only this rank calls it, and the other one calls `receive`. Does not block.
+
+    Between two ranks, sends of one tag are received in their order. A small tensor is sent before the other rank
+    receives: the handle is then settled, and the tensor may change. A large one waits for the receive.
+
+    Args:
+        adapter: knows the memory of the tensor.
+        tensor: in host memory, of any dtype and shape. It must not change before the handle is settled.
+        rank: the receiver, a rank of the world and of `process_set`.
+        tag: from 0 to 2**32 - 1.
+        name: what messages call the operation; None: they name the rank and the tag only.
+        process_set: the order of sends is that of one process set.
+        waits: the caller is about to wait.
+
+    Returns:
+        A handle. Its result is `rank`. It raises `MismatchError` if the receive has another dtype or number of
+        elements. If it is settled before the receive, this rank prints a warning instead. It raises `RankLostError` if
+        a rank of the set is lost, and `HorovodInternalError` if `rank` is this rank or is not in the set.
+
+    Raises:
+        UnsupportedTensorError: the tensor is not in host memory, or of a dtype that is not known.
+        ValueError: a tag out of range, or this rank is not in the process set.
+        NotInitializedError, ForkedProcessError: as for every operation.
+    """
+    operation = _named(Operation("send", name, process_set, root_rank=rank, tag=tag))
+    source = adapter.source(tensor, str(operation.name))
+    return submit(operation, [_member(adapter, operation, source)], source, lambda _: rank, waits=waits)
+
+
+def receive(
+    adapter: Adapter[Any],
+    tensor: Any,
+    rank: int = ANY_RANK,
+    tag: int = 0,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    waits: bool = False,
+) -> Handle[int]:
+    """Receive into a tensor what one other rank sends. Only this rank and the sender call. Does not block.
+
+    Args:
+        adapter: knows the memory of the tensor.
+        tensor: in host memory, with the dtype and the number of elements of what is sent. It is written to until the
+            handle is settled.
+        rank: the sender, a rank of the world and of `process_set`; `ANY_RANK` for whoever sends first.
+        tag, name, process_set, waits: as for `send`.
+
+    Returns:
+        A handle. Its result is the rank that sent. It raises `MismatchError` if what came has another dtype or number
+        of elements, and otherwise as for `send`.
+
+    Raises:
+        What `send` raises.
+    """
+    operation = _named(Operation("receive", name, process_set, root_rank=rank, tag=tag))
+    target = adapter.target(tensor, str(operation.name))
+
+    def received(native: _native.Handle) -> int:
+        adapter.written([target])
+        return native.sender()
+
+    return submit(operation, [_member(adapter, operation, target)], target, received, waits=waits)
+
+
+def _named(operation: Operation) -> Operation:
+    name, _ = identified(operation)
+    if not 0 <= operation.tag < _TAGS:
+        raise ValueError(f"{name}: tag={operation.tag} must be a number from 0 to {_TAGS - 1}")
+    return operation._replace(name=name)
+
+
+def _member(adapter: Adapter[Any], operation: Operation, tensor: Any) -> Any:
+    member = adapter.member(tensor, tensor, str(operation.name), None)
+    placement = adapter.placement(operation, [tensor], [member])
+    if placement.device != HOST or placement.is_staged:
+        raise UnsupportedTensorError(
+            f"{operation.name}: a {operation.kind} takes host memory only. Copy the {adapter.noun} to the host, and "
+            "what was received back to the device"
+        )
+    return member

@@ -1,0 +1,248 @@
+// Who drives the engine, and how it waits meanwhile.
+#include <algorithm>
+#include <new>
+
+#include "engine/engine.h"
+#include "memory/thread_setup.h"
+#include "memory/waiting_costs.h"
+
+namespace horovodish {
+
+namespace {
+
+constexpr std::chrono::hours kForEver{24};
+// MPI moves data while it is asked. A caller that napped between two segments would hold up both ends of the connection:
+// 64 MiB between two hosts then take 1.5 times as long.
+constexpr std::chrono::milliseconds kPollingSpin{2};
+// After as long as so many yields take, a caller without news lets other threads run between two looks. The one that it waits for may
+// need this core: ranks in other containers cannot be counted. Earlier it would only be late for the news.
+constexpr int kYieldsBefore = 16;
+// A caller spins for as long as so many wake-ups take. To sleep and come back costs it about four of them: the waker's and its own
+// system calls, and cold caches.
+constexpr int kWakesBefore = 8;
+// A caller that waits for a GPU looks after naps from the shorter time to the longer one.
+constexpr std::chrono::microseconds kShortGpuNap{20}, kLongGpuNap{1000};
+// A thread may need as long to go on after the end of the operation that it waits for, on a busy machine.
+constexpr std::chrono::seconds kGoesOn{1};
+
+const Error kRemoved{ErrorKind::internal, "its process set has been removed"};
+
+}  // namespace
+
+// The seat of a caller who has taken it. Every way out of the scope gives the seat back.
+class Engine::Driver {
+ public:
+  // `driven`: an operation whose `then` the caller calls itself if it is settled meanwhile.
+  explicit Driver(Engine& engine, const Operation* driven = nullptr) : engine_(engine) { engine_.driven_ = driven; }
+  ~Driver() {
+    engine_.driven_ = nullptr;
+    engine_.leave_seat();
+  }
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+ private:
+  Engine& engine_;
+};
+
+void Engine::enqueue_and_drive(const std::shared_ptr<Operation>& operation, std::chrono::nanoseconds limit) {
+  stop_here_if_exiting();
+  const bool drives = config_.size > 1 && nothing_submitted() && seat_.take_if_free();
+  if (!drives) return enqueue(operation, false);
+  std::function<void(const Handle&)> then;
+  {
+    const Driver driver(*this, operation.get());
+    enqueue(operation, true);
+    drive_until(*operation->handle, Clock::now() + limit);
+    if (operation->handle->settled()) then = std::move(operation->then);
+  }
+  stop_here_if_exiting();
+  if (then) then(*operation->handle);
+}
+
+bool Engine::nothing_submitted() {
+  std::lock_guard lock(inbox_mutex_);
+  return std::ranges::all_of(uses_, [](const auto& entry) { return entry.second.under_way == 0; });
+}
+
+bool Engine::wait(const Handle& handle, std::chrono::nanoseconds limit) {
+  const bool settled = handle.settled();
+  if (settled && is_left_behind()) return true;
+  check_process();
+  if (settled) return true;
+  const WaitingThreads::Scope waits(waiting_threads_, handle);
+  return drive(handle, limit);
+}
+
+bool Engine::drive(const Handle& handle, std::chrono::nanoseconds limit) {
+  if (handle.settled()) return true;
+  check_process();
+  const Clock::time_point deadline = Clock::now() + limit;
+  if (seat_.take_as_caller(deadline, [&] { return handle.settled(); })) {
+    const Driver driver(*this);
+    drive_until(handle, deadline);
+  }
+  return handle.settled();
+}
+
+bool Engine::settle_launched(uint64_t number, std::chrono::nanoseconds limit) {
+  check_process();
+  if (!launched_operations_.any_lost()) wait_for_gpu(number, Clock::now() + limit);
+  if (!launched_operations_.any_lost()) return launched_operations_.ended(number);
+  loss_raised_ = true;
+  throw EngineError(launched_operations_.loss()->kind, launched_operations_.loss()->message);
+}
+
+// A GPU rings no doorbell, so the caller looks after each nap. Others may drive meanwhile.
+void Engine::wait_for_gpu(uint64_t number, Clock::time_point deadline) noexcept {
+  const auto over = [&] { return launched_operations_.ended(number); };
+  auto nap = kShortGpuNap;
+  while (!over() && Clock::now() < deadline) {
+    if (seat_.take_as_caller(Clock::now() + nap, over)) {
+      const Driver driver(*this);
+      turn();
+    }
+    if (!over()) std::this_thread::sleep_for(nap);
+    nap = std::min(2 * nap, kLongGpuNap);
+  }
+}
+
+void Engine::start_thread() {
+  thread_ = std::thread([this] { run(); });
+}
+
+void Engine::run() {
+  set_up_thread("horovodish");
+  const BackgroundThread background;
+  while (!stopping_) {
+    seat_.take_as_engine();
+    const auto doorbell = doorbell_;
+    doorbell->announce(Doorbell::nobody);
+    while (!stopping_ && !seat_.callers_waiting() && turn()) {
+    }
+    const uint32_t value = doorbell->value();
+    doorbell->announce(awaits_news() ? Doorbell::engine : Doorbell::indifferent);
+    const bool again = stopping_ || seat_.callers_waiting() || turn();
+    const auto limit = nap();
+    sleeps_until_ = Clock::now() + limit.value_or(kForEver);
+    seat_.leave();
+    if (!again) doorbell->sleep(value, Doorbell::engine, limit);
+  }
+}
+
+void Engine::drive_until(const Handle& handle, Clock::time_point deadline) noexcept {
+  doorbell_->announce(Doorbell::nobody);
+  Clock::time_point idle_since{};
+  while (!handle.settled()) {
+    if (turn()) {
+      idle_since = {};
+      continue;
+    }
+    const Clock::time_point now = Clock::now();
+    if (now >= deadline) return;
+    if (idle_since == Clock::time_point{}) idle_since = now;
+    if (now - idle_since < spin()) {
+      if (now - idle_since < kYieldsBefore * waiting_costs().yield) {
+        pause_processor();
+      } else {
+        std::this_thread::yield();
+      }
+      continue;
+    }
+    const uint32_t value = doorbell_->value();
+    doorbell_->announce(Doorbell::caller);
+    if (!turn() && !handle.settled()) {
+      const std::chrono::nanoseconds left = deadline - now;
+      const auto limit = nap();
+      doorbell_->sleep(value, Doorbell::caller, limit ? std::min(*limit, left) : left);
+    }
+    doorbell_->announce(Doorbell::nobody);
+  }
+}
+
+// Any thread that runs, or will wake up by itself, may submit, even if it has used no collective yet. A thread may wait in turns for
+// several operations, or be about to go on when this looks, so two looks must find the same. A decision of any process set may wake a
+// thread that then submits in another one, so nothing else may be under way.
+bool Engine::submits_nothing(int process_set) noexcept {
+  try {
+    Look& last = looks_[process_set];
+    const Clock::time_point now = Clock::now();
+    if (now - last.time < kGoesOn) return false;
+    const bool others_busy = std::ranges::any_of(
+        process_sets_, [&](const auto& entry) { return entry.first != process_set && entry.second->busy(); });
+    const bool sleeps = !others_busy && process_sleeps(waiting_threads_.in(process_set));
+    // Asked last: what a thread submits before it waits is in the inbox by then, or has been stated.
+    const bool waits_for_good = sleeps && !has_submissions_.load(std::memory_order_acquire);
+    const bool same = last.sleeps && last.news == news_;
+    last.time = now;
+    last.news = news_;
+    last.sleeps = waits_for_good;
+    return waits_for_good && same;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
+// Hands the rest of the work back to the engine's thread, which sleeps or waits for the seat. It is woken where it would sleep for too
+// long.
+void Engine::leave_seat() noexcept {
+  doorbell_->announce(awaits_news() ? Doorbell::engine : Doorbell::indifferent);
+  const bool moved = turn();
+  const auto limit = nap();
+  const bool wake = moved || (limit && Clock::now() + *limit < sleeps_until_);
+  if (wake) doorbell_->announce(Doorbell::nobody);
+  const auto doorbell = wake ? doorbell_ : nullptr;
+  seat_.leave();
+  if (doorbell) doorbell->wake_engine();
+}
+
+bool Engine::awaits_news() const {
+  return std::any_of(process_sets_.begin(), process_sets_.end(),
+                     [](const auto& entry) { return entry.second->awaits_news(); });
+}
+
+// How long a caller looks for news without a break before it sleeps.
+std::chrono::nanoseconds Engine::spin() const {
+  const std::chrono::nanoseconds spin =
+      config_.options.spin ? *config_.options.spin : kWakesBefore * waiting_costs().wake;
+  const bool polls = std::ranges::any_of(process_sets_, [](const auto& entry) { return entry.second->polls(); });
+  return polls && spin.count() > 0 ? std::max<std::chrono::nanoseconds>(spin, kPollingSpin) : spin;
+}
+
+// How long the driver may sleep when nobody rings; nothing means for ever.
+std::optional<std::chrono::nanoseconds> Engine::nap() const {
+  std::optional<std::chrono::nanoseconds> shortest;
+  for (const auto& [id, set] : process_sets_) {
+    if (const auto nap = set->nap()) shortest = std::min(shortest.value_or(*nap), *nap);
+  }
+  return shortest;
+}
+
+// One look at everything that can have moved; true when something has.
+bool Engine::turn() noexcept {
+  bool progressed = take_submissions();
+  for (auto& [id, set] : process_sets_) progressed |= set->turn();
+  return progressed;
+}
+
+bool Engine::take_submissions() noexcept {
+  if (!has_submissions_.load(std::memory_order_acquire)) return false;
+  std::vector<std::shared_ptr<Operation>> submissions;
+  {
+    std::lock_guard lock(inbox_mutex_);
+    submissions.swap(inbox_);
+    has_submissions_.store(false, std::memory_order_relaxed);
+  }
+  news_ += submissions.size();
+  for (const auto& operation : submissions) {
+    const auto found = process_sets_.find(operation->process_set);
+    if (found != process_sets_.end()) {
+      found->second->submit(operation);
+    } else {
+      settle(operation, &kRemoved);
+    }
+  }
+  return true;
+}
+
+}  // namespace horovodish

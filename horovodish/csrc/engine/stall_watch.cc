@@ -1,0 +1,214 @@
+#include "engine/stall_watch.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "engine/warning.h"
+
+namespace horovodish {
+
+namespace {
+
+constexpr const char* kRemedies =
+    "\nRemedy: call the same collectives under the same names on every rank. Usual causes: the ranks have different "
+    "numbers of batches (use a sampler that gives all the same number, or call hvd.join() after a rank's last batch; "
+    "in Keras, pass the same hvd.callbacks to fit() on every rank), they have built different models, or a collective "
+    "is called under `if rank == 0:`.";
+
+// What a GPU has been given is worth a word in a rank's status when it has taken this long.
+constexpr std::chrono::seconds kLongOnGpu{1};
+
+constexpr const char* kPairsRemedy =
+    ". Remedy: each receive needs a send with its tag on the other rank, and a large send needs its receive.";
+
+StallWatch::Inspection stall(std::string text) { return {.lost = Lost{.loss = Loss::stall, .text = std::move(text)}}; }
+
+// Those that the root asks, see StallInspector.
+RankSet asked_ranks(const ProcessSetConfig& config, const Neighbours& neighbours) {
+  RankSet ranks;
+  for (const WorldRank rank : config.ranks) ranks.add(RankSet(rank));
+  return neighbours.at_root() ? ranks : RankSet();
+}
+
+}  // namespace
+
+StallWatch::StallWatch(const ProcessSetConfig& config, const EngineOptions& options, Negotiation& negotiation,
+                       Neighbours& neighbours, const OperationTable& operations, Pairs& pairs,
+                       const std::unique_ptr<Plane>& plane, std::function<uint64_t()> steps)
+    : config_(config),
+      options_(options),
+      negotiation_(negotiation),
+      neighbours_(neighbours),
+      operations_(operations),
+      pairs_(pairs),
+      plane_(plane),
+      steps_(std::move(steps)),
+      stall_(options_.stall, asked_ranks(config_, neighbours_)),
+      launched_stall_(options_.stall, asked_ranks(config_, neighbours_)) {}
+
+void StallWatch::submitted(const Operation& operation, Clock::time_point now) {
+  last_news_ = now;
+  if (operation.request->kind == Kind::join) return;
+  ++news_;
+  last_submitted_ = operation.request;
+}
+
+void StallWatch::decided(Clock::time_point now) {
+  last_news_ = now;
+  ++news_;
+}
+
+void StallWatch::on_status_question(bool about_gpus, bool waits, Clock::time_point now) {
+  if (!neighbours_.at_root()) ++(about_gpus ? questions_about_gpus_ : news_);
+  const auto warning = options_.stall.warning;
+  const bool lags = warning.count() > 0 && now - last_news_ > warning && operations_.undecided() == 0 &&
+                    operations_.executing().empty() && !pairs_.busy() && !oldest_launched();
+  if (options_.stack_signal != 0 && lags && std::exchange(stacks_shown_, last_news_) != last_news_) {
+    kill(getpid(), options_.stack_signal);
+  }
+  negotiation_.note_to_root({.topic = Note::Topic::status,
+                             .rank = config_.own_rank(),
+                             .decision = negotiation_.decisions_seen(),
+                             .waits = waits,
+                             .text = status(now),
+                             .labels = operations_.labels()});
+}
+
+void StallWatch::on_status(const Note& answer) {
+  stall_.on_status(answer);
+  launched_stall_.on_status(answer);
+}
+
+StallWatch::Inspection StallWatch::inspect() {
+  const Clock::time_point now = Clock::now();
+  if (now < next_inspection_) return {};
+  next_inspection_ = now + std::chrono::duration_cast<Clock::duration>(stall_.interval() / 2);
+  for (const auto inspect : {&StallWatch::inspect_waiting, &StallWatch::inspect_launched, &StallWatch::inspect_pairs,
+                             &StallWatch::inspect_deadlock}) {
+    Inspection found = (this->*inspect)(now);
+    if (found.asks || found.lost) return found;
+  }
+  return {};
+}
+
+StallWatch::Inspection StallWatch::inspect_waiting(Clock::time_point now) {
+  // The root may be idle and asleep, and then does not know that it is waited for.
+  if (!neighbours_.at_root() && waiting() && now - last_news_ > stall_.interval()) neighbours_.nudge_parent();
+  return act(stall_.look(now, waiting()), Note::Topic::ask_status, [&] {
+    if (neighbours_.at_root()) return stall_.report(now, describe_waiting());
+    return stall_.report_silence(now, config_.own_rank(), status(now), neighbours_.parent_rank(), config_.ranks[0]);
+  });
+}
+
+// An operation ends on one rank's GPU and not on another's, such as a broadcast at its root. So every rank looks after its own
+// GPU. The root asks all ranks. Another rank speaks for itself where the root does not ask.
+StallWatch::Inspection StallWatch::inspect_launched(Clock::time_point now) {
+  const auto launched = oldest_launched();
+  const auto number = launched ? std::optional(launched->number + questions_about_gpus_) : std::nullopt;
+  return act(launched_stall_.look(now, number), Note::Topic::ask_status_of_gpus, [&] {
+    if (!neighbours_.at_root()) return describe_launched(*launched, now);
+    return launched_stall_.report(now, label_of(*launched->request) + " was launched on the GPUs and has not ended");
+  });
+}
+
+StallWatch::Inspection StallWatch::act(StallInspector::Action action, Note::Topic question,
+                                       const std::function<std::string()>& report) {
+  const bool asks = action == StallInspector::Action::ask && neighbours_.at_root();
+  if (asks) negotiation_.note_to_all({.topic = question});
+  if (action == StallInspector::Action::give_up) return stall(report());
+  if (action == StallInspector::Action::report) warn(report());
+  return {.asks = asks};
+}
+
+// Every rank for itself: the other ranks need not know of a send or a receive.
+StallWatch::Inspection StallWatch::inspect_pairs(Clock::time_point now) {
+  const auto inspect = [&](StallInspector::Seconds limit, bool only_new) {
+    if (limit.count() <= 0) return std::string();
+    const std::string found = pairs_.waiting(now, std::chrono::duration_cast<Clock::duration>(limit), only_new);
+    return found.empty() ? found : text_of(config_.own_rank()) + " waits in " + found + kPairsRemedy;
+  };
+  if (const std::string text = inspect(options_.stall.shutdown, false); !text.empty()) return stall(text);
+  if (const std::string text = inspect(options_.stall.warning, true); !text.empty()) warn(text);
+  return {};
+}
+
+// At the root: ends what nobody can go on with. Where the user wants no check for stalls, that remains a warning.
+StallWatch::Inspection StallWatch::inspect_deadlock(Clock::time_point) {
+  if (!negotiation_.anything_pending() || !stall_.all_wait(negotiation_.decisions_seen())) return {};
+  if (std::exchange(warned_at_, news_) == news_) return {};
+  std::string text = "every rank waits, but not for the same tensors, so none can go on: " +
+                     negotiation_.describe_pending(stall_.labels()) + kRemedies;
+  if (options_.stall.warning + options_.stall.shutdown > StallInspector::Seconds(0)) return stall(std::move(text));
+  warn(text);
+  return {};
+}
+
+std::optional<std::chrono::nanoseconds> StallWatch::nap() const {
+  using Nanoseconds = std::chrono::nanoseconds;
+  const bool waits = negotiation_.anything_pending() || negotiation_.any_joined() || !operations_.executing().empty() ||
+                     pairs_.busy() || (plane_ && plane_->may_fail_after_launch());
+  return waits ? std::optional(std::chrono::duration_cast<Nanoseconds>(stall_.interval())) : std::nullopt;
+}
+
+// What has waited longest, as a number that stays the same as long as nothing moves.
+std::optional<uint64_t> StallWatch::waiting() const {
+  const bool executes = !operations_.executing().empty();
+  if (!neighbours_.at_root()) return operations_.busy() ? std::optional(news_) : std::nullopt;
+  if (const auto oldest = negotiation_.oldest()) return oldest;
+  if (!executes && !negotiation_.any_joined()) return std::nullopt;
+  return std::numeric_limits<uint64_t>::max() - news_;
+}
+
+// At the root.
+std::string StallWatch::describe_waiting() const {
+  std::string text = negotiation_.describe_pending(stall_.labels());
+  if (operations_.executing().empty()) return text;
+  if (!text.empty()) text += "; ";
+  return text + label_of(*operations_.executing().begin()->second->request) + " has been begun but not finished";
+}
+
+std::optional<Plane::Launched> StallWatch::oldest_launched() const {
+  return plane_ ? plane_->oldest_launched() : std::nullopt;
+}
+
+std::string StallWatch::describe_launched(const Plane::Launched& launched, Clock::time_point now) const {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - launched.since).count();
+  return label_of(*launched.request) + " was launched on the GPU of " + text_of(config_.own_rank()) + " " +
+         std::to_string(seconds) + " s ago and has not ended: " +
+         (launched.has_inputs ? "this GPU waits in it for another rank's, or it hangs"
+                              : "this GPU has not yet come to it, since it still computes what comes before");
+}
+
+// What this rank is doing, for a report.
+std::string StallWatch::status(Clock::time_point now) const {
+  const uint64_t step = steps_();
+  const std::string in_step = step == 0 ? "" : "is in step " + std::to_string(step) + " and ";
+  const std::string on_host = in_step + status_on_host(now);
+  const auto launched = oldest_launched();
+  return launched && now - launched->since > kLongOnGpu ? on_host + "; " + describe_launched(*launched, now) : on_host;
+}
+
+std::string StallWatch::status_on_host(Clock::time_point now) const {
+  if (!operations_.executing().empty()) {
+    return "is executing " + label_of(*operations_.executing().begin()->second->request);
+  }
+  if (operations_.join()) return "has joined";
+  const std::string transfer = pairs_.waiting(now, {}, false);
+  if (const size_t count = operations_.undecided(); count > 0) {
+    const std::string operations = count > 2 ? " more operations" : " more operation";
+    const auto more = count > 1 ? " and " + std::to_string(count - 1) + operations : std::string();
+    return "waits for " + label_of(operations_.some_undecided()) + more +
+           (transfer.empty() ? "" : " and in " + transfer);
+  }
+  if (!transfer.empty()) return "waits in " + transfer;
+  if (last_submitted_ == nullptr) return "has not submitted anything yet";
+  const auto idle = std::chrono::duration_cast<std::chrono::seconds>(now - last_news_).count();
+  return "has nothing under way; it last submitted " + label_of(*last_submitted_) + ", and nothing for " +
+         std::to_string(idle) + " s";
+}
+
+}  // namespace horovodish

@@ -1,0 +1,83 @@
+// Looks for ranks of a process set that wait for too long. The root of the negotiation asks all of them and speaks for all; another
+// rank speaks for itself, and only where the root does not answer. stall.h decides when.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "engine/operation_table.h"
+#include "negotiation/negotiation.h"
+#include "negotiation/neighbours.h"
+#include "negotiation/process_set_config.h"
+#include "negotiation/stall.h"
+#include "planes/pairs.h"
+#include "planes/plane.h"
+
+namespace horovodish {
+
+class StallWatch {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // All of them outlive it. `plane`: null once it has come to its end. `steps`: how many steps this rank has begun.
+  StallWatch(const ProcessSetConfig& config, const EngineOptions& options, Negotiation& negotiation,
+             Neighbours& neighbours, const OperationTable& operations, Pairs& pairs,
+             const std::unique_ptr<Plane>& plane, std::function<uint64_t()> steps);
+
+  // What this rank does, and what it hears of the others.
+  void submitted(const Operation& operation, Clock::time_point now);
+  void decided(Clock::time_point now);
+  void moved() { ++news_; }
+  // The root asks what this rank is doing: answers, and shows the Python stacks of a rank that the others wait for.
+  // `about_gpus`: an operation on the root's GPU takes long. `waits`: see Note.
+  void on_status_question(bool about_gpus, bool waits, Clock::time_point now);
+  void on_status(const Note& answer);
+
+  struct Inspection {
+    bool asks = false;  // this rank has asked the others
+    std::optional<Lost> lost = {};  // why everything that is under way is to be given up
+  };
+  // While nothing moves.
+  Inspection inspect();
+  // After which time to look again; none while nothing waits.
+  std::optional<std::chrono::nanoseconds> nap() const;
+
+ private:
+  // What a StallInspector wants. `report`: the text, if it wants one.
+  Inspection act(StallInspector::Action action, Note::Topic question, const std::function<std::string()>& report);
+  Inspection inspect_waiting(Clock::time_point now);
+  Inspection inspect_launched(Clock::time_point now);
+  Inspection inspect_pairs(Clock::time_point now);
+  Inspection inspect_deadlock(Clock::time_point now);
+  std::optional<uint64_t> waiting() const;
+  std::string describe_waiting() const;
+  std::optional<Plane::Launched> oldest_launched() const;
+  std::string describe_launched(const Plane::Launched& launched, Clock::time_point now) const;
+  std::string status(Clock::time_point now) const;
+  std::string status_on_host(Clock::time_point now) const;
+
+  const ProcessSetConfig& config_;
+  const EngineOptions& options_;
+  Negotiation& negotiation_;
+  Neighbours& neighbours_;
+  const OperationTable& operations_;
+  Pairs& pairs_;
+  const std::unique_ptr<Plane>& plane_;
+  const std::function<uint64_t()> steps_;
+  StallInspector stall_;
+  StallInspector launched_stall_;  // the same for what GPUs have been given
+  Clock::time_point next_inspection_{};
+  uint64_t news_ = 0;  // counts submissions, decisions and movements, and at other ranks the root's questions
+  uint64_t questions_about_gpus_ = 0;  // of the root's, at other ranks
+  Clock::time_point last_news_{};  // the last submission or decision
+  Clock::time_point stacks_shown_ =
+      Clock::time_point::max();  // the last_news_ of the idle time for which they were shown
+  std::shared_ptr<const Request> last_submitted_;
+  uint64_t warned_at_ = 0;  // the news_ of the deadlock that was a warning
+};
+
+}  // namespace horovodish

@@ -1,0 +1,65 @@
+#include "memory/peer_deaths.h"
+
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <system_error>
+
+#include "memory/sleeping_process.h"
+#include "memory/thread_setup.h"
+
+namespace horovodish {
+
+PeerDeaths::PeerDeaths(std::vector<int> sockets, std::function<void()> on_loss)
+    : sockets_(std::move(sockets)),
+      on_loss_(std::move(on_loss)),
+      gone_(std::make_unique<std::atomic<bool>[]>(sockets_.size())),
+      stop_event_(eventfd(0, EFD_CLOEXEC)) {
+  try {
+    if (stop_event_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+    for (const int socket : sockets_) polled_.push_back({socket, POLLIN, 0});
+    polled_.push_back({stop_event_, POLLIN, 0});
+    thread_ = std::thread([this] { run(); });
+  } catch (...) {
+    close_all();
+    throw;
+  }
+}
+
+PeerDeaths::~PeerDeaths() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(stop_event_, &one, sizeof one);
+  thread_.join();
+  close_all();
+}
+
+void PeerDeaths::close_all() {
+  if (stop_event_ >= 0) close(stop_event_);
+  for (const int socket : sockets_) {
+    if (socket >= 0) close(socket);
+  }
+}
+
+void PeerDeaths::run() {
+  set_up_thread("hvd-peer-watch");
+  const BackgroundThread background;
+  while (true) {
+    if (poll(polled_.data(), polled_.size(), -1) < 0) continue;
+    if (polled_.back().revents != 0) return;
+    bool lost = false;
+    for (size_t peer = 0; peer < sockets_.size(); ++peer) {
+      if (polled_[peer].fd < 0 || polled_[peer].revents == 0) continue;
+      char byte;
+      if (recv(polled_[peer].fd, &byte, 1, MSG_DONTWAIT) > 0) continue;
+      polled_[peer].fd = -1;  // poll() ignores it from here on
+      gone_[peer].store(true, std::memory_order_release);
+      lost = true;
+    }
+    if (lost) on_loss_();
+  }
+}
+
+}  // namespace horovodish

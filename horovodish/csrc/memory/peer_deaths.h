@@ -1,0 +1,36 @@
+// Notices the death of a local peer by the end-of-file on the socket to it: a thread that sleeps in poll() for as long
+// as nothing happens. (kill(pid, 0) would take a zombie for alive.)
+#pragma once
+
+#include <poll.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace horovodish {
+
+class PeerDeaths {
+ public:
+  // `sockets` by local rank, -1 for this rank; closed by the destructor, or when
+  // the constructor throws. `on_loss` is called on the watching thread.
+  PeerDeaths(std::vector<int> sockets, std::function<void()> on_loss);
+  ~PeerDeaths();
+
+  bool gone(size_t peer) const { return gone_[peer].load(std::memory_order_acquire); }
+
+ private:
+  void run();
+  void close_all();
+
+  std::vector<int> sockets_;
+  std::vector<pollfd> polled_;  // the thread's alone: it allocates nothing, as nobody could be told that it failed
+  std::function<void()> on_loss_;
+  std::unique_ptr<std::atomic<bool>[]> gone_;
+  int stop_event_;
+  std::thread thread_;
+};
+
+}  // namespace horovodish

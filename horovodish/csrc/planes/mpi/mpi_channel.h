@@ -1,0 +1,83 @@
+// A channel between two hosts. Both ends cut what they move into the same segments, because both move the same frames and tensors.
+// MPI copies a segment, so to send one needs no receive. Of several, the first one waits until it is received: MPI would hold all
+// of a large tensor in the receiver's memory otherwise. The rest follows without a question for each segment.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "abi/mpi_requests.h"
+#include "planes/channel.h"
+
+namespace horovodish {
+
+class MpiChannel : public Channel {
+ public:
+  // `mpi` must outlive the channel. `peer`: rank in its communicator.
+  MpiChannel(const abi::Mpi& mpi, int peer, size_t segment_bytes)
+      : peer_(peer), tag_(mpi.tags.transfers()), segment_bytes_(segment_bytes), sends_(mpi), receives_(mpi) {}
+
+  size_t write(const std::byte* data, size_t size) override {
+    const bool asks = !receiver_is_ready_ && size > segment_bytes_;
+    const size_t count =
+        move(sends_, size, asks ? 1 : kTransfers, [&](MpiRequest& request, size_t begin, size_t bytes) {
+          if (asks) {
+            request.send_and_see_taken(data + begin, bytes, peer_, tag_);
+          } else {
+            request.send(data + begin, bytes, peer_, tag_);
+          }
+        });
+    if (count > 0) receiver_is_ready_ = count < size;
+    return count;
+  }
+  size_t read(std::byte* data, size_t size) override {
+    return move(receives_, size, kTransfers, [&](MpiRequest& request, size_t begin, size_t bytes) {
+      request.receive(data + begin, bytes, peer_, tag_);
+    });
+  }
+  bool cancel() noexcept override {
+    bool stopped = !is_broken_;  // an error of MPI does not say that it has let go of the memory
+    // MPI cancels no send.
+    for (const MpiRequest& request : sends_.requests) stopped &= !request.active();
+    for (MpiRequest& request : receives_.requests) stopped &= request.cancel();
+    receives_.ended = receives_.begun;
+    return stopped;
+  }
+
+ private:
+  static constexpr size_t kTransfers = 4;  // under way in each direction
+
+  struct Direction {
+    explicit Direction(const abi::Mpi& mpi) : requests(kTransfers, MpiRequest(mpi)) {}
+
+    std::vector<MpiRequest> requests;  // segment i uses entry i modulo the size
+    uint64_t begun = 0, ended = 0;
+  };
+
+  template <class Begin>
+  size_t move(Direction& direction, size_t size, size_t most, Begin begin) {
+    if (is_broken_) return 0;
+    is_broken_ = true;  // if MPI throws
+    for (size_t under_way = direction.begun - direction.ended; under_way < most; ++under_way) {
+      const size_t at = under_way * segment_bytes_;
+      if (at >= size) break;
+      begin(direction.requests[direction.begun % kTransfers], at, std::min(segment_bytes_, size - at));
+      ++direction.begun;
+    }
+    const bool has_ended = direction.requests[direction.ended % kTransfers].test();
+    is_broken_ = false;
+    if (!has_ended) return 0;
+    ++direction.ended;
+    return std::min(segment_bytes_, size);
+  }
+
+  const int peer_, tag_;
+  const size_t segment_bytes_;
+  Direction sends_, receives_;
+  bool receiver_is_ready_ = false;  // for the rest of what is being written
+  bool is_broken_ = false;
+};
+
+}  // namespace horovodish

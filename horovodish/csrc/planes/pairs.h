@@ -1,0 +1,130 @@
+// Sends and receives of a process set. They pass between two ranks, without the negotiation and without the other ranks.
+//
+// Everything from one rank to another travels in one order through their channel: a *frame*, which says what the *message* is, and
+// then its bytes. A message goes straight into the tensor of the first receive that names its sender and its tag. A small message is
+// sent before there is such a receive: the channel holds it. A larger one waits, and what follows it waits behind it. If its receiver
+// waits for another message of this sender, that may be one behind it. So the message is *kept* in memory until its receive comes:
+//
+//     rank 0 sends a with tag 1, b with tag 2        rank 1 receives with tag 2, and keeps a; then with tag 1
+//
+// If a message does not fit its receive, the receiver refuses it: the receive fails, and the sender gets a frame that says why. The
+// bytes of the message still travel, to nowhere, so what follows is right. A send that has ended by then becomes a warning.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "memory/arena.h"
+#include "negotiation/process_set_config.h"
+#include "operation/operation.h"
+#include "planes/channel.h"
+
+namespace horovodish {
+
+class Pairs {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Pointer = std::shared_ptr<Operation>;
+  // Called once with each operation, with an error or null.
+  using OnEnd = std::function<void(const Pointer&, const Error*)>;
+  using OnWarning = std::function<void(const std::string&)>;
+
+  // `segment_bytes`: of a message between hosts. `arena` may be null where this rank is alone on its host. It and `config` outlive the
+  // object.
+  Pairs(const ProcessSetConfig& config, size_t segment_bytes, Arena* arena, OnEnd on_end, OnWarning on_warning);
+  ~Pairs();
+
+  void submit(const Pointer& operation);
+  // Moves what can be moved at once; true when anything has. Throws when a rank cannot be reached.
+  bool advance();
+  bool busy() const { return under_way_ > 0; }
+  // Takes an operation back that has not begun to move; true if it has.
+  bool cancel(const Handle& handle);
+  // A rank is lost. What has been sent to this rank can be received until then; after that every operation fails with `why`, which must
+  // outlive this.
+  void end(const Error& why, Clock::time_point until) noexcept;
+  // Every operation under way fails. Needs no memory.
+  void abandon(const Error& why) noexcept;
+
+  // Says which operation has not moved for longest, and how many more have not moved for `limit`; empty if there are none. `only_new`:
+  // leaves out those that it has named or counted before.
+  std::string waiting(Clock::time_point now, Clock::duration limit, bool only_new);
+
+ private:
+  struct Frame {
+    uint64_t bytes = 0;  // that follow it
+    uint64_t number = 0;  // of the message, counted from 0; of a refusal, the message that is refused
+    uint32_t tag = 0;
+    DType dtype = DType::uint8;
+    bool refuses = false;  // what follows is the reason
+    char name[42] = {};
+  };
+  struct Entry {
+    Pointer operation = nullptr;
+    Clock::time_point since = {};
+    bool reported = false;
+  };
+  struct Send {
+    Frame frame = {};
+    Entry entry = {};  // without an operation: a refusal
+    std::string reason = {};  // of a refusal
+    std::optional<Error> refused = {};
+    size_t moved = 0;  // of the frame and what follows it
+  };
+  struct Kept {
+    Frame frame;
+    std::unique_ptr<std::byte[]> data;
+  };
+  struct Peer {
+    int index;
+    std::unique_ptr<Channel> channel;
+    Clock::time_point last_moved = {};
+    std::list<Send> sends = {};  // the first one may have begun to move
+    uint64_t sent = 0;  // messages
+    // What comes from it at present. Where it goes is known from `target` on: into the tensor of `receive`, or into `data`.
+    Frame frame = {};
+    size_t moved = 0;  // of the frame and what follows it
+    std::byte* target = nullptr;
+    Entry receive = {};
+    std::unique_ptr<std::byte[]> data = {};
+    bool drops = false;  // it was refused
+    std::list<Kept> kept = {};
+  };
+  using Receives = std::list<Entry>;
+
+  Peer* open(int index);
+  bool advance_peers();
+  bool send_to(Peer& peer);
+  bool receive_from(Peer& peer);
+  bool find_place(Peer& peer);
+  void arrived(Peer& peer);
+  Receives::iterator receive_for(const Peer& peer, uint32_t tag);
+  bool takes_from(const Operation& receive, const Peer& peer) const;
+  bool take_kept(const Pointer& receive);
+  void hand_over(Peer& peer, const Kept& kept, const Pointer& receive);
+  bool refuse_misfit(Peer& peer, const Frame& frame, const Pointer& receive);
+  void was_refused(Peer& peer, uint64_t number, const std::string& why);
+  void end_operation(const Pointer& operation, const Error* error) noexcept;
+  WorldRank own_rank() const { return config_.world_rank(config_.own); }
+  WorldRank rank_of(const Peer& peer) const { return config_.world_rank(peer.index); }
+
+  const ProcessSetConfig& config_;
+  const size_t segment_bytes_;
+  Arena* const arena_;
+  const OnEnd on_end_;
+  const OnWarning on_warning_;
+  std::map<int, std::unique_ptr<Peer>> peers_;  // by index, from their first operation on; null: given up
+  Receives receives_;  // that no message has come for, in the order of their submission
+  size_t under_way_ = 0;
+  const Error* why_ = nullptr;  // once a rank is lost
+  Clock::time_point until_{};
+};
+
+}  // namespace horovodish

@@ -1,0 +1,161 @@
+#include <algorithm>
+#include <utility>
+
+#include "planes/adasum.h"
+#include "planes/mpi/schedule_run.h"
+#include "planes/stream/tasks.h"
+
+namespace horovodish {
+
+namespace {
+
+// A chunk is cut into shards, one for each rank of all hosts. The tensors pass twice. First each rank adds up the products of its shard of
+// each chunk, for which the ranks of other hosts send it their values. It keeps these. Then an allreduce adds up the tables of products.
+// The second time each rank puts the weighted sum of its shard into its slot. It goes to each other host once, to the rank in its place
+// there, and the neighbours find it in that rank's slot.
+class AdasumTask : public StreamTask {
+ public:
+  AdasumTask(const Operation& operation, Concatenation concatenation, const StreamWorld& world)
+      : concatenation_(std::move(concatenation)),
+        world_(world),
+        item_(concatenation_.item_bytes()),
+        chunk_(world.chunk_of(concatenation_.count(), item_)),
+        data_chunks_(ceil_divide(concatenation_.count(), chunk_)),
+        adasum_(concatenation_, world.size(), operation.request->prescale * operation.request->postscale),
+        tables_(make_reduce_task(ReduceOp::sum, {}, 1.0, {adasum_.tables(), {}}, world)),
+        longest_(shard(whole(0), 0).count * item_),
+        theirs_(std::make_shared<std::vector<std::byte>>(world.several_hosts() ? data_chunks_ * world.size() * longest_
+                                                                               : 0)),
+        memory_(world.in_slots() ? 0 : concatenation_.count() * item_) {}
+
+  // No rank knows its products before it has seen all chunks, nor the weights before the tables are added up.
+  uint64_t chunks() const override {
+    if (all_chunks_known()) return 2 * data_chunks_ + tables_->chunks();
+    return data_chunks_ + (multiplied_ == data_chunks_ ? tables_->chunks() : 0);
+  }
+  bool all_chunks_known() const override {
+    return multiplied_ == data_chunks_ && (combining_adds_tables() || tables_added_ == tables_->chunks());
+  }
+  Stages stages() const override { return {.publish = true, .combine = true, .collect = true}; }
+
+  void publish(uint64_t chunk, std::byte* slot) override {
+    if (is_table(chunk)) return tables_->publish(chunk - data_chunks_, slot);
+    concatenation_.pack(whole(chunk), ReduceOp::adasum, memory(slot));
+  }
+
+  void combine(uint64_t chunk, const Slots& slots) override {
+    if (is_table(chunk)) {
+      if (tables_->stages().combine) tables_->combine(chunk - data_chunks_, slots);
+      if (combining_adds_tables()) count_table();
+    } else if (!is_first_pass(chunk)) {
+      const Range part = shard(whole(chunk), world_.own_rank());
+      adasum_.combine(part, sources(chunk, slots), memory(slots[world_.own]) + offset(chunk, part));
+    } else if (!world_.several_hosts()) {
+      multiply(chunk, slots);
+    }
+  }
+
+  std::vector<std::unique_ptr<MpiTask>> exchange(uint64_t chunk, uint64_t sequence, const Slots& slots) override {
+    if (is_table(chunk)) return tables_->exchange(chunk - data_chunks_, sequence, slots);
+    const auto range_of = [&](size_t rank) {
+      const Range part = shard(whole(chunk), rank);
+      return Range{offset(chunk, part), part.count * item_};
+    };
+    const Range own = range_of(world_.own_rank());
+    std::vector<Range> sent(world_.size()), received(world_.size());
+    for (size_t host = 0; host < world_.hosts.size(); ++host) {
+      if (host == world_.layout.host) continue;
+      for (size_t place = 0; place < world_.hosts[host].size(); ++place) {
+        const size_t rank = world_.rank_at(host, place);
+        if (is_first_pass(chunk)) {
+          sent[rank] = range_of(rank);
+          received[rank] = {theirs(chunk, rank), own.count};
+        } else {
+          if (world_.own % world_.hosts[host].size() == place) sent[rank] = own;
+          if (place % world_.ranks == world_.own) received[rank] = range_of(rank);
+        }
+      }
+    }
+    const MpiEnvironment peers = world_.everybody(sequence);
+    std::byte* const from = memory(slots[world_.own]);
+    std::byte* const to = is_first_pass(chunk) ? theirs_->data() : from;
+    std::vector<std::unique_ptr<MpiTask>> tasks;
+    auto schedule = direct_exchange(peers.rank, peers.ranks(), sent, received, peers.segment_bytes);
+    // The run keeps the memory into which a transfer goes on that is given up.
+    const auto keep = [theirs = theirs_] {};
+    tasks.push_back(std::make_unique<ScheduleRun>(peers, std::move(schedule), to, 1, nullptr, from, keep));
+    return tasks;
+  }
+
+  void collect(uint64_t chunk, const Slots& slots) override {
+    if (is_table(chunk)) {
+      if (tables_->stages().collect) tables_->collect(chunk - data_chunks_, slots);
+      if (!combining_adds_tables()) count_table();
+    } else if (is_first_pass(chunk)) {
+      if (world_.several_hosts()) multiply(chunk, slots);
+    } else {
+      for (size_t host = 0; host < world_.hosts.size(); ++host) {
+        for (size_t place = 0; place < world_.hosts[host].size(); ++place) {
+          const Range part = shard(whole(chunk), world_.rank_at(host, place));
+          concatenation_.unpack(part, memory(slots[place % world_.ranks]) + offset(chunk, part));
+        }
+      }
+    }
+  }
+
+ private:
+  bool is_first_pass(uint64_t chunk) const { return chunk < data_chunks_; }
+  bool is_table(uint64_t chunk) const { return !is_first_pass(chunk) && chunk < data_chunks_ + tables_->chunks(); }
+  // Small tables on one host: the tensors' chunks follow at once.
+  bool combining_adds_tables() const { return !world_.several_hosts() && !tables_->stages().collect; }
+  void count_table() {
+    if (++tables_added_ == tables_->chunks()) adasum_.weigh();
+  }
+  uint64_t of_tensors(uint64_t chunk) const {
+    return is_first_pass(chunk) ? chunk : chunk - data_chunks_ - tables_->chunks();
+  }
+  Range whole(uint64_t chunk) const { return piece_of(concatenation_.count(), chunk_, of_tensors(chunk)); }
+  Range shard(const Range& range, size_t rank) const { return shard_of(range, world_.size(), item_, rank); }
+  size_t offset(uint64_t chunk, const Range& part) const { return (part.begin - whole(chunk).begin) * item_; }
+  // Where the values of a rank of another host lie.
+  size_t theirs(uint64_t chunk, size_t rank) const { return (of_tensors(chunk) * world_.size() + rank) * longest_; }
+  std::byte* memory(std::byte* slot) { return world_.in_slots() ? slot : memory_.data(); }
+
+  // Everybody's values of the own shard, by rank.
+  std::vector<const std::byte*> sources(uint64_t chunk, const Slots& slots) {
+    const Range part = shard(whole(chunk), world_.own_rank());
+    std::vector<const std::byte*> result(world_.size());
+    for (size_t host = 0; host < world_.hosts.size(); ++host) {
+      for (size_t place = 0; place < world_.hosts[host].size(); ++place) {
+        const size_t rank = world_.rank_at(host, place);
+        result[rank] = host == world_.layout.host ? memory(slots[place]) + offset(chunk, part)
+                                                  : theirs_->data() + theirs(chunk, rank);
+      }
+    }
+    return result;
+  }
+  void multiply(uint64_t chunk, const Slots& slots) {
+    adasum_.add_products(shard(whole(chunk), world_.own_rank()), sources(chunk, slots));
+    ++multiplied_;
+  }
+
+  const Concatenation concatenation_;
+  const StreamWorld world_;
+  const size_t item_, chunk_;
+  const uint64_t data_chunks_;
+  Adasum adasum_;
+  const std::shared_ptr<StreamTask> tables_;
+  const size_t longest_;           // bytes of a shard
+  const std::shared_ptr<std::vector<std::byte>> theirs_;  // values of the own shards, by chunk and rank
+  std::vector<std::byte> memory_;                         // the only chunk, where there are no slots
+  uint64_t multiplied_ = 0, tables_added_ = 0;  // chunks
+};
+
+}  // namespace
+
+std::shared_ptr<StreamTask> make_adasum_task(const Operation& operation, Concatenation concatenation,
+                                             const StreamWorld& world) {
+  return std::make_shared<AdasumTask>(operation, std::move(concatenation), world);
+}
+
+}  // namespace horovodish

@@ -1,0 +1,153 @@
+"""Elastic jobs with sharded optimizers: ranks that die take no state with them."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import horovodish.torch as hvd
+from horovodish.elastic import parts
+from horovodish.elastic.memory import Memory
+from horovodish.torch.elastic import TorchState
+from horovodish.torch.shards import states
+from support.elastic import COPIES_VARIABLE, Scene, run_elastic
+
+STEPS = 14
+
+Faults = list[tuple[str, int, int]]
+"""What happens to which process at which step."""
+
+
+def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 30), nn.Tanh(), nn.Linear(30, 7))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    """The same on every rank, so that the result does not depend on how many there are."""
+    loss: Tensor = model(torch.randn(4, 5, generator=torch.Generator().manual_seed(step))).square().mean()
+    return loss
+
+
+def train_with_shards(scene: Scene, options: dict[str, Any], faults: Faults, left: int) -> dict[str, Any]:
+    """Trains until so many of the first processes are left."""
+    hvd.init()
+    model, plain = made()
+    optimizer: Any = hvd.DistributedOptimizer(plain, model.named_parameters(), **options)
+    for fault, victim, step in faults:
+        if scene.me == victim and scene.start == 0:
+            prepare(scene, fault, step)
+
+    @hvd.elastic.run
+    def train(state: TorchState) -> None:
+        scene.await_recovery()
+        while state.step < STEPS or (scene.start == 0 and hvd.size() > left):
+            for fault, victim, step in faults:
+                if fault == "idle" and step == state.step and scene.first_time(f"{fault} {victim}"):
+                    if scene.me == victim:
+                        scene.die(fault)
+                    scene.await_end_of(victim)
+            optimizer.zero_grad()
+            loss_of(model, state.step).backward()
+            optimizer.step()
+            state.step += 1
+            state.commit()
+
+    state = TorchState(model, optimizer, step=0)
+    state.register_reset_callbacks([scene.has_reset])
+    train(state)
+    full = hvd.broadcast_object(optimizer.full_state_dict())
+    return {
+        "steps": state.step,
+        "model": model.state_dict(),
+        "optimizer": full,
+        "size": hvd.size(),
+        "start": scene.start,
+    }
+
+
+def prepare(scene: Scene, fault: str, step: int) -> None:
+    """Has a process die in a function of its own that comes later."""
+    match fault:
+        case "gathering":
+            scene.dies_in(fault, states, "_flat_on_host", after=10 * step)
+        case "writing":
+            scene.dies_in(fault, Memory, "seal", after=step)
+        case "agreeing":
+            scene.dies_in(fault, parts, "allgather_object", after=2 * step)
+        case "loading":
+            scene.dies_in(fault, TorchState, "_give_back", after=2)
+        case "any moment":
+            threading.Timer(random.Random(step).uniform(0.0, 0.4), scene.die, [fault]).start()
+
+
+def check(results: list[dict[str, Any]], size: int) -> None:
+    """All ranks that are left have the same bits, and those of one process within rounding."""
+    model, optimizer = made()
+    for step in range(results[0]["steps"]):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    for result in results:
+        assert result["size"] == size and result["steps"] == results[0]["steps"] >= STEPS
+        for name, value in result["model"].items():
+            torch.testing.assert_close(value, model.state_dict()[name])
+            assert torch.equal(value, results[0]["model"][name])
+        expected = optimizer.state_dict()["state"]
+        assert result["optimizer"]["state"].keys() == expected.keys()
+        for index, its in expected.items():
+            for key, value in its.items():
+                torch.testing.assert_close(result["optimizer"]["state"][index][key], value)
+
+
+@pytest.mark.parametrize(
+    ("options", "faults"),
+    [
+        pytest.param(
+            {"shard": "states"},
+            [("idle", 0, 2), ("gathering", 2, 6), ("agreeing", 1, 9)],
+            id="one after the other",
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            {"shard": "gradients"}, [("writing", 0, 5), ("loading", 3, 0)], id="in a copy, and in the recovery"
+        ),
+    ],
+)
+def test_the_ranks_that_are_left_share_anew(options: dict[str, Any], faults: Faults, tmp_path: Path) -> None:
+    left = 4 - len(faults)
+    ended = run_elastic(train_with_shards, tmp_path, 4, options, faults, left, flags=["--min-np", "1"])
+    assert ended.status == 0, ended.said
+    assert len(ended.fired) == len(faults), ended.said
+    assert len(ended.results) == left, ended.said
+    check(ended.results, left)
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
+def test_ranks_that_die_at_any_moment(seed: int, tmp_path: Path) -> None:
+    """The others go on, or new processes if there is no other way."""
+    options = {"shard": "states", "shard_by": "parameter"}
+    faults = [("any moment", 1, seed), ("any moment", 2, seed + 10)]
+    ended = run_elastic(train_with_shards, tmp_path, 4, options, faults, 2, flags=["--min-np", "1"])
+    assert ended.status == 0, ended.said
+    last = max(result["start"] for result in ended.results)
+    results = [result for result in ended.results if result["start"] == last]
+    assert len(results) == (4 if last else 2), ended.said
+    check(results, len(results))
+
+
+def test_new_processes_load_what_was_shared(tmp_path: Path) -> None:
+    env = {COPIES_VARIABLE: ""}
+    options, faults = {"shard": "states"}, [("idle", 1, 7)]
+    ended = run_elastic(train_with_shards, tmp_path, 2, options, faults, 2, flags=["--min-np", "2"], env=env)
+    assert ended.status == 0, ended.said
+    results = [result for result in ended.results if result["start"] == 1]
+    assert len(results) == 2, ended.said
+    check(results, 2)
