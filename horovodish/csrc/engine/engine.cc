@@ -260,8 +260,8 @@ std::shared_ptr<Timeline> Engine::take_timeline() {
 
 std::string Engine::loss() {
   std::lock_guard lock(inbox_mutex_);
-  if (!loss_.empty() || !launched_operations_.any_lost()) return loss_;
-  return launched_operations_.loss()->message;
+  if (!loss_.empty()) return loss_;
+  return launched_operations_.any_lost() ? launched_operations_.loss()->message : death_;
 }
 
 std::deque<Error> Engine::failures() {
@@ -334,7 +334,7 @@ void Engine::decisions_ended(int process_set, Loss loss, const std::string& why)
   if (process_set == 0) launch_order_.end(why);
   if (loss != Loss::failed) return;
   std::lock_guard lock(inbox_mutex_);
-  if (loss_.empty()) loss_ = why;
+  if (death_.empty()) death_ = why;
 }
 
 void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept {

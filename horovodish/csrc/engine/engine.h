@@ -148,9 +148,9 @@ class Engine final : private ProcessSet::Owner {
   uint64_t steps() const noexcept override { return steps_; }
   // How many bytes of this rank were reduced, in all process sets.
   uint64_t reduced_bytes() const { return reduced_bytes_; }
-  // The engine's message about the lost rank, empty if none is known to have died and no operation here failed because a rank
-  // has left. Frameworks wrap errors, but every such error contains this text. If nothing failed but what had been launched on a
-  // GPU, the message about that.
+  // The engine's message about the lost rank, empty if none has failed and no operation here has needed one that has left.
+  // Frameworks wrap errors, but every such error contains this text. If nothing failed but what had been launched on a GPU, the
+  // message about that.
   std::string loss();
   // The errors of the operations that failed last, the newest one at the end.
   std::deque<Error> failures();
@@ -231,7 +231,8 @@ class Engine final : private ProcessSet::Owner {
   std::vector<std::shared_ptr<Operation>> inbox_;  // guarded by inbox_mutex_
   std::map<int, Use> uses_;  // by process set; guarded by inbox_mutex_
   bool closed_ = false;  // guarded by inbox_mutex_
-  std::string loss_;  // guarded by inbox_mutex_
+  std::string loss_;  // of which an operation here has failed; guarded by inbox_mutex_
+  std::string death_;  // that of the first rank which has failed; guarded by inbox_mutex_
   std::deque<Error> failures_;  // no more than kFailures; guarded by inbox_mutex_
   std::atomic<bool> loss_raised_{false};  // some call has raised that a rank is lost, or did not answer
   std::shared_ptr<Timeline> timeline_;  // null: none is recorded; guarded by inbox_mutex_
