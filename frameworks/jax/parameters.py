@@ -1,4 +1,4 @@
-"""Whether the ranks begin to train with the same parameters. They compare once, when gradients are first reduced.
+"""Whether the ranks train the same parameters. They compare when gradients are first reduced, and now and then later.
 
 A compiled program passes one gradient through a native call that also gets the parameters, see
 `csrc/xla/xla_compare.h`. No update can come before this call: all of them wait for the reduction, which waits for that
@@ -24,12 +24,12 @@ from jax.interpreters import ad, batching, mlir
 
 from horovodish.collectives.consistency import Checksums, checksum_of
 from horovodish.collectives.process_sets import ProcessSet, added, checked_id
-from horovodish.gradients import first_steps
+from horovodish.collectives.submission import counted
+from horovodish.gradients.parameters import compare, readers
 from horovodish.jax.lowering import check_devices, register_handlers
 from horovodish.launch.failures import Place, place_in_script
 
 _COMPARE = "horovodish_compare"
-_COMPARED_REDUCTION = 1
 _REMEDY = "parameters = hvd.broadcast_parameters(parameters, root_rank=0) before the first step"
 
 Labelled = Sequence[tuple[str, Any]]
@@ -57,7 +57,8 @@ def passed_through(
     gradient, compared = gradients[smallest], [pair for pair in parameters if _has_bytes(pair[1])]
     values = [value for _, value in compared]
     if not any(isinstance(value, jax.core.Tracer) for value in (gradient, *values)):
-        _count(name, process_set, compared, remedy, None)
+        number = counted(f"parameters of {name}", checked_id(process_set))
+        _compare(name, process_set, number, compared, remedy, None)
         return list(gradients)
     labels = tuple(label for label, _ in compared)
     arrays = map(jnp.asarray, values)
@@ -83,11 +84,13 @@ def _has_bytes(leaf: Any) -> bool:
     return leaf.dtype.kind in "biuc"
 
 
-def _count(name: str, process_set: ProcessSet, arrays: Labelled, remedy: str, place: Place | None) -> None:
+def _compare(
+    name: str, process_set: ProcessSet, number: int, arrays: Labelled, remedy: str, place: Place | None
+) -> None:
     def checksums() -> Checksums:
         return {label: checksum_of(np.asarray(array)) for label, array in arrays}
 
-    first_steps.count(name, process_set, _COMPARED_REDUCTION, checksums, remedy, place)
+    compare(name, process_set, number, 1, checksums, remedy, place)
 
 
 @primitive.def_abstract_eval
@@ -105,7 +108,8 @@ def _run(
     remedy: str,
     place: Place | None,
 ) -> Any:
-    _count(name, process_set, list(zip(labels, arrays, strict=True)), remedy, place)
+    number = counted(f"parameters of {name}", checked_id(process_set))
+    _compare(name, process_set, number, list(zip(labels, arrays, strict=True)), remedy, place)
     return gradient
 
 
@@ -149,8 +153,8 @@ def _elsewhere(_: mlir.LoweringRuleContext, gradient: Any, *__: Any, **___: Any)
     return [gradient]
 
 
-def _read(described: str, addresses: list[int]) -> None:
-    """The reader of `first_steps.readers`."""
+def _read(described: str, addresses: list[int], number: int) -> None:
+    """The reader of `gradients.parameters.readers`."""
     name, identity, ranks, arrays, remedy, place = json.loads(described)
     views = [
         (label, _view(address, jnp.dtype(dtype), shape))
@@ -158,7 +162,7 @@ def _read(described: str, addresses: list[int]) -> None:
     ]
     with suppress(KeyError):  # there is no such process set any more
         if added(identity).ranks == ranks:  # else the program was compiled for another world, and its reductions fail
-            _count(name, added(identity), views, remedy, place and Place(*place))
+            _compare(name, added(identity), number, views, remedy, place and Place(*place))
 
 
 def _view(address: int, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:
@@ -172,4 +176,4 @@ ad.primitive_jvps[primitive] = _jvp
 batching.primitive_batchers[primitive] = _batch
 mlir.register_lowering(primitive, _on_cpu, platform="cpu", cacheable=False)
 mlir.register_lowering(primitive, _elsewhere, cacheable=False)
-first_steps.readers["jax"] = _read
+readers["jax"] = _read

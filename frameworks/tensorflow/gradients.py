@@ -15,8 +15,8 @@ from horovodish._native import DTYPES
 from horovodish.collectives.consistency import checksum_of
 from horovodish.collectives.devices import ON_HOST
 from horovodish.collectives.operation import Operation
-from horovodish.gradients.first_steps import Model
 from horovodish.gradients.options import GradientOptions
+from horovodish.gradients.parameters import Model
 from horovodish.gradients.plan import (
     Bucket,
     GradientAdapter,
@@ -28,7 +28,7 @@ from horovodish.gradients.plan import (
     name_of,
     shape_of,
 )
-from horovodish.tensorflow import first_steps
+from horovodish.tensorflow import parameters
 from horovodish.tensorflow.names import name_in_step
 from horovodish.tensorflow.operations import reduced_groups, room_for
 from horovodish.tensorflow.sparse import reduced_slices
@@ -79,7 +79,7 @@ class _Gradients(GradientAdapter):
             return super().reduce(name, buckets, options)
         groups = [(options.operation(bucket.name, bucket.shown[:1]), bucket.tensors) for bucket in buckets]
         names = [bucket.name for bucket in buckets]
-        return Reduced(reduced_groups(groups, first_steps.described(name, names, options.process_set)))
+        return Reduced(reduced_groups(groups, parameters.described(name, names, options.process_set)))
 
     def memory(self, operation: Operation, tensors: Sequence[Any]) -> Memory:
         sources = [tensor if tensor.device.endswith("CPU:0") else tensor.cpu() for tensor in tensors]
@@ -100,7 +100,7 @@ _KIN = "gradients of a tape"
 
 def plan_of(options: GradientOptions) -> GradientPlan:
     """A plan that calls gradients by the names of their variables, which must be the same on every rank."""
-    return GradientPlan(options, GRADIENTS, _label, first_steps.BROADCAST_REMEDY, _KIN)
+    return GradientPlan(options, GRADIENTS, _label, parameters.BROADCAST_REMEDY, _KIN)
 
 
 def reduced_gradients(gradients: Sequence[Any], sources: Sequence[Any], plan: GradientPlan) -> list[Any]:
@@ -116,7 +116,7 @@ def reduced_gradients(gradients: Sequence[Any], sources: Sequence[Any], plan: Gr
     def model(operations: list[str]) -> Model:
         return Model(name_in_step(_KIN), [*map(name_of, shared)], [*map(shape_of, shared)], operations)
 
-    with first_steps.of_variables(sources, plan.checksums, model):
+    with parameters.of_variables(sources, plan.checksums, model):
         return plan.reduce(name, gradients, sources)
 
 

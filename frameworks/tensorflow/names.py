@@ -52,7 +52,7 @@ def as_input(name: str, described: str = "", label: str = "") -> Any:
     """A name as the operations take it: after that of the function which is traced, if any, and a newline.
 
     Where the ranks disagree about an operation of a function, its others fail with it. It is a tensor, or text for XLA.
-    The function is followed, after a tab each, by `described`, what `first_steps` says of variables, and by `label`,
+    The function is followed, after a tab each, by `described`, what `parameters` says of variables, and by `label`,
     the name of the first tensor in messages of this rank.
     """
     function = "" if tf.executing_eagerly() else _function_name()

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from horovodish.gradients.lone_steps import Count, LoneSteps
+from horovodish.torch.gradients.unwrapped import has_stepped
 from horovodish.torch.optimizer import is_distributed
 
 __all__: list[str] = []
@@ -18,6 +19,7 @@ def _watch(count: Count) -> Callable[[], object]:
     @_disable_dynamo
     def step(optimizer: Optimizer, *_: object) -> None:
         if not is_distributed(optimizer):
+            has_stepped(optimizer)
             count(type(optimizer).__name__, lambda: _trained_bytes(optimizer))
 
     return register_optimizer_step_pre_hook(step).remove

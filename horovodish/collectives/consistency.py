@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from horovodish.collectives.process_sets import ProcessSet, checked_id
 from horovodish.collectives.submission import Handle, gather_objects_async
 from horovodish.launch import failures
 from horovodish.runtime import basics
+from horovodish.runtime.process import part
 
 __all__ = [
     "Checksums",
@@ -20,6 +21,7 @@ __all__ = [
     "checksum_of",
     "details",
     "difference",
+    "is_due",
     "summands",
     "warn_of_difference",
 ]
@@ -28,6 +30,20 @@ Checksums = dict[str, tuple[str, int]]
 """By the name of a value, what it is, such as its dtype and shape, and a checksum."""
 
 _WORD_BITS = 24
+FIRST_APART = 4
+"""From this step on, parameters that differ are taken for parted: those that differ when training begins were found."""
+_APART = (
+    "every rank must take the same steps with the same learning rates, and what one rank loads or sets must be "
+    "broadcast. Processors of different kinds may also round in different ways"
+)
+
+
+def is_due(reduction: int, first: int) -> bool:
+    """Whether ranks compare their parameters at a reduction: at the `first`, then when its number is a power of 4.
+
+    So a run finds out soon after its ranks have parted, and a long one compares only a few times.
+    """
+    return reduction == first or (reduction > first and reduction.bit_count() == 1 and reduction.bit_length() % 2 == 1)
 
 
 def summands(checksums: Checksums) -> list[int]:
@@ -69,28 +85,57 @@ def details(own: Checksums, gradients: str, process_set: ProcessSet) -> Handle[d
 
 
 def warn_of_difference(
-    of_places: dict[int, Checksums], process_set: ProcessSet, remedy: str, place: failures.Place | None = None
+    of_places: dict[int, Checksums],
+    gradients: str,
+    process_set: ProcessSet,
+    remedy: str,
+    place: failures.Place | None = None,
+    step: int = 1,
 ) -> None:
-    """Warn, on the first of the ranks, that they begin to train with different parameters. Not collective.
+    """Warn, on the first rank and once for these gradients, that parameters differ. Not collective.
 
     Args:
         of_places: what `details()` gives.
-        process_set: the ranks that reduce.
-        remedy: what to do about it.
+        gradients, process_set: as for `details()`.
+        remedy: what to do if they differ when training begins.
         place: the line of the script that trains; None: the one that has called.
+        step: at which they have compared. After the first comparison, at least `FIRST_APART`.
     """
-    members = process_set.ranks
-    if basics.rank() != members[0]:
+    members, warned = process_set.ranks, part(_Warned).sets
+    key = process_set.process_set_id, gradients
+    if basics.rank() != members[0] or key in warned:
         return
     of_ranks = {members[place]: checksums for place, checksums in of_places.items()}
+    if step >= FIRST_APART:  # which are there on some rank only may be that rank's own
+        common = set[str].intersection(*map(set, of_ranks.values()))
+        of_ranks = {rank: {name: sums[name] for name in sums if name in common} for rank, sums in of_ranks.items()}
+        if len({*map(str, of_ranks.values())}) == 1:
+            return
     (first, ours), *others = ((rank, _kinds(checksums)) for rank, checksums in of_ranks.items())
     for rank, theirs in others:
         if theirs != ours:
             found = comparison.difference(ours, theirs, first, rank)
+            warned.add(key)
             failures.warn(f"the ranks' models differ: {found}. Remedy: {comparison.SAME_MODEL}", place)
             return
+    warned.add(key)
     found = difference(of_ranks)
-    failures.warn(f"the ranks begin to train with different parameters: {found} Remedy: {remedy}", place)
+    if step < FIRST_APART:
+        failures.warn(f"the ranks begin to train with different parameters: {found} Remedy: {remedy}", place)
+    else:
+        failures.warn(f"the ranks train different parameters at step {step}: {found} Remedy: {_APART}", place)
+
+
+class _Warned:
+    """Attributes:
+    sets: a process set and what was reduced in it, for each warning since the last `init()`.
+    """
+
+    def __init__(self) -> None:
+        self.sets: set[Hashable] = set()
+
+
+basics.follow(stopped=lambda: part(_Warned).sets.clear())
 
 
 def _kinds(checksums: Checksums) -> list[comparison.Named]:

@@ -32,7 +32,7 @@ struct Submission {
   size_t tensor_count = 0;
   const int64_t* splits = nullptr;  // of an alltoall; null for even ones
   size_t split_count = 0;
-  // Begins a step, and describes parameters for Python, see first_executions.h; null of all but one operation of a reduction.
+  // Begins a step, and describes parameters for Python, see executions.h; null of all but one operation of a reduction.
   const char* compared = nullptr;
   const char* label = nullptr;  // of the first tensor, see Member; null where it has none
 };

@@ -153,6 +153,7 @@ def warn_of(
     process_set: ProcessSet,
     remedy: str,
     place: Place | None = None,
+    step: int = 1,
 ) -> None:
     """Warn if the ranks have found that their parameters differ. Collective; blocks.
 
@@ -160,11 +161,11 @@ def warn_of(
         comparison: its `differs` is the same on every rank.
         checksums: of this rank.
         gradients, process_set: as for `compare_layouts`.
-        remedy: what to do about it.
-        place: the line of the script that trains; None: the one that has called.
+        remedy, place, step: as for `warn_of_difference`.
     """
     if comparison.differs:
-        warn_of_difference(details(checksums, gradients, process_set).wait(), process_set, remedy, place)
+        of_places = details(checksums, f"{gradients}, step {step}", process_set).wait()
+        warn_of_difference(of_places, gradients, process_set, remedy, place, step)
 
 
 class Compared:

@@ -25,7 +25,7 @@ Count = Callable[[str, Callable[[], int]], None]
 
 
 class LoneSteps:
-    """Steps that rank 0 takes with optimizers that are not wrapped, since the last `init()`.
+    """Steps that this rank takes with optimizers that are not wrapped, since the last `init()`. Rank 0 warns.
 
     Args:
         watch: has `count` called before each step of an optimizer that is not wrapped, and gives what ends that.
@@ -48,8 +48,9 @@ class LoneSteps:
             self._begin()
 
     def _begin(self, _: object = None) -> None:
-        if basics.size() > 1 and basics.rank() == 0:
-            self._engine, self._size, self._steps = basics.engine(), basics.size(), 0
+        if basics.size() > 1:
+            self._engine = basics.engine() if basics.rank() == 0 else None
+            self._size, self._steps = basics.size(), 0
             self._end_watch = self._watch(self._count)
 
     def _count(self, kind: str, trained_bytes: Callable[[], int]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from horovodish.collectives.adapter import Adapter
-from horovodish.collectives.consistency import Checksums
+from horovodish.collectives.consistency import Checksums, is_due
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, checked_id
 from horovodish.collectives.reduce_ops import Sum
@@ -47,8 +47,8 @@ has the same size."""
 
 
 COMPARED_REDUCTION = 2
-"""Before this reduction outside of programs, the ranks compare their parameters. Not before the first one: a script may
-have variables that it broadcasts after its first step."""
+"""Before this reduction the ranks first compare their parameters. Not before the first one: a script may have variables
+that it broadcasts after its first step."""
 
 
 class Payload(NamedTuple):
@@ -395,8 +395,8 @@ class GradientPlan:
         labelled = [(_label(index, source), value) for index, (source, value) in known if id(source) not in local]
         return self._adapter.with_parameters(gradients, labelled, name, self.options.process_set, self._remedy)
 
-    def _warn(self, comparison: Comparison, checksums: Checksums, name: str) -> None:
-        warn_of(comparison, checksums, name, self.options.process_set, self._remedy)
+    def _warn(self, comparison: Comparison, checksums: Checksums, name: str, step: int = 1) -> None:
+        warn_of(comparison, checksums, name, self.options.process_set, self._remedy, step=step)
 
     def checksums(self, sources: Iterable[Any]) -> Checksums:
         """Of the variables among the sources that have a value. Local ones are this rank's own."""
@@ -419,19 +419,19 @@ class GradientPlan:
         """The layouts that the gradients have on any rank, as far as the ranks have compared them. Collective; blocks
         in the first reductions and after one that brought a gradient which no rank had before."""
         process_set, known = self.options.process_set, part(Compared).layouts
-        compares = counted(f"reductions of {name}", checked_id(process_set)) == COMPARED_REDUCTION
+        step = counted(f"reductions of {name}", checked_id(process_set))
+        compares = is_due(step, COMPARED_REDUCTION)
         if key not in known or compares:
-            if self._kin:
-                name = f"{self._kin} {counted(self._kin, checked_id(process_set))}"
+            compared_as = f"{self._kin} {counted(self._kin, checked_id(process_set))}" if self._kin else name
             checksums = self.checksums(sources) if compares else None
             shown = [names[index] or label for index, label in labels.items()]
             shapes = [shape_of(sources[index]) for index in labels]
-            comparison = compare_layouts([*layouts.values()], name, process_set, checksums, shapes)
-            found = compared(comparison, shown, name, process_set, shapes)
+            comparison = compare_layouts([*layouts.values()], compared_as, process_set, checksums, shapes)
+            found = compared(comparison, shown, compared_as, process_set, shapes)
             if found.ranks < process_set.size():  # a rank that has joined does not hear of it, and may come back
                 return dict(zip(layouts, found.layouts, strict=True))
             known[key] = found.layouts
-            self._warn(found, checksums or {}, name)
+            self._warn(found, checksums or {}, name, step)
         return dict(zip(layouts, known[key], strict=True))
 
     def _alike(self, gradient: Any, source: Any, layout: Layout) -> Any:

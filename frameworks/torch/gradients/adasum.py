@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from horovodish import _native
-from horovodish.collectives.consistency import Checksums, details, warn_of_difference
+from horovodish.collectives.consistency import Checksums, details, is_due, warn_of_difference
 from horovodish.collectives.devices import HOST
 from horovodish.collectives.process_sets import checked_id
-from horovodish.collectives.submission import WAIT_SLICE_SECONDS, Handle
+from horovodish.collectives.submission import WAIT_SLICE_SECONDS, Handle, counted
 from horovodish.errors import from_native
 from horovodish.gradients import windows
 from horovodish.gradients.layouts import Comparison, compare_layouts
@@ -157,7 +157,8 @@ class DeltaReducer:
             return
         if self._travelling:
             self._reduce()
-            if self._compared_on is not self._engine:
+            self._step = counted(f"reductions of {self._name}", checked_id(self._options.process_set))
+            if self._compared_on is not self._engine or is_due(self._step, 1):
                 self._checksums = parameter_checksums(self._named)
                 self._comparison = compare_layouts([], self._name, self._options.process_set, self._checksums)
         if self._comparison is not None:
@@ -166,7 +167,9 @@ class DeltaReducer:
                 self._compared_on = self._engine
             if found.differs:
                 of_ranks = details(self._checksums, self._name, self._options.process_set)
-                warn_of_difference(of_ranks.wait(), self._options.process_set, BROADCAST_REMEDY)
+                warn_of_difference(
+                    of_ranks.wait(), self._name, self._options.process_set, BROADCAST_REMEDY, step=self._step
+                )
 
     def _reduce(self) -> None:
         plan = self._plan

@@ -36,16 +36,17 @@ from horovodish.collectives.consistency import Checksums, details, warn_of_diffe
 from horovodish.collectives.devices import HOST
 from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.reduce_ops import Average, Max, Min
-from horovodish.collectives.submission import WAIT_SLICE_SECONDS, Handle
+from horovodish.collectives.submission import WAIT_SLICE_SECONDS, Handle, counted
 from horovodish.errors import from_native
 from horovodish.gradients import windows
 from horovodish.gradients.autotune import Tuner, Tuning
 from horovodish.gradients.layouts import Comparison, Layout, compare_layouts, compared
 from horovodish.gradients.options import GradientOptions
+from horovodish.gradients.parameters import compare
 from horovodish.gradients.plan import backward_buckets
 from horovodish.runtime import basics
 from horovodish.torch import cuda
-from horovodish.torch.gradients import backward
+from horovodish.torch.gradients import backward, unwrapped
 from horovodish.torch.gradients.phases import IN_BACKWARD, Phase, Travelling
 from horovodish.torch.gradients.slot import Slot, members_of
 from horovodish.torch.gradients.sparse import SparseGradients, check_op, layout
@@ -345,10 +346,17 @@ class Reducer:
         return Phase.SUBMITTING if knows and not self._needs_another_plan() else Phase.WATCHING
 
     def _begin_step(self) -> None:
-        """Counts the step, unless it has reduced already, as each backward of a closure does."""
+        """Counts the step, unless it has reduced already, as each backward of a closure does. The ranks may compare."""
         if not self._is_in_step and self._plan is not None:
             self._is_in_step = True
             basics.engine().begin_step()
+            process_set = self._options.process_set
+            number = counted(f"reductions of {self._name}", checked_id(process_set))
+            if number > 1:  # the first reduction compares layouts as well
+                compare(self._name, process_set, number, 1, self._all_checksums, BROADCAST_REMEDY)
+
+    def _all_checksums(self) -> Checksums:
+        return parameter_checksums([*self._named, *unwrapped.named_parameters(_owners)])
 
     def _submit(self, index: int, gradient: Tensor) -> None:
         assert self._plan is not None
@@ -472,7 +480,7 @@ class Reducer:
             return
         if self._differing is not None:
             differing, self._differing = self._differing, None
-            warn_of_difference(differing.wait(), self._options.process_set, BROADCAST_REMEDY)
+            warn_of_difference(differing.wait(), self._name, self._options.process_set, BROADCAST_REMEDY)
         error, nowhere = self._await_results(plan)
         sparse_error = self._sparse.finish()
         sees = bool(self._unseen) and not plan.any_joined()

@@ -6,7 +6,7 @@
 #include "abi/mpi.h"
 #include "c_interface.h"
 #include "engine/engine.h"
-#include "engine/first_executions.h"
+#include "engine/executions.h"
 #include "gpu/device.h"
 #include "memory/sleeping_process.h"
 #include "planes/mpi/mpi_exit.h"
@@ -43,10 +43,10 @@ void compare_by(const nb::object& function) {
     return;
   }
   const nb::handle called = function.inc_ref();
-  set_comparer([called](std::string_view described, const std::vector<uintptr_t>& addresses) {
+  set_comparer([called](std::string_view described, const std::vector<uintptr_t>& addresses, uint64_t number) {
     const nb::gil_scoped_acquire gil;
     try {
-      called(described, addresses);
+      called(described, addresses, number);
     } catch (nb::python_error& error) {
       // The program goes on. Ctrl-C is not lost: it comes as soon as the thread is back in Python.
       if (error.matches(PyExc_KeyboardInterrupt)) {
@@ -121,6 +121,8 @@ NB_MODULE(_native, module) {
       },
       nb::arg("api"), nb::arg("platform"));
   module.def("compare_by", &compare_by, nb::arg("function").none());
+  module.def("executions", &executions);
+  module.def("count_at_least", &count_at_least, nb::arg("executions"));
 
   bind_engine(module);
   nb::module_ testing = module.def_submodule("testing", "Parts of the engine without I/O, for its tests.");

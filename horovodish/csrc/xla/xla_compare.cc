@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "arithmetic/copy_bytes.h"
-#include "engine/first_executions.h"
+#include "engine/executions.h"
 #include "engine/frontend.h"
 #include "xla/xla_call.h"
 
@@ -21,13 +21,13 @@ xla::Error* xla_compare(xla::CallFrame* frame) {
     } catch (const EngineStopped&) {  // the reduction says so
     }
     const Attributes attributes(*frame);
-    if (const Comparer compare = comparer_for(attributes.text("key"), 1)) {
+    count_execution(std::string(attributes.text("key")), 1, attributes.text("parameters"), [&] {
       std::vector<uintptr_t> addresses;
       for (size_t i = 1; i < static_cast<size_t>(frame->arguments.size); ++i) {
         addresses.push_back(reinterpret_cast<uintptr_t>(buffer_at(frame->arguments, i).data));
       }
-      compare(attributes.text("parameters"), addresses);
-    }
+      return addresses;
+    });
     return {};
   });
 }

@@ -15,11 +15,11 @@ import pytest
 from jax import numpy as jnp
 
 import horovodish.jax as hvd
-from horovodish.gradients.first_steps import THREAD
+from horovodish.gradients.parameters import THREAD
 from support.on_ranks import on_ranks
 from support.ranks import run_ranks
 
-STEPS = 3
+STEPS = 5
 
 
 def parameters(seed: int) -> Any:
@@ -233,6 +233,53 @@ def begin_after_a_join() -> list[str]:
 
 def test_a_rank_that_has_joined_is_not_compared() -> None:
     assert run_ranks(begin_after_a_join, 2) == [[], []]
+
+
+def part_later() -> list[list[str]]:
+    def at_own_rate(compiled: Callable[[Any], Any], wrap: Callable[[Any], Any]) -> list[str]:
+        return said_by(
+            lambda: trained(
+                compiled,
+                lambda tx: wrap(optax.chain(tx, optax.scale(1.0 + hvd.rank()))),
+                lambda: parameters(0),
+            )
+        )
+
+    return [
+        at_own_rate(jax.jit, hvd.DistributedOptimizer),
+        at_own_rate(uncompiled, hvd.DistributedOptimizer),
+        at_own_rate(as_a_loop, hvd.DistributedOptimizer),
+    ]
+
+
+def test_ranks_that_part_later_are_warned_once() -> None:
+    first, second = run_ranks(part_later, 2)
+    assert second == [[], [], []]
+    for texts in first:
+        (text,) = texts
+        assert text.startswith("the ranks train different parameters at step 4: parameter ['layer']['bias'] differs"), (
+            text
+        )
+
+
+def train_after_joins() -> list[str]:
+    """Each rank runs one program, more often than the other until it joins, and then as often."""
+    tx = hvd.DistributedOptimizer(optax.sgd(0.1))
+    update = jax.jit(lambda values: tx.update(values, tx.init(values), values))
+
+    def train() -> None:
+        for steps in (5, 3), (2, 9):
+            for _ in range(steps[hvd.rank()]):
+                jax.block_until_ready(update(parameters(0)))
+            hvd.join()
+        for _ in range(4):  # the 15th to the 18th
+            update(parameters(0))
+
+    return said_by(train)
+
+
+def test_after_a_join_the_ranks_compare_at_the_same_step() -> None:
+    assert run_ranks(train_after_joins, 2) == [[], []]
 
 
 @on_ranks(2)

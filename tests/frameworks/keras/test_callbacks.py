@@ -17,7 +17,7 @@ import pytest
 
 import horovodish.keras as hvd
 from horovodish.errors import MismatchError
-from horovodish.gradients.first_steps import THREAD
+from horovodish.gradients.parameters import THREAD
 from support.keras_models import compiled, examples, mlp, only_on, same_everywhere, sgd, three_ranks_too
 from support.on_ranks import on_ranks
 

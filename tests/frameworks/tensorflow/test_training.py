@@ -360,22 +360,31 @@ def test_autotune_warns_that_it_has_no_effect_on_functions(tmp_path: Path) -> No
     run_with_autotune(train_in_a_function_with_autotune, tmp_path).check_no_search()
 
 
-def went_on_apart(when_broadcast: int | None, run: Callable[[Any], Any]) -> list[str]:
-    """What was said while each rank trained a variable that it had made for itself, up to shutdown()."""
+def went_on_apart(when_broadcast: int | None, run: Callable[[Any], Any], parts: bool = False) -> list[str]:
+    """What was said while each rank trained a variable that it had made for itself, up to shutdown().
+
+    Args:
+        when_broadcast: the step after which it becomes the same on all ranks, -1 for before all.
+        run: gets a step, and gives what is called.
+        parts: whether the learning rates differ from the second step on.
+    """
     hvd.init()
-    variable = tf.Variable(tf.fill([2, 3], float(hvd.rank())), name="weights")
+    rate = tf.Variable(0.1)
+    variable = tf.Variable(tf.fill([2, 3], 1.0 + hvd.rank()), name="weights")
 
     def train() -> None:
         with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
             loss = tf.reduce_sum(variable * variable)
-        variable.assign_sub(0.1 * tape.gradient(loss, variable))
+        variable.assign_sub(rate * tape.gradient(loss, variable))
 
     step = run(train)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for number in range(-1, 3):
+        for number in range(-1, 5):
             if number >= 0:
                 step()
+            if number == 0 and parts:
+                rate.assign(0.1 * (2 + hvd.rank()))
             if number == when_broadcast:  # Horovod's scripts do so after the first step
                 hvd.broadcast_variables([variable], root_rank=0)
         hvd.shutdown()
@@ -394,6 +403,17 @@ def test_ranks_that_go_on_with_different_variables_are_warned() -> None:
         assert "variable 0 'weights" in text
         assert "hvd.broadcast_variables" in text
     assert second == [[]] * 9
+
+
+def part_in_the_second_step() -> list[list[str]]:
+    return [went_on_apart(-1, run, parts=True) for run in (lambda step: step, tf.function)]
+
+
+def test_ranks_that_part_later_are_warned_once() -> None:
+    first, second = run_ranks(part_in_the_second_step, 2)
+    for (text,) in first:
+        assert text.startswith("the ranks train different parameters at step 4: variable 0 'weights"), text
+    assert second == [[], []]
 
 
 def go_on_asynchronously() -> list[str]:

@@ -118,6 +118,93 @@ def test_ranks_that_begin_alike_and_ranks_outside_of_the_set_are_not_warned() ->
     assert run_ranks(begin_alike, 3) == [[[], [], []]] * 3
 
 
+def part_later() -> list[list[str]]:
+    """Ranks that begin alike, and do not train alike."""
+    steps: list[nn.Module] = []
+
+    def at_own_rate(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer.param_groups[0]["lr"] = 0.1 * (1 + hvd.rank())
+        return wrapped(optimizer, model)
+
+    def only_on_rank_0(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = wrapped(optimizer, model)
+        if hvd.rank():
+            optimizer.step = lambda: None  # type: ignore[method-assign,assignment,return-value]
+        return optimizer
+
+    def moved_after_the_first_step(model: nn.Module) -> None:
+        with torch.no_grad():
+            model[1].weight += hvd.rank() * len(steps)
+        steps.append(model)
+
+    return [
+        trained(at_own_rate, broadcast),
+        trained(
+            lambda optimizer, model: wrapped(optimizer, model, op=hvd.Adasum), broadcast, moved_after_the_first_step
+        ),
+        trained(only_on_rank_0, broadcast),
+    ]
+
+
+def test_ranks_that_part_later_are_warned_once() -> None:
+    first, second = run_ranks(part_later, 2)
+    assert second == [[], [], []]
+    for texts in first:
+        (text,) = texts
+        assert text.startswith("the ranks train different parameters at step 4: parameter '"), text
+        assert "the same steps with the same learning rates" in text
+
+
+def forget_one_of_two_optimizers() -> list[list[str]]:
+    """Beside a wrapped optimizer, one that is not wrapped steps: on all ranks, or on one."""
+
+    def beside(makes: Callable[[nn.Module], torch.optim.Optimizer | None]) -> list[str]:
+        made: list[torch.optim.Optimizer | None] = []
+        other = nn.Linear(3, 1)
+
+        def step(model: nn.Module) -> None:
+            if made[0] is not None:
+                other.zero_grad()
+                other(torch.full((1, 3), 1.0 - 2 * hvd.rank())).sum().backward()
+                made[0].step()
+
+        return trained(wrapped, lambda model: (broadcast(model), broadcast(other), made.append(makes(other))), step)
+
+    def of_one_rank(other: nn.Module) -> torch.optim.Optimizer | None:
+        return None if hvd.rank() else torch.optim.Adam(other.parameters())
+
+    return [beside(lambda other: torch.optim.Adam(other.parameters())), beside(of_one_rank)]
+
+
+def test_an_optimizer_that_is_not_wrapped_is_found_beside_one_that_is() -> None:
+    first, second = run_ranks(forget_one_of_two_optimizers, 2)
+    assert second == [[], []]
+    (text,), nothing = first
+    assert "at step 4: parameter '0 of optimizer 1 that is not wrapped, Adam' differs" in text
+    assert nothing == []
+
+
+@on_ranks(2)
+def test_after_a_join_the_ranks_compare_at_the_same_step() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    optimizer = wrapped(torch.optim.SGD(model.parameters(), 0.01), model)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for steps in (5, 3), (2, 9):
+            train(steps[hvd.rank()])
+            hvd.join()
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        train(4)  # the 15th to the 18th
+
+
 def reduce_nothing() -> list[list[str]]:
     def average(model: nn.Module) -> None:
         for parameter in model.parameters():

@@ -47,6 +47,13 @@ def jax_forgotten_broadcast():
     trained(hvd.DistributedOptimizer(optax.sgd(0.1)), {"weight": jnp.ones(3) * rank})
 
 
+def jax_learning_rate_of_each_rank():
+    r"""together_\w+.py:\d+: RuntimeWarning: the ranks train different parameters at step 4:
+    parameter \['weight'\] differs: rank 0 has
+    Remedy: every rank must take the same steps with the same learning rates"""
+    trained(hvd.DistributedOptimizer(optax.sgd(0.1 * (1 + rank))), {"weight": jnp.ones(3)}, steps=4)
+
+
 def jax_other_shape():
     r"""allreduce 'loss' failed on rank \d: .*'loss': the ranks disagree about its shape: rank 0 has \(3,\),
     rank 1 has \(4,\)

@@ -48,6 +48,28 @@ def checkpoint_on_rank_0_alone():
     train(model, optimizer)
 
 
+def step_on_rank_0_alone():
+    r"""together_torch.py:\d+: RuntimeWarning: the ranks train different parameters at step 4:
+    parameter '0.weight' differs
+    Remedy: every rank must take the same steps with the same learning rates"""
+    model = network()
+    optimizer = wrapped(model)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        if rank == 0:
+            optimizer.step()
+
+
+def learning_rate_of_each_rank():
+    r"""together_torch.py:\d+: RuntimeWarning: the ranks train different parameters at step 4:
+    Remedy: every rank must take the same steps with the same learning rates"""
+    model = network()
+    optimizer = wrapped(model)
+    optimizer.param_groups[0]["lr"] *= 1 + rank
+    train(model, optimizer, steps=4)
+
+
 def other_order_of_parameters():
     r"""MismatchError: .* the ranks disagree about its tensors: rank 0 has '0.weight', rank 1 has '1.bias'
     Remedy: every rank must build the same model and pass its parameters in the same order"""

@@ -1,7 +1,7 @@
 """Comparisons of parameters that block no step: in compiled programs, and in all steps of JAX.
 
-A program does not know how often it has run. So native code counts, see `csrc/engine/first_executions.h`, and calls
-`_called` in the first executions only. A thread waits for the other ranks and warns.
+A program does not know how often it has run. So native code counts, see `csrc/engine/executions.h`, and calls `_called`
+when the ranks compare. A thread waits for the other ranks and warns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from horovodish import _native
-from horovodish.collectives.consistency import Checksums
+from horovodish.collectives.consistency import Checksums, is_due
 from horovodish.collectives.process_sets import ProcessSet, checked_id
 from horovodish.collectives.submission import counted, gather_objects_async
 from horovodish.errors import HorovodInternalError, NotInitializedError
@@ -25,9 +25,9 @@ THREAD = "horovodish-compare"
 _LAST_SECONDS = 5.0
 """How long the end of the engine waits for comparisons. One takes that long only if a rank has left or is stopped."""
 
-readers: dict[str, Callable[[str, list[int]], None]] = {}
-"""By the first word of what a program says of its parameters: gets the rest, and where the parameters are, and calls
-`count`. The memory is the program's: it is valid until the reader returns."""
+readers: dict[str, Callable[[str, list[int], int], None]] = {}
+"""By the first word of what a program says of its parameters: gets the rest, where the parameters are, and the number
+of the execution, and calls `compare`. The memory is the program's: it is valid until the reader returns."""
 
 _threads: list[threading.Thread] = []
 
@@ -47,26 +47,26 @@ class Model(NamedTuple):
     operations: list[str]
 
 
-def count(
+def compare(
     name: str,
     process_set: ProcessSet,
     number: int,
+    first: int,
     checksums: Callable[[], Checksums],
     remedy: str,
     place: Place | None = None,
     model: Model | None = None,
 ) -> None:
-    """Count a reduction, and compare the parameters if it has this number. Collective; does not block.
+    """Compare the parameters if that is due at this reduction. Collective; does not block.
 
     With the first one the ranks compare their models, if these are given. Where they differ, the reductions of the
     ranks have names of their own, so that none would find its partners. Each rank refuses those of the others.
 
-    A rank that had joined goes on from the counts of the others, so that all ranks compare at the same reduction.
-
     Args:
         name: of the reduction, the same on every rank.
         process_set: the ranks that reduce.
-        number: of the reduction at which they compare, from 1.
+        number: of the reduction, from 1, the same on every rank. A rank that had joined goes on from the others'.
+        first: the reduction at which they compare first.
         checksums: gives those of this rank's parameters. If it gives none, no rank warns.
         remedy: what to do if the parameters differ.
         place: the line of the script that trains; None: the one that it is in.
@@ -77,14 +77,14 @@ def count(
         RuntimeError: the interpreter ends, and takes no more threads.
     """
     identity = checked_id(process_set)
-    nth = counted(f"parameters of {name}", identity)
-    if nth == 1 and model is not None:
+    if number == 1 and model is not None:
         gathered = gather_objects_async(model, f"{model.kin} {counted(model.kin, identity)}: models", identity)
         _in_a_thread(lambda: _refuse_others(gathered.wait(), model, process_set))
-    if nth == number:
+    if is_due(number, first):
         own = checksums()
-        comparison, at = compare_layouts([], name, process_set, own or None), place or place_in_script()
-        _in_a_thread(lambda: warn_of(comparison.wait(), own, name, process_set, remedy, at))
+        comparison = compare_layouts([], f"{name}, step {number}", process_set, own or None)
+        at = place or place_in_script()
+        _in_a_thread(lambda: warn_of(comparison.wait(), own, name, process_set, remedy, at, number))
 
 
 def _in_a_thread(function: Callable[[], None]) -> None:
@@ -104,11 +104,11 @@ def _refuse_others(of_places: dict[int, Model], own: Model, process_set: Process
         basics.engine().refuse(_native.KINDS["allreduce"], operation, checked_id(process_set), text)
 
 
-def _called(described: str, addresses: list[int]) -> None:
+def _called(described: str, addresses: list[int], number: int) -> None:
     framework, _, rest = described.partition(" ")
     # The reduction fails as well. RuntimeError also says that the interpreter ends, and takes no more threads.
     with suppress(RuntimeError, NotInitializedError):
-        readers[framework](rest, addresses)
+        readers[framework](rest, addresses, number)
 
 
 def _begin(_: object = None) -> None:

@@ -1,8 +1,8 @@
 """Whether the ranks go on with the same variables, where a `tf.function` reduces gradients.
 
-The name of the reduction also names its variables. Native code asks for their values in the second execution, before it
-starts the reduction. All that the function writes after the reduction waits for it, see `whole_steps.py`, so these are
-the values with which the gradients were computed.
+The name of the reduction also names its variables. Native code asks for their values in the second execution, and now
+and then later, before it starts the reduction. All that the function writes after the reduction waits for it, see
+`whole_steps.py`, so these are the values with which the gradients were computed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from tensorflow.python.eager import context, executor
 
 from horovodish.collectives.consistency import Checksums
 from horovodish.collectives.process_sets import ProcessSet
-from horovodish.gradients import first_steps
-from horovodish.gradients.first_steps import Model
+from horovodish.gradients.parameters import Model, compare, readers
 from horovodish.gradients.plan import COMPARED_REDUCTION
 from horovodish.tensorflow.tracing import compiled_by_xla, in_graph_for_sessions
 
@@ -32,7 +31,7 @@ _Sources = tuple[Sequence[Any], Callable[[list[Any]], Checksums], Callable[[list
 _sources: ContextVar[_Sources | None] = ContextVar("_sources", default=None)
 _process = uuid.uuid4().hex  # functions loaded from a file have the id of another process
 _numbers = itertools.count(1)
-_counts: dict[str, Callable[[], None]] = {}
+_comparisons: dict[str, Callable[[int], None]] = {}
 
 
 @contextmanager
@@ -79,15 +78,15 @@ def described(name: str, operations: list[str], process_set: ProcessSet) -> str:
 
     reduction = f"{_process}.{next(_numbers)}"
     trained = model(operations)
-    _counts[reduction] = lambda: first_steps.count(
-        name, process_set, COMPARED_REDUCTION, read_beside, BROADCAST_REMEDY, model=trained
+    _comparisons[reduction] = lambda number: compare(
+        name, process_set, number, COMPARED_REDUCTION, read_beside, BROADCAST_REMEDY, model=trained
     )
     return f"tensorflow {reduction}"
 
 
-def _count(reduction: str, _: list[int]) -> None:
-    if reduction in _counts:
-        _counts[reduction]()
+def _read(reduction: str, _: list[int], number: int) -> None:
+    if reduction in _comparisons:
+        _comparisons[reduction](number)
 
 
-first_steps.readers["tensorflow"] = _count
+readers["tensorflow"] = _read
