@@ -38,7 +38,7 @@ def with_settings(environ: Mapping[str, str], flags: Mapping[str, str]) -> dict[
 def rank_environment(
     environ: Mapping[str, str], np: int, settings: Mapping[str, Value], *, unbuffered: bool
 ) -> dict[str, str]:
-    """The variables of every rank.
+    """The variables of every rank. Among them is the one by which Python shows the line at which a rank crashes.
 
     Args:
         environ: the user's environment, with the flags.
@@ -51,7 +51,7 @@ def rank_environment(
     for row in table():
         if row.horovod_variable in environ and row.variable not in environ:
             ours[row.variable] = str(settings[row.name])
-    defaults = {"PYTHONUNBUFFERED": "1"} if unbuffered else {}
+    defaults = {"PYTHONFAULTHANDLER": "1", **({"PYTHONUNBUFFERED": "1"} if unbuffered else {})}
     return {**defaults, **environ, **ours}
 
 

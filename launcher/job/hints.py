@@ -1,5 +1,6 @@
 """What to do about an exception of a rank that does not say it: one table."""
 
+import os
 import re
 from collections.abc import Mapping
 
@@ -26,7 +27,9 @@ HINTS = (
     ),
     (
         r"Default process group has not been initialized",
-        "torch.distributed does not know the ranks: give a DistributedSampler num_replicas=hvd.size(), rank=hvd.rank()",
+        "torch.distributed has no process group. For DistributedDataParallel, call "
+        'torch.distributed.init_process_group("horovodish") first. With hvd.DistributedOptimizer none is needed: '
+        "give a DistributedSampler num_replicas=hvd.size(), rank=hvd.rank()",
     ),
     (
         r"Unknown backend type horovodish\b",
@@ -48,8 +51,20 @@ HINTS = (
         r"unexpected keyword argument '(experimental_run_tf_function)'",
         "leave {0} out: Keras 3 has no such argument, and needs none",
     ),
+    (
+        r"DataLoader worker .* (?:is killed by signal|exited unexpectedly)",
+        "if the code of the data set crashes, num_workers=0 shows its line. Workers are also killed where memory or "
+        "/dev/shm is full",
+    ),
+    (
+        r"(?:No such file or directory: '|unable to open file: name = '|File not found: filepath=)(?P<file>[^']+?)"
+        r"(?:'|\. Please|$)",
+        "by now there is a file {0}. If another rank writes it, call hvd.barrier() on every rank between writing it "
+        "and reading it",
+    ),
 )
-"""A pattern in the text of the exception, and the hint. `{pythons}` keeps a hint to jobs on several hosts."""
+"""A pattern in the text of the exception, and the hint. `{pythons}` keeps a hint to jobs on several hosts, and a group
+`file` keeps it to files that exist by now."""
 
 
 def hint(error: str, host: str, pythons: Mapping[str, str]) -> str:
@@ -62,7 +77,9 @@ def hint(error: str, host: str, pythons: Mapping[str, str]) -> str:
     """
     for pattern, text in HINTS:
         found = re.search(pattern, error)
-        if found and ("{pythons}" not in text or len(pythons) > 1):
+        if not found or not os.path.exists(found.groupdict().get("file", os.curdir)):
+            continue
+        if "{pythons}" not in text or len(pythons) > 1:
             return "hint: " + text.format(*found.groups(), host=host, pythons=_in_words(pythons))
     return ""
 

@@ -87,6 +87,7 @@ def test_what_ranks_get_besides_the_users_variables() -> None:
         "HOME": "/root",
         "PATH": f"{os.path.dirname(sys.executable)}:/usr/bin",
         "HOROVODISH_NP": "2",
+        "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
     }
 

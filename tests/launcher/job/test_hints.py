@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,12 @@ MADE_BY = {
 wait = datetime.timedelta(seconds=1)
 dist.TCPStore('localhost', 0, world_size=2, is_master=True, timeout=wait)""",
     "unexpected keyword": "(lambda optimizer: None)('sgd', experimental_run_tf_function=False)",
+    "DataLoader worker": """import ctypes, torch.utils.data as data
+class Crashes(data.Dataset):
+    __len__ = lambda self: 1
+    __getitem__ = lambda self, index: ctypes.string_at(0)
+next(iter(data.DataLoader(Crashes(), num_workers=1)))""",
+    "(?:No such file": "raise FileNotFoundError(2, 'No such file or directory', '/')",
 }
 """Code that raises, by the beginning of its pattern."""
 
@@ -51,6 +58,21 @@ def test_a_missing_module_is_explained_where_hosts_can_differ() -> None:
     told = hint(error, "f", {**dict.fromkeys("abcde", "3.11.7"), "f": "3.10.2"})
     assert told.startswith("hint: flax is not installed on f, or Python is another one there. ")
     assert told.endswith("; Python is 3.11.7 on a, b, c, d and 1 more; 3.10.2 on f")
+
+
+def test_a_missing_file_is_explained_if_it_has_come_since(tmp_path: Path) -> None:
+    errors = (
+        f"FileNotFoundError: [Errno 2] No such file or directory: '{tmp_path}/data.csv'",
+        f"FileNotFoundError: [Errno 2] Unable to synchronously open file (unable to open file: name = "
+        f"'{tmp_path}/data.csv', errno = 2, error message = 'No such file or directory')",
+        f"ValueError: File not found: filepath={tmp_path}/data.csv. Please ensure the file is an accessible `.keras`",
+    )
+    assert {hint(error, "a", {"a": "3.11.7"}) for error in errors} == {""}
+    (tmp_path / "data.csv").touch()
+    (told,) = {hint(error, "a", {"a": "3.11.7"}) for error in errors}
+    assert told.startswith(
+        f"hint: by now there is a file {tmp_path}/data.csv. If another rank writes it, call hvd.barr"
+    )
 
 
 def test_other_exceptions_have_no_hint() -> None:

@@ -76,6 +76,15 @@ def exit_with_a_status_without_cleaning_up():
     hvd.barrier()
 
 
+def crash():
+    r"""^Fatal Python error: Segmentation fault$
+    alone.py", line \d+ in crash$
+    rank 1 on \S+ was killed by signal 11 \(SIGSEGV\)$"""
+    if rank == 1:
+        signal.raise_signal(signal.SIGSEGV)
+    hvd.barrier()
+
+
 def killed_for_memory():
     r"""rank 0 failed because a rank was lost: .*: rank 1 has died
     rank 1 on \S+ was killed by signal 9 \(SIGKILL\); a machine that runs out of memory does that$"""

@@ -54,6 +54,12 @@ def sampler_without_ranks():
     torch.utils.data.DistributedSampler(range(8))
 
 
+def ddp_without_a_process_group():
+    r"""hint: .* has no process group. .*DistributedDataParallel, call torch.distributed.init_process_group\("horovodish
+    rank \d on \S+ failed with exit status 1: .*Default process group has not been initialized"""
+    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+
+
 def backend_without_its_import():
     r"""hint: .* import horovodish.torch.backend before init_process_group\(\)$
     rank \d on \S+ failed with exit status 1: .*Unknown backend type horovodish"""
