@@ -178,7 +178,7 @@ def average(logs: dict[str, Any] | None, process_set: ProcessSet) -> None:
     if not process_set.included() or process_set.size() == 1:
         return
     own = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
-    everyones = allgather_object(own, "callbacks.logs", process_set)
+    everyones = allgather_object(own, "the logs of an epoch in fit()", process_set)
     for rank, others in zip(process_set.ranks, everyones, strict=True):
         if others.keys() != everyones[0].keys():
             raise MismatchError(

@@ -50,7 +50,7 @@ class EpochSync(keras.callbacks.Callback):
         if self._begun:
             return
         self._begun = True
-        epochs = self.gathered(epoch, "first epoch")
+        epochs = self.gathered(epoch, "the first epoch")
         if len(set(epochs)) > 1:
             raise MismatchError(
                 f"fit() begins with different epochs on ranks {list(self.process_set.ranks)}: {epochs}; pass the same "
@@ -67,7 +67,7 @@ class EpochSync(keras.callbacks.Callback):
             for distribution in distributions_of(self.model):
                 distribution.compares = False  # a rank without batches may trace its first step in a later epoch
             own = [int(optimizer.iterations) for optimizer in optimizers_of(self.model)]
-            steps = allgather_object(own, "meeting.steps")
+            steps = self.gathered(own, "the steps of an epoch")
             if min(steps) < max(steps):
                 broadcast_model(self.model, state_of(self.model), steps.index(max(steps, key=sum)))
             elif not (self._compared or self.sent_since_step or distributions_of(self.model)):
@@ -79,7 +79,9 @@ class EpochSync(keras.callbacks.Callback):
         self.sync()
         self._synced = False
         rates = [float(optimizer.learning_rate) for optimizer in self._with_rates]
-        stops, everyones_rates = zip(*self.gathered((bool(self.model.stop_training), rates), "end"), strict=True)
+        stops, everyones_rates = zip(
+            *self.gathered((bool(self.model.stop_training), rates), "what follows an epoch"), strict=True
+        )
         self.model.stop_training = any(stops)
         for rank, others in zip(self.process_set.ranks, everyones_rates, strict=False):
             if others != everyones_rates[0]:
@@ -115,7 +117,7 @@ class EpochSync(keras.callbacks.Callback):
         digest = hashlib.sha256()
         for variable in self.model.trainable_variables:
             digest.update(keras.ops.convert_to_numpy(variable).tobytes())
-        if len(set(self.gathered(digest.digest(), "weights"))) > 1:
+        if len(set(self.gathered(digest.digest(), "the weights after an epoch"))) > 1:
             failures.warn(
                 f"the ranks have different weights of {self.model.name} after an epoch, and none of its optimizers is "
                 "wrapped: wrap them with hvd.DistributedOptimizer, or reduce the gradients in train_step()"
@@ -123,7 +125,7 @@ class EpochSync(keras.callbacks.Callback):
 
     def gathered(self, value: Any, what: str) -> list[Any]:
         """What each rank that trains with this one passes, of any picklable type. Collective."""
-        return [value] if self._alone else allgather_object(value, f"meeting.{what}", self.process_set)
+        return [value] if self._alone else allgather_object(value, f"{what} in fit()", self.process_set)
 
     @property
     def process_set(self) -> ProcessSet:

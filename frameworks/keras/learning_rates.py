@@ -62,7 +62,7 @@ class LearningRateScheduleCallback(EpochSyncCallback):
         super().on_train_begin(logs)
         self._callbacks = callbacks_that_begin()
         steps = self.steps_per_epoch or (self.params or {}).get("steps")
-        known = filter(None, self.epoch_sync.gathered(steps, "steps of an epoch"))
+        known = filter(None, self.epoch_sync.gathered(steps, "the number of steps of an epoch"))
         self._most_steps = max(known, default=None)
         optimizers = optimizers_of(self.model)
         if any(optimizer is self.model.optimizer for optimizer in optimizers):

@@ -15,6 +15,7 @@ from horovodish.collectives.comparison import Named, compared_on_all_ranks
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.collectives.submission import generated_name
+from horovodish.gradients.plan import name_of
 from horovodish.tensorflow.collectives import broadcast_
 from horovodish.tensorflow.names import operation_name
 from horovodish.tensorflow.operations import broadcasted
@@ -124,5 +125,5 @@ def _checked_alike(variables: list[Any], root_rank: int, process_set: ProcessSet
         for number, variable in enumerate(variables):
             dtype = tf.as_dtype(variable.dtype).name
             kind = f"number {number} of shape {tuple(variable.shape)} and dtype {dtype}"
-            described.append(Named(kind, getattr(variable, "path", variable.name)))
+            described.append(Named(kind, name_of(variable)))
     return generated_name("broadcast_variables", identity)

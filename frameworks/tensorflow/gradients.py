@@ -121,5 +121,5 @@ def reduced_gradients(gradients: Sequence[Any], sources: Sequence[Any], plan: Gr
 
 
 def _label(index: int, source: Any) -> str:
-    name = getattr(source, "path", None) or (source.name if hasattr(source, "assign") else "")
+    name = name_of(source) if hasattr(source, "assign") else ""
     return f".{index}:{name}"

@@ -235,7 +235,7 @@ def counted(kind: str, process_set_id: int) -> int:
 def agree_on_counters() -> None:
     """After a join: ranks that ran out of data early have counted fewer calls; all go on from the largest count."""
     counters = _running_session().counters
-    for theirs, executions in gather_objects((counters, _native.executions()), "join.counters", 0).values():
+    for theirs, executions in gather_objects((counters, _native.executions()), "join.noname.counters", 0).values():
         for key, count in theirs.items():
             if key[1] == 0:
                 counters[key] = max(counters[key], count)

@@ -58,6 +58,8 @@ def compare_layouts(
     process_set: ProcessSet,
     checksums: Checksums | None = None,
     shapes: Sequence[str] = (),
+    *,
+    shown: str = "",
 ) -> Handle[Comparison]:
     """Find out which layouts the gradients have on any rank. Collective; does not block.
 
@@ -67,6 +69,7 @@ def compare_layouts(
         process_set: the ranks that compare.
         checksums: of what ought to be equal on the ranks, if this rank gives them. Other ranks may not.
         shapes: of the parameters, where the caller knows them. Every rank gives them or none does.
+        shown: what messages of this rank call the comparison, such as the name of a parameter.
     """
     given = [0] * 5 if checksums is None else [1, *summands(checksums)]
 
@@ -78,11 +81,13 @@ def compare_layouts(
         differs = gave == process_set.size() and not are_equal(summed, gave)
         return Comparison(found, ranks, are_equal(of_shapes, ranks), differs)
 
-    name = f"{gradients}, which the ranks compare first"
+    name = f"{gradients}: layouts"
     own = np.array(
         [*layouts, 1, *summands({str(index): (each, 0) for index, each in enumerate(shapes)}), *given], np.int64
     )
-    return ARRAYS.start(Operation("allreduce", name, process_set, Sum), [own], result)
+    return ARRAYS.start(
+        Operation("allreduce", name, process_set, Sum, member_names=[f"{name}\t{shown}"]), [own], result
+    )
 
 
 def compared(

@@ -82,7 +82,8 @@ def compare(
         _in_a_thread(lambda: _refuse_others(gathered.wait(), model, process_set))
     if is_due(number, first):
         own = checksums()
-        comparison = compare_layouts([], f"{name}, step {number}", process_set, own or None)
+        shown = next(iter(own), "")
+        comparison = compare_layouts([], f"{name}, step {number}", process_set, own or None, shown=shown)
         at = place or place_in_script()
         _in_a_thread(lambda: warn_of(comparison.wait(), own, name, process_set, remedy, at, number))
 

@@ -385,8 +385,9 @@ class GradientPlan:
         own, process_set, local = self.checksums(sources), self.options.process_set, set(map(id, self.local))
         shared = [source for source in sources if id(source) not in local]
         shapes = [*map(shape_of, shared)]
-        comparison = compare_layouts([], name, process_set, own or None, shapes)
-        self._warn(compared(comparison, [*map(name_of, shared)], name, process_set, shapes), own, name)
+        names = [*map(name_of, shared)]
+        comparison = compare_layouts([], name, process_set, own or None, shapes, shown="".join(names[:1]))
+        self._warn(compared(comparison, names, name, process_set, shapes), own, name)
 
     def with_parameters(self, name: str, gradients: Sequence[Any], sources: Sequence[Any], values: Any) -> list[Any]:
         """The gradients, with which the values of their variables are compared in a program that gets these."""
@@ -426,7 +427,9 @@ class GradientPlan:
             checksums = self.checksums(sources) if compares else None
             shown = [names[index] or label for index, label in labels.items()]
             shapes = [shape_of(sources[index]) for index in labels]
-            comparison = compare_layouts([*layouts.values()], compared_as, process_set, checksums, shapes)
+            comparison = compare_layouts(
+                [*layouts.values()], compared_as, process_set, checksums, shapes, shown="".join(shown[:1])
+            )
             found = compared(comparison, shown, compared_as, process_set, shapes)
             if found.ranks < process_set.size():  # a rank that has joined does not hear of it, and may come back
                 return dict(zip(layouts, found.layouts, strict=True))
@@ -477,7 +480,8 @@ def _label(index: int, source: Any) -> str:
 
 def name_of(source: Any) -> str:
     """What the user calls a parameter; empty if it has no name."""
-    return str(getattr(source, "path", None) or getattr(source, "name", ""))
+    # TensorFlow adds ":0" to the name that a variable was given.
+    return str(getattr(source, "path", None) or getattr(source, "name", "")).removesuffix(":0")
 
 
 def shape_of(source: Any) -> str:

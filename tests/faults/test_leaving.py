@@ -73,7 +73,9 @@ def test_what_is_submitted_late_of_a_run_that_has_failed_names_the_cause() -> No
     def part(name: str, length: int) -> Handle[np.ndarray]:
         return ARRAYS.one(Operation("allreduce", name, family=family), np.zeros(length))
 
-    with pytest.raises(hvd.MismatchError, match=r"'program\.first': the ranks disagree about its shape"):
+    with pytest.raises(
+        hvd.MismatchError, match=r"'program\.first' failed on rank \d: the ranks disagree about its shape"
+    ):
         part("program.first", 2 + hvd.rank()).wait()
     if hvd.rank() == 0:
         hvd.shutdown()

@@ -42,7 +42,8 @@ def every_rank_raises(name: str, what: str, usual: str, of_last_rank: str, call:
     """
     last = hvd.size() - 1
     parts = [
-        f"tensor '{name}': the ranks disagree about its {what}:",
+        f"'{name}'",
+        f"the ranks disagree about its {what}:",
         f"{ranks_text(list(range(last)))} {usual}",
         f"{ranks_text([last])} {of_last_rank}",
         "Remedy:",

@@ -160,7 +160,9 @@ class DeltaReducer:
             self._step = counted(f"reductions of {self._name}", checked_id(self._options.process_set))
             if self._compared_on is not self._engine or is_due(self._step, 1):
                 self._checksums = parameter_checksums(self._named)
-                self._comparison = compare_layouts([], self._name, self._options.process_set, self._checksums)
+                self._comparison = compare_layouts(
+                    [], self._name, self._options.process_set, self._checksums, shown=self._named[0][0]
+                )
         if self._comparison is not None:
             found, self._comparison = self._comparison.wait(), None
             if found.ranks == self._options.process_set.size():  # one that has joined would not know, and may come back

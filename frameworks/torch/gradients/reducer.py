@@ -400,7 +400,9 @@ class Reducer:
                 for index, slot in enumerate(self._slots)
             ]
             self._checksums = parameter_checksums(self._named)
-            self._comparison = compare_layouts(own, self._name, self._options.process_set, self._checksums)
+            self._comparison = compare_layouts(
+                own, self._name, self._options.process_set, self._checksums, shown=self._slots[0].name
+            )
 
     def hand_over(self, patience_seconds: float) -> bool:
         """Submits what is left of a reduction that has ended; False if layouts are still compared after this time."""

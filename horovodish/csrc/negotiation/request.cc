@@ -225,10 +225,14 @@ Fail find_mismatch(std::string_view name, std::vector<std::pair<std::string, Ran
     const auto& [right_signature, right_ranks] = signatures[i];
     const auto difference = first_difference(Request::decode(left_signature), Request::decode(right_signature));
     if (!difference) continue;
-    // Who reports this has said which operation it is. In a group that has no name, a number says which tensor.
+    // Who reports this has said which operation it is. Of several tensors, the name or a number says which.
     const std::string& subject = difference->subject;
+    const Request left = Request::decode(left_signature);
+    const bool is_all_of_it = subject == left.name || (left.members.size() == 1 && subject == left.members[0].name);
     const bool is_named = shown(subject)[0] == '\'';
-    const std::string tensor = is_named ? shown(subject) : subject.substr(std::min(subject.find('['), subject.size()));
+    const std::string tensor = is_all_of_it ? ""
+                               : is_named   ? shown(subject)
+                                            : subject.substr(std::min(subject.find('['), subject.size()));
     found.text = (tensor.empty() ? "" : "tensor " + tensor + ": ") + "the ranks disagree about its " +
                  difference->what + ": " + left_ranks.text() + (left_ranks.count() > 1 ? " have " : " has ") +
                  difference->left + ", " + right_ranks.text() + (right_ranks.count() > 1 ? " have " : " has ") +

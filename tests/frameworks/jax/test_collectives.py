@@ -231,7 +231,7 @@ def test_what_is_wrong() -> None:
 def test_ranks_that_disagree() -> None:
     """Outside of jit the error has its class; inside it is JAX's, with the same text. The names can be used again."""
     rank = hvd.rank()
-    parts = ("tensor 'shape': the ranks disagree about its shape:", "rank 0 has (2,)", "rank 1 has (3,)", "Remedy:")
+    parts = ("'shape' failed", "the ranks disagree about its shape:", "rank 0 has (2,)", "rank 1 has (3,)", "Remedy:")
     with mismatch(*parts):
         hvd.allreduce(jnp.zeros(2 + rank), name="shape")
     with pytest.raises(FAILED) as raised:
