@@ -177,7 +177,7 @@ def test_a_rank_that_has_joined_still_takes_part(tmp_path: Path) -> None:
     for rank in range(2):
         tracks = tracks_of(tmp_path / f"trace.rank-{rank}.json", rank)
         assert len(tracks["gradient"]) == 3
-        assert [one.name for one in tracks["a call of join"]] == ["join"]
+        assert [one.name for one in tracks["join.noname"]] == ["join", "allgather"]
 
 
 def use_a_process_set(path: str) -> None:
