@@ -57,6 +57,11 @@ HINTS = (
         "/dev/shm is full",
     ),
     (
+        r"\bStopIteration:?\s*$|num_samples should be a positive integer value, but got num_samples=0",
+        "this rank may have no batch: its data set or its part of it is empty. Give every rank at least one batch, for "
+        "example with fewer ranks or a smaller batch size",
+    ),
+    (
         r"(?:No such file or directory: '|unable to open file: name = '|File not found: filepath=)(?P<file>[^']+?)"
         r"(?:'|\. Please|$)",
         "by now there is a file {0}. If another rank writes it, call hvd.barrier() on every rank between writing it "

@@ -27,6 +27,7 @@ class Crashes(data.Dataset):
     __len__ = lambda self: 1
     __getitem__ = lambda self, index: ctypes.string_at(0)
 next(iter(data.DataLoader(Crashes(), num_workers=1)))""",
+    "\\bStopIteration": "import torch.utils.data; torch.utils.data.RandomSampler([])",
     "(?:No such file": "raise FileNotFoundError(2, 'No such file or directory', '/')",
 }
 """Code that raises, by the beginning of its pattern."""
@@ -73,6 +74,10 @@ def test_a_missing_file_is_explained_if_it_has_come_since(tmp_path: Path) -> Non
     assert told.startswith(
         f"hint: by now there is a file {tmp_path}/data.csv. If another rank writes it, call hvd.barr"
     )
+
+
+def test_an_iterator_without_an_item_is_explained() -> None:
+    assert hint("StopIteration: ", "a", {"a": "3.11.7"}).startswith("hint: this rank may have no batch")
 
 
 def test_other_exceptions_have_no_hint() -> None:
