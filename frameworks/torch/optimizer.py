@@ -321,7 +321,7 @@ class _SharesState(_ReducesGradients):
         """
         this: Any = self
         if self._shards is None:
-            self.wrapped_class.load_state_dict(this, state_dict)
+            self.wrapped_class.load_state_dict(this, states.numbered(state_dict))
         else:
             states.load(self._shards, state_dict)
 

@@ -60,6 +60,13 @@ WHOLE: dict[str, Make] = {
 }
 
 
+SHARED: dict[str, dict[str, str]] = {
+    "states": {"shard": "states"},
+    "gradients": {"shard": "gradients"},
+    "parameter": {"shard": "states", "shard_by": "parameter"},
+}
+
+
 class Model(nn.Module):
     """With parameters without elements, of shape (), in channels-last format, never used, and tied."""
 

@@ -20,9 +20,9 @@ from horovodish.torch.adapter import TENSORS
 from horovodish.torch.shards.gradient import ShardedGradient
 from horovodish.torch.shards.pieces import Piece, Shards, by_element, check, cut, flat
 
-__all__ = ["clip", "full", "load", "own"]
+__all__ = ["clip", "full", "load", "numbered", "own"]
 
-_PART = "horovodish part"
+_PART = "part of rank "
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
@@ -65,13 +65,14 @@ def full(shards: Shards, root: int) -> dict[str, Any] | None:
                 continue
             dtype, shape = what
             part = optimizer.state.get(piece.parameter, {}).get(key)
-            part = part if part is None else _flat_on_host(part, parameter, piece)
             if is_root:
-                like = torch.empty_like(parameter, dtype=dtype, device="cpu")
-                its[key] = like if shape is None else torch.empty(shape, dtype=dtype)
-                _collect(shards, flat(its[key]), piece, part, root)
+                if shape is None:
+                    its[key] = torch.empty_like(parameter, dtype=dtype, device="cpu")
+                else:
+                    its[key] = torch.empty(shape, dtype=dtype)
+                _collect(shards, its[key], piece, part, root)
             elif part is not None and part.numel() > 0:
-                send(TENSORS, part, root, process_set=process_set).wait()
+                send(TENSORS, _flat_on_host(part, parameter, piece), root, process_set=process_set).wait()
         if not its:
             del state[index]
     for index, parameter in enumerate(_parameters(optimizer)):
@@ -84,28 +85,34 @@ def full(shards: Shards, root: int) -> dict[str, Any] | None:
 
 def _flat_on_host(part: Tensor, parameter: Tensor, piece: Piece) -> Tensor:
     """A part of the state; of shape (n,), in the order of the parameter's memory if the part has its shape."""
-    if piece.is_whole and part.shape == parameter.shape:
-        return flat(torch.empty_like(parameter, dtype=part.dtype, device="cpu").copy_(part))
-    return part.detach().cpu().contiguous().reshape(-1)
+    part = part.detach().cpu()
+    if not piece.is_whole or part.shape != parameter.shape:
+        return part.contiguous().reshape(-1)
+    is_alike = part.stride() == parameter.stride()
+    return flat(part if is_alike else torch.empty_like(parameter, dtype=part.dtype, device="cpu").copy_(part))
 
 
 def _collect(shards: Shards, whole: Tensor, piece: Piece, part: Any, root: int) -> None:
-    begin, waiting = 0, list[Handle[int]]()
+    """Write the parts of all ranks into a tensor of the full state. The root's own part is copied once."""
+    begin, waiting, elements = 0, list[Handle[int]](), flat(whole)
     # With whole parameters a tensor of any shape comes from one rank.
     ends = [whole.numel() if end else 0 for end in piece.cuts] if piece.is_whole else piece.cuts
     for rank, end in zip(shards.process_set.ranks, ends, strict=True):
         if rank == root and end > begin:
-            whole[begin:end] = part
+            (whole if piece.is_whole else elements[begin:end]).copy_(part)
         elif end > begin:
-            waiting.append(receive(TENSORS, whole[begin:end], rank, process_set=shards.process_set))
+            waiting.append(receive(TENSORS, elements[begin:end], rank, process_set=shards.process_set))
         begin = max(begin, end)
     for handle in waiting:
         handle.wait()
 
 
 def own(shards: Shards) -> dict[str, Any]:
-    """This rank's part, by number of the parameter."""
-    optimizer = shards.optimizer
+    """This rank's part, by number of the parameter.
+
+    It has a name of its own: `torch.distributed.checkpoint` keeps only one of equally named entries of several ranks.
+    """
+    optimizer, process_set = shards.optimizer, shards.process_set
     state, cuts = {}, {}
     for index, _, piece in _pieces(shards, optimizer):
         cuts[index] = piece.cuts
@@ -114,7 +121,43 @@ def own(shards: Shards) -> dict[str, Any]:
     for index, parameter in enumerate(_parameters(optimizer)):
         if shards.piece(parameter) is None and parameter in optimizer.state:  # loaded while it was frozen
             state[index] = dict(optimizer.state[parameter])
-    return {**shards.without_state(optimizer), "state": state, _PART: (shards.process_set.rank(), cuts)}
+    its = {**shards.without_state(optimizer), "state": state}
+    part = {"cuts": str(cuts), "keys": _keys(state), "state_dict": its}
+    return {f"{_PART}{process_set.rank()} of {process_set.size()}": part}
+
+
+def _keys(state: dict[int, Any]) -> str:
+    return str({index: sorted(its) for index, its in sorted(state.items())})
+
+
+def _checked_part(shards: Shards, given: dict[str, Any]) -> dict[str, Any]:
+    """This rank's `state_dict` among the parts of some ranks.
+
+    Raises:
+        ValueError: it is not there, of another model, or not complete.
+    """
+    ((name, expected),) = own(shards).items()
+    part = given.get(name)
+    if part is None or part["cuts"] != expected["cuts"]:
+        raise ValueError(
+            f"this is the {', '.join(given)}, or of another model, but the optimizer needs the {name}. Remedy: load "
+            "what full_state_dict() has given, which any number of ranks take"
+        )
+    found = numbered(part["state_dict"])
+    if part["keys"] != _keys(found["state"]):
+        raise ValueError(
+            f"the {name} lacks state that was saved: torch.distributed.checkpoint.load() fills in only what a dict has "
+            "already. Remedy: make a file of the folder with dcp_to_torch_save(), and load that"
+        )
+    return found
+
+
+def numbered(given: dict[str, Any]) -> dict[str, Any]:
+    """A `state_dict` whose parameters have the numbers of its groups, of which `dcp_to_torch_save()` makes words."""
+    numbers = {str(number): number for group in given.get("param_groups", ()) for number in group["params"]}
+    if not numbers:
+        return given
+    return {**given, "state": {numbers.get(str(index), index): its for index, its in given["state"].items()}}
 
 
 @torch.no_grad()
@@ -122,19 +165,15 @@ def load(shards: Shards, given: dict[str, Any]) -> None:
     """Take a full state, or this rank's part of one."""
     optimizer: Any = shards.optimizer
     parameters, state = _parameters(optimizer), {}
-    part = given.get(_PART)
-    if part is not None and part != (shards.process_set.rank(), dict(own(shards)[_PART][1])):
-        raise ValueError(
-            f"this is the part of rank {part[0]} of {len(next(iter(part[1].values()), ()))}, or of another model. "
-            "Remedy: load what full_state_dict() has given, which any number of ranks take"
-        )
+    is_part = any(name.startswith(_PART) for name in given)
+    given = _checked_part(shards, given) if is_part else numbered(given)
     numbers = [number for group in given["param_groups"] for number in group["params"]]
     place_of = {number: place for place, number in enumerate(numbers)}
     for index, its in given["state"].items():
         if place_of.get(index, len(parameters)) >= len(parameters):
             raise ValueError(f"the state has a parameter {index!r}, but the optimizer has {len(parameters)}")
         parameter = parameters[place_of[index]]
-        if part is None and not shards.by_parameter:
+        if not is_part and not shards.by_parameter:
             check(index, parameter, its)
         piece = shards.piece(parameter)
         if piece is None:  # frozen until now. It is cut when it is reduced.
@@ -142,11 +181,9 @@ def load(shards: Shards, given: dict[str, Any]) -> None:
             continue
         if not piece.steps:
             continue
-        state[index] = its if part is not None else cut(parameter, its, piece)
+        state[index] = its if is_part else cut(parameter, its, piece)
     with shards.holding_all():
-        optimizer.wrapped_class.load_state_dict(
-            optimizer, {key: value for key, value in given.items() if key != _PART} | {"state": state}
-        )
+        optimizer.wrapped_class.load_state_dict(optimizer, {**given, "state": state})
 
 
 @torch.no_grad()

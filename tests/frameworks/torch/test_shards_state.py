@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import horovodish.torch as hvd
+import horovodish.torch.backend  # noqa: F401
 from horovodish.gradients.shards import own_parts, owned_ends, owners
+from support.documents import python_blocks
 from support.on_ranks import on_ranks
+from support.ranks import run_ranks
+from support.scripts import output_of
 from support.sharded import (
     OPTIMIZERS,
+    SHARED,
     Frozen,
     Model,
     batches,
@@ -25,6 +36,7 @@ from support.sharded import (
     same_state,
     train,
 )
+from support.sources import ROOT
 
 
 def test_parts_are_those_of_everybody() -> None:
@@ -122,7 +134,7 @@ def test_a_state_is_loaded_by_any_number_of_ranks() -> None:
         same(model, made)
     sharded.load_state_dict(part)
     with pytest.raises(ValueError, match="part of rank"):
-        again.load_state_dict({**part, "horovodish part": (7, {0: (1, 2, 3)})})
+        again.load_state_dict({"part of rank 7 of 8": {}})
     with pytest.raises(ValueError, match="of another model"):
         again.load_state_dict({**full, "state": {0: {"exp_avg": torch.ones(3, 3)}}})
     if hvd.rank() < 2:  # two ranks go on with what three have saved
@@ -172,3 +184,91 @@ def test_a_world_of_one_is_not_sharded() -> None:
     same_state(optimizer.state_dict(), sharded.full_state_dict())
     model(batches(1)[0]).backward()
     assert np.isfinite(float(sharded.clip_grad_norm_(1.0)))
+
+
+def of_documents(call: str) -> tuple[str, str]:
+    """The code of the guide that saves by a call, and what loads it later."""
+    (block,) = (each for each in python_blocks("docs/sharding.md") if call in each)
+    save, load = block.split("# later")
+    return save, f"#{load}"
+
+
+def losses_of(model: nn.Module, optimizer: Any, steps: range) -> list[float]:
+    """Losses of steps with 12 samples, which the ranks divide. So the number of ranks does not change them."""
+    losses = []
+    for step in steps:
+        samples = torch.randn(12, 5, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        loss = model(samples[hvd.rank() :: hvd.size()])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(hvd.allreduce(loss.detach())))
+    return losses
+
+
+def shared(way: str) -> dict[str, Any]:
+    model = Model()
+    optimizer = hvd.DistributedOptimizer(
+        OPTIMIZERS["AdamW"](model.parameters()), model.named_parameters(), **SHARED[way]
+    )
+    return {"model": model, "optimizer": optimizer, "hvd": hvd, "torch": torch}
+
+
+def save_and_go_on(folder: Path, way: str, call: str) -> list[float]:
+    os.chdir(folder)
+    scope = shared(way)
+    model, optimizer = scope["model"], scope["optimizer"]
+    losses_of(model, optimizer, range(5))
+    exec(of_documents(call)[0], scope)
+    return losses_of(model, optimizer, range(5, 15))
+
+
+def load_and_go_on(folder: Path, way: str, call: str) -> list[float]:
+    os.chdir(folder)
+    scope = shared(way)
+    imports, _ = of_documents(call)[0].split("state = ")
+    exec(imports + of_documents(call)[1], scope)
+    return losses_of(scope["model"], scope["optimizer"], range(5, 15))
+
+
+@pytest.mark.parametrize(
+    ("way", "call"),
+    [("states", "torch.save"), ("gradients", "torch.save"), ("parameter", "torch.save"), ("states", "dcp.save")],
+)
+def test_four_ranks_save_and_fewer_go_on(way: str, call: str, tmp_path: Path) -> None:
+    expected, *_ = run_ranks(save_and_go_on, 4, args=(tmp_path, way, call), begin=True)
+    for ranks in (3, 2, 1):
+        for losses in run_ranks(load_and_go_on, ranks, args=(tmp_path, way, call), begin=True):
+            assert losses == pytest.approx(expected, rel=1e-5)
+
+
+@on_ranks(2)
+def test_parts_in_one_checkpoint_of_torch_distributed(tmp_path: Path) -> None:
+    folder = hvd.broadcast_object(tmp_path)
+    model, optimizer, other, sharded = pair(OPTIMIZERS["AdamW"], "states")
+    train(model, optimizer, 5)
+    train(other, sharded, 5)
+    store = dist.FileStore(str(folder / "store"), hvd.size())
+    dist.init_process_group("horovodish", store=store, rank=hvd.rank(), world_size=hvd.size())
+    dcp.save(sharded.shard_state_dict(), checkpoint_id=folder / "parts")
+    _, _, fresh_model, fresh = pair(OPTIMIZERS["AdamW"], "states")
+    fresh_model.load_state_dict(model.state_dict())
+    to_fill = fresh.shard_state_dict()
+    dcp.load(to_fill, checkpoint_id=folder / "parts")
+    dist.destroy_process_group()
+    with pytest.raises(ValueError, match=rf"the part of rank {hvd.rank()} of 2 lacks state that was saved.*Remedy"):
+        fresh.load_state_dict(to_fill)
+    dcp_to_torch_save(folder / "parts", folder / f"{hvd.rank()}.pt")
+    fresh.load_state_dict(torch.load(folder / f"{hvd.rank()}.pt"))
+    for made, its in ((model, optimizer), (fresh_model, fresh)):
+        train(made, its, 5, 1)
+    same(model, fresh_model)
+
+
+@pytest.mark.soak
+def test_the_root_needs_memory_for_the_state_alone() -> None:
+    said = output_of(ROOT / "benchmarks" / "torch_full_state.py", np=3)
+    found = re.findall(r"a state of (\d+) MB; the peak of the root rises by (\d+) MB, that of others by (\d+) MB", said)
+    assert len(found) == 4, said
+    for state, root, others in found:
+        assert int(root) <= int(state) + 64 and int(others) <= 64, said

@@ -16,6 +16,7 @@ from support.on_ranks import on_ranks
 from support.processes import wait_until
 from support.sharded import (
     OPTIMIZERS,
+    SHARED,
     WHOLE,
     Frozen,
     Model,
@@ -62,6 +63,28 @@ def test_the_same_bits_as_without_shards(shard: str) -> None:
             same_state(optimizer.state_dict(), full)
         else:
             assert full is None
+
+
+def adamw_in_groups(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    matrices, others = [], []
+    for parameter in parameters:
+        (matrices if parameter.dim() > 1 else others).append(parameter)
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0, "lr": 1e-3}]
+    return torch.optim.AdamW(groups, lr=1e-2)
+
+
+@pytest.mark.soak
+@on_ranks(2, 3)
+def test_a_hundred_steps() -> None:
+    for make in (plain_adam, adamw_in_groups, OPTIMIZERS["SGD"]):
+        trained = []
+        for options in ({}, *SHARED.values()):
+            model = Model()
+            its = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), **options)  # type: ignore[arg-type]
+            train(model, its, 100)
+            trained.append(model)
+        for other in trained[1:]:
+            same(trained[0], other)
 
 
 @on_ranks((3, "mpi_ring"))
