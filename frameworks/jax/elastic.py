@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -30,12 +31,14 @@ import optax
 from jax import numpy as jnp
 
 from horovodish import elastic
+from horovodish.collectives.process_sets import global_process_set
 from horovodish.elastic import *  # noqa: F403
 from horovodish.elastic import State
 from horovodish.elastic.snapshots import Held, Reference
 from horovodish.jax.accumulation import AccumulationState
-from horovodish.jax.shards.state import refuse_sharded
+from horovodish.jax.shards.state import ShardedState, full_state, parts_in, shared_anew
 from horovodish.jax.trees import with_weak_type
+from horovodish.runtime import basics
 
 __all__ = ["JaxState"]
 __all__ += elastic.__all__
@@ -54,21 +57,26 @@ class JaxState(State):
     Arrays are put back onto the default device. When the ranks have changed, all programs are compiled anew, since they
     may hold a rank or a number of ranks.
 
+    With the state of an optimizer with `shard=`, `commit()` is collective where it copies, and `save()` always: one
+    rank of each host copies the state of all ranks. After a loss the ranks that are left divide that among themselves.
+
     Args:
         attributes: the first attributes: trees of arrays, numbers and everything that can be pickled.
 
     Raises:
-        ValueError: one of them is the state of an optimizer with `shard=`.
+        ValueError: one of them is the state of an optimizer with `shard=` and `process_set=`.
 
     Example:
         >>> state = hvd.elastic.JaxState(parameters=parameters, key=jax.random.key(0), epoch=0)
     """
 
     def __init__(self, **attributes: Any) -> None:
-        remedy = (
-            "leave shard= out in elastic jobs, or save what hvd.full_state(state) gives, and start anew from the file"
-        )
-        refuse_sharded(attributes, "JaxState, from which a lost rank would take its part", remedy)
+        self._gathered: dict[int, Any] = {}  # while this rank copies: by id of the part, the full state of an optimizer
+        if any(part.layout.process_set is not global_process_set for part in parts_in(attributes)):
+            raise ValueError(
+                "JaxState takes no sharded optimizer of a process set: sets end when a rank is lost. Remedy: leave "
+                "process_set= out in elastic jobs"
+            )
         super().__init__(**attributes)
 
     def reset(self) -> None:
@@ -78,6 +86,14 @@ class JaxState(State):
     def _has_open_window(self) -> bool:
         windows = jax.tree_util.tree_leaves(list(self._live.values()), is_leaf=_is_window)
         return any(_passes_of(window) for window in windows if _is_window(window)) or super()._has_open_window()
+
+    def _has_parts(self) -> bool:
+        return bool(parts_in(list(self._live.values())))
+
+    def _gather_parts(self, roots: Sequence[int]) -> None:
+        parts = parts_in(list(self._live.values()))
+        by_root = {root: {id(part): full_state(part, root) for part in parts} for root in roots}
+        self._gathered = by_root.get(basics.rank(), {})
 
     def _keeps(self, value: object) -> bool:
         return _is_nnx(value) or _is_function(value) or super()._keeps(value)
@@ -101,7 +117,7 @@ class JaxState(State):
         super()._finish()
 
     def _reference_to(self, value: object) -> Reference | None:
-        return Reference(value, None) if isinstance(value, jax.Array) else None
+        return Reference(value, None) if isinstance(value, jax.Array | ShardedState) else None
 
     def _is_unchanged(self, held: Held) -> bool:
         return are_readable([reference.value for reference in held.references])
@@ -120,6 +136,8 @@ class JaxState(State):
         return array.reshape(-1).view(np.uint8)
 
     def _reduced(self, value: object) -> Any:
+        if isinstance(value, ShardedState) and id(value) in self._gathered:
+            return shared_anew, (self._gathered[id(value)], value.layout)
         if not isinstance(value, jax.Array):
             return NotImplemented
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -61,13 +61,14 @@ def is_sharded(node: object) -> bool:
     return isinstance(node, ShardedState)
 
 
-def _has_shards(tree: Any) -> bool:
-    return any(map(is_sharded, jax.tree.leaves(tree, is_leaf=is_sharded)))
+def parts_in(tree: Any) -> list[ShardedState]:
+    """The sharded states in a tree."""
+    return [*filter(is_sharded, jax.tree.leaves(tree, is_leaf=is_sharded))]
 
 
 def refuse_sharded(tree: Any, what: str, remedy: str) -> None:
     """Raise ValueError if a part of the tree is sharded state."""
-    if _has_shards(tree):
+    if parts_in(tree):
         raise ValueError(f"{what}: each rank has a part of its own of a sharded optimizer's state. Remedy: {remedy}")
 
 
@@ -94,8 +95,28 @@ def begin(init: Callable[[Any], Any], params: Any, process_set: ProcessSet) -> S
     state = jax.tree.leaves(jax.eval_shape(init, jax.tree_util.tree_unflatten(definition, marked)))
     layout = Layout(tuple(paths), shapes, bounds, tuple(marks.get(leaf.shape) for leaf in state), process_set)
     check(init, [params], range(len(leaves)), layout.parameters, layout)
-    part = jnp.zeros(process_set.rank() + 1, bool), jnp.zeros(process_set.size(), bool)
-    return ShardedState(init(layout.pieces(params)), part, layout)
+    return _part_of(init(layout.pieces(params)), layout)
+
+
+def _part_of(inner: Any, layout: Layout) -> ShardedState:
+    rank, ranks = layout.process_set.rank(), layout.process_set.size()
+    return ShardedState(inner, (jnp.zeros(rank + 1, bool), jnp.zeros(ranks, bool)), layout)
+
+
+def shared_anew(full: Any, layout: Layout) -> ShardedState:
+    """This rank's part of the full state of an optimizer, as the ranks that there are now share it. Not collective.
+
+    Args:
+        full: the state of the plain optimizer; the part has memory of its own.
+        layout: as other ranks have shared it.
+    """
+    layout = replace(layout, bounds=tuple(own_bounds(shape, layout.process_set) for shape in layout.shapes))
+    leaves, definition = jax.tree_util.tree_flatten(full)
+    pieces = [
+        leaf if index is None else jnp.array(layout.piece(index, leaf))
+        for leaf, index in zip(leaves, layout.parameters, strict=True)
+    ]
+    return _part_of(jax.tree_util.tree_unflatten(definition, pieces), layout)
 
 
 def checked_layout(state: Any, process_set: ProcessSet) -> Layout:
@@ -136,7 +157,7 @@ def full_state(state: Tree, root: int = 0) -> Tree | None:
         >>> if hvd.rank() == 0:
         ...     pickle.dump(jax.device_get(full), file)
     """
-    if not _has_shards(state):
+    if not parts_in(state):
         return state
     whole = jax.tree.map(lambda node: _gathered(node, root) if is_sharded(node) else node, state, is_leaf=is_sharded)
     return whole if basics.rank() == root else None

@@ -19,7 +19,7 @@ from horovodish.jax.primitive import Traced, run
 from horovodish.jax.shards.by_element import check
 from horovodish.jax.shards.clipping import sharing
 from horovodish.jax.shards.layout import Layout
-from horovodish.jax.shards.state import ShardedState, begin, checked_layout, refuse_sharded
+from horovodish.jax.shards.state import ShardedState, begin, checked_layout, is_sharded, refuse_sharded
 from horovodish.runtime import basics
 
 __all__ = ["sharded"]
@@ -44,7 +44,8 @@ def sharded(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> opta
         return tx.init(params) if options.alone else begin(tx.init, params, process_set)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        if options.alone:
+        # After losses in an elastic job, a rank that is left alone has a part that is the whole.
+        if options.alone and not (is_sharded(state) and process_set.included()):
             refuse_sharded(state, "update() on a rank that shares with nobody", "load what hvd.full_state had given")
             return tx.update(updates, state, params, **extra)  # type: ignore[no-any-return]
         layout = checked_layout(state, process_set)

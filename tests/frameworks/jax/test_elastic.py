@@ -253,6 +253,60 @@ def test_survivors_go_on(step_kind: str, copies: str, tmp_path: Path) -> None:
     assert [result["sizes"] for result in ended.results] == [[2, 3]] * 2, "programs are compiled anew"
 
 
+def steps_with_shards(
+    scene: Scene | None, tx: optax.GradientTransformation, state: JaxState, until: int = STEPS
+) -> None:
+    """Steps whose gradients are the same on all ranks. Process 1 dies before step 3, and process 2 before step 6."""
+
+    @jit
+    def step(values: Any, moments: Any, number: jax.Array) -> tuple[Any, Any]:
+        gradients = jax.tree.map(lambda leaf: jnp.sin(leaf + number), values)
+        updates, moments = tx.update(gradients, moments, values)
+        return optax.apply_updates(values, updates), moments
+
+    while state.step < until:
+        if scene is not None and (scene.me, state.step) in ((1, 3), (2, 6)) and scene.first_time("dies"):
+            scene.die("dies")
+        state.values, state.moments = step(state.values, state.moments, jnp.float32(state.step))
+        state.step += 1
+        state.commit()
+
+
+def shared_state(tx: optax.GradientTransformation) -> JaxState:
+    values = {"kernel": jnp.arange(15.0).reshape(3, 5), "bias": jnp.ones(7), "scale": jnp.float32(2.0)}
+    return JaxState(values=values, moments=tx.init(values), step=0)
+
+
+def train_with_shards(scene: Scene) -> dict[str, Any]:
+    hvd.init()
+    tx = hvd.DistributedOptimizer(optax.adamw(0.1), shard="states")
+    state = shared_state(tx)
+    hvd.elastic.run(lambda state: steps_with_shards(scene, tx, state))(state)
+    whole = hvd.broadcast_object(jax.device_get(hvd.full_state((state.values, state.moments))))
+    pieces = [leaf.size for leaf in jax.tree.leaves(state.moments.inner)]
+    return {"whole": whole, "start": scene.start, "size": hvd.size(), "elements": sum(pieces)}
+
+
+@pytest.mark.parametrize(("ranks", "least"), [(4, 1), pytest.param(3, 1, marks=pytest.mark.soak), (2, 2)])
+def test_the_ranks_that_are_left_share_the_state_anew(ranks: int, least: int, tmp_path: Path) -> None:
+    """Two of four, one of three, and two new ones."""
+    ended = run_elastic(train_with_shards, tmp_path, ranks, flags=["--min-np", str(least)])
+    assert ended.status == 0, ended.said
+    assert ended.fired == {f"dies {victim}" for victim in (1, 2) if victim < ranks}
+    left, start = (2, 1) if least == ranks else (ranks - 2, 0)
+    assert [(result["size"], result["start"]) for result in ended.results] == [(left, start)] * left
+    assert sum(result["elements"] - 1 for result in ended.results) == 2 * 23, "each moment is on one rank"
+    tx = optax.adamw(0.1)
+    expected = shared_state(tx)
+    steps_with_shards(None, tx, expected)
+    for result in ended.results:
+        jax.tree.map(
+            lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5),
+            result["whole"],
+            (expected.values, expected.moments),
+        )
+
+
 def leave_before_the_last_step_is_computed(scene: Scene, folder: str) -> dict[str, Any]:
     """Process 1 dies in the last step, which the others have dispatched; it gives them time to leave their loop."""
 
