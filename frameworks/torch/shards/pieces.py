@@ -42,8 +42,8 @@ class Piece(NamedTuple):
     """A rank's part of a parameter.
 
     Attributes:
-        parameter: a parameter in the memory of the whole one: of shape (end - begin,), or of the same shape if the
-            optimizer needs whole parameters and this one is the rank's.
+        parameter: a parameter in the memory of the whole one: of shape (end - begin, 1, ...) with as many dimensions,
+            or of the same shape if the optimizer needs whole parameters and this one is the rank's.
         begin, end: in elements, in the order of the memory.
         cuts: where the part of each rank ends.
         layout: of the parameter: dtype, shape and device.
@@ -64,7 +64,17 @@ class Piece(NamedTuple):
     def of(self, parameter: Tensor) -> Tensor:
         """The part of the parameter as it is now, without a copy."""
         own = flat(parameter)[self.begin : self.end]
-        return own.as_strided(parameter.size(), parameter.stride()) if self.is_whole and self.steps else own
+        if self.is_whole and self.steps:
+            return own.as_strided(parameter.size(), parameter.stride())
+        return self.shaped(own)
+
+    def shaped(self, elements: Tensor) -> Tensor:
+        """Elements of the part, of shape (n,), in the shape of the part: (n, 1) in that of a matrix, for example.
+
+        Some optimizers treat matrices and vectors differently.
+        """
+        dimensions = len(self.layout[1])
+        return elements.reshape(-1, *[1] * (dimensions - 1))
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
@@ -119,7 +129,7 @@ def cut(parameter: Tensor, state: dict[str, Any], piece: Piece) -> dict[str, Any
         if not piece.is_whole and by_element(key, value, parameter, parameter.shape):
             # In the order in which the elements of the parameter lie.
             like = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
-            own[key] = flat(like)[piece.begin : piece.end].clone()
+            own[key] = piece.shaped(flat(like)[piece.begin : piece.end].clone())
         else:  # steps change it in place, and the same state may be loaded again
             own[key] = value.clone() if isinstance(value, Tensor) else value
     return own

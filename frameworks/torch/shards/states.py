@@ -99,7 +99,7 @@ def _collect(shards: Shards, whole: Tensor, piece: Piece, part: Any, root: int) 
     ends = [whole.numel() if end else 0 for end in piece.cuts] if piece.is_whole else piece.cuts
     for rank, end in zip(shards.process_set.ranks, ends, strict=True):
         if rank == root and end > begin:
-            (whole if piece.is_whole else elements[begin:end]).copy_(part)
+            (whole if piece.is_whole else piece.shaped(elements[begin:end])).copy_(part)
         elif end > begin:
             waiting.append(receive(TENSORS, elements[begin:end], rank, process_set=shards.process_set))
         begin = max(begin, end)

@@ -304,6 +304,32 @@ def test_steps_that_assign_parameters_and_go_by_their_names() -> None:
     same(made[0], made[2])
 
 
+class DecaysMatrices(torch.optim.SGD):
+    """Steps matrices and vectors differently."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.mul_(0.9 if parameter.dim() > 1 else 1.0).sub_(parameter.grad, alpha=group["lr"])
+                    self.state[parameter].setdefault("sum", torch.zeros_like(parameter)).add_(parameter.grad)
+
+
+@on_ranks(3)
+def test_parts_have_as_many_dimensions_as_their_parameters() -> None:
+    model, optimizer, other, sharded = pair(lambda parameters: DecaysMatrices(parameters, 0.01), "states")
+    for made, its in ((model, optimizer), (other, sharded)):
+        train(made, its, 3)
+    same(model, other)
+    full = hvd.broadcast_object(sharded.full_state_dict())
+    same_state(optimizer.state_dict(), full)
+    sharded.load_state_dict(full)
+    train(other, sharded, 3)
+    train(model, optimizer, 3)
+    same_state(optimizer.state_dict(), hvd.broadcast_object(sharded.full_state_dict()))
+
+
 @on_ranks(2)
 def test_gradients_that_are_zeroed() -> None:
     for way in ("foreach", "fused"):
