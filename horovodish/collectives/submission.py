@@ -18,6 +18,7 @@ from horovodish.collectives.operation import Member, Operation
 from horovodish.collectives.process_sets import added
 from horovodish.collectives.reduce_ops import Sum
 from horovodish.errors import NotInitializedError, from_native
+from horovodish.launch import failures
 from horovodish.runtime import basics
 from horovodish.runtime.process import part
 
@@ -234,12 +235,20 @@ def counted(kind: str, process_set_id: int) -> int:
 
 def agree_on_counters() -> None:
     """After a join: ranks that ran out of data early have counted fewer calls; all go on from the largest count."""
-    counters = _running_session().counters
-    for theirs, executions in gather_objects((counters, _native.executions()), "join.noname.counters", 0).values():
+    counters, steps = _running_session().counters, basics.engine().steps()
+    own = counters, _native.executions(), steps
+    most = 0
+    for theirs, executions, their_steps in gather_objects(own, "join.noname.counters", 0).values():
+        most = max(most, their_steps)
         for key, count in theirs.items():
             if key[1] == 0:
                 counters[key] = max(counters[key], count)
         _native.count_at_least({key: count for key, count in executions.items() if key.startswith("0 ")})
+    if not steps and most:
+        failures.warn(
+            f"rank {basics.rank()} has joined before its first step, and another rank has made {most}: it had no "
+            "batch. Remedy: give every rank as many samples, or make batches smaller"
+        )
 
 
 def gather_objects(

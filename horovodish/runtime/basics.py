@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from horovodish import _native, settings
-from horovodish.errors import ForkedProcessError, NotInitializedError, RankLostError, from_native
+from horovodish.errors import ForkedProcessError, NotInitializedError, RankLostError, StallError, from_native
 from horovodish.launch import failures, run_folder
 from horovodish.launch.environment import check_no_other_launcher, launcher_environment
 from horovodish.mpi import communicators
@@ -60,6 +60,7 @@ class _Life:
         forked: the parent's, in a forked child: unusable and never destroyed.
         last_loss, last_first_lost, last_failures: of the engine that was stopped, until the next `init()`.
         unread: the error of a program whose results nobody has read, likewise.
+        loss_raised: the last error of the engine that was stopped which said that a rank was lost or did not answer.
         goes_on_elsewhere: this process ends for other ones to go on, so that no result of it counts.
         cut_off_because: likewise.
         cutting_off: held while another thread stops the engine.
@@ -71,6 +72,7 @@ class _Life:
     last_first_lost: int = 0
     last_failures: list[tuple[str, str]] = field(default_factory=list)
     unread: Exception | None = None
+    loss_raised: Exception | None = None
     goes_on_elsewhere: bool = False
     cut_off_because: str = ""
     cutting_off: threading.Lock = field(default_factory=threading.Lock)
@@ -112,7 +114,7 @@ def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = No
     if life.forked is not None:
         raise _forked_error()
     life.last_loss, life.last_first_lost, life.cut_off_because = "", 0, ""
-    life.last_failures, life.unread = [], None
+    life.last_failures, life.unread, life.loss_raised = [], None, None
     for check, *_ in _followers:
         check(process_sets)
     _install_hooks()
@@ -403,6 +405,8 @@ def _stop(reason: str) -> None:
     run_folder.reached("stopped")
     life.last_loss, life.last_first_lost = stopped.engine.loss(), stopped.engine.first_lost()
     life.last_failures = stopped.engine.failures()
+    errors = [from_native(*failure) for failure in life.last_failures]
+    life.loss_raised = next((each for each in errors if isinstance(each, RankLostError | StallError)), None)
     for *_, forget in _followers:
         forget()
 
@@ -436,6 +440,16 @@ def _warn_of_unread(error: Exception) -> None:
     print(f"horovodish: warning: an operation that the script did not wait for: {error}", file=sys.stderr, flush=True)
 
 
+def _warn_of_caught() -> None:
+    """The script ends in order although a rank was lost: it has caught the errors that said so."""
+    life = part(_Life)
+    if life.loss_raised is not None and failures.reason is None and failures.exit_status == 0:
+        if not life.goes_on_elsewhere:
+            caught = "this rank ends as if all were well, because its script has caught"
+            error, *_ = str(life.loss_raised).splitlines()
+            print(f"horovodish: warning: {caught}: {error}", file=sys.stderr, flush=True)
+
+
 def _at_exit() -> None:
     try:
         _finish_programs()
@@ -446,6 +460,8 @@ def _at_exit() -> None:
                 _warn_of_unread(unread)
     finally:
         _leave_at_exit()
+        if part(_Life).unread is None:
+            _warn_of_caught()
 
 
 def _leave_at_exit() -> None:

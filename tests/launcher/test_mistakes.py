@@ -19,7 +19,14 @@ WITHIN_SECONDS = 280
 FLAGS = {
     "hanging_data_loader": ("--stall-check-warning-time-seconds", "1", "--stall-check-shutdown-time-seconds", "2"),
 }
-ENDS_WELL = ("not_wrapped", "jax_not_wrapped", "keras_not_wrapped", "tensorflow_not_wrapped")
+ENDS_WELL = (
+    "not_wrapped",
+    "jax_not_wrapped",
+    "keras_not_wrapped",
+    "tensorflow_not_wrapped",
+    "no_batch_before_a_join",
+    "caught_error_of_a_lost_rank",
+)
 ALONE = ("alone.py", "alone_torch.py", "alone_jax_keras_tensorflow.py")
 COMMANDS = {
     "run -np 2 python trian.py": "there is no script trian.py",

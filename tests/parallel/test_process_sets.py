@@ -239,7 +239,7 @@ def test_disagreement_within_a_set() -> None:
     if both.included():
         for _ in range(2):
             own = np.zeros(2 if hvd.rank() == low else 3)
-            with mismatch("tensor 'x'", "shape", f"rank {low} has (2,)", f"rank {high} has (3,)"):
+            with mismatch("'x' failed", "shape", f"rank {low} has (2,)", f"rank {high} has (3,)"):
                 hvd.allreduce(own, name="x", process_set=both)
             with mismatch("root rank", f"rank {low} has {low}", f"rank {high} has {high}"):
                 hvd.broadcast(np.zeros(2), hvd.rank(), name="x", process_set=both)
@@ -339,7 +339,7 @@ def test_disagreement_in_one_set_leaves_the_others_alone() -> None:
     }
     for index, handle in handles.items():
         if index == 1:
-            with mismatch("tensor 'x'", "shape", "rank 0 has (1,)", "rank 2 has (3,)"):
+            with mismatch("'x'", "shape", "rank 0 has (1,)", "rank 2 has (3,)"):
                 hvd.synchronize(handle)
         else:
             np.testing.assert_array_equal(hvd.synchronize(handle), np.full(3, 2.0))

@@ -19,6 +19,9 @@ constexpr const char* kRemedies =
     "in Keras, pass the same hvd.callbacks to fit() on every rank), they have built different models, or a collective "
     "is called under `if rank == 0:`.";
 
+constexpr const char* kStacksHint =
+    "\nWith `horovodish run --stall-check-stacks`, a late rank shows where its script is.";
+
 // What a GPU has been given is worth a word in a rank's status when it has taken this long.
 constexpr std::chrono::seconds kLongOnGpu{1};
 
@@ -68,6 +71,7 @@ void StallWatch::on_status_question(bool about_gpus, bool waits, Clock::time_poi
   const bool lags = warning.count() > 0 && now - last_news_ > warning && operations_.undecided() == 0 &&
                     operations_.executing().empty() && !pairs_.busy() && !oldest_launched();
   if (options_.stack_signal != 0 && lags && std::exchange(stacks_shown_, last_news_) != last_news_) {
+    warn("other ranks wait for " + text_of(config_.own_rank()) + ". Its threads are here:");
     kill(getpid(), options_.stack_signal);
   }
   negotiation_.note_to_root({.topic = Note::Topic::status,
@@ -119,8 +123,9 @@ StallWatch::Inspection StallWatch::act(StallInspector::Action action, Note::Topi
                                        const std::function<std::string()>& report) {
   const bool asks = action == StallInspector::Action::ask && neighbours_.at_root();
   if (asks) negotiation_.note_to_all({.topic = question});
-  if (action == StallInspector::Action::give_up) return stall(report());
-  if (action == StallInspector::Action::report) warn(report());
+  const std::string hint = options_.stack_signal == 0 ? kStacksHint : "";
+  if (action == StallInspector::Action::give_up) return stall(report() + hint);
+  if (action == StallInspector::Action::report) warn(report() + hint);
   return {.asks = asks};
 }
 

@@ -1,4 +1,4 @@
-"""Scripts that catch a StallError and end: with status 0 unless a rank hangs."""
+"""Scripts that catch a StallError and end: with a warning, and with status 0 unless a rank hangs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def test_after_a_stall_a_rank_waits_for_the_others_at_its_end(
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert ended.stdout.splitlines() == ["caught"] * 2, ended.stderr
     if lag_seconds < patience_seconds:
-        assert (ended.returncode, ended.stderr) == (0, "")
+        assert ended.returncode == 0
+        assert all("as if all were well, because its script has caught" in line for line in ended.stderr.splitlines())
     else:
         assert ended.returncode == 1
         assert "rank 1 has ended its script after a StallError, and another rank has not within 1 s" in ended.stderr

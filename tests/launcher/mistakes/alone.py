@@ -1,5 +1,6 @@
 """Mistakes that end the job. A docstring has what the last lines must say, a pattern in each line."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -179,6 +180,14 @@ def used_in_a_worker():
 
     with get_context("fork").Pool(1) as pool:
         pool.map(hvd.allreduce, [loss])
+
+
+def caught_error_of_a_lost_rank():
+    r"""this rank ends as if all were well, because its script has caught: .*barrier failed on rank 0:
+    rank 1 has ended its script$"""
+    if rank == 0:
+        with contextlib.suppress(Exception):
+            hvd.barrier()
 
 
 def init_forgotten():

@@ -82,6 +82,13 @@ def metric_of_rank_0_at_the_end():
         hvd.allreduce(torch.ones(1), name="loss")
 
 
+def no_batch_before_a_join():
+    r"""alone_torch.py:\d+: RuntimeWarning: rank 1 has joined before its first step, and another rank has made 2:
+    it had no batch. Remedy: give every rank as many samples"""
+    train(2 * (1 - rank))
+    hvd.join()
+
+
 def not_wrapped():
     r"""alone_torch.py:\d+: RuntimeWarning: rank 0 of 2 took 20 steps of SGD and reduced no gradients,
     so each rank has trained a model of its own
