@@ -433,7 +433,8 @@ class GradientPlan:
             found = compared(comparison, shown, compared_as, process_set, shapes)
             if found.ranks < process_set.size():  # a rank that has joined does not hear of it, and may come back
                 return dict(zip(layouts, found.layouts, strict=True))
-            known[key] = found.layouts
+            if key not in known or step <= COMPARED_REDUCTION:
+                known[key] = found.layouts
             self._warn(found, checksums or {}, name, step)
         return dict(zip(layouts, known[key], strict=True))
 

@@ -98,7 +98,7 @@ def test_every_rank_hears_of_a_mismatch_and_goes_on(tree: tuple[int, int, int], 
     for decisions in network.decisions:
         assert sorted(told(decisions)) == [("execute", "y"), ("fail", "x")]
         text = next(decision["text"] for decision in decisions if decision["type"] == "fail")
-        assert all(part in text for part in ("'x'", "shape", "(3,)", "(4,)"))
+        assert all(part in text for part in ("shape", "(3,)", "(4,)"))
         assert f"rank {deviant} has (4,)" in text
     network.decisions = [[] for _ in range(size)]
     network.run([[submits("x")]] * size)

@@ -272,7 +272,7 @@ def test_broadcast_variables() -> None:
 def test_broadcast_variables_that_differ() -> None:
     kept, number = tf.Variable(0.5), tf.Variable(1, dtype=tf.int64)
     differing = [kept] if hvd.rank() == 0 else [kept, number]
-    with pytest.raises(MismatchError, match=r"only rank 1 has Variable:0, number 1 of shape \(\) and dtype int64"):
+    with pytest.raises(MismatchError, match=r"only rank 1 has Variable, number 1 of shape \(\) and dtype int64"):
         hvd.broadcast_variables(differing, root_rank=0)
     one_rank_is_wrong(
         ValueError,

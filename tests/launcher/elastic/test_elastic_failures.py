@@ -59,7 +59,7 @@ def test_a_rank_that_exits_is_all_that_is_said(least: str, tmp_path: Path) -> No
     """The others notice its end first. They neither go on nor end for new processes before its status is known."""
     ended = run_elastic(fail, tmp_path, 3, "exits", False, flags=["--min-np", least])
     assert ended.fired == {"exits 0"}
-    said = [line for line in ended.said.splitlines() if line.startswith("horovodish:")]
+    said = [line for line in ended.said.splitlines() if line.startswith("horovodish: rank")]
     assert (ended.status, said) == (7, [f"horovodish: rank 0 on {HOST} failed with exit status 7"])
 
 
