@@ -33,8 +33,9 @@ _WORD_BITS = 24
 FIRST_APART = 4
 """From this step on, parameters that differ are taken for parted: those that differ when training begins were found."""
 _APART = (
-    "every rank must take the same steps with the same learning rates, and what one rank loads or sets must be "
-    "broadcast. Processors of different kinds may also round in different ways"
+    "every rank must take the same steps with the same learning rates and optimizer state, and what one rank loads or "
+    "sets must be broadcast. If each rank is to have such parameters of its own, all is well. Processors of different "
+    "kinds may also round in different ways"
 )
 
 
@@ -121,6 +122,7 @@ def warn_of_difference(
     warned.add(key)
     found = difference(of_ranks)
     if step < FIRST_APART:
+        remedy += ", and after all that loads or sets parameters"
         failures.warn(f"the ranks begin to train with different parameters: {found} Remedy: {remedy}", place)
     else:
         failures.warn(f"the ranks train different parameters at step {step}: {found} Remedy: {_APART}", place)
