@@ -287,7 +287,8 @@ def test_new_processes_go_on(least: int, faults: Faults, copies: str, tmp_path: 
     ],
 )
 def test_what_is_wrong_in_the_script_ends_the_job(fault: str, line: str, tmp_path: Path) -> None:
-    ended = run_elastic(train_with_faults, tmp_path, 2, [(fault, 1, 4)], flags=["--min-np", "1"])
+    env = {COPIES_VARIABLE: "always"}  # a commit that copies nothing does not see what cannot be copied
+    ended = run_elastic(train_with_faults, tmp_path, 2, [(fault, 1, 4)], flags=["--min-np", "1"], env=env)
     assert ended.status == 1, ended.said
     assert ended.fired == {f"{fault} 1"}
     assert line in ended.said
