@@ -52,7 +52,7 @@ def main() -> None:
             other = max(rise for _, rise in others)
             print(
                 f"{shard} by {shard_by}: a state of {state / 1e6:.0f} MB; the peak of the root rises by "
-                f"{root / 1e6:.0f} MB, that of others by {other / 1e6:.0f} MB",
+                f"{root / 1e6:.0f} MB, the peak of another rank by {other / 1e6:.0f} MB",
                 flush=True,
             )
 

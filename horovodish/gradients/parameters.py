@@ -1,4 +1,4 @@
-"""Comparisons of parameters that block no step: in compiled programs, and in all steps of JAX.
+"""Comparisons of parameters that block no step: in programs, in all steps of JAX, and in later steps of PyTorch.
 
 A program does not know how often it has run. So native code counts, see `csrc/engine/executions.h`, and calls `_called`
 when the ranks compare. A thread waits for the other ranks and warns.

@@ -60,7 +60,7 @@ class _Life:
         forked: the parent's, in a forked child: unusable and never destroyed.
         last_loss, last_first_lost, last_failures: of the engine that was stopped, until the next `init()`.
         unread: the error of a program whose results nobody has read, likewise.
-        loss_raised: the last error of the engine that was stopped which said that a rank was lost or did not answer.
+        loss_raised: the first error that is kept of that engine and says that a rank was lost or did not answer.
         goes_on_elsewhere: this process ends for other ones to go on, so that no result of it counts.
         cut_off_because: likewise.
         cutting_off: held while another thread stops the engine.
