@@ -20,6 +20,12 @@ sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != ROOT]
 
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STARTUP), os.environ.get("PYTHONPATH")]))
 
+# A rank of JAX takes a program that another one has compiled, unless it reads while that one writes, which it warns of.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "jax")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+os.environ["PYTHONWARNINGS"] = "ignore:Error reading persistent,ignore:Error writing persistent"
+
 # Only ranks import it, which starts MPI: without mpirun, Open MPI leaves 16 MiB in /dev/shm behind, finalized or not.
 sys.modules["mpi4py.MPI"] = None  # type: ignore[assignment]
 

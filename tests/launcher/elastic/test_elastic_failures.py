@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import sys
@@ -74,18 +75,15 @@ def lose_outside(scene: Scene, hears: bool) -> None:
     hvd.allreduce(np.ones(3), name="gradient")
 
 
-@pytest.mark.parametrize(
-    ("hears", "error"),
-    [
-        (False, "RankLostError: "),
-        (True, "EngineStoppedError: allreduce 'gradient': the engine has been shut down, because rank 1 was lost"),
-    ],
-)
+STOPPED = r"EngineStoppedError: allreduce 'gradient': the engine has been shut down, because rank 1 (was lost|has died)"
+
+
+@pytest.mark.parametrize(("hears", "error"), [(False, "RankLostError: "), (True, STOPPED)])
 def test_a_loss_outside_of_a_block_comes_with_the_remedy(hears: bool, error: str, tmp_path: Path) -> None:
     ended = run_elastic(lose_outside, tmp_path, 3, hears, flags=["--min-np", "1"])
     assert ended.status == 128 + signal.SIGKILL, ended.said
     assert ended.fired == {"outside 1"}
-    assert f"failed because a rank was lost: {error}" in ended.said
+    assert re.search(f"failed because a rank was lost: {error}", ended.said), ended.said
     assert "terminate called" not in ended.said, "the thread that hears of the loss is within native code at the end"
     assert "go on without a lost rank: call collectives inside of them" in ended.said
     assert f"horovodish: rank 1 on {HOST} was killed by signal 9 (SIGKILL)" in "\n".join(ended.said.splitlines()[-2:])

@@ -151,6 +151,7 @@ def name_used_twice():
     r"""alone.py", line \d+, in name_used_twice
     DuplicateNameError: allreduce 'loss' on rank \d: an operation of that name has not completed yet. Remedy: sync
     rank \d on \S+ failed with exit status 1: DuplicateNameError"""
+    time.sleep(hvd.rank())  # the first loss of rank 0 cannot be complete before its second one
     handles = [hvd.allreduce_async(loss, name="loss") for _ in range(2)]
     for handle in handles:
         hvd.synchronize(handle)
