@@ -176,9 +176,9 @@ def cases() -> list[Any]:
             plane,
             copies,
             id=f"{faults}-{plane}-{copies}",
-            marks=pytest.mark.soak if (plane, copies) == ("mpi_ring", "never") else (),
+            marks=pytest.mark.soak if number % 2 and copies == "never" else (),
         )
-        for faults, plane in SAME_PROCESSES
+        for number, (faults, plane) in enumerate(SAME_PROCESSES)
         for copies in ("always", "never")
         if copies == "always" or "commit" not in {fault for fault, *_ in faults}
     ]
@@ -249,8 +249,14 @@ def lose_a_rank_at(scene: Scene, place: str) -> dict[str, Any]:
     return {"values": [first.values, second.values], "resets": resets}
 
 
-@pytest.mark.parametrize("copies", ["always", "never", ""])
-@pytest.mark.parametrize("place", ["block", "last block", "phases"])
+@pytest.mark.parametrize(
+    ("place", "copies"),
+    [
+        pytest.param(place, copies, marks=() if row == column else pytest.mark.soak)
+        for row, place in enumerate(("block", "last block", "phases"))
+        for column, copies in enumerate(("always", "never", ""))
+    ],
+)
 def test_a_loss_that_no_collective_reports(place: str, copies: str, tmp_path: Path) -> None:
     env = {COPIES_VARIABLE: copies}
     ended = run_elastic(lose_a_rank_at, tmp_path, 3, place, flags=["--min-np", "1"], env=env)

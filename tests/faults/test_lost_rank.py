@@ -96,16 +96,21 @@ def check(outcomes: list[Outcome], victim: int, act: str) -> None:
         assert seconds < KNOWN_WITHIN_SECONDS
 
 
-@pytest.mark.parametrize("phase", ["negotiating", "reducing", "idle"])
 @pytest.mark.parametrize(
-    ("victim", "act", "plane"),
+    ("victim", "act", "plane", "phase"),
     [
-        *((victim, "dies", plane) for victim in (0, 1) for plane in PLANES),
-        (0, "raises", "auto"),
-        (2, "raises", "mpi_ring"),
+        pytest.param(*case, phase, marks=() if number % 2 == place % 2 else pytest.mark.soak)
+        for number, case in enumerate(
+            [
+                *((victim, "dies", plane) for victim in (0, 1) for plane in PLANES),
+                (0, "raises", "auto"),
+                (2, "raises", "mpi_ring"),
+            ]
+        )
+        for place, phase in enumerate(("negotiating", "reducing", "idle"))
     ],
 )
-def test_survivors_are_told(victim: int, act: str, phase: str, plane: str) -> None:
+def test_survivors_are_told(victim: int, act: str, plane: str, phase: str) -> None:
     env = {"HOROVODISH_PLANE": plane}
     check(run_ranks_to_their_ends(lose_a_rank, 3, args=(victim, phase, act), env=env), victim, act)
 

@@ -27,6 +27,8 @@ ENDS_WELL = (
     "no_batch_before_a_join",
     "caught_error_of_a_lost_rank",
 )
+LONG = ("keras_metric_of_rank_0", "metric_of_rank_0_at_the_end")
+"""Others go the same way."""
 ALONE = ("alone.py", "alone_torch.py", "alone_jax_keras_tensorflow.py")
 COMMANDS = {
     "run -np 2 python trian.py": "there is no script trian.py",
@@ -78,7 +80,14 @@ def test_of_commands(launch: Callable[..., Any], command: str) -> None:
     assert any(COMMANDS[command].format(script=script) in line for line in job.stderr.lines[-2:]), job.stderr.lines
 
 
-@pytest.mark.parametrize(("script", "mistake"), [(script, name) for script in ALONE for name in mistakes(script)])
+@pytest.mark.parametrize(
+    ("script", "mistake"),
+    [
+        pytest.param(script, name, marks=pytest.mark.soak if name in LONG else ())
+        for script in ALONE
+        for name in mistakes(script)
+    ],
+)
 def test_that_end_a_job(launch: Callable[..., Any], script: str, mistake: str) -> None:
     skip_without(*script.removesuffix(".py").split("_")[1:])
     flags = FLAGS.get(mistake, ())

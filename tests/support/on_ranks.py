@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.ranks import run_ranks
+from support.ranks import framework_of, run_ranks
 
 World = int | tuple[int, str]
 """A number of ranks, or that and a setting: `name=value`, or a plane."""
@@ -20,8 +20,9 @@ def on_ranks(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a test of a function of module level that every rank calls after `init()`.
 
-    An item for each world. What the function's parameters are named for, fixtures and `pytest.mark.parametrize` give,
-    as for any test; the values are pickled.
+    An item for each world. A framework's test that has a world of three leaves that of two to `make soak`. What the
+    function's parameters are named for, fixtures and `pytest.mark.parametrize` give, as for any test; the values are
+    pickled.
 
     Args:
         worlds: where to run it. Without worlds, a parameter `world` gives them, as pairs of a number of ranks and a
@@ -48,8 +49,16 @@ def on_ranks(
         parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
         test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         pairs = [world if isinstance(world, tuple) else (world, plane) for plane in planes or [""] for world in worlds]
-        ids = [f"{np}-{plane}" if plane else str(np) for np, plane in pairs]
-        return pytest.mark.parametrize("world", pairs, ids=ids)(test) if worlds else test
+        goes_without_two = (3, "") in pairs and bool(framework_of(check))
+        cases = [
+            pytest.param(
+                (np, setting),
+                id=f"{np}-{setting}" if setting else str(np),
+                marks=pytest.mark.soak if (np, setting) == (2, "") and goes_without_two else (),
+            )
+            for np, setting in pairs
+        ]
+        return pytest.mark.parametrize("world", cases)(test) if worlds else test
 
     return made
 

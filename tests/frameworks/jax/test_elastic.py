@@ -287,7 +287,7 @@ def train_with_shards(scene: Scene) -> dict[str, Any]:
     return {"whole": whole, "start": scene.start, "size": hvd.size(), "elements": sum(pieces)}
 
 
-@pytest.mark.parametrize(("ranks", "least"), [(4, 1), pytest.param(3, 1, marks=pytest.mark.soak), (2, 2)])
+@pytest.mark.parametrize(("ranks", "least"), [pytest.param(4, 1, marks=pytest.mark.soak), (3, 1), (2, 2)])
 def test_the_ranks_that_are_left_share_the_state_anew(ranks: int, least: int, tmp_path: Path) -> None:
     """Two of four, one of three, and two new ones."""
     ended = run_elastic(train_with_shards, tmp_path, ranks, flags=["--min-np", str(least)])
@@ -332,7 +332,7 @@ def leave_before_the_last_step_is_computed(scene: Scene, folder: str) -> dict[st
     return {"x": np.asarray(state.x).tolist(), "size": hvd.size()}
 
 
-@pytest.mark.parametrize("copies", ["always", "never"])
+@pytest.mark.parametrize("copies", ["always", pytest.param("never", marks=pytest.mark.soak)])
 def test_a_loss_in_the_last_step_of_a_loop_is_seen_before_the_loop_ends(copies: str, tmp_path: Path) -> None:
     env, folder = {COPIES_VARIABLE: copies}, tmp_path / "left"
     folder.mkdir()

@@ -167,7 +167,7 @@ def _loses_a_rank(folder: str) -> None:
     dist.destroy_process_group()  # does not wait for rank 1
 
 
-@pytest.mark.parametrize("plane", ["auto", "mpi_ring"])
+@pytest.mark.parametrize("plane", ["auto", pytest.param("mpi_ring", marks=pytest.mark.soak)])
 def test_a_lost_member(tmp_path: Path, plane: str) -> None:
     run_ranks(_loses_a_rank, 3, args=(str(tmp_path),), env={"HOROVODISH_PLANE": plane}, begin=True, fresh=True)
 

@@ -62,8 +62,15 @@ def lose_one_in_init(scene: Scene, fault: str, start: int) -> list[int]:
     return train(ObjectState(step=0, history=[]), die)
 
 
-@pytest.mark.parametrize("fault", ["killed", "stopped"])
-@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize(
+    ("start", "fault"),
+    [
+        (0, "killed"),
+        (1, "stopped"),
+        pytest.param(0, "stopped", marks=pytest.mark.soak),
+        pytest.param(1, "killed", marks=pytest.mark.soak),
+    ],
+)
 def test_a_rank_is_lost_in_init(start: int, fault: str, tmp_path: Path) -> None:
     flags = ["--min-np", "2", "--host-timeout", "2"]
     ended = run_elastic(lose_one_in_init, tmp_path, 2, fault, start, flags=flags)
@@ -236,7 +243,10 @@ def name_the_slots(scene: Scene) -> list[int]:
     return train(ObjectState(step=0, history=[]))
 
 
-@pytest.mark.parametrize("hosts", ["--hosts", "--hostfile", "--host-discovery-script", "Slurm"])
+@pytest.mark.parametrize(
+    "hosts",
+    ["--hosts", pytest.param("--hostfile", marks=pytest.mark.soak), "--host-discovery-script", "Slurm"],
+)
 def test_a_job_begins_with_the_slots_that_there_are(hosts: str, tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("#!/bin/sh\necho localhost:2\n" if hosts == "--host-discovery-script" else "localhost:2\n")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from horovodish.launcher.job.hints import HINTS, hint
 
@@ -33,18 +36,44 @@ next(iter(data.DataLoader(Crashes(), num_workers=1)))""",
 """Code that raises, by the beginning of its pattern."""
 
 
-@pytest.mark.parametrize(("begin", "code"), MADE_BY.items())
-def test_the_hint_of_an_exception_comes_before_the_last_line(
-    begin: str, code: str, launch_ranks: Callable[..., Any]
-) -> None:
-    torch = pytest.importorskip("torch") if "torch" in code else None
-    if torch and "cuda" in code and torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    job = launch_ranks(1, code, mpi=False)
+RAISE_ALL = """
+import json, sys, traceback
+def error_of(code):
+    try:
+        exec(code, {})
+    except Exception as error:
+        return "".join(traceback.format_exception_only(error)).strip()
+print(json.dumps([error_of(code) for code in json.load(sys.stdin)]))
+"""
+
+
+def test_exceptions_have_their_hints() -> None:
+    """They are real ones, of one process."""
+    torch = importlib.util.find_spec("torch") and importlib.import_module("torch")
+    made_by = {
+        begin: code
+        for begin, code in MADE_BY.items()
+        if "torch" not in code or (torch and not ("cuda" in code and torch.cuda.is_available()))
+    }
+    of_a_job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    ended = subprocess.run(
+        [sys.executable, "-c", RAISE_ALL],
+        input=json.dumps(list(made_by.values())),
+        capture_output=True,
+        text=True,
+        env={**os.environ, **of_a_job},
+    )
+    errors = json.loads(ended.stdout.splitlines()[-1])
+    for begin, error in zip(made_by, errors, strict=True):
+        (text,) = [text for pattern, text in HINTS if pattern.startswith(begin)]
+        assert hint(error, "a", {"a": "3.11.7"}).startswith(f"hint: {text.partition('{')[0]}"), error
+
+
+def test_a_hint_comes_before_the_last_line(launch_ranks: Callable[..., Any]) -> None:
+    job = launch_ranks(1, "import horovod", mpi=False)
     assert job.finish() == 1
-    (text,) = [text for pattern, text in HINTS if pattern.startswith(begin)]
-    assert job.stderr.lines[-2].startswith(f"horovodish: hint: {text.partition('{')[0]}")
-    assert "failed with exit status 1: " in job.stderr.lines[-1]
+    assert job.stderr.lines[-2].startswith("horovodish: hint: ")
+    assert "failed with exit status 1: ModuleNotFoundError: No module named 'horovod'" in job.stderr.lines[-1]
 
 
 def test_every_hint_is_tried() -> None:
