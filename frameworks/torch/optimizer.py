@@ -308,7 +308,11 @@ class _SharesState(_ReducesGradients):
         return self.state_dict() if self._shards is None else states.full(self._shards, root)
 
     def shard_state_dict(self) -> dict[str, Any]:
-        """This rank's part of the state. Not collective. It can be loaded by the same rank of as many ranks."""
+        """This rank's part of the state. Not collective. It can be loaded by the same rank of as many ranks.
+
+        The tensors are the optimizer's own, as in PyTorch's `state_dict()`: later steps change them. To go back to this
+        part in the same process, take `copy.deepcopy` of it.
+        """
         return self.state_dict() if self._shards is None else states.own(self._shards)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
