@@ -111,6 +111,7 @@ class Engine:
         stream: int | None,
         family: tuple[str, int, int, int] | None,
         by_elements: bool,
+        ends: Sequence[int],
         tag: int,
         owner: object,
     ) -> Handle: ...

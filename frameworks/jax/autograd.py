@@ -65,7 +65,7 @@ def _opposite(traced: Traced, shapes: Sequence[Any]) -> Traced:
     return replace(
         traced,
         operation=back._replace(name=traced.name.removesuffix(_TANGENT) + _GRADIENT),
-        total_rows=tuple(aval.shape[0] for aval in shapes) if back.kind == "allgather" else (),
+        rows=tuple(aval.shape[0] for aval in shapes) if back.kind == "allgather" else (),
         horovods_gradients=derivatives.are_horovods(),
     )
 
@@ -86,6 +86,11 @@ def _batch(arrays: Sequence[Any], axes: Sequence[Any], *, traced: tuple[Traced, 
     moved: list[Any] = []
     moved_axes: list[Any] = []
     for each, given in by_operation(traced, list(zip(arrays, axes, strict=True))):
+        if each.operation.ends:
+            raise NotImplementedError(
+                f'{each.name}: vmap of an optimizer with shard_by="parameter" is not possible. Remedy: call its update '
+                "for one model after the other, or leave shard_by= out"
+            )
         if each.operation.op is Adasum:
             raise NotImplementedError(
                 f"{each.name}: Adasum weighs an array as a whole, and vmap would make one of many; use op=Average"

@@ -15,7 +15,8 @@ from horovodish.collectives.array_adapter import ARRAYS
 from horovodish.collectives.arrays import Array
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import checked_id
-from horovodish.collectives.submission import Handle, generated_name
+from horovodish.collectives.submission import Handle, generated_name, submit
+from horovodish.gradients.shards import own_parts
 from horovodish.jax.primitive import Traced, by_operation, primitive, whole
 
 _warned: set[str] = set()
@@ -51,6 +52,8 @@ def _called(traced: tuple[Traced, ...]) -> tuple[Traced, ...]:
 def _submit(operation: Operation, arrays: Sequence[jax.Array]) -> Handle[tuple[list[jax.Array], list[list[int]]]]:
     """Gives a handle of the results and, where the engine allocates them, of how many rows came from each rank."""
     sources = [host_memory(array) for array in arrays]
+    if operation.by_elements:
+        return _submit_by_elements(operation, sources, [array.sharding for array in arrays])
 
     def placed(values: list[Array], counts: list[list[int]]) -> tuple[list[jax.Array], list[list[int]]]:
         # A barrier has no results. Of the user's NumPy array, JAX makes one that shares its memory.
@@ -59,6 +62,22 @@ def _submit(operation: Operation, arrays: Sequence[jax.Array]) -> Handle[tuple[l
 
     members = [] if operation.kind == "barrier" else sources
     return ARRAYS.start(operation, members, placed, waits=len(arrays) == 1)
+
+
+def _submit_by_elements(
+    operation: Operation, sources: list[Array], placements: list[Any]
+) -> Handle[tuple[list[jax.Array], list[list[int]]]]:
+    """A reducescatter with `ends`. The engine writes only this rank's part of each target."""
+    process_set, names = operation.process_set, operation.member_names
+    targets = [np.empty(source.size, source.dtype) for source in sources]
+    parts = own_parts([source.size for source in sources], process_set.rank(), process_set.size(), operation.ends)
+    members = [ARRAYS.member(*each, operation.op) for each in zip(sources, targets, names, strict=True)]
+
+    def placed(_: object) -> tuple[list[jax.Array], list[list[int]]]:
+        own = [target[begin:end] for target, (begin, end) in zip(targets, parts, strict=True)]
+        return jax.device_put(own, placements), []
+
+    return submit(operation, members, (sources, targets), placed)
 
 
 def host_memory(array: jax.Array) -> Array:

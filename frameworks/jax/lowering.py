@@ -91,9 +91,11 @@ def _starts(
     start = jax.ffi.ffi_lowering(START, has_side_effect=True)
     numbers: list[Any] = []
     given = by_operation(traced, list(zip(operands, ctx.avals_in, strict=True)))
+    follows = [*zip(operands, ctx.avals_in, strict=True)][sum(len(each.members) for each in traced) :]
     for index, (operation, (each, members)) in enumerate(zip(operations, given, strict=True)):
-        values, avals = zip(*members, strict=True)
-        attributes = {**start_attributes(operation, each.horovods_gradients), "group": group, "index": index}
+        values, avals = zip(*members, *follows, strict=True)
+        attributes = start_attributes(operation, each.horovods_gradients, len(follows))
+        attributes |= {"group": group, "index": index}
         numbers += start(
             ctx.replace(avals_in=list(avals), avals_out=[_NUMBER]),
             *values,

@@ -36,7 +36,8 @@ class Traced:
         unnamed: the user gave no name, so it is a place in the source; outside of jit the call is counted instead.
         part: follows the name where a tree is cut into several operations.
         members: what follows the name, for each array.
-        total_rows: of an allgather, the rows that all ranks give, by member; empty where every rank gives as many.
+        rows: of each member's result, where its shape does not say: of an allgather to which ranks give different
+            numbers of rows, and of a reducescatter by elements.
         horovods_gradients: of an operation of a gradient, what it was computed for, see `derivatives`; else None.
     """
 
@@ -44,7 +45,7 @@ class Traced:
     unnamed: bool = False
     part: str = ""
     members: tuple[str, ...] = ("",)
-    total_rows: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
     horovods_gradients: bool | None = None
 
     @property
@@ -59,8 +60,8 @@ class Traced:
     def of_members(self, chosen: Sequence[bool]) -> Traced:
         """The operation of the chosen members."""
         members = tuple(member for member, has in zip(self.members, chosen, strict=True) if has)
-        rows = tuple(rows for rows, has in zip(self.total_rows, chosen, strict=False) if has)
-        return replace(self, members=members, total_rows=rows)
+        rows = tuple(rows for rows, has in zip(self.rows, chosen, strict=False) if has)
+        return replace(self, members=members, rows=rows)
 
 
 def whole(traced: Sequence[Traced], run: int = 0) -> list[Operation]:
@@ -89,12 +90,13 @@ def _family(name: str, parts: Sequence[Traced], run: int) -> Family:
     return Family(name, sum(len(part.members) for part in parts), int.from_bytes(digest, "little", signed=True), run)
 
 
-def run(traced: Sequence[Traced], arrays: Sequence[Any]) -> list[jax.Array]:
+def run(traced: Sequence[Traced], arrays: Sequence[Any], follows: Sequence[Any] = ()) -> list[jax.Array]:
     """The results of the operations, in the order of their arrays.
 
     Args:
         traced: what to do.
         arrays: the members of the first operation, then those of the second one, and so on; also traced ones.
+        follows: arrays with elements that a compiled program computes before it begins the operations.
 
     Raises:
         What `horovodish.collectives` lists; NotInitializedError before `init()`.
@@ -103,7 +105,7 @@ def run(traced: Sequence[Traced], arrays: Sequence[Any]) -> list[jax.Array]:
         checked_id(each.operation.process_set)
     if not traced:
         return []
-    results: list[jax.Array] = primitive.bind(*arrays, traced=tuple(traced))
+    results: list[jax.Array] = primitive.bind(*arrays, *follows, traced=tuple(traced))
     return results
 
 
@@ -127,8 +129,8 @@ def _results(*arrays: ShapedArray, traced: tuple[Traced, ...]) -> list[ShapedArr
 
 def _result_shape(traced: Traced, index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     operation = traced.operation
-    if traced.total_rows:
-        return (traced.total_rows[index], *shape[1:])
+    if traced.rows:
+        return (traced.rows[index], *shape[1:])
     if operation.kind == "alltoall":
         checked_splits(None, shape[0], operation.process_set.size(), traced.name)
     return result_shape(operation, shape)

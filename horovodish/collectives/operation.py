@@ -50,6 +50,7 @@ class Operation(NamedTuple):
         by_elements: of an allgather or a reducescatter: a rank's part are elements, cut as evenly as possible and left
             where they are in the whole. Both addresses of a member are those of the whole; only what a rank has, or
             gets, is read or written. Otherwise parts are rows.
+        ends: where each rank's part of the elements ends, if the parts are not even. All members have one dtype.
         tag: of a send or a receive; the two that belong together have the same.
     """
 
@@ -66,4 +67,5 @@ class Operation(NamedTuple):
     member_names: Sequence[str] = ()
     family: Family | None = None
     by_elements: bool = False
+    ends: tuple[int, ...] = ()
     tag: int = 0

@@ -387,6 +387,7 @@ def submit(
         member_names,
         family,
         by_elements,
+        ends,
         tag,
     ) = operation
     process_set_id: Any = process_set.process_set_id  # a number, because the set is in use
@@ -409,6 +410,7 @@ def submit(
             None if current_stream is None else current_stream(),
             family,
             by_elements,
+            ends,
             tag,
             keep_alive,
         )

@@ -11,12 +11,15 @@ from horovodish.runtime import basics
 _NO_FAMILY = Family("", 0, 0)
 
 
-def start_attributes(operation: Operation, horovods_gradients: bool | None) -> dict[str, int | float | str]:
+def start_attributes(
+    operation: Operation, horovods_gradients: bool | None, follows: int = 0
+) -> dict[str, int | float | str]:
     """The attributes of the call that begins an operation, but for its place in the program.
 
     Args:
         operation: with its name and the names of its members.
         horovods_gradients: what a gradient was computed for, see `derivatives`; None of what is none.
+        follows: how many operands of the call, behind the members, only have to be computed before it.
 
     Raises:
         ValueError: this rank is not in the process set, or the set is not in use.
@@ -32,10 +35,13 @@ def start_attributes(operation: Operation, horovods_gradients: bool | None) -> d
         "ranks": ",".join(map(str, operation.process_set.ranks)),
         "prescale": float(operation.prescale_factor),
         "postscale": float(operation.postscale_factor),
+        "by_elements": int(operation.by_elements),
+        "ends": "".join(f"{end}\n" for end in operation.ends),
         "name": str(operation.name),
         "tree": family.name,
         "leaves": family.members,
         "structure": family.structure,
+        "follows": follows,
         "members": "".join(f"{member}\n" for member in operation.member_names),
     }
 

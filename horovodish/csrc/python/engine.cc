@@ -113,7 +113,7 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
                  bool waits, int process_set, const std::vector<int64_t>& splits,
                  const std::vector<std::string>& member_names, std::optional<uintptr_t> stream,
                  const std::optional<std::tuple<std::string, size_t, int64_t, int64_t>>& family, bool by_elements,
-                 uint32_t tag, nb::object owner) {
+                 const std::vector<int64_t>& ends, uint32_t tag, nb::object owner) {
   let_go_of_owners();
   auto request = std::make_shared<Request>();
   request->kind = static_cast<Kind>(kind);
@@ -123,6 +123,7 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   request->postscale = postscale;
   request->root = WorldRank(root);
   request->by_elements = by_elements;
+  request->ends = ends;
   request->tag = tag;
   request->device = device;
   if (family) {
@@ -349,7 +350,7 @@ void bind_engine(nb::module_& module) {
       .def("enqueue", &enqueue, nb::arg("kind"), nb::arg("name"), nb::arg("op"), nb::arg("prescale"),
            nb::arg("postscale"), nb::arg("root"), nb::arg("tensors"), nb::arg("device"), nb::arg("waits"),
            nb::arg("process_set"), nb::arg("splits"), nb::arg("member_names"), nb::arg("stream"), nb::arg("family"),
-           nb::arg("by_elements"), nb::arg("tag"), nb::arg("owner").none())
+           nb::arg("by_elements"), nb::arg("ends"), nb::arg("tag"), nb::arg("owner").none())
       .def(
           "refuse",
           [](Engine& self, int kind, const std::string& name, int process_set, const std::string& why) {

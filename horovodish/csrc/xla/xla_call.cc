@@ -5,6 +5,7 @@
 #include <atomic>
 #include <limits>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "engine/frontend.h"
@@ -163,6 +164,8 @@ std::shared_ptr<Request> request_of(const xla::CallFrame& frame) {
   request->prescale = given.real("prescale");
   request->postscale = given.real("postscale");
   request->root = WorldRank(static_cast<int>(given.number("root")));
+  request->by_elements = given.number("by_elements") != 0;
+  for (const auto end : lines(given.text("ends"))) request->ends.push_back(std::stoll(std::string(end)));
   request->family = {std::string(given.text("tree")), static_cast<size_t>(given.number("leaves")),
                      given.number("structure"), run_of(frame)};
   const auto names = lines(given.text("members"));
@@ -210,7 +213,8 @@ int64_t run_id_of(const xla::CallFrame& frame) {
 }
 
 int64_t run_of(const xla::CallFrame& frame) {
-  const size_t members = lines(Attributes(frame).text("members")).size();
+  const Attributes given(frame);
+  const size_t members = lines(given.text("members")).size() + static_cast<size_t>(given.number("follows"));
   if (static_cast<size_t>(frame.arguments.size) > members) {
     return *static_cast<const int64_t*>(buffer_at(frame.arguments, members).data);
   }

@@ -42,7 +42,7 @@ class Attributes {
 const xla::Buffer& buffer_at(const xla::Buffers& buffers, size_t index);
 std::span<std::byte> memory_of(const xla::Buffer& buffer);
 std::vector<std::span<std::byte>> memory_of(const xla::Buffers& buffers);
-// The arguments of a call that begins an operation: its members, without the number of the run.
+// The arguments of a call that begins an operation: its members, without what it only follows and the number of the run.
 std::vector<std::span<std::byte>> members_of(const xla::CallFrame& frame);
 
 // The lines of a text. The newline after the last one may be missing.

@@ -18,12 +18,21 @@ std::vector<int64_t> even_splits(int64_t rows, int ranks) {
   }
   return std::vector<int64_t>(static_cast<size_t>(ranks), rows / ranks);
 }
+
+// The elements that this rank gets of a reducescatter by elements, laid end to end.
+Range own_part(const Request& request, size_t index) {
+  if (request.ends.empty()) return {};
+  const auto end = [&](size_t i) { return static_cast<size_t>(request.ends.at(i)); };
+  const size_t begin = index == 0 ? 0 : end(index - 1);
+  return {begin, end(index) - begin};
+}
 }  // namespace
 
 size_t layout_bytes(const xla::CallFrame& frame, const Request& request, size_t alignment) {
   size_t total = alignment;
   for (const std::span<std::byte> argument : members_of(frame)) {
-    total += aligned(argument.size(), alignment) * (request.kind == Kind::reducescatter ? 2 : 1);
+    total +=
+        aligned(argument.size(), alignment) * (request.kind == Kind::reducescatter && !request.by_elements ? 2 : 1);
   }
   return total;
 }
@@ -32,10 +41,12 @@ std::vector<Buffer> lay_out(const xla::CallFrame& frame, Request& request, const
                             size_t alignment,
                             const std::function<void(std::byte* to, std::span<std::byte> argument)>& copy,
                             StartedCall& call) {
-  const bool in_place =
-      request.kind == Kind::allreduce || request.kind == Kind::broadcast || request.kind == Kind::barrier;
+  const bool in_place = request.by_elements || request.kind == Kind::allreduce || request.kind == Kind::broadcast ||
+                        request.kind == Kind::barrier;
   const auto ranks = static_cast<size_t>(place.size), index = static_cast<size_t>(place.rank);
   const std::vector<std::span<std::byte>> arguments = members_of(frame);
+  const Range part = own_part(request, index);
+  size_t elements = 0;  // of the members before
   std::vector<Buffer> buffers;
   for (size_t i = 0; i < request.members.size(); ++i) {
     Member& member = request.members[i];
@@ -44,8 +55,15 @@ std::vector<Buffer> lay_out(const xla::CallFrame& frame, Request& request, const
     copy(memory, arguments[i]);
     Buffer buffer{memory, in_place ? memory : nullptr};
     memory += aligned(bytes, alignment);
-    if (in_place) call.results.emplace_back(buffer.target, bytes);
-    if (request.kind == Kind::reducescatter) {
+    if (request.by_elements) {
+      const auto count = static_cast<size_t>(member.count());
+      const Range own = overlap(part, {elements, count});
+      const size_t item = bytes_of(member.dtype);
+      call.results.emplace_back(buffer.target + (own.begin - elements) * item, own.count * item);
+      elements += count;
+    } else if (in_place) {
+      call.results.emplace_back(buffer.target, bytes);
+    } else if (request.kind == Kind::reducescatter) {
       const auto rows = static_cast<size_t>(member.shape.at(0));
       buffer.target = memory;
       call.results.emplace_back(memory, rows == 0 ? 0 : bytes / rows * rows_of(rows, index, ranks).count);
