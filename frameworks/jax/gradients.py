@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from horovodish.gradients.options import GradientOptions, ReductionOptions, takes
 from horovodish.gradients.plan import Bucket, GradientAdapter, GradientPlan, Payload, Reduced
+from horovodish.gradients.shards import own_parts, owned_ends
 from horovodish.jax.parameters import labelled, passed_through
-from horovodish.jax.primitive import Traced
+from horovodish.jax.primitive import Traced, run
 from horovodish.jax.trees import Leaves, name_of, run_parts
 
 if TYPE_CHECKING:
@@ -27,8 +29,13 @@ class _Gradients(GradientAdapter):
     may_differ = False
     with_parameters = staticmethod(passed_through)
 
-    def __init__(self, unnamed: bool = False):
-        self._unnamed = unnamed
+    def __init__(self, unnamed: bool = False, owner_of: Mapping[str, int] | None = None):
+        """
+        Args:
+            unnamed: the user has given their reductions no name.
+            owner_of: the place of the rank that gets each of them as a whole, by its path; None: there is none.
+        """
+        self._unnamed, self._owner_of = unnamed, owner_of
 
     def is_traced(self, gradients: Sequence[Any]) -> bool:
         return any(isinstance(gradient, jax.core.Tracer) for gradient in gradients)
@@ -41,7 +48,33 @@ class _Gradients(GradientAdapter):
         if options.shard:
             operation = operation._replace(kind="reducescatter")
         traced = Traced(operation, self._unnamed)
+        if self._owner_of is not None:
+            return Reduced(self._reduced_by_owner(traced, buckets, self._owner_of))
         return Reduced(run_parts(traced, [(_members(bucket), bucket.tensors) for bucket in buckets]))
+
+    def _reduced_by_owner(
+        self, template: Traced, buckets: Sequence[Bucket], owner_of: Mapping[str, int]
+    ) -> list[list[Any]]:
+        process_set = template.operation.process_set
+        calls, given = [], []
+        for number, bucket in enumerate(buckets):
+            owned_by = [owner_of[label] for label in bucket.labels]
+            order = sorted(range(len(owned_by)), key=lambda place: owned_by[place])
+            counts = [bucket.tensors[place].size for place in order]
+            ends = owned_ends(counts, sorted(owned_by), process_set.size())
+            parts = own_parts(counts, process_set.rank(), process_set.size(), ends)
+            members = _members(bucket)
+            call = replace(
+                template,
+                part=f".bucket{number}",
+                members=tuple(members[place] for place in order),
+                rows=tuple(end - begin for begin, end in parts),
+            )
+            calls.append(call.changed(by_elements=True, ends=tuple(ends)))
+            given += [(number, place) for place in order]
+        arrays = [buckets[number].tensors[place] for number, place in given]
+        found = dict(zip(given, run(calls, arrays), strict=True))
+        return [[found[number, place] for place in range(len(each.tensors))] for number, each in enumerate(buckets)]
 
 
 def _members(bucket: Bucket) -> list[str]:
@@ -73,14 +106,15 @@ class TreePlan:
     def __init__(self, what: str, name: str | None, options: GradientOptions):
         self.options = options
         self.name, self.unnamed = name_of(what, name)
-        self._plan = GradientPlan(options, _Gradients(self.unnamed), lambda _, suffix: str(suffix))
 
-    def __call__(self, tree: Any, parameters: Any) -> Any:
+    def __call__(self, tree: Any, parameters: Any, owners: Sequence[int] | None = None) -> Any:
         """The gradients of all ranks, in a tree of the same structure. Collective.
 
         Args:
             tree: the gradients of this rank.
             parameters: a tree that ought to be equal on the ranks when they begin; None where this rank has none.
+            owners: the place of the rank that gets each leaf as a whole, where the others get no elements; None: each
+                rank gets what the options say.
         """
         if self.options.alone:
             return tree
@@ -88,7 +122,9 @@ class TreePlan:
         gradients = passed_through(leaves.arrays, labelled(parameters), self.name, self.options.process_set)
         order = leaves.in_order_of_layers()
         arrays, suffixes = [gradients[index] for index in order], [_Suffix(leaves.suffixes[index]) for index in order]
-        results = dict(zip(order, self._plan.reduce(self.name, arrays, suffixes), strict=True))
+        owner_of = None if owners is None else dict(zip(leaves.suffixes, owners, strict=True))
+        plan = GradientPlan(self.options, _Gradients(self.unnamed, owner_of), lambda _, suffix: str(suffix))
+        results = dict(zip(order, plan.reduce(self.name, arrays, suffixes), strict=True))
         return leaves.rebuilt([results[index] for index in range(len(order))])
 
 

@@ -49,7 +49,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     - With `shard=` each rank has a part of the elements of every parameter. It gets the gradients of these and steps
       them, and the updates are gathered. A rank keeps no other reduced gradients, so "states" and "gradients" are the
       same here. `init` needs `horovodish.jax.init()` first. The state is this rank's part: see `full_state`. `tx` must
-      step each element by itself, which is checked in its traced programs. Use `clip_by_global_norm` of this module.
+      step each element by itself, or with `shard_by="parameter"` each parameter. That is checked in its traced
+      programs. Use `clip_by_global_norm` of this module.
 
     Args:
         tx: any optax optimizer or transformation.
@@ -66,8 +67,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         TypeError: `tx` is no optax transformation, or `process_set` no process set.
 
         `update` raises what `horovodish.jax.collectives` says, NotInitializedError before `init()` among it. With
-        `shard=`, `init` and `update` raise ValueError if `tx` does not step each element by itself, and if the state
-        or the gradients are not those of this rank and these parameters.
+        `shard=`, `init` and `update` raise ValueError if `tx` does not step each element, or each parameter, by itself,
+        and if the state or the gradients are not those of this rank and these parameters.
 
     Example:
         >>> optimizer = hvd.DistributedOptimizer(optax.adamw(1e-3 * hvd.size()))

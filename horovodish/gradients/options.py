@@ -140,11 +140,6 @@ class ShardOptions(TypedDict, total=False):
             checked_way,
         ),
     ]
-
-
-class PlacedShardOptions(ShardOptions, total=False):
-    """Of optimizers whose state the ranks can share in several ways."""
-
     shard_by: Annotated[
         str,
         Option(
@@ -154,6 +149,11 @@ class PlacedShardOptions(ShardOptions, total=False):
             checked_cut,
         ),
     ]
+
+
+class PlacedShardOptions(ShardOptions, total=False):
+    """Of optimizers whose state some of the ranks can share."""
+
     shard_set: Annotated[
         ProcessSet | None,
         Option(

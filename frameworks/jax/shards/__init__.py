@@ -1,1 +1,1 @@
-"""Optimizers whose state the ranks share: each rank steps its elements of every parameter."""
+"""Optimizers whose state the ranks share: each rank steps its part of the parameters."""

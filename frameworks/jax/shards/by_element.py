@@ -18,7 +18,7 @@ from jax import numpy as jnp
 from horovodish.jax.shards.clipping import LOCAL_SQUARES
 from horovodish.jax.shards.layout import Layout
 
-__all__ = ["check"]
+__all__ = ["CALLS", "check"]
 
 _NAMES = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp cond convert_element_type copy copy_p
@@ -29,7 +29,7 @@ _NAMES = """
 _BY_ELEMENT = frozenset(_NAMES.split())
 """JAX's operations that compute each element by itself."""
 _SHAPES = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze")
-_CALLS = ("checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit", "remat2")
+CALLS = ("checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit", "remat2")
 
 
 class _Value(NamedTuple):
@@ -84,7 +84,7 @@ class _Terms:
         name, parameters = equation.primitive.name, equation.params
         if parameters.get("name") == LOCAL_SQUARES and all(each.parameter is not None for each in inputs):
             return [_Value(self.number(LOCAL_SQUARES, *(each.term for each in inputs)), None, True)]
-        if name in _CALLS:
+        if name in CALLS:
             return self.results(parameters["jaxpr" if "jaxpr" in parameters else "call_jaxpr"], inputs)
         if name == "cond":
             branches = [self.results(branch, inputs[1:]) for branch in parameters["branches"]]
@@ -119,7 +119,7 @@ def check(
     inputs: Sequence[int | None],
     results: Sequence[int | None],
     layout: Layout,
-) -> None:
+) -> list[Any]:
     """Raise unless a function computes for each element of a piece what it computes for that element of the whole.
 
     All ranks decide alike.
@@ -130,6 +130,9 @@ def check(
         inputs: the parameter that each leaf of the arguments belongs to, by index; None where it belongs to none.
         results: the same of the result.
         layout: the shapes of the parameters and their pieces.
+
+    Returns:
+        The shape and dtype of each leaf of the result for whole parameters.
 
     Raises:
         ValueError: it does not, or cannot be shown to; says what to do.
@@ -173,5 +176,7 @@ def check(
         raise ValueError(
             f"shard= cannot be used with this optimizer: {problem}. Ranks can share a parameter only if each of its "
             "elements is stepped by itself. Remedy: use hvd.clip_by_global_norm in place of optax.clip_by_global_norm; "
-            "with LAMB, LARS, Adafactor, Muon, Shampoo and the like, leave shard= out"
+            'with LAMB, LARS, Adafactor, Muon, Shampoo and the like, pass shard_by="parameter", which gives each '
+            "parameter to one rank as a whole"
         ) from problem
+    return [leaf for _, leaf in found]

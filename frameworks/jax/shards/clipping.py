@@ -31,9 +31,10 @@ def sharing(name: str, process_set: ProcessSet) -> Iterator[None]:
 
 
 def _squares_of_shards(tree: Any) -> jax.Array:
-    """The sum of the squares of this rank's elements, in float32 or wider. `by_element` knows it by its name."""
-    wide = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in jax.tree.leaves(tree)]
-    return jnp.asarray(sum(jnp.sum(jnp.square(leaf)) for leaf in wide))
+    """The sum of the squares of this rank's elements. The checks know it by its name."""
+    wide = jnp.result_type(float)  # the same on all ranks, whichever parameters they have
+    squares = [jnp.sum(jnp.square(leaf.astype(wide))) for leaf in jax.tree.leaves(tree)]
+    return sum(squares, start=jnp.zeros((), wide))
 
 
 LOCAL_SQUARES = _squares_of_shards.__name__

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -11,11 +11,16 @@ import numpy as np
 from jax import numpy as jnp
 
 from horovodish.collectives.adapter import checked_root
+from horovodish.collectives.array_adapter import ARRAYS
+from horovodish.collectives.functions import barrier
+from horovodish.collectives.objects import allgather_object
 from horovodish.collectives.process_sets import ProcessSet
+from horovodish.collectives.submission import Handle
+from horovodish.collectives.transfers import receive, send
 from horovodish.errors import UnsupportedTensorError
-from horovodish.jax.collectives import allgather
-from horovodish.jax.shards.by_element import check
-from horovodish.jax.shards.layout import Layout, own_bounds
+from horovodish.jax.eager import host_memory
+from horovodish.jax.shards import by_element, by_parameter
+from horovodish.jax.shards.layout import Layout
 from horovodish.runtime import basics
 
 __all__ = ["full_state", "load_full_state"]
@@ -30,7 +35,8 @@ class ShardedState:
     """The state of an optimizer with `shard=`, on one rank.
 
     Attributes:
-        inner: the state of the wrapped optimizer for this rank's pieces of the parameters.
+        inner: the state of the wrapped optimizer for this rank's part of the parameters. What belongs to whole
+            parameters of other ranks has no elements here.
         part: two arrays of zeros. Their lengths say which part this is, also in files that have shapes only.
         layout: what the part is made of.
     """
@@ -72,11 +78,11 @@ def refuse_sharded(tree: Any, what: str, remedy: str) -> None:
         raise ValueError(f"{what}: each rank has a part of its own of a sharded optimizer's state. Remedy: {remedy}")
 
 
-def begin(init: Callable[[Any], Any], params: Any, process_set: ProcessSet) -> ShardedState:
-    """The state of an optimizer for this rank's pieces of parameters.
+def begin(init: Callable[[Any], Any], params: Any, process_set: ProcessSet, shard_by: str) -> ShardedState:
+    """The state of an optimizer for this rank's part of parameters.
 
     Raises:
-        ValueError: the optimizer is not one that works element by element.
+        ValueError: the optimizer is not one that works by element, or by parameter.
         UnsupportedTensorError: a parameter is no real number.
     """
     found, definition = jax.tree_util.tree_flatten_with_path(params)
@@ -88,14 +94,25 @@ def begin(init: Callable[[Any], Any], params: Any, process_set: ProcessSet) -> S
                 "the optimizer a tree with None in its place, or leave shard= out"
             )
     shapes = tuple(map(jnp.shape, leaves))
-    bounds = tuple(own_bounds(shape, process_set) for shape in shapes)
+    if shard_by == "parameter":
+        layout = Layout(tuple(paths), shapes, *by_parameter.parameters_of(init, params), process_set).by_parameter()
+        by_parameter.check(init, [params], range(len(leaves)), layout.parameters, layout)
+        own = jax.tree.leaves(init(layout.pieces(params)))
+        structure = jax.tree.structure(jax.eval_shape(init, params))
+        return _part_of(jax.tree_util.tree_unflatten(structure, layout.with_others(own)), layout)
     # State has a number for each element of a parameter where it has the parameter's shape. Here no two are equal.
     marks = {(_MARK + index, *[1] * (len(shape) - 1)): index for index, shape in enumerate(shapes)}
     marked = [jax.ShapeDtypeStruct(mark, jnp.result_type(leaf)) for mark, leaf in zip(marks, leaves, strict=True)]
     state = jax.tree.leaves(jax.eval_shape(init, jax.tree_util.tree_unflatten(definition, marked)))
-    layout = Layout(tuple(paths), shapes, bounds, tuple(marks.get(leaf.shape) for leaf in state), process_set)
-    check(init, [params], range(len(leaves)), layout.parameters, layout)
+    parameters = tuple(marks.get(leaf.shape) for leaf in state)
+    layout = Layout(tuple(paths), shapes, parameters, _leaves_of(init, params), process_set)
+    by_element.check(init, [params], range(len(leaves)), parameters, layout)
     return _part_of(init(layout.pieces(params)), layout)
+
+
+def _leaves_of(init: Callable[[Any], Any], params: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
+    leaves = jax.tree.leaves(jax.eval_shape(init, params))
+    return tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 def _part_of(inner: Any, layout: Layout) -> ShardedState:
@@ -110,11 +127,11 @@ def shared_anew(full: Any, layout: Layout) -> ShardedState:
         full: the state of the plain optimizer; the part has memory of its own.
         layout: as other ranks have shared it.
     """
-    layout = replace(layout, bounds=tuple(own_bounds(shape, layout.process_set) for shape in layout.shapes))
+    layout = layout if layout.owners is None else layout.by_parameter()
     leaves, definition = jax.tree_util.tree_flatten(full)
     pieces = [
-        leaf if index is None else jnp.array(layout.piece(index, leaf))
-        for leaf, index in zip(leaves, layout.parameters, strict=True)
+        leaf if index is None else jnp.array(layout.part(place, leaf))
+        for place, (leaf, index) in enumerate(zip(leaves, layout.parameters, strict=True))
     ]
     return _part_of(jax.tree_util.tree_unflatten(definition, pieces), layout)
 
@@ -139,6 +156,8 @@ def checked_layout(state: Any, process_set: ProcessSet) -> Layout:
 
 def full_state(state: Tree, root: int = 0) -> Tree | None:
     """The state of the plain optimizer, of which each rank has a part. Collective; blocks; outside of jit.
+
+    The other ranks send their parts to the root, array by array, and need no memory for the whole.
 
     Args:
         state: the state of an optimizer, or a tree that has it, such as `(parameters, state, epoch)`.
@@ -169,11 +188,33 @@ def _gathered(state: ShardedState, root: int) -> Any:
     leaves, definition = jax.tree_util.tree_flatten(state.inner)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise ValueError("full_state works outside of jit only. Remedy: return the state from the program")
-    for index, parameter in enumerate(layout.parameters):
-        if parameter is not None:
-            rows = allgather(leaves[index], name=f"full_state.{index}", process_set=process_set)
-            leaves[index] = np.asarray(rows).reshape(layout.shapes[parameter]) if basics.rank() == root else None
+    checked_layout(state, process_set)
+    shared = [(place, index) for place, index in enumerate(layout.parameters) if index is not None]
+    told = allgather_object([np.dtype(leaves[place].dtype) for place, _ in shared], process_set=process_set)
+    for number, (place, index) in enumerate(shared):
+        shape = layout.state[place].shape
+        cuts = layout.cuts(shape, index)
+        holder = next((rank for rank, end in enumerate(cuts) if end > 0), 0)
+        if basics.rank() == root:
+            leaves[place] = _collected(leaves[place], np.empty(shape, told[holder][number]), cuts, process_set)
+        elif leaves[place].size > 0:
+            send(ARRAYS, host_memory(leaves[place]), root, process_set=process_set).wait()
+    barrier(process_set)  # none ends while others wait
     return jax.tree_util.tree_unflatten(definition, leaves)
+
+
+def _collected(own: jax.Array, whole: np.ndarray, cuts: Sequence[int], process_set: ProcessSet) -> np.ndarray:
+    """The parts of all ranks in one array, on the root."""
+    flat, begin, waiting = whole.reshape(-1), 0, list[Handle[int]]()
+    for rank, end in zip(process_set.ranks, cuts, strict=True):
+        if rank == basics.rank():
+            flat[begin:end] = np.asarray(own).reshape(-1)
+        elif end > begin:
+            waiting.append(receive(ARRAYS, flat[begin:end], rank, process_set=process_set))
+        begin = end
+    for handle in waiting:
+        handle.wait()
+    return whole
 
 
 def load_full_state(state: Tree, full: Any) -> Tree:
@@ -213,12 +254,12 @@ def _loaded(own: ShardedState, given: Any) -> ShardedState:
             "this optimizer; to restore it with orbax, pass the shapes of jax.eval_shape(tx.init, parameters)"
         )
     pieces = []
-    for leaf, value, index in zip(leaves, values, layout.parameters, strict=True):
-        shape = jnp.shape(leaf) if index is None else layout.shapes[index]
+    for place, (leaf, value) in enumerate(zip(leaves, values, strict=True)):
+        shape = layout.state[place].shape
         if (jnp.shape(value), jnp.result_type(value)) != (shape, jnp.result_type(leaf)):
             raise ValueError(
                 f"load_full_state: the state has {jnp.result_type(value)}{list(jnp.shape(value))} where the optimizer "
                 f"has {jnp.result_type(leaf)}{list(shape)}: it is of another model or optimizer, or of one rank only"
             )
-        pieces.append(_array(value if index is None else layout.piece(index, value)))
+        pieces.append(_array(layout.part(place, value)))
     return ShardedState(jax.tree_util.tree_unflatten(definition, pieces), own.part, layout)

@@ -1,10 +1,11 @@
-"""An optimizer that steps this rank's pieces of the parameters, and gives the updates of all ranks."""
+"""An optimizer that steps this rank's part of the parameters, and gives the updates of all ranks."""
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import jax
 import optax
@@ -16,7 +17,7 @@ from horovodish.errors import MismatchError
 from horovodish.gradients.plan import Payload, backward_buckets
 from horovodish.jax.gradients import TreePlan
 from horovodish.jax.primitive import Traced, run
-from horovodish.jax.shards.by_element import check
+from horovodish.jax.shards import by_element, by_parameter
 from horovodish.jax.shards.clipping import sharing
 from horovodish.jax.shards.layout import Layout
 from horovodish.jax.shards.state import ShardedState, begin, checked_layout, is_sharded, refuse_sharded
@@ -29,8 +30,8 @@ def sharded(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> opta
     """An optimizer that gets reduced gradients, and whose state the ranks share.
 
     Args:
-        tx: works element by element, which `init` and the first `update` check.
-        reduce: gives this rank its elements of the gradients of all ranks.
+        tx: works by element, or by parameter, which `init` and the first `update` check.
+        reduce: gives this rank its part of the gradients of all ranks.
 
     Raises:
         ValueError: with `op=Adasum`.
@@ -38,10 +39,10 @@ def sharded(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> opta
     options, process_set = reduce.options, reduce.options.process_set
     if options.op is Adasum:
         raise ValueError("op=Adasum reduces steps of whole parameters. Remedy: leave shard= out, or use op=Average")
-    checked = set[Any]()
+    checked = dict[Any, tuple[Any, list[Any]]]()
 
     def init(params: Any) -> Any:
-        return tx.init(params) if options.alone else begin(tx.init, params, process_set)
+        return tx.init(params) if options.alone else begin(tx.init, params, process_set, options.shard_by)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         # After losses in an elastic job, a rank that is left alone has a part that is the whole.
@@ -55,22 +56,65 @@ def sharded(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> opta
                 f"update() got gradients of the shapes {shapes}, but init() got parameters of the shapes "
                 f"{list(layout.shapes)}. Remedy: give both the same tree; with shard= a gradient cannot be None"
             )
+        if layout.owners is not None:
+            updates, state, params = _without_derivative((updates, state, params))
         with sharing(reduce.name, process_set):
-            given, owners = (updates, state.inner, params), [*range(len(shapes)), *layout.parameters]
+            steps = functools.partial(tx.update, **extra)
+            given = updates, state.inner, params
             ways = tuple(map(_way, jax.tree.leaves(extra)))
             key = layout, jax.tree.structure((given, extra)), ways, *map(jnp.result_type, jax.tree.leaves(given))
             if key not in checked:
-                inputs = owners if params is None else [*owners, *range(len(shapes))]
-                check(functools.partial(tx.update, **extra), given, inputs, owners, layout)
-                checked.add(key)
-            flat = reduce(jax.tree.map(lambda leaf: jnp.reshape(leaf, -1), updates), params)
-            leaves, definition = jax.tree_util.tree_flatten(flat)
-            pieces = [leaf.reshape(shape) for leaf, shape in zip(leaves, layout.piece_shapes, strict=True)]
+                checked[key] = _checked(tx.init, steps, given, layout)
+            structure, dtypes = checked[key]
+            flat = reduce(jax.tree.map(lambda leaf: jnp.reshape(leaf, -1), updates), params, layout.owners)
+            elements, definition = jax.tree_util.tree_flatten(flat)
+            held, whole_structure = jax.tree_util.tree_flatten(state.inner)
+            inner = jax.tree_util.tree_unflatten(structure, layout.stepped(held))
             own = None if params is None else layout.pieces(params)
-            changes, inner = tx.update(jax.tree_util.tree_unflatten(definition, pieces), state.inner, own, **extra)
-        return _gathered(changes, layout, reduce), ShardedState(inner, state.part, layout)
+            changes, inner = steps(layout.shaped(elements, definition), inner, own)
+        parts = [jnp.zeros(0, dtype) for dtype in dtypes]
+        for index, change in zip(layout.own, jax.tree.leaves(changes), strict=True):
+            parts[index] = change.reshape(-1)
+        inner = jax.tree_util.tree_unflatten(whole_structure, layout.with_others(jax.tree.leaves(inner)))
+        # A rank's updates may be constants, as those of frozen parameters. If it gathered before it begins its
+        # reductions, all ranks would wait.
+        reduced = [] if layout.owners is None else [max(elements, key=lambda leaf: leaf.size)]
+        return _gathered(parts, definition, layout, reduce, reduced), ShardedState(inner, state.part, layout)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _checked(init: Any, steps: Any, given: tuple[Any, Any, Any], layout: Layout) -> tuple[Any, list[Any]]:
+    """The structure of the state that the optimizer steps on this rank, and the dtypes of the updates.
+
+    Raises:
+        ValueError: ranks cannot share the optimizer's state in this way.
+    """
+    updates, state, params = given
+    parameters = [*range(len(layout.shapes))]
+    owners = [*parameters, *layout.parameters]
+    inputs = owners if params is None else [*owners, *parameters]
+    structure = jax.tree.structure(state)
+    if layout.owners is None:
+        found = by_element.check(steps, given, inputs, owners, layout)
+    else:
+        whole = updates, jax.tree_util.tree_unflatten(structure, layout.state), params
+        found = by_parameter.check(steps, whole, inputs, owners, layout)
+        structure = jax.tree.structure(jax.eval_shape(init, layout.pieces(updates)))
+    return structure, [leaf.dtype for leaf in found[: len(parameters)]]
+
+
+@jax.custom_jvp
+def _without_derivative(given: Any) -> Any:
+    return given
+
+
+@_without_derivative.defjvp
+def _refuse_derivative(primals: Any, tangents: Any) -> NoReturn:
+    raise NotImplementedError(
+        'an optimizer with shard_by="parameter" has no derivative: a rank computes the updates of its own parameters '
+        "only. Remedy: leave shard_by= out"
+    )
 
 
 def _way(leaf: Any) -> Any:
@@ -80,11 +124,12 @@ def _way(leaf: Any) -> Any:
     return type(leaf) if isinstance(leaf, float | complex) else (type(leaf), leaf)
 
 
-def _gathered(changes: Any, layout: Layout, reduce: TreePlan) -> Any:
-    """The updates of whole parameters, from the pieces of all ranks. Collective."""
-    leaves, definition = jax.tree_util.tree_flatten(changes)
+def _gathered(
+    parts: Sequence[jax.Array], definition: Any, layout: Layout, reduce: TreePlan, follows: Sequence[jax.Array]
+) -> Any:
+    """The updates of whole parameters, from the parts of all ranks. Collective."""
     sizes = [math.prod(shape) for shape in layout.shapes]
-    payloads = {index: Payload(sizes[index] * leaf.dtype.itemsize, leaf.dtype) for index, leaf in enumerate(leaves)}
+    payloads = {index: Payload(sizes[index] * leaf.dtype.itemsize, leaf.dtype) for index, leaf in enumerate(parts)}
     buckets = backward_buckets(payloads, basics.running().settings.fusion_threshold_mb)
     operation = Operation("allgather", f"{reduce.name}.updates", layout.process_set)
     calls = [
@@ -98,7 +143,7 @@ def _gathered(changes: Any, layout: Layout, reduce: TreePlan) -> Any:
         for number, bucket in enumerate(buckets)
     ]
     order = [index for bucket in buckets for index in bucket]
-    results = dict(zip(order, run(calls, [leaves[index].reshape(-1) for index in order]), strict=True))
+    results = dict(zip(order, run(calls, [parts[index] for index in order], follows), strict=True))
     if any(results[index].size != size for index, size in enumerate(sizes)):  # a compiled program fails by itself
         raise MismatchError(
             f"{reduce.name}: a rank has called join(), and its part of the parameters would not be stepped. Remedy: "

@@ -277,9 +277,9 @@ def shared_state(tx: optax.GradientTransformation) -> JaxState:
     return JaxState(values=values, moments=tx.init(values), step=0)
 
 
-def train_with_shards(scene: Scene) -> dict[str, Any]:
+def train_with_shards(scene: Scene, shard_by: str) -> dict[str, Any]:
     hvd.init()
-    tx = hvd.DistributedOptimizer(optax.adamw(0.1), shard="states")
+    tx = hvd.DistributedOptimizer(optax.adamw(0.1), shard="states", shard_by=shard_by)
     state = shared_state(tx)
     hvd.elastic.run(lambda state: steps_with_shards(scene, tx, state))(state)
     whole = hvd.broadcast_object(jax.device_get(hvd.full_state((state.values, state.moments))))
@@ -287,10 +287,18 @@ def train_with_shards(scene: Scene) -> dict[str, Any]:
     return {"whole": whole, "start": scene.start, "size": hvd.size(), "elements": sum(pieces)}
 
 
-@pytest.mark.parametrize(("ranks", "least"), [pytest.param(4, 1, marks=pytest.mark.soak), (3, 1), (2, 2)])
-def test_the_ranks_that_are_left_share_the_state_anew(ranks: int, least: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "least", "shard_by"),
+    [
+        pytest.param(4, 1, "element", marks=pytest.mark.soak),
+        (3, 1, "parameter"),
+        pytest.param(3, 1, "element", marks=pytest.mark.soak),
+        (2, 2, "element"),
+    ],
+)
+def test_the_ranks_that_are_left_share_the_state_anew(ranks: int, least: int, shard_by: str, tmp_path: Path) -> None:
     """Two of four, one of three, and two new ones."""
-    ended = run_elastic(train_with_shards, tmp_path, ranks, flags=["--min-np", str(least)])
+    ended = run_elastic(train_with_shards, tmp_path, ranks, shard_by, flags=["--min-np", str(least)])
     assert ended.status == 0, ended.said
     assert ended.fired == {f"dies {victim}" for victim in (1, 2) if victim < ranks}
     left, start = (2, 1) if least == ranks else (ranks - 2, 0)

@@ -119,9 +119,10 @@ def test_in_compiled_programs() -> None:
 def test_the_same_numbers_where_every_rank_is_a_host() -> None:
     adam = optax.adam(1e-2)
     values, _ = trained(hvd.DistributedOptimizer(adam))
-    own, _ = trained(hvd.DistributedOptimizer(adam, shard="gradients"))
-    same(own, values, 1e-2)
-    assert len(set(hvd.allgather_object(np.asarray(own["first"]["kernel"]).tobytes()))) == 1
+    for way in ("element", "parameter"):
+        own, _ = trained(hvd.DistributedOptimizer(adam, shard="gradients", shard_by=way))
+        same(own, values, 1e-2)
+        assert len(set(hvd.allgather_object(np.asarray(own["first"]["kernel"]).tobytes()))) == 1
 
 
 @on_ranks(2)
@@ -145,6 +146,107 @@ def test_with_what_the_wrapper_has() -> None:
     for value in (3.0, jnp.float32(3.0)):
         for update in (tx.update, jax.jit(tx.update)):
             np.testing.assert_array_equal(update(jnp.ones(3), tx.init(jnp.ones(3)), value=value)[0], 3.0)
+
+
+WHOLE: dict[str, tuple[Callable[[], optax.GradientTransformation], float]] = {
+    "lars": (lambda: optax.lars(1e-2), 0.0),
+    "adafactor": (lambda: optax.adafactor(1e-2, min_dim_size_to_factor=4), 0.0),
+    "sm3": (lambda: optax.sm3(1e-2), 0.0),
+    # optax compiles the bias correction of all leaves at once, so XLA rounds the leaves of a rank otherwise.
+    "lamb": (lambda: optax.lamb(1e-2), 1e-5),
+    "muon": (lambda: optax.contrib.muon(1e-2), 1e-5),
+    "clipped": (lambda: optax.chain(hvd.clip_by_global_norm(0.1), optax.lars(1e-2)), 1e-5),
+}
+"""Optimizers that look at whole parameters, and how close they come to training without shards outside of jit."""
+
+
+def whole_parameters() -> Any:
+    """Without what some of these optimizers do not take: parameters without elements, and of no dimensions."""
+    tree = parameters()
+    return {"first": tree["first"], "second": {"kernel": tree["second"]["kernel"], "scale": jnp.full(1, 1.5)}}
+
+
+def check_by_parameter(name: str, compiled: bool = False, **options: Any) -> None:
+    make, rounding = WHOLE[name]
+    rounding = 1e-2 if compiled else rounding
+    tx, last = hvd.DistributedOptimizer(make(), **options), hvd.size() - 1
+    values, state = trained(tx, begin=(whole_parameters(), tx.init(whole_parameters())), compiled=compiled)
+    tx = hvd.DistributedOptimizer(make(), shard="gradients", shard_by="parameter", **options)
+    own, part = trained(tx, begin=(whole_parameters(), tx.init(whole_parameters())), compiled=compiled)
+    same(own, values, rounding)
+    full = hvd.full_state(part, root=last)
+    if hvd.rank() == last:
+        same(full, state, rounding)
+
+
+@on_ranks(2)
+def test_whole_parameters() -> None:
+    for name in WHOLE:
+        check_by_parameter(name)
+
+
+@pytest.mark.soak
+@on_ranks(3, 4)
+def test_whole_parameters_on_any_number_of_ranks() -> None:
+    for name in WHOLE:
+        check_by_parameter(name)
+
+
+@on_ranks(3)
+def test_whole_parameters_with_what_the_wrapper_has() -> None:
+    check_by_parameter("clipped", compiled=True)
+    check_by_parameter("clipped", backward_passes_per_step=2)
+    check_by_parameter("adafactor", compression=hvd.Compression.bf16)
+    pair = hvd.add_process_set([0, 2])
+    tx = hvd.DistributedOptimizer(optax.lars(0.1), shard="states", shard_by="parameter", process_set=pair)
+    own = [jnp.ones((2, 3)) * (hvd.rank() + 1), jnp.ones(2) * (hvd.rank() + 1)]
+    mean = [jnp.ones((2, 3)) * 2, jnp.ones(2) * 2] if pair.included() else own
+    update, _ = tx.update(own, tx.init(mean), mean)
+    same(update, optax.lars(0.1).update(mean, optax.lars(0.1).init(mean), mean)[0])
+    hvd.remove_process_set(pair)
+
+
+@on_ranks(2)
+def test_a_rank_whose_parameters_are_all_frozen() -> None:
+    tx = optax.multi_transform({"sgd": optax.sgd(1.0), "frozen": optax.set_to_zero()}, ["sgd", "frozen"])
+    tx = hvd.DistributedOptimizer(tx, shard="states", shard_by="parameter")
+    values = [jnp.ones(5), jnp.ones(3)]
+    same(jax.jit(tx.update)(values, tx.init(values), values)[0], [-jnp.ones(5), jnp.zeros(3)])
+
+
+@on_ranks(2)
+def test_a_whole_parameter_has_state_on_one_rank() -> None:
+    tree = {"large": jnp.zeros((50, 20)), "small": [jnp.zeros(20) for _ in range(10)]}
+    state = hvd.DistributedOptimizer(optax.lamb(1e-3), shard="states", shard_by="parameter").init(tree)
+    elements = sum(leaf.size for leaf in jax.tree.leaves(state.inner))
+    assert elements == (1 + 2 * 1000 if hvd.rank() == 0 else 1 + 2 * 200)
+
+
+@on_ranks(2)
+def test_optimizers_that_look_at_several_parameters_are_refused() -> None:
+    values = {"bias": jnp.ones(64), "kernel": jnp.ones((8, 16))}
+    for make, text in {
+        lambda: optax.chain(
+            optax.clip_by_global_norm(1.0), optax.lamb(1.0)
+        ): r"of \['bias'\] follows from \['kernel'\]",
+        lambda: optax.contrib.prodigy(): "what becomes of .* follows from",
+        lambda: optax.flatten(optax.adam(1.0)): "depends on which parameters there are",
+        lambda: optax.add_noise(0.1, 0.5, key=1): "it draws noise",
+        lambda: optax.apply_if_finite(optax.sgd(1.0), 3): "follows from",
+    }.items():
+        tx = hvd.DistributedOptimizer(make(), shard="states", shard_by="parameter")
+        with pytest.raises(ValueError, match=rf'shard_by="parameter" cannot be used .*{text}.*Remedy'):
+            tx.update(values, tx.init(values), values)
+    tx = hvd.DistributedOptimizer(optax.lars(1.0), shard="states", shard_by="parameter")
+    with pytest.raises(ValueError, match=r"there are 1 with elements for 2 ranks. Remedy: leave shard= out"):
+        tx.init([jnp.ones(3), jnp.ones(0)])
+    state = tx.init(values)
+    with pytest.raises(NotImplementedError, match=r'shard_by="parameter" has no derivative.*Remedy'):
+        jax.grad(lambda gradients: tx.update(gradients, state, values)[0]["bias"].sum())(values)
+    with pytest.raises(NotImplementedError, match=r'vmap of an optimizer with shard_by="parameter".*Remedy'):
+        jax.vmap(lambda scale: tx.update(jax.tree.map(lambda leaf: leaf * scale, values), state, values)[0])(
+            jnp.ones(2)
+        )
 
 
 @on_ranks(2)
@@ -198,31 +300,53 @@ def test_state_is_shared_out_also_of_one_large_tensor() -> None:
     assert sizes[0] <= sizes[1] * (1 / hvd.size() + 0.005)
 
 
-def save(path: Path) -> None:
-    tx = hvd.DistributedOptimizer(OPTIMIZERS["adamw"](), shard="states")
-    values, state = trained(tx)
+def resident_bytes(what: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
+    return int(line.split()[1]) << 10
+
+
+@on_ranks(2)
+def test_full_state_takes_memory_on_the_root_alone() -> None:
+    count = 4_000_000
+    state = hvd.DistributedOptimizer(optax.adam(1e-3), shard="states").init([jnp.zeros(count), jnp.zeros(count)])
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = resident_bytes("VmRSS")
+    full = hvd.full_state(state)
+    more = resident_bytes("VmHWM") - before
+    assert more > 12 * count if full is not None else more < count
+
+
+def saved_tx(way: str, **options: Any) -> optax.GradientTransformationExtraArgs:
+    tx = OPTIMIZERS["adamw"]() if way == "element" else WHOLE["adafactor"][0]()
+    return hvd.DistributedOptimizer(tx, **options)
+
+
+def save(path: Path, way: str) -> None:
+    tx = saved_tx(way, shard="states", shard_by=way)
+    values, state = trained(tx, begin=(whole_parameters(), tx.init(whole_parameters())))
     whole = hvd.full_state((values, state, 3))
     if hvd.rank() == 0:
         with path.open("wb") as file:
             pickle.dump(jax.device_get(whole), file)
 
 
-def go_on(path: Path) -> None:
+def go_on(path: Path, way: str) -> None:
     values, full, steps = pickle.loads(path.read_bytes())
     assert steps == 3
     values, as_arrays = jax.tree.map(jnp.asarray, (values, full))  # NumPy's rounds otherwise
-    expected, _ = trained(hvd.DistributedOptimizer(OPTIMIZERS["adamw"]()), begin=(values, as_arrays), salt=1)
-    tx = hvd.DistributedOptimizer(OPTIMIZERS["adamw"](), shard="states")
+    expected, _ = trained(saved_tx(way), begin=(values, as_arrays), salt=1)
+    tx = saved_tx(way, shard="states", shard_by=way)
     loaded = hvd.load_full_state((values, tx.init(values), 0), (values, full, steps))
     assert loaded[2] == 3
     same(trained(tx, begin=loaded[:2], salt=1)[0], expected)
 
 
 def test_four_ranks_save_and_fewer_go_on(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint"
-    run_ranks(save, 4, args=(path,), begin=True)
-    for ranks in (3, 2, 1):
-        run_ranks(go_on, ranks, args=(path,), begin=True)
+    for way, fewer in {"element": (3, 2, 1), "parameter": (3, 1)}.items():
+        args = tmp_path / way, way
+        run_ranks(save, 4, args=args, begin=True)
+        for ranks in fewer:
+            run_ranks(go_on, ranks, args=args, begin=True)
 
 
 @on_ranks(2)
@@ -287,7 +411,9 @@ def test_optimizers_that_do_not_work_by_element_are_refused(name: str) -> None:
     else:
         values["kernel"] = jnp.ones((8, 16))
     tx = hvd.DistributedOptimizer(make(), shard="states")
-    with pytest.raises(ValueError, match=f"shard= cannot be used with this optimizer: .*{text}.*Remedy"):
+    with pytest.raises(
+        ValueError, match=f'shard= cannot be used with this optimizer: .*{text}.*Remedy.*pass shard_by="parameter"'
+    ):
         tx.update(values, tx.init(values), values)
 
 
