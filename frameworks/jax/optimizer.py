@@ -67,8 +67,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         TypeError: `tx` is no optax transformation, or `process_set` no process set.
 
         `update` raises what `horovodish.jax.collectives` says, NotInitializedError before `init()` among it. With
-        `shard=`, `init` and `update` raise ValueError if `tx` does not step each element, or each parameter, by itself,
-        and if the state or the gradients are not those of this rank and these parameters.
+        `shard=`, `init` and `update` raise ValueError if `tx` does not step each element, or each parameter, by itself.
+        They also raise it if the state is another rank's, or if the state or the gradients are of other parameters.
 
     Example:
         >>> optimizer = hvd.DistributedOptimizer(optax.adamw(1e-3 * hvd.size()))

@@ -76,8 +76,8 @@ def sharded(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> opta
         for index, change in zip(layout.own, jax.tree.leaves(changes), strict=True):
             parts[index] = change.reshape(-1)
         inner = jax.tree_util.tree_unflatten(whole_structure, layout.with_others(jax.tree.leaves(inner)))
-        # A rank's updates may be constants, as those of frozen parameters. If it gathered before it begins its
-        # reductions, all ranks would wait.
+        # A rank whose parameters are all frozen has constants for updates. All ranks would wait for ever if it gathered
+        # these before it begins its reductions.
         reduced = [] if layout.owners is None else [max(elements, key=lambda leaf: leaf.size)]
         return _gathered(parts, definition, layout, reduce, reduced), ShardedState(inner, state.part, layout)
 

@@ -16,6 +16,7 @@
 #include "negotiation/mask.h"
 #include "negotiation/request.h"
 #include "operation/handle.h"
+#include "operation/range.h"
 #include "timeline/timeline.h"
 
 namespace horovodish {
@@ -82,6 +83,14 @@ inline void add_member(Request& request, std::vector<Buffer>& buffers, Member me
   request.members.push_back(std::move(member));
   buffers.push_back(std::move(buffer));
 }
+// The elements of `count` that rank `index` of `ranks` gets in an operation by elements.
+inline Range part_of(const Request& request, size_t count, size_t index, size_t ranks) {
+  if (request.ends.empty()) return elements_of(count, index, ranks);
+  const auto end = [&](size_t i) { return static_cast<size_t>(request.ends.at(i)); };
+  const size_t begin = index == 0 ? 0 : end(index - 1);
+  return {begin, end(index) - begin};
+}
+
 // What messages call a tensor to which the caller has given no name of its own.
 inline std::string member_name(const std::string& name, size_t index, size_t members) {
   return members == 1 ? name : name + "[" + std::to_string(index) + "]";

@@ -32,4 +32,11 @@ inline Range rows_of(size_t rows, size_t index, size_t ranks) {
   return {index * base + std::min(index, more), base + (index < more ? 1 : 0)};
 }
 
+// The elements that rank `index` of `ranks` gets of a concatenation: as even as possible. A ring cuts an allreduce likewise, so the
+// sums have the same bits.
+inline Range elements_of(size_t count, size_t index, size_t ranks) {
+  const auto begin = [&](size_t i) { return count / ranks * i + count % ranks * i / ranks; };
+  return {begin(index), begin(index + 1) - begin(index)};
+}
+
 }  // namespace horovodish

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <vector>
 
-#include "negotiation/request.h"
 #include "operation/range.h"
 
 namespace horovodish {
@@ -18,21 +17,6 @@ inline Range shard_of(Range whole, size_t shards, size_t item_bytes, size_t inde
   const size_t line = kCacheLine / item_bytes;
   const Range shard = piece_of(whole.count, ceil_divide(ceil_divide(whole.count, shards), line) * line, index);
   return {whole.begin + shard.begin, shard.count};
-}
-
-// The elements that rank `index` of `ranks` gets of a concatenation: as even as possible. A ring cuts an allreduce likewise, so the
-// sums have the same bits.
-inline Range elements_of(size_t count, size_t index, size_t ranks) {
-  const auto begin = [&](size_t i) { return count / ranks * i + count % ranks * i / ranks; };
-  return {begin(index), begin(index + 1) - begin(index)};
-}
-
-// The elements of `count` that rank `index` of `ranks` gets in an operation by elements.
-inline Range part_of(const Request& request, size_t count, size_t index, size_t ranks) {
-  if (request.ends.empty()) return elements_of(count, index, ranks);
-  const auto end = [&](size_t i) { return static_cast<size_t>(request.ends.at(i)); };
-  const size_t begin = index == 0 ? 0 : end(index - 1);
-  return {begin, end(index) - begin};
 }
 
 // How ranks of several hosts share out a chunk: into as many shards as the largest host has ranks, unless there are too few

@@ -18,14 +18,6 @@ std::vector<int64_t> even_splits(int64_t rows, int ranks) {
   }
   return std::vector<int64_t>(static_cast<size_t>(ranks), rows / ranks);
 }
-
-// The elements that this rank gets of a reducescatter by elements, laid end to end.
-Range own_part(const Request& request, size_t index) {
-  if (request.ends.empty()) return {};
-  const auto end = [&](size_t i) { return static_cast<size_t>(request.ends.at(i)); };
-  const size_t begin = index == 0 ? 0 : end(index - 1);
-  return {begin, end(index) - begin};
-}
 }  // namespace
 
 size_t layout_bytes(const xla::CallFrame& frame, const Request& request, size_t alignment) {
@@ -45,8 +37,9 @@ std::vector<Buffer> lay_out(const xla::CallFrame& frame, Request& request, const
                         request.kind == Kind::barrier;
   const auto ranks = static_cast<size_t>(place.size), index = static_cast<size_t>(place.rank);
   const std::vector<std::span<std::byte>> arguments = members_of(frame);
-  const Range part = own_part(request, index);
-  size_t elements = 0;  // of the members before
+  size_t all = 0, elements = 0;  // of all members, and of those before
+  for (const Member& member : request.members) all += request.by_elements ? static_cast<size_t>(member.count()) : 0;
+  const Range part = part_of(request, all, index, ranks);
   std::vector<Buffer> buffers;
   for (size_t i = 0; i < request.members.size(); ++i) {
     Member& member = request.members[i];

@@ -63,6 +63,7 @@ def test_exceptions_have_their_hints() -> None:
         text=True,
         env={**os.environ, **of_a_job},
     )
+    assert ended.returncode == 0, ended.stderr
     errors = json.loads(ended.stdout.splitlines()[-1])
     for begin, error in zip(made_by, errors, strict=True):
         (text,) = [text for pattern, text in HINTS if pattern.startswith(begin)]
