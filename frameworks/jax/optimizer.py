@@ -10,7 +10,7 @@ import optax
 
 from horovodish.collectives.reduce_ops import Adasum
 from horovodish.gradients.lone_steps import Count, LoneSteps, calls_of
-from horovodish.gradients.options import GradientOptions, JaxOptions, takes
+from horovodish.gradients.options import GradientOptions, JaxOptions, not_wrapped, takes
 from horovodish.jax.accumulation import accumulating
 from horovodish.jax.gradients import TreePlan
 from horovodish.jax.shards.transformation import sharded
@@ -77,8 +77,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         >>> parameters = optax.apply_updates(parameters, updates)
     """
     if not isinstance(tx, optax.GradientTransformation):
-        remedy = "; pass its gradient_transformation()" if isinstance(tx, optax.MultiSteps) else ""
-        raise TypeError(f"DistributedOptimizer wraps an optax.GradientTransformation, not {type(tx).__name__}{remedy}")
+        remedy = "pass its gradient_transformation()" if isinstance(tx, optax.MultiSteps) else ""
+        raise not_wrapped("DistributedOptimizer", "an optax.GradientTransformation", tx, remedy)
     checked = GradientOptions.checked(**options)
     make = sharded if checked.shard else _reducing
     distributed = make(optax.with_extra_args_support(tx), TreePlan("optimizer", name, checked))

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from horovodish.collectives.adapter import checked_root
+from horovodish.collectives.adapter import checked_root, variables_to_send
 from horovodish.collectives.comparison import Named, compared_on_all_ranks
 from horovodish.collectives.functions import broadcast_async
 from horovodish.collectives.objects import broadcast_object
@@ -39,7 +39,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
     Example:
         >>> hvd.broadcast_variables(model.weights, root_rank=0)
     """
-    variables = list(variables)
+    variables = variables_to_send(variables)
     _broadcast(variables, (), root_rank, process_set)
     finalize(layers_with(variables))
 
@@ -67,6 +67,10 @@ def broadcast_global_variables(root_rank: int, model: Any = None) -> None:
             "Keras 3 has no list of all variables: pass the model, broadcast_global_variables(root_rank, model), or "
             "use callbacks.BroadcastGlobalVariablesCallback"
         )
+    if not isinstance(model, keras.layers.Layer):
+        raise TypeError(f"broadcast_global_variables takes root_rank and then the model, not a {type(model).__name__}")
+    if not (model.built or model.weights):
+        raise ValueError(f"{model.name} is not built, so it has no weights to send; build it, or call it with a batch")
     broadcast_model(model, state_of(model), root_rank)
 
 

@@ -11,7 +11,7 @@ import keras
 from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.submission import counted
 from horovodish.gradients.lone_steps import Count, LoneSteps, calls_of
-from horovodish.gradients.options import GradientOptions, KerasOptions, takes
+from horovodish.gradients.options import GradientOptions, KerasOptions, not_wrapped, takes
 from horovodish.gradients.plan import GradientPlan
 from horovodish.keras.accumulation import Accumulation
 from horovodish.keras.backends import gradients
@@ -94,7 +94,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
             "(tf_keras): unset TF_USE_LEGACY_KERAS, or use hvd.DistributedGradientTape in a training loop of your own"
         )
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(f"DistributedOptimizer wraps a keras.optimizers.Optimizer, not {type(optimizer).__name__}")
+        raise not_wrapped("DistributedOptimizer", "a keras.optimizers.Optimizer", optimizer)
     if distribution_of(optimizer):
         raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
     checked = GradientOptions.checked(**options)

@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.submission import counted
 from horovodish.gradients.lone_steps import Count, LoneSteps, calls_of
-from horovodish.gradients.options import GradientOptions, ReductionOptions, takes
+from horovodish.gradients.options import GradientOptions, ReductionOptions, not_wrapped, takes
 from horovodish.gradients.plan import GradientAdapter, GradientPlan, Payload
 from horovodish.mlx.collectives import ARRAYS, bytes_of, name_of
 
@@ -76,7 +76,7 @@ def DistributedOptimizer(optimizer: Optimizer, **options: Unpack[ReductionOption
         >>> optimizer.update(model, gradients)
     """
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"DistributedOptimizer wraps an mlx.optimizers.Optimizer, not {type(optimizer).__name__}")
+        raise not_wrapped("DistributedOptimizer", "an mlx.optimizers.Optimizer", optimizer)
     if isinstance(optimizer, _Distributed):
         raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
     checked = GradientOptions.checked(**options)

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovodish.collectives import objects
-from horovodish.collectives.adapter import checked_root
+from horovodish.collectives.adapter import checked_root, variables_to_send
 from horovodish.collectives.comparison import Named, compared_on_all_ranks
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
@@ -54,7 +54,7 @@ def broadcast_variables(
         >>> hvd.broadcast_variables(model.variables, root_rank=0)
         >>> hvd.broadcast_variables(optimizer.variables, root_rank=0)
     """
-    present = [variable for variable in variables if variable is not None]
+    present = [variable for variable in variables_to_send(variables) if variable is not None]
     name = _checked_alike(present, root_rank, process_set)
     if in_graph_for_sessions():
         return tf.group(*broadcast_(present, root_rank, name, process_set))

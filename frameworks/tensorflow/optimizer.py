@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from horovodish.gradients.options import GradientOptions, KerasOptions, takes
+from horovodish.gradients.options import GradientOptions, KerasOptions, not_wrapped, takes
 from horovodish.gradients.plan import GradientPlan
 from horovodish.tensorflow.gradients import plan_of, reduced_gradients
 from horovodish.tensorflow.tracing import as_written, in_graph_for_sessions
@@ -61,10 +61,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     if isinstance(optimizer, tf.keras.optimizers.Optimizer):
         return importlib.import_module("horovodish.keras").DistributedOptimizer(optimizer, **options)
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            "DistributedOptimizer wraps a keras.Optimizer or a tf.compat.v1.train.Optimizer, not "
-            f"{type(optimizer).__name__}; for gradients of your own, use DistributedGradientTape or allreduce"
-        )
+        raise not_wrapped("DistributedOptimizer", "a keras.Optimizer or a tf.compat.v1.train.Optimizer", optimizer)
     if isinstance(optimizer, _Distributed):
         raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
     distributed: Any = optimizer

@@ -25,7 +25,10 @@ from horovodish.gradients.parameters import Model, compare, readers
 from horovodish.gradients.plan import COMPARED_REDUCTION
 from horovodish.tensorflow.tracing import compiled_by_xla, in_graph_for_sessions
 
-BROADCAST_REMEDY = "call hvd.broadcast_variables(model.variables, root_rank=0) before the first step"
+BROADCAST_REMEDY = (
+    "call hvd.broadcast_variables(model.variables, root_rank=0) before the first step, which needs equal learning "
+    "rates and optimizer state"
+)
 
 _Sources = tuple[Sequence[Any], Callable[[list[Any]], Checksums], Callable[[list[str]], Model]]
 _sources: ContextVar[_Sources | None] = ContextVar("_sources", default=None)

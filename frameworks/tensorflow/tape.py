@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tensorflow as tf
 
 from horovodish.gradients.lone_steps import Count, LoneSteps, calls_of
-from horovodish.gradients.options import GradientOptions, TapeOptions, takes
+from horovodish.gradients.options import GradientOptions, TapeOptions, not_wrapped, takes
 from horovodish.gradients.plan import GradientPlan
 from horovodish.tensorflow.gradients import plan_of, reduced_gradients
 from horovodish.tensorflow.tracing import as_written
@@ -66,7 +66,7 @@ def DistributedGradientTape(  # noqa: N802, Horovod's name
     """
     checked = GradientOptions.checked(**options)
     if not isinstance(gradtape, tf.GradientTape):
-        raise TypeError(f"DistributedGradientTape wraps a tf.GradientTape, not {type(gradtape).__name__}")
+        raise not_wrapped("DistributedGradientTape", "a tf.GradientTape", gradtape)
     if isinstance(gradtape, _Distributed):
         raise ValueError("this tape is wrapped already; wrap a tape once")
     distributed: Any = gradtape

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from horovodish.collectives.reduce_ops import Adasum
 from horovodish.elastic import membership
 from horovodish.gradients.autotune import warn_of_no_effect
-from horovodish.gradients.options import GradientOptions, TorchOptions, checked_passes, takes
+from horovodish.gradients.options import GradientOptions, TorchOptions, checked_passes, not_wrapped, takes
 from horovodish.torch.ddp import check_no_ddp
 from horovodish.torch.gradients.adasum import DeltaReducer
 from horovodish.torch.gradients.reducer import Reducer
@@ -121,7 +121,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         >>> optimizer.step()
     """
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"DistributedOptimizer wraps a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        raise not_wrapped("DistributedOptimizer", "a torch.optim.Optimizer", optimizer)
     if isinstance(optimizer, _Distributed):
         raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
     if not hasattr(optimizer, "param_groups"):

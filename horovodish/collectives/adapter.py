@@ -21,6 +21,7 @@ from horovodish.collectives.operation import Member, Operation
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.collectives.reduce_ops import Adasum, ReduceOp, chosen_op
 from horovodish.collectives.submission import Handle, generated_name, refuse, shown, submit
+from horovodish.launch import failures
 from horovodish.runtime import basics
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "only",
     "result_shape",
     "split_numbers",
+    "variables_to_send",
 ]
 
 
@@ -314,13 +316,32 @@ def checked_root(root_rank: int, process_set: ProcessSet = global_process_set) -
         ValueError: it has not.
         TypeError: it is no integer.
     """
-    root = operator.index(root_rank)
+    try:
+        root = operator.index(root_rank)
+    except TypeError:
+        kind = type(root_rank).__name__
+        wrong = f"root_rank must be a rank, an int, and not a {kind}; look at the order of the arguments"
+        raise TypeError(wrong) from None
     if process_set is global_process_set:
         if not 0 <= root < basics.size():
             raise ValueError(f"root_rank={root} does not exist: the ranks are 0 to {basics.size() - 1}")
     elif root not in process_set.ranks:
         raise ValueError(f"root_rank={root} is not in the process set of ranks {process_set.ranks}")
     return root
+
+
+def variables_to_send(variables: Any) -> list[Any]:
+    """What `broadcast_variables` was given, as a list. Warns if it is empty, as it is for a model that is not built.
+
+    Raises:
+        TypeError: it is not iterable.
+    """
+    if not isinstance(variables, Iterable):
+        raise TypeError(f"broadcast_variables takes the variables and then root_rank, not a {type(variables).__name__}")
+    listed = list(variables)
+    if not listed:
+        failures.warn("broadcast_variables was given no variables. Remedy: build the model or the optimizer before it")
+    return listed
 
 
 def split_numbers(splits: Any) -> Any:

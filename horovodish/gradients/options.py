@@ -26,7 +26,10 @@ from horovodish.runtime import basics
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["GradientOptions", "Groups", "check_trained", "checked_passes", "takes"]
+__all__ = ["GradientOptions", "Groups", "check_trained", "checked_passes", "not_wrapped", "takes"]
+
+_SHIMS = {"torch": "torch", "keras": "keras", "tensorflow": "tensorflow", "optax": "jax", "mlx": "mlx"}
+"""The module of ours for what is of a package."""
 
 Groups = int | Sequence[Sequence[Any]] | None
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -389,6 +392,28 @@ def check_trained(what: str, chosen: Iterable[Any], trained: Iterable[Any]) -> N
     for parameter in chosen:
         if id(parameter) not in known:
             raise ValueError(f"{what}: {_description(parameter)} is none of the parameters that the optimizer trains")
+
+
+def not_wrapped(function: str, wanted: str, given: object, remedy: str = "") -> TypeError:
+    """What a function raises that wraps something else.
+
+    Args:
+        function: its name.
+        wanted: what it wraps, with its article and its package.
+        given: what it was given.
+        remedy: what to pass. Without it, it is found from what was given.
+    """
+    kind = type(given)
+    if isinstance(given, type) or inspect.isroutine(given):
+        what = f"{kind.__name__} {given.__name__}" if inspect.isroutine(given) else f"the class {given.__name__}"
+        remedy = remedy or f"call {given.__name__}, and pass what it returns"
+    else:
+        what = kind.__name__
+        package = kind.__module__.partition(".")[0]
+        shim = _SHIMS.get(package)
+        if shim and package not in wanted:
+            remedy = remedy or f"for one of {package}, import horovodish.{shim} as hvd"
+    return TypeError(f"{function} wraps {wanted}, not {what}" + (f"; {remedy}" if remedy else ""))
 
 
 def _checked_groups(num_groups: int, groups: Groups) -> Groups:

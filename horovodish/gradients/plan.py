@@ -476,7 +476,7 @@ def _bucket(
 
 
 def _label(index: int, source: Any) -> str:
-    return f"variable {index} '{name_of(source)}'"
+    return f"variable {index} {name_of(source)}".rstrip()
 
 
 def name_of(source: Any) -> str:

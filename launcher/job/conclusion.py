@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from horovodish.launcher.job.hints import hint
 from horovodish.launcher.job.job import Job
-from horovodish.launcher.job.outcome import SIGNALS, Failure, shortened, signal_name
+from horovodish.launcher.job.outcome import SIGNALS, Failure, shortened, signal_name, without_repetition
 from horovodish.launcher.job.output import say, say_unless_stuck
 from horovodish.launcher.job.waiting import ranks_in_words
 from horovodish.launcher.mpirun.messages import worth_reading
@@ -39,7 +39,7 @@ def conclude(job: Job) -> int:
         ranks = [failure.rank for failure in failures]
         hosts = dict.fromkeys(job.hosts[rank] for rank in sorted(ranks))
         say(f"{ranks_in_words(ranks)} on {', '.join(hosts)} raised:")
-        say(failures[0].traceback, prefix="")
+        say(without_repetition(failures[0].traceback), prefix="")
     if job.stopped_by:
         if job.stopped_by != signal.SIGPIPE:
             say_unless_stuck(f"the job was ended by {signal_name(job.stopped_by)}")

@@ -250,11 +250,18 @@ def in_words(status: int) -> str:
     return f"was killed by {signal_name(number)}{hint}"
 
 
+def without_repetition(text: str) -> str:
+    """The text with each prefix once. JAX repeats "INTERNAL: Error dispatching computation: " per failed program."""
+    return re.sub(r"(\b(?:[A-Z_]+: )?[^:\n]{10,100}: )\1+", r"\1", text)
+
+
 def shortened(error: str) -> str:
     """The first line of an error, of at most about `LONGEST_ERROR` characters: its begin and its end.
 
-    JAX puts "INTERNAL: Error dispatching computation: " before the cause, once for each program that depended on it.
+    If it ends with a colon, such as TensorFlow's "in user code:", the last line says what was wrong.
     """
-    first = re.sub(r"(\b(?:[A-Z_]+: )?[^:]{10,100}: )\1+", r"\1", error.strip().split("\n", 1)[0])
+    first, *rest = without_repetition(error.strip()).split("\n")
+    if first.endswith(":") and rest:
+        first = f"{first} {rest[-1].strip()}"
     half = LONGEST_ERROR // 2
     return first if len(first) <= LONGEST_ERROR else f"{first[:half]} ... {first[-half:]}"

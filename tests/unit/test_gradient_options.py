@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from horovodish import Average, Max, Sum
-from horovodish.gradients.options import GradientOptions, TorchOptions, check_trained, takes
+from horovodish.gradients.options import GradientOptions, TorchOptions, check_trained, not_wrapped, takes
 
 checked = GradientOptions.checked
 
@@ -142,3 +142,24 @@ def test_the_warning_names_the_line_of_the_user() -> None:
     with pytest.warns(DeprecationWarning, match="pass groups=") as warned:
         wrap(num_groups=2)
     assert warned[0].filename == __file__
+
+
+class Adam:
+    """An optimizer that says it is of another package."""
+
+
+@pytest.mark.parametrize(
+    ("given", "package", "text"),
+    [
+        (1, "", "int"),
+        (Adam(), "keras.src.optimizers.adam", "Adam; for one of keras, import horovodish.keras as hvd"),
+        (Adam(), "optax._src.base", "Adam; for one of optax, import horovodish.jax as hvd"),
+        (Adam(), "torch.nn", "Adam"),
+        (Adam, "torch.optim", "the class Adam; call Adam, and pass what it returns"),
+        (divmod, "", "builtin_function_or_method divmod; call divmod, and pass what it returns"),
+    ],
+)
+def test_what_cannot_be_wrapped(monkeypatch: pytest.MonkeyPatch, given: object, package: str, text: str) -> None:
+    monkeypatch.setattr(Adam, "__module__", package)
+    error = not_wrapped("DistributedOptimizer", "a torch.optim.Optimizer", given)
+    assert str(error) == f"DistributedOptimizer wraps a torch.optim.Optimizer, not {text}"

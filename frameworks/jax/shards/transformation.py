@@ -39,7 +39,7 @@ def sharded(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> opta
     options, process_set = reduce.options, reduce.options.process_set
     if options.op is Adasum:
         raise ValueError("op=Adasum reduces steps of whole parameters. Remedy: leave shard= out, or use op=Average")
-    checked = dict[Any, tuple[Any, list[Any]]]()
+    checked = dict[Any, tuple[Any, list[Any], bool]]()
 
     def init(params: Any) -> Any:
         return tx.init(params) if options.alone else begin(tx.init, params, process_set, options.shard_by)
@@ -65,7 +65,7 @@ def sharded(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> opta
             key = layout, jax.tree.structure((given, extra)), ways, *map(jnp.result_type, jax.tree.leaves(given))
             if key not in checked:
                 checked[key] = _checked(tx.init, steps, given, layout)
-            structure, dtypes = checked[key]
+            structure, dtypes, has_constants = checked[key]
             flat = reduce(jax.tree.map(lambda leaf: jnp.reshape(leaf, -1), updates), params, layout.owners)
             elements, definition = jax.tree_util.tree_flatten(flat)
             held, whole_structure = jax.tree_util.tree_flatten(state.inner)
@@ -78,14 +78,15 @@ def sharded(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> opta
         inner = jax.tree_util.tree_unflatten(whole_structure, layout.with_others(jax.tree.leaves(inner)))
         # A rank whose parameters are all frozen has constants for updates. All ranks would wait for ever if it gathered
         # these before it begins its reductions.
-        reduced = [] if layout.owners is None else [max(elements, key=lambda leaf: leaf.size)]
+        reduced = [leaf for leaf in elements if leaf.size] if has_constants else []
         return _gathered(parts, definition, layout, reduce, reduced), ShardedState(inner, state.part, layout)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _checked(init: Any, steps: Any, given: tuple[Any, Any, Any], layout: Layout) -> tuple[Any, list[Any]]:
-    """The structure of the state that the optimizer steps on this rank, and the dtypes of the updates.
+def _checked(init: Any, steps: Any, given: tuple[Any, Any, Any], layout: Layout) -> tuple[Any, list[Any], bool]:
+    """The structure of the state that the optimizer steps on this rank, the dtypes of the updates, and whether some are
+    constants.
 
     Raises:
         ValueError: ranks cannot share the optimizer's state in this way.
@@ -96,12 +97,12 @@ def _checked(init: Any, steps: Any, given: tuple[Any, Any, Any], layout: Layout)
     inputs = owners if params is None else [*owners, *parameters]
     structure = jax.tree.structure(state)
     if layout.owners is None:
-        found = by_element.check(steps, given, inputs, owners, layout)
+        found, has_constants = by_element.check(steps, given, inputs, owners, layout)
     else:
         whole = updates, jax.tree_util.tree_unflatten(structure, layout.state), params
-        found = by_parameter.check(steps, whole, inputs, owners, layout)
+        found, has_constants = by_parameter.check(steps, whole, inputs, owners, layout)
         structure = jax.tree.structure(jax.eval_shape(init, layout.pieces(updates)))
-    return structure, [leaf.dtype for leaf in found[: len(parameters)]]
+    return structure, [leaf.dtype for leaf in found[: len(parameters)]], has_constants
 
 
 @jax.custom_jvp

@@ -319,7 +319,9 @@ void Engine::count(const Operation& operation) noexcept {
   const Request& request = *operation.request;
   if (has_caller(operation) && (request.kind == Kind::allreduce || request.kind == Kind::reducescatter)) {
     size_t bytes = 0;
-    for (const Member& member : request.members) bytes += row_bytes(member);
+    for (const Member& member : request.members) {
+      if (member.count() > 1) bytes += row_bytes(member);
+    }
     reduced_bytes_ += bytes;
   }
   if (operation.process_set != 0 || request.is_transfer()) return;  // of which some ranks have more than others

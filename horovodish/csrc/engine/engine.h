@@ -146,7 +146,7 @@ class Engine final : private ProcessSet::Owner {
   void begin_step() { ++steps_; }
   // How many steps have begun. Reports and errors name the last one.
   uint64_t steps() const noexcept override { return steps_; }
-  // How many bytes of this rank were reduced, in all process sets.
+  // How many bytes of this rank were reduced, in all process sets. Single numbers, such as a loss for the log, do not count.
   uint64_t reduced_bytes() const { return reduced_bytes_; }
   // The engine's message about the lost rank, empty if none has failed and no operation here has needed one that has left.
   // Frameworks wrap errors, but every such error contains this text. If nothing failed but what had been launched on a GPU, the

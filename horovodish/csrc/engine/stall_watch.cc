@@ -16,8 +16,8 @@ namespace {
 constexpr const char* kRemedies =
     "\nRemedy: call the same collectives under the same names on every rank. Usual causes: the ranks have different "
     "numbers of batches (use a sampler that gives all the same number, or call hvd.join() after a rank's last batch; "
-    "in Keras, pass the same hvd.callbacks to fit() on every rank), they have built different models, or a collective "
-    "is called under `if rank == 0:`.";
+    "in Keras, pass the same hvd.callbacks to fit() on every rank) or of epochs, they have built different models, one "
+    "of them skips a step whose loss is not finite, or a collective is called under `if rank == 0:`.";
 
 constexpr const char* kStacksHint =
     "\nWith `horovodish run --stall-check-stacks`, a late rank shows where its script is.";

@@ -208,10 +208,14 @@ def test_whole_parameters_with_what_the_wrapper_has() -> None:
 
 @on_ranks(2)
 def test_a_rank_whose_parameters_are_all_frozen() -> None:
-    tx = optax.multi_transform({"sgd": optax.sgd(1.0), "frozen": optax.set_to_zero()}, ["sgd", "frozen"])
-    tx = hvd.DistributedOptimizer(tx, shard="states", shard_by="parameter")
-    values = [jnp.ones(5), jnp.ones(3)]
-    same(jax.jit(tx.update)(values, tx.init(values), values)[0], [-jnp.ones(5), jnp.zeros(3)])
+    for shard_by, length in ("parameter", 5), ("element", 4):
+        for frozen in 0, 1:
+            labels = ["sgd", "frozen"] if frozen else ["frozen", "sgd"]
+            tx = optax.multi_transform({"sgd": optax.sgd(1.0), "frozen": optax.set_to_zero()}, labels)
+            tx = hvd.DistributedOptimizer(tx, shard="states", shard_by=shard_by)
+            values = [jnp.ones(length), jnp.ones(8 - length)]
+            expected = [jnp.zeros(each.size) if index == frozen else -each for index, each in enumerate(values)]
+            same(jax.jit(tx.update)(values, tx.init(values), values)[0], expected)
 
 
 @on_ranks(2)

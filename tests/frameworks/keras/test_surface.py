@@ -60,6 +60,13 @@ def test_mistakes_are_refused() -> None:
         hvd.DistributedOptimizer(sgd(), groups=[[weight]]).build([keras.Variable(np.zeros(2, "float32"))])
     with pytest.raises(ValueError, match="is not built yet"):
         hvd.PartialDistributedOptimizer(sgd(), local_layers=keras.layers.Dense(1))
+    unbuilt = keras.Sequential([keras.layers.Dense(1)])
+    with pytest.warns(RuntimeWarning, match="was given no variables. Remedy: build the model"):
+        hvd.broadcast_variables(unbuilt.variables, root_rank=0)
+    with pytest.raises(ValueError, match=r"sequential.* is not built, so it has no weights to send"):
+        hvd.broadcast_global_variables(0, unbuilt)
+    with pytest.raises(TypeError, match="takes root_rank and then the model, not a int"):
+        hvd.broadcast_global_variables(unbuilt, 0)
     one = keras.ops.ones(1)
     unknown = pytest.raises(ImportError, match=r"on the numpy backend needs horovodish.numpy")
     with mock.patch.object(keras.config, "backend", return_value="numpy"), unknown:

@@ -282,6 +282,16 @@ def test_broadcast_variables_that_differ() -> None:
     )
 
 
+@on_ranks(2)
+def test_a_broadcast_of_nothing_and_one_of_arguments_in_the_wrong_order() -> None:
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    with pytest.warns(RuntimeWarning, match="was given no variables. Remedy: build the model") as caught:
+        hvd.broadcast_variables(model.variables, root_rank=0)
+    assert caught[0].filename == __file__
+    with pytest.raises(TypeError, match="takes the variables and then root_rank, not a int"):
+        hvd.broadcast_variables(0, model.variables)  # type: ignore[arg-type]
+
+
 @on_ranks(1, 2, 3)
 def test_objects() -> None:
     assert hvd.broadcast_object({"rank": hvd.rank()}) == {"rank": 0}
@@ -294,7 +304,7 @@ def test_objects() -> None:
 def test_what_is_wrapped() -> None:
     wrong: list[tuple[Callable[[], Any], type[Exception], str]] = [
         (lambda: hvd.DistributedGradientTape("tape"), TypeError, "wraps a tf.GradientTape, not str"),  # type: ignore
-        (lambda: hvd.DistributedOptimizer("sgd"), TypeError, "not str; for gradients of your own"),
+        (lambda: hvd.DistributedOptimizer("sgd"), TypeError, "v1.train.Optimizer, not str"),
         (lambda: tape(op=hvd.Sum, gradient_predivide_factor=2.0), ValueError, "needs op=Average"),
         (lambda: tape(gradient_predivide_factor=0.0), ValueError, "not positive"),
         (lambda: tape(groups=2, num_groups=2), ValueError, "both given"),
@@ -400,7 +410,7 @@ def test_ranks_that_go_on_with_different_variables_are_warned() -> None:
     first, second = run_ranks(go_on_apart, 2)
     assert [len(said) for said in first] == [1, 0, 0, 1, 0, 0, 0, 0, 0]  # what XLA compiles is not compared
     for (text,) in (first[0], first[3]):
-        assert "variable 0 'weights" in text
+        assert "variable 0 weights" in text
         assert "hvd.broadcast_variables" in text
     assert second == [[]] * 9
 
@@ -412,7 +422,7 @@ def part_in_the_second_step() -> list[list[str]]:
 def test_ranks_that_part_later_are_warned_once() -> None:
     first, second = run_ranks(part_in_the_second_step, 2)
     for (text,) in first:
-        assert text.startswith("the ranks train different parameters at step 4: variable 0 'weights"), text
+        assert text.startswith("the ranks train different parameters at step 4: variable 0 weights"), text
     assert second == [[], []]
 
 

@@ -131,6 +131,12 @@ def test_a_long_error_shows_its_cause_behind_what_jax_repeats() -> None:
     assert shortened(wrapped + "x" * 1_000 + ": rank 1 has left").endswith("x: rank 1 has left")
 
 
+def test_an_error_whose_first_line_announces_it_shows_its_last_line() -> None:
+    said = "ValueError: in user code:\n\n    File 'train.py', line 18, in step  *\n\n    ValueError: 9 and 10\n"
+    assert shortened(said) == "ValueError: in user code: ValueError: 9 and 10"
+    assert shortened("KeyError: no 'a':\n") == "KeyError: no 'a':"
+
+
 def test_the_report_of_a_rank() -> None:
     report = {
         "time": 2.5,
