@@ -60,8 +60,15 @@ class Api(FromCode):
     def is_own(module: ModuleType, name: str) -> bool:
         if module is process_api:
             return name not in errors.__all__
+        value = getattr(module, name)
+        if (
+            inspect.isclass(value)
+            and value.__module__.startswith("horovodish.keras.")
+            and "keras" not in module.__name__
+        ):
+            return False  # TensorFlow's shim has a layer of Keras
         of_core = [getattr(core, name, None) for core in (process_api, horovodish, elastic) if core is not module]
-        return not any(getattr(module, name) is each for each in of_core)
+        return not any(value is each for each in of_core)
 
     def entry(self, path: str, name: str, value: Any) -> str:
         if inspect.ismodule(value):  # of Keras's callbacks, whose methods Keras calls

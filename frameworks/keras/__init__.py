@@ -29,6 +29,7 @@ from horovodish.keras.broadcast_state import *
 from horovodish.keras.collectives import *
 from horovodish.keras.compression import *
 from horovodish.keras.optimizer import *
+from horovodish.keras.sync_batch_norm import *
 from horovodish.process_api import *
 
 if not _typing.TYPE_CHECKING:  # for a type checker, any name would exist
