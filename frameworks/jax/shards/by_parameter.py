@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -12,14 +12,14 @@ from horovodish.jax.shards.by_element import CALLS
 from horovodish.jax.shards.clipping import LOCAL_SQUARES
 from horovodish.jax.shards.layout import Layout
 
-__all__ = ["check", "parameters_of"]
+__all__ = ["check", "check_parts", "parameters_of"]
 
 
 def _refused(problem: str) -> ValueError:
     return ValueError(
         f'shard_by="parameter" cannot be used with this optimizer: {problem}. A rank sees only the parameters that it '
-        "steps. Remedy: use hvd.clip_by_global_norm in place of optax.clip_by_global_norm; otherwise leave shard= "
-        "out"
+        "steps. Remedy: use hvd.clip_by_global_norm in place of optax.clip_by_global_norm; pass hyperparam_dtype= to "
+        "optax.inject_hyperparams; otherwise leave shard= out"
     )
 
 
@@ -34,19 +34,13 @@ def parameters_of(
     Raises:
         ValueError: the state does not consist of leaves that belong to one parameter, or to none.
     """
-    leaves, definition = jax.tree_util.tree_flatten(params)
-    whole = _state_of(init, params)
+    leaves, whole = jax.tree.leaves(params), _state_of(init, params)
     by_digit = []
     for digit in range(max(1, (len(leaves) - 1).bit_length())):
         halves = []
         for bit in (0, 1):
-            some = [leaf if index >> digit & 1 == bit else optax.MaskedNode() for index, leaf in enumerate(leaves)]
-            try:
-                half = _state_of(init, jax.tree_util.tree_unflatten(definition, some))
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as problem:
-                raise _refused(f"its init() does not take a part of the parameters: {problem}") from problem
-            if other := next((path for path, leaf in half.items() if whole.get(path) != leaf), None):
-                raise _refused(f"its state{other} depends on which parameters there are")
+            some = [index for index in range(len(leaves)) if index >> digit & 1 == bit]
+            half = _state_of_some(init, params, some, whole)
             halves.append(half)
         by_digit.append(halves)
     found: list[int | None] = []
@@ -57,6 +51,34 @@ def parameters_of(
         is_of_all = len(bits[0]) == 2
         found.append(None if is_of_all else sum(bit << digit for digit, (bit,) in enumerate(bits)))
     return tuple(found), tuple(whole.values())
+
+
+def check_parts(init: Callable[[Any], Any], params: Any, layout: Layout) -> None:
+    """Raise unless `init` makes of the parameters of each rank what it makes of all. All ranks decide alike."""
+    whole = _state_of(init, params)
+    for place in range(layout.process_set.size()):
+        own = [index for index, owner in enumerate(layout.owners or ()) if owner == place]
+        _state_of_some(init, params, own, whole)
+
+
+def _state_of_some(
+    init: Callable[[Any], Any], params: Any, some: Collection[int], whole: dict[str, jax.ShapeDtypeStruct]
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """The state of some of the parameters.
+
+    Raises:
+        ValueError: it is no part of the state of all.
+    """
+    leaves, definition = jax.tree_util.tree_flatten(params)
+    kept = set(some)
+    part = [leaf if index in kept else optax.MaskedNode() for index, leaf in enumerate(leaves)]
+    try:
+        found = _state_of(init, jax.tree_util.tree_unflatten(definition, part))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as problem:
+        raise _refused(f"its init() does not take a part of the parameters: {problem}") from problem
+    if other := next((path for path, leaf in found.items() if whole.get(path) != leaf), None):
+        raise _refused(f"its state{other} depends on which parameters there are")
+    return found
 
 
 def _state_of(init: Callable[[Any], Any], params: Any) -> dict[str, jax.ShapeDtypeStruct]:

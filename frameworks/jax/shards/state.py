@@ -96,6 +96,7 @@ def begin(init: Callable[[Any], Any], params: Any, process_set: ProcessSet, shar
     shapes = tuple(map(jnp.shape, leaves))
     if shard_by == "parameter":
         layout = Layout(tuple(paths), shapes, *by_parameter.parameters_of(init, params), process_set).by_parameter()
+        by_parameter.check_parts(init, params, layout)
         by_parameter.check(init, [params], range(len(leaves)), layout.parameters, layout)
         own = jax.tree.leaves(init(layout.pieces(params)))
         structure = jax.tree.structure(jax.eval_shape(init, params))
@@ -136,20 +137,22 @@ def shared_anew(full: Any, layout: Layout) -> ShardedState:
     return _part_of(jax.tree_util.tree_unflatten(definition, pieces), layout)
 
 
-def checked_layout(state: Any, process_set: ProcessSet) -> Layout:
-    """The layout of a state that belongs to this rank.
+def checked_layout(state: Any, process_set: ProcessSet, function: str = "update") -> Layout:
+    """The layout of a state that belongs to this rank. Messages name the function that has got the state.
 
     Raises:
         ValueError: it is the state of another rank, of another number of ranks, or of an optimizer without shards.
     """
     load = "state = hvd.load_full_state(optimizer.init(parameters), full)"
     if not isinstance(state, ShardedState):
-        raise ValueError(f"update() of an optimizer with shard= got the state of a plain one. Remedy: {load}")
+        raise ValueError(f"{function}() of an optimizer with shard= got the state of a plain one. Remedy: {load}")
     own = process_set.rank(), process_set.size()
     if state.place != own:
         raise ValueError(
-            "update() got the part of rank {} of {} of a sharded optimizer's state, but this is rank {} of {}. Remedy: "
-            "save what hvd.full_state(state) gives; any number of ranks take it by {}".format(*state.place, *own, load)
+            "{}() got the part of rank {} of {} of a sharded optimizer's state, but this is rank {} of {}. Remedy: "
+            "save what hvd.full_state(state) gives; any number of ranks take it by {}".format(
+                function, *state.place, *own, load
+            )
         )
     return state.layout
 
@@ -188,7 +191,7 @@ def _gathered(state: ShardedState, root: int) -> Any:
     leaves, definition = jax.tree_util.tree_flatten(state.inner)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise ValueError("full_state works outside of jit only. Remedy: return the state from the program")
-    checked_layout(state, process_set)
+    checked_layout(state, process_set, "full_state")
     shared = [(place, index) for place, index in enumerate(layout.parameters) if index is not None]
     told = allgather_object([np.dtype(leaves[place].dtype) for place, _ in shared], process_set=process_set)
     for number, (place, index) in enumerate(shared):
@@ -255,11 +258,14 @@ def _loaded(own: ShardedState, given: Any) -> ShardedState:
         )
     pieces = []
     for place, (leaf, value) in enumerate(zip(leaves, values, strict=True)):
-        shape = layout.state[place].shape
-        if (jnp.shape(value), jnp.result_type(value)) != (shape, jnp.result_type(leaf)):
+        own_type, type_given, shape = jnp.result_type(leaf), jnp.result_type(value), layout.state[place].shape
+        # Some optimizers turn state of bfloat16 parameters into float32 in their first step.
+        are_alike = own_type == type_given or all(jnp.issubdtype(each, jnp.floating) for each in (own_type, type_given))
+        if jnp.shape(value) != shape or not are_alike:
             raise ValueError(
-                f"load_full_state: the state has {jnp.result_type(value)}{list(jnp.shape(value))} where the optimizer "
-                f"has {jnp.result_type(leaf)}{list(shape)}: it is of another model or optimizer, or of one rank only"
+                f"load_full_state: the state has {type_given}{list(jnp.shape(value))} where the optimizer has "
+                f"{own_type}{list(shape)}: it is of another model or optimizer, or of one rank only. Remedy: load what "
+                "hvd.full_state gave for this model and optimizer"
             )
         pieces.append(_array(layout.part(place, value)))
     return ShardedState(jax.tree_util.tree_unflatten(definition, pieces), own.part, layout)

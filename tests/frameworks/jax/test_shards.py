@@ -429,6 +429,27 @@ def normed() -> optax.GradientTransformationExtraArgs:
 
 
 @on_ranks(2)
+def test_parameters_of_several_types() -> None:
+    """Without `hyperparam_dtype`, hyperparameters have the widest type of the parameters that there are."""
+    values = {"large": jnp.ones((4, 9), jnp.bfloat16), **{name: jnp.ones((2, 3)) for name in "abc"}}
+    options = {"learning_rate": optax.linear_schedule(1e-2, 0.0, 9)}
+
+    def made(**types: Any) -> optax.GradientTransformationExtraArgs:
+        tx = optax.inject_hyperparams(optax.lamb, **types)(**options)
+        return hvd.DistributedOptimizer(tx, shard="states", shard_by="parameter")
+
+    with pytest.raises(ValueError, match=r"\['b1'\] depends on which parameters there are.*pass hyperparam_dtype="):
+        made().init(values)
+    tx = made(hyperparam_dtype=jnp.float32)
+    _, state = tx.update(values, tx.init(values), values)
+    full = hvd.broadcast_object(jax.device_get(hvd.full_state(state)))
+    assert np.dtype("float32") in {leaf.dtype for leaf in jax.tree.leaves(full) if leaf.shape == (4, 9)}
+    again = hvd.full_state(hvd.load_full_state(tx.init(values), full))
+    if hvd.rank() == 0:
+        same(again, full)
+
+
+@on_ranks(2)
 def test_each_way_of_an_update_is_checked() -> None:
     """Also one that an argument switches on later."""
     tx = hvd.DistributedOptimizer(normed(), shard="states")
