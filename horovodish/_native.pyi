@@ -4,6 +4,7 @@ from typing import Any
 DTYPES: dict[str, int]
 REDUCE_OPS: dict[str, int]
 KINDS: dict[str, int]
+CODECS: dict[str, int]
 REGIONS: int
 GENERATIONS: int
 
@@ -228,6 +229,10 @@ class testing:
     def lines(text: str) -> list[str]: ...
     @staticmethod
     def copy_with(level: int, source: bytes, start: int, target: bytes, to: int) -> bytes | None: ...
+    @staticmethod
+    def code_with(
+        *, level: int, kind: int, share: float, seed: int, values: bytes, others: bytes | None
+    ) -> tuple[bytes, bytes, bytes] | None: ...
     @staticmethod
     def waiting_costs() -> tuple[int, int]: ...
     @staticmethod

@@ -11,6 +11,9 @@ void limit_instructions(Instructions most);
 
 }  // namespace horovodish
 
+// What a function below calls and shall be compiled for its level.
+#define HOROVODISH_INLINE inline __attribute__((always_inline))
+
 // Defines the function NAME, whose BODY is compiled for each level and called for the processor's own: one wheel serves
 // every x86-64. The levels are lists of instructions and no arch=, because zig's command line turns off all that the
 // baseline has not, and only a list turns them on again. The compilers' own dispatch, target_clones, finds no level with zig.

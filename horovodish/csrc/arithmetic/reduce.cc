@@ -17,7 +17,6 @@
 #include <immintrin.h>
 #endif
 
-#define HOROVODISH_INLINE inline __attribute__((always_inline))
 // Of a loop: its target may be one of its sources, but no element depends on another.
 #if defined(__clang__)
 #define HOROVODISH_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")

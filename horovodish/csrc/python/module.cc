@@ -4,6 +4,7 @@
 #include <string>
 
 #include "abi/mpi.h"
+#include "arithmetic/codecs/codec.h"
 #include "c_interface.h"
 #include "engine/engine.h"
 #include "engine/executions.h"
@@ -65,6 +66,7 @@ NB_MODULE(_native, module) {
   module.attr("DTYPES") = numbered(kDTypeNames);
   module.attr("REDUCE_OPS") = numbered(kReduceOpNames);
   module.attr("KINDS") = numbered(kKindNames);
+  module.attr("CODECS") = numbered(kCodecNames);
   module.attr("REGIONS") = EngineConfig::kRegions;
   module.attr("GENERATIONS") = abi::MpiTags::kGenerations;
   module.def("address", &address_of, nb::arg("array"));

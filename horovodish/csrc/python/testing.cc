@@ -1,10 +1,13 @@
 // Parts of the engine without I/O, for its tests.
+#include <cstring>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <variant>
 
 #include "abi/mpi.h"
+#include "arithmetic/codecs/codec.h"
 #include "arithmetic/copy_bytes.h"
 #include "arithmetic/instructions.h"
 #include "arithmetic/reduce.h"
@@ -323,6 +326,26 @@ std::optional<nb::bytes> copy_with(int level, const nb::bytes& source, size_t fr
   return as_bytes(result);
 }
 
+// The code of float32 values, the errors, and the sums of `others` and the decoded values; null as in reduce_with().
+std::optional<std::tuple<nb::bytes, nb::bytes, nb::bytes>> code_with(int level, int kind, double share, uint64_t seed,
+                                                                     const nb::bytes& values,
+                                                                     const std::optional<nb::bytes>& others) {
+  limit_instructions(static_cast<Instructions>(level));
+  const bool has_them = instructions() == static_cast<Instructions>(level);
+  const Codec codec(static_cast<CodecKind>(kind), share);
+  const size_t count = values.size() / sizeof(float);
+  std::vector<float> errors(count), decoded(count);
+  std::memcpy(errors.data(), values.c_str(), values.size());
+  if (others) std::memcpy(decoded.data(), others->c_str(), values.size());
+  std::string code(codec.bytes(count), '\0');
+  codec.encode(errors.data(), count, reinterpret_cast<std::byte*>(code.data()), seed);
+  codec.decode(reinterpret_cast<const std::byte*>(code.data()), decoded.data(), count, seed, others.has_value());
+  limit_instructions(Instructions::x86_64_v4);
+  if (!has_them) return std::nullopt;
+  const auto bytes = [](const std::vector<float>& of) { return nb::bytes(of.data(), of.size() * sizeof(float)); };
+  return std::tuple(as_bytes(code), bytes(errors), bytes(decoded));
+}
+
 }  // namespace
 
 void bind_testing(nb::module_& module) {
@@ -333,6 +356,8 @@ void bind_testing(nb::module_& module) {
   bind_schedules(module);
   module.def("lines", &lines);
   module.def("copy_with", &copy_with);
+  module.def("code_with", &code_with, nb::kw_only(), nb::arg("level"), nb::arg("kind"), nb::arg("share"),
+             nb::arg("seed"), nb::arg("values"), nb::arg("others"));
   module.def("waiting_costs", [] { return std::pair(waiting_costs().yield.count(), waiting_costs().wake.count()); });
   module.def("reduce_with", &reduce_with, nb::kw_only(), nb::arg("level"), nb::arg("dtype"), nb::arg("op"),
              nb::arg("values"), nb::arg("prescale"), nb::arg("postscale"), nb::arg("divisor"));

@@ -1,0 +1,86 @@
+// Codecs: what stands for float32 values where a link is slow. A code is much shorter than the values and says less than they do.
+// Whoever encodes learns the error, value - decoded value, and can add it to what it encodes next.
+//
+// A codec encodes blocks of values, each by itself. A block in which a value is NaN or infinite decodes to NaN in every
+// element. The same values give the same bytes on every processor.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "operation/range.h"
+
+namespace horovodish {
+
+enum class CodecKind : uint8_t { none, int8, int4, onebit, ternary, topk, randomk };
+inline constexpr std::array<std::string_view, 7> kCodecNames{"none",    "int8", "int4",   "onebit",
+                                                             "ternary", "topk", "randomk"};
+inline std::string_view name_of(CodecKind kind) { return kCodecNames[static_cast<size_t>(kind)]; }
+// Whether a parameter says which share of the values travels.
+inline bool takes_share(CodecKind kind) { return kind >= CodecKind::topk; }
+
+// The values of one block.
+struct Block {
+  size_t count;  // at most as many as the codec's block has
+  double share;  // of the values that travel, for the codecs that leave some out
+  uint64_t seed;  // the same where a block is encoded and decoded
+};
+
+// How one block is encoded. A new codec is a file of its own and a row of the table in codec.cc.
+struct BlockCodec {
+  size_t block;  // values
+  // Of the code.
+  size_t (*bytes)(const Block& block);
+  // Leaves the errors in place of the values; NaN where a value is NaN or infinite, in all of the block.
+  void (*encode)(float* values, std::byte* code, const Block& block);
+  // Adds the decoded values to `values` or replaces them.
+  void (*decode)(const std::byte* code, float* values, const Block& block, bool adds);
+};
+
+// A codec with its parameter, for any number of values: the blocks' codes lie one after the other.
+class Codec {
+ public:
+  // Every block divides it, so that whoever cuts values here needs to know no codec.
+  static constexpr size_t kTile = 4096;
+
+  // A kind other than none.
+  Codec(CodecKind kind, double share);
+
+  size_t block() const { return codec_.block; }
+  size_t bytes(size_t count) const {
+    const size_t rest = count % codec_.block;
+    return count / codec_.block * codec_.bytes({codec_.block, share_, 0}) +
+           (rest == 0 ? 0 : codec_.bytes({rest, share_, 0}));
+  }
+  void encode(float* values, size_t count, std::byte* code, uint64_t seed) const {
+    for_each_block(count, seed, [&](size_t begin, const Block& block) {
+      codec_.encode(values + begin, code, block);
+      code += codec_.bytes(block);
+    });
+  }
+  void decode(const std::byte* code, float* values, size_t count, uint64_t seed, bool adds) const {
+    for_each_block(count, seed, [&](size_t begin, const Block& block) {
+      codec_.decode(code, values + begin, block, adds);
+      code += codec_.bytes(block);
+    });
+  }
+
+ private:
+  template <class Visit>
+  void for_each_block(size_t count, uint64_t seed, Visit visit) const {
+    for (size_t begin = 0; begin < count; begin += codec_.block) {
+      visit(begin, Block{std::min(codec_.block, count - begin), share_, seed + begin});
+    }
+  }
+
+  const BlockCodec& codec_;
+  const double share_;
+};
+
+// The rows of the table.
+extern const BlockCodec kInt8Codec, kInt4Codec, kOnebitCodec, kTernaryCodec, kTopkCodec, kRandomkCodec;
+
+}  // namespace horovodish

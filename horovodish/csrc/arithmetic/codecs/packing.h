@@ -1,0 +1,125 @@
+// What several codecs have in common: statistics of a block, and symbols of a few bits in bytes.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "arithmetic/codecs/codec.h"
+#include "arithmetic/instructions.h"
+
+namespace horovodish {
+
+inline constexpr int32_t kInfinityBits = 0x7f800000;
+inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+HOROVODISH_INLINE int32_t magnitude_bits(float value) { return std::bit_cast<int32_t>(value) & 0x7fffffff; }
+
+// The bits of the largest magnitude: as integers they come in the same order, then infinity, then NaN.
+HOROVODISH_INLINE int32_t largest_bits(const float* values, size_t count) {
+  int32_t largest = 0;
+  for (size_t i = 0; i < count; ++i) largest = std::max(largest, magnitude_bits(values[i]));
+  return largest;
+}
+
+struct Magnitudes {
+  float sum = 0;
+  int32_t count = 0;
+};
+// Of the values whose magnitude is greater than `above`. The order of the additions is fixed.
+HOROVODISH_INLINE Magnitudes magnitudes(const float* values, size_t count, float above) {
+  constexpr size_t kLanes = 16;  // independent sums, which the compiler keeps in vector registers
+  float sums[kLanes] = {};
+  int32_t counts[kLanes] = {};
+  const auto add = [&](size_t i, size_t lane) __attribute__((always_inline)) {
+    const int32_t bits = magnitude_bits(values[i]);
+    const int32_t counts_too = -static_cast<int32_t>(!(std::bit_cast<float>(bits) <= above));  // all bits or none
+    sums[lane] += std::bit_cast<float>(bits & counts_too);
+    counts[lane] -= counts_too;
+  };
+  const size_t whole = count / kLanes * kLanes;
+  for (size_t begin = 0; begin < whole; begin += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) add(begin + lane, lane);
+  }
+  for (size_t i = whole; i < count; ++i) add(i, i - whole);
+  Magnitudes all;
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    all.sum += sums[lane];
+    all.count += counts[lane];
+  }
+  return all;
+}
+
+// Adding this to a number of less than 2^22 rounds it to the nearest integer, or the even one, and leaves that in the lowest bits.
+inline constexpr float kRounder = 0x1.8p23f;
+// The scale by which `levels` steps reach the largest magnitude. 0, so that everything stays in the error, where the inverse
+// would be no finite number. NaN for what is not finite.
+HOROVODISH_INLINE float scale_of(int32_t bits, float levels) {
+  if (bits >= kInfinityBits) return kNan;
+  const float scale = std::bit_cast<float>(bits) / levels;
+  return scale < std::numeric_limits<float>::min() ? 0.0f : scale;
+}
+
+HOROVODISH_INLINE void write_float(std::byte* code, float value) { std::memcpy(code, &value, sizeof value); }
+HOROVODISH_INLINE float read_float(const std::byte* code) {
+  float value;
+  std::memcpy(&value, code, sizeof value);
+  return value;
+}
+// The code of a block that is not finite: it begins with NaN. So do its errors.
+inline void encode_nan(float* values, std::byte* code, size_t bytes, size_t count) {
+  std::memset(code, 0, bytes);
+  write_float(code, kNan);
+  std::fill_n(values, count, kNan);
+}
+
+// Symbols of kBits bits, several to a byte, in planes: symbol i of a block is in byte i % stride, at place i / stride, so that
+// neighbours are packed by the same vector instruction.
+template <unsigned kBits>
+struct Planes {
+  static constexpr size_t kPlanes = 8 / kBits;
+  static size_t bytes(size_t count) { return ceil_divide(count, kPlanes); }
+
+  // `symbol(value)` gives the symbol and makes the value the error.
+  template <class Symbol>
+  static HOROVODISH_INLINE void pack(float* values, size_t count, std::byte* code, Symbol symbol) {
+    auto* const out = reinterpret_cast<uint8_t*>(code);
+    const size_t stride = bytes(count);
+    for (size_t i = 0; i < stride; ++i) out[i] = static_cast<uint8_t>(symbol(values[i]));
+    for (size_t plane = 1; plane < kPlanes && plane * stride < count; ++plane) {
+      float* const its = values + plane * stride;
+      const size_t length = std::min(stride, count - plane * stride);
+      for (size_t i = 0; i < length; ++i) out[i] |= static_cast<uint8_t>(symbol(its[i]) << (kBits * plane));
+    }
+  }
+  // `value(symbol)` is the decoded value.
+  template <class Value>
+  static HOROVODISH_INLINE void unpack(const std::byte* code, float* values, size_t count, bool adds, Value value) {
+    const auto* const in = reinterpret_cast<const uint8_t*>(code);
+    const size_t stride = bytes(count);
+    constexpr uint32_t kMask = (1u << kBits) - 1;
+    for (size_t plane = 0; plane < kPlanes && plane * stride < count; ++plane) {
+      float* const its = values + plane * stride;
+      const size_t length = std::min(stride, count - plane * stride);
+      if (adds) {
+        for (size_t i = 0; i < length; ++i) its[i] += value(uint32_t{in[i]} >> (kBits * plane) & kMask);
+      } else {
+        for (size_t i = 0; i < length; ++i) its[i] = value(uint32_t{in[i]} >> (kBits * plane) & kMask);
+      }
+    }
+  }
+};
+
+// How many values of a block travel where only a share does.
+size_t kept_of(const Block& block);
+
+#define HOROVODISH_CODEC(NAME)                                                                                    \
+  HOROVODISH_VARIANTS(void, encode_##NAME, (float* values, std::byte* code, const Block& block),                  \
+                      (values, code, block), return NAME::encode(values, code, block))                            \
+  HOROVODISH_VARIANTS(void, decode_##NAME, (const std::byte* code, float* values, const Block& block, bool adds), \
+                      (code, values, block, adds), return NAME::decode(code, values, block, adds))
+
+}  // namespace horovodish
