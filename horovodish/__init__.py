@@ -23,6 +23,7 @@ _source_tree.require_engine(__path__)  # before the imports that need it
 # isort: split
 
 from horovodish import package_names as _package_names
+from horovodish.collectives.codecs import *
 from horovodish.collectives.functions import *
 from horovodish.collectives.objects import *
 from horovodish.process_api import *

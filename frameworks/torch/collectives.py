@@ -26,13 +26,14 @@ from torch.autograd import Function
 from horovodish import collectives
 from horovodish.collectives import devices
 from horovodish.collectives.adapter import checked, checked_group, identified, only
+from horovodish.collectives.codecs import CodecCompressor
 from horovodish.collectives.documentation import documented_as
 from horovodish.collectives.functions import Handle, barrier, poll, synchronize
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
 from horovodish.collectives.submission import RefuseOnError
-from horovodish.gradients.compression import Compressor, check_compression
+from horovodish.gradients.compression import Compressor, NoneCompressor, check_compression
 from horovodish.torch.adapter import COLLECTIVES, TENSORS
 from horovodish.torch.autograd import Allgather, Allreduce, Alltoall, Broadcast, Reducescatter, is_recorded
 from horovodish.torch.compression import Compression
@@ -274,6 +275,8 @@ def _reduced(
     with RefuseOnError(operation.kind, name, identity):
         check_compression(compression)
         operation = checked(operation._replace(name=name))
+        if isinstance(compression, CodecCompressor):
+            operation, compression = compression.applied(operation), NoneCompressor
         tensors = checked_group(tensors, operation.kind, TENSORS.noun)
         for tensor in tensors:
             check_tensor(tensor, name)

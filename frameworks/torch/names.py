@@ -109,13 +109,16 @@ class PlanNames:
     The first is counted; those of later plans follow from it, so that optimizers may replace their plans in an order
     that differs by rank. On a new engine all start anew. Reports and errors show the names, such as
     "gradients of optimizer 1, plan 2", and "gradients of optimizer 1 of ranks [0, 2]" in a process set.
+
+    Attributes:
+        first: the name of the first plan on this engine.
     """
 
     def __init__(self, process_set: ProcessSet, what: str = "gradients"):
         self._what = what
         self._process_set = process_set
         self._engine: _native.Engine | None = None
-        self._first = ""
+        self.first = ""
         self._count = 0
 
     def next(self) -> str:
@@ -123,9 +126,9 @@ class PlanNames:
         if self._engine is not basics.engine():
             self._engine = basics.engine()
             identity = checked_id(self._process_set)
-            self._first = f"{self._what} of optimizer {counted('optimizer', identity)}"
+            self.first = f"{self._what} of optimizer {counted('optimizer', identity)}"
             if identity:
-                self._first += f" of ranks {self._process_set.ranks}"
+                self.first += f" of ranks {self._process_set.ranks}"
             self._count = 0
         self._count += 1
-        return self._first if self._count == 1 else f"{self._first}, plan {self._count}"
+        return self.first if self._count == 1 else f"{self.first}, plan {self._count}"

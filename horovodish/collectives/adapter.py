@@ -215,9 +215,10 @@ class Adapter(ABC, Generic[T]):
             rows: Sequence[int] = ()
             if kind == "alltoall":
                 rows = checked_splits(splits, members[0][3][0], process_set.size(), label)
+            codec = operation.codec
             operation = Operation(
                 kind, name, process_set, op, None, prescale, postscale, root, rows, in_place, member_names, family
-            )
+            )._replace(codec=codec)
             placement = self.placement(operation, sources, members)
             arrivals = targets
             if placement.is_staged:

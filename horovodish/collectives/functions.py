@@ -35,14 +35,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from horovodish.collectives.adapter import Adapter, Shaped
+from horovodish.collectives.adapter import Adapter, Shaped, checked, identified
 from horovodish.collectives.array_adapter import ARRAYS, Tensor
 from horovodish.collectives.arrays import Array
+from horovodish.collectives.codecs import CodecCompressor
 from horovodish.collectives.devices import ON_HOST
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
-from horovodish.collectives.submission import Handle, agree_on_counters, poll, submit, synchronize
+from horovodish.collectives.submission import Handle, RefuseOnError, agree_on_counters, poll, submit, synchronize
 
 __all__ = [
     "Handle",
@@ -98,6 +99,7 @@ class Collectives(Generic[GivenT, ResultT]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
+        compression: CodecCompressor | None = None,
     ) -> ResultT:
         """Reduce the tensors of all ranks, element by element, and give the result to every rank. Collective; blocks.
 
@@ -113,12 +115,15 @@ class Collectives(Generic[GivenT, ResultT]):
             prescale_factor: multiplies every input. For integers the product is computed in float64 and truncated.
             postscale_factor: multiplies the result, in the same way.
             process_set: the ranks that take part.
+            compression: what travels between hosts, such as `Compression.int8`; None: the values. Then the result is an
+                approximation, the same on every rank.
 
         Returns:
             A new tensor of the shape and dtype of `tensor`.
 
         Raises:
-            ValueError: `average` and `op` are both given, or `op` is not a reduce op.
+            ValueError: `average` and `op` are both given, `op` is not a reduce op, or `compression` cannot be used with
+                it.
             See `horovodish.collectives` for what every operation can raise.
 
         Example:
@@ -126,6 +131,10 @@ class Collectives(Generic[GivenT, ResultT]):
             array([6., 6.], dtype=float32)
         """
         operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor)
+        if compression is not None:
+            name, identity = identified(operation)
+            with RefuseOnError("allreduce", name, identity):
+                operation = compression.applied(checked(operation._replace(name=name)))
         return self._adapter.one(operation, tensor, waits=True).wait()
 
     def allreduce_async(

@@ -8,11 +8,29 @@ from typing import Any, NamedTuple
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import ReduceOp
 
-__all__ = ["Family", "Member", "Operation"]
+__all__ = ["Codec", "Family", "Member", "Operation"]
 
 Member = tuple[int, int, int, tuple[int, ...]]
 """A tensor as the engine takes it: the address of its input, the address of its output (the same in place, 0 where the
 engine allocates it), its dtype (a value of `_native.DTYPES`) and its shape."""
+
+
+class Codec(NamedTuple):
+    """What travels between hosts instead of floating-point values.
+
+    Attributes:
+        kind: a value of `_native.CODECS`.
+        share: of the values that travel, for the codecs that leave some out.
+        error_feedback: this rank adds what a code leaves out to what it encodes next of the same tensor.
+        start: how many uses of each tensor's name come before the first one that is encoded.
+        owner: of the tensors, where their names alone do not tell them from those of another owner.
+    """
+
+    kind: int
+    share: float
+    error_feedback: bool
+    start: int
+    owner: str = ""
 
 
 class Family(NamedTuple):
@@ -52,6 +70,7 @@ class Operation(NamedTuple):
             gets, is read or written. Otherwise parts are rows.
         ends: where each rank's part of the elements ends, if the parts are not even. All members have one dtype.
         tag: of a send or a receive; the two that belong together have the same.
+        codec: of an allreduce by Sum or Average; None: values travel as they are.
     """
 
     kind: str
@@ -69,3 +88,4 @@ class Operation(NamedTuple):
     by_elements: bool = False
     ends: tuple[int, ...] = ()
     tag: int = 0
+    codec: Codec | None = None

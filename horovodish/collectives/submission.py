@@ -389,6 +389,7 @@ def submit(
         by_elements,
         ends,
         tag,
+        codec,
     ) = operation
     process_set_id: Any = process_set.process_set_id  # a number, because the set is in use
     device, current_stream, _ = placement
@@ -412,6 +413,7 @@ def submit(
             by_elements,
             ends,
             tag,
+            codec,
             keep_alive,
         )
     except TypeError:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from horovodish import _native
 from horovodish.collectives.devices import Placement
-from horovodish.collectives.operation import Member, Operation
+from horovodish.collectives.operation import Codec, Member, Operation
 from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.submission import WAIT_SLICE_SECONDS, refuse
 from horovodish.errors import from_native
@@ -31,6 +31,7 @@ class Bucket(NamedTuple):
         shown: what messages of this rank call them; empty where they use the label.
         tensors: what travels instead of each gradient.
         absent: the places of those that this rank does not have. Their tensors are zeros.
+        codec: what travels between hosts; None: the tensors.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Bucket(NamedTuple):
     shown: list[str]
     tensors: list[Any]
     absent: frozenset[int] = frozenset()
+    codec: Codec | None = None
 
 
 class Memory(NamedTuple):
@@ -98,7 +100,9 @@ def reduce_at_once(name: str, buckets: Sequence[Bucket], options: GradientOption
     ]
     devices = [memory.placement.device for memory in memories]
     factors = options.prescale_factor, options.postscale_factor
-    plan = basics.engine().plan(name, options.op, *factors, members, devices, checked_id(options.process_set))
+    codecs = [bucket.codec for bucket in buckets]
+    identity = checked_id(options.process_set)
+    plan = basics.engine().plan(name, options.op, *factors, members, devices, identity, codecs=codecs)
     try:
         _submit(plan, buckets, memories)
         while not plan.wait(WAIT_SLICE_SECONDS):
@@ -124,7 +128,7 @@ def _memories(
     names = [f"{name}, bucket {number}" for number in range(len(buckets))]  # as the engine names a plan's operations
     try:
         return [
-            adapter.memory(options.operation(each, its), bucket.tensors)
+            adapter.memory(options.operation(each, its)._replace(codec=bucket.codec), bucket.tensors)
             for each, its, bucket in zip(names, labels, buckets, strict=True)
         ]
     except Exception as problem:

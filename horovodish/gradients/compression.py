@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
+from horovodish.collectives.codecs import Compression
+
 __all__ = ["CastCompressor", "Compressions", "Compressor", "NoneCompressor", "casts", "check_compression"]
 
 
@@ -30,7 +32,7 @@ def check_compression(compression: Compressor) -> Compressor:
     """
     if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
         raise ValueError(
-            f"compression={compression!r} is not a compression; use Compression.none, .fp16, .bf16, or a class "
+            f"compression={compression!r} is not a compression; use Compression.none, .fp16, .bf16, .int8, or a class "
             "with compress and decompress"
         )
     return compression
@@ -74,11 +76,14 @@ class CastCompressor:
         return cls.cast(tensor, context)
 
 
-class Compressions:
+class Compressions(Compression):
     """The compressions to choose from. Any class with `compress` and `decompress` will do as well; see `Compressor`.
 
     `none` sends tensors as they are. `fp16` sends float32 and float64 as float16: 11 bits of precision, values up to
     65504. `bf16` sends them as bfloat16: 8 bits of precision, the range of float32.
+
+    `int8`, `int4`, `onebit`, `ternary`, `topk(share)` and `randomk(share)` are codecs, for links between hosts that are
+    slower than the training. See `horovodish.Compression` for what they do and for their options.
 
     Example:
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.bf16)

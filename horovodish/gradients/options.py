@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, SupportsIndex, TypedDict, TypeVar, cast, get_type_hints
 
+from horovodish.collectives.codecs import CodecCompressor
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, check_kind, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp, chosen_op
@@ -281,6 +282,8 @@ class GradientOptions:
 
     Attributes:
         values: every option by its name. The core reads some of them as attributes.
+        compression: the cast that is asked for.
+        codec: the codec that is asked for; None: none.
         prescale_factor, postscale_factor: multiply every gradient before and after the reduction.
         groups: `groups` or `num_groups`; None without groups.
         passes: `backward_passes_per_step`.
@@ -289,6 +292,7 @@ class GradientOptions:
     values: AnyOptions
     op: ReduceOp
     compression: Compressor
+    codec: CodecCompressor | None
     prescale_factor: float
     postscale_factor: float
     groups: Groups
@@ -315,10 +319,20 @@ class GradientOptions:
         for name in ("shard_by", "shard_set"):
             if name in options and not values["shard"]:
                 raise ValueError(f'{name}= needs shard="states" or shard="gradients"')
+        compression = values["compression"]
+        codec = compression if isinstance(compression, CodecCompressor) else None
+        if codec is not None:
+            codec.check_op(values["op"])
+            if values["shard"]:
+                raise ValueError(
+                    f"compression={codec!r} is not there yet for shard=; use Compression.fp16 or .bf16, or leave out "
+                    "shard="
+                )
         return cls(
             values,
             values["op"],
-            values["compression"],
+            compression if codec is None else NoneCompressor,
+            codec,
             1.0 / factor,
             float(factor),
             _checked_groups(values["num_groups"], values["groups"]),

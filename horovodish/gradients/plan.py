@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from horovodish.collectives.adapter import Adapter
 from horovodish.collectives.consistency import Checksums, is_due
-from horovodish.collectives.operation import Operation
+from horovodish.collectives.operation import Codec, Operation
 from horovodish.collectives.process_sets import ProcessSet, checked_id
 from horovodish.collectives.reduce_ops import Sum
 from horovodish.collectives.submission import counted
@@ -59,12 +59,14 @@ class Payload(NamedTuple):
         dtype: its dtype; only equality counts.
         device: where it is; only equality counts.
         group: the number of the group that it belongs to; None: it belongs to none.
+        codec: what travels between hosts; only equality counts.
     """
 
     size_bytes: int
     dtype: Hashable
     device: Hashable = None
     group: int | None = None
+    codec: Codec | None = None
 
 
 def plan_buckets(
@@ -72,10 +74,10 @@ def plan_buckets(
 ) -> list[list[int]]:
     """Put tensors into buckets, each of which is negotiated and reduced as a unit. Pure; not collective.
 
-    A bucket holds tensors of one dtype and device and is filled in the order given, up to `threshold_bytes`; the one
-    that is opened first, up to `first_bytes` if that is less. A tensor of `threshold_bytes` or more travels alone, and
-    the tensors around it still share a bucket. With a threshold of 0 every tensor travels alone. The tensors of a group
-    that are on one device are a bucket of their own, whatever their sizes and dtypes.
+    A bucket holds tensors of one dtype, device and codec. It is filled in the order given, up to `threshold_bytes`; the
+    one that is opened first, up to `first_bytes` if that is less. A tensor of `threshold_bytes` or more travels alone,
+    and the tensors around it still share a bucket. With a threshold of 0 every tensor travels alone. The tensors
+    of a group that have one device and codec are a bucket of their own, whatever their sizes and dtypes.
 
     Args:
         payloads: the tensors, in the order in which they are expected to be ready.
@@ -92,19 +94,19 @@ def plan_buckets(
     open_buckets: dict[Hashable, _Bucket] = {}
     grouped: dict[Hashable, list[int]] = {}
     buckets: list[list[int]] = []
-    for index, (size, dtype, device, group) in enumerate(payloads):
+    for index, (size, dtype, device, group, codec) in enumerate(payloads):
         if group is not None:
-            if (group, device) not in grouped:
-                buckets.append(grouped.setdefault((group, device), []))
-            grouped[group, device].append(index)
+            if (group, device, codec) not in grouped:
+                buckets.append(grouped.setdefault((group, device, codec), []))
+            grouped[group, device, codec].append(index)
             continue
-        bucket = open_buckets.get((dtype, device))
+        bucket = open_buckets.get((dtype, device, codec))
         alone = size >= threshold_bytes
         if bucket is None or alone or bucket.size_bytes + size > bucket.limit_bytes:
             bucket = _Bucket(threshold_bytes if buckets else min(first_bytes, threshold_bytes))
             buckets.append(bucket.members)
             if not alone:
-                open_buckets[dtype, device] = bucket
+                open_buckets[dtype, device, codec] = bucket
         bucket.members.append(index)
         bucket.size_bytes += size
     return sorted(buckets, key=lambda members: members[-1])
@@ -136,10 +138,12 @@ class GradientAdapter(ABC):
     Attributes:
         tensors: the adapter of the framework's tensors. A framework with a `reduce` of its own needs none.
         may_differ: ranks may have gradients for other sources, or of another layout, where nothing is traced.
+        takes_codecs: `reduce` hands the codecs of the buckets to the engine.
     """
 
     tensors: ClassVar[Adapter[Any]]
     may_differ: ClassVar[bool] = True
+    takes_codecs: ClassVar[bool] = False
 
     def is_traced(self, gradients: Sequence[Any]) -> bool:
         """True while a program is traced, which must be the same one on every rank."""
@@ -271,6 +275,8 @@ class GradientPlan:
         """
         self.options = options
         self.local: list[Any] = []
+        if options.codec is not None and not adapter.takes_codecs:
+            options.codec.compress(None)
         self._adapter = adapter
         self._label = label
         self._remedy = remedy
@@ -340,6 +346,11 @@ class GradientPlan:
         adapter, compression = self._adapter, self.options.compression
         travelling = {index: compression.compress(gradient) for index, gradient in gradients.items()}
         payloads = {index: adapter.payload(tensor, sources[index]) for index, (tensor, _) in travelling.items()}
+        if (codec := self.options.codec) is not None:
+            payloads = {
+                index: payload._replace(codec=codec.of(names[index], tuple(travelling[index][0].shape)))
+                for index, payload in payloads.items()
+            }
         if self.options.groups is not None:
             groups = self.options.groups_of([sources[index] for index in gradients])
             payloads = {
@@ -349,7 +360,9 @@ class GradientPlan:
         tuner = self._tuner(name, adapter.is_traced([*gradients.values()]))
         tuning = tuner.tuning if tuner else Tuning.of(basics.running().settings)
         members = backward_buckets(payloads, tuning.fusion_threshold_mb)
-        buckets = [_bucket(name, bucket, labels, names, travelling, absent) for bucket in members]
+        buckets = [
+            _bucket(name, bucket, labels, names, travelling, absent, payloads[bucket[0]].codec) for bucket in members
+        ]
         tensors, any_joined = adapter.reduce(name, buckets, self.options)
         results = {
             index: None if tensor is None else compression.decompress(tensor, travelling[index][1])
@@ -464,6 +477,7 @@ def _bucket(
     names: dict[int, str],
     travelling: dict[int, tuple[Any, Any]],
     absent: set[int],
+    codec: Codec | None,
 ) -> Bucket:
     more = f" and {len(members) - 1} more" if len(members) > 1 else ""
     return Bucket(
@@ -472,6 +486,7 @@ def _bucket(
         [names[index] for index in members],
         [travelling[index][0] for index in members],
         frozenset(place for place, index in enumerate(members) if index in absent),
+        codec,
     )
 
 

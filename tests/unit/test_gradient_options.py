@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovodish import Average, Max, Sum
+from horovodish import Adasum, Average, Compression, Max, Sum
 from horovodish.gradients.options import GradientOptions, TorchOptions, check_trained, not_wrapped, takes
 
 checked = GradientOptions.checked
@@ -22,6 +22,12 @@ PARAMETER, OTHER = np.zeros(2), np.zeros((3, 4))
     [
         ({"op": "mean"}, "op='mean' is not a reduce op"),
         ({"op": Sum, "gradient_predivide_factor": 2.0}, r"gradient_predivide_factor=2\.0 needs op=Average"),
+        ({"op": Max, "compression": Compression.int8}, r"compression=Compression\.int8 needs op=Average or op=Sum"),
+        ({"op": Adasum, "compression": Compression.topk(0.1)}, r"Compression\.topk\(0\.1\) needs op=Average or op=Sum"),
+        (
+            {"shard": "states", "compression": Compression.int8},
+            r"compression=Compression\.int8 is not there yet for shard=",
+        ),
         ({"gradient_predivide_factor": 0.0}, r"gradient_predivide_factor=0\.0 is not positive"),
         ({"compression": "fp16"}, "compression='fp16' is not a compression; use Compression.none"),
         *(

@@ -244,6 +244,7 @@ class Reducer:
     def _plan_of(
         self, buckets: list[list[int]], devices: list[int], engine: _native.Engine, tuning: Tuning
     ) -> _native.BucketPlan:
+        codecs = [self._slots[bucket[0]].codec for bucket in buckets]
         return engine.plan(
             self._name,
             self._op,
@@ -254,6 +255,7 @@ class Reducer:
             checked_id(self._options.process_set),
             chunk_bytes=int(tuning.chunk_kb * 1024),
             segment_bytes=int(tuning.ring_segment_kb * 1024),
+            codecs=[codec and codec._replace(owner=self._names.first) for codec in codecs],
         )
 
     def _needs_another_plan(self) -> bool:

@@ -32,6 +32,7 @@ class Slot:
         dtype: of what travels.
         shape: of what travels.
         code: the engine's number of `dtype`.
+        codec: what travels between hosts; None: what is handed over.
         device: of what travels, `devices.HOST` for host memory. Gradients on a GPU travel through host memory where
             NCCL cannot reduce them.
     """
@@ -64,7 +65,8 @@ class Slot:
         payload, _ = self._zeros()
         self.dtype, self.shape = payload.dtype, tuple(payload.shape)
         self.code = dtype_code(self.dtype, f"gradient of {name}", reduces=True)
-        operation = options.operation(f"gradient of {name}")
+        self.codec = None if options.codec is None else options.codec.of(name, tuple(parameter.shape))
+        operation = options.operation(f"gradient of {name}")._replace(codec=self.codec)
         ordinal = cuda.ordinal_of(parameter)
         self.device = devices.choose(operation, ordinal, [self.code])
         self._device = parameter.device
@@ -75,7 +77,7 @@ class Slot:
 
     def payload_in(self, group: int | None) -> Payload:
         """What the buckets depend on, in a group or in none."""
-        return Payload(self.size_bytes, self.dtype, self.device, group)
+        return Payload(self.size_bytes, self.dtype, self.device, group, self.codec)
 
     def payload(self, gradient: Tensor) -> tuple[Tensor, Any]:
         """What travels for `gradient`, contiguous, and the context of its compression.

@@ -340,6 +340,31 @@ HOROVODISH_INLINE void weighted_sum_typed(std::type_identity<T>, void* to, const
   }
 }
 
+template <class T>
+HOROVODISH_INLINE void load_typed(std::type_identity<T>, const void* from, float* target, size_t count, double factor) {
+  const auto* const source = static_cast<const T*>(from);
+  const auto scale = static_cast<typename Element<T>::Accumulator>(factor);
+  for (size_t i = 0; i < count; ++i) target[i] = static_cast<float>(Element<T>::load(source[i]) * scale);
+}
+template <class T>
+HOROVODISH_INLINE void store_typed(std::type_identity<T>, const float* source, void* to, size_t count, double factor) {
+  auto* const target = static_cast<T*>(to);
+  for (size_t i = 0; i < count; ++i) target[i] = finished<T>(typename Element<T>::Accumulator{source[i]}, factor);
+}
+
+#define HOROVODISH_FLOATS(T)                                                                                         \
+  HOROVODISH_VARIANTS(void, load_as,                                                                                 \
+                      (std::type_identity<T> type, const void* source, float* target, size_t count, double factor),  \
+                      (type, source, target, count, factor), return load_typed(type, source, target, count, factor)) \
+  HOROVODISH_VARIANTS(void, store_as,                                                                                \
+                      (std::type_identity<T> type, const float* source, void* target, size_t count, double factor),  \
+                      (type, source, target, count, factor), return store_typed(type, source, target, count, factor))
+HOROVODISH_FLOATS(Float16)
+HOROVODISH_FLOATS(BFloat16)
+HOROVODISH_FLOATS(float)
+HOROVODISH_FLOATS(double)
+#undef HOROVODISH_FLOATS
+
 #define HOROVODISH_ADASUM(T)                                                                                           \
   HOROVODISH_VARIANTS(double, dot_as, (std::type_identity<T> type, const void* left, const void* right, size_t count), \
                       (type, left, right, count), return dot_typed(type, left, right, count))                          \
@@ -426,6 +451,13 @@ StagedScaling in_stages(DType dtype, ReduceOp op, const Scaling& scaling, size_t
   staged.first.prescale = std::ldexp(staged.first.prescale, -halvings);
   staged.last.postscale = std::ldexp(staged.last.postscale, halvings);
   return staged;
+}
+
+void load_floats(DType dtype, const void* source, float* target, size_t count, double factor) {
+  with_floating_type(dtype, [&](auto type) { load_as(type, source, target, count, factor); });
+}
+void store_floats(DType dtype, const float* source, void* target, size_t count, double factor) {
+  with_floating_type(dtype, [&](auto type) { store_as(type, source, target, count, factor); });
 }
 
 void fill_identity(DType dtype, ReduceOp op, void* target, size_t count) {

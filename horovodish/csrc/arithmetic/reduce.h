@@ -33,6 +33,10 @@ struct StagedScaling {
 // `contributions`: at most as many are added.
 StagedScaling in_stages(DType dtype, ReduceOp op, const Scaling& scaling, size_t contributions);
 
+// Floating-point numbers of `dtype`, times `factor`, as float32; and the other way.
+void load_floats(DType dtype, const void* source, float* target, size_t count, double factor);
+void store_floats(DType dtype, const float* source, void* target, size_t count, double factor);
+
 // The value that changes no result of `op`, `count` times.
 void fill_identity(DType dtype, ReduceOp op, void* target, size_t count);
 

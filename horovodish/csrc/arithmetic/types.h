@@ -40,6 +40,7 @@ inline std::string_view name_of(ReduceOp op) { return kReduceOpNames[static_cast
 inline std::string_view name_of(Kind kind) { return kKindNames[static_cast<size_t>(kind)]; }
 // Bool and unsigned integers of more than 8 bits travel as they are; no reduction takes them.
 inline bool only_moves(DType dtype) { return dtype == DType::boolean || dtype >= DType::uint16; }
+inline bool is_floating(DType dtype) { return dtype >= DType::float16 && dtype <= DType::float64; }
 inline size_t bytes_of(DType dtype) { return kDTypeBytes[static_cast<size_t>(dtype)]; }
 
 }  // namespace horovodish

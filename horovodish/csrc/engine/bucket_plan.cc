@@ -8,7 +8,8 @@
 namespace horovodish {
 
 BucketPlan::BucketPlan(Engine& engine, const Request& shared, const std::vector<std::pair<Member, size_t>>& members,
-                       const std::vector<int>& devices, int process_set, const std::vector<std::vector<int64_t>>& ends)
+                       const std::vector<int>& devices, int process_set, const std::vector<std::vector<int64_t>>& ends,
+                       const std::vector<Compression>& compressions)
     : engine_(engine), process_set_(process_set) {
   for (size_t index = 0; index < members.size(); ++index) {
     const auto& [member, bucket] = members[index];
@@ -19,6 +20,7 @@ BucketPlan::BucketPlan(Engine& engine, const Request& shared, const std::vector<
       its.request->name = shared.name + ", bucket " + std::to_string(bucket);
       its.request->device = devices.at(devices.size() == 1 ? 0 : bucket);
       if (!ends.empty()) its.request->ends = ends.at(bucket);
+      if (!compressions.empty()) its.request->compression = compressions.at(bucket);
     }
     positions_.push_back({bucket, its.request->members.size()});
     its.request->members.push_back(member);

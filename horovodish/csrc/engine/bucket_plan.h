@@ -16,9 +16,10 @@ namespace horovodish {
 class BucketPlan {
  public:
   // `members`: each with the number of its bucket. `shared`: kind, name, op and scales of every bucket; the name gets the bucket's
-  // number. `devices`: of each bucket's tensors, or one of all. `ends`: of each bucket, see Request; or none.
+  // number. `devices`: of each bucket's tensors, or one of all. `ends`, `compressions`: of each bucket, see Request; or none.
   BucketPlan(Engine& engine, const Request& shared, const std::vector<std::pair<Member, size_t>>& members,
-             const std::vector<int>& devices, int process_set, const std::vector<std::vector<int64_t>>& ends = {});
+             const std::vector<int>& devices, int process_set, const std::vector<std::vector<int64_t>>& ends = {},
+             const std::vector<Compression>& compressions = {});
 
   // Tensor `index` is ready, on a device once `stream` has come this far. Any thread. Throws std::out_of_range, and
   // std::logic_error when it was submitted before.

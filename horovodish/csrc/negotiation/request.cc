@@ -31,6 +31,14 @@ std::string pair_text(size_t chunk, size_t segment) {
   return std::to_string(chunk) + " and " + std::to_string(segment) + " bytes";
 }
 
+// As the user wrote it, but for what he has left out.
+std::string compression_text(const Compression& its) {
+  if (its.kind == CodecKind::none) return "Compression.none";
+  return "Compression." + std::string(name_of(its.kind)) + "(" +
+         (takes_share(its.kind) ? number_text(its.share) + ", " : "") +
+         "error_feedback=" + (its.error_feedback ? "True" : "False") + ", start=" + std::to_string(its.start) + ")";
+}
+
 std::string place_text(const Request& request) { return request.on_host() ? "host memory" : "a CUDA device"; }
 
 struct Difference {
@@ -91,6 +99,10 @@ std::optional<Difference> first_difference(const Request& a, const Request& b) {
   if (a.op != b.op) {
     return Difference{a.name, "reduction op", std::string(name_of(a.op)), std::string(name_of(b.op)),
                       "pass the same op on every rank"};
+  }
+  if (a.compression != b.compression) {
+    return Difference{a.name, "compression", compression_text(a.compression), compression_text(b.compression),
+                      "pass the same compression on every rank"};
   }
   if (a.family.members != b.family.members) return tree_difference(a, b);
   const size_t common = std::min(a.members.size(), b.members.size());

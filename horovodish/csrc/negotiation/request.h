@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "arithmetic/codecs/codec.h"
 #include "arithmetic/types.h"
 #include "negotiation/rank_set.h"
 
@@ -20,6 +21,8 @@ template <>
 inline constexpr uint64_t kEnumerators<ReduceOp> = kReduceOpNames.size();
 template <>
 inline constexpr uint64_t kEnumerators<DType> = kDTypeNames.size();
+template <>
+inline constexpr uint64_t kEnumerators<CodecKind> = kCodecNames.size();
 
 struct Member {
   std::string name;
@@ -50,6 +53,18 @@ struct Family {
   static auto fields(auto& its) { return std::tie(its.name, its.members, its.structure); }
 };
 
+// What travels between hosts in place of the floating-point values of an allreduce whose op is Sum or Average.
+struct Compression {
+  CodecKind kind = CodecKind::none;
+  double share = 0;  // of the values that travel, for the codecs that leave some out
+  bool error_feedback = false;  // whether a rank adds what a code leaves out to what it encodes next of the same tensor
+  uint64_t start = 0;  // how many uses of each tensor's name come before the first one that is encoded
+  std::string owner = {};  // of the tensors, where their names do not tell them from those of another owner
+
+  bool operator==(const Compression&) const = default;
+  static auto fields(auto& its) { return std::tie(its.kind, its.share, its.error_feedback, its.start, its.owner); }
+};
+
 struct Request {
   static constexpr int kHost = -1;
   static constexpr int kSomeGpu = -2;  // on a rank that has joined and named none
@@ -67,6 +82,7 @@ struct Request {
   bool by_elements = false;
   // Where each rank's part of the elements of the one dtype ends. Empty: the parts are as even as possible.
   std::vector<int64_t> ends;
+  Compression compression;
   int device = kHost;  // otherwise the CUDA ordinal of this rank
   // How it moves, where that is not left to the settings; 0 where it is.
   size_t chunk_bytes = 0;  // within a host
@@ -78,7 +94,7 @@ struct Request {
   // Of the device, a signature says only whether it is one: ranks use different ordinals for "my GPU".
   static auto fields(auto& its) {
     return std::tie(its.family, its.kind, its.name, its.op, its.prescale, its.postscale, its.root, its.by_elements,
-                    its.ends, its.chunk_bytes, its.segment_bytes, its.members, its.refusal);
+                    its.ends, its.compression, its.chunk_bytes, its.segment_bytes, its.members, its.refusal);
   }
 
   bool on_host() const { return device == kHost; }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -28,6 +29,8 @@ struct Buffer {
   std::byte* target = nullptr;
   // Of an allgather: how many rows this rank contributes. Of an alltoall: how many it sends to every rank.
   std::vector<int64_t> rows = {};
+  // One for each element, of what this rank has encoded of the tensor before; null where none are kept.
+  std::shared_ptr<float> errors = nullptr;
 };
 
 struct Operation {
@@ -42,6 +45,8 @@ struct Operation {
   uint64_t decision = 0;  // known once decided: its number in the order of decisions
   int contributors = 0;  // known once decided: what an average divides by
   bool any_joined = false;  // known once decided
+  // Known once decided, of an operation whose values travel in codes between hosts: for codecs that draw random numbers.
+  std::optional<uint64_t> code_seed;
   int root = 0;  // known once decided: index of the root within the process set
   std::shared_ptr<Handle> handle;
   std::vector<std::shared_ptr<DeviceEvent>> ready;  // when the inputs are there, on streams of the framework

@@ -54,7 +54,8 @@ CarriedValues::CarriedValues(const ProcessSetConfig& config)
 }
 
 size_t CarriedValues::bytes_of_a_rank(const Request& request) const {
-  const bool reduces = request.kind == Kind::allreduce && request.op != ReduceOp::adasum;
+  const bool reduces =
+      request.kind == Kind::allreduce && request.op != ReduceOp::adasum && request.compression.kind == CodecKind::none;
   if (one_host_ || !request.on_host() || (!reduces && request.kind != Kind::broadcast)) return 0;
   const size_t most = reduces ? most_reduced_ : most_broadcast_;
   size_t bytes = 0;

@@ -22,6 +22,7 @@ class Concatenation {
     const std::byte* source;  // null: the identity of the op
     std::byte* target;        // null: the result is not wanted
     Range range;              // of the concatenation
+    float* errors;            // see Buffer
   };
 
   explicit Concatenation(DType dtype) : dtype_(dtype) {}
@@ -31,7 +32,7 @@ class Concatenation {
   // All members as bytes, for collectives that only move data.
   static Concatenation as_bytes(const Operation& operation);
 
-  void append(const std::byte* source, std::byte* target, size_t count);
+  void append(const std::byte* source, std::byte* target, size_t count, float* errors = nullptr);
   DType dtype() const { return dtype_; }
   size_t count() const { return count_; }
   size_t item_bytes() const { return bytes_of(dtype_); }

@@ -18,10 +18,6 @@ constexpr size_t kLarge = 4 << 20;
 // Numbers that float16 has with all its digits.
 constexpr double kSmallestHalf = 0x1p-14, kLargestHalf = 65504;
 
-bool is_floating(DType dtype) {
-  return dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32 || dtype == DType::float64;
-}
-
 }  // namespace
 
 std::string problem_for_nccl(Kind kind, ReduceOp op, const std::vector<DType>& dtypes, double prescale,
@@ -44,6 +40,7 @@ std::string problem_for_nccl(Kind kind, ReduceOp op, const std::vector<DType>& d
 }
 
 std::string problem_for_nccl(const Request& request) {
+  if (request.compression.kind != CodecKind::none) return "codes are made in host memory";
   return problem_for_nccl(request.kind, request.op, dtypes_of(request), request.prescale, request.postscale);
 }
 
@@ -88,7 +85,7 @@ std::byte* NcclLaunch::reserve(size_t bytes) {
 void NcclLaunch::plan_allreduce() {
   for (const Concatenation& whole : Concatenation::by_dtype(operation_)) {
     Concatenation small(whole.dtype());
-    for (const auto& [source, target, range] : whole.tensors()) {
+    for (const auto& [source, target, range, errors] : whole.tensors()) {
       Concatenation alone(whole.dtype());
       const bool is_small = range.count * whole.item_bytes() < kLarge;
       (is_small ? small : alone).append(source, target, range.count);
@@ -101,7 +98,7 @@ void NcclLaunch::plan_allreduce() {
 // Several tensors become one long vector in the fusion buffer. One alone needs none.
 void NcclLaunch::plan_vector(const Concatenation& whole) {
   if (whole.count() == 0) return;
-  const auto& [source, target, range] = whole.tensors().front();
+  const auto& [source, target, range, errors] = whole.tensors().front();
   if (whole.tensors().size() == 1 && source != nullptr && target != nullptr) {
     pieces_.push_back({source, target, whole.dtype(), range.count});
   } else {

@@ -58,6 +58,7 @@ void StreamPlane::start(std::shared_ptr<Operation> operation) {
     carry_out_alone(*operation);
     return on_complete_(operation);
   }
+  if (several_hosts()) residuals_.begin_use(*operation);
   StreamWorld world{.layout = layout_};
   world.segment_bytes = request.segment_bytes == 0 ? layout_.segment_bytes : request.segment_bytes;
   if (shared_) {

@@ -26,6 +26,7 @@
 
 #include "memory/arena.h"
 #include "planes/plane.h"
+#include "planes/residuals.h"
 #include "planes/stream/world.h"
 
 namespace horovodish {
@@ -112,6 +113,7 @@ class StreamPlane : public Plane {
   std::vector<StreamCounters*> counters_;  // by rank of this host
   std::vector<Doorbell*> peers_;
   OnComplete on_complete_;
+  Residuals residuals_;
   std::vector<StreamTask::Slots> slots_;  // by slot index
   std::deque<Item> items_;
   std::deque<Exchange> exchanges_;  // of chunks that are combined and not yet announced, in order

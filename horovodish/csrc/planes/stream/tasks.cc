@@ -6,6 +6,7 @@
 
 #include "arithmetic/copy_bytes.h"
 #include "planes/fusion.h"
+#include "planes/mpi/coded_allreduce.h"
 #include "planes/mpi/mpi_tasks.h"
 #include "planes/shards.h"
 
@@ -51,13 +52,15 @@ class OnePiece {
 //     slot of a rank of 2 + 2    shard 0: for rank 0, for rank 2    shard 1: for rank 1, for rank 3
 class ReduceTask : public StreamTask {
  public:
-  ReduceTask(ReduceOp op, const Scaling& scaling, double packing_scale, ScatterLayout values, const StreamWorld& world)
+  ReduceTask(ReduceOp op, const Scaling& scaling, double packing_scale, ScatterLayout values, const StreamWorld& world,
+             std::optional<Coding> coding)
       : concatenation_(std::move(values.concatenation)),
         begins_(std::move(values.begins)),
         op_(op),
         scaling_(scaling),
         staged_(in_stages(concatenation_.dtype(), op_, scaling_, world.size())),
         packing_scale_(packing_scale),
+        coding_(coding),
         world_(world),
         item_(concatenation_.item_bytes()),
         unshared_(!scatters() && concatenation_.count() * item_ <= kUnsharedBytes),
@@ -103,8 +106,10 @@ class ReduceTask : public StreamTask {
     for (size_t shard = 0; shard < shards_; ++shard) {
       if (!is_own(shard)) continue;
       std::vector<Range> of_hosts(world_.hosts.size());
+      Range values{};  // of the concatenation, of an allreduce
       for_each_part(chunk, shard, [&](const Range& part, size_t at, size_t host) {
         if (part.count == 0) return;
+        values = part;
         Range& its = of_hosts[host];
         if (its.count == 0) its.begin = at;
         its.count = at + part.count - its.begin;
@@ -113,7 +118,15 @@ class ReduceTask : public StreamTask {
       const auto owners = world_.one_of_each_host(sequence, world_.layout.shards.tag(shard), owner);
       if (scatters()) {
         tasks.push_back(make_reduce_scatter(owners, concatenation_.dtype(), op_, scaling, memory, of_hosts));
-      } else if (const auto [begin, count] = of_hosts[0]; count > 0) {
+      } else if (const auto [begin, count] = of_hosts[0]; count > 0 && coding_) {
+        // What has been multiplied so far in order that partial sums stay in range; the codec has the range of float32.
+        const double done = piece_ ? 1.0 : staged_.first.prescale;
+        const Scaling rest{.prescale = done == scaling_.prescale ? 1.0 : scaling_.prescale / done,
+                           .postscale = scaling_.postscale,
+                           .divisor = scaling_.divisor};
+        tasks.push_back(make_coded_allreduce(owners, coding_->codec, coding_->seed, concatenation_, values, rest,
+                                             memory + begin * item_));
+      } else if (count > 0) {
         tasks.push_back(make_allreduce(owners, concatenation_.dtype(), op_, scaling, memory + begin * item_, count));
       }
     }
@@ -184,6 +197,7 @@ class ReduceTask : public StreamTask {
   const Scaling scaling_;
   const StagedScaling staged_;  // with several hosts
   const double packing_scale_;
+  const std::optional<Coding> coding_;
   const StreamWorld world_;
   const size_t item_;
   const bool unshared_;  // every rank of a host reduces for itself
@@ -258,8 +272,9 @@ class BroadcastTask : public StreamTask {
 }  // namespace
 
 std::shared_ptr<StreamTask> make_reduce_task(ReduceOp op, const Scaling& scaling, double packing_scale,
-                                             ScatterLayout values, const StreamWorld& world) {
-  return std::make_shared<ReduceTask>(op, scaling, packing_scale, std::move(values), world);
+                                             ScatterLayout values, const StreamWorld& world,
+                                             std::optional<Coding> coding) {
+  return std::make_shared<ReduceTask>(op, scaling, packing_scale, std::move(values), world, coding);
 }
 
 std::vector<std::shared_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr<Operation>& operation,
@@ -268,9 +283,14 @@ std::vector<std::shared_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr
   std::vector<std::shared_ptr<StreamTask>> tasks;
   const auto reduce_all = [&](ScatterLayout values) {
     if (values.concatenation.count() == 0) return;
+    std::optional<Coding> coding;
+    if (operation->code_seed && is_floating(values.concatenation.dtype())) {
+      const Compression& compression = operation->request->compression;
+      coding.emplace(Coding{{compression.kind, compression.share}, *operation->code_seed});
+    }
     tasks.push_back(op == ReduceOp::adasum ? make_adasum_task(*operation, std::move(values.concatenation), world)
                                            : make_reduce_task(op, operation->scaling(), operation->packing_scale(),
-                                                              std::move(values), world));
+                                                              std::move(values), world, coding));
   };
   switch (operation->request->kind) {
     case Kind::allreduce:

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "arithmetic/codecs/codec.h"
 #include "planes/fusion.h"
 #include "planes/stream/stream.h"
 
@@ -12,9 +14,16 @@ namespace horovodish {
 // None of an operation that is done as soon as all ranks have submitted it. There are several ranks.
 std::vector<std::shared_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr<Operation>& operation,
                                                            const StreamWorld& world);
-// An allreduce if `values.begins` is empty, otherwise a reducescatter. `packing_scale`: multiplies what this rank has.
+// The codec of an operation, and a seed for its random numbers.
+struct Coding {
+  Codec codec;
+  uint64_t seed;
+};
+// An allreduce if `values.begins` is empty, otherwise a reducescatter. `packing_scale`: multiplies what this rank has. `coding`: of
+// what travels between hosts, of an allreduce.
 std::shared_ptr<StreamTask> make_reduce_task(ReduceOp op, const Scaling& scaling, double packing_scale,
-                                             ScatterLayout values, const StreamWorld& world);
+                                             ScatterLayout values, const StreamWorld& world,
+                                             std::optional<Coding> coding = std::nullopt);
 // One dtype of an allreduce whose op is Adasum.
 std::shared_ptr<StreamTask> make_adasum_task(const Operation& operation, Concatenation concatenation,
                                              const StreamWorld& world);

@@ -1,0 +1,138 @@
+"""Codecs: what travels between hosts instead of values, where the link is slow. The engine encodes and decodes.
+
+A cast changes a tensor before the engine gets it. A codec is a part of the operation, because sums of codes mean
+nothing: the engine decodes what comes from other hosts, adds, and encodes the sum.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, SupportsIndex
+
+from horovodish import _native
+from horovodish.collectives.operation import Codec, Operation
+from horovodish.collectives.reduce_ops import Average, ReduceOp, Sum
+
+__all__ = ["Compression"]
+
+Where = Callable[[str, tuple[int, ...]], bool]
+
+LEAST_ELEMENTS = 65536
+"""An optimizer sends tensors of fewer elements as they are: they are a small part of a model, and often the one that
+needs precision."""
+
+
+def _is_large_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) > 1 and math.prod(shape) >= LEAST_ELEMENTS
+
+
+@dataclass(frozen=True)
+class CodecCompressor:
+    """A codec and its options. Call it to get the same codec with other options.
+
+    Attributes:
+        kind: a key of `_native.CODECS`.
+        share: of the values that travel, for `topk` and `randomk`.
+        error_feedback: an optimizer adds what a code leaves out to the tensor's next gradient.
+        start: in so many steps an optimizer sends a tensor as it is, before the first step that encodes it.
+        where: which tensors of an optimizer are encoded, by the parameter's name and shape. None: those of at least two
+            dimensions and 65536 elements.
+    """
+
+    kind: str
+    share: float = 0.0
+    error_feedback: bool = True
+    start: int = 0
+    where: Where | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind in ("topk", "randomk") and not 0 < self.share <= 1:
+            raise ValueError(f"Compression.{self.kind}({self.share!r}): the share must be above 0 and at most 1")
+        if isinstance(self.start, bool) or not isinstance(self.start, SupportsIndex) or self.start < 0:
+            raise ValueError(f"start={self.start!r} must be a whole number, 0 or more")
+        if self.where is not None and not callable(self.where):
+            raise ValueError(f"where={self.where!r} must be a function of a parameter's name and shape")
+
+    def __call__(self, *, error_feedback: bool = True, start: int = 0, where: Where | None = None) -> CodecCompressor:
+        """The same codec with these options."""
+        return replace(self, error_feedback=error_feedback, start=start, where=where)
+
+    def __repr__(self) -> str:
+        return f"Compression.{self.kind}" + (f"({self.share})" if self.share else "")
+
+    def of(self, name: str, shape: tuple[int, ...], owner: str = "") -> Codec | None:
+        """How the gradient of a parameter travels; None: as it is.
+
+        Args:
+            name, shape: of the parameter.
+            owner: of the parameter, where another one may have its name.
+        """
+        if not (self.where or _is_large_matrix)(name, shape):
+            return None
+        code = _native.CODECS[self.kind]
+        return Codec(code, self.share, bool(self.error_feedback), operator.index(self.start), owner)
+
+    def check_op(self, op: ReduceOp | None) -> None:
+        """Raise ValueError unless what is reduced by `op` can be encoded."""
+        if op not in (Average, Sum):
+            raise ValueError(f"compression={self!r} needs op=Average or op=Sum: only sums can be encoded")
+
+    def applied(self, operation: Operation) -> Operation:
+        """A checked operation whose tensors are encoded, whatever their sizes. No errors are kept for the next one.
+
+        Raises:
+            ValueError: only an optimizer can do this.
+        """
+        if operation.kind != "allreduce":
+            raise ValueError(f"compression={self!r} is for allreduce, not for {operation.kind}; use Compression.none")
+        self.check_op(operation.op)
+        if self.start or self.where is not None:
+            raise ValueError(f"compression={self!r}: start= and where= are for DistributedOptimizer; leave them out")
+        return operation._replace(codec=Codec(_native.CODECS[self.kind], self.share, False, 0))
+
+    def compress(self, tensor: Any) -> tuple[Any, Any]:
+        """Raise ValueError: what calls this can cast, but has no codecs."""
+        raise ValueError(
+            f"compression={self!r} is not there yet for this function or in compiled programs; use Compression.fp16 or "
+            ".bf16"
+        )
+
+    def decompress(self, tensor: Any, context: Any) -> Any:
+        """As `compress`."""
+        return self.compress(tensor)
+
+
+def _topk(share: float, *, error_feedback: bool = True, start: int = 0, where: Where | None = None) -> CodecCompressor:
+    return CodecCompressor("topk", share, error_feedback, start, where)
+
+
+def _randomk(
+    share: float, *, error_feedback: bool = True, start: int = 0, where: Where | None = None
+) -> CodecCompressor:
+    return CodecCompressor("randomk", share, error_feedback, start, where)
+
+
+class Compression:
+    """The codecs: they make what travels between hosts 4 to 100 times shorter. Within a host nothing is encoded.
+
+    `int8` sends a byte for each value, and a scale for each 256. `int4` sends half a byte, and a scale for each 1024.
+    `ternary` sends -1, 0 or 1, and `onebit` a sign, each with a scale for 1024 or 4096 values. `topk(share)` sends the
+    largest values of each 4096, and `randomk(share)` some that are drawn anew each time; the others count as 0.
+
+    Floating-point tensors of every dtype are encoded from float32, and decoded to float32. Integers travel as they are.
+    Where a value of a block is NaN or infinite, the result is NaN in all of the block. Every rank gets the same bits.
+
+    In an optimizer each codec takes options, as in `int8(start=100)`: `error_feedback=False` drops what a code leaves
+    out, instead of adding it to the tensor's next gradient. In the first `start` steps tensors travel as they are.
+    `where(name, shape)` says which are encoded; otherwise it is those of at least two dimensions and 65536 elements.
+    """
+
+    int8: ClassVar[CodecCompressor] = CodecCompressor("int8")
+    int4: ClassVar[CodecCompressor] = CodecCompressor("int4")
+    onebit: ClassVar[CodecCompressor] = CodecCompressor("onebit")
+    ternary: ClassVar[CodecCompressor] = CodecCompressor("ternary")
+    topk = staticmethod(_topk)
+    randomk = staticmethod(_randomk)

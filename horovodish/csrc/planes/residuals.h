@@ -1,0 +1,37 @@
+// What this rank's codes have left out so far: errors that it adds to what it encodes next, by the names of tensors, since the
+// buckets in which these travel change.
+//
+// Whatever a rank encodes at an element, a contribution or a sum, it keeps the error there, in units of the sum before the final
+// scaling. So it does not matter which rank sums up an element next time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "operation/operation.h"
+
+namespace horovodish {
+
+// Of one process set. All ranks count the same uses, so they agree on what is encoded.
+class Residuals {
+ public:
+  // A decided operation begins: counts a use of its tensors. If codes are to travel, gives the operation its seed and the errors.
+  // A tensor that comes with another shape or dtype begins anew.
+  void begin_use(Operation& operation);
+
+ private:
+  struct Entry {
+    DType dtype;
+    std::vector<int64_t> shape;
+    uint64_t uses = 0;
+    std::shared_ptr<float> errors = nullptr;
+  };
+
+  std::unordered_map<std::string, Entry> entries_;  // by the owner and the name of the tensor
+};
+
+}  // namespace horovodish

@@ -1,0 +1,135 @@
+"""Codes travel between hosts: the bits are those of a model on every rank, and what is left out is sent later.
+
+On the plane "mpi_ring" every rank is a host.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import horovodish as hvd
+from horovodish.collectives.array_adapter import ARRAYS
+from support.coded import Floats, Model, reduced
+from support.expect import every_rank_raises, mismatch, the_engine_goes_on, unless_last
+from support.model import dtype_of
+from support.on_ranks import on_ranks
+
+PLANE = "mpi_ring"
+LENGTHS = {"a": 140_001, "b": 5_003, "c": 1}
+STEPS = 5
+
+
+def given(step: int, rank: int) -> dict[str, Floats]:
+    random = np.random.default_rng([step, rank])
+    return {name: random.standard_normal(length).astype(np.float32) for name, length in LENGTHS.items()}
+
+
+@on_ranks(2, 3, 4, planes=[PLANE])
+def test_nothing_is_lost_and_every_rank_gets_the_bits_of_the_model() -> None:
+    """In other buckets from step to step. In the middle one rank has a value that is not finite."""
+    for kind in ("int8", "int4", "onebit", "ternary", "topk"):
+        model = Model(kind, hvd.size())
+        difference = {name: np.zeros(length) for name, length in LENGTHS.items()}
+        for step in range(STEPS):
+            of_ranks = [given(step, rank) for rank in range(hvd.size())]
+            if step == STEPS // 2:
+                of_ranks[0]["a"][70_000] = math.inf
+            for bucket in (["a", "b", "c"],) if step % 2 else (["c", "a"], ["b"]):
+                members = [{name: its[name] for name in bucket} for its in of_ranks]
+                results = reduced(
+                    kind, f"{kind} {bucket}", {f"{kind} {name}": members[hvd.rank()][name] for name in bucket}
+                )
+                with np.errstate(invalid="ignore"):
+                    expected = model.reduced(members)
+                for name, result, bits in zip(bucket, results, expected, strict=True):
+                    np.testing.assert_array_equal(result, bits, f"{kind}, step {step}, {name}")
+                    difference[name] += result - np.sum([its[name] for its in members], 0, np.float64)
+        is_lost = np.isnan(difference["a"])
+        assert is_lost[70_000]
+        assert is_lost.sum() <= 4096
+        for name, its in difference.items():
+            kept = np.sum([errors[name] for errors in model.errors], 0, np.float64)
+            assert np.isfinite(kept).all()
+            assert np.abs((its + kept)[~np.isnan(its)]).max() < 1e-6 * STEPS * hvd.size() * 4, (kind, name)
+
+
+@on_ranks((3, PLANE))
+def test_dtypes_scales_joins_and_process_sets() -> None:
+    own = np.random.default_rng(hvd.rank()).standard_normal((300, 300))
+    exact = [np.random.default_rng(rank).standard_normal((300, 300)) for rank in range(3)]
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        values = ARRAYS.source(own.astype(dtype_of(dtype)), "values")
+        result = hvd.allreduce(values, prescale_factor=2.0, compression=hvd.Compression.int8)
+        assert result.dtype == values.dtype
+        assert np.abs(result.astype(float) - 2 * np.mean(exact, 0)).max() < 0.1
+    large = hvd.allreduce(np.full(1000, 60000, np.float16), compression=hvd.Compression.int8)
+    np.testing.assert_allclose(large, 60000, rtol=0.01)
+    whole = np.arange(1000, dtype=np.int32)
+    np.testing.assert_array_equal(hvd.allreduce(whole, op=hvd.Sum, compression=hvd.Compression.onebit), 3 * whole)
+
+    tiny = np.linspace(
+        -1, 1, 20, dtype=np.float32
+    )  # from the second time on values of this size travel with the decision
+    first, second = (hvd.allreduce(tiny, name="tiny", compression=hvd.Compression.onebit) for _ in range(2))
+    np.testing.assert_array_equal(first, second, strict=True)
+    assert len(np.unique(np.abs(first))) == 1
+
+    drawn = [hvd.allreduce(own, name="drawn", compression=hvd.Compression.randomk(0.5)) for _ in range(2)]
+    for result in drawn:
+        assert np.mean(result != 0) == pytest.approx(0.5, abs=0.01)
+    assert (drawn[0] != drawn[1]).any()
+
+    steps = [reduced("onebit", "later", {"later": np.arange(5, dtype=np.float32)}, start=2)[0] for _ in range(3)]
+    np.testing.assert_array_equal(steps[:2], [3 * np.arange(5)] * 2)
+    assert len(np.unique(steps[2])) == 1
+
+    pair = hvd.add_process_set([0, 2])
+    if hvd.rank() != 1:
+        result = hvd.allreduce(own, process_set=pair, compression=hvd.Compression.int8)
+        assert np.abs(result - (exact[0] + exact[2]) / 2).max() < 0.1
+    hvd.remove_process_set(pair)
+
+    model = Model("int8", 3)
+    if hvd.rank() != 1:
+        for step in range(2):
+            of_ranks = [{"a": given(step, rank)["a"] * (rank != 1)} for rank in range(3)]
+            (result,) = reduced("int8", "joined", {"a": of_ranks[hvd.rank()]["a"]})
+            np.testing.assert_array_equal(result, model.reduced(of_ranks)[0])
+    hvd.join()
+
+
+@on_ranks((2, PLANE))
+def test_what_is_refused() -> None:
+    values, codecs = np.ones((2, 2), np.float32), hvd.Compression
+    every_rank_raises(
+        "x",
+        "compression",
+        "Compression.int8(error_feedback=False, start=0)",
+        "Compression.topk(0.25, error_feedback=False, start=0)",
+        lambda: hvd.allreduce(values, name="x", compression=unless_last(codecs.int8, codecs.topk(0.25))),
+    )
+    for op in (hvd.Adasum, hvd.Max):
+        with pytest.raises(ValueError, match=r"Compression\.int4 needs op=Average or op=Sum"):
+            hvd.allreduce(values, op=op, compression=codecs.int4)
+    with pytest.raises(ValueError, match="start= and where= are for DistributedOptimizer"):
+        hvd.allreduce(values, compression=codecs.int4(start=3))
+    if hvd.rank() == 0:
+        with pytest.raises(ValueError, match="needs op="):
+            hvd.allreduce(values, name="y", op=hvd.Min, compression=codecs.int8)
+    else:
+        with mismatch("rank 0 cannot take part", "needs op=Average or op=Sum"):
+            hvd.allreduce(values, name="y", compression=codecs.int8)
+    for share in (0, 1.5, -1):
+        with pytest.raises(ValueError, match="the share must be above 0 and at most 1"):
+            codecs.topk(share)
+    the_engine_goes_on()
+
+
+@on_ranks(2)
+def test_within_a_host_nothing_is_encoded() -> None:
+    own = np.random.default_rng(hvd.rank()).standard_normal((300, 300)).astype(np.float32)
+    results = [hvd.allreduce(own, compression=compression) for compression in (None, hvd.Compression.onebit)]
+    np.testing.assert_array_equal(*results)

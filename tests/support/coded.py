@@ -1,0 +1,77 @@
+"""A model of an allreduce in which codes travel, where every rank is a host: the same bits as the engine's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from horovodish import _native
+from horovodish.collectives.array_adapter import ARRAYS
+from horovodish.collectives.operation import Codec, Operation
+from horovodish.collectives.reduce_ops import Sum
+
+Floats = npt.NDArray[np.float32]
+BLOCKS = {"int8": 256, "int4": 1024, "onebit": 4096, "ternary": 1024, "topk": 4096, "randomk": 4096}
+SHARE = 0.5
+PIECE, TILE = 64 << 10, 4096
+
+
+def reduced(kind: str, name: str, members: dict[str, Floats], *, start: int = 0) -> list[Floats]:
+    """The sums over all ranks of tensors that travel together, with error feedback. Collective; blocks."""
+    codec = Codec(_native.CODECS[kind], SHARE if kind.endswith("k") else 0.0, True, start)
+    operation = Operation("allreduce", name, op=Sum, member_names=[*members], codec=codec)
+    return ARRAYS.group(operation, [*members.values()]).wait()
+
+
+class Model:
+    """What each rank keeps of each tensor, and the bits that the ranks get."""
+
+    def __init__(self, kind: str, ranks: int):
+        self.kind, self.ranks = kind, ranks
+        self.errors: list[dict[str, Floats]] = [{} for _ in range(ranks)]
+
+    def reduced(self, members: Sequence[dict[str, Floats]]) -> list[Floats]:
+        """As the function of this name, of what each rank gives."""
+        names = [*members[0]]
+        values = [np.concatenate([its[name] for name in names]) for its in members]
+        for rank, its in enumerate(members):
+            for name in names:
+                self.errors[rank].setdefault(name, np.zeros_like(its[name]))
+        errors = [np.concatenate([its[name] for name in names]) for its in self.errors]
+        result = np.empty_like(values[0])
+        for owner, part in self._parts(len(result)):
+            total = np.zeros_like(result[part])
+            for rank in range(self.ranks):
+                given = values[rank][part] + errors[rank][part]
+                total += given if rank == owner else self._encoded(given, errors[rank][part])
+            result[part] = self._encoded(total, errors[owner][part])
+        bounds = [*pairwise(accumulate((len(members[0][name]) for name in names), initial=0))]
+        for rank in range(self.ranks):
+            self.errors[rank].update({name: errors[rank][slice(*at)] for name, at in zip(names, bounds, strict=True)})
+        return [result[slice(*at)] for at in bounds]
+
+    def _encoded(self, values: Floats, errors: Floats) -> Floats:
+        """The decoded values; the errors stay where the values are not finite."""
+        share = SHARE if self.kind.endswith("k") else 0.0
+        made = _native.testing.code_with(
+            level=0, kind=_native.CODECS[self.kind], share=share, seed=0, values=values.tobytes(), others=None
+        )
+        assert made is not None
+        left, decoded = (np.frombuffer(each, np.float32) for each in made[1:])
+        errors[:] = np.where(np.isnan(left), errors, left)
+        return decoded
+
+    def _parts(self, count: int) -> Iterator[tuple[int, slice]]:
+        """The owner of each part."""
+        piece = max(PIECE // self.ranks // TILE, 1) * TILE * self.ranks
+        block = BLOCKS[self.kind]
+        for begin in range(0, count, piece):
+            end = min(begin + piece, count)
+            length = math.ceil(math.ceil((end - begin) / self.ranks) / block) * block
+            for owner in range(self.ranks):
+                first = min(begin + owner * length, end)
+                yield owner, slice(first, min(first + length, end))
