@@ -114,7 +114,7 @@ class Engine:
         by_elements: bool,
         ends: Sequence[int],
         tag: int,
-        codec: tuple[int, float, bool, int, str] | None,
+        codec: str,
         owner: object,
     ) -> Handle: ...
     def refuse(self, kind: int, name: str, process_set: int, why: str) -> None: ...
@@ -131,7 +131,7 @@ class Engine:
         segment_bytes: int = 0,
         kind: int = 0,
         ends: Sequence[Sequence[int]] = (),
-        codecs: Sequence[tuple[int, float, bool, int, str] | None] = (),
+        codecs: Sequence[str] = (),
     ) -> BucketPlan: ...
     def settle_launched(self) -> None: ...
     def launched(self) -> int: ...

@@ -44,7 +44,7 @@ from horovodish.gradients.compression import Compressor
 from horovodish.jax.compression import Compression
 from horovodish.jax.eager import exchange
 from horovodish.jax.primitive import run
-from horovodish.jax.trees import Leaves, checked_array, decompressed, named, run_fused
+from horovodish.jax.trees import Leaves, checked_array, coded, decompressed, named, run_fused
 
 __all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped_allreduce", "join", "reducescatter"]
 
@@ -79,6 +79,7 @@ def allreduce(
         Array([6, 6], dtype=int32)
     """
     template = named(Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor))
+    template, compression = coded(template, compression)
     leaves = Leaves.of(tree, template.name, template.operation.op, takes_complex=True)
     leaves, contexts = leaves.compressed(compression)
     result: Tree = leaves.rebuilt(decompressed(run_fused(leaves, template), contexts, compression))
@@ -110,6 +111,7 @@ def grouped_allreduce(
     """
     arrays = checked_group(arrays, "allreduce", "array")
     template = named(Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor))
+    template, compression = coded(template, compression)
     leaves, contexts = Leaves.of(arrays, template.name, template.operation.op).compressed(compression)
     members = tuple(leaves.suffixes) if len(arrays) > 1 else ("",)
     if len(leaves.arrays) != len(arrays):
@@ -228,6 +230,7 @@ def reducescatter(
         Array([0, 2], dtype=int32)
     """
     template = named(Operation("reducescatter", name, process_set, op, None, prescale_factor, postscale_factor))
+    template, compression = coded(template, compression)
     leaves, contexts = Leaves.of(tree, template.name, template.operation.op).compressed(compression)
     for array in leaves.arrays:
         check_has_rows("reducescatter", template.name, array.ndim, "array")

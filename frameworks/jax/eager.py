@@ -41,12 +41,16 @@ def exchange(traced: Traced, array: jax.Array, splits: Sequence[int]) -> tuple[j
 
 
 def _called(traced: tuple[Traced, ...]) -> tuple[Traced, ...]:
-    """Counts the call where the user gave no name; its operations have one in common."""
+    """Counts the call where the user gave no name; its operations have one in common.
+
+    The errors of a codec that has an owner go by the name, so it stays the same in every step.
+    """
+    owned = {each.name for each in traced if each.operation.codec and each.operation.codec.owner}
     names = {
         each.name: generated_name(each.operation.kind, checked_id(each.operation.process_set))
-        for each in {each.name: each for each in traced if each.unnamed}.values()
+        for each in {each.name: each for each in traced if each.unnamed and each.name not in owned}.values()
     }
-    return tuple(each.changed(name=names[each.name]) if each.unnamed else each for each in traced)
+    return tuple(each.changed(name=names.get(each.name, each.name)) for each in traced)
 
 
 def _submit(operation: Operation, arrays: Sequence[jax.Array]) -> Handle[tuple[list[jax.Array], list[list[int]]]]:

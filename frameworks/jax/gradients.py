@@ -50,7 +50,7 @@ class _Gradients(GradientAdapter):
         traced = Traced(operation, self._unnamed)
         if self._owner_of is not None:
             return Reduced(self._reduced_by_owner(traced, buckets, self._owner_of))
-        return Reduced(run_parts(traced, [(_members(bucket), bucket.tensors) for bucket in buckets]))
+        return Reduced(run_parts(traced, [(bucket.members(), bucket.tensors, bucket.codec) for bucket in buckets]))
 
     def _reduced_by_owner(
         self, template: Traced, buckets: Sequence[Bucket], owner_of: Mapping[str, int]
@@ -63,7 +63,7 @@ class _Gradients(GradientAdapter):
             counts = [bucket.tensors[place].size for place in order]
             ends = owned_ends(counts, sorted(owned_by), process_set.size())
             parts = own_parts(counts, process_set.rank(), process_set.size(), ends)
-            members = _members(bucket)
+            members = bucket.members()
             call = replace(
                 template,
                 part=f".bucket{number}",
@@ -75,11 +75,6 @@ class _Gradients(GradientAdapter):
         arrays = [buckets[number].tensors[place] for number, place in given]
         found = dict(zip(given, run(calls, arrays), strict=True))
         return [[found[number, place] for place in range(len(each.tensors))] for number, each in enumerate(buckets)]
-
-
-def _members(bucket: Bucket) -> list[str]:
-    """The members of an operation; after a tab what messages of this rank call them."""
-    return [f"{label}\t{name}" if name else label for label, name in zip(bucket.labels, bucket.shown, strict=True)]
 
 
 GRADIENTS = _Gradients()

@@ -15,15 +15,21 @@ from jax import numpy as jnp
 
 from horovodish.collectives.adapter import checked
 from horovodish.collectives.arrays import dtype_code
-from horovodish.collectives.operation import Operation
+from horovodish.collectives.operation import Codec, Operation
 from horovodish.collectives.reduce_ops import Average, ReduceOp, Sum
 from horovodish.errors import UnsupportedTensorError
-from horovodish.gradients.compression import Compressor, check_compression
+from horovodish.gradients.compression import Compressor, with_codec
 from horovodish.gradients.plan import Payload, backward_buckets
 from horovodish.jax.primitive import Traced, run
 from horovodish.runtime import basics
 
 _OWN_MODULES = "horovodish."
+
+
+def coded(traced: Traced, compression: Compressor) -> tuple[Traced, Compressor]:
+    """As `with_codec`."""
+    operation, compression = with_codec(traced.operation, compression)
+    return replace(traced, operation=operation), compression
 
 
 def named(operation: Operation) -> Traced:
@@ -151,12 +157,7 @@ class Leaves:
         return replace(self, arrays=list(arrays))
 
     def compressed(self, compression: Compressor) -> tuple[Leaves, list[Any]]:
-        """What travels instead, and what `decompressed` needs besides it.
-
-        Raises:
-            ValueError: `compression` is none.
-        """
-        check_compression(compression)
+        """What travels instead, and what `decompressed` needs besides it."""
         pairs = [compression.compress(array) for array in self.arrays]
         return self.replaced([array for array, _ in pairs]), [context for _, context in pairs]
 
@@ -172,8 +173,10 @@ def run_fused(leaves: Leaves, template: Traced) -> list[jax.Array]:
     sizes = [0 if template.operation.kind == "allgather" else array.nbytes for array in leaves.arrays]
     payloads = {index: Payload(sizes[index], leaves.arrays[index].dtype) for index in leaves.in_order_of_layers()}
     buckets = backward_buckets(payloads, basics.running().settings.fusion_threshold_mb)
+    codec = template.operation.codec
     parts = [
-        ([leaves.suffixes[index] for index in bucket], [leaves.arrays[index] for index in bucket]) for bucket in buckets
+        ([leaves.suffixes[index] for index in bucket], [leaves.arrays[index] for index in bucket], codec)
+        for bucket in buckets
     ]
     found = {
         index: array
@@ -183,15 +186,19 @@ def run_fused(leaves: Leaves, template: Traced) -> list[jax.Array]:
     return [found[index] for index in range(len(leaves.arrays))]
 
 
-def run_parts(template: Traced, parts: Sequence[tuple[Sequence[str], Sequence[jax.Array]]]) -> list[list[jax.Array]]:
-    """An operation for each part of a tree: suffixes and arrays. All of them are under way at once."""
+def run_parts(
+    template: Traced, parts: Sequence[tuple[Sequence[str], Sequence[jax.Array], Codec | None]]
+) -> list[list[jax.Array]]:
+    """An operation for each part of a tree: suffixes, arrays and codec. All of them are under way at once."""
     traced = [
         # A tree that is one array is the operation itself.
-        template if suffixes == [""] else replace(template, part=f".bucket{number}", members=tuple(suffixes))
-        for number, (suffixes, _) in enumerate(parts)
+        (template if suffixes == [""] else replace(template, part=f".bucket{number}", members=tuple(suffixes))).changed(
+            codec=codec
+        )
+        for number, (suffixes, _, codec) in enumerate(parts)
     ]
-    results = iter(run(traced, [array for _, arrays in parts for array in arrays]))
-    return [list(itertools.islice(results, len(arrays))) for _, arrays in parts]
+    results = iter(run(traced, [array for _, arrays, _ in parts for array in arrays]))
+    return [list(itertools.islice(results, len(arrays))) for _, arrays, _ in parts]
 
 
 def with_weak_type(array: jax.Array) -> jax.Array:

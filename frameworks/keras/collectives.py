@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from horovodish import collectives as on_arrays
+from horovodish.collectives.codecs import CodecCompressor
 from horovodish.collectives.documentation import documented_as
 from horovodish.collectives.functions import barrier
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
@@ -46,6 +47,9 @@ def allreduce(
     Example:
         >>> accuracy = hvd.allreduce(accuracy)
     """
+    codec: dict[str, Any] = {}
+    if isinstance(compression, CodecCompressor):
+        codec, compression = {"compression": compression}, Compression.none
     payload, context = compression.compress(_plain(value))
     module: ModuleType = collectives() if keras.ops.is_tensor(payload) else on_arrays
     reduced = module.allreduce(
@@ -56,6 +60,7 @@ def allreduce(
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
         process_set=process_set,
+        **codec,
     )
     return _as_given(compression.decompress(reduced, context), value)
 

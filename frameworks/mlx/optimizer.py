@@ -32,7 +32,6 @@ class _Parameter(NamedTuple):
 
 class _Gradients(GradientAdapter):
     tensors = ARRAYS
-    takes_codecs = True
 
     def payload(self, tensor: mx.array, source: _Parameter) -> Payload:
         return Payload(tensor.nbytes, tensor.dtype)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from horovodish.collectives.operation import Operation
+from horovodish.collectives.operation import Operation, codec_of, text_of
 from horovodish.collectives.reduce_ops import ReduceOp, chosen_op
 from horovodish.tensorflow.sets import attribute_of, set_of
 
@@ -37,6 +37,8 @@ def attributes_of(operation: Operation) -> dict[str, Any]:
         # An attribute of TensorFlow's is float32 at most.
         factors = f"{float(operation.prescale_factor)!r} {float(operation.postscale_factor)!r}"
         attributes.update(op=int(chosen_op(operation.average, operation.op)), factors=factors)
+    if operation.kind == "allreduce":
+        attributes.update(codec=text_of(operation.codec))
     elif operation.kind == "broadcast":
         attributes.update(root_rank=operation.root_rank)
     return attributes
@@ -61,4 +63,6 @@ def call_of(kind: str, native: Any) -> Call:
     prescale, postscale = map(float, tf.compat.as_str(native.get_attr("factors")).split())
     op = ReduceOp(native.get_attr("op"))
     operation = operation._replace(op=op, prescale_factor=prescale, postscale_factor=postscale)
+    if kind == "allreduce":
+        operation = operation._replace(codec=codec_of(tf.compat.as_str(native.get_attr("codec"))))
     return Call(operation, name, inputs[:count], outputs)

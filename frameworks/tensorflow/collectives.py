@@ -15,7 +15,16 @@ from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
 from horovodish.gradients.compression import Compressor
 from horovodish.tensorflow.compression import Compression
-from horovodish.tensorflow.operations import broadcasted, exchanged, gathered, named, prepared, reduced, scattered
+from horovodish.tensorflow.operations import (
+    broadcasted,
+    coded,
+    exchanged,
+    gathered,
+    named,
+    prepared,
+    reduced,
+    scattered,
+)
 from horovodish.tensorflow.sparse import reduced_slices
 from horovodish.tensorflow.tracing import as_written, in_graph_for_sessions
 
@@ -239,7 +248,8 @@ def alltoall(
 
 
 def _reduced(operation: Operation, tensors: Sequence[Any], compression: Compressor) -> list[Any]:
-    operation, results = prepared(operation, tensors, compression)
+    operation, results = prepared(operation, tensors)
+    operation, compression = coded(operation, compression)
     dense = [index for index, tensor in enumerate(results) if not isinstance(tensor, tf.IndexedSlices)]
     for index in set(range(len(results))).difference(dense):
         name = operation.name if len(results) == 1 else f"{operation.name}[{index}]"
@@ -251,7 +261,8 @@ def _reduced(operation: Operation, tensors: Sequence[Any], compression: Compress
 
 
 def _scattered(operation: Operation, tensors: Sequence[Any], compression: Compressor) -> list[tf.Tensor]:
-    operation, tensors = prepared(operation, tensors, compression)
+    operation, tensors = prepared(operation, tensors)
+    operation, compression = coded(operation, compression)
     return _compressed(scattered, operation, tensors, compression)
 
 

@@ -6,6 +6,7 @@ In a function a bucket leaves as soon as it is complete: nothing there waits for
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,10 +63,13 @@ class _Gradients(GradientAdapter):
             return checksum_of(variable.numpy()) if variable.is_initialized() else None
 
     def payload(self, tensor: Any, source: Any) -> Payload:
-        # A gradient's shape may be unknown to the function, on some ranks only. That of its variable never is.
-        shape = source.shape if isinstance(source.shape, tf.TensorShape) else tf.TensorShape(source.shape)
         dtype = tensor.dtype
-        return Payload((shape.num_elements() or 0) * dtype.size, dtype)
+        return Payload(math.prod(self.shape(tensor, source)) * dtype.size, dtype)
+
+    def shape(self, tensor: Any, source: Any) -> tuple[int, ...]:
+        # A gradient's shape may be unknown to the function, on some ranks only. That of its variable never is.
+        shape = tf.TensorShape(source.shape)
+        return tuple(shape) if shape.is_fully_defined() else (0,)
 
     def filled(self, gradient: Any, source: Any, layout: Layout) -> Any:
         if layout is Layout.DENSE:
@@ -77,7 +81,10 @@ class _Gradients(GradientAdapter):
     def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> Reduced:
         if tf.executing_eagerly():
             return super().reduce(name, buckets, options)
-        groups = [(options.operation(bucket.name, bucket.shown[:1]), bucket.tensors) for bucket in buckets]
+        groups = [
+            (options.operation(bucket.name, bucket.members(name))._replace(codec=bucket.codec), bucket.tensors)
+            for bucket in buckets
+        ]
         names = [bucket.name for bucket in buckets]
         return Reduced(reduced_groups(groups, parameters.described(name, names, options.process_set)))
 

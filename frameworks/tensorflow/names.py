@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,17 +49,17 @@ def name_in_step(name: str) -> str:
     return name if tf.executing_eagerly() else _counted(f"{_function_name()}/{name}")
 
 
-def as_input(name: str, described: str = "", label: str = "") -> Any:
+def as_input(name: str, described: str = "", members: Sequence[str] = ()) -> Any:
     """A name as the operations take it: after that of the function which is traced, if any, and a newline.
 
     Where the ranks disagree about an operation of a function, its others fail with it. It is a tensor, or text for XLA.
-    The function is followed, after a tab each, by `described`, what `parameters` says of variables, and by `label`,
-    the name of the first tensor in messages of this rank.
+    The function is followed, after a tab each, by `described`, what `parameters` says of variables, and by the name
+    of each member and what messages of this rank call it; without `members` they are numbered.
     """
     function = "" if tf.executing_eagerly() else _function_name()
     if compiled_by_xla():
         return f"{function}\n{name}"
-    return _as_bytes("\t".join([function, described, label]).rstrip("\t") + f"\n{name}")
+    return _as_bytes("\t".join([function, described, *members]) + f"\n{name}")
 
 
 def _as_bytes(text: str) -> Any:

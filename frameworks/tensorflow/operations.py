@@ -18,7 +18,7 @@ from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.submission import RefuseOnError
 from horovodish.errors import UnsupportedTensorError
-from horovodish.gradients.compression import Compressor, NoneCompressor, check_compression
+from horovodish.gradients.compression import Compressor, with_codec
 from horovodish.tensorflow import xla
 from horovodish.tensorflow.calls import Call, attributes_of
 from horovodish.tensorflow.failures import own_errors
@@ -49,25 +49,28 @@ def named(operation: Operation) -> Operation:
         return checked(operation)
 
 
-def prepared(
-    operation: Operation, tensors: Sequence[Any], compression: Compressor = NoneCompressor
-) -> tuple[Operation, list[Any]]:
+def prepared(operation: Operation, tensors: Sequence[Any]) -> tuple[Operation, list[Any]]:
     """An operation as `named` gives it, and its tensors; the slices of an allreduce stay what they are.
 
     Raises:
         TypeError: one tensor instead of a group, whose rows would be taken for the members.
-        ValueError: the group is empty, or the op, the root or the compression is none.
+        ValueError: the group is empty, or the op or the root is none.
         UnsupportedTensorError: a tensor that cannot travel as a whole.
     """
     kind, operation = operation.kind, named(operation)
     with refuse_on_error(operation):
         tensors = checked_group(tensors, kind, "tensor")
-        check_compression(compression)
         takes_slices = kind == "allreduce"
         return operation, [
             tensor if takes_slices and isinstance(tensor, tf.IndexedSlices) else _converted(tensor, str(operation.name))
             for tensor in tensors
         ]
+
+
+def coded(operation: Operation, compression: Compressor) -> tuple[Operation, Compressor]:
+    """As `with_codec`."""
+    with refuse_on_error(operation):
+        return with_codec(operation, compression)
 
 
 def _converted(tensor: Any, name: str) -> tf.Tensor:
@@ -94,7 +97,7 @@ def reduced_groups(
     calls = [
         Call(
             operation,
-            as_input(str(operation.name), "" if index else described, "".join(operation.member_names)),
+            as_input(str(operation.name), "" if index else described, operation.member_names),
             list(tensors),
         )
         for index, (operation, tensors) in enumerate(groups)

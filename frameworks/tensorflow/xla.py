@@ -81,7 +81,8 @@ def _typed(call: Call) -> Typed:
     operation = call.operation
     if operation.kind == "alltoall" and members[0].shape[0] is not None:
         checked_splits(None, members[0].shape[0], operation.process_set.size(), name)
-    names = [name] if len(members) == 1 else [f"{name}[{index}]" for index in range(len(members))]
+    numbered = [name] if len(members) == 1 else [f"{name}[{index}]" for index in range(len(members))]
+    names = operation.member_names or numbered
     return Typed(operation._replace(name=name, family=Family(family, 0, 0), member_names=names), members)
 
 

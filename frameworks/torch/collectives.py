@@ -26,14 +26,13 @@ from torch.autograd import Function
 from horovodish import collectives
 from horovodish.collectives import devices
 from horovodish.collectives.adapter import checked, checked_group, identified, only
-from horovodish.collectives.codecs import CodecCompressor
 from horovodish.collectives.documentation import documented_as
 from horovodish.collectives.functions import Handle, barrier, poll, synchronize
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
 from horovodish.collectives.submission import RefuseOnError
-from horovodish.gradients.compression import Compressor, NoneCompressor, check_compression
+from horovodish.gradients.compression import Compressor, with_codec
 from horovodish.torch.adapter import COLLECTIVES, TENSORS
 from horovodish.torch.autograd import Allgather, Allreduce, Alltoall, Broadcast, Reducescatter, is_recorded
 from horovodish.torch.compression import Compression
@@ -273,10 +272,7 @@ def _reduced(
 ) -> list[Tensor]:
     name, identity = identified(operation)
     with RefuseOnError(operation.kind, name, identity):
-        check_compression(compression)
-        operation = checked(operation._replace(name=name))
-        if isinstance(compression, CodecCompressor):
-            operation, compression = compression.applied(operation), NoneCompressor
+        operation, compression = with_codec(checked(operation._replace(name=name)), compression)
         tensors = checked_group(tensors, operation.kind, TENSORS.noun)
         for tensor in tensors:
             check_tensor(tensor, name)

@@ -94,10 +94,10 @@ class CodecCompressor:
         return operation._replace(codec=Codec(_native.CODECS[self.kind], self.share, False, 0))
 
     def compress(self, tensor: Any) -> tuple[Any, Any]:
-        """Raise ValueError: what calls this can cast, but has no codecs."""
+        """Raise ValueError: the engine encodes, and only while it reduces."""
         raise ValueError(
-            f"compression={self!r} is not there yet for this function or in compiled programs; use Compression.fp16 or "
-            ".bf16"
+            f"{self!r} cannot compress a tensor by itself; pass it to allreduce or DistributedOptimizer, or use "
+            "Compression.fp16 or .bf16 here"
         )
 
     def decompress(self, tensor: Any, context: Any) -> Any:

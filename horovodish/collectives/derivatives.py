@@ -67,7 +67,8 @@ def opposite(operation: Operation, multiplied_by: float = 1.0) -> Operation:
         return Operation("allreduce", None, process_set, Sum, postscale_factor=multiplied_by)
     if kind == "reducescatter":
         return Operation("allgather", None, process_set)
-    return operation._replace(name=None)
+    codec = operation.codec and operation.codec._replace(error_feedback=False, start=0)
+    return operation._replace(name=None, codec=codec)
 
 
 def check_linear(operation: Operation, remedy: str, what: str = "gradient") -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import ReduceOp
 
-__all__ = ["Codec", "Family", "Member", "Operation"]
+__all__ = ["Codec", "Family", "Member", "Operation", "codec_of", "text_of"]
 
 Member = tuple[int, int, int, tuple[int, ...]]
 """A tensor as the engine takes it: the address of its input, the address of its output (the same in place, 0 where the
@@ -31,6 +31,22 @@ class Codec(NamedTuple):
     error_feedback: bool
     start: int
     owner: str = ""
+
+
+def text_of(codec: Codec | None) -> str:
+    """A codec as the engine and the attributes of graphs have it; empty for None."""
+    if codec is None:
+        return ""
+    kind, share, error_feedback, start, owner = codec
+    return f"{kind} {float(share)!r} {int(error_feedback)} {start} {owner}"
+
+
+def codec_of(text: str) -> Codec | None:
+    """The opposite of `text_of`."""
+    if not text:
+        return None
+    kind, share, error_feedback, start, owner = text.split(" ", 4)
+    return Codec(int(kind), float(share), error_feedback == "1", int(start), owner)
 
 
 class Family(NamedTuple):

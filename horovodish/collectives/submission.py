@@ -14,7 +14,7 @@ import numpy.typing as npt
 from horovodish import _native
 from horovodish.collectives import pickling
 from horovodish.collectives.devices import ON_HOST, Placement
-from horovodish.collectives.operation import Member, Operation
+from horovodish.collectives.operation import Member, Operation, text_of
 from horovodish.collectives.process_sets import added
 from horovodish.collectives.reduce_ops import Sum
 from horovodish.errors import NotInitializedError, from_native
@@ -413,7 +413,7 @@ def submit(
             by_elements,
             ends,
             tag,
-            codec,
+            text_of(codec),
             keep_alive,
         )
     except TypeError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from horovodish import _native
-from horovodish.collectives.operation import Family, Operation
+from horovodish.collectives.operation import Family, Operation, text_of
 from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.reduce_ops import Sum
 from horovodish.runtime import basics
@@ -37,6 +37,7 @@ def start_attributes(
         "postscale": float(operation.postscale_factor),
         "by_elements": int(operation.by_elements),
         "ends": "".join(f"{end}\n" for end in operation.ends),
+        "codec": text_of(operation.codec),
         "name": str(operation.name),
         "tree": family.name,
         "leaves": family.members,

@@ -114,17 +114,19 @@ void hand_over(Engine& engine, const Submission& submission, const horovodish::R
   request->postscale = submission.postscale;
   request->root = WorldRank(submission.root);
   request->family = family_of(submission);
+  request->compression = compression_of(submission.codec);
   std::vector<Buffer> buffers;
   buffers.reserve(submission.tensor_count);
   request->members.reserve(submission.tensor_count);
   for (size_t i = 0; i < submission.tensor_count; ++i) {
     const Tensor& tensor = submission.tensors[i];
-    add_member(
-        *request, buffers,
-        {member_name(name, i, submission.tensor_count), tensor.dtype, {tensor.dims, tensor.dims + tensor.dimensions}},
-        {static_cast<const std::byte*>(tensor.source), static_cast<std::byte*>(tensor.target), splits});
+    add_member(*request, buffers,
+               {tensor.name != nullptr ? tensor.name : member_name(name, i, submission.tensor_count),
+                tensor.dtype,
+                {tensor.dims, tensor.dims + tensor.dimensions},
+                tensor.label != nullptr ? tensor.label : ""},
+               {static_cast<const std::byte*>(tensor.source), static_cast<std::byte*>(tensor.target), splits});
   }
-  if (submission.label != nullptr) request->members.front().label = submission.label;
   horovodish::submit(
       engine, std::move(request), std::move(buffers), submission.process_set, owner,
       [then, owner](const Handle& handle) { report(handle, then, owner.get()); }, 0, true);

@@ -15,6 +15,8 @@ struct Tensor {
   DType dtype = DType::float32;
   int dimensions = 0;
   const int64_t* dims = nullptr;
+  const char* name = nullptr;  // null where it follows from that of the operation
+  const char* label = nullptr;  // see Member; null where it has none
 };
 
 struct Submission {
@@ -34,7 +36,7 @@ struct Submission {
   size_t split_count = 0;
   // Begins a step, and describes parameters for Python, see executions.h; null of all but one operation of a reduction.
   const char* compared = nullptr;
-  const char* label = nullptr;  // of the first tensor, see Member; null where it has none
+  const char* codec = "";  // see compression_of()
 };
 
 // A result that the engine allocated.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from horovodish import _native
 from horovodish.collectives.devices import Placement
-from horovodish.collectives.operation import Codec, Member, Operation
+from horovodish.collectives.operation import Codec, Member, Operation, text_of
 from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.submission import WAIT_SLICE_SECONDS, refuse
 from horovodish.errors import from_native
@@ -40,6 +40,10 @@ class Bucket(NamedTuple):
     tensors: list[Any]
     absent: frozenset[int] = frozenset()
     codec: Codec | None = None
+
+    def members(self, name: str = "") -> list[str]:
+        """The tensors as the engine names them, after `name`; after a tab what messages of this rank call them."""
+        return [f"{name}{label}\t{shown}" for label, shown in zip(self.labels, self.shown, strict=True)]
 
 
 class Memory(NamedTuple):
@@ -100,7 +104,7 @@ def reduce_at_once(name: str, buckets: Sequence[Bucket], options: GradientOption
     ]
     devices = [memory.placement.device for memory in memories]
     factors = options.prescale_factor, options.postscale_factor
-    codecs = [bucket.codec for bucket in buckets]
+    codecs = [text_of(bucket.codec) for bucket in buckets]
     identity = checked_id(options.process_set)
     plan = basics.engine().plan(name, options.op, *factors, members, devices, identity, codecs=codecs)
     try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
-from horovodish.collectives.codecs import Compression
+from horovodish.collectives.codecs import CodecCompressor, Compression
+from horovodish.collectives.operation import Operation
 
-__all__ = ["CastCompressor", "Compressions", "Compressor", "NoneCompressor", "casts", "check_compression"]
+__all__ = ["CastCompressor", "Compressions", "Compressor", "NoneCompressor", "casts", "check_compression", "with_codec"]
 
 
 class Compressor(Protocol):
@@ -36,6 +37,18 @@ def check_compression(compression: Compressor) -> Compressor:
             "with compress and decompress"
         )
     return compression
+
+
+def with_codec(operation: Operation, compression: Compressor) -> tuple[Operation, Compressor]:
+    """A checked operation that has the codec if `compression` is one, and the compression that is left to do.
+
+    Raises:
+        ValueError: `compression` is none, or a codec that the operation cannot have.
+    """
+    check_compression(compression)
+    if isinstance(compression, CodecCompressor):
+        return compression.applied(operation), NoneCompressor
+    return operation, compression
 
 
 class NoneCompressor:

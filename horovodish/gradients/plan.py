@@ -138,12 +138,10 @@ class GradientAdapter(ABC):
     Attributes:
         tensors: the adapter of the framework's tensors. A framework with a `reduce` of its own needs none.
         may_differ: ranks may have gradients for other sources, or of another layout, where nothing is traced.
-        takes_codecs: `reduce` hands the codecs of the buckets to the engine.
     """
 
     tensors: ClassVar[Adapter[Any]]
     may_differ: ClassVar[bool] = True
-    takes_codecs: ClassVar[bool] = False
 
     def is_traced(self, gradients: Sequence[Any]) -> bool:
         """True while a program is traced, which must be the same one on every rank."""
@@ -191,6 +189,10 @@ class GradientAdapter(ABC):
     @abstractmethod
     def payload(self, tensor: Any, source: Any) -> Payload:
         """What the buckets depend on, the same on every rank."""
+
+    def shape(self, tensor: Any, source: Any) -> tuple[int, ...]:
+        """Of what travels, the same on every rank."""
+        return tuple(tensor.shape)
 
     def filled(self, gradient: Any, source: Any, layout: Layout) -> Any:
         """A dense gradient, or zeros where it is None, in a layout that another rank has."""
@@ -275,8 +277,6 @@ class GradientPlan:
         """
         self.options = options
         self.local: list[Any] = []
-        if options.codec is not None and not adapter.takes_codecs:
-            options.codec.compress(None)
         self._adapter = adapter
         self._label = label
         self._remedy = remedy
@@ -347,10 +347,9 @@ class GradientPlan:
         travelling = {index: compression.compress(gradient) for index, gradient in gradients.items()}
         payloads = {index: adapter.payload(tensor, sources[index]) for index, (tensor, _) in travelling.items()}
         if (codec := self.options.codec) is not None:
-            payloads = {
-                index: payload._replace(codec=codec.of(names[index], tuple(travelling[index][0].shape)))
-                for index, payload in payloads.items()
-            }
+            for index, payload in payloads.items():
+                shape = adapter.shape(travelling[index][0], sources[index])
+                payloads[index] = payload._replace(codec=codec.of(names[index] or labels[index], shape, name))
         if self.options.groups is not None:
             groups = self.options.groups_of([sources[index] for index in gradients])
             payloads = {

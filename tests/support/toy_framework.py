@@ -115,7 +115,6 @@ FP16Compressor, BF16Compressor, Compression = casts(__name__, np.float16, ml_dty
 
 class _Gradients(GradientAdapter):
     tensors = TENSORS
-    takes_codecs = True
 
     def payload(self, tensor: Tensor, source: Tensor) -> Payload:
         return Payload(tensor.data.nbytes, tensor.dtype)

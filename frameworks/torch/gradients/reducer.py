@@ -34,6 +34,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from horovodish import _native
 from horovodish.collectives.consistency import Checksums, details, warn_of_difference
 from horovodish.collectives.devices import HOST
+from horovodish.collectives.operation import text_of
 from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.reduce_ops import Average, Max, Min
 from horovodish.collectives.submission import WAIT_SLICE_SECONDS, Handle, counted
@@ -245,6 +246,7 @@ class Reducer:
         self, buckets: list[list[int]], devices: list[int], engine: _native.Engine, tuning: Tuning
     ) -> _native.BucketPlan:
         codecs = [self._slots[bucket[0]].codec for bucket in buckets]
+        owner = self._names.first  # the parameters of two optimizers may have one name
         return engine.plan(
             self._name,
             self._op,
@@ -255,7 +257,7 @@ class Reducer:
             checked_id(self._options.process_set),
             chunk_bytes=int(tuning.chunk_kb * 1024),
             segment_bytes=int(tuning.ring_segment_kb * 1024),
-            codecs=[codec and codec._replace(owner=self._names.first) for codec in codecs],
+            codecs=[text_of(codec and codec._replace(owner=owner)) for codec in codecs],
         )
 
     def _needs_another_plan(self) -> bool:

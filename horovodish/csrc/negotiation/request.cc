@@ -1,10 +1,12 @@
 #include "negotiation/request.h"
 
 #include <algorithm>
+#include <locale>
 #include <optional>
 #include <set>
 #include <sstream>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace horovodish {
@@ -160,6 +162,21 @@ Member member_of(std::string_view text, DType dtype, std::vector<int64_t> shape)
   const size_t end = std::min(text.find('\t'), text.size());
   return {std::string(text.substr(0, end)), dtype, std::move(shape),
           std::string(text.substr(std::min(end + 1, text.size())))};
+}
+
+Compression compression_of(const std::string& text) {
+  Compression compression;
+  if (text.empty()) return compression;
+  std::istringstream fields(text);
+  fields.imbue(std::locale::classic());
+  int kind = 0;
+  fields >> kind >> compression.share >> compression.error_feedback >> compression.start;
+  std::getline(fields.ignore(), compression.owner);
+  if (fields.bad() || kind <= 0 || kind >= static_cast<int>(kCodecNames.size())) {
+    throw std::invalid_argument("'" + text + "' is no codec");
+  }
+  compression.kind = static_cast<CodecKind>(kind);
+  return compression;
 }
 
 // The family comes first, and its name first in it.

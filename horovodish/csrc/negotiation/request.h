@@ -64,6 +64,8 @@ struct Compression {
   bool operator==(const Compression&) const = default;
   static auto fields(auto& its) { return std::tie(its.kind, its.share, its.error_feedback, its.start, its.owner); }
 };
+// `text`: as `text_of` in horovodish/collectives/operation.py, the fields in their order; empty for none.
+Compression compression_of(const std::string& text);
 
 struct Request {
   static constexpr int kHost = -1;

@@ -106,14 +106,6 @@ void settle_launched(Engine& engine) {
   }
 }
 
-// As horovodish.collectives.operation.Codec: kind, share, error feedback, start and owner.
-using PyCodec = std::tuple<int, double, bool, uint64_t, std::string>;
-
-Compression compression_of(const PyCodec& codec) {
-  const auto& [kind, share, error_feedback, start, owner] = codec;
-  return {static_cast<CodecKind>(kind), share, error_feedback, start, owner};
-}
-
 // `tensors`: source, target, dtype and shape of each. `family`: its name, members, structure and run.
 PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::string& name, int op, double prescale,
                  double postscale, int root,
@@ -121,7 +113,7 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
                  bool waits, int process_set, const std::vector<int64_t>& splits,
                  const std::vector<std::string>& member_names, std::optional<uintptr_t> stream,
                  const std::optional<std::tuple<std::string, size_t, int64_t, int64_t>>& family, bool by_elements,
-                 const std::vector<int64_t>& ends, uint32_t tag, const std::optional<PyCodec>& codec, nb::object owner) {
+                 const std::vector<int64_t>& ends, uint32_t tag, const std::string& codec, nb::object owner) {
   let_go_of_owners();
   auto request = std::make_shared<Request>();
   request->kind = static_cast<Kind>(kind);
@@ -133,7 +125,7 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
   request->by_elements = by_elements;
   request->ends = ends;
   request->tag = tag;
-  if (codec) request->compression = compression_of(*codec);
+  request->compression = compression_of(codec);
   request->device = device;
   if (family) {
     const auto& [its_name, its_members, structure, run] = *family;
@@ -372,7 +364,7 @@ void bind_engine(nb::module_& module) {
           [](Engine& self, const std::string& name, int op, double prescale, double postscale,
              const std::vector<std::tuple<std::string, int, std::vector<int64_t>, size_t>>& members,
              const std::vector<int>& devices, int process_set, size_t chunk_bytes, size_t segment_bytes, int kind,
-             const std::vector<std::vector<int64_t>>& ends, const std::vector<std::optional<PyCodec>>& codecs) {
+             const std::vector<std::vector<int64_t>>& ends, const std::vector<std::string>& codecs) {
             Request shared;
             shared.kind = static_cast<Kind>(kind);
             shared.by_elements = shared.kind == Kind::reducescatter || shared.kind == Kind::allgather;
@@ -387,13 +379,13 @@ void bind_engine(nb::module_& module) {
               planned.emplace_back(member_of(member_name, static_cast<DType>(dtype), shape), bucket);
             }
             std::vector<Compression> compressions;
-            for (const auto& codec : codecs) compressions.push_back(codec ? compression_of(*codec) : Compression());
+            for (const std::string& codec : codecs) compressions.push_back(compression_of(codec));
             return std::make_unique<BucketPlan>(self, shared, planned, devices, process_set, ends, compressions);
           },
           nb::arg("name"), nb::arg("op"), nb::arg("prescale"), nb::arg("postscale"), nb::arg("members"),
           nb::arg("devices"), nb::arg("process_set") = 0, nb::arg("chunk_bytes") = 0, nb::arg("segment_bytes") = 0,
           nb::arg("kind") = static_cast<int>(Kind::allreduce), nb::arg("ends") = std::vector<std::vector<int64_t>>{},
-          nb::arg("codecs") = std::vector<std::optional<PyCodec>>{}, nb::keep_alive<0, 1>())
+          nb::arg("codecs") = std::vector<std::string>{}, nb::keep_alive<0, 1>())
       .def("settle_launched", &settle_launched)
       .def("launched", &Engine::launched)
       .def("first_lost", &Engine::first_lost)

@@ -79,6 +79,7 @@ void* create(TF_OpKernelConstruction* construction) {
     call.prescale = std::strtod(factors.c_str(), &rest);
     call.postscale = std::strtod(rest, nullptr);
   }
+  if (kind == Kind::allreduce) attributes->codec = text(construction, "codec", status);
   if (!status.ok()) TF_OpKernelConstruction_Failure(construction, status.get());
   return attributes.release();
 }
@@ -187,8 +188,10 @@ void register_everything() {
   const char* const numbers = "T: list({" HOROVODISH_NUMBERS "}) >= 1";
   const char* const any = "T: list({" HOROVODISH_ANY "}) >= 1";
   const char* const any_one = "T: {" HOROVODISH_ANY "}";
+  const char* const codec = "codec: string = ''";  // graphs in files may have none
   define_collective<Kind::allreduce>("HorovodishAllreduce", {"tensors: T"}, {"reduced: T"},
-                                     {numbers, "op: int", "factors: string"}, &like_tensors<0>, &like_tensors<1>);
+                                     {numbers, "op: int", "factors: string", codec}, &like_tensors<0>,
+                                     &like_tensors<1>);
   define_collective<Kind::broadcast>("HorovodishBroadcast", {"tensor: T"}, {"sent: T"}, {any_one, "root_rank: int"},
                                      &like_tensors<0>, &like_tensors<1>);
   define_collective<Kind::allgather>("HorovodishAllgather", {"tensors: T"}, {"gathered: T", "rows: N * int64"},
@@ -202,7 +205,7 @@ void register_everything() {
 
   const char* const room = "HorovodishAllreduceRoom";
   define(room, {"tensor_name: uint8", "tensors: T"}, {"reduced: T", "addresses: int64"},
-         {numbers, "op: int", "factors: string", "process_set: string"}, &like_tensors<0>);
+         {numbers, "op: int", "factors: string", codec, "process_set: string"}, &like_tensors<0>);
   register_kernel(room, TF_NewKernelBuilder(room, kCpu, nullptr, &make_room, nullptr));
 
   define("HorovodishLook", {"ticket: int64"}, {"settled: bool"}, {}, &scalar);

@@ -1,6 +1,8 @@
 #include "tensorflow/work.h"
 
 #include <cstring>
+#include <sstream>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -50,14 +52,11 @@ void Work::read_name(TF_OpKernelContext* context, Status& status) {
   if (!status.ok()) return;
   const std::string_view text(static_cast<const char*>(TF_TensorData(name.get())), TF_TensorByteSize(name.get()));
   const size_t end = text.find('\n');
-  family_ = text.substr(0, end);
   name_ = text.substr(end + 1);
-  const size_t tab = family_.find('\t');
-  if (tab == std::string::npos) return;
-  const size_t second = family_.find('\t', tab + 1);
-  compared_ = family_.substr(tab + 1, second - tab - 1);
-  if (second != std::string::npos) label_ = family_.substr(second + 1);
-  family_.resize(tab);
+  std::istringstream fields(std::string(text.substr(0, end)));
+  std::getline(fields, family_, '\t');
+  std::getline(fields, compared_, '\t');
+  for (std::string field; std::getline(fields, field, '\t');) names_.push_back(std::move(field));
 }
 
 void Work::read_splits(TF_OpKernelContext* context, int index, Status& status) {
@@ -100,11 +99,13 @@ Work::Member Work::read_member(TF_OpKernelContext* context, int index, Status& s
 void Work::submit(void (*then)(void* owner, const c_interface::Outcome*), std::shared_ptr<void> owner) const {
   std::vector<c_interface::Tensor> tensors;
   tensors.reserve(members_.size());
+  const auto text = [&](size_t index) { return index < names_.size() ? names_[index].c_str() : nullptr; };
   for (const Member& member : members_) {
+    const size_t place = 2 * tensors.size();
     const TensorPtr& source = member.source ? member.source : member.target;
     tensors.push_back({memory_of(source), member.target ? memory_of(member.target) : nullptr,
-                       dtype_of(TF_TensorType(source.get())), static_cast<int>(member.dims.size()),
-                       member.dims.data()});
+                       dtype_of(TF_TensorType(source.get())), static_cast<int>(member.dims.size()), member.dims.data(),
+                       text(place), text(place + 1)});
   }
   c_interface::Submission submission = attributes_.call;
   submission.name = name_.c_str();
@@ -116,7 +117,7 @@ void Work::submit(void (*then)(void* owner, const c_interface::Outcome*), std::s
   submission.splits = splits_.empty() ? nullptr : splits_.data();
   submission.split_count = splits_.size();
   submission.compared = compared_.empty() ? nullptr : compared_.c_str();
-  submission.label = label_.empty() ? nullptr : label_.c_str();
+  submission.codec = attributes_.codec.c_str();
   using Owner = std::shared_ptr<void>;
   engine().submit(&submission, then, [](void* its) { delete static_cast<Owner*>(its); }, new Owner(std::move(owner)));
 }

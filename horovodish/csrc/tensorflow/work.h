@@ -16,6 +16,7 @@ namespace horovodish::tensorflow {
 struct Attributes {
   c_interface::Submission call;  // what all executions have in common
   std::string ranks;  // of the process set, separated by commas
+  std::string codec;  // see compression_of()
 
   // The engine allocates the results: no rank knows their size beforehand.
   bool any_rows() const { return call.kind == Kind::allgather || call.kind == Kind::alltoall; }
@@ -62,7 +63,8 @@ class Work {
   const Attributes attributes_;
   const Results results_;
   const int64_t step_;
-  std::string family_, name_, compared_, label_;
+  std::string family_, name_, compared_;
+  std::vector<std::string> names_;  // of the members, each followed by its label; empty where they have none
   std::vector<Member> members_;
   std::vector<int64_t> splits_;
 };

@@ -166,6 +166,7 @@ std::shared_ptr<Request> request_of(const xla::CallFrame& frame) {
   request->root = WorldRank(static_cast<int>(given.number("root")));
   request->by_elements = given.number("by_elements") != 0;
   for (const auto end : lines(given.text("ends"))) request->ends.push_back(std::stoll(std::string(end)));
+  request->compression = compression_of(std::string(given.text("codec")));
   request->family = {std::string(given.text("tree")), static_cast<size_t>(given.number("leaves")),
                      given.number("structure"), run_of(frame)};
   const auto names = lines(given.text("members"));

@@ -55,7 +55,7 @@ std::string named(const std::exception& error, const std::string& what);
 
 // The operation that the attributes and the shapes of the arguments describe; its members are the arguments in order. After
 // them there may be the number of the run, s64[1].
-// Attributes: kind, op, root (s64), prescale, postscale (f64), name, and members: their names, each ended by a newline; and
+// Attributes: kind, op, root (s64), prescale, postscale (f64), codec, name, and members: their names, each ended by a newline; and
 // of the tree that it is a part of, if any: tree, its name, and leaves and structure (s64), see Family.
 std::shared_ptr<Request> request_of(const xla::CallFrame& frame);
 // Hands the operation to the engine: `submit_it` gives the handle. `what` is set to its kind and name, for messages about

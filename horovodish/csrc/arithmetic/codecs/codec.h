@@ -11,8 +11,6 @@
 #include <cstdint>
 #include <string_view>
 
-#include "operation/range.h"
-
 namespace horovodish {
 
 enum class CodecKind : uint8_t { none, int8, int4, onebit, ternary, topk, randomk };

@@ -81,7 +81,7 @@ inline void encode_nan(float* values, std::byte* code, size_t bytes, size_t coun
 template <unsigned kBits>
 struct Planes {
   static constexpr size_t kPlanes = 8 / kBits;
-  static size_t bytes(size_t count) { return ceil_divide(count, kPlanes); }
+  static size_t bytes(size_t count) { return (count + kPlanes - 1) / kPlanes; }
 
   // `symbol(value)` gives the symbol and makes the value the error.
   template <class Symbol>

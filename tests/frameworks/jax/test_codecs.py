@@ -1,0 +1,56 @@
+"""Codecs inside and outside of jit: every rank gets the same bits, and nothing is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax import numpy as jnp
+
+import horovodish.jax as hvd
+from support.coded import ELEMENTS, Floats, loses_nothing
+from support.on_ranks import on_ranks
+
+
+def everything(name: str, shape: tuple[int, ...]) -> bool:
+    assert (name, shape) == ("layer/kernel", (ELEMENTS, 1))
+    return True
+
+
+@on_ranks((3, "mpi_ring"))
+def test_an_optimizer_loses_nothing() -> None:
+    parameters = {"layer": {"kernel": jnp.zeros((ELEMENTS, 1))}}
+    for name in (None, "named"):
+        for compiled in (False, True):
+            codec = hvd.Compression.int8(where=everything)
+            optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), name=name and f"{name} {compiled}", compression=codec)
+            update: Any = jax.jit(optimizer.update) if compiled else optimizer.update
+            state = optimizer.init(parameters)
+
+            def step(gradient: Floats, update: Any = update, state: Any = state) -> object:
+                return -update({"layer": {"kernel": jnp.asarray(gradient)}}, state, parameters)[0]["layer"]["kernel"]
+
+            loses_nothing(step)
+
+
+@on_ranks((2, "mpi_ring"))
+def test_allreduce() -> None:
+    own = np.random.default_rng(hvd.rank()).standard_normal((300, 3), np.float32)
+    exact = np.mean([np.random.default_rng(rank).standard_normal((300, 3), np.float32) for rank in range(2)], 0)
+
+    def reduced(tree: Any) -> Any:
+        return hvd.allreduce(tree, compression=hvd.Compression.int8)
+
+    for result in (
+        reduced([own, 1])[0],
+        jax.jit(reduced)([own, 1])[0],
+        hvd.grouped_allreduce([own], compression=hvd.Compression.int8)[0],
+    ):
+        assert 1e-4 < np.abs(result - exact).max() < 0.1
+    gradient = jax.grad(lambda its: jnp.vdot(reduced(its), own))(jnp.zeros_like(own))
+    assert 1e-4 < np.abs(gradient - exact).max() < 0.1
+    with pytest.raises(ValueError, match=r"Compression\.int8 is for allreduce, not for reducescatter"):
+        hvd.reducescatter(own, compression=hvd.Compression.int8)
