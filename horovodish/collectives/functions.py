@@ -122,8 +122,7 @@ class Collectives(Generic[GivenT, ResultT]):
             A new tensor of the shape and dtype of `tensor`.
 
         Raises:
-            ValueError: `average` and `op` are both given, `op` is not a reduce op, or `compression` cannot be used with
-                it.
+            ValueError: `average` and `op` are both given, `op` is no reduce op, or none for this `compression`.
             See `horovodish.collectives` for what every operation can raise.
 
         Example:

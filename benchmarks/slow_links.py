@@ -1,0 +1,94 @@
+"""An allreduce of 64 MiB of float32 on a slow link, by codec:
+
+python benchmarks/two_hosts.py --gbit 1 1 benchmarks/slow_links.py
+
+All contenders in turns: float32 as it is, cast to bfloat16, and each codec with error feedback, as an optimizer sends
+it. "gloo float16" is what fp16_compress_hook of DistributedDataParallel does: cast, torch.distributed over gloo, cast
+back. Times are of single calls, on all ranks. Takes two minutes at 1 Gbit/s.
+"""
+
+import argparse
+import functools
+import statistics
+from collections.abc import Callable
+
+import peers
+import torch
+
+import horovodish.torch as hvd
+from horovodish.collectives.codecs import CodecCompressor
+from horovodish.collectives.operation import Operation
+from horovodish.torch.adapter import TENSORS
+
+CODECS = {
+    "int8": hvd.Compression.int8,
+    "int4": hvd.Compression.int4,
+    "ternary": hvd.Compression.ternary,
+    "onebit": hvd.Compression.onebit,
+    "topk 1 %": hvd.Compression.topk(0.01),
+    "randomk 1 %": hvd.Compression.randomk(0.01),
+}
+EXACT, BLOCK_SECONDS = "float32", 2.0
+
+
+def coded(name: str, codec: CodecCompressor, tensor: torch.Tensor) -> None:
+    """Reduces the gradient of a parameter of this name."""
+    its = codec.of(name, tuple(tensor.shape))
+    operation = Operation("allreduce", name, op=hvd.Average, member_names=[name], in_place=True, codec=its)
+    TENSORS.one(operation, tensor, waits=True).wait()
+
+
+def cast(dtype: torch.dtype, reduce: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> None:
+    """Reduces a tensor as one of two bytes for each value."""
+    half = tensor.to(dtype)
+    reduce(half)
+    tensor.copy_(half)
+
+
+def average_by_gloo(tensor: torch.Tensor) -> None:
+    torch.distributed.all_reduce(tensor.div_(hvd.size()))
+
+
+def contenders(mebibytes: int) -> dict[str, Callable[[], float]]:
+    given = torch.randn(mebibytes << 8, 1024, generator=torch.Generator().manual_seed(hvd.rank()))
+    tensor = torch.empty_like(given)
+
+    def timed(call: Callable[[torch.Tensor], object]) -> Callable[[], float]:
+        measure = peers.timed(lambda: call(tensor))
+
+        def fresh() -> float:
+            tensor.copy_(given)
+            return measure()
+
+        return fresh
+
+    calls: dict[str, Callable[[torch.Tensor], object]] = {
+        EXACT: hvd.allreduce_,
+        "bfloat16": functools.partial(cast, torch.bfloat16, hvd.allreduce_),
+        "gloo float16": functools.partial(cast, torch.float16, average_by_gloo),
+    }
+    calls |= {name: functools.partial(coded, name, codec) for name, codec in CODECS.items()}
+    return {name: timed(call) for name, call in calls.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mebibytes", type=int, default=64)
+    options = parser.parse_args()
+    peers.start()
+    peers.say(f"{peers.setup()}\n")
+    compared = contenders(options.mebibytes)
+    calls = peers.calls_within(compared, BLOCK_SECONDS, 20)
+    seconds = peers.alternate(compared, options.rounds, calls)
+    exact = seconds[EXACT]
+    peers.say(f"{'contender':<13} {'calls':>6} {'min ms':>9} {'p50 ms':>9}    as fast as float32: min, p50")
+    for name, its in seconds.items():
+        least, middle = min(its), statistics.median(its)
+        ratios = f"{min(exact) / least:>19.2f} {statistics.median(exact) / middle:>9.2f}"
+        peers.say(f"{name:<13} {len(its):>6} {least * 1e3:>9.1f} {middle * 1e3:>9.1f} {ratios}")
+    peers.stop()
+
+
+if __name__ == "__main__":
+    main()
