@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import jax
 
@@ -16,6 +17,7 @@ from horovodish.gradients.shards import own_parts, owned_ends
 from horovodish.jax.parameters import labelled, passed_through
 from horovodish.jax.primitive import Traced, run
 from horovodish.jax.trees import Leaves, name_of, run_parts
+from horovodish.launch import failures
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -89,6 +91,10 @@ class _Suffix(str):
         return "/".join("".join(key) for key in re.findall(r"\['(.*?)'\]|\[(.*?)\]|\.(\w+)", self))
 
 
+_last_of_line: WeakValueDictionary[str, TreePlan] = WeakValueDictionary()
+"""By a line of the source, what was last used of those that it has made."""
+
+
 class TreePlan:
     """Reduces trees of gradients.
 
@@ -113,6 +119,13 @@ class TreePlan:
         """
         if self.options.alone:
             return tree
+        if self.options.codec is not None and self.unnamed:
+            if _last_of_line.setdefault(self.name, self) is not self:
+                failures.warn(
+                    f"{self.name}: two of one line send codes. What these leave out goes by the name, so it may reach "
+                    "the other's gradients. Remedy: give each a name of its own, such as name='critic'"
+                )
+            _last_of_line[self.name] = self
         leaves = Leaves.of(tree, self.name, self.options.op, takes_complex=True)
         gradients = passed_through(leaves.arrays, labelled(parameters), self.name, self.options.process_set)
         order = leaves.in_order_of_layers()

@@ -148,7 +148,7 @@ def difference_of_models(of_places: Mapping[int, tuple[list[str], list[str]]], p
 
 def _named(names: Sequence[str], shapes: Sequence[str]) -> list[Named]:
     pairs = enumerate(zip(names, shapes, strict=True))
-    return [Named(f"of shape {shape}", f"variable {index} {name}".rstrip()) for index, (name, shape) in pairs]
+    return [Named(f"of shape {shape}", f"variable {index} '{name}'") for index, (name, shape) in pairs]
 
 
 def warn_of(

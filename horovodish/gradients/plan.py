@@ -490,7 +490,7 @@ def _bucket(
 
 
 def _label(index: int, source: Any) -> str:
-    return f"variable {index} {name_of(source)}".rstrip()
+    return f"variable {index} '{name_of(source)}'"
 
 
 def name_of(source: Any) -> str:

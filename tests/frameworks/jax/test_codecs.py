@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
@@ -34,6 +35,19 @@ def test_an_optimizer_loses_nothing() -> None:
                 return -update({"layer": {"kernel": jnp.asarray(gradient)}}, state, parameters)[0]["layer"]["kernel"]
 
             loses_nothing(step)
+
+
+@on_ranks((2, "mpi_ring"))
+def test_two_optimizers_of_one_line_are_told_to_have_names() -> None:
+    codec = hvd.Compression.int8(where=lambda name, shape: True)
+    for names in ("actor", "critic"), (None, None):
+        pair = [hvd.DistributedOptimizer(optax.sgd(1.0), name=name, compression=codec) for name in names]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for optimizer in pair:
+                optimizer.update(jnp.ones(8), optimizer.init(jnp.ones(8)), jnp.ones(8))
+        said = [str(each.message) for each in caught if "two of one line send codes" in str(each.message)]
+        assert [each.partition(".py:")[0] for each in said] == ([] if names[0] else ["optimizer.test_codecs"]), said
 
 
 @on_ranks((2, "mpi_ring"))
