@@ -36,7 +36,7 @@ SHOWN = ("torch", "tensorflow-cpu", "keras", "jax", "mlx", "numpy", "mpi4py", "o
 
 CORE = ("parallel/test_allreduce.py", "parallel/test_objects.py")
 TORCH = ("frameworks/torch/test_gradients.py", "frameworks/torch/test_operations.py", "frameworks/torch/test_digits.py")
-# Process groups work with PyTorch 2.6 and later. In 2.6, FSDP2 cannot train in host memory, on any backend.
+# Process groups work with PyTorch 2.7 and later.
 WITH_GROUPS = (*TORCH, *(f"frameworks/torch/test_process_group_{each}.py" for each in ("calls", "endings", "programs")))
 WITH_PROGRAMS = (*WITH_GROUPS, "frameworks/torch/test_distributed_programs.py::test_programs")
 TENSORFLOW = (
@@ -78,7 +78,8 @@ COMBINATIONS = (
     Combination("3.13", CORE, ("numpy==2.*", "mpi4py==4.1.*"), mpi="mpich==5.*"),
     Combination("3.14", CORE, ("numpy==2.*", "mpi4py==4.1.*")),
     Combination("3.11", TORCH, ("torch==2.1.*", "numpy==1.*")),
-    Combination("3.11", WITH_GROUPS, ("torch==2.6.*",)),
+    Combination("3.11", TORCH, ("torch==2.6.*",)),
+    Combination("3.11", WITH_GROUPS, ("torch==2.7.*",)),
     Combination("3.11", WITH_PROGRAMS, ("torch==2.13.0",)),
     Combination("3.12", WITH_PROGRAMS, ("torch==2.15.*",)),
     Combination("3.11", TENSORFLOW, ("tensorflow-cpu==2.16.*",)),

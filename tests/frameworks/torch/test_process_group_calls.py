@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import re
 import sys
@@ -466,3 +467,10 @@ def test_a_backend_for_one_device(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r'"cpu:horovodish,cuda:nccl".*Remedy: init_process_group\("horovodish"\)'):
         dist.all_reduce(torch.ones(1))
     dist.destroy_process_group()
+
+
+def test_a_pytorch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.6.0+cpu"))
+    monkeypatch.delitem(sys.modules, "horovodish.torch.backend", raising=False)
+    with pytest.raises(ImportError, match=r"need PyTorch 2\.7 or later, and this is 2\.6\.0\+cpu"):
+        importlib.import_module("horovodish.torch.backend")
