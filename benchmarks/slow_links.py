@@ -3,8 +3,8 @@
 python benchmarks/two_hosts.py --gbit 1 1 benchmarks/slow_links.py
 
 All contenders in turns: float32 as it is, cast to bfloat16, and each codec with error feedback, as an optimizer sends
-it. "gloo float16" is what fp16_compress_hook of DistributedDataParallel does: cast, torch.distributed over gloo, cast
-back. Times are of single calls, on all ranks. Takes two minutes at 1 Gbit/s.
+it. "gloo float16" casts, reduces over gloo and casts back, as fp16_compress_hook of DistributedDataParallel does.
+Times are of single calls, on all ranks. Takes two minutes at 1 Gbit/s.
 """
 
 import argparse

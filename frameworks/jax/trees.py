@@ -157,7 +157,7 @@ class Leaves:
         return replace(self, arrays=list(arrays))
 
     def compressed(self, compression: Compressor) -> tuple[Leaves, list[Any]]:
-        """What travels instead, and what `decompressed` needs besides it."""
+        """The leaves that travel, and for each the context that `decompressed` needs."""
         pairs = [compression.compress(array) for array in self.arrays]
         return self.replaced([array for array, _ in pairs]), [context for _, context in pairs]
 

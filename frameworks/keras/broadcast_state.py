@@ -68,7 +68,7 @@ def broadcast_global_variables(root_rank: int, model: Any = None) -> None:
             "use callbacks.BroadcastGlobalVariablesCallback"
         )
     if not isinstance(model, keras.layers.Layer):
-        raise TypeError(f"broadcast_global_variables takes root_rank and then the model, not a {type(model).__name__}")
+        raise TypeError(f"broadcast_global_variables takes root_rank and then the model, not {type(model).__name__}")
     if not (model.built or model.weights):
         raise ValueError(f"{model.name} is not built, so it has no weights to send; build it, or call it with a batch")
     broadcast_model(model, state_of(model), root_rank)

@@ -18,8 +18,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization` that takes the batches of all ranks for one batch.
 
     While training every call is collective: each rank must make it as often as the others, with any number of samples,
-    and compute its gradient. It costs one collective in either direction. Otherwise nothing travels. The gradients of
-    gamma and beta are this rank's share, as those of all variables.
+    and compute its gradient. It costs one collective in either direction. Otherwise nothing travels. This rank has its
+    own share of the gradients of gamma and beta, which the wrapped optimizer reduces.
 
     Args:
         process_set: the ranks whose batches count as one; all of them in a model that was loaded.

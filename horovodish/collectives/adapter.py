@@ -215,10 +215,21 @@ class Adapter(ABC, Generic[T]):
             rows: Sequence[int] = ()
             if kind == "alltoall":
                 rows = checked_splits(splits, members[0][3][0], process_set.size(), label)
-            codec = operation.codec
             operation = Operation(
-                kind, name, process_set, op, None, prescale, postscale, root, rows, in_place, member_names, family
-            )._replace(codec=codec)
+                kind,
+                name,
+                process_set,
+                op,
+                None,
+                prescale,
+                postscale,
+                root,
+                rows,
+                in_place,
+                member_names,
+                family,
+                codec=operation.codec,
+            )
             placement = self.placement(operation, sources, members)
             arrivals = targets
             if placement.is_staged:
@@ -321,7 +332,7 @@ def checked_root(root_rank: int, process_set: ProcessSet = global_process_set) -
         root = operator.index(root_rank)
     except TypeError:
         kind = type(root_rank).__name__
-        wrong = f"root_rank must be a rank, an int, and not a {kind}; look at the order of the arguments"
+        wrong = f"root_rank must be an int, the number of a rank, and not {kind}; look at the order of the arguments"
         raise TypeError(wrong) from None
     if process_set is global_process_set:
         if not 0 <= root < basics.size():
@@ -338,7 +349,7 @@ def variables_to_send(variables: Any) -> list[Any]:
         TypeError: it is not iterable.
     """
     if not isinstance(variables, Iterable):
-        raise TypeError(f"broadcast_variables takes the variables and then root_rank, not a {type(variables).__name__}")
+        raise TypeError(f"broadcast_variables takes the variables and then root_rank, not {type(variables).__name__}")
     listed = list(variables)
     if not listed:
         failures.warn("broadcast_variables was given no variables. Remedy: build the model or the optimizer before it")

@@ -51,7 +51,9 @@ def test_roots_that_do_not_exist() -> None:
     for root in (-1, hvd.size()):
         with pytest.raises(ValueError, match=f"root_rank={root} does not exist: the ranks are 0 to {hvd.size() - 1}"):
             hvd.broadcast(np.zeros(1), root_rank=root)
-    with pytest.raises(TypeError, match="root_rank must be a rank, an int, and not a ndarray; look at the order"):
+    with pytest.raises(
+        TypeError, match="root_rank must be an int, the number of a rank, and not ndarray; look at the order"
+    ):
         hvd.broadcast(0, np.zeros(1))  # type: ignore[arg-type]
 
 

@@ -65,7 +65,7 @@ def test_mistakes_are_refused() -> None:
         hvd.broadcast_variables(unbuilt.variables, root_rank=0)
     with pytest.raises(ValueError, match=r"sequential.* is not built, so it has no weights to send"):
         hvd.broadcast_global_variables(0, unbuilt)
-    with pytest.raises(TypeError, match="takes root_rank and then the model, not a int"):
+    with pytest.raises(TypeError, match="takes root_rank and then the model, not int"):
         hvd.broadcast_global_variables(unbuilt, 0)
     one = keras.ops.ones(1)
     unknown = pytest.raises(ImportError, match=r"on the numpy backend needs horovodish.numpy")

@@ -288,7 +288,7 @@ def test_a_broadcast_of_nothing_and_one_of_arguments_in_the_wrong_order() -> Non
     with pytest.warns(RuntimeWarning, match="was given no variables. Remedy: build the model") as caught:
         hvd.broadcast_variables(model.variables, root_rank=0)
     assert caught[0].filename == __file__
-    with pytest.raises(TypeError, match="takes the variables and then root_rank, not a int"):
+    with pytest.raises(TypeError, match="takes the variables and then root_rank, not int"):
         hvd.broadcast_variables(0, model.variables)  # type: ignore[arg-type]
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +14,7 @@ from sklearn.datasets import load_digits
 
 import horovodish.torch as hvd
 from support.coded import ELEMENTS, Floats, loses_nothing
+from support.elastic import Scene, run_elastic
 from support.on_ranks import on_ranks
 
 STEPS = 150
@@ -124,3 +129,52 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_on_all() -> None:
         assert scaler.get_scale() == (4.0 if number < 2 else 2.0)
     assert weight.isfinite().all()
     assert torch.equal(weight, hvd.broadcast(weight.detach(), root_rank=0))
+
+
+def fitted(state: Any, step: Any) -> list[float]:
+    """The weights after the steps that are left. Every rank has the same samples."""
+    samples = torch.randn(STEPS, 32, 16, generator=torch.Generator().manual_seed(1))
+    while state.step < STEPS:
+        weight = state.model.weight
+        step((samples[state.step] @ weight.t() - samples[state.step]).pow(2).mean())
+        state.step += 1
+        state.commit()
+    return [float(each) for each in state.model.weight.detach().flatten()]
+
+
+def made() -> Any:
+    model = torch.nn.Linear(16, 16, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    return model, torch.optim.SGD(model.parameters(), lr=0.5)
+
+
+def train_through_a_loss(scene: Scene, seed: int) -> tuple[int, list[float]]:
+    hvd.init()
+    model, plain = made()
+    codec = hvd.Compression.int8(where=lambda name, shape: True)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), compression=codec)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
+    if scene.me == 1 and scene.first_time("any moment"):
+        threading.Timer(random.Random(seed).uniform(0.0, 1.0), scene.die, ["any moment"]).start()
+
+    def step(loss: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        time.sleep(0.01)
+
+    train = hvd.elastic.run(lambda state: fitted(state, step))
+    return hvd.size(), train(state)
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 6))])
+def test_a_rank_dies_at_any_moment(seed: int, tmp_path: Path) -> None:
+    """The others go on with the same bits, and end where training without codes ends."""
+    env = {"HOROVODISH_PLANE": "mpi_ring"}
+    ended = run_elastic(train_through_a_loss, tmp_path, 3, seed, flags=["--min-np", "2"], env=env)
+    assert ended.status == 0, ended.said
+    assert ended.fired == {"any moment 1"}
+    (size, first), *others = ended.results[-2:]
+    assert size in (2, 3), ended.said
+    assert all(weights == first for _, weights in others), ended.said
+    torch.testing.assert_close(torch.tensor(first), torch.eye(16).flatten(), rtol=0, atol=0.02)
