@@ -117,7 +117,11 @@ def files(place: Place) -> set[str]:
 
 
 def is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+    """Whether it runs. Of a process that was killed, a zombie may stay for a while."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 # Opens 1,000 connections to a port, on which it says nothing, tells so and keeps them until its stdin ends.
