@@ -64,7 +64,7 @@ class JaxState(State):
         attributes: the first attributes: trees of arrays, numbers and everything that can be pickled.
 
     Raises:
-        ValueError: one of them is the state of an optimizer with `shard=` and `process_set=`.
+        ValueError: one of them is the state of an optimizer with `shard=` and a process set.
 
     Example:
         >>> state = hvd.elastic.JaxState(parameters=parameters, key=jax.random.key(0), epoch=0)
@@ -72,10 +72,11 @@ class JaxState(State):
 
     def __init__(self, **attributes: Any) -> None:
         self._gathered: dict[int, Any] = {}  # while this rank copies: by id of the part, the full state of an optimizer
-        if any(part.layout.process_set is not global_process_set for part in parts_in(attributes)):
+        layouts = [part.layout for part in parts_in(attributes)]
+        if any(each.process_set is not global_process_set for each in layouts):
             raise ValueError(
                 "JaxState takes no sharded optimizer of a process set: sets end when a rank is lost. Remedy: leave "
-                "process_set= out in elastic jobs"
+                "process_set= and shard_set= out in elastic jobs"
             )
         super().__init__(**attributes)
 

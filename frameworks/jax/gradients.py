@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,8 @@ from weakref import WeakValueDictionary
 
 import jax
 
+from horovodish.collectives.operation import Operation
+from horovodish.collectives.process_sets import ProcessSet
 from horovodish.gradients.options import GradientOptions, ReductionOptions, takes
 from horovodish.gradients.plan import Bucket, GradientAdapter, GradientPlan, Payload, Reduced
 from horovodish.gradients.shards import own_parts, owned_ends
@@ -31,13 +34,16 @@ class _Gradients(GradientAdapter):
     may_differ = False
     with_parameters = staticmethod(passed_through)
 
-    def __init__(self, unnamed: bool = False, owner_of: Mapping[str, int] | None = None):
+    def __init__(
+        self, unnamed: bool = False, owner_of: Mapping[str, int] | None = None, across: ProcessSet | None = None
+    ):
         """
         Args:
             unnamed: the user has given their reductions no name.
             owner_of: the place of the rank that gets each of them as a whole, by its path; None: there is none.
+            across: the ranks that get the same parts as this one; None: there are no others.
         """
-        self._unnamed, self._owner_of = unnamed, owner_of
+        self._unnamed, self._owner_of, self._across = unnamed, owner_of, across
 
     def is_traced(self, gradients: Sequence[Any]) -> bool:
         return any(isinstance(gradient, jax.core.Tracer) for gradient in gradients)
@@ -48,11 +54,28 @@ class _Gradients(GradientAdapter):
     def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> Reduced:
         operation = options.operation(name)
         if options.shard:
-            operation = operation._replace(kind="reducescatter")
+            operation = operation._replace(kind="reducescatter", process_set=options.sharing)
         traced = Traced(operation, self._unnamed)
         if self._owner_of is not None:
-            return Reduced(self._reduced_by_owner(traced, buckets, self._owner_of))
-        return Reduced(run_parts(traced, [(bucket.members(), bucket.tensors, bucket.codec) for bucket in buckets]))
+            results = self._reduced_by_owner(traced, buckets, self._owner_of)
+        else:
+            results = run_parts(traced, [(bucket.members(), bucket.tensors, bucket.codec) for bucket in buckets])
+        if self._across is not None:
+            across = Operation("allreduce", f"{name}.across", self._across, options.op)
+            results = self._reduced_across(Traced(across, self._unnamed), buckets, results)
+        return Reduced(results)
+
+    def _reduced_across(
+        self, template: Traced, buckets: Sequence[Bucket], parts: Sequence[Sequence[Any]]
+    ) -> list[list[Any]]:
+        """The parts of all sets, from those that this rank's set has reduced."""
+        held = [
+            [(suffix, part) for suffix, part in zip(bucket.members(), its, strict=True) if part.size]
+            for bucket, its in zip(buckets, parts, strict=True)
+        ]
+        given = [([suffix for suffix, _ in each], [part for _, part in each], None) for each in held if each]
+        found = itertools.chain.from_iterable(run_parts(template, given))
+        return [[next(found) if part.size else part for part in its] for its in parts]
 
     def _reduced_by_owner(
         self, template: Traced, buckets: Sequence[Bucket], owner_of: Mapping[str, int]
@@ -108,7 +131,9 @@ class TreePlan:
         self.options = options
         self.name, self.unnamed = name_of(what, name)
 
-    def __call__(self, tree: Any, parameters: Any, owners: Sequence[int] | None = None) -> Any:
+    def __call__(
+        self, tree: Any, parameters: Any, owners: Sequence[int] | None = None, across: ProcessSet | None = None
+    ) -> Any:
         """The gradients of all ranks, in a tree of the same structure. Collective.
 
         Args:
@@ -116,6 +141,7 @@ class TreePlan:
             parameters: a tree that ought to be equal on the ranks when they begin; None where this rank has none.
             owners: the place of the rank that gets each leaf as a whole, where the others get no elements; None: each
                 rank gets what the options say.
+            across: the ranks of other sets that get the same parts as this one, and this one; None: there are none.
         """
         if self.options.alone:
             return tree
@@ -131,7 +157,7 @@ class TreePlan:
         order = leaves.in_order_of_layers()
         arrays, suffixes = [gradients[index] for index in order], [_Suffix(leaves.suffixes[index]) for index in order]
         owner_of = None if owners is None else dict(zip(leaves.suffixes, owners, strict=True))
-        plan = GradientPlan(self.options, _Gradients(self.unnamed, owner_of), lambda _, suffix: str(suffix))
+        plan = GradientPlan(self.options, _Gradients(self.unnamed, owner_of, across), lambda _, suffix: str(suffix))
         results = dict(zip(order, plan.reduce(self.name, arrays, suffixes), strict=True))
         return leaves.rebuilt([results[index] for index in range(len(order))])
 

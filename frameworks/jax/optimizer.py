@@ -48,9 +48,10 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
       one rank.
     - With `shard=` each rank has a part of the elements of every parameter. It gets the gradients of these and steps
       them, and the updates are gathered. A rank keeps no other reduced gradients, so "states" and "gradients" are the
-      same here. `init` needs `horovodish.jax.init()` first. The state is this rank's part: see `full_state`. `tx` must
-      step each element by itself, or with `shard_by="parameter"` each parameter. That is checked in its traced
-      programs. Use `clip_by_global_norm` of this module.
+      same here. `init` needs `horovodish.jax.init()` first; with `shard_set=` it blocks, and every rank must call it.
+      The state is this rank's part: see `full_state`. `tx` must step each element by itself, or with
+      `shard_by="parameter"` each parameter. That is checked in its traced programs. Use `clip_by_global_norm` of this
+      module.
 
     Args:
         tx: any optax optimizer or transformation.

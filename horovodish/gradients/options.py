@@ -154,10 +154,6 @@ class ShardOptions(TypedDict, total=False):
         ),
     ]
 
-
-class PlacedShardOptions(ShardOptions, total=False):
-    """Of optimizers whose state some of the ranks can share."""
-
     shard_set: Annotated[
         ProcessSet | None,
         Option(
@@ -169,7 +165,7 @@ class PlacedShardOptions(ShardOptions, total=False):
     ]
 
 
-class TorchOptions(ModelOptions, OptimizerOptions, PlacedShardOptions, total=False):
+class TorchOptions(ModelOptions, OptimizerOptions, ShardOptions, total=False):
     """Of optimizers of PyTorch."""
 
 
@@ -354,6 +350,11 @@ class GradientOptions:
         if not self.process_set.included():
             return True
         return self.process_set.size() == 1 and basics.running().settings.plane != "nccl"
+
+    @property
+    def sharing(self) -> ProcessSet:
+        """With `shard`: the ranks that share the optimizer's state with this one."""
+        return self.shard_set or self.process_set
 
     @property
     def names_members(self) -> bool:

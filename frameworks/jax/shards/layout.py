@@ -30,6 +30,7 @@ class Layout:
             is the same on all ranks.
         state: the shape and dtype of each leaf of the state of the plain optimizer.
         process_set: the ranks that share.
+        across: the ranks of other sets that have the same parts as this one, and this one; None: there are none.
         owners: of each parameter, the place of the rank that has all of it; None if every rank has elements of each.
     """
 
@@ -38,6 +39,7 @@ class Layout:
     parameters: tuple[int | None, ...]
     state: tuple[jax.ShapeDtypeStruct, ...]
     process_set: ProcessSet
+    across: ProcessSet | None
     owners: tuple[int, ...] | None = None
 
     def by_parameter(self) -> Layout:

@@ -78,8 +78,14 @@ def refuse_sharded(tree: Any, what: str, remedy: str) -> None:
         raise ValueError(f"{what}: each rank has a part of its own of a sharded optimizer's state. Remedy: {remedy}")
 
 
-def begin(init: Callable[[Any], Any], params: Any, process_set: ProcessSet, shard_by: str) -> ShardedState:
+def begin(
+    init: Callable[[Any], Any], params: Any, process_set: ProcessSet, across: ProcessSet | None, shard_by: str
+) -> ShardedState:
     """The state of an optimizer for this rank's part of parameters.
+
+    Args:
+        process_set: the ranks that share.
+        across: those that have the same part; None: there are no others.
 
     Raises:
         ValueError: the optimizer is not one that works by element, or by parameter.
@@ -95,7 +101,8 @@ def begin(init: Callable[[Any], Any], params: Any, process_set: ProcessSet, shar
             )
     shapes = tuple(map(jnp.shape, leaves))
     if shard_by == "parameter":
-        layout = Layout(tuple(paths), shapes, *by_parameter.parameters_of(init, params), process_set).by_parameter()
+        belonging = by_parameter.parameters_of(init, params)
+        layout = Layout(tuple(paths), shapes, *belonging, process_set, across).by_parameter()
         by_parameter.check_parts(init, params, layout)
         by_parameter.check(init, [params], range(len(leaves)), layout.parameters, layout)
         own = jax.tree.leaves(init(layout.pieces(params)))
@@ -106,7 +113,7 @@ def begin(init: Callable[[Any], Any], params: Any, process_set: ProcessSet, shar
     marked = [jax.ShapeDtypeStruct(mark, jnp.result_type(leaf)) for mark, leaf in zip(marks, leaves, strict=True)]
     state = jax.tree.leaves(jax.eval_shape(init, jax.tree_util.tree_unflatten(definition, marked)))
     parameters = tuple(marks.get(leaf.shape) for leaf in state)
-    layout = Layout(tuple(paths), shapes, parameters, _leaves_of(init, params), process_set)
+    layout = Layout(tuple(paths), shapes, parameters, _leaves_of(init, params), process_set, across)
     by_element.check(init, [params], range(len(leaves)), parameters, layout)
     return _part_of(init(layout.pieces(params)), layout)
 
@@ -187,6 +194,8 @@ def full_state(state: Tree, root: int = 0) -> Tree | None:
 
 def _gathered(state: ShardedState, root: int) -> Any:
     layout, process_set = state.layout, state.layout.process_set
+    if layout.across is not None and root in range(basics.size()) and root not in process_set.ranks:
+        return state  # another set has the same
     checked_root(root, process_set)
     leaves, definition = jax.tree_util.tree_flatten(state.inner)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):

@@ -15,6 +15,7 @@ from horovodish.collectives.operation import Operation
 from horovodish.collectives.reduce_ops import Adasum
 from horovodish.errors import MismatchError
 from horovodish.gradients.plan import Payload, backward_buckets
+from horovodish.gradients.shard_sets import SameParts
 from horovodish.jax.gradients import TreePlan
 from horovodish.jax.primitive import Traced, run
 from horovodish.jax.shards import by_element, by_parameter
@@ -36,13 +37,17 @@ def sharded(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> opta
     Raises:
         ValueError: with `op=Adasum`.
     """
-    options, process_set = reduce.options, reduce.options.process_set
+    options, process_set = reduce.options, reduce.options.sharing
     if options.op is Adasum:
         raise ValueError("op=Adasum reduces steps of whole parameters. Remedy: leave shard= out, or use op=Average")
     checked = dict[Any, tuple[Any, list[Any], bool]]()
 
+    same_parts = SameParts(options.shard_set, options.process_set)
+
     def init(params: Any) -> Any:
-        return tx.init(params) if options.alone else begin(tx.init, params, process_set, options.shard_by)
+        if options.alone:
+            return tx.init(params)
+        return begin(tx.init, params, process_set, same_parts(), options.shard_by)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         # After losses in an elastic job, a rank that is left alone has a part that is the whole.
@@ -66,7 +71,9 @@ def sharded(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> opta
             if key not in checked:
                 checked[key] = _checked(tx.init, steps, given, layout)
             structure, dtypes, has_constants = checked[key]
-            flat = reduce(jax.tree.map(lambda leaf: jnp.reshape(leaf, -1), updates), params, layout.owners)
+            flat = reduce(
+                jax.tree.map(lambda leaf: jnp.reshape(leaf, -1), updates), params, layout.owners, layout.across
+            )
             elements, definition = jax.tree_util.tree_flatten(flat)
             held, whole_structure = jax.tree_util.tree_flatten(state.inner)
             inner = jax.tree_util.tree_unflatten(structure, layout.stepped(held))

@@ -189,7 +189,7 @@ class Shards:
     @property
     def process_set(self) -> ProcessSet:
         """The ranks that share."""
-        return self._options.shard_set or self._options.process_set
+        return self._options.sharing
 
     @property
     def reducing(self) -> ProcessSet:

@@ -14,12 +14,12 @@ from horovodish.collectives.process_sets import ProcessSet, checked_id
 from horovodish.errors import MismatchError
 from horovodish.gradients.autotune import Tuning
 from horovodish.gradients.options import GradientOptions
+from horovodish.gradients.shard_sets import SameParts
 from horovodish.runtime import basics
 from horovodish.torch.gradients.phases import Phase
 from horovodish.torch.gradients.reducer import Reducer
 from horovodish.torch.gradients.slot import Slot, members_of
 from horovodish.torch.names import Names
-from horovodish.torch.shards import sets
 from horovodish.torch.shards.pieces import Shards
 
 __all__ = ["ShardedReducer"]
@@ -43,7 +43,7 @@ class ShardedReducer(Reducer):
         self._members: list[list[int]] = []  # by bucket: the numbers of its slots
         self._taking = threading.Lock()  # several threads may call hooks
         self._across: ProcessSet | None = None
-        self._across_engine: _native.Engine | None = None  # whose set that is
+        self._same_parts = SameParts(options.shard_set, options.process_set)
         self._second: _native.BucketPlan | None = None  # across the sets
         super().__init__(parameters, options)
 
@@ -64,9 +64,7 @@ class ShardedReducer(Reducer):
         return parameter.requires_grad or parameter in self._shards.parameters()
 
     def _buckets(self, groups: list[int | None], threshold_mb: float) -> list[list[int]]:
-        options, engine = self._options, self._engine
-        if options.shard_set is not None and self._across_engine is not engine:
-            self._across, self._across_engine = sets.across(options.shard_set, options.process_set), engine
+        self._across = self._same_parts()
         buckets = self._shards.buckets(self._slots, groups, threshold_mb)
         # The engine lays the members of a bucket end to end in the order of the slots.
         places = iter(range(len(self._slots)))

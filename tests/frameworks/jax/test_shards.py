@@ -276,11 +276,38 @@ def test_process_sets() -> None:
             same(full, state)
         with pytest.raises(ValueError, match="root_rank=1"):
             hvd.full_state(part, root=1)
-        with pytest.raises(ValueError, match=r"JaxState takes no sharded.*leave process_set= out in elastic jobs"):
+        with pytest.raises(ValueError, match=r"JaxState takes no sharded.*leave process_set= and shard_set= out"):
             hvd.elastic.JaxState(moments=part)
     else:
         same(hvd.full_state(part), state)
     hvd.remove_process_set(pair)
+
+
+@on_ranks(4)
+def test_sets_that_have_the_whole_state_each() -> None:
+    sets = [hvd.add_process_set([low, low + 2]) for low in (0, 1)]
+    own = sets[hvd.rank() % 2]
+    clipped = optax.chain(hvd.clip_by_global_norm(0.1), optax.sgd(0.1, 0.9))
+    for tx, compiled, options in (
+        (clipped, True, {"op": hvd.Sum}),
+        (optax.adamw(1e-2), True, {"shard_by": "parameter"}),
+        (optax.adamw(1e-2), False, {"compression": hvd.Compression.bf16, "gradient_predivide_factor": 2.0}),
+    ):
+        plain = {key: value for key, value in options.items() if key != "shard_by"}
+        values, state = trained(hvd.DistributedOptimizer(tx, **plain), compiled=compiled)
+        given, part = trained(hvd.DistributedOptimizer(tx, shard="states", shard_set=own, **options), compiled=compiled)
+        same(given, values, 1e-2)
+        assert len(set(hvd.allgather_object(np.asarray(given["first"]["kernel"]).tobytes()))) == 1
+        elements, of_all = (sum(leaf.size for leaf in jax.tree.leaves(its)) for its in (part, state))
+        assert elements < 0.9 * of_all
+        full = hvd.full_state(part, root=1)
+        assert (full is None) == (hvd.rank() != 1)
+        if full is not None:
+            same(full, state, 1e-2)
+    with pytest.raises(ValueError, match=r"JaxState takes no sharded.*leave process_set= and shard_set= out"):
+        hvd.elastic.JaxState(state=part)
+    with pytest.raises(ValueError, match=r"shard_set: rank 1 is not in its set of ranks \[0, 2\]"):
+        hvd.DistributedOptimizer(optax.adam(1e-2), shard="states", shard_set=sets[0]).init(parameters())
 
 
 @on_ranks(2)

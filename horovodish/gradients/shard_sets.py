@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from horovodish import _native
 from horovodish.collectives.adding_sets import add_members_set
 from horovodish.collectives.objects import allgather_object
 from horovodish.collectives.process_sets import ProcessSet
 from horovodish.runtime import basics
 
-__all__ = ["across", "problem_with"]
+__all__ = ["SameParts", "problem_with"]
 
 
 def problem_with(told: Sequence[tuple[list[int], bool]], ranks: Sequence[int]) -> str | None:
@@ -40,19 +41,35 @@ def problem_with(told: Sequence[tuple[list[int], bool]], ranks: Sequence[int]) -
     return None
 
 
-def across(shard_set: ProcessSet, process_set: ProcessSet) -> ProcessSet | None:
-    """The ranks that have this rank's part. Every rank of `process_set` must call it; blocks.
+class SameParts:
+    """The ranks that have this rank's part, found once for each start of the engine.
 
     Args:
-        shard_set: the ranks that share the state with this one.
+        shard_set: the ranks that share the state with this one; None: all.
         process_set: those that reduce.
-
-    Returns:
-        A set; None if this is the only rank.
-
-    Raises:
-        ValueError: the sets that the ranks have given are not possible; on every rank.
     """
+
+    def __init__(self, shard_set: ProcessSet | None, process_set: ProcessSet):
+        self._shard_set, self._process_set = shard_set, process_set
+        self._found: tuple[_native.Engine, ProcessSet | None] | None = None
+
+    def __call__(self) -> ProcessSet | None:
+        """A set; None if this is the only rank.
+
+        The first call after a start, with a `shard_set`, blocks, and every rank of `process_set` must make it.
+
+        Raises:
+            ValueError: the sets that the ranks have given are not possible; on every rank.
+        """
+        if self._shard_set is None:
+            return None
+        engine = basics.engine()
+        if self._found is None or self._found[0] is not engine:
+            self._found = engine, _across(self._shard_set, self._process_set)
+        return self._found[1]
+
+
+def _across(shard_set: ProcessSet, process_set: ProcessSet) -> ProcessSet | None:
     told = allgather_object((shard_set.ranks, shard_set.process_set_id is not None), process_set=process_set)
     ranks = process_set.ranks
     if problem := problem_with(told, ranks):
