@@ -107,14 +107,12 @@ def check(results: list[dict[str, Any]], size: int) -> None:
                 torch.testing.assert_close(result["optimizer"]["state"][index][key], value)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("options", "faults"),
     [
         pytest.param(
-            {"shard": "states"},
-            [("idle", 0, 2), ("gathering", 2, 6), ("agreeing", 1, 9)],
-            id="one after the other",
-            marks=pytest.mark.soak,
+            {"shard": "states"}, [("idle", 0, 2), ("gathering", 2, 6), ("agreeing", 1, 9)], id="one after the other"
         ),
         pytest.param(
             {"shard": "gradients"}, [("writing", 0, 5), ("loading", 3, 0)], id="in a copy, and in the recovery"
@@ -143,6 +141,7 @@ def test_ranks_that_die_at_any_moment(seed: int, tmp_path: Path) -> None:
     check(results, len(results))
 
 
+@pytest.mark.soak
 def test_new_processes_load_what_was_shared(tmp_path: Path) -> None:
     env = {COPIES_VARIABLE: ""}
     options, faults = {"shard": "states"}, [("idle", 1, 7)]

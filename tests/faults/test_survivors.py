@@ -162,6 +162,7 @@ def train_a_model_through_a_loss() -> tuple[list[int], list[float]]:
     return names["steps_done"], [float(parameter.double().sum()) for parameter in model.parameters()]
 
 
+@pytest.mark.soak
 def test_a_model_is_trained_through_a_loss() -> None:
     pytest.importorskip("torch")
     *survivors, died = run_ranks_to_their_ends(train_a_model_through_a_loss, 3)

@@ -29,7 +29,7 @@ def run(name: str, *arguments: object, np: int = 2) -> str:
             marks=pytest.mark.soak,
         ),
         pytest.param("torch_collectives.py", [], marks=pytest.mark.soak),
-        ("two_frameworks.py", []),
+        pytest.param("two_frameworks.py", [], marks=pytest.mark.soak),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -37,9 +37,8 @@ def test_a_script(name: str, arguments: list[str]) -> None:
     run(name, *arguments)
 
 
-@pytest.mark.parametrize(
-    "name", ["tensorflow_training.py", pytest.param("tensorflow_sessions.py", marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["tensorflow_training.py", "tensorflow_sessions.py"])
 def test_a_script_that_saves_checkpoints(name: str, tmp_path: Path) -> None:
     run(name, tmp_path)
     assert list(tmp_path.glob("*.index"))

@@ -27,7 +27,13 @@ ENDS_WELL = (
     "no_batch_before_a_join",
     "caught_error_of_a_lost_rank",
 )
-LONG = ("keras_metric_of_rank_0", "metric_of_rank_0_at_the_end")
+LONG = (
+    "keras_metric_of_rank_0",
+    "metric_of_rank_0_at_the_end",
+    "jax_metric_of_rank_0",
+    "keras_not_wrapped",
+    "tensorflow_not_wrapped",
+)
 """Others go the same way."""
 ALONE = ("alone.py", "alone_torch.py", "alone_jax_keras_tensorflow.py")
 COMMANDS = {

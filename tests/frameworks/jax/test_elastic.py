@@ -241,7 +241,7 @@ def check(ended: Ended, start: int, results: int, repeated: int = 1) -> None:
     [
         ("jit", "always"),
         pytest.param("jit", "never", marks=pytest.mark.soak),
-        ("donating", "always"),
+        pytest.param("donating", "always", marks=pytest.mark.soak),
         ("computing", "never"),
     ],
 )
@@ -293,7 +293,7 @@ def train_with_shards(scene: Scene, shard_by: str, dies_early: bool = False) -> 
     ("ranks", "least", "shard_by"),
     [
         pytest.param(4, 1, "element", marks=pytest.mark.soak),
-        (3, 1, "parameter"),
+        pytest.param(3, 1, "parameter", marks=pytest.mark.soak),
         pytest.param(3, 1, "element", marks=pytest.mark.soak),
         (2, 2, "element"),
     ],

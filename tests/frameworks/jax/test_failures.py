@@ -220,7 +220,9 @@ if sys.argv[1] == "shutdown":
 """
 
 
-@pytest.mark.parametrize("end", ["at once", "later", "shutdown"])
+@pytest.mark.parametrize(
+    "end", ["at once", *(pytest.param(end, marks=pytest.mark.soak) for end in ("later", "shutdown"))]
+)
 def test_a_script_that_ends_with_a_program_under_way(end: str, tmp_path: Path) -> None:
     script = tmp_path / "ends.py"
     script.write_text(LEAVES_A_PROGRAM_UNDER_WAY)
@@ -275,7 +277,9 @@ x = jax.jit(lambda x: hvd.allreduce(x @ x, name=f"of rank {hvd.rank()}"))(state.
 """
 
 
-@pytest.mark.parametrize("flags", [(), ("--min-np", "2")], ids=["plain", "elastic"])
+@pytest.mark.parametrize(
+    "flags", [pytest.param((), marks=pytest.mark.soak), ("--min-np", "2")], ids=["plain", "elastic"]
+)
 def test_ranks_that_wait_for_different_tensors_at_the_end_do_not_hang(flags: Sequence[str], tmp_path: Path) -> None:
     script = tmp_path / "different.py"
     script.write_text(WAITS_FOR_DIFFERENT_TENSORS_AT_THE_END)

@@ -97,7 +97,9 @@ def check_alike(tx: optax.GradientTransformation, compiled: bool = False, **opti
 
 
 @on_ranks(2)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FEW else pytest.mark.soak) for name in OPTIMIZERS]
+)
 def test_the_same_bits_as_without_shards(name: str) -> None:
     check_alike(OPTIMIZERS[name]())
 
@@ -109,6 +111,7 @@ def test_on_any_number_of_ranks() -> None:
         check_alike(OPTIMIZERS[name]())
 
 
+@pytest.mark.soak
 @on_ranks(3)
 def test_in_compiled_programs() -> None:
     for name in FEW:
@@ -192,6 +195,7 @@ def test_whole_parameters_on_any_number_of_ranks() -> None:
         check_by_parameter(name)
 
 
+@pytest.mark.soak
 @on_ranks(3)
 def test_whole_parameters_with_what_the_wrapper_has() -> None:
     check_by_parameter("clipped", compiled=True)

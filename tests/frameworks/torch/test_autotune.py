@@ -220,6 +220,7 @@ def lose_a_rank_between_its_reduction_and_its_report() -> tuple[list[bool], int]
     return raised, optimizer._reducer._tuner._ranks
 
 
+@pytest.mark.soak
 def test_a_rank_that_is_lost_at_the_end_of_a_sample() -> None:
     env = {"HOROVODISH_AUTOTUNE": "1", "HOROVODISH_AUTOTUNE_STEPS_PER_SAMPLE": "1"}
     *survivors, lost = run_ranks_to_their_ends(lose_a_rank_between_its_reduction_and_its_report, 3, env=env)

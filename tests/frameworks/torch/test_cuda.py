@@ -30,7 +30,7 @@ def all_checks(real: bool) -> None:
         what_is_refused(place)
 
 
-@pytest.mark.parametrize("np", [1, 2])
+@pytest.mark.parametrize("np", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_pretended_gpus(np: int) -> None:
     run_ranks(all_checks, np, args=(False,), env=variables(np, HOROVODISH_PLANE="nccl"))
 

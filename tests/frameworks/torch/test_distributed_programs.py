@@ -262,6 +262,7 @@ def test_programs(tmp_path: Path) -> None:
     check_like_gloo(tmp_path, PROGRAMS)
 
 
+@pytest.mark.soak
 @on_ranks(4)
 def test_replicas_of_shards(tmp_path: Path) -> None:
     check_like_gloo(

@@ -199,7 +199,8 @@ def trains_elastically(scene: Scene, victim: int) -> tuple[list[float], list[int
     return [*model.weight.flatten().tolist(), model.bias.item()], sizes, int(os.environ["RANK"])
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_group_for_each_attempt_of_an_elastic_job(tmp_path: Path, victim: int) -> None:
     ended = run_elastic(trains_elastically, tmp_path, 3, victim, flags=["--min-np", "2"])
     assert ended.status == 0, ended.said

@@ -186,12 +186,16 @@ def test_shared_parameters_and_two_backwards() -> None:
 
 def compiled_models() -> None:
     hvd.init()
-    for backend in ("aot_eager", "inductor"):  # as by default, without and with the compiler of kernels
-        train_compiled(backend)
+    train_compiled("aot_eager")
     compiled_steps()
     compiled_whole_steps()
     compiled_collectives()
     compiled_autograd()
+
+
+def compiled_kernels() -> None:
+    hvd.init()
+    train_compiled("inductor")  # as by default
 
 
 def train_compiled(backend: str) -> None:
@@ -281,5 +285,10 @@ def compiled_autograd() -> None:
 
 
 def test_compiled_models() -> None:
+    run_ranks(compiled_models, 2, fresh=True)
+
+
+@pytest.mark.soak
+def test_compiled_kernels() -> None:
     # One precompiled header takes longer than the few kernels that could use it.
-    run_ranks(compiled_models, 2, env={"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"})
+    run_ranks(compiled_kernels, 2, env={"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"})

@@ -86,7 +86,9 @@ def differ(only: str) -> str:
         pytest.param(
             KERAS.format("tensorflow"), differ("model/layer1/kernel, model/layer1/bias"), id="keras on tf", marks=LONG
         ),
-        pytest.param(KERAS.format("jax"), differ("model/layer1/kernel, model/layer1/bias"), id="keras on jax"),
+        pytest.param(
+            KERAS.format("jax"), differ("model/layer1/kernel, model/layer1/bias"), id="keras on jax", marks=LONG
+        ),
         *[
             pytest.param(TENSORFLOW.format(run=run, **how), text, id=f"tensorflow, {name} {what}", marks=marks or eager)
             for run, name, eager in (("", "eager", LONG), ("tf.function", "function", ()))

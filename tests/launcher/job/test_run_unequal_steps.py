@@ -76,7 +76,7 @@ for number in range(3 - hvd.rank()):
 """
 
 
-LONG = ("keras on torch", "keras on tensorflow", "tensorflow", "jax")
+LONG = ("keras on torch", "keras on tensorflow", "keras on jax", "tensorflow", "jax", "jax, compiled")
 
 
 @pytest.mark.parametrize(

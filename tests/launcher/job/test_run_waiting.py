@@ -179,7 +179,9 @@ for i in range(10**6):
 """
 
 
-@pytest.mark.parametrize(("framework", "code"), [("jax", JAX), ("tensorflow", TENSORFLOW)])
+@pytest.mark.parametrize(
+    ("framework", "code"), [("jax", JAX), pytest.param("tensorflow", TENSORFLOW, marks=pytest.mark.soak)]
+)
 def test_a_framework_that_wraps_the_error_of_a_survivor_does_not_hide_the_cause(
     launch_ranks: Callable[..., Any], framework: str, code: str
 ) -> None:
