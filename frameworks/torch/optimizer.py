@@ -134,7 +134,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
             "LBFGS decides by the loss how often it evaluates the closure; each rank has its own loss, so the ranks "
             "would part. Use another optimizer"
         )
-    checked = GradientOptions.checked(**options)
+    checked = GradientOptions.checked(low_rank=True, **options)
     tell_dynamo()
     names = Names(optimizer, named_parameters)
     checked.check_groups(parameter for _, parameter in names.in_order())

@@ -63,6 +63,10 @@ class CodecCompressor:
     def __repr__(self) -> str:
         return f"Compression.{self.kind}" + (f"({self.share})" if self.share else "")
 
+    def chooses(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether the gradient of a parameter is encoded."""
+        return (self.where or _is_large_matrix)(name, shape)
+
     def of(self, name: str, shape: tuple[int, ...], owner: str = "") -> Codec | None:
         """How the gradient of a parameter travels; None: as it is.
 
@@ -70,7 +74,7 @@ class CodecCompressor:
             name, shape: of the parameter.
             owner: of the parameter, where another one may have its name.
         """
-        if not (self.where or _is_large_matrix)(name, shape):
+        if not self.chooses(name, shape):
             return None
         code = _native.CODECS[self.kind]
         return Codec(code, self.share, bool(self.error_feedback), operator.index(self.start), owner)

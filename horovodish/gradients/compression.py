@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 from horovodish.collectives.codecs import CodecCompressor, Compression
 from horovodish.collectives.operation import Operation
+from horovodish.gradients.powersgd import powersgd
 
 __all__ = ["CastCompressor", "Compressions", "Compressor", "NoneCompressor", "casts", "check_compression", "with_codec"]
 
@@ -98,6 +99,9 @@ class Compressions(Compression):
     `int8`, `int4`, `onebit`, `ternary`, `topk(share)` and `randomk(share)` are codecs, for links between hosts that are
     slower than the training. See `horovodish.Compression` for what they do and for their options.
 
+    `powersgd(rank)` sends large matrices as two thin factors, also within a host. It is for `DistributedOptimizer` of
+    PyTorch and JAX, with the options of a codec.
+
     Example:
         >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.bf16)
     """
@@ -105,6 +109,7 @@ class Compressions(Compression):
     none: ClassVar[type[NoneCompressor]] = NoneCompressor
     fp16: ClassVar[type[CastCompressor]]
     bf16: ClassVar[type[CastCompressor]]
+    powersgd = staticmethod(powersgd)
 
 
 def casts(

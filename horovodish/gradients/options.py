@@ -21,6 +21,7 @@ from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, check_kind, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp, chosen_op
 from horovodish.gradients.compression import Compressor, NoneCompressor, check_compression
+from horovodish.gradients.powersgd import PowerSGD
 from horovodish.gradients.shards import checked_cut, checked_way
 from horovodish.runtime import basics
 
@@ -301,8 +302,11 @@ class GradientOptions:
     shard_set: ProcessSet | None
 
     @classmethod
-    def checked(cls, **options: Unpack[AnyOptions]) -> GradientOptions:
+    def checked(cls, *, low_rank: bool = False, **options: Unpack[AnyOptions]) -> GradientOptions:
         """The options that a user asks for; see the table.
+
+        Args:
+            low_rank: PowerSGD is possible.
 
         Raises:
             ValueError: they do not go together, or one of them is not possible.
@@ -319,6 +323,8 @@ class GradientOptions:
         codec = compression if isinstance(compression, CodecCompressor) else None
         if codec is not None:
             codec.check_op(values["op"])
+            if isinstance(codec, PowerSGD) and not low_rank:
+                raise ValueError(f"compression={codec!r} is for DistributedOptimizer of PyTorch and JAX; use int8")
             if values["shard"]:
                 raise ValueError(
                     f"compression={codec!r} is not there yet for shard=; use Compression.fp16 or .bf16, or leave out "

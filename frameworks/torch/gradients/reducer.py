@@ -48,6 +48,7 @@ from horovodish.gradients.plan import backward_buckets
 from horovodish.runtime import basics
 from horovodish.torch import cuda
 from horovodish.torch.gradients import backward, unwrapped
+from horovodish.torch.gradients.low_rank import LowRankGradients
 from horovodish.torch.gradients.phases import IN_BACKWARD, Phase, Travelling
 from horovodish.torch.gradients.slot import Slot, members_of
 from horovodish.torch.gradients.sparse import SparseGradients, check_op, layout
@@ -177,6 +178,7 @@ class Reducer:
         engine = basics.engine()
         if self._engine is not engine:
             self._tuner = None  # it has measured with other ranks
+            self._low_rank = LowRankGradients(self._options)  # they may have begun, without errors
             self._compared = {}  # and some of these may not have compared yet
         self._engine = engine
         self._plan = None
@@ -188,13 +190,15 @@ class Reducer:
         self._checksums: Checksums = {}  # of the parameters, when the ranks compare
         self._met_sparse: set[int] = set()  # of which this rank has had a sparse gradient, made dense
         self._unseen: set[int] = set()  # of which no rank had a gradient when layouts were compared
-        options = self._options
+        options, low_rank = self._options, self._low_rank
         named = [] if self._is_alone() else [(name, p) for name, p in self._named if self._has_place(p)]
         sparse = [] if options.sparse_as_dense else [(name, p) for name, p in named if self._compared.get(id(p))]
-        rows = {id(parameter) for _, parameter in sparse}
+        low_rank.choose((name, p) for name, p in named if self._compared.get(id(p)) is False)
+        apart = [*(parameter for _, parameter in sparse), *low_rank.chosen.values()]
+        in_no_bucket = {*map(id, apart)}
         trained = [parameter for _, parameter in named]
         self._groups = dict(zip(map(id, trained), options.groups_of(trained), strict=True))
-        self._slots = [Slot(name, p, options) for name, p in named if id(p) not in rows]
+        self._slots = [Slot(low_rank.label(name, p), p, options) for name, p in named if id(p) not in in_no_bucket]
         self._all_compared = all(id(slot.parameter) in self._compared for slot in self._slots)
         self._frozen = [parameter for _, parameter in self._named if not parameter.requires_grad]
         if not named:
@@ -206,7 +210,7 @@ class Reducer:
         for index, slot in enumerate(self._slots):
             if slot.parameter.requires_grad:
                 self._add_hooks(slot.parameter, self._hook(index, slot))
-        for _, parameter in sparse:
+        for parameter in apart:
             self._add_hooks(parameter, self._late_hook)
         self._outdated = False
 
@@ -453,7 +457,7 @@ class Reducer:
         if self._plan is None:
             self._phase = Phase.IDLE
             return
-        for parameter in self._sparse.parameters:
+        for parameter in [*self._sparse.parameters, *self._low_rank.chosen.values()]:
             self._set_reduced_aside(parameter)
         self._sparse.submit()
         travelling = self._travelling
@@ -488,8 +492,9 @@ class Reducer:
             differing, self._differing = self._differing, None
             warn_of_difference(differing.wait(), self._name, self._options.process_set, BROADCAST_REMEDY)
         error, nowhere = self._await_results(plan)
-        sparse_error = self._sparse.finish()
-        sees = bool(self._unseen) and not plan.any_joined()
+        other_error = self._sparse.finish() or self._low_rank.reduce(self._name)
+        any_joined = plan.any_joined()
+        sees = bool(self._unseen) and not any_joined
         if error is not None:
             self._travelling.keep(plan)
         problem = self._problem(plan) if error is None else from_native(*error)
@@ -498,14 +503,15 @@ class Reducer:
             self._put_back(nowhere)
             # A gradient that has come for the first time was dense to us; the next reduction compares again.
             self._all_compared = self._all_compared and not (sees and self._unseen - nowhere)
+            self._outdated = self._low_rank.begins(any_joined) or self._outdated
         self._phase = Phase.IDLE
         self._passes = 0
-        self._reduced_since_step = error is None and sparse_error is None
+        self._reduced_since_step = error is None and other_error is None
         if error is None and self._tuner is not None:
             self._tuner.step_done(sum(slot.size_bytes for slot in self._slots))
         self._travelling.clear()
         self._set_aside.clear()
-        raised = problem or sparse_error
+        raised = problem or other_error
         if raised is not None:
             raise raised
 

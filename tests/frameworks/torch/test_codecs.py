@@ -74,11 +74,18 @@ def loss_on_digits(compression: Any) -> float:
 def test_digits_are_learned_as_well_with_error_feedback() -> None:
     exact = loss_on_digits(hvd.Compression.none)
     above = {}
-    for name, feedback in [("int8", True), ("int4", True), ("onebit", True), ("onebit", False)]:
+    for name, feedback in [
+        ("int8", True),
+        ("int4", True),
+        ("powersgd", True),
+        ("onebit", True),
+        ("onebit", False),
+    ]:
         codec = getattr(hvd.Compression, name)(where=lambda _, shape: len(shape) == 2, error_feedback=feedback)
         above[name, feedback] = loss_on_digits(codec) / exact - 1
     assert above["int8", True] < 0.01, above
     assert above["int4", True] < 0.02, above
+    assert above["powersgd", True] < 0.02, above
     assert above["onebit", True] < 0.03 < above["onebit", False], above
 
 
@@ -148,10 +155,10 @@ def made() -> Any:
     return model, torch.optim.SGD(model.parameters(), lr=0.5)
 
 
-def train_through_a_loss(scene: Scene, seed: int) -> tuple[int, list[float]]:
+def train_through_a_loss(scene: Scene, seed: int, kind: str) -> tuple[int, list[float]]:
     hvd.init()
     model, plain = made()
-    codec = hvd.Compression.int8(where=lambda name, shape: True)
+    codec = getattr(hvd.Compression, kind)(where=lambda name, shape: True)
     optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), compression=codec)
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
     if scene.me == 1 and scene.first_time("any moment"):
@@ -169,10 +176,11 @@ def train_through_a_loss(scene: Scene, seed: int) -> tuple[int, list[float]]:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(1, 6))
-def test_a_rank_dies_at_any_moment(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["int8", "powersgd"])
+def test_a_rank_dies_at_any_moment(seed: int, kind: str, tmp_path: Path) -> None:
     """The others go on with the same bits, and end where training without codes ends."""
     env = {"HOROVODISH_PLANE": "mpi_ring"}
-    ended = run_elastic(train_through_a_loss, tmp_path, 3, seed, flags=["--min-np", "2"], env=env)
+    ended = run_elastic(train_through_a_loss, tmp_path, 3, seed, kind, flags=["--min-np", "2"], env=env)
     assert ended.status == 0, ended.said
     assert ended.fired == {"any moment 1"}
     (size, first), *others = ended.results[-2:]

@@ -1,0 +1,130 @@
+"""PowerSGD: the gradient of a matrix travels as two thin factors of an approximation, by two plain allreduces.
+
+Vogels, Karimireddy, Jaggi: "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS
+2019, https://arxiv.org/abs/1905.13727. The linear algebra is written for every framework with NumPy's names.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn, SupportsIndex
+
+import numpy as np
+
+from horovodish.collectives.codecs import CodecCompressor, Where
+from horovodish.collectives.operation import Operation
+
+__all__ = ["LowRank", "PowerSGD", "approximated", "powersgd"]
+
+Reduce = Callable[[str, dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class PowerSGD(CodecCompressor):
+    """PowerSGD and its options. It is no code of the engine: a shim multiplies matrices, and the engine adds factors.
+
+    Attributes:
+        rank: how many columns a factor has.
+    """
+
+    kind: str = "powersgd"
+    rank: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.rank, bool) or not isinstance(self.rank, SupportsIndex) or self.rank < 1:
+            raise ValueError(f"Compression.powersgd({self.rank!r}): the rank must be a whole number, 1 or more")
+
+    def __repr__(self) -> str:
+        return f"Compression.powersgd({self.rank})"
+
+    def of(self, name: str, shape: tuple[int, ...], owner: str = "") -> None:
+        """None: the engine encodes nothing."""
+
+    def matrix(self, name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
+        """The rows and columns that a parameter has as a matrix; None if its gradient travels as it is.
+
+        Of all places to cut the dimensions in two, it takes the one with the shortest factors.
+        """
+        cuts = [(math.prod(shape[:place]), math.prod(shape[place:])) for place in range(1, len(shape))]
+        rows, columns = min(cuts, key=sum, default=(0, 0))
+        is_shorter = (rows + columns) * self.rank < rows * columns
+        return (rows, columns) if is_shorter and self.chooses(name, shape) else None
+
+    def label(self) -> str:
+        """The options, for a parameter's name, so that ranks whose options differ get a MismatchError."""
+        return f"{self!r}, start={self.start}, error_feedback={bool(self.error_feedback)}"
+
+    def applied(self, operation: Operation) -> NoReturn:
+        """Raise ValueError: a single tensor has no next step that brings what was left out."""
+        raise ValueError(f"compression={self!r} is for DistributedOptimizer; use Compression.int8 here")
+
+
+def powersgd(rank: int = 2, *, error_feedback: bool = True, start: int = 0, where: Where | None = None) -> PowerSGD:
+    """PowerSGD with this many columns in each factor, and with the options of a codec."""
+    return PowerSGD("powersgd", 0.0, error_feedback, start, where, rank)
+
+
+class LowRank(NamedTuple):
+    """What a rank keeps of one parameter between steps.
+
+    Attributes:
+        error: what it has given and no approximation has had yet; shape (m, n), float32. None without feedback.
+        factor: the columns of the second factor, as an orthonormal basis; shape (n, r).
+        draw: random numbers, the same on every rank; shape (n, r).
+    """
+
+    error: Any
+    factor: Any
+    draw: Any
+
+    @staticmethod
+    def begun(framework: Any, power: PowerSGD, name: str, shape: tuple[int, ...], **place: Any) -> LowRank:
+        """Before the first step. `place` is for the framework, such as `device=`."""
+        matrix = power.matrix(name, shape)
+        assert matrix is not None
+        random = np.random.default_rng(zlib.crc32(name.encode()))
+        draw = framework.asarray(random.standard_normal((matrix[1], power.rank), np.float32), **place)
+        return LowRank(framework.zeros(matrix, **place) if power.error_feedback else None, draw, draw)
+
+
+def approximated(
+    framework: Any, gradients: dict[str, Any], kept: dict[str, LowRank], reduce: Reduce
+) -> tuple[dict[str, Any], dict[str, LowRank]]:
+    """Approximations of gradients of all ranks, and what to keep for the next step. Collective.
+
+    Every rank computes the same results from the same factors. Where a gradient is not finite on a rank, the result is
+    NaN everywhere, and what is kept stays as it is.
+
+    Args:
+        framework: the module `torch` or `jax.numpy`.
+        gradients: of this rank, by the parameter's name.
+        kept: of these parameters.
+        reduce: gives the factors of all ranks for those of this rank, and what to call them.
+    """
+    given = {}
+    for name, gradient in gradients.items():
+        error, factor, _ = kept[name]
+        matrix = framework.asarray(gradient, dtype=framework.float32).reshape(-1, len(factor))
+        given[name] = matrix if error is None else matrix + error
+    firsts = reduce("first", {name: matrix @ kept[name].factor for name, matrix in given.items()})
+    # Householder's QR is orthonormal whatever the rank of the factor is; dividing by norms is not.
+    bases = {name: framework.linalg.qr(first)[0] for name, first in firsts.items()}
+    own = {name: matrix.T @ bases[name] for name, matrix in given.items()}
+    results, following = {}, {}
+    for name, second in reduce("second", own).items():
+        (error, factor, draw), gradient, basis = kept[name], gradients[name], bases[name]
+        finite = framework.isfinite(second).all()
+        if error is not None:
+            # This rank's own factors leave it out, as in algorithm 2. What the reduced factors leave out has the
+            # differences of the ranks, which would add up from step to step.
+            error = framework.where(finite, given[name] - basis @ own[name].T, error)
+        # A column of zeros would stay one, so it is drawn anew. Beside other columns the draw is too small to count.
+        factor = framework.where(finite, framework.linalg.qr(second + 1e-30 * draw)[0], factor)
+        following[name] = LowRank(error, factor, draw)
+        result = basis @ framework.where(finite, second, math.nan).T
+        results[name] = framework.asarray(result, dtype=gradient.dtype).reshape(gradient.shape)
+    return results, following
