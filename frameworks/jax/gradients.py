@@ -16,6 +16,7 @@ from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet
 from horovodish.gradients.options import GradientOptions, ReductionOptions, takes
 from horovodish.gradients.plan import Bucket, GradientAdapter, GradientPlan, Payload, Reduced
+from horovodish.gradients.powersgd import PowerSGD
 from horovodish.gradients.shards import own_parts, owned_ends
 from horovodish.jax.parameters import labelled, passed_through
 from horovodish.jax.primitive import Traced, run
@@ -129,6 +130,8 @@ class TreePlan:
 
     def __init__(self, what: str, name: str | None, options: GradientOptions):
         self.options = options
+        # In the labels of all gradients, so that ranks whose options differ get a MismatchError.
+        self._label = f" ({options.codec.label()})" if isinstance(options.codec, PowerSGD) else ""
         self.name, self.unnamed = name_of(what, name)
 
     def __call__(
@@ -145,7 +148,7 @@ class TreePlan:
         """
         if self.options.alone:
             return tree
-        if self.options.codec is not None and self.unnamed:
+        if self.options.codec is not None and self.unnamed and not self._label:
             if _last_of_line.setdefault(self.name, self) is not self:
                 failures.warn(
                     f"{self.name}: two of one line send codes. What these leave out goes by the name, so it may reach "
@@ -157,7 +160,8 @@ class TreePlan:
         order = leaves.in_order_of_layers()
         arrays, suffixes = [gradients[index] for index in order], [_Suffix(leaves.suffixes[index]) for index in order]
         owner_of = None if owners is None else dict(zip(leaves.suffixes, owners, strict=True))
-        plan = GradientPlan(self.options, _Gradients(self.unnamed, owner_of, across), lambda _, suffix: str(suffix))
+        adapter = _Gradients(self.unnamed, owner_of, across)
+        plan = GradientPlan(self.options, adapter, lambda _, suffix: suffix + self._label)
         results = dict(zip(order, plan.reduce(self.name, arrays, suffixes), strict=True))
         return leaves.rebuilt([results[index] for index in range(len(order))])
 

@@ -11,8 +11,10 @@ import optax
 from horovodish.collectives.reduce_ops import Adasum
 from horovodish.gradients.lone_steps import Count, LoneSteps, calls_of
 from horovodish.gradients.options import GradientOptions, JaxOptions, not_wrapped, takes
+from horovodish.gradients.powersgd import PowerSGD
 from horovodish.jax.accumulation import accumulating
 from horovodish.jax.gradients import TreePlan
+from horovodish.jax.low_rank import approximating
 from horovodish.jax.shards.transformation import sharded
 
 if TYPE_CHECKING:
@@ -80,8 +82,9 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     if not isinstance(tx, optax.GradientTransformation):
         remedy = "pass its gradient_transformation()" if isinstance(tx, optax.MultiSteps) else ""
         raise not_wrapped("DistributedOptimizer", "an optax.GradientTransformation", tx, remedy)
-    checked = GradientOptions.checked(**options)
-    make = sharded if checked.shard else _reducing
+    checked = GradientOptions.checked(low_rank=True, **options)
+    approximates = isinstance(checked.codec, PowerSGD)
+    make = sharded if checked.shard else approximating if approximates else _reducing
     distributed = make(optax.with_extra_args_support(tx), TreePlan("optimizer", name, checked))
     return distributed if checked.passes == 1 else accumulating(distributed, checked.passes)
 
