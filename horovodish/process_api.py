@@ -10,6 +10,7 @@ from horovodish.collectives.reduce_ops import *
 from horovodish.elastic.recovery import *
 from horovodish.errors import *
 from horovodish.launch.run_function import *
+from horovodish.reports.codes import *
 from horovodish.reports.stragglers import *
 from horovodish.reports.timeline import *
 from horovodish.runtime.basics import *

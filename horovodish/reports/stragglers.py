@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.collectives.submission import gather_objects, generated_name
+from horovodish.reports.durations import text_of_seconds
 from horovodish.runtime import basics
 
 __all__ = ["RankLateness", "StragglerReport", "straggler_report"]
@@ -65,7 +66,8 @@ class StragglerReport:
         for one in worst_first[:_SHOWN_RANKS]:
             share = f"{one.times_last / max(1, self.collectives):.0%}"
             waits = "".join(
-                f"{_text(seconds):>14}" for seconds in (one.mean_seconds, one.longest_seconds, one.total_seconds)
+                f"{text_of_seconds(seconds):>14}"
+                for seconds in (one.mean_seconds, one.longest_seconds, one.total_seconds)
             )
             lines.append(f"{one.rank:>6}{one.times_last:>8}{share:>5}{waits}")
         if len(worst_first) > _SHOWN_RANKS:
@@ -121,10 +123,3 @@ def straggler_report(process_set: ProcessSet = global_process_set) -> StragglerR
 
 def _lateness(rank: int, times_last: int, total_seconds: float, longest_seconds: float) -> RankLateness:
     return RankLateness(rank, times_last, total_seconds / max(1, times_last), longest_seconds)
-
-
-def _text(seconds: float) -> str:
-    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= factor:
-            return f"{seconds / factor:.3g} {unit}"
-    return f"{seconds * 1e6:.0f} us"

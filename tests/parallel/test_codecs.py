@@ -6,6 +6,7 @@ On the plane "mpi_ring" every rank is a host.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from support.coded import Floats, Model, reduced
 from support.expect import every_rank_raises, mismatch, the_engine_goes_on, unless_last
 from support.model import dtype_of
 from support.on_ranks import on_ranks
+from support.traces import tracks_of
 
 PLANE = "mpi_ring"
 LENGTHS = {"a": 140_001, "b": 5_003, "c": 1}
@@ -102,6 +104,42 @@ def test_dtypes_scales_joins_and_process_sets() -> None:
 
 
 @on_ranks((2, PLANE))
+def test_the_report_and_the_timeline(tmp_path: Path) -> None:
+    """Of two steps: what travels of tensors in one bucket, and the norms of the first step."""
+    assert str(hvd.compression_report()).startswith("nothing was encoded: no tensor was reduced with a codec")
+    model = Model("int8", 2)
+    trace = tmp_path / "trace.json"
+    hvd.start_timeline(trace)
+    for step in range(2):
+        of_ranks = [given(step, rank) for rank in range(2)]
+        reduced("int8", "bucket", of_ranks[hvd.rank()])
+        if step == 0:
+            model.reduced(of_ranks)
+    hvd.allreduce(np.full(10_000, math.nan, np.float32), compression=hvd.Compression.topk(0.5))
+    hvd.stop_timeline()
+    *tensors, calls = hvd.compression_report().tensors
+    for one, (name, length) in zip(tensors, LENGTHS.items(), strict=True):
+        assert (one.name, one.owner, one.codec, one.steps) == (name, "", "int8", 2)
+        sent = hvd.allreduce(np.array([one.value_bytes, one.code_bytes]), op=hvd.Sum)
+        # Each rank sends what it has of the other one's half, and the sum of its own half.
+        assert sent[0] == pytest.approx(2 * 2 * 4 * length, abs=4)
+        assert one.ratio == pytest.approx(4 / (1 + 4 / 256), rel=0.01) or length == 1
+        assert one.encode_seconds > 0 < one.decode_seconds
+        own, kept = given(0, hvd.rank())[name], model.errors[hvd.rank()][name]
+        assert one.error == pytest.approx(np.linalg.norm(kept) / np.linalg.norm(own), rel=1e-4)
+    assert (calls.name, calls.codec, calls.steps) == ("calls of allreduce", "topk(0.5)", 1)
+    assert math.isnan(calls.error)
+    rows = [line.split()[0] for line in str(hvd.compression_report()).splitlines()[2:]]
+    assert rows[0] == "a"
+    assert sorted(rows) == ["a", "b", "c", "calls"]
+    with pytest.raises(ValueError, match="is not in use"):
+        hvd.compression_report(hvd.ProcessSet([0]))
+
+    tracks = tracks_of(trace.with_name(f"trace.rank-{hvd.rank()}.json"), hvd.rank())
+    assert set(tracks["bucket"][0].phases()[2:]) == {"pack", "encode", "reduce", "decode", "unpack"}
+
+
+@on_ranks((2, PLANE))
 def test_what_is_refused() -> None:
     values, codecs = np.ones((2, 2), np.float32), hvd.Compression
     every_rank_raises(
@@ -133,3 +171,4 @@ def test_within_a_host_nothing_is_encoded() -> None:
     own = np.random.default_rng(hvd.rank()).standard_normal((300, 300)).astype(np.float32)
     results = [hvd.allreduce(own, compression=compression) for compression in (None, hvd.Compression.onebit)]
     np.testing.assert_array_equal(*results)
+    assert "all ranks are on one host" in str(hvd.compression_report())

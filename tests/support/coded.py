@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 import horovodish as hvd
 from horovodish import _native
@@ -26,13 +27,15 @@ STEPS, FLUSHES = 4, 4
 
 
 def loses_nothing(step: Callable[[Floats], object], process_set: ProcessSet = global_process_set) -> None:
-    """Check that averages by int8 are the same on all ranks, and that later ones bring what earlier ones left out.
+    """Check that averages by int8 are the same on all ranks, that later ones bring what earlier ones left out, and that
+    the report names the tensor.
 
     Args:
         step: an optimizer's step with this gradient, of `ELEMENTS` rows; gives the average of all ranks. Collective.
         process_set: the ranks that take part.
     """
     lost = np.zeros((ELEMENTS, 1))
+    before = {(one.owner, one.name): one.steps for one in hvd.compression_report(process_set).tensors}
     for number in range(STEPS + FLUSHES):
         of_ranks = [np.random.default_rng([number, rank]) for rank in process_set.ranks]
         gradients = [random.standard_normal((ELEMENTS, 1)).astype(np.float32) * (number < STEPS) for random in of_ranks]
@@ -43,6 +46,10 @@ def loses_nothing(step: Callable[[Floats], object], process_set: ProcessSet = gl
         if number == 0:
             assert np.abs(lost).max() > 1e-3, "nothing was encoded"
     assert np.abs(lost).max() < 1e-5
+    after = hvd.compression_report(process_set).tensors
+    (own,) = [one for one in after if one.steps - before.get((one.owner, one.name), 0) == STEPS + FLUSHES]
+    assert own.codec == "int8"
+    assert own.ratio == pytest.approx(4 / (1 + 4 / 256), rel=0.01)
 
 
 def reduced(kind: str, name: str, members: dict[str, Floats], *, start: int = 0) -> list[Floats]:

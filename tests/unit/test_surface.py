@@ -13,7 +13,7 @@ from horovodish import collectives, errors, package_names, process_api
 from horovodish.collectives import adding_sets, process_sets, reduce_ops
 from horovodish.elastic import recovery
 from horovodish.launch import run_function
-from horovodish.reports import stragglers, timeline
+from horovodish.reports import codes, stragglers, timeline
 from horovodish.runtime import basics, built
 from support.surface import check_surface, is_documented
 
@@ -39,6 +39,7 @@ def test_every_module_has_all_of_the_process_api() -> None:
         adding_sets,
         basics,
         built,
+        codes,
         errors,
         process_sets,
         recovery,

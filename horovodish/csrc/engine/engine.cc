@@ -228,6 +228,11 @@ std::map<WorldRank, Lateness> Engine::lateness(int process_set) {
   return this->process_set(process_set).lateness();
 }
 
+std::vector<Residuals::Report> Engine::code_reports(int process_set) {
+  const SeatHold hold(seat_);
+  return this->process_set(process_set).code_reports();
+}
+
 uint64_t Engine::full_requests(int process_set) {
   const SeatHold hold(seat_);
   return this->process_set(process_set).full_requests();

@@ -331,7 +331,9 @@ void ProcessSet::end_plane() {
 }
 
 void ProcessSet::end_plane_because_of(const Error& error) {
-  if (plane_) plane_->about_to_end(error);
+  if (!plane_) return;
+  code_reports_ = plane_->code_reports();
+  plane_->about_to_end(error);
   plane_.reset();
 }
 

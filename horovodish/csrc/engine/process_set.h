@@ -79,6 +79,7 @@ class ProcessSet final : private OperationTable::Owner {
   bool may_hold_data() const { return config_.mpi && !end_; }
 
   const std::map<WorldRank, Lateness>& lateness() const { return negotiation_.lateness(); }
+  std::vector<Residuals::Report> code_reports() const { return plane_ ? plane_->code_reports() : code_reports_; }
   uint64_t full_requests() const { return negotiation_.full_requests(); }
 
  private:
@@ -132,6 +133,7 @@ class ProcessSet final : private OperationTable::Owner {
   Negotiation negotiation_;
   const CarriedValues carried_;
   std::unique_ptr<Plane> plane_;  // null once it has come to its end after a loss
+  std::vector<Residuals::Report> code_reports_;  // what the plane had encoded then
 
   Pairs pairs_;
   OperationTable operations_;

@@ -22,6 +22,19 @@
 
 namespace horovodish {
 
+// What this rank has encoded of a tensor. Of a part that holds several tensors each has its share.
+struct CodeFigures {
+  uint64_t steps = 0;
+  double value_bytes = 0, code_bytes = 0;  // what this rank has sent to other hosts, before it was encoded and after
+  double encode_seconds = 0, decode_seconds = 0;
+  // Sums of squares in the last step that measured them: of what this rank had, and of what it keeps or leaves out.
+  double gradient_squares = 0, error_squares = 0;
+
+  // Norms cost a pass over the values, so not every step measures them.
+  static constexpr uint64_t kStepsPerNorm = 100;
+  bool measures_norms() const { return steps % kStepsPerNorm == 1; }
+};
+
 // The memory of one member. Null pointers stand for a rank that has joined: it contributes the identity of the op, or no
 // rows, and wants no result. The plane allocates the outputs of an allgather and of an alltoall.
 struct Buffer {
@@ -31,6 +44,7 @@ struct Buffer {
   std::vector<int64_t> rows = {};
   // One for each element, of what this rank has encoded of the tensor before; null where none are kept.
   std::shared_ptr<float> errors = nullptr;
+  CodeFigures* figures = nullptr;  // the plane's; null where nothing is encoded
 };
 
 struct Operation {

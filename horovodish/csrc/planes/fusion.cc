@@ -21,7 +21,8 @@ std::vector<Concatenation> Concatenation::by_dtype(const Operation& operation) {
     for (size_t i = 0; i < members.size(); ++i) {
       if (members[i].dtype != dtype) continue;
       concatenation.append(operation.buffers[i].source, operation.buffers[i].target,
-                           static_cast<size_t>(members[i].count()), operation.buffers[i].errors.get());
+                           static_cast<size_t>(members[i].count()), operation.buffers[i].errors.get(),
+                           operation.buffers[i].figures);
     }
   }
   return result;
@@ -74,9 +75,10 @@ std::vector<ScatterLayout> scatter_layouts(const Operation& operation, size_t ow
   return result;
 }
 
-void Concatenation::append(const std::byte* source, std::byte* target, size_t count, float* errors) {
+void Concatenation::append(const std::byte* source, std::byte* target, size_t count, float* errors,
+                           CodeFigures* figures) {
   if (count == 0) return;
-  tensors_.push_back({source, target, {count_, count}, errors});
+  tensors_.push_back({source, target, {count_, count}, errors, figures});
   count_ += count;
 }
 

@@ -23,6 +23,7 @@ class Concatenation {
     std::byte* target;        // null: the result is not wanted
     Range range;              // of the concatenation
     float* errors;            // see Buffer
+    CodeFigures* figures;
   };
 
   explicit Concatenation(DType dtype) : dtype_(dtype) {}
@@ -32,7 +33,8 @@ class Concatenation {
   // All members as bytes, for collectives that only move data.
   static Concatenation as_bytes(const Operation& operation);
 
-  void append(const std::byte* source, std::byte* target, size_t count, float* errors = nullptr);
+  void append(const std::byte* source, std::byte* target, size_t count, float* errors = nullptr,
+              CodeFigures* figures = nullptr);
   DType dtype() const { return dtype_; }
   size_t count() const { return count_; }
   size_t item_bytes() const { return bytes_of(dtype_); }

@@ -23,12 +23,12 @@ std::shared_ptr<float> mapped_zeros(size_t count) {
 
 void Residuals::begin_use(Operation& operation) {
   const auto& [kind, share, error_feedback, start, owner] = operation.request->compression;
-  const auto entry_of = [&](const Member& member) -> Entry& { return entries_[owner + '\t' + member.name]; };
+  const auto entry_of = [&](const Member& member) -> Entry& { return entries_[{owner, member.name}]; };
   if (kind == CodecKind::none) return;
   uint64_t uses = 0;
-  // A call without a name is the only one of its kind, so it has no uses to count.
-  const bool is_counted =
-      error_feedback || start > 0 || (kind == CodecKind::randomk && !is_unnamed(operation.request->name));
+  // A call of allreduce keeps nothing, and its name may be new each time.
+  const bool is_call = owner.empty() && !error_feedback && start == 0;
+  const bool is_counted = !is_call || (kind == CodecKind::randomk && !is_unnamed(operation.request->name));
   if (is_counted) {
     uses = std::numeric_limits<uint64_t>::max();
     for (const Member& member : operation.request->members) {
@@ -39,14 +39,32 @@ void Residuals::begin_use(Operation& operation) {
     if (uses < start) return;
   }
   operation.code_seed = std::hash<std::string>()(operation.request->name) + uses * 0x9e3779b97f4a7c15;
-  if (!error_feedback) return;
   for (size_t i = 0; i < operation.buffers.size(); ++i) {
     const Member& member = operation.request->members[i];
     if (!is_floating(member.dtype) || member.count() == 0) continue;
-    Entry& entry = entry_of(member);
-    if (!entry.errors) entry.errors = mapped_zeros(static_cast<size_t>(member.count()));
-    operation.buffers[i].errors = entry.errors;
+    Buffer& buffer = operation.buffers[i];
+    if (is_call) {
+      buffer.figures = &calls_[{kind, share}];
+    } else {
+      Entry& entry = entry_of(member);
+      entry.compression = operation.request->compression;
+      buffer.figures = &entry.figures;
+      if (error_feedback && !entry.errors) entry.errors = mapped_zeros(static_cast<size_t>(member.count()));
+      if (error_feedback) buffer.errors = entry.errors;
+    }
+    ++buffer.figures->steps;
+    if (buffer.figures->measures_norms()) buffer.figures->gradient_squares = buffer.figures->error_squares = 0;
   }
+}
+
+std::vector<Residuals::Report> Residuals::reports() const {
+  std::vector<Report> reports;
+  for (const auto& [key, entry] : entries_) {
+    const Compression& its = entry.compression;
+    if (entry.figures.steps > 0) reports.push_back({key.first, key.second, its.kind, its.share, entry.figures});
+  }
+  for (const auto& [codec, figures] : calls_) reports.push_back({"", "", codec.first, codec.second, figures});
+  return reports;
 }
 
 }  // namespace horovodish

@@ -1,5 +1,5 @@
 // What this rank's codes have left out so far: errors that it adds to what it encodes next, by the names of tensors, since the
-// buckets in which these travel change.
+// buckets in which these travel change. And figures of what it has encoded, for reports.
 //
 // Whatever a rank encodes at an element, a contribution or a sum, it keeps the error there, in units of the sum before the final
 // scaling. So it does not matter which rank sums up an element next time.
@@ -7,9 +7,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "operation/operation.h"
@@ -23,15 +24,27 @@ class Residuals {
   // A tensor that comes with another shape or dtype begins anew.
   void begin_use(Operation& operation);
 
+  struct Report {
+    std::string owner, name;  // see Compression and Member
+    CodecKind kind;
+    double share;
+    CodeFigures figures;
+  };
+  // Of every tensor that was encoded, by owner and name. Calls of allreduce that keep no errors are one tensor without a name.
+  std::vector<Report> reports() const;
+
  private:
   struct Entry {
     DType dtype;
     std::vector<int64_t> shape;
     uint64_t uses = 0;
     std::shared_ptr<float> errors = nullptr;
+    Compression compression = {};
+    CodeFigures figures = {};
   };
 
-  std::unordered_map<std::string, Entry> entries_;  // by the owner and the name of the tensor
+  std::map<std::pair<std::string, std::string>, Entry> entries_;  // by the owner and the name of the tensor
+  std::map<std::pair<CodecKind, double>, CodeFigures> calls_;
 };
 
 }  // namespace horovodish

@@ -228,6 +228,21 @@ LatenessTable lateness_of(Engine& engine, int process_set) {
   return lateness_table(engine.lateness(process_set));
 }
 
+auto code_reports_of(Engine& engine, int process_set) {
+  std::vector<Residuals::Report> reports;
+  {
+    nb::gil_scoped_release release;
+    reports = engine.code_reports(process_set);
+  }
+  std::vector<std::tuple<std::string, std::string, int, double, uint64_t, std::vector<double>>> table;
+  for (const auto& [owner, name, kind, share, its] : reports) {
+    table.emplace_back(owner, name, static_cast<int>(kind), share, its.steps,
+                       std::vector{its.value_bytes, its.code_bytes, its.encode_seconds, its.decode_seconds,
+                                   its.gradient_squares, its.error_squares});
+  }
+  return table;
+}
+
 // Python's buffer protocol.
 int view_output(PyObject* self, Py_buffer* view, int flags) {
   const auto& [handle, index] = *nb::inst_ptr<PyOutput>(self);
@@ -391,6 +406,7 @@ void bind_engine(nb::module_& module) {
       .def("first_lost", &Engine::first_lost)
       .def("has_failed", &Engine::has_failed)
       .def("lateness", &lateness_of, nb::arg("process_set"))
+      .def("code_reports", &code_reports_of, nb::arg("process_set"))
       .def("full_requests", &Engine::full_requests, nb::arg("process_set"), nb::call_guard<nb::gil_scoped_release>())
       .def("start_timeline", &start_timeline, nb::arg("descriptor"), nb::kw_only(), nb::arg("name"), nb::arg("origin"),
            nb::arg("mark_cycles"), nb::call_guard<nb::gil_scoped_release>())

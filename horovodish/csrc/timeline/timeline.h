@@ -25,7 +25,7 @@ namespace horovodish {
 
 // What a plane does for an operation. Before come "negotiate", from the submission to the decision, and "queue", from
 // there to the first of these.
-enum class Phase : uint8_t { pack, reduce, exchange, unpack, connect, nccl };
+enum class Phase : uint8_t { pack, reduce, exchange, unpack, connect, nccl, encode, decode };
 
 // Number of the track for what concerns no operation.
 constexpr uint32_t kEngineTrack = 1;

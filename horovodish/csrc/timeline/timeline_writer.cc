@@ -10,7 +10,8 @@ namespace {
 
 using What = TimelineRecord::What;
 
-constexpr std::array<std::string_view, 6> kPhaseNames{"pack", "reduce", "exchange", "unpack", "connect", "nccl"};
+constexpr std::array<std::string_view, 8> kPhaseNames{"pack",    "reduce", "exchange", "unpack",
+                                                      "connect", "nccl",   "encode",   "decode"};
 
 std::string arguments_of(const Request& request) {
   size_t bytes = 0;

@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "arithmetic/standard_floats.h"
@@ -15,13 +19,26 @@ constexpr size_t kLag = 8;
 // Values of a piece. They stay in the cache, and their codes are of a size that MPI sends without asking the receiver.
 constexpr size_t kPiece = 64 << 10;
 
+class Stopwatch {
+ public:
+  // Seconds since the last call, or since it was made.
+  double lap() {
+    const auto now = std::chrono::steady_clock::now();
+    return std::chrono::duration<double>(now - std::exchange(last_, now)).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
 class CodedAllreduce : public MpiTask {
  public:
-  CodedAllreduce(const MpiEnvironment& environment, const Codec& codec, uint64_t seed,
-                 const Concatenation& concatenation, Range values, const Scaling& scaling, std::byte* memory)
+  CodedAllreduce(const MpiEnvironment& environment, const Coding& coding, const Concatenation& concatenation,
+                 Range values, const Scaling& scaling, std::byte* memory)
       : environment_(environment),
-        codec_(codec),
-        seed_(seed),
+        codec_(coding.codec),
+        seed_(coding.seed),
+        trace_(coding.trace),
         concatenation_(concatenation),
         values_(values),
         scaling_(scaling),
@@ -31,7 +48,7 @@ class CodedAllreduce : public MpiTask {
         part_(std::max(kPiece / hosts_ / Codec::kTile, size_t{1}) * Codec::kTile),
         pieces_(ceil_divide(values.count, part_ * hosts_)),
         slots_(std::min(kLag + 2, pieces_)),
-        code_bytes_(ceil_divide(codec.bytes(part_of(0, 0).count), kCacheLine) * kCacheLine),
+        code_bytes_(ceil_divide(codec_.bytes(part_of(0, 0).count), kCacheLine) * kCacheLine),
         sent_(slots_ * hosts_, environment.mpi, code_bytes_),
         received_(slots_ * hosts_, environment.mpi, code_bytes_) {}
 
@@ -46,6 +63,7 @@ class CodedAllreduce : public MpiTask {
     return moved || done_;
   }
   bool done() const override { return done_; }
+  bool records_phases() const override { return true; }
   void cancel_receives() noexcept override {
     for (auto& requests : received_.requests) {
       for (MpiRequest& request : requests) request.cancel();
@@ -97,14 +115,17 @@ class CodedAllreduce : public MpiTask {
   bool contribute() {
     const size_t piece = contributed_;
     if (piece == before_result(settled_) || !ended(sent_, kContribution, piece)) return false;
+    const Trace::Span span(trace_, horovodish::Phase::encode);
     for (size_t host = 0; host < hosts_; ++host) {
       const Range part = part_of(piece, host);
       if (host == own_ || part.count == 0) continue;
       std::byte* const out = code(sent_, kContribution, piece, host);
+      Stopwatch stopwatch;
       for_each_tile(part, [&](const Range& tile, size_t at) {
         load(tile, tile_.data());
         encode(tile, tile_.data(), out + at);
       });
+      spent(part, &CodeFigures::encode_seconds, stopwatch.lap());
       send(kContribution, piece, host, out, part);
     }
     ++contributed_;
@@ -115,8 +136,11 @@ class CodedAllreduce : public MpiTask {
     const size_t piece = settled_;
     if (piece == pieces_ || contributed_ < before_result(piece) || posted_[kContribution] <= piece) return false;
     if (!ended(received_, kContribution, piece) || !ended(sent_, kResult, piece)) return false;
+    const Trace::Span span(trace_, horovodish::Phase::reduce);
     const Range part = part_of(piece, own_);
     std::byte* const out = code(sent_, kResult, piece, own_);
+    double encoding = 0, decoding = 0;
+    Stopwatch stopwatch;
     for_each_tile(part, [&](const Range& tile, size_t at) {
       load(tile, tile_.data());
       std::fill_n(sum_.data(), tile.count, 0.0f);
@@ -127,9 +151,14 @@ class CodedAllreduce : public MpiTask {
         }
         for (size_t i = 0; i < tile.count; ++i) sum_[i] += tile_[i];
       }
+      decoding += stopwatch.lap();
       encode(tile, sum_.data(), out + at);
+      encoding += stopwatch.lap();
       store(tile, out + at);
+      decoding += stopwatch.lap();
     });
+    spent(part, &CodeFigures::encode_seconds, encoding);
+    spent(part, &CodeFigures::decode_seconds, decoding);
     for (size_t host = 0; host < hosts_; ++host) {
       if (host != own_ && part.count > 0) send(kResult, piece, host, out, part);
     }
@@ -140,10 +169,14 @@ class CodedAllreduce : public MpiTask {
   bool take() {
     const size_t piece = taken_;
     if (posted_[kResult] <= piece || !ended(received_, kResult, piece)) return false;
+    const Trace::Span span(trace_, horovodish::Phase::decode);
     for (size_t host = 0; host < hosts_; ++host) {
       if (host == own_) continue;
       const std::byte* const in = code(received_, kResult, piece, host);
-      for_each_tile(part_of(piece, host), [&](const Range& tile, size_t at) { store(tile, in + at); });
+      const Range part = part_of(piece, host);
+      Stopwatch stopwatch;
+      for_each_tile(part, [&](const Range& tile, size_t at) { store(tile, in + at); });
+      spent(part, &CodeFigures::decode_seconds, stopwatch.lap());
     }
     ++taken_;
     return true;
@@ -160,8 +193,10 @@ class CodedAllreduce : public MpiTask {
     return true;
   }
   void send(Phase phase, size_t piece, size_t host, const std::byte* code, const Range& part) {
-    sent_.requests[phase][index(piece, host)].send(code, codec_.bytes(part.count), environment_.peers[host],
-                                                   environment_.tag);
+    const size_t bytes = codec_.bytes(part.count);
+    sent_.requests[phase][index(piece, host)].send(code, bytes, environment_.peers[host], environment_.tag);
+    spent(part, &CodeFigures::value_bytes, static_cast<double>(part.count * concatenation_.item_bytes()));
+    spent(part, &CodeFigures::code_bytes, static_cast<double>(bytes));
   }
 
   // visit(range, where its code begins in that of the part)
@@ -172,27 +207,42 @@ class CodedAllreduce : public MpiTask {
     }
   }
 
-  // visit(errors, elements, first element within the tile)
+  // visit(tensor, first element within the tensor, elements, first element within the range)
   template <class Visit>
-  void for_each_errors(const Range& tile, Visit visit) const {
-    concatenation_.for_each_piece({values_.begin + tile.begin, tile.count},
-                                  [&](const Concatenation::Tensor& tensor, size_t first, size_t count, size_t at) {
-                                    if (tensor.errors != nullptr) visit(tensor.errors + first, count, at);
-                                  });
+  void for_each_tensor(const Range& range, Visit visit) const {
+    concatenation_.for_each_piece({values_.begin + range.begin, range.count}, visit);
+  }
+  // Each tensor of a part has a share of what was spent on it.
+  void spent(const Range& part, double CodeFigures::* on, double amount) const {
+    for_each_tensor(part, [&](const Concatenation::Tensor& tensor, size_t, size_t count, size_t) {
+      tensor.figures->*on += amount * static_cast<double>(count) / static_cast<double>(part.count);
+    });
+  }
+  void measure(const Concatenation::Tensor& tensor, double CodeFigures::* squares, const float* values,
+               size_t count) const {
+    if (!tensor.figures->measures_norms()) return;
+    const double sum = std::inner_product(values, values + count, values, 0.0);
+    if (std::isfinite(sum)) tensor.figures->*squares += sum;
   }
   std::byte* at(const Range& tile) const { return memory_ + tile.begin * concatenation_.item_bytes(); }
 
   // What this rank contributes: its values and the errors.
   void load(const Range& tile, float* values) const {
     load_floats(concatenation_.dtype(), at(tile), values, tile.count, scaling_.prescale);
-    for_each_errors(tile, [&](const float* errors, size_t count, size_t at) {
+    for_each_tensor(tile, [&](const Concatenation::Tensor& tensor, size_t first, size_t count, size_t at) {
+      measure(tensor, &CodeFigures::gradient_squares, values + at, count);
+      if (tensor.errors == nullptr) return;
+      const float* const errors = tensor.errors + first;
       for (size_t i = 0; i < count; ++i) values[at + i] += errors[i];
     });
   }
   // Leaves the errors in place of the values. Where these are not finite, the errors that are kept stay as they were.
   void encode(const Range& tile, float* values, std::byte* code) const {
     codec_.encode(values, tile.count, code, seed_of(tile));
-    for_each_errors(tile, [&](float* errors, size_t count, size_t at) {
+    for_each_tensor(tile, [&](const Concatenation::Tensor& tensor, size_t first, size_t count, size_t at) {
+      measure(tensor, &CodeFigures::error_squares, values + at, count);
+      if (tensor.errors == nullptr) return;
+      float* const errors = tensor.errors + first;
       for (size_t i = 0; i < count; ++i) errors[i] = values[at + i] == values[at + i] ? values[at + i] : errors[i];
     });
   }
@@ -208,6 +258,7 @@ class CodedAllreduce : public MpiTask {
   const MpiEnvironment environment_;
   const Codec codec_;
   const uint64_t seed_;
+  const Trace trace_;
   const Concatenation& concatenation_;
   const Range values_;
   const Scaling scaling_;
@@ -225,10 +276,10 @@ class CodedAllreduce : public MpiTask {
 
 }  // namespace
 
-std::unique_ptr<MpiTask> make_coded_allreduce(const MpiEnvironment& environment, const Codec& codec, uint64_t seed,
+std::unique_ptr<MpiTask> make_coded_allreduce(const MpiEnvironment& environment, const Coding& coding,
                                               const Concatenation& concatenation, Range values, const Scaling& scaling,
                                               std::byte* memory) {
-  return std::make_unique<CodedAllreduce>(environment, codec, seed, concatenation, values, scaling, memory);
+  return std::make_unique<CodedAllreduce>(environment, coding, concatenation, values, scaling, memory);
 }
 
 }  // namespace horovodish

@@ -17,13 +17,21 @@
 
 #include "arithmetic/codecs/codec.h"
 #include "arithmetic/reduce.h"
+#include "operation/operation.h"
 #include "planes/fusion.h"
 #include "planes/mpi/schedule_run.h"
 
 namespace horovodish {
 
+// How values are encoded for the other hosts.
+struct Coding {
+  Codec codec;
+  uint64_t seed;  // of random numbers
+  Trace trace;  // of the operation
+};
+
 // `values`: of the concatenation, which outlives the task. They lie in `memory`, and so do the results.
-std::unique_ptr<MpiTask> make_coded_allreduce(const MpiEnvironment& environment, const Codec& codec, uint64_t seed,
+std::unique_ptr<MpiTask> make_coded_allreduce(const MpiEnvironment& environment, const Coding& coding,
                                               const Concatenation& concatenation, Range values, const Scaling& scaling,
                                               std::byte* memory);
 

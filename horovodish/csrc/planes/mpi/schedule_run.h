@@ -17,6 +17,8 @@ class MpiTask {
   // True when something moved.
   virtual bool advance() = 0;
   virtual bool done() const = 0;
+  // Whether it records its phases in the timeline by itself.
+  virtual bool records_phases() const { return false; }
   // Nothing is written any more when this returns, and the task will not be done.
   virtual void cancel_receives() noexcept = 0;
 };

@@ -40,6 +40,7 @@ class NcclPlane : public Plane {
   void start(std::shared_ptr<Operation> operation) override;
   Progress advance() override;
   bool needs_polling() const override { return host_->needs_polling() || !items_.empty(); }
+  std::vector<Residuals::Report> code_reports() const override { return host_->code_reports(); }
   bool may_fail_after_launch() const override { return !launched_.empty(); }
   std::optional<Launched> oldest_launched() const override;
   void drain(std::chrono::milliseconds limit) override;

@@ -85,7 +85,7 @@ std::byte* NcclLaunch::reserve(size_t bytes) {
 void NcclLaunch::plan_allreduce() {
   for (const Concatenation& whole : Concatenation::by_dtype(operation_)) {
     Concatenation small(whole.dtype());
-    for (const auto& [source, target, range, errors] : whole.tensors()) {
+    for (const auto& [source, target, range, errors, figures] : whole.tensors()) {
       Concatenation alone(whole.dtype());
       const bool is_small = range.count * whole.item_bytes() < kLarge;
       (is_small ? small : alone).append(source, target, range.count);
@@ -98,7 +98,7 @@ void NcclLaunch::plan_allreduce() {
 // Several tensors become one long vector in the fusion buffer. One alone needs none.
 void NcclLaunch::plan_vector(const Concatenation& whole) {
   if (whole.count() == 0) return;
-  const auto& [source, target, range, errors] = whole.tensors().front();
+  const auto& [source, target, range, errors, figures] = whole.tensors().front();
   if (whole.tensors().size() == 1 && source != nullptr && target != nullptr) {
     pieces_.push_back({source, target, whole.dtype(), range.count});
   } else {

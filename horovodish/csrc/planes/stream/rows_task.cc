@@ -292,7 +292,7 @@ class RowsTask : public StreamTask {
     incoming_.assign(ranks, Concatenation(DType::uint8));
     for (const Concatenation& whole : Concatenation::by_dtype(*operation_)) {
       const size_t item = whole.item_bytes();
-      for (const auto& [source, target, range, errors] : whole.tensors()) {
+      for (const auto& [source, target, range, errors, figures] : whole.tensors()) {
         Piece piece{source, target, {}, {}, own_};
         for (size_t rank = 0; rank < ranks; ++rank) {
           const Range part = overlap(part_of(*operation_->request, whole.count(), rank, ranks), range);

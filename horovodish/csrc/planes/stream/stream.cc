@@ -156,11 +156,13 @@ bool StreamPlane::exchange_some() {
   bool progressed = false;
   for (Exchange& exchange : exchanges_) {
     Trace::Span span(exchange.operation->trace, Phase::exchange, follows_);
-    bool moved = false;
+    bool moved = false, is_recorded = true;
     for (const auto& transfer : exchange.transfers) {
-      if (!transfer->done()) moved |= transfer->advance();
+      if (transfer->done() || !transfer->advance()) continue;
+      moved = true;
+      is_recorded &= transfer->records_phases();
     }
-    if (!moved) span.cancel();
+    if (is_recorded) span.cancel();
     progressed |= moved;
   }
   const auto done = [](const Exchange& exchange) {

@@ -71,6 +71,7 @@ class StreamPlane : public Plane {
   Progress advance() override;
   // Also before a transfer begins: the decision on an operation comes from another host, and rings no doorbell either.
   bool needs_polling() const override { return several_hosts(); }
+  std::vector<Residuals::Report> code_reports() const override { return residuals_.reports(); }
 
  private:
   struct Item {

@@ -6,7 +6,6 @@
 
 #include "arithmetic/copy_bytes.h"
 #include "planes/fusion.h"
-#include "planes/mpi/coded_allreduce.h"
 #include "planes/mpi/mpi_tasks.h"
 #include "planes/shards.h"
 
@@ -124,8 +123,7 @@ class ReduceTask : public StreamTask {
         const Scaling rest{.prescale = done == scaling_.prescale ? 1.0 : scaling_.prescale / done,
                            .postscale = scaling_.postscale,
                            .divisor = scaling_.divisor};
-        tasks.push_back(make_coded_allreduce(owners, coding_->codec, coding_->seed, concatenation_, values, rest,
-                                             memory + begin * item_));
+        tasks.push_back(make_coded_allreduce(owners, *coding_, concatenation_, values, rest, memory + begin * item_));
       } else if (count > 0) {
         tasks.push_back(make_allreduce(owners, concatenation_.dtype(), op_, scaling, memory + begin * item_, count));
       }
@@ -286,7 +284,7 @@ std::vector<std::shared_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr
     std::optional<Coding> coding;
     if (operation->code_seed && is_floating(values.concatenation.dtype())) {
       const Compression& compression = operation->request->compression;
-      coding.emplace(Coding{{compression.kind, compression.share}, *operation->code_seed});
+      coding.emplace(Coding{{compression.kind, compression.share}, *operation->code_seed, operation->trace});
     }
     tasks.push_back(op == ReduceOp::adasum ? make_adasum_task(*operation, std::move(values.concatenation), world)
                                            : make_reduce_task(op, operation->scaling(), operation->packing_scale(),

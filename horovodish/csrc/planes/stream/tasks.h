@@ -5,8 +5,8 @@
 #include <optional>
 #include <vector>
 
-#include "arithmetic/codecs/codec.h"
 #include "planes/fusion.h"
+#include "planes/mpi/coded_allreduce.h"
 #include "planes/stream/stream.h"
 
 namespace horovodish {
@@ -14,11 +14,6 @@ namespace horovodish {
 // None of an operation that is done as soon as all ranks have submitted it. There are several ranks.
 std::vector<std::shared_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr<Operation>& operation,
                                                            const StreamWorld& world);
-// The codec of an operation, and a seed for its random numbers.
-struct Coding {
-  Codec codec;
-  uint64_t seed;
-};
 // An allreduce if `values.begins` is empty, otherwise a reducescatter. `packing_scale`: multiplies what this rank has. `coding`: of
 // what travels between hosts, of an allreduce.
 std::shared_ptr<StreamTask> make_reduce_task(ReduceOp op, const Scaling& scaling, double packing_scale,

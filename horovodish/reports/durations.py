@@ -1,0 +1,11 @@
+"""Durations in reports."""
+
+__all__ = ["text_of_seconds"]
+
+
+def text_of_seconds(seconds: float) -> str:
+    """Three digits and a unit: "2.38 s", "12.1 ms" or "92 us"."""
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds * 1e6:.0f} us"
