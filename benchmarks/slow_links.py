@@ -4,13 +4,16 @@ python benchmarks/two_hosts.py --gbit 1 1 benchmarks/slow_links.py
 
 All contenders in turns: float32 as it is, cast to bfloat16, and each codec with error feedback, as an optimizer sends
 it. "gloo float16" casts, reduces over gloo and casts back, as fp16_compress_hook of DistributedDataParallel does.
-Times are of single calls, on all ranks. Takes two minutes at 1 Gbit/s.
+Times are of single calls, on all ranks. Takes two minutes at 1 Gbit/s. With --plot it draws the medians of such runs,
+whose output FILE.txt has, as FILE.png, and measures nothing.
 """
 
 import argparse
 import functools
+import re
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 
 import peers
 import torch
@@ -71,11 +74,37 @@ def contenders(mebibytes: int) -> dict[str, Callable[[], float]]:
     return {name: timed(call) for name, call in calls.items()}
 
 
+def plot(results: Path) -> None:
+    """Draw the medians by contender, a bar for each link."""
+    from matplotlib import pyplot
+
+    runs: dict[str, dict[str, float]] = {}
+    for line in results.read_text().splitlines():
+        if command := re.match(r"benchmarks/two_hosts.py (?:--gbit (\S+) )?", line):
+            medians = runs[f"{command[1]} Gbit/s" if command[1] else "no limit"] = {}
+        elif row := re.match(r"(.{13})( +[\d.]+){2} +([\d.]+)( +[\d.]+){2}$", line):
+            medians[row[1].strip()] = float(row[3])
+    drawing, axis = pyplot.subplots(figsize=(10, 4.5))
+    width = 0.8 / len(runs)
+    for number, (link, medians) in enumerate(runs.items()):
+        places = [place + (number - (len(runs) - 1) / 2) * width for place in range(len(medians))]
+        axis.bar_label(axis.bar(places, medians.values(), width, label=link), fmt="%.0f", fontsize=7)
+    axis.set_xticks(range(len(medians)), medians)
+    axis.set(title="An allreduce of 64 MiB of float32 between two hosts", ylabel="median, ms", yscale="log")
+    axis.grid(axis="y", alpha=0.3)
+    axis.legend()
+    drawing.tight_layout()
+    drawing.savefig(results.with_suffix(".png"), dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mebibytes", type=int, default=64)
+    parser.add_argument("--plot", type=Path, metavar="FILE.txt")
     options = parser.parse_args()
+    if options.plot:
+        return plot(options.plot)
     peers.start()
     peers.say(f"{peers.setup()}\n")
     compared = contenders(options.mebibytes)

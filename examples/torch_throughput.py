@@ -44,7 +44,8 @@ def transformer() -> tuple[nn.Module, torch.Size]:
 
 MODELS = {make.__name__: make for make in (mlp, convnet, transformer)}
 OPS = {"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}
-COMPRESSIONS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16, "bf16": hvd.Compression.bf16}
+COMPRESSIONS = {name: getattr(hvd.Compression, name) for name in ("none", "fp16", "bf16", "int8", "int4")}
+CODECS = ("int8", "int4")
 
 
 def options() -> argparse.Namespace:
@@ -103,6 +104,8 @@ def main() -> None:
     for rank, of_rank in enumerate(of_ranks):
         say(f"rank {rank}: {spread(of_rank)}")
     say(f"in all: {spread(of_ranks.sum(0))}")
+    if chosen.compression in CODECS:
+        say(str(hvd.compression_report()))
 
 
 if __name__ == "__main__":

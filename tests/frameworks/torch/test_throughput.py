@@ -17,7 +17,7 @@ RATE = r"(\d+\.\d) \+- \d+\.\d samples/s"
     [
         pytest.param(0, "mlp", [], marks=pytest.mark.soak),
         pytest.param(2, "convnet", ["--op", "adasum"], marks=pytest.mark.soak),
-        pytest.param(2, "transformer", ["--compression", "bf16"], marks=pytest.mark.soak),
+        pytest.param(2, "transformer", ["--compression", "int8"], marks=pytest.mark.soak),
     ],
 )
 def test_rates_of_the_ranks_and_in_all(np: int, model: str, options: list[str]) -> None:
@@ -28,4 +28,5 @@ def test_rates_of_the_ranks_and_in_all(np: int, model: str, options: list[str]) 
     assert len(re.findall(r"^iteration \d: \d+\.\d samples/s on rank 0$", output, re.MULTILINE)) == 3, output
     of_ranks = [float(re.search(rf"^rank {rank}: {RATE}$", output, re.MULTILINE)[1]) for rank in range(ranks)]
     in_all = float(re.search(rf"^in all: {RATE}$", output, re.MULTILINE)[1])
+    assert ("all ranks are on one host" in output) == ("int8" in options), output
     assert in_all == pytest.approx(sum(of_ranks), abs=0.2)
