@@ -40,7 +40,7 @@ int main(int, char** arguments) {
   std::mt19937 random;
   std::normal_distribution<float> normal;
   for (float& value : all) value = normal(random);
-  for (size_t kind = 1; kind < kCodecNames.size(); ++kind) {
+  for (size_t kind = 1; kind < static_cast<size_t>(CodecKind::automatic); ++kind) {
     const Codec codec(static_cast<CodecKind>(kind), kShare);
     std::vector<std::byte> codes(codec.bytes(values));
     const double encoded = gb_per_second(values, rounds, [&](size_t begin) {

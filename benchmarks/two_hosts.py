@@ -14,20 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from support.hosts import Hosts, hosts, why_there_are_no_hosts
+from support.hosts import Hosts, hosts, limit_links, why_there_are_no_hosts
 from support.mpi_command import mpi_environment
 
-# What the link may send at once, and how long it keeps what has to wait.
-BURST, LONGEST_WAIT = "256kb", "10ms"
 END_SECONDS = 20
-
-
-def limit_links(on: Hosts, gbit_per_second: float) -> None:
-    """Lets every host send no faster."""
-    rate = f"{gbit_per_second}gbit"
-    for host in range(on.count):
-        command = ["ip", "netns", "exec", on.name(host), "tc", "qdisc", "add", "dev", "e0", "root"]
-        subprocess.run([*command, "tbf", "rate", rate, "burst", BURST, "latency", LONGEST_WAIT], check=True)
 
 
 def run(on: Hosts, ranks_per_host: int, program: list[str]) -> int:

@@ -69,8 +69,8 @@ class CompressionReport:
             return "nothing is encoded: all ranks are on one host, and codes travel between hosts only"
         if not self.tensors:
             return (
-                "nothing was encoded: no tensor was reduced with a codec, or the first start= steps are not over, or no"
-                " parameter is large enough; where= chooses others"
+                "nothing was encoded: no tensor was reduced with a codec, or Compression.auto chose none, or the first"
+                " start= steps are not over, or no parameter is large enough; where= chooses others"
             )
         values, codes = (sum(getattr(one, each) for one in self.tensors) for each in ("value_bytes", "code_bytes"))
         most_first = sorted(self.tensors, key=lambda one: one.value_bytes, reverse=True)

@@ -7,7 +7,7 @@ import pytest
 
 import horovodish as hvd
 from support.coded import reduced
-from support.hosts import hosts, run_on_hosts
+from support.hosts import hosts, limit_links, run_on_hosts
 
 LENGTHS = {"a": 700_001, "b": 5_003}
 STEPS = 4
@@ -45,6 +45,23 @@ def send(kind: str) -> None:
     hvd.init()
     values = np.random.default_rng(hvd.rank()).standard_normal(SENT_ELEMENTS).astype(np.float32)
     hvd.allreduce(values, compression=getattr(hvd.Compression, kind, None))
+
+
+def chooses_int8() -> None:
+    hvd.init()
+    values = np.random.default_rng(hvd.rank()).standard_normal(100_000).astype(np.float32)
+    exact = hvd.allreduce(values, op=hvd.Sum)
+    (result,) = reduced("auto", "auto", {"auto": values})
+    assert 1e-4 < np.abs(result - exact).max() < 0.1 * hvd.size()
+    np.testing.assert_array_equal(result, hvd.broadcast(result, root_rank=0))
+    (tensor,) = hvd.compression_report().tensors
+    assert (tensor.name, tensor.codec, tensor.steps) == ("auto", "int8", 1)
+
+
+def test_auto_is_int8_on_a_slow_link() -> None:
+    with hosts(2) as two_hosts:
+        limit_links(two_hosts, 0.2)
+        run_on_hosts(chooses_int8, two_hosts, [2, 2])
 
 
 @pytest.mark.parametrize("layout", [[1, 1], [2, 2]], ids=str)

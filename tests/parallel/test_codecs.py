@@ -5,7 +5,11 @@ On the plane "mpi_ring" every rank is a host.
 
 from __future__ import annotations
 
+import functools
 import math
+import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +143,53 @@ def test_the_report_and_the_timeline(tmp_path: Path) -> None:
     assert set(tracks["bucket"][0].phases()[2:]) == {"pack", "encode", "reduce", "decode", "unpack"}
 
 
+def said_while(call: Callable[[], object], path: Path) -> str:
+    """What this process writes to stderr meanwhile, the engine's lines among it."""
+    sys.stderr.flush()
+    usual = os.dup(2)
+    with open(path, "w") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        call()
+    finally:
+        os.dup2(usual, 2)
+        os.close(usual)
+    return path.read_text()
+
+
+@on_ranks((3, PLANE), 2)
+def test_auto_is_the_same_on_all_ranks_and_can_be_repeated(tmp_path: Path) -> None:
+    """Whatever is faster here. It is chosen before the first use that may be encoded, and anew after another init()."""
+    for generation in range(2):
+        results: list[Floats] = []
+        names = f"auto {generation}", f"repeated {generation}"
+
+        def steps(kind: str, name: str, start: int, results: list[Floats] = results) -> None:
+            for step in range(4):
+                results.extend(reduced(kind, name, {name: given(step, hvd.rank())["a"]}, start=start))
+
+        said = said_while(functools.partial(steps, "auto", names[0], 2), tmp_path / f"{generation}-{hvd.rank()}")
+        encoded = [(one.name, one.codec, one.steps) for one in hvd.compression_report().tensors]
+        chosen = "int8" if encoded else "none"
+        assert encoded == [(names[0], "int8", 2)] * (chosen == "int8")
+        assert len(set(hvd.allgather_object(chosen))) == 1
+        if hvd.rank() > 0:
+            assert said == ""
+        elif hvd.compression_report().hosts == 1:
+            assert "auto chose none: all ranks are on one host" in said
+            assert "compression=Compression.none repeats" in said
+        else:
+            start = "2" if chosen == "int8" else "10**18"
+            assert f"auto chose {chosen}: an allreduce of 8 MiB between 3 hosts took" in said
+            assert f"compression=Compression.int8(start={start}) repeats this run bit by bit" in said
+        steps("int8", names[1], 2 if encoded else 10**18)
+        for result, repeated in zip(results[:4], results[4:], strict=True):
+            np.testing.assert_array_equal(result, repeated)
+            np.testing.assert_array_equal(result, hvd.broadcast(result, root_rank=0))
+        hvd.shutdown()
+        hvd.init()
+
+
 @on_ranks((2, PLANE))
 def test_what_is_refused() -> None:
     values, codecs = np.ones((2, 2), np.float32), hvd.Compression
@@ -160,6 +211,8 @@ def test_what_is_refused() -> None:
     else:
         with mismatch("rank 0 cannot take part", "needs op=Average or op=Sum"):
             hvd.allreduce(values, name="y", compression=codecs.int8)
+    with pytest.raises(ValueError, match=r"Compression\.auto is for DistributedOptimizer; use Compression\.int8 or no"):
+        hvd.allreduce(values, compression=codecs.auto)
     for share in (0, 1.5, -1):
         with pytest.raises(ValueError, match="the share must be above 0 and at most 1"):
             codecs.topk(share)

@@ -30,6 +30,9 @@ REQUIRED_VARIABLE = "HOROVODISH_TEST_HOSTS"
 
 _COMMAND_SECONDS = 60
 
+# What the link may send at once, and how long it keeps what has to wait.
+_BURST, _LONGEST_WAIT = "256kb", "10ms"
+
 # mpirun calls it as `agent ADDRESS COMMAND...`; the last byte of the address says which host is meant.
 _AGENT = """#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
@@ -85,6 +88,14 @@ class Hosts:
     def _link(self, host: int) -> str:
         """The end of the host's link that lies in this namespace; what the host sends, this end receives."""
         return f"{self.prefix}v{host + 1}"
+
+
+def limit_links(on: Hosts, gbit_per_second: float) -> None:
+    """Lets every host send no faster."""
+    rate = f"{gbit_per_second}gbit"
+    for host in range(on.count):
+        command = ["ip", "netns", "exec", on.name(host), "tc", "qdisc", "add", "dev", "e0", "root"]
+        subprocess.run([*command, "tbf", "rate", rate, "burst", _BURST, "latency", _LONGEST_WAIT], check=True)
 
 
 @contextmanager

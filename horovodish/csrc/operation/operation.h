@@ -7,7 +7,6 @@
 #include <functional>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -59,8 +58,8 @@ struct Operation {
   uint64_t decision = 0;  // known once decided: its number in the order of decisions
   int contributors = 0;  // known once decided: what an average divides by
   bool any_joined = false;  // known once decided
-  // Known once decided, of an operation whose values travel in codes between hosts: for codecs that draw random numbers.
-  std::optional<uint64_t> code_seed;
+  CodecKind codec = CodecKind::none;  // known once decided: what its values travel in between hosts
+  uint64_t code_seed = 0;  // for codecs that draw random numbers
   int root = 0;  // known once decided: index of the root within the process set
   std::shared_ptr<Handle> handle;
   std::vector<std::shared_ptr<DeviceEvent>> ready;  // when the inputs are there, on streams of the framework

@@ -22,9 +22,10 @@ std::shared_ptr<float> mapped_zeros(size_t count) {
 }  // namespace
 
 void Residuals::begin_use(Operation& operation) {
-  const auto& [kind, share, error_feedback, start, owner] = operation.request->compression;
+  const auto& [asked, share, error_feedback, start, owner] = operation.request->compression;
+  const CodecKind kind = asked == CodecKind::automatic ? chosen_.value_or(CodecKind::none) : asked;
   const auto entry_of = [&](const Member& member) -> Entry& { return entries_[{owner, member.name}]; };
-  if (kind == CodecKind::none) return;
+  if (asked == CodecKind::none) return;
   uint64_t uses = 0;
   // A call of allreduce keeps nothing, and its name may be new each time.
   const bool is_call = owner.empty() && !error_feedback && start == 0;
@@ -36,8 +37,9 @@ void Residuals::begin_use(Operation& operation) {
       if (entry.dtype != member.dtype || entry.shape != member.shape) entry = {member.dtype, member.shape};
       uses = std::min(uses, entry.uses++);
     }
-    if (uses < start) return;
+    if (uses < start || kind == CodecKind::none) return;
   }
+  operation.codec = kind;
   operation.code_seed = std::hash<std::string>()(operation.request->name) + uses * 0x9e3779b97f4a7c15;
   for (size_t i = 0; i < operation.buffers.size(); ++i) {
     const Member& member = operation.request->members[i];
@@ -48,6 +50,7 @@ void Residuals::begin_use(Operation& operation) {
     } else {
       Entry& entry = entry_of(member);
       entry.compression = operation.request->compression;
+      entry.compression.kind = kind;
       buffer.figures = &entry.figures;
       if (error_feedback && !entry.errors) entry.errors = mapped_zeros(static_cast<size_t>(member.count()));
       if (error_feedback) buffer.errors = entry.errors;
@@ -55,6 +58,16 @@ void Residuals::begin_use(Operation& operation) {
     ++buffer.figures->steps;
     if (buffer.figures->measures_norms()) buffer.figures->gradient_squares = buffer.figures->error_squares = 0;
   }
+}
+
+bool Residuals::needs_choice(const Operation& operation) const {
+  const Compression& compression = operation.request->compression;
+  if (compression.kind != CodecKind::automatic || chosen_) return false;
+  const auto& members = operation.request->members;
+  return std::all_of(members.begin(), members.end(), [&](const Member& member) {
+    const auto found = entries_.find({compression.owner, member.name});
+    return (found == entries_.end() ? 0 : found->second.uses) >= compression.start;
+  });
 }
 
 std::vector<Residuals::Report> Residuals::reports() const {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,9 @@ class Residuals {
   // A decided operation begins: counts a use of its tensors. If codes are to travel, gives the operation its seed and the errors.
   // A tensor that comes with another shape or dtype begins anew.
   void begin_use(Operation& operation);
+  // Whether the operation must wait for choose(): it is to be encoded by a codec that the ranks have not found out yet.
+  bool needs_choice(const Operation& operation) const;
+  void choose(CodecKind kind) { chosen_ = kind; }
 
   struct Report {
     std::string owner, name;  // see Compression and Member
@@ -45,6 +49,7 @@ class Residuals {
 
   std::map<std::pair<std::string, std::string>, Entry> entries_;  // by the owner and the name of the tensor
   std::map<std::pair<CodecKind, double>, CodeFigures> calls_;
+  std::optional<CodecKind> chosen_;  // for CodecKind::automatic
 };
 
 }  // namespace horovodish

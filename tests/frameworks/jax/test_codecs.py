@@ -38,6 +38,20 @@ def test_an_optimizer_loses_nothing() -> None:
 
 
 @on_ranks((2, "mpi_ring"))
+def test_a_compiled_program_has_auto() -> None:
+    codec = hvd.Compression.auto(where=lambda name, shape: True)
+    optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), name="auto", compression=codec)
+    ones = jnp.ones(ELEMENTS)
+    for _ in range(3):
+        given = ones * (1 + hvd.rank())
+        update = jax.jit(optimizer.update)(given, optimizer.init(ones), ones)[0]
+        np.testing.assert_allclose(-update, 1.5, rtol=0.01)
+    chosen = [(one.codec, one.steps) for one in hvd.compression_report().tensors if one.owner.startswith("auto")]
+    assert chosen in ([], [("int8", 3)])
+    assert len({*map(str, hvd.allgather_object(chosen))}) == 1
+
+
+@on_ranks((2, "mpi_ring"))
 def test_two_optimizers_of_one_line_are_told_to_have_names() -> None:
     codec = hvd.Compression.int8(where=lambda name, shape: True)
     for names in ("actor", "critic"), (None, None):

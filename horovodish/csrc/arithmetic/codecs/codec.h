@@ -13,12 +13,13 @@
 
 namespace horovodish {
 
-enum class CodecKind : uint8_t { none, int8, int4, onebit, ternary, topk, randomk };
-inline constexpr std::array<std::string_view, 7> kCodecNames{"none",    "int8", "int4",   "onebit",
-                                                             "ternary", "topk", "randomk"};
+// `automatic`: what the ranks find out to be fastest, none or int8.
+enum class CodecKind : uint8_t { none, int8, int4, onebit, ternary, topk, randomk, automatic };
+inline constexpr std::array<std::string_view, 8> kCodecNames{"none",    "int8", "int4",    "onebit",
+                                                             "ternary", "topk", "randomk", "auto"};
 inline std::string_view name_of(CodecKind kind) { return kCodecNames[static_cast<size_t>(kind)]; }
 // Whether a parameter says which share of the values travels.
-inline bool takes_share(CodecKind kind) { return kind >= CodecKind::topk; }
+inline bool takes_share(CodecKind kind) { return kind == CodecKind::topk || kind == CodecKind::randomk; }
 
 // The values of one block.
 struct Block {
@@ -44,7 +45,7 @@ class Codec {
   // Every block divides it, so that whoever cuts values here needs to know no codec.
   static constexpr size_t kTile = 4096;
 
-  // A kind other than none.
+  // A kind other than none and automatic.
   Codec(CodecKind kind, double share);
 
   size_t block() const { return codec_.block; }

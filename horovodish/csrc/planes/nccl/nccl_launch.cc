@@ -40,7 +40,9 @@ std::string problem_for_nccl(Kind kind, ReduceOp op, const std::vector<DType>& d
 }
 
 std::string problem_for_nccl(const Request& request) {
-  if (request.compression.kind != CodecKind::none) return "codes are made in host memory";
+  const CodecKind kind = request.compression.kind;
+  // Links between GPUs are not measured, so automatic means none here.
+  if (kind != CodecKind::none && kind != CodecKind::automatic) return "codes are made in host memory";
   return problem_for_nccl(request.kind, request.op, dtypes_of(request), request.prescale, request.postscale);
 }
 

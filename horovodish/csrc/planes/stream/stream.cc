@@ -1,6 +1,7 @@
 #include "planes/stream/stream.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "planes/stream/tasks.h"
 
@@ -53,6 +54,31 @@ StreamPlane::~StreamPlane() {
 }
 
 void StreamPlane::start(std::shared_ptr<Operation> operation) {
+  if (operation->request->compression.kind == CodecKind::automatic && !several_hosts() && is_first_rank() &&
+      !std::exchange(said_one_host_, true)) {
+    CodecTrial::say_one_host();
+  }
+  if (!trial_ && !(several_hosts() && residuals_.needs_choice(*operation))) return begin(std::move(operation));
+  waiting_.push_back(std::move(operation));
+  if (trial_) return;
+  trial_ = std::make_unique<CodecTrial>(layout_.hosts);
+  continue_trial();
+}
+
+// All ranks carry out the operations of the trial in the same order, and choose by the same sums, so they agree.
+void StreamPlane::continue_trial() {
+  if (std::shared_ptr<Operation> next = trial_->next()) {
+    next->inner = [this] { continue_trial(); };
+    return begin(std::move(next));
+  }
+  const Compression& asked = waiting_.front()->request->compression;
+  residuals_.choose(trial_->chosen());
+  if (is_first_rank()) trial_->say(asked);
+  trial_.reset();
+  for (auto& operation : std::exchange(waiting_, {})) start(std::move(operation));
+}
+
+void StreamPlane::begin(std::shared_ptr<Operation> operation) {
   const Request& request = *operation->request;
   if (!shared_ && !several_hosts()) {
     carry_out_alone(*operation);

@@ -27,6 +27,7 @@
 #include "memory/arena.h"
 #include "planes/plane.h"
 #include "planes/residuals.h"
+#include "planes/stream/codec_trial.h"
 #include "planes/stream/world.h"
 
 namespace horovodish {
@@ -92,6 +93,9 @@ class StreamPlane : public Plane {
     uint64_t sequence = 0;  // chunks of the stream before this one
   };
 
+  void begin(std::shared_ptr<Operation> operation);
+  void continue_trial();
+  bool is_first_rank() const { return layout_.host == 0 && layout_.place == 0; }
   bool several_hosts() const { return layout_.hosts.size() > 1; }
   const std::shared_ptr<StreamTask>* current(Cursor& cursor);
   const std::shared_ptr<Operation>& operation_at(const Cursor& cursor) const {
@@ -115,6 +119,9 @@ class StreamPlane : public Plane {
   std::vector<Doorbell*> peers_;
   OnComplete on_complete_;
   Residuals residuals_;
+  std::unique_ptr<CodecTrial> trial_;  // under way, for the first of waiting_
+  std::vector<std::shared_ptr<Operation>> waiting_;  // in order, until the trial is over
+  bool said_one_host_ = false;
   std::vector<StreamTask::Slots> slots_;  // by slot index
   std::deque<Item> items_;
   std::deque<Exchange> exchanges_;  // of chunks that are combined and not yet announced, in order

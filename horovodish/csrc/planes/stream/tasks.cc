@@ -282,9 +282,9 @@ std::vector<std::shared_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr
   const auto reduce_all = [&](ScatterLayout values) {
     if (values.concatenation.count() == 0) return;
     std::optional<Coding> coding;
-    if (operation->code_seed && is_floating(values.concatenation.dtype())) {
-      const Compression& compression = operation->request->compression;
-      coding.emplace(Coding{{compression.kind, compression.share}, *operation->code_seed, operation->trace});
+    if (operation->codec != CodecKind::none && is_floating(values.concatenation.dtype())) {
+      const double share = operation->request->compression.share;
+      coding.emplace(Coding{{operation->codec, share}, operation->code_seed, operation->trace});
     }
     tasks.push_back(op == ReduceOp::adasum ? make_adasum_task(*operation, std::move(values.concatenation), world)
                                            : make_reduce_task(op, operation->scaling(), operation->packing_scale(),

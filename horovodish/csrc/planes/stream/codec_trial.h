@@ -1,0 +1,41 @@
+// Finds out what Compression.auto is: the ranks reduce values of no meaning between hosts in turns, as they are and as int8, and
+// take int8 if it is worth it. Nothing of the training is touched.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "operation/operation.h"
+
+namespace horovodish {
+
+class CodecTrial {
+ public:
+  explicit CodecTrial(const std::vector<std::vector<int>>& hosts);
+
+  // What all ranks carry out next, when the one before has ended; null once they have chosen.
+  std::shared_ptr<Operation> next();
+  CodecKind chosen() const;
+  // Tells the user what was chosen and how to repeat the run. `asked`: what he has passed.
+  void say(const Compression& asked) const;
+  static void say_one_host();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  static constexpr std::array kCandidates{CodecKind::none, CodecKind::int8};
+
+  const size_t hosts_;
+  size_t ranks_ = 0;
+  std::shared_ptr<std::vector<float>> values_;
+  std::array<std::vector<double>, kCandidates.size()> seconds_;  // of this rank, by candidate
+  std::shared_ptr<std::array<double, kCandidates.size()>> medians_;  // of this rank, then the sums over all
+  CodeFigures figures_;  // which nobody reads
+  size_t begun_ = 0;  // operations
+  Clock::time_point since_;
+};
+
+}  // namespace horovodish
