@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from horovodish.collectives.submission import Handle
 from horovodish.gradients.options import GradientOptions
@@ -32,9 +33,11 @@ class LowRankGradients:
 
     def label(self, name: str, parameter: Tensor) -> str:
         """The name of a parameter. Of one to approximate, it differs between ranks with different options."""
-        shape, power = tuple(parameter.shape), self._power
-        takes = power is not None and parameter.is_floating_point() and power.matrix(name, shape)
-        return f"{name} {shape}, {power.label()}" if power is not None and takes else name
+        power = self._power
+        if power is None or is_lazy(parameter) or not parameter.is_floating_point():
+            return name
+        shape = tuple(parameter.shape)
+        return f"{name} {shape}, {power.label()}" if power.matrix(name, shape) else name
 
     def choose(self, dense: Iterable[tuple[str, Tensor]]) -> None:
         """Take from parameters with dense gradients those that are approximated from now on."""

@@ -83,7 +83,7 @@ def test_tensors_without_memory_are_refused() -> None:
         fake = torch.ones(3)
     freed = torch.ones(3)
     freed.untyped_storage().resize_(0)
-    lazy = nn.LazyLinear(2)
+    lazy, powersgd = nn.LazyLinear(2), hvd.Compression.powersgd(2)
     calls: list[Callable[[], object]] = [
         lambda: hvd.allreduce(fake),
         lambda: hvd.allreduce_(freed),
@@ -96,6 +96,7 @@ def test_tensors_without_memory_are_refused() -> None:
     for call in (
         lambda: hvd.broadcast_parameters(lazy.state_dict()),
         lambda: hvd.DistributedOptimizer(torch.optim.SGD(lazy.parameters(), lr=0.1)),
+        lambda: hvd.DistributedOptimizer(torch.optim.SGD(lazy.parameters(), lr=0.1), compression=powersgd),
     ):
         with pytest.raises(UnsupportedTensorError, match="has no shape yet; call the model with one batch before that"):
             call()
