@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from support.orphans import mark_of_this_process
 from support.ranks import let_idle_ranks_leave
 from support.sources import ROOT, STARTUP
 from support.startup import sitecustomize  # noqa: F401  (for this process)
+
+TESTS = Path(__file__).parent
 
 # `python -m pytest` puts the checkout there, and `tests`, `launcher` and the like would be modules, in the ranks, too.
 sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != ROOT]
@@ -36,6 +40,23 @@ hypothesis.settings.register_profile(
     "without times", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("without times")
+
+
+HALVED = ("faults", "frameworks", "hosts", "launcher/elastic", "launcher/function", "launcher/job", "parallel")
+"""Where cases cost processes. `make test` runs half of a test's cases, drawn by their names, `make soak` the others."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        is_soak = item.get_closest_marker("soak") is not None
+        if not is_soak and str(item.path.relative_to(TESTS)).startswith(HALVED):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for of_one in cases.values():
+        of_one.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        for item in of_one[(len(of_one) + 1) // 2 :]:
+            item.add_marker(pytest.mark.soak)
 
 
 def pytest_sessionstart() -> None:

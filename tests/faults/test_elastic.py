@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -169,17 +170,13 @@ SAME_PROCESSES: list[tuple[Faults, str]] = [
 
 
 def cases() -> list[Any]:
-    """Each case with commits that are copied and, where no fault is in a copy, with commits that are held.
-
-    `make test` runs each case in one of the two ways, by turns.
-    """
-    found = []
-    for number, (faults, plane) in enumerate(SAME_PROCESSES):
-        ways = ["always"] if "commit" in {fault for fault, *_ in faults} else ["always", "never"]
-        for copies in ways:
-            marks = () if copies == ways[number % len(ways)] else pytest.mark.soak
-            found.append(pytest.param(faults, plane, copies, id=f"{faults}-{plane}-{copies}", marks=marks))
-    return found
+    """Each case with commits that are copied and, where no fault is in a copy, with commits that are held."""
+    return [
+        pytest.param(faults, plane, copies, id=f"{faults}-{plane}-{copies}")
+        for faults, plane in SAME_PROCESSES
+        for copies in ("always", "never")
+        if copies == "always" or "commit" not in {fault for fault, *_ in faults}
+    ]
 
 
 @pytest.mark.parametrize(("faults", "plane", "copies"), cases())
@@ -248,12 +245,7 @@ def lose_a_rank_at(scene: Scene, place: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("place", "copies"),
-    [
-        pytest.param(place, copies, marks=() if row == column else pytest.mark.soak)
-        for row, place in enumerate(("block", "last block", "phases"))
-        for column, copies in enumerate(("always", "never", ""))
-    ],
+    ("place", "copies"), itertools.product(("block", "last block", "phases"), ("always", "never", ""))
 )
 def test_a_loss_that_no_collective_reports(place: str, copies: str, tmp_path: Path) -> None:
     env = {COPIES_VARIABLE: copies}

@@ -291,11 +291,11 @@ def test_process_sets() -> None:
 def test_sets_that_have_the_whole_state_each() -> None:
     sets = [hvd.add_process_set([low, low + 2]) for low in (0, 1)]
     own = sets[hvd.rank() % 2]
+    adam, bf16 = optax.adamw(1e-2), hvd.Compression.bf16
     clipped = optax.chain(hvd.clip_by_global_norm(0.1), optax.sgd(0.1, 0.9))
     for tx, compiled, options in (
         (clipped, True, {"op": hvd.Sum}),
-        (optax.adamw(1e-2), True, {"shard_by": "parameter"}),
-        (optax.adamw(1e-2), False, {"compression": hvd.Compression.bf16, "gradient_predivide_factor": 2.0}),
+        (adam, True, {"shard_by": "parameter", "compression": bf16, "gradient_predivide_factor": 2.0}),
     ):
         plain = {key: value for key, value in options.items() if key != "shard_by"}
         values, state = trained(hvd.DistributedOptimizer(tx, **plain), compiled=compiled)
@@ -376,6 +376,7 @@ def go_on(path: Path, way: str) -> None:
     same(trained(tx, begin=loaded[:2], salt=1)[0], expected)
 
 
+@pytest.mark.soak
 def test_four_ranks_save_and_fewer_go_on(tmp_path: Path) -> None:
     for way, fewer in {"element": (3, 2, 1), "parameter": (3, 1)}.items():
         args = tmp_path / way, way

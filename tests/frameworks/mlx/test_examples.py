@@ -12,6 +12,7 @@ from support.sources import ROOT
 pytest.importorskip("mlx.core", reason="MLX's build for CPUs has no wheel for this Python or machine")
 
 
+@pytest.mark.soak
 def test_digits() -> None:
     losses = []
     for ranks in (2, 1):

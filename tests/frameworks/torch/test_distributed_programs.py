@@ -306,6 +306,7 @@ def _loads(folder: Path, saved: list[Tensor]) -> None:
         torch.testing.assert_close(results(backend, folder, {"": program})[""], saved, rtol=0, atol=0)
 
 
+@pytest.mark.soak
 def test_a_checkpoint_for_fewer_ranks(tmp_path: Path) -> None:
     saved = run_ranks(_saves, 4, args=(tmp_path,), begin=True)[0]
     for ranks in (3, 2):
