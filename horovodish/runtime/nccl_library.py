@@ -1,7 +1,6 @@
 """Which NCCL library is used: the one that is loaded, else a wheel's, else the system's. Standard library only."""
 
 import ctypes
-import importlib.metadata
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -72,6 +71,8 @@ def ranks_share_gpus(environ: Mapping[str, str] = os.environ) -> bool:
 
 def candidates(environ: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str]]:
     """The files to look at in this process, with their origins, the first choice first."""
+    import importlib.metadata  # a sixth of what importing horovodish would take, and few processes need it
+
     if NCCL_VARIABLE in environ:
         yield environ[NCCL_VARIABLE], NCCL_VARIABLE
         return

@@ -1,7 +1,6 @@
 """What is installed: frameworks, the CUDA driver, versions of all. Nothing is imported, no GPU is touched."""
 
 import ctypes
-import importlib.metadata
 import importlib.util
 import platform
 import re
@@ -45,6 +44,8 @@ class Package:
 
 def installed_version(distribution: str) -> str | None:
     """The version of a distribution, None if it is not installed."""
+    import importlib.metadata  # a seventh of the launcher's start
+
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
