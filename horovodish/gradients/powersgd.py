@@ -103,7 +103,7 @@ def approximated(
         framework: the module `torch` or `jax.numpy`.
         gradients: of this rank, by the parameter's name.
         kept: of these parameters.
-        reduce: gives the factors of all ranks for those of this rank, and what to call them.
+        reduce: an allreduce. It gets "first" or "second", and this rank's factors by the parameter's name.
     """
     given = {}
     for name, gradient in gradients.items():

@@ -1,4 +1,4 @@
-"""PowerSGD for gradients of PyTorch: at the end of backward, those of large parameters are reduced as factors."""
+"""PowerSGD for PyTorch: at the end of a backward, the gradients of large parameters are reduced as two factors."""
 
 from __future__ import annotations
 

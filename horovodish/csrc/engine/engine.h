@@ -126,7 +126,7 @@ class Engine final : private ProcessSet::Owner {
 
   // What the ranks of a process set made the others wait, by rank; known to its first rank alone.
   std::map<WorldRank, Lateness> lateness(int process_set);
-  // What this rank has encoded of the tensors of a process set.
+  // A report for each tensor of a process set that this rank has encoded.
   std::vector<Residuals::Report> code_reports(int process_set);
   // How many operations of this rank the response cache of a process set did not know.
   uint64_t full_requests(int process_set);

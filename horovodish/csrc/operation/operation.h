@@ -21,7 +21,7 @@
 
 namespace horovodish {
 
-// What this rank has encoded of a tensor. Of a part that holds several tensors each has its share.
+// Counts what this rank encodes of one tensor. Tensors that are encoded together share the bytes and the time by their lengths.
 struct CodeFigures {
   uint64_t steps = 0;
   double value_bytes = 0, code_bytes = 0;  // what this rank has sent to other hosts, before it was encoded and after

@@ -50,7 +50,7 @@ class Plane {
   virtual Progress advance() = 0;
   // Must the engine look again by itself, because nobody rings its doorbell when a peer's data arrives?
   virtual bool needs_polling() const { return false; }
-  // What was encoded of each tensor.
+  // A report for each tensor that this rank has encoded.
   virtual std::vector<Residuals::Report> code_reports() const { return {}; }
   // Whether something is launched that may still fail. The engine then looks now and then, although nothing is under way.
   virtual bool may_fail_after_launch() const { return false; }

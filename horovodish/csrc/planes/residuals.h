@@ -1,5 +1,5 @@
 // What this rank's codes have left out so far: errors that it adds to what it encodes next, by the names of tensors, since the
-// buckets in which these travel change. And figures of what it has encoded, for reports.
+// buckets in which these travel change. The reports of what it has encoded are kept here, too.
 //
 // Whatever a rank encodes at an element, a contribution or a sum, it keeps the error there, in units of the sum before the final
 // scaling. So it does not matter which rank sums up an element next time.
