@@ -42,8 +42,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("without times")
 
 
-HALVED = ("faults", "frameworks", "hosts", "launcher/elastic", "launcher/function", "launcher/job", "parallel")
-"""Where cases cost processes. `make test` runs half of a test's cases, drawn by their names, `make soak` the others."""
+DRAWN = (
+    *("faults", "frameworks", "hosts", "parallel"),
+    *("launcher/elastic", "launcher/function", "launcher/job", "launcher/test_mistakes"),
+)
+"""Where cases cost processes. `make test` runs a third of a test's cases, drawn by their names; `make soak` the others."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -51,11 +54,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         is_soak = item.get_closest_marker("soak") is not None
-        if not is_soak and os.path.relpath(item.path, TESTS).startswith(HALVED):
+        if not is_soak and os.path.relpath(item.path, TESTS).startswith(DRAWN):
             cases[item.nodeid.partition("[")[0]].append(item)
     for of_one in cases.values():
         of_one.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-        for item in of_one[(len(of_one) + 1) // 2 :]:
+        for item in of_one[(len(of_one) + 2) // 3 :]:
             item.add_marker(pytest.mark.soak)
 
 

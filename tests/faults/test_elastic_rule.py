@@ -358,7 +358,8 @@ def check_samples(ended: Ended, ranks: int) -> None:
     assert ended.results == [[ranks, [1] * SAMPLES]] * ranks, ended.said
 
 
-@pytest.mark.parametrize("copies", ["always", pytest.param("never", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("copies", ["always", "never"])
 def test_windows_of_accumulation_lose_no_sample(copies: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     env = {COPIES_VARIABLE: copies}

@@ -293,6 +293,7 @@ def hang_in_one_of_two_sets(folder: str) -> str:
     return basics.loss()
 
 
+@pytest.mark.soak
 def test_a_gpu_that_hangs_in_one_set_leaves_the_others_alone(tmp_path: Path) -> None:
     env = {**variables(4), **knobs(shutdown=3.0)}
     returned = results(run_ranks_to_their_ends(hang_in_one_of_two_sets, 4, args=(str(tmp_path),), env=env))

@@ -128,7 +128,8 @@ def test_the_ranks_that_are_left_share_anew(options: dict[str, Any], faults: Fau
     check(ended.results, left)
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_ranks_that_die_at_any_moment(seed: int, tmp_path: Path) -> None:
     """The others go on, or new processes if there is no other way."""
     options = {"shard": "states", "shard_by": "parameter"}

@@ -338,6 +338,7 @@ def wait_while_another_thread_computes(work_seconds: float) -> str:
     return str(raised.value)
 
 
+@pytest.mark.soak
 def test_a_thread_that_never_waits_may_compute_what_all_wait_for() -> None:
     """For longer than the warning time, and also while it sleeps for a time."""
     env = knobs("auto", warning=1.0)

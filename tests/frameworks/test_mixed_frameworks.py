@@ -143,6 +143,7 @@ def starts_in_a_jax_program() -> int:
     return text.count('custom_call_target="horovodish_start"')
 
 
+@pytest.mark.soak
 def test_settings_are_those_of_init() -> None:
     run_ranks(settings_that_change_after_init, 2)
 

@@ -115,7 +115,8 @@ def test_ranks_that_die_in_an_allreduce(two_hosts: Hosts, tmp_path: Path) -> Non
     assert ended.results == [(0, 2, STEPS)] * 2, ended.said
 
 
-@pytest.mark.parametrize("fault", [pytest.param("down", marks=pytest.mark.soak), "one way"])
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", ["down", "one way"])
 def test_a_host_that_cannot_be_reached(two_hosts: Hosts, fault: str, tmp_path: Path) -> None:
     ended = run_on(two_hosts, tmp_path, fault, "--hosts", places(two_hosts), "--min-np", "2")
     assert ended.status == 0, ended.said

@@ -67,6 +67,7 @@ def submit_after_the_report() -> None:
     hvd.allreduce(np.zeros(1), name="awaited")
 
 
+@pytest.mark.soak
 def test_a_report_says_what_ranks_below_an_idle_rank_do() -> None:
     env = {"HOROVODISH_STALL_CHECK_WARNING_TIME_SECONDS": "2"}
     outcomes = run_ranks_to_their_ends(submit_after_the_report, RANKS, env=env)

@@ -317,6 +317,7 @@ def test_the_ranks_that_are_left_share_the_state_anew(ranks: int, least: int, sh
         )
 
 
+@pytest.mark.soak
 def test_a_part_that_is_lost_before_training_ends_the_job(tmp_path: Path) -> None:
     ended = run_elastic(train_with_shards, tmp_path, 3, "element", True, flags=["--min-np", "1"])
     assert ended.status != 0
@@ -351,7 +352,8 @@ def leave_before_the_last_step_is_computed(scene: Scene, folder: str) -> dict[st
     return {"x": np.asarray(state.x).tolist(), "size": hvd.size()}
 
 
-@pytest.mark.parametrize("copies", ["always", pytest.param("never", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("copies", ["always", "never"])
 def test_a_loss_in_the_last_step_of_a_loop_is_seen_before_the_loop_ends(copies: str, tmp_path: Path) -> None:
     env, folder = {COPIES_VARIABLE: copies}, tmp_path / "left"
     folder.mkdir()

@@ -277,9 +277,8 @@ x = jax.jit(lambda x: hvd.allreduce(x @ x, name=f"of rank {hvd.rank()}"))(state.
 """
 
 
-@pytest.mark.parametrize(
-    "flags", [pytest.param((), marks=pytest.mark.soak), ("--min-np", "2")], ids=["plain", "elastic"]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("flags", [(), ("--min-np", "2")], ids=["plain", "elastic"])
 def test_ranks_that_wait_for_different_tensors_at_the_end_do_not_hang(flags: Sequence[str], tmp_path: Path) -> None:
     script = tmp_path / "different.py"
     script.write_text(WAITS_FOR_DIFFERENT_TENSORS_AT_THE_END)

@@ -162,6 +162,7 @@ def test_ways_to_run_a_step() -> None:
     alike(carry[0], ahead_of_time(start(), batches[0])[0][0])
 
 
+@pytest.mark.soak
 @on_ranks(2)
 def test_accumulation() -> None:
     expected = trained(optax.MultiSteps(optax.adam(0.05), 2), whole_batch)

@@ -118,6 +118,7 @@ def test_in_compiled_programs() -> None:
         check_alike(OPTIMIZERS[name](), compiled=True)
 
 
+@pytest.mark.soak
 @on_ranks((3, "mpi_ring"))
 def test_the_same_numbers_where_every_rank_is_a_host() -> None:
     adam = optax.adam(1e-2)
@@ -182,6 +183,7 @@ def check_by_parameter(name: str, compiled: bool = False, **options: Any) -> Non
         same(full, state, rounding)
 
 
+@pytest.mark.soak
 @on_ranks(2)
 def test_whole_parameters() -> None:
     for name in WHOLE:
@@ -287,6 +289,7 @@ def test_process_sets() -> None:
     hvd.remove_process_set(pair)
 
 
+@pytest.mark.soak
 @on_ranks(4)
 def test_sets_that_have_the_whole_state_each() -> None:
     sets = [hvd.add_process_set([low, low + 2]) for low in (0, 1)]

@@ -45,6 +45,7 @@ class StopsAlone(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
+@pytest.mark.soak
 @on_ranks()
 @three_ranks_too
 def test_ranks_stop_together() -> None:
@@ -92,6 +93,7 @@ def test_nan_stops_all_ranks() -> None:
     assert {len(logs) for logs in hvd.allgather_object(history.history["loss"])} == {1}
 
 
+@pytest.mark.soak
 @on_ranks()
 @three_ranks_too
 def test_ranks_may_have_different_numbers_of_batches() -> None:

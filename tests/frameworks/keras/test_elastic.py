@@ -174,6 +174,7 @@ def begin_windows_anew() -> list[str]:
     return [hashlib.sha256(value.tobytes()).hexdigest() for value in values(model)]
 
 
+@pytest.mark.soak
 def test_windows_begin_anew(backend: str) -> None:
     digests = run_ranks(begin_windows_anew, 2)
     assert digests[0][:2] == digests[1][:2]

@@ -91,6 +91,7 @@ def step_of_jax(model: Any, optimizer: Any) -> Step:
     return step
 
 
+@pytest.mark.soak
 @on_ranks(2)
 @only_on("tensorflow")
 def test_an_optimizer_may_be_applied_twice_in_a_step() -> None:

@@ -19,6 +19,7 @@ def everything(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 2
 
 
+@pytest.mark.soak
 @on_ranks((3, "mpi_ring"))
 def test_a_tape_loses_nothing() -> None:
     kernel, bias = tf.Variable(tf.zeros((ELEMENTS, 1)), name="kernel"), tf.Variable(tf.zeros(3), name="bias")

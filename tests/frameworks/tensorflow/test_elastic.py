@@ -149,7 +149,8 @@ def lose_a_rank_in_a_step(kind: str, folder: str) -> tuple[str, int, bool]:
     return str(raised.value), basics.engine().completed() - done, all(same)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("tape", marks=pytest.mark.soak), "optimizer"])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["tape", "optimizer"])
 def test_a_step_that_loses_a_rank_has_written_nothing(kind: str, tmp_path: Path) -> None:
     survivor, lost = run_ranks_to_their_ends(lose_a_rank_in_a_step, 2, args=(kind, str(tmp_path)))
     assert lost.ended == "died", lost.output

@@ -53,6 +53,7 @@ def lose_a_rank(act: str) -> str:
     return str(inside.value)
 
 
+@pytest.mark.soak
 def test_a_rank_that_dies() -> None:
     *others, lost = run_ranks_to_their_ends(lose_a_rank, 3, args=("dies",))
     assert lost.ended == "died", lost.output

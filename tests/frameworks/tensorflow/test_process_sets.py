@@ -42,6 +42,7 @@ def operations(process_set: hvd.ProcessSet) -> dict[str, tuple[Callable[[], Any]
     }
 
 
+@pytest.mark.soak
 @on_ranks(3)
 @pytest.mark.parametrize("way", [EAGER, GRAPH, XLA])
 def test_every_operation(way: str) -> None:

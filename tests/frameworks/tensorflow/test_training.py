@@ -431,6 +431,7 @@ def go_on_asynchronously() -> list[str]:
     return went_on_apart(None, tf.function)
 
 
+@pytest.mark.soak
 def test_functions_that_run_asynchronously_are_compared() -> None:
     first, second = run_ranks(go_on_asynchronously, 2, fresh=True)
     assert len(first) == 1

@@ -237,6 +237,7 @@ def follow_the_guide(scene: Scene) -> list[list[float]]:
     return [parameter.flatten().tolist() for parameter in model.parameters()]
 
 
+@pytest.mark.soak
 def test_the_guides_epoch_in_a_block(tmp_path: Path) -> None:
     ended = run_elastic(follow_the_guide, tmp_path, 3, flags=["--min-np", "1"])
     assert ended.status == 0, ended.said

@@ -60,6 +60,7 @@ def test_the_next_group_of_a_name_has_other_members(tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.soak
 @on_ranks(4)
 def test_the_store_outlives_the_group(tmp_path: Path) -> None:
     """Rank 0 has the store in its process, and drops it as soon as the group has ended."""
@@ -82,6 +83,7 @@ def test_a_member_that_fails_to_make_a_group(tmp_path: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.soak
 @on_ranks(1)
 def test_a_store_that_does_not_answer() -> None:
     """As the TCPStore of a rank that has just died, and of one that is stopped."""

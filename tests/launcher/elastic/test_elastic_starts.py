@@ -164,6 +164,7 @@ def lose_a_rank_while_a_start_ends(scene: Scene, folder: str) -> list[int]:
     return train(ObjectState(step=0, history=[]), watch)
 
 
+@pytest.mark.soak
 def test_ranks_that_train_are_looked_after_while_a_start_ends(tmp_path: Path) -> None:
     slots = tmp_path / "slots"
     slots.write_text("localhost:2\n")
@@ -191,6 +192,7 @@ def phases_of(rank: int) -> str:
     return Path(os.environ["HOROVODISH_RUN_DIR"], f"rank-{rank}.phases").read_text()
 
 
+@pytest.mark.soak
 def test_a_rank_is_lost_when_the_others_end(tmp_path: Path) -> None:
     ended = run_elastic(end_without_a_state, tmp_path, 3, flags=["--min-np", "2"])
     assert ended.status == 128 + signal.SIGKILL, ended.said
