@@ -23,6 +23,7 @@ _frameworks.warn_if_too_old("jax")  # before the imports that a release may brea
 
 from horovodish import package_names as _package_names
 from horovodish.collectives.objects import *
+from horovodish.gradients.sync import *
 from horovodish.jax import autograd as _autograd  # noqa: F401, they tell JAX what to do
 from horovodish.jax import eager as _eager  # noqa: F401
 from horovodish.jax import lowering as _lowering  # noqa: F401

@@ -35,8 +35,10 @@ from horovodish.collectives.process_sets import global_process_set
 from horovodish.elastic import *  # noqa: F403
 from horovodish.elastic import State
 from horovodish.elastic.snapshots import Held, Reference
+from horovodish.gradients.sync import check_rounds
 from horovodish.jax.accumulation import AccumulationState
 from horovodish.jax.shards.state import ShardedState, full_state, parts_in, shared_anew
+from horovodish.jax.sync import SyncState
 from horovodish.jax.trees import with_weak_type
 from horovodish.runtime import basics
 
@@ -64,7 +66,8 @@ class JaxState(State):
         attributes: the first attributes: trees of arrays, numbers and everything that can be pickled.
 
     Raises:
-        ValueError: one of them is the state of an optimizer with `shard=` and a process set.
+        ValueError: one of them is the state of an optimizer with `shard=` and a process set, or with `sync=` and
+            several fragments.
 
     Example:
         >>> state = hvd.elastic.JaxState(parameters=parameters, key=jax.random.key(0), epoch=0)
@@ -78,6 +81,8 @@ class JaxState(State):
                 "JaxState takes no sharded optimizer of a process set: sets end when a rank is lost. Remedy: leave "
                 "process_set= and shard_set= out in elastic jobs"
             )
+        rounds = jax.tree_util.tree_leaves(attributes, is_leaf=lambda value: isinstance(value, SyncState))
+        check_rounds(max((len(each.ages) for each in rounds if isinstance(each, SyncState)), default=1))
         super().__init__(**attributes)
 
     def reset(self) -> None:
@@ -85,8 +90,7 @@ class JaxState(State):
         jax.clear_caches()
 
     def _has_open_window(self) -> bool:
-        windows = jax.tree_util.tree_leaves(list(self._live.values()), is_leaf=_is_window)
-        return any(_passes_of(window) for window in windows if _is_window(window)) or super()._has_open_window()
+        return _is_open(list(self._live.values())) or super()._has_open_window()
 
     def _has_parts(self) -> bool:
         return bool(parts_in(list(self._live.values())))
@@ -182,11 +186,21 @@ def _name_of(function: Any) -> str:
 
 
 def _is_window(value: object) -> bool:
-    return isinstance(value, AccumulationState | optax.MultiStepsState)
+    return isinstance(value, AccumulationState | optax.MultiStepsState | SyncState)
 
 
-def _passes_of(window: Any) -> int:
-    return int(window.passes if isinstance(window, AccumulationState) else window.mini_step)
+def _is_open(tree: Any) -> bool:
+    """Whether the state of an optimizer in a tree is within a window of accumulation, or within a round."""
+    windows = [leaf for leaf in jax.tree_util.tree_leaves(tree, is_leaf=_is_window) if _is_window(leaf)]
+    return any(_counts(window) for window in windows)
+
+
+def _counts(window: Any) -> bool:
+    if isinstance(window, SyncState):
+        return int(window.ages.max()) > 0
+    if isinstance(window, AccumulationState):
+        return int(window.passes) > 0 or _is_open(window.inner)
+    return int(window.mini_step) > 0 or _is_open(window.inner_opt_state)
 
 
 def are_readable(arrays: list[jax.Array]) -> bool:

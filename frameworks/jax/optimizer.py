@@ -16,6 +16,7 @@ from horovodish.jax.accumulation import accumulating
 from horovodish.jax.gradients import TreePlan
 from horovodish.jax.low_rank import approximating
 from horovodish.jax.shards.transformation import sharded
+from horovodish.jax.sync import SyncTransformation, meeting
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -55,6 +56,13 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
       `shard_by="parameter"` each parameter. That is checked in its traced programs. Use `clip_by_global_norm` of this
       module.
 
+    - With `sync=` the ranks meet from time to time, and every rank takes its own steps in between, with its own
+      gradients and its own state of `tx`. After a meeting the parameters of the ranks are equal but for the rounding of
+      the last sum, `params + updates`. `optimizer.synchronized(params, state)` gives parameters that have the same bits
+      on every rank, to evaluate or to save, and changes nothing; `params, state = optimizer.end_round(params, state)`
+      meets at that moment. Both are collective. The state is larger by the parameters when the round began; a rank that
+      saves its parameters and its state within a round can go on from there.
+
     Args:
         tx: any optax optimizer or transformation.
         name: of the reductions; the file and line of this call when not given. Programs that run at the same time need
@@ -84,9 +92,12 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         raise not_wrapped("DistributedOptimizer", "an optax.GradientTransformation", tx, remedy)
     checked = GradientOptions.checked(low_rank=True, **options)
     approximates = isinstance(checked.codec, PowerSGD)
-    make = sharded if checked.shard else approximating if approximates else _reducing
+    make = meeting if checked.sync else sharded if checked.shard else approximating if approximates else _reducing
     distributed = make(optax.with_extra_args_support(tx), TreePlan("optimizer", name, checked))
-    return distributed if checked.passes == 1 else accumulating(distributed, checked.passes)
+    if checked.passes == 1:
+        return distributed
+    accumulates = accumulating(distributed, checked.passes)
+    return distributed.around(accumulates) if isinstance(distributed, SyncTransformation) else accumulates
 
 
 def _reducing(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> optax.GradientTransformationExtraArgs:

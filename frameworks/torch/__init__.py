@@ -24,6 +24,7 @@ _frameworks.warn_if_too_old("torch")  # before the imports that a release may br
 
 from horovodish import package_names as _package_names
 from horovodish.collectives.objects import *
+from horovodish.gradients.sync import *
 from horovodish.process_api import *
 from horovodish.torch.broadcast_state import *
 from horovodish.torch.collectives import *

@@ -39,6 +39,7 @@ from horovodish.elastic import *  # noqa: F403
 from horovodish.elastic import State
 from horovodish.elastic.memory import Position
 from horovodish.elastic.snapshots import Held, Reference
+from horovodish.gradients.sync import check_rounds
 from horovodish.torch import writes
 from horovodish.torch.inner_optimizers import has_own_state_dict, with_inner
 from horovodish.torch.sampler import ResumableSampler
@@ -58,6 +59,9 @@ class TorchState(State):
 
     When the ranks have changed, gradients are None, windows of accumulation begin anew, and samplers deal what is left
     of their epoch out to the ranks that there are now.
+
+    With `sync=` nothing can be committed within a round: calls of `commit()` there do nothing. After a loss the ranks
+    that are left go back to the last meeting with a commit, and the optimizer's state of one rank becomes that of all.
 
     Args:
         model: a module; further ones can be given as attributes.
@@ -79,6 +83,9 @@ class TorchState(State):
                     "TorchState takes no sharded optimizer of a process set: sets end when a rank is lost. Remedy: "
                     "leave process_set= and shard_set= out in elastic jobs"
                 )
+            rounds = getattr(getattr(value, "_reducer", None), "policy", None)
+            if rounds is not None:
+                check_rounds(rounds.fragments, rounds.overlap, rounds.within)
         super().__init__(**given, **attributes)
 
     def reset(self) -> None:

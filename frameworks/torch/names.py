@@ -75,9 +75,10 @@ class Names:
 
     def note(self) -> None:
         """The parameters that the optimizer has now are known."""
-        self._seen = self._parameters()
+        self._seen = self.flat()
 
-    def _parameters(self) -> list[Tensor]:
+    def flat(self) -> list[Tensor]:
+        """The optimizer's parameters, in the order of its groups."""
         optimizer = self._optimizer()
         if optimizer is None:
             return self._seen

@@ -20,8 +20,8 @@ from horovodish.elastic import membership
 from horovodish.gradients.autotune import warn_of_no_effect
 from horovodish.gradients.options import GradientOptions, TorchOptions, checked_passes, not_wrapped, takes
 from horovodish.torch.ddp import check_no_ddp
-from horovodish.torch.gradients.adasum import DeltaReducer
 from horovodish.torch.gradients.reducer import Reducer
+from horovodish.torch.gradients.steps import StepReducer
 from horovodish.torch.names import Names
 from horovodish.torch.shards import states
 from horovodish.torch.shards.pieces import Shards
@@ -51,7 +51,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
 ) -> OptimizerT:
     """Make `optimizer` use the gradients of all ranks. Every rank must call it, at the same point.
 
-    It does not block, except with `shard_set`.
+    It does not block, except with `shard_set` and with `sync=Hierarchical("host")`.
 
     `backward()` reduces the gradients while it runs, and ends when `p.grad` is reduced on every rank. So gradients can
     be clipped, unscaled or logged between `backward()` and `step()` without further ado. In a world of one rank, and on
@@ -90,6 +90,18 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     collective, so every rank must call it equally often; windows are as long as the user makes them. The learning rate
     is that of one rank, not multiplied by their number. Under `GradScaler` a rank whose gradients are not finite
     contributes no change, and the others go on.
+
+    With `sync` the ranks meet from time to time, and every rank takes its own steps in between. So clipping, a closure
+    and a scaler see this rank's gradients, schedulers count this rank's steps, and momentum and buffers, such as those
+    of batch normalization, are each rank's own. Parameters must be equal on all ranks at the start, and are equal after
+    a meeting. In a world of one rank the policy holds as well: nothing is reduced, but an outer optimizer steps.
+    `step()` is the collective, so every rank must call it equally often. What the optimizer has besides:
+
+        synchronized()        a context in which the parameters are those of a meeting at this moment, to evaluate or to
+                              save; at its end each rank goes on from where it was
+        end_round()           meet now, as at the end of training
+        state_dict()          also says where the round is. Each rank that saves it, and its model, within a round can
+                              go on bit by bit. At the end of a round those of any rank do for all
 
     Args:
         optimizer: any optimizer of torch's kind except LBFGS, over parameters in host memory and on the GPU.
@@ -142,12 +154,14 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     _let_step_call_hooks(optimizer)
     distributed: Any = optimizer
     # A reducer that cannot be made leaves nothing behind, and what follows cannot fail.
-    if checked.op is Adasum:
+    if checked.op is Adasum or checked.sync:
         if checked.shard:
             raise ValueError("op=Adasum reduces steps of whole parameters. Remedy: leave shard= out, or use op=Average")
-        warn_of_no_effect("optimizers with op=Adasum")
-        distributed_class = _distributed_class(_ReducesSteps, distributed.__class__)
-        distributed._reducer = DeltaReducer(names, checked)
+        warn_of_no_effect("optimizers with sync=" if checked.sync else "optimizers with op=Adasum")
+        distributed_class = _distributed_class(_Meets if checked.sync else _ReducesSteps, distributed.__class__)
+        distributed._reducer = StepReducer(names, checked)
+        if checked.sync:
+            _call_around_steps(optimizer)
         Optimizer.register_step_pre_hook(optimizer, _before_local_step)
         Optimizer.register_step_post_hook(optimizer, _after_local_step)
     else:
@@ -158,10 +172,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         distributed._reducer = reducer
         distributed._shards = shards
         weakref.finalize(optimizer, reducer.remove_hooks).atexit = False
-        pre_hook = Optimizer.register_step_pre_hook(optimizer, _before_step)
-        # Hooks that the user has registered are to see reduced gradients.
-        optimizer._optimizer_step_pre_hooks.move_to_end(pre_hook.id, last=False)  # type: ignore[attr-defined]
-        Optimizer.register_step_post_hook(optimizer, _after_step)
+        _call_around_steps(optimizer)
         if shards is not None:
             # Hooks that the user has registered are to see whole parameters.
             Optimizer.register_step_pre_hook(optimizer, _before_own_step)
@@ -172,11 +183,23 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     return optimizer
 
 
+def _call_around_steps(optimizer: Optimizer) -> None:
+    """Have gradients be reduced before a step that no backward has reduced."""
+    pre_hook = Optimizer.register_step_pre_hook(optimizer, _before_step)
+    # Hooks that the user has registered are to see reduced gradients.
+    optimizer._optimizer_step_pre_hooks.move_to_end(pre_hook.id, last=False)  # type: ignore[attr-defined]
+    Optimizer.register_step_post_hook(optimizer, _after_step)
+
+
 class _Distributed:
     """What a wrapped optimizer's class has besides its own methods."""
 
     wrapped_class: type[Optimizer]
     _reducer: Any
+
+    def synchronize(self) -> None:
+        """Reduce what is not reduced."""
+        raise NotImplementedError
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's. Every rank must add the same group at the same point."""
@@ -192,7 +215,7 @@ class _Distributed:
         """As the wrapped class. If a backward or a step has raised, the reduction that it had begun ends first."""
         self.wrapped_class.zero_grad(self, *args, **kwargs)  # type: ignore[arg-type]
         if self._reducer.interrupted:
-            self._reducer.synchronize()
+            self.synchronize()
             self.wrapped_class.zero_grad(self, *args, **kwargs)  # type: ignore[arg-type]
         self._reducer.zeroed()
 
@@ -357,13 +380,13 @@ def keeps_own_state(optimizer: Optimizer) -> bool:
 class _ReducesSteps(_Distributed):
     """With Adasum. Gradients stay each rank's own, so most methods have nothing to do."""
 
-    _reducer: DeltaReducer
+    _reducer: StepReducer
     # GradScaler then calls step() on every rank, whatever its gradients are; see _before_local_step.
     _step_supports_amp_scaling = True
 
     def synchronize(self) -> None:
         """End the reduction of a `step()` that Ctrl-C has interrupted. Otherwise nothing, because `step()` reduces."""
-        self._reducer.synchronize()
+        self._reducer.settle()
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """Not possible with Adasum.
@@ -384,6 +407,86 @@ class _ReducesSteps(_Distributed):
             ValueError: `passes` is less than 1.
         """
         checked_passes(passes)
+
+
+class _Meets(_ReducesSteps):
+    """With `sync`. In some steps gradients may be reduced as well."""
+
+    _skips: bool
+
+    def synchronize(self) -> None:
+        """Reduce the gradients now, in steps that use those of other ranks. It does not end a round.
+
+        Raises:
+            HorovodInternalError: the reduction failed.
+        """
+        self._reducer.settle()
+        if self._reducer.gradients is not None:
+            self._reducer.gradients.synchronize()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """A context in which `step()` takes the gradients as they are. Not collective."""
+        self._skips = True
+        try:
+            yield
+        finally:
+            self._skips = False
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """A context in which `backward()` does not reduce. Not collective."""
+        gradients = self._reducer.gradients
+        return nullcontext() if gradients is None else gradients.suspended()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backwards accumulate before gradients are reduced, where they are.
+
+        Raises:
+            ValueError: `passes` is less than 1.
+        """
+        self._reducer.set_passes(checked_passes(passes))
+
+    def synchronized(self) -> AbstractContextManager[None]:
+        """A context in which the parameters are what a meeting would make of them now. Collective; blocks.
+
+        At its end each rank has its own parameters again, bit by bit, and the round goes on.
+
+        Raises:
+            RuntimeError: within another one; by `step()`, within the block.
+            HorovodInternalError: the reduction failed.
+
+        Example:
+            >>> with optimizer.synchronized():
+            ...     accuracy = evaluate(model)
+            ...     if hvd.rank() == 0:
+            ...         torch.save(model.state_dict(), "model.pt")
+        """
+        return self._reducer.synchronized()
+
+    def end_round(self) -> None:
+        """Meet now; nothing where no round has begun. Collective; blocks.
+
+        Raises:
+            HorovodInternalError: the reduction failed.
+        """
+        self._reducer.end_round()
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the wrapped optimizer, and "sync": the number of steps, and where the round is. Not collective.
+
+        A plain optimizer can load it. It waits for what is under way.
+        """
+        this: Any = self
+        return self.wrapped_class.state_dict(this) | {"sync": self._reducer.state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what `state_dict()` of this class or of the wrapped one has given. Not collective.
+
+        After the state of an optimizer that was not wrapped, steps are counted from 0.
+        """
+        this: Any = self
+        self.wrapped_class.load_state_dict(this, {key: state_dict[key] for key in state_dict if key != "sync"})
+        self._reducer.load(state_dict.get("sync"))
 
 
 def _let_step_call_hooks(optimizer: Optimizer) -> None:
@@ -437,21 +540,31 @@ def _before_step(
     optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     _check_once(optimizer)
+    reducer = _gradient_reducer(optimizer)
+    if reducer is None:
+        return None
     closure = kwargs["closure"] if kwargs.get("closure") is not None else next(filter(callable, args[1:]), None)
     if closure is None:
         if not optimizer._skips:
-            optimizer._reducer.synchronize()
+            reducer.synchronize()
         return None
     # The closure calls backward, and each of its calls must reduce.
-    optimizer._reducer.in_closure = True
+    reducer.in_closure = True
     if optimizer._skips:
         return None
-    reducing = _reducing(closure, optimizer._reducer, getattr(optimizer, "_shards", None))
+    reducing = _reducing(closure, reducer, getattr(optimizer, "_shards", None))
 
     def changed(value: Any) -> Any:
         return reducing if value is closure else value
 
     return tuple(map(changed, args)), {key: changed(value) for key, value in kwargs.items()}
+
+
+def _gradient_reducer(optimizer: Any) -> Reducer | None:
+    """What reduces an optimizer's gradients in this step; None: each rank uses its own."""
+    reducer = optimizer._reducer
+    found: Reducer | None = reducer.gradients if isinstance(reducer, StepReducer) else reducer
+    return found
 
 
 def _reducing(closure: Callable[..., Any], reducer: Reducer, shards: Shards | None) -> Callable[..., Any]:
@@ -480,7 +593,9 @@ def _reducing(closure: Callable[..., Any], reducer: Reducer, shards: Shards | No
 
 @_disable_dynamo
 def _after_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    optimizer._reducer.stepped()
+    reducer = _gradient_reducer(optimizer)
+    if reducer is not None:
+        reducer.stepped()
 
 
 @_disable_dynamo

@@ -29,8 +29,8 @@ __all__ = ["ObjectState", "State"]
 
 UNSYNCED: Position = (-1, 0, 0)
 """Of a state before its first sync: no other process takes it."""
-WARN_AFTER_SKIPPED = 100
-"""So many commits in a row within windows of gradient accumulation are a mistake of the script."""
+WARN_AFTER_SKIPPED = 1000
+"""So many commits in a row within windows of accumulation, or rounds of `sync=`, are a mistake of the script."""
 
 _numbers = itertools.count()
 
@@ -73,8 +73,8 @@ class State:
         """Mark a moment to which a recovery may go back, then `check_host_updates()`. Not collective: nothing is sent.
 
         Call it on all ranks, where everything that the state counts has had its effect, such as after each step. Most
-        commits copy nothing. Within a window of gradient accumulation a call does nothing, because gradients of samples
-        that the state counts have had no effect yet.
+        commits copy nothing. Within a window of gradient accumulation, or a round of `sync=`, a call does nothing,
+        because samples that the state counts have had no effect on all ranks yet.
 
         Raises:
             RankLostError: a rank was lost, and the script has caught the error and gone on. Let it pass instead.
@@ -92,13 +92,13 @@ class State:
         Raises:
             RankLostError: as `commit()`.
             TypeError: likewise.
-            RuntimeError: likewise, or within a window of gradient accumulation.
+            RuntimeError: likewise, or within a window of gradient accumulation or a round of `sync=`.
         """
         self._check_commits()
         if not self._commit(copies=True):
             raise RuntimeError(
-                "save() came within a window of gradient accumulation: what the state counts has not had its effect "
-                "yet. Call it after the optimizer's step"
+                "save() came within a window of gradient accumulation, or a round of sync=: what the state counts has "
+                "not had its effect yet. Call it after the optimizer's step, or after optimizer.end_round()"
             )
 
     def restore(self) -> None:
@@ -253,7 +253,8 @@ class State:
             if self._skipped == WARN_AFTER_SKIPPED:
                 warnings.warn(
                     f"{WARN_AFTER_SKIPPED} calls of commit() in a row were within a window of gradient accumulation, "
-                    "where nothing can be committed. Call it after the optimizer's step",
+                    "or a round of sync=, where nothing can be committed. Call it after the optimizer's step, or after "
+                    "optimizer.end_round()",
                     RuntimeWarning,
                     stacklevel=3,
                 )

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any, SupportsIndex, TypedDict, Type
 from horovodish.collectives.codecs import CodecCompressor
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, check_kind, global_process_set
-from horovodish.collectives.reduce_ops import Average, ReduceOp, chosen_op
+from horovodish.collectives.reduce_ops import Adasum, Average, ReduceOp, chosen_op
 from horovodish.gradients.compression import Compressor, NoneCompressor, check_compression
 from horovodish.gradients.powersgd import PowerSGD
 from horovodish.gradients.shards import checked_cut, checked_way
+from horovodish.gradients.sync import Sync
 from horovodish.runtime import basics
 
 if TYPE_CHECKING:
@@ -166,11 +167,31 @@ class ShardOptions(TypedDict, total=False):
     ]
 
 
-class TorchOptions(ModelOptions, OptimizerOptions, ShardOptions, total=False):
+def _checked_sync(sync: Sync | None) -> Sync | None:
+    if sync is not None and not isinstance(sync, Sync):
+        raise TypeError(f"sync={sync!r} is no policy. Remedy: pass one such as hvd.LocalSGD(every=8)")
+    return sync
+
+
+class SyncOptions(TypedDict, total=False):
+    """Of optimizers whose ranks may take steps of their own."""
+
+    sync: Annotated[
+        Sync | None,
+        Option(
+            None,
+            "when ranks meet that take steps of their own: `LocalSGD`, `DiLoCo`, `Hierarchical`, or another `Sync`. "
+            "None: they reduce gradients in every step.",
+            _checked_sync,
+        ),
+    ]
+
+
+class TorchOptions(ModelOptions, OptimizerOptions, ShardOptions, SyncOptions, total=False):
     """Of optimizers of PyTorch."""
 
 
-class JaxOptions(OptimizerOptions, ShardOptions, total=False):
+class JaxOptions(OptimizerOptions, ShardOptions, SyncOptions, total=False):
     """Of optimizers of optax."""
 
 
@@ -300,6 +321,7 @@ class GradientOptions:
     shard: str
     shard_by: str
     shard_set: ProcessSet | None
+    sync: Sync | None
 
     @classmethod
     def checked(cls, *, low_rank: bool = False, **options: Unpack[AnyOptions]) -> GradientOptions:
@@ -319,12 +341,20 @@ class GradientOptions:
         for name in ("shard_by", "shard_set"):
             if name in options and not values["shard"]:
                 raise ValueError(f'{name}= needs shard="states" or shard="gradients"')
+        sync = values["sync"]
+        if sync is not None:
+            if values["op"] not in (Average, Adasum):
+                raise ValueError(f"op={values['op'].name.capitalize()} is not for sync=; use op=Average or op=Adasum")
+            if values["shard"]:
+                raise ValueError("sync= needs the whole optimizer on every rank. Remedy: leave shard= or sync= out")
         compression = values["compression"]
         codec = compression if isinstance(compression, CodecCompressor) else None
         if codec is not None:
             codec.check_op(values["op"])
-            if isinstance(codec, PowerSGD) and not low_rank:
-                raise ValueError(f"compression={codec!r} is for DistributedOptimizer of PyTorch and JAX; use int8")
+            if isinstance(codec, PowerSGD) and (sync is not None or not low_rank):
+                raise ValueError(
+                    f"compression={codec!r} is for DistributedOptimizer of PyTorch and JAX without sync=; use int8"
+                )
             if values["shard"]:
                 raise ValueError(
                     f"compression={codec!r} is not there yet for shard=; use Compression.fp16 or .bf16, or leave out "
@@ -345,6 +375,17 @@ class GradientOptions:
             values["shard"],
             values["shard_by"],
             values["shard_set"],
+            values["sync"],
+        )
+
+    def of_changes(self, sync: Sync) -> GradientOptions:
+        """The options of what a policy reduces."""
+        compression = sync.compression or self.values["compression"]
+        return self.checked(
+            op=self.op,
+            process_set=self.process_set,
+            groups=self.groups,
+            compression=compression,
         )
 
     @property

@@ -71,14 +71,25 @@ class SameParts:
 
 def _across(shard_set: ProcessSet, process_set: ProcessSet) -> ProcessSet | None:
     told = allgather_object((shard_set.ranks, shard_set.process_set_id is not None), process_set=process_set)
-    ranks = process_set.ranks
-    if problem := problem_with(told, ranks):
+    if problem := problem_with(told, process_set.ranks):
         raise ValueError(f"shard_set: {problem}")
     place = shard_set.ranks.index(basics.rank())
     members = sorted({theirs[place] for theirs, _ in told})
+    return members_set(members, process_set, "the ranks with equal parts") if len(members) > 1 else None
+
+
+def members_set(members: Sequence[int], process_set: ProcessSet, label: str) -> ProcessSet:
+    """A process set that this rank needs, where each rank of another set needs one. Every rank of that must call it.
+
+    Args:
+        members: the ranks of this rank's set, this rank among them; all of them pass the same.
+        process_set: the ranks that call.
+        label: what messages call the set.
+    """
+    ranks = process_set.ranks
 
     def exchange(value: Any, seconds: float | None = None) -> list[Any]:
         of_all = allgather_object(value, process_set=process_set)
         return [of_all[ranks.index(member)] for member in members]
 
-    return add_members_set(members, exchange, 0.0, "the ranks with equal parts") if len(members) > 1 else None
+    return add_members_set(members, exchange, 0.0, label)

@@ -50,6 +50,7 @@ def work() -> list[np.ndarray]:
     return (of_torch if rank else of_jax)(rank)
 
 
+@pytest.mark.soak
 def test_one_tensor_of_two_frameworks() -> None:
     jax_rank, torch_rank = run_ranks(work, 2, fresh=True)
     for one, other in zip(jax_rank, torch_rank, strict=True):

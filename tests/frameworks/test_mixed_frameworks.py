@@ -182,6 +182,7 @@ def reduced_by_jax(values: np.ndarray, name: str) -> np.ndarray:
     return np.asarray(hvd.allreduce(jnp.asarray(values), name=name))
 
 
+@pytest.mark.soak
 def test_ranks_of_other_frameworks_go_on_without_one(tmp_path: Path) -> None:
     ended = run_elastic(train_with_a_framework_each, tmp_path, 4, flags=["--min-np", "2"])
     assert ended.status == 0, ended.said

@@ -31,6 +31,7 @@ def collectives_in_turns() -> None:
         assert list(hvd.allgather(np.full(1, hvd.rank()), name="all")) == list(range(hvd.size()))
 
 
+@pytest.mark.soak
 def test_collectives() -> None:
     assert testing.tree_node([list(range(RANKS))], BELOW)[0] == BETWEEN
     run_ranks(collectives_in_turns, RANKS, fresh=True)

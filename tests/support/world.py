@@ -266,9 +266,11 @@ class World:
         """Checks what a call has left behind."""
         self.is_over = self.is_over or bool(left)
         segments = _shared_memory() - segments_before
+        said = ""
         if self.is_over:
             self.mpi_output = _text(self._path / "mpi.output")
             self.mpi_status = self._mpi.returncode
+            said = "".join(f"\n--- rank {rank}:\n{self._output(rank)}" for rank in range(self.size))
             for pipe in self._pipes:
                 os.close(pipe)
             self._folder.cleanup()
@@ -278,8 +280,8 @@ class World:
         assert not left, f"processes left behind: {left}"
         assert not segments, f"shared memory left behind: {segments}"
         if self._stops_at_failure and all_returned and self.is_over:
-            said = f"every rank returned, but mpirun ended with status {self.mpi_status}: {self.mpi_output}"
-            assert self.mpi_status == 0, said
+            ended = f"every rank returned, but mpirun ended with status {self.mpi_status}: {self.mpi_output}"
+            assert self.mpi_status == 0, ended + said
 
     def _all_told(self) -> list[dict[str, Any] | None]:
         return [self._told(rank) for rank in range(self.size)]

@@ -1,7 +1,7 @@
 """When gradients are reduced: hooks on the parameters, and the end of every backward.
 
-`DistributedOptimizer` (`optimizer.py`) makes a `Reducer`, with op=Adasum a `DeltaReducer` (`adasum.py`) instead, with
-`shard` a `ShardedReducer` (`shards/reducer.py`).
+`DistributedOptimizer` (`optimizer.py`) makes a `Reducer`, with op=Adasum or `sync` a `StepReducer` (`steps.py`)
+instead, with `shard` a `ShardedReducer` (`shards/reducer.py`).
 
 One step, as a `Reducer` sees it (`phases.py` draws its phases):
 
@@ -162,6 +162,12 @@ class Reducer:
         """Whether there are gradients that no step has used."""
         has_come = self._passes > 0 or self._reduced_since_step
         return has_come and any(parameter.grad is not None for _, parameter in self._named)
+
+    def let_go(self) -> None:
+        """Has the gradients of its parameters no longer be reduced."""
+        for _, parameter in list(self._named):
+            if _owners.get(parameter, lambda: None)() is self:
+                release(parameter)
 
     def remove_hooks(self) -> None:
         """Lets go of the parameters."""

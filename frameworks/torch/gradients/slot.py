@@ -1,4 +1,4 @@
-"""What `Reducer` and `DeltaReducer` know about one parameter: how its gradient, or its change, travels."""
+"""What `Reducer` and `StepReducer` know about one parameter: how its gradient, or its change, travels."""
 
 from __future__ import annotations
 

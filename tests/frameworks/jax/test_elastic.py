@@ -365,6 +365,7 @@ def test_a_loss_in_the_last_step_of_a_loop_is_seen_before_the_loop_ends(copies: 
     assert ended.results == [{"x": [float(sum(range(STEPS)))] * 3, "size": 2}] * 2
 
 
+@pytest.mark.soak
 def test_new_processes_go_on(tmp_path: Path) -> None:
     ended = run_elastic(train_through_a_loss, tmp_path, 2, "donating", flags=["--min-np", "2"])
     check(ended, 1, 2)

@@ -117,6 +117,7 @@ def begin_apart() -> list[list[str]]:
     ]
 
 
+@pytest.mark.soak
 def test_ranks_that_begin_with_different_parameters_are_warned_once() -> None:
     first, second = run_ranks(begin_apart, 2)
     assert second == [[]] * 9

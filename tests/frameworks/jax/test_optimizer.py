@@ -122,6 +122,7 @@ def test_transformations_of_optax() -> None:
         np.testing.assert_array_equal(update, 3.0 * hvd.size() * passes)
 
 
+@pytest.mark.soak
 @on_ranks(2)
 def test_ways_to_run_a_step() -> None:
     """Compiled ahead of time, as a loop in one program, with micro-batches, and without any compilation."""

@@ -164,6 +164,7 @@ mean_of_all.defvjp(
 )
 
 
+@pytest.mark.soak
 @on_ranks(2)
 def test_derivatives() -> None:
     rank, size = hvd.rank(), hvd.size()

@@ -129,6 +129,7 @@ def test_the_same_numbers_where_every_rank_is_a_host() -> None:
         assert len(set(hvd.allgather_object(np.asarray(own["first"]["kernel"]).tobytes()))) == 1
 
 
+@pytest.mark.soak
 @on_ranks(2)
 def test_with_what_the_wrapper_has() -> None:
     adam = optax.adam(1e-2)
@@ -268,6 +269,7 @@ def test_optimizers_that_one_line_makes_in_one_program() -> None:
     np.testing.assert_allclose(step(states), [[-0.1] * 3, [-0.2] * 3], rtol=1e-5)
 
 
+@pytest.mark.soak
 @on_ranks(3)
 def test_process_sets() -> None:
     adam = optax.adam(1e-2)
@@ -463,6 +465,7 @@ def normed() -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
+@pytest.mark.soak
 @on_ranks(2)
 def test_parameters_of_several_types() -> None:
     """Without `hyperparam_dtype`, hyperparameters have the widest type of the parameters that there are."""

@@ -41,6 +41,7 @@ def tuned(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Job:
     return run_with_autotune(train_with_autotune, tmp_path_factory.mktemp("autotune"), env)
 
 
+@pytest.mark.soak
 def test_autotune_tries_settings(tuned: Job) -> None:
     tuned.check_search("0.5")
 

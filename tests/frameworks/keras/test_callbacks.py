@@ -266,6 +266,7 @@ def test_learning_rates_follow_the_ranks() -> None:
         scheduled.fit(x, y, verbose=0, callbacks=[decay, warmup])
 
 
+@pytest.mark.soak
 @on_ranks(2)
 def test_learning_rates_are_equal_whatever_the_number_of_batches() -> None:
     """Those of the rank with the most batches count, also for one that does not know its own."""
@@ -309,6 +310,7 @@ def test_momentum_contains_the_learning_rate() -> None:
     np.testing.assert_allclose(model.get_weights()[0], [[weight]], rtol=1e-5)
 
 
+@pytest.mark.soak
 @on_ranks(2)
 def test_files_are_those_of_keras(tmp_path: Path) -> None:
     x, y = examples(8)

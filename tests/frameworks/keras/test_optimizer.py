@@ -70,6 +70,7 @@ def test_ranks_train_as_one_process(case: str) -> None:
     train_as_one_process(*CASES[case])
 
 
+@pytest.mark.soak
 @on_ranks(2)
 @only_on("tensorflow")
 def test_sparse_gradients_that_are_made_dense_train_as_one_process() -> None:

@@ -38,6 +38,7 @@ def test_a_tape_loses_nothing() -> None:
         loses_nothing(given)
 
 
+@pytest.mark.soak
 @on_ranks((2, "mpi_ring"))
 @pytest.mark.parametrize("mode", [EAGER, GRAPH, XLA])
 def test_allreduce(mode: str) -> None:

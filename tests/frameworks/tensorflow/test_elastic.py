@@ -205,6 +205,7 @@ def check_loss(tmp_path: Path, ranks: int, *, computes: bool) -> Any:
     return ended.results
 
 
+@pytest.mark.soak
 def test_survivors_go_on(tmp_path: Path) -> None:
     results = check_loss(tmp_path, 3, computes=True)
     assert [(result["start"], result["sizes"]) for result in results] == [(0, [3, 2])] * 2

@@ -91,6 +91,7 @@ def take_a_branch_alone() -> str:
     return str(raised.value)
 
 
+@pytest.mark.soak
 def test_a_branch_that_only_one_rank_takes() -> None:
     inside, outside = run_ranks_to_their_ends(take_a_branch_alone, 2)
     assert inside.ended == outside.ended == "returned", inside.output + outside.output

@@ -39,6 +39,7 @@ def test_every_op_and_dtype(way: str) -> None:
             assert difference(result.numpy(), reduced(arrays[kind], op), 4.0 * hvd.size()) == "", (op, kind, shape)
 
 
+@pytest.mark.soak
 @on_ranks(1, 2, 3)
 @pytest.mark.parametrize("way", [EAGER, GRAPH])
 def test_every_dtype_moves(way: str) -> None:

@@ -105,6 +105,7 @@ def test_gradients() -> None:
             np.testing.assert_allclose(gradient, other, rtol=1e-5)
 
 
+@pytest.mark.soak
 @on_ranks(2, 3, env=SMALL_BUCKETS)
 def test_a_tape_around_a_compiled_function() -> None:
     variable = tf.Variable([1.0, 2.0])
@@ -301,5 +302,6 @@ def calls_on_pretended_gpus() -> None:
     np.testing.assert_allclose(of_scalar, 1.5 * (size + 1) / 2)
 
 
+@pytest.mark.soak
 def test_calls_on_pretended_gpus() -> None:
     run_ranks(calls_on_pretended_gpus, 2, env={**variables(2), "JAX_PLATFORMS": "cpu"})

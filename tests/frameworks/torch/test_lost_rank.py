@@ -50,7 +50,8 @@ def part_before_layouts_are_compared(optimizers: int) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize("optimizers", [pytest.param(1, marks=pytest.mark.soak), 2])
+@pytest.mark.soak
+@pytest.mark.parametrize("optimizers", [1, 2])
 def test_ranks_that_part_before_layouts_are_compared_raise(optimizers: int) -> None:
     """Because every rank waits, and not only after the shutdown time, which is 0 unless the user gives one."""
     env = {"HOROVODISH_STALL_CHECK_SHUTDOWN_TIME_SECONDS": "40"}

@@ -154,6 +154,7 @@ def test_a_member_that_ends_the_group_alone(tmp_path: Path, plane: str, receives
     run_ranks(_ends_its_part, 3, args=(str(tmp_path), receives), env={"HOROVODISH_PLANE": plane}, begin=True)
 
 
+@pytest.mark.soak
 def test_a_member_that_does_not_come(tmp_path: Path) -> None:
     run_ranks(_waits_for_a_member, 3, args=(str(tmp_path),), begin=True, fresh=True)
 

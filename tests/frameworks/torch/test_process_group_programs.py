@@ -163,6 +163,7 @@ def commit(fault: str, delay: float) -> None:
         os.kill(os.getpid(), number)
 
 
+@pytest.mark.soak
 @on_ranks(2, 3, (4, "mpi_ring"))
 def test_random_programs(tmp_path: Path) -> None:
     begin(tmp_path)

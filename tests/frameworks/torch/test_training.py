@@ -284,6 +284,7 @@ def compiled_autograd() -> None:
         check(p, mean(step))
 
 
+@pytest.mark.soak
 def test_compiled_models() -> None:
     run_ranks(compiled_models, 2, fresh=True)
 

@@ -1,0 +1,414 @@
+"""Ranks that take steps of their own and meet: `op=Adasum` after every step, `sync=` after rounds of many."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
+
+from horovodish import _native
+from horovodish.collectives.consistency import details, is_due, warn_of_difference
+from horovodish.collectives.operation import text_of
+from horovodish.collectives.process_sets import checked_id
+from horovodish.collectives.submission import counted
+from horovodish.gradients import windows
+from horovodish.gradients.layouts import compare_layouts
+from horovodish.gradients.options import GradientOptions
+from horovodish.gradients.plan import plan_buckets
+from horovodish.gradients.sync import Sync, fragments_of, ranks_within
+from horovodish.runtime import basics
+from horovodish.torch import cuda
+from horovodish.torch.compression import Compression
+from horovodish.torch.gradients.fragments import Fragment, Place
+from horovodish.torch.gradients.reducer import Reducer, release
+from horovodish.torch.gradients.slot import Slot, members_of
+from horovodish.torch.names import Names, PlanNames
+from horovodish.torch.tensors import BROADCAST_REMEDY, parameter_checksums
+
+
+class StepReducer:
+    """Reduces the changes that steps have made to an optimizer's parameters.
+
+    With p0 a parameter when a round begins and p1 at its end, the parameter becomes what the policy makes of p0 and of
+    the reduced p1 - p0. An error puts the parameters back to where the round began. If Ctrl-C interrupts the wait, the
+    next call ends the meeting.
+
+    Attributes:
+        policy: says when the ranks meet.
+        steps: how many steps the optimizer has taken.
+        gradients: reduces gradients in every step, where the policy wants that; None: each rank uses its own.
+    """
+
+    def __init__(self, parameters: Names, options: GradientOptions):
+        self._parameters = parameters
+        self._names_of_gradients = copy(parameters)
+        self._options = options
+        self.policy = options.sync or Sync(every=1)
+        self._of_changes = options.of_changes(self.policy)
+        within = ranks_within(self.policy, options.process_set)
+        self._of_gradients = replace(options, process_set=within or options.process_set)
+        self.steps = 0
+        self.gradients: Reducer | None = None
+        self._named: list[tuple[str, Tensor]] = []
+        self._names = PlanNames(options.process_set, "updates")
+        self._engine: _native.Engine | None = None
+        self._places: Any = WeakIdKeyDictionary()
+        self._fragments: list[Fragment] = []
+        self._shown: Fragment | None = None  # all parameters, without compression
+        self._is_showing = False
+        self._accumulated = _Accumulated()
+        self.renew()
+        windows.follow(self)
+
+    def renew(self) -> None:
+        """Makes a plan for the parameters that the optimizer has now. Every rank must do so at the same point.
+
+        An error leaves everything as it was.
+        """
+        self._land_all()
+        before = self._named
+        self._named = self._parameters.current(before)
+        try:
+            self._build()
+        except BaseException:
+            self._named = before
+            raise
+        self._parameters.note()
+        had = {id(parameter) for _, parameter in before}
+        for _, parameter in self._named:
+            if id(parameter) in had:
+                continue
+            release(parameter)
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._accumulated.take)
+        if self.gradients is not None:
+            self.gradients.renew()
+        self._choose_gradients()
+
+    def _choose_gradients(self) -> None:
+        """Begin or end to reduce gradients, as the policy wants it for the next step."""
+        wanted = self.policy.within is not None or self.steps < self.policy.after
+        if wanted and self.gradients is None:
+            self.gradients = Reducer(copy(self._names_of_gradients), self._of_gradients)
+        elif not wanted and self.gradients is not None:
+            self.gradients.let_go()
+            self.gradients = None
+
+    def set_passes(self, passes: int) -> None:
+        """Change how many backwards accumulate before gradients are reduced."""
+        self._of_gradients = replace(self._of_gradients, passes=passes)
+        if self.gradients is not None:
+            self.gradients.passes_per_step = passes
+
+    def is_open(self) -> bool:
+        """Whether there are gradients that no step has used, or steps of this rank that no other rank knows of."""
+        has_begun = any(place.start is not None for fragment in self._fragments for place in fragment.places)
+        return has_begun or any(parameter.grad is not None for parameter in self._accumulated.parameters)
+
+    def restart(self) -> None:
+        """Goes back to where the round began, among other ranks. The next use makes another plan."""
+        for fragment in self._fragments:
+            fragment.keep()
+            self._put_back(fragment)
+        self._fragments, self._engine, self._shown = [], None, None
+        self._places.clear()
+        self._accumulated.parameters.clear()
+        for _, parameter in self._named:
+            parameter.grad = None
+
+    def __del__(self) -> None:
+        for fragment in [*self._fragments, *filter(None, [self._shown])]:
+            fragment.keep()
+
+    # -- the plan
+
+    def _trained(self) -> list[tuple[str, Tensor]]:
+        meets = self._options.process_set.included() if self._options.sync else not self._options.alone
+        return [(name, each) for name, each in self._named if each.requires_grad and meets]
+
+    def _build(self) -> None:
+        self._engine = basics.engine()
+        trained = self._trained()
+        slots = [Slot(name, parameter, self._of_changes) for name, parameter in trained]
+        numbers = fragments_of([slot.size_bytes for slot in slots], self.policy.fragments)
+        self._fragments, self._shown = [], None
+        for number in sorted({*numbers}):
+            members = [slot for slot, its in zip(slots, numbers, strict=True) if its == number]
+            self._fragments.append(self._fragment(number, members, self._of_changes))
+
+    def _fragment(self, number: int, slots: list[Slot], options: GradientOptions) -> Fragment:
+        groups = options.groups_of([slot.parameter for slot in slots])
+        payloads = [slot.payload_in(group) for slot, group in zip(slots, groups, strict=True)]
+        buckets = plan_buckets(payloads, int(basics.running().settings.fusion_threshold_mb * 2**20))
+        places = [self._place_of(slot.parameter) for slot in slots]
+        if options.alone:
+            return Fragment(number, "", slots, places, None, None)
+        name = self._names.next()
+        codecs = [slots[bucket[0]].codec for bucket in buckets]
+        devices = [slots[bucket[0]].device for bucket in buckets]
+        plan = basics.engine().plan(
+            name,
+            options.op,
+            1.0,
+            1.0,
+            members_of(slots, buckets),
+            devices,
+            checked_id(options.process_set),
+            codecs=[text_of(codec and codec._replace(owner=self._names.first)) for codec in codecs],
+        )
+        return Fragment(number, name, slots, places, plan, cuda.stream_getter(max(devices)))
+
+    # -- at a step
+
+    def zeroed(self) -> None:
+        """The gradients were set to None or to zero."""
+        if self.gradients is not None:
+            self.gradients.zeroed()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a meeting has begun and not ended, though its result is due."""
+        of_gradients = self.gradients is not None and self.gradients.interrupted
+        return of_gradients or any(map(self._is_due, self._fragments))
+
+    def _is_due(self, fragment: Fragment) -> bool:
+        has_arrived = fragment.lands_after is not None and fragment.lands_after <= self.steps
+        return has_arrived or fragment.comparison is not None
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Notes where rounds begin, after meetings that were interrupted have ended."""
+        if self._is_showing:
+            raise RuntimeError(
+                "step() within synchronized(), whose parameters are those of all ranks and go at its end. Remedy: "
+                "train outside of the block"
+            )
+        self.settle()
+        if self._parameters.changed():
+            self.renew()
+        planned = [slot.parameter for fragment in self._fragments for slot in fragment.slots]
+        trained = {id(parameter) for _, parameter in self._trained()}
+        if self._engine is not basics.engine() or {*map(id, planned)} != trained:
+            self._land_all()
+            self._build()
+        if self.steps >= self.policy.after:
+            for fragment in self._fragments:
+                for slot, place in fragment.members():
+                    if place.start is None:
+                        place.start = slot.parameter.detach().clone()
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Counts the step, and has fragments meet that are due. Collective where there are any; blocks."""
+        self._accumulated.parameters.clear()
+        self.steps += 1
+        if self.gradients is None and self._fragments and not self._options.alone:
+            basics.engine().begin_step()
+        number = self.steps - self.policy.after
+        for fragment in self._fragments if number > 0 else ():
+            if self.policy.is_due(number, fragment.number):
+                self._send(fragment, self.policy.overlap)
+        self._choose_gradients()
+        self.settle()
+
+    def _send(self, fragment: Fragment, overlap: int) -> None:
+        try:
+            fragment.take([_change(slot.parameter, place) for slot, place in fragment.members()])
+        except BaseException:
+            self._put_back(fragment)
+            raise
+        fragment.under_way(self.steps + overlap)
+        if overlap:
+            for slot, place in fragment.members():
+                place.sent = slot.parameter.detach().clone()
+        fragment.submit()
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Ends the meetings that are due. Collective where there are any; blocks."""
+        for fragment in filter(self._is_due, self._fragments):
+            self._land(fragment)
+
+    def _land_all(self) -> None:
+        for fragment in self._fragments:
+            self._land(fragment)
+
+    def _land(self, fragment: Fragment) -> None:
+        if fragment.lands_after is not None:
+            if self._engine is not basics.engine():
+                fragment.keep()
+                self._put_back(fragment)
+                return
+            self._receive(fragment)
+            for slot, place in fragment.members():
+                self._take_effect(slot.parameter, place)
+            fragment.under_way(None)
+            self._begin_to_compare(fragment)
+        self._compare(fragment)
+
+    def _receive(self, fragment: Fragment) -> None:
+        """Wait for the changes that travel."""
+        if not fragment.travelling:
+            return
+        try:
+            changes = fragment.arrived()
+        except Exception:
+            self._put_back(fragment)
+            raise
+        for place, change in zip(fragment.places, changes, strict=True):
+            place.change = change
+
+    def _merged(self, place: Place, change: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        assert place.start is not None
+        memory = self.policy.begin(place.start) if place.memory is None else place.memory
+        return self.policy.merge(place.start, change, memory)
+
+    @torch.no_grad()
+    def _take_effect(self, parameter: Tensor, place: Place) -> None:
+        if place.change is None:
+            return
+        merged, place.memory = self._merged(place, place.change)
+        if place.sent is None:
+            parameter.copy_(merged)
+            place.start = None
+        else:
+            parameter.add_(merged - place.sent)
+            place.start = merged
+        place.change = place.sent = None
+
+    @torch.no_grad()
+    def _put_back(self, fragment: Fragment) -> None:
+        for slot, place in fragment.members():
+            if place.start is not None:
+                slot.parameter.copy_(place.start)
+            place.start = place.sent = place.change = None
+        fragment.under_way(None)
+
+    def _begin_to_compare(self, fragment: Fragment) -> None:
+        process_set = self._options.process_set
+        if fragment.plan is None:
+            return
+        fragment.step = counted(f"reductions of {fragment.name}", checked_id(process_set))
+        if fragment.is_compared and not is_due(fragment.step, 1):
+            return
+        named = [(slot.name, slot.parameter if at.start is None else at.start) for slot, at in fragment.members()]
+        fragment.checksums = parameter_checksums(named)
+        shown = self._named[0][0]
+        fragment.comparison = compare_layouts([], fragment.name, process_set, fragment.checksums, shown=shown)
+
+    def _compare(self, fragment: Fragment) -> None:
+        if fragment.comparison is None:
+            return
+        process_set, name = self._options.process_set, fragment.name
+        found, fragment.comparison = fragment.comparison.wait(), None
+        if found.ranks == process_set.size():  # one that has joined would not know, and may come back
+            fragment.is_compared = True
+        if found.differs:
+            of_ranks = details(fragment.checksums, name, process_set).wait()
+            warn_of_difference(of_ranks, name, process_set, BROADCAST_REMEDY, step=fragment.step)
+
+    # -- outside of a step
+
+    @torch.no_grad()
+    def end_round(self) -> None:
+        """Has all fragments meet now. Collective; blocks."""
+        self._land_all()
+        for fragment in self._fragments:
+            if fragment.has_begun():
+                self._send(fragment, 0)
+        self._land_all()
+
+    @contextmanager
+    def synchronized(self) -> Iterator[None]:
+        """A context in which the parameters are those of a meeting now, which training does not know of. Collective."""
+        if self._is_showing:
+            raise RuntimeError("synchronized() within synchronized()")
+        self.settle()
+        own = [(slot.parameter, slot.parameter.detach().clone()) for each in self._fragments for slot in each.slots]
+        self._is_showing = True
+        try:
+            self._show()
+            yield
+        finally:
+            self._is_showing = False
+            with torch.no_grad():
+                for parameter, value in own:
+                    parameter.copy_(value)
+
+    @torch.no_grad()
+    def _show(self) -> None:
+        for fragment in self._fragments:
+            if fragment.lands_after is not None:
+                self._receive(fragment)
+        if not any(place.start is not None for fragment in self._fragments for place in fragment.places):
+            return
+        shown = self._shown
+        if shown is None:  # codes would leave out what the next meeting is to send
+            options = replace(self._of_changes, compression=Compression.none, codec=None)
+            slots = [Slot(slot.name, slot.parameter, options) for each in self._fragments for slot in each.slots]
+            shown = self._shown = self._fragment(0, slots, options)
+        shown.take([_change(slot.parameter, place) for slot, place in shown.members()])
+        for (slot, place), change in zip(shown.members(), shown.arrived(), strict=True):
+            if place.start is not None:
+                slot.parameter.copy_(self._merged(place, change if place.change is None else place.change)[0])
+
+    # -- in checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """How far the rounds are: the number of steps, and for each parameter what is not None of its place.
+
+        It waits for what is under way.
+        """
+        for fragment in self._fragments:
+            self._receive(fragment)
+        places = {}
+        for number, parameter in enumerate(self._parameters.flat()):
+            kept = {name: value for name, value in vars(self._place_of(parameter)).items() if value is not None}
+            if kept:
+                places[number] = kept
+        return {"steps": self.steps, "parameters": places}
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """Goes on from what `state()` has given, or from the state of an optimizer that was not wrapped (None)."""
+        for fragment in self._fragments:
+            self._receive(fragment)
+        self.steps = state["steps"] if state else 0
+        places = state["parameters"] if state else {}
+        for number, parameter in enumerate(self._parameters.flat()):
+            copied = tree_map_only(Tensor, functools.partial(_copy_on, parameter.device), places.get(number, {}))
+            vars(self._place_of(parameter)).update(vars(Place(**copied)))
+        self._choose_gradients()
+
+    def _place_of(self, parameter: Tensor) -> Place:
+        place: Place = self._places.setdefault(parameter, Place())
+        return place
+
+
+def _copy_on(device: torch.device, tensor: Tensor) -> Tensor:
+    return tensor.to(device, copy=True)
+
+
+def _change(parameter: Tensor, place: Place) -> Tensor:
+    """What a parameter has changed in its round, as far as it is not reduced."""
+    if place.start is None or place.change is not None:
+        return torch.zeros_like(parameter)
+    return parameter.detach() - place.start
+
+
+class _Accumulated:
+    """The parameters whose gradients no step has used. The hooks refer to this, and not to the reducer."""
+
+    def __init__(self) -> None:
+        self.parameters: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def take(self, parameter: Tensor) -> None:
+        """A backward has added to the gradient of a parameter."""
+        self.parameters[parameter] = True
