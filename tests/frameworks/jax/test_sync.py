@@ -13,6 +13,7 @@ from jax import numpy as jnp
 
 import horovodish
 import horovodish.jax as hvd
+from support.documents import python_blocks
 from support.on_ranks import on_ranks
 
 LR = 0.05
@@ -157,6 +158,16 @@ def test_sets_that_step_alike() -> None:
         np.testing.assert_allclose(params, expected, rtol=1e-6)
     for each in sets:
         horovodish.remove_process_set(each)
+
+
+@on_ranks(2)
+def test_the_guide() -> None:
+    block = next(block for block in python_blocks("docs/local_sgd.md") if "optax" in block)
+    given = {"optax": optax, "parameters": parameters(), "gradients": batch(0, hvd.rank()), "evaluate": str}
+    exec(block, given)
+    assert hvd.allgather_object(given["accuracy"]) == [given["accuracy"]] * hvd.size()
+    expected = jax.tree.map(lambda leaf: leaf.tolist(), given["parameters"])
+    assert hvd.broadcast_object(expected) == expected
 
 
 @on_ranks(2)

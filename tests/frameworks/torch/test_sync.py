@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch import nn
 import horovodish
 import horovodish.torch as hvd
 from horovodish.gradients.sync import fragments_of
+from support.documents import python_blocks
 from support.leaves import backward, leaf, own, wrapped
 from support.on_ranks import on_ranks
 from support.rounds import Played, digits_model, gradients_of, values_of
@@ -312,6 +315,43 @@ def test_the_state_is_sent() -> None:
     states = hvd.allgather_object(str(optimizer.state_dict()["sync"]))
     assert len({*states}) == 1
     hvd.check_consistency(nn.ParameterList([p]), optimizer)
+
+
+@on_ranks(3, (2, "mpi_ring"))
+def test_the_guide(tmp_path: Path) -> None:
+    blocks = python_blocks("docs/local_sgd.md")
+    for text in ("LocalSGD(every=8)", "sync = hvd.DiLoCo(", "class Growing"):
+        model = digits_model()
+        names: dict[str, Any] = {"hvd": hvd, "torch": torch, "model": model, "evaluate": values_of}
+        names["optimizer"] = torch.optim.AdamW(model.parameters(), lr=0.01)
+        exec(next(block for block in blocks if text in block), names)
+        if text.startswith("sync"):
+            names["optimizer"] = hvd.DistributedOptimizer(names["optimizer"], sync=names["sync"])
+        trained(names["optimizer"], model, range(3))
+        os.chdir(tmp_path)
+        exec(next(block for block in blocks if "checkpoint.pt" in block), names)
+        assert hvd.allgather_object(names["accuracy"]) == [names["accuracy"]] * hvd.size()
+    assert len({*map(str, hvd.allgather_object(values_of(model)))}) == 1, "3 steps are rounds of 1 and 2"
+    if hvd.rank() == 0:
+        assert torch.load("checkpoint.pt")["optimizer"]["sync"]["steps"] == 3
+
+
+@on_ranks(3, (2, "mpi_ring"))
+def test_ranks_with_less_data() -> None:
+    """A rank that has joined changes nothing, and the average is over the others."""
+    p = leaf()
+    optimizer = wrapped([p], sync=hvd.LocalSGD(every=2))
+    steps = 2 if hvd.rank() == 0 else 6
+    for _ in range(steps):
+        optimizer.zero_grad()
+        backward([p], own())
+        optimizer.step()
+    hvd.join()
+    everybody = sum(2.0**rank for rank in range(hvd.size())) / hvd.size()
+    others = sum(2.0**rank for rank in range(1, hvd.size())) / (hvd.size() - 1)
+    expected = -2 * everybody - (4 * others if hvd.rank() else 0)
+    torch.testing.assert_close(p.detach(), torch.full((3,), expected))
+    hvd.broadcast_parameters([("p", p)], root_rank=1)
 
 
 @on_ranks(2)

@@ -1,0 +1,146 @@
+"""Ranks that meet less often: steps in a second on a slow link, or the loss of the character transformer.
+
+python benchmarks/two_hosts.py --gbit 0.1 1 benchmarks/sync_policies.py
+horovodish run -np 4 python benchmarks/sync_policies.py --loss
+
+The first trains 20 MB of float32 in steps of about 100 ms, and takes three minutes. "alone" is the same step without
+communication, measured before and after each contender. The second trains the model of examples/torch_transformer.py
+on equal numbers of characters with each policy.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import peers
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import horovodish.torch as hvd
+
+WIDTH, LAYERS, BATCH = 1024, 5, 76
+LEARNING_RATE, WARMUP_STEPS, BLOCKS = 3e-3, 40, 8
+
+Policy = Callable[[], dict[str, Any]]
+INT8 = hvd.Compression.int8
+ALONE_STEPS = 40
+SPEED: dict[str, tuple[int, Policy]] = {
+    "every step": (5, dict),
+    "every step, int8": (20, lambda: {"compression": INT8}),
+    "LocalSGD(8)": (48, lambda: {"sync": hvd.LocalSGD(8)}),
+    "LocalSGD(8), int8": (48, lambda: {"sync": hvd.LocalSGD(8), "compression": INT8}),
+    "DiLoCo(100)": (200, lambda: {"sync": hvd.DiLoCo(100)}),
+    "DiLoCo(100), 4 fragments, overlap 1, int8": (
+        200,
+        lambda: {"sync": hvd.DiLoCo(100, fragments=4, overlap=1, compression=INT8)},
+    ),
+}
+"""By contender, how many steps are timed, and how its optimizer is wrapped."""
+LOSS: dict[str, Policy] = {
+    "every step": dict,
+    "LocalSGD(8)": lambda: {"sync": hvd.LocalSGD(8)},
+    "LocalSGD(8, after=100)": lambda: {"sync": hvd.LocalSGD(8, after=100)},
+    "DiLoCo(20)": lambda: {"sync": hvd.DiLoCo(20)},
+    "DiLoCo(50)": lambda: {"sync": hvd.DiLoCo(50)},
+    "DiLoCo(100), 4 fragments, overlap 1, int8": lambda: {
+        "sync": hvd.DiLoCo(100, fragments=4, overlap=1, compression=INT8)
+    },
+}
+
+
+def speed() -> None:
+    peers.say(f"{'contender':<42} {'ms for a step':>14} {'alone':>7} {'of its speed':>13}")
+    plain = trainer(None)
+    plain(3)
+    for name, (steps, policy) in SPEED.items():
+        train = trainer(policy)
+        train(3)
+        before, its, after = plain(ALONE_STEPS), train(steps), plain(ALONE_STEPS)
+        alone = (before + after) / 2
+        peers.say(f"{name:<42} {its * 1e3:>14.1f} {alone * 1e3:>7.1f} {alone / its:>13.2f}")
+
+
+def trainer(policy: Policy | None) -> Callable[[int], float]:
+    """A function that takes steps, and gives the seconds of one on the slowest rank. None: without communication."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    if policy is not None:
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **policy())
+    inputs = torch.randn(BATCH, WIDTH)
+
+    def train(steps: int) -> float:
+        hvd.barrier()
+        began = time.perf_counter()
+        for _ in range(steps):
+            optimizer.zero_grad()
+            mse_loss(model(inputs), inputs).backward()
+            optimizer.step()
+        seconds = (time.perf_counter() - began) / steps
+        slowest: float = hvd.allreduce(torch.tensor(seconds), op=hvd.Max).item()
+        return slowest
+
+    return train
+
+
+def loss(steps: int) -> None:
+    example = _example()
+    characters, trained, tested = example.blocks_of(None)
+    peers.say(f"{hvd.size()} ranks, {steps} steps of {BLOCKS} blocks of {example.CONTEXT} characters on each")
+    peers.say(f"{'policy':<42} {'loss':>7} {'beside every step':>18}")
+    synchronous = 0.0
+    for name, policy in LOSS.items():
+        torch.manual_seed(0)
+        model = example.Transformer(len(characters))
+        optimizer: Any = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **policy())
+        warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=WARMUP_STEPS)
+        order = torch.Generator().manual_seed(1 + hvd.rank())
+        for step in range(steps):
+            model.train()
+            torch.manual_seed(step * hvd.size() + hvd.rank())  # of dropout
+            batch = trained[torch.randint(len(trained), (BLOCKS,), generator=order)]
+            optimizer.zero_grad()
+            example.loss_of(model, batch, torch.float32).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            warmup.step()
+        with optimizer.synchronized() if "sync" in policy() else contextlib.nullcontext():
+            found = example.test(model, tested[:1000], torch.float32)
+        synchronous = synchronous or found
+        peers.say(f"{name:<42} {found:>7.4f} {found / synchronous - 1:>18.1%}")
+
+
+def _example() -> ModuleType:
+    path = Path(__file__).parents[1] / "examples" / "torch_transformer.py"
+    specification = importlib.util.spec_from_file_location("torch_transformer", path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--loss", action="store_true")
+    parser.add_argument("--steps", type=int, default=1000, help="of the loss")
+    options = parser.parse_args()
+    hvd.init()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    peers.say(f"{peers.setup()}\n")
+    if options.loss:
+        loss(options.steps)
+    else:
+        speed()
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()
