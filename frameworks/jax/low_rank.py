@@ -8,7 +8,7 @@ import jax
 import optax
 from jax import numpy as jnp
 
-from horovodish.gradients.powersgd import LowRank, PowerSGD, approximated
+from horovodish.gradients.powersgd import Algebra, LowRank, PowerSGD, approximated
 from horovodish.jax.gradients import TreePlan
 from horovodish.jax.primitive import Traced
 from horovodish.jax.trees import run_parts
@@ -51,7 +51,7 @@ def approximating(tx: optax.GradientTransformationExtraArgs, plan: TreePlan) -> 
 
         def by_factors() -> tuple[Any, dict[str, LowRank]]:
             large = {name: leaf for name, leaf in _by_path(updates).items() if name in state.kept}
-            results, kept = approximated(jnp, large, state.kept, reduce)
+            results, kept = approximated(Algebra(jnp), large, state.kept, reduce)
             rest = plan(_replaced(updates, dict.fromkeys(large)), params)
             return _replaced(updates, results | _by_path(rest)), state.kept | kept
 

@@ -91,8 +91,33 @@ class LowRank(NamedTuple):
         return LowRank(framework.zeros(matrix, **place) if power.error_feedback else None, draw, draw)
 
 
+class Algebra:
+    """What a step does with whole matrices. The results are new arrays.
+
+    Attributes:
+        framework: a module with NumPy's names, `torch` or `jax.numpy`.
+    """
+
+    def __init__(self, framework: Any):
+        self.framework = framework
+
+    def total(self, gradient: Any, error: Any, columns: int) -> Any:
+        """A gradient and what is kept of those before it, as a matrix in float32."""
+        matrix = self.framework.asarray(gradient, dtype=self.framework.float32).reshape(-1, columns)
+        return matrix if error is None else matrix + error
+
+    def rest(self, total: Any, basis: Any, own: Any, error: Any, finite: Any) -> Any:
+        """What two factors leave out of a total; the error before if they are not finite."""
+        return self.framework.where(finite, total - basis @ own.T, error)
+
+    def product(self, basis: Any, second: Any, gradient: Any, finite: Any) -> Any:
+        """The product of two factors, as the gradient is; NaN if they are not finite."""
+        product = basis @ self.framework.where(finite, second, math.nan).T
+        return self.framework.asarray(product, dtype=gradient.dtype).reshape(gradient.shape)
+
+
 def approximated(
-    framework: Any, gradients: dict[str, Any], kept: dict[str, LowRank], reduce: Reduce
+    algebra: Algebra, gradients: dict[str, Any], kept: dict[str, LowRank], reduce: Reduce
 ) -> tuple[dict[str, Any], dict[str, LowRank]]:
     """Approximations of gradients of all ranks, and what to keep for the next step. Collective.
 
@@ -100,16 +125,15 @@ def approximated(
     NaN everywhere, and what is kept stays as it is.
 
     Args:
-        framework: the module `torch` or `jax.numpy`.
+        algebra: of the framework.
         gradients: of this rank, by the parameter's name.
         kept: of these parameters.
         reduce: an allreduce. It gets "first" or "second", and this rank's factors by the parameter's name.
     """
-    given = {}
-    for name, gradient in gradients.items():
-        error, factor, _ = kept[name]
-        matrix = framework.asarray(gradient, dtype=framework.float32).reshape(-1, len(factor))
-        given[name] = matrix if error is None else matrix + error
+    framework = algebra.framework
+    given = {
+        name: algebra.total(gradient, kept[name].error, len(kept[name].factor)) for name, gradient in gradients.items()
+    }
     firsts = reduce("first", {name: matrix @ kept[name].factor for name, matrix in given.items()})
     # Householder's QR is orthonormal whatever the rank of the factor is; dividing by norms is not.
     bases = {name: framework.linalg.qr(first)[0] for name, first in firsts.items()}
@@ -121,10 +145,9 @@ def approximated(
         if error is not None:
             # This rank's own factors leave it out, as in algorithm 2. What the reduced factors leave out has the
             # differences of the ranks, which would add up from step to step.
-            error = framework.where(finite, given[name] - basis @ own[name].T, error)
+            error = algebra.rest(given[name], basis, own[name], error, finite)
         # A column of zeros would stay one, so it is drawn anew. Beside other columns the draw is too small to count.
         factor = framework.where(finite, framework.linalg.qr(second + 1e-30 * draw)[0], factor)
         following[name] = LowRank(error, factor, draw)
-        result = basis @ framework.where(finite, second, math.nan).T
-        results[name] = framework.asarray(result, dtype=gradient.dtype).reshape(gradient.shape)
+        results[name] = algebra.product(basis, second, gradient, finite)
     return results, following

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,8 +12,48 @@ from torch.nn.parameter import is_lazy
 
 from horovodish.collectives.submission import Handle
 from horovodish.gradients.options import GradientOptions
-from horovodish.gradients.powersgd import LowRank, PowerSGD, approximated
+from horovodish.gradients.powersgd import Algebra, LowRank, PowerSGD, approximated
 from horovodish.torch.adapter import TENSORS
+
+
+class _InPlace(Algebra):
+    """The total takes the place of the gradient, and then the product does: a step moves half the memory.
+
+    It is for one step, and does nothing a second time, because Ctrl-C may have come in the middle.
+
+    Attributes:
+        absent: addresses of the gradients that no rank has, whose errors stay.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(torch)
+        self._totals: dict[int, Tensor] = {}  # by the address of the gradient
+        self._products: set[int] = set()  # likewise, of those that are there
+        self.absent: set[int] = set()
+
+    def total(self, gradient: Tensor, error: Tensor | None, columns: int) -> Any:
+        if gradient.dtype is not torch.float32 or not gradient.is_contiguous():
+            return super().total(gradient, error, columns)
+        address = gradient.data_ptr()
+        if address not in self._totals:
+            total = gradient.view(-1, columns)
+            self._totals[address] = total if error is None else total.add_(error)
+        return self._totals[address]
+
+    def rest(self, total: Tensor, basis: Tensor, own: Tensor, error: Tensor, finite: Tensor) -> Tensor:
+        address = total.data_ptr()
+        if address in self._products or address in self.absent or not finite:
+            return error
+        return torch.addmm(total, basis, own.T, alpha=-1, out=error)
+
+    def product(self, basis: Tensor, second: Tensor, gradient: Tensor, finite: Tensor) -> Any:
+        address = gradient.data_ptr()
+        if address not in self._totals:
+            return super().product(basis, second, gradient, finite)
+        if address not in self._products:
+            torch.mm(basis, second.T if finite else second.T * math.nan, out=gradient.view(len(basis), -1))
+            self._products.add(address)
+        return gradient
 
 
 class LowRankGradients:
@@ -29,6 +71,8 @@ class LowRankGradients:
         self._exact_steps = 0
         self._kept: dict[str, LowRank] = {}
         self._handles: dict[str, Handle[list[Tensor]]] = {}
+        self._algebra = _InPlace()
+        self._zeros: dict[str, Tensor] = {}  # where this rank has no gradient in the step
         self.chosen: dict[str, Tensor] = {}
 
     def label(self, name: str, parameter: Tensor) -> str:
@@ -68,29 +112,38 @@ class LowRankGradients:
         if not self.chosen:
             return None
 
-        def reduced(which: str, factors: dict[str, Tensor]) -> dict[str, Tensor]:
+        def reduce_factors(which: str, factors: dict[str, Tensor]) -> dict[str, Tensor]:
             if which not in self._handles:
                 has = next(iter(factors.values())).new_tensor([each.grad is not None for each in self.chosen.values()])
                 operation = self._options.operation(f"{which} factors of {name}", [*factors, "who has a gradient"])
                 self._handles[which] = TENSORS.group(operation, [*factors.values(), has])
-            return dict(zip(factors, self._handles[which].wait(), strict=False))
+            *reduced, has = self._handles[which].wait()
+            self._algebra.absent = {
+                gradients[label].data_ptr() for label, number in zip(factors, has.tolist(), strict=True) if not number
+            }
+            return dict(zip(factors, reduced, strict=True))
 
-        gradients = {
-            label: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
-            for label, parameter in self.chosen.items()
-        }
+        gradients = {}
+        for label, parameter in self.chosen.items():
+            if parameter.grad is None:
+                gradients[label] = self._zeros.setdefault(label, torch.zeros_like(parameter))
+            else:
+                gradients[label] = parameter.grad.to_dense()
         try:
-            results, kept = approximated(torch, gradients, self._kept, reduced)
+            results, kept = approximated(self._algebra, gradients, self._kept, reduce_factors)
         except Exception as error:
-            self._handles = {}
+            self._begin()
             return error
-        *_, has = self._handles.pop("second").wait()
-        self._handles = {}
-        for (label, parameter), somebody_has in zip(self.chosen.items(), has.tolist(), strict=True):
-            if somebody_has:
+        for label, parameter in self.chosen.items():
+            if gradients[label].data_ptr() not in self._algebra.absent:
                 self._kept[label] = kept[label]
-                if parameter.grad is not None and parameter.grad.layout is torch.strided:
-                    parameter.grad.copy_(results[label])
-                else:
+                if parameter.grad is None or parameter.grad.layout is not torch.strided:
                     parameter.grad = results[label]
+                elif parameter.grad is not results[label]:
+                    parameter.grad.copy_(results[label])
+        self._begin()
         return None
+
+    def _begin(self) -> None:
+        """The next step finds nothing of this one."""
+        self._handles, self._algebra, self._zeros = {}, _InPlace(), {}
