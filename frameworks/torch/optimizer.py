@@ -144,7 +144,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "LBFGS decides by the loss how often it evaluates the closure; each rank has its own loss, so the ranks "
-            "would part. Use another optimizer"
+            "would part. Remedy: use another optimizer"
         )
     checked = GradientOptions.checked(low_rank=True, **options)
     tell_dynamo()

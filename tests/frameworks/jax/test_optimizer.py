@@ -227,6 +227,7 @@ def test_values_stay_this_ranks_own() -> None:
     np.testing.assert_allclose(by_both[1], hvd.size())
 
 
+@pytest.mark.soak
 @on_ranks(2)
 def test_complex_parameters_and_gradients_of_integers() -> None:
     """Complex gradients are averaged in JAX's convention. A gradient of integers, of dtype float0, stays."""

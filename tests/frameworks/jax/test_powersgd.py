@@ -70,5 +70,7 @@ def test_ranks_with_other_options_are_told() -> None:
 
 @on_ranks(2)
 def test_functions_without_state_refuse_it() -> None:
-    with pytest.raises(ValueError, match=r"powersgd\(2\) is for DistributedOptimizer of PyTorch and JAX without sync=; use int8"):
+    with pytest.raises(
+        ValueError, match=r"powersgd\(2\) is for DistributedOptimizer of PyTorch and JAX without sync=; use int8"
+    ):
         hvd.grad(jnp.sum, compression=powersgd())

@@ -319,6 +319,7 @@ def test_sets_that_have_the_whole_state_each() -> None:
         hvd.DistributedOptimizer(optax.adam(1e-2), shard="states", shard_set=sets[0]).init(parameters())
 
 
+@pytest.mark.soak
 @on_ranks(2)
 def test_clipping_by_the_norm_of_all_pieces() -> None:
     for max_norm in (0.5, 100.0):

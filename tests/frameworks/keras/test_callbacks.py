@@ -76,6 +76,7 @@ def test_ranks_stop_together() -> None:
     assert all(np.array_equal(*pair) for other in others for pair in zip(weights, other, strict=True))
 
 
+@pytest.mark.soak
 @on_ranks()
 @three_ranks_too
 def test_nan_stops_all_ranks() -> None:

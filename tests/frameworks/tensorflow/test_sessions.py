@@ -216,5 +216,6 @@ def test_sessions_beside_tensorflow_2() -> None:
     run_ranks(with_the_behavior_of_tensorflow_2, 2)
 
 
+@pytest.mark.soak
 def test_sessions_of_tensorflow_1() -> None:
     run_ranks(with_the_behavior_of_tensorflow_1, 2, fresh=True)

@@ -51,6 +51,7 @@ def test_two_optimizers_in_one_backward() -> None:
     assert torch.equal(hvd.allgather(weights[None]), weights.expand(hvd.size(), -1))
 
 
+@pytest.mark.soak
 @around_backward
 def test_two_optimizers_met_in_another_order() -> None:
     """The ranks' backward passes finish the gradients of two optimizers in opposite orders, and lack some of them."""

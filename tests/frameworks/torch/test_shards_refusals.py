@@ -24,6 +24,7 @@ from support.sharded import (
 )
 
 
+@pytest.mark.soak
 @on_ranks(4)
 def test_what_fails_in_one_set_fails_in_all() -> None:
     own = pairs_of_ranks()
