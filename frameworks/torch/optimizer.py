@@ -20,6 +20,7 @@ from horovodish.elastic import membership
 from horovodish.gradients.autotune import warn_of_no_effect
 from horovodish.gradients.options import GradientOptions, TorchOptions, checked_passes, not_wrapped, takes
 from horovodish.torch.ddp import check_no_ddp
+from horovodish.torch.gradients.late import LateReducer, options_of, set_options
 from horovodish.torch.gradients.reducer import Reducer
 from horovodish.torch.gradients.steps import StepReducer
 from horovodish.torch.names import Names
@@ -91,6 +92,13 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     is that of one rank, not multiplied by their number. Under `GradScaler` a rank whose gradients are not finite
     contributes no change, and the others go on.
 
+    With `wait_for=k` a step goes on when k ranks have a gradient for it. `step()` of a late rank takes the steps
+    that it has missed, in order, and its gradient is a part of the next one: none is lost, and each counts once. So
+    parameters are the same on all ranks after equally many steps. `optimizer.steps` is their number, and drives loops:
+    `while optimizer.steps < 1000`. A rank takes every step with the learning rate, and the other numbers of the
+    parameter groups, that a rank in time has for it. The optimizer must have all of its parameters before the first
+    step, and `backward()` does not reduce.
+
     With `sync` the ranks meet from time to time, and every rank takes its own steps in between. So clipping, a closure
     and a scaler see this rank's gradients, schedulers count this rank's steps, and momentum and buffers, such as those
     of batch normalization, are each rank's own. Parameters must be equal on all ranks at the start, and are equal after
@@ -154,7 +162,11 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     _let_step_call_hooks(optimizer)
     distributed: Any = optimizer
     # A reducer that cannot be made leaves nothing behind, and what follows cannot fail.
-    if checked.op is Adasum or checked.sync:
+    if checked.wait_for is not None:
+        distributed_class = _distributed_class(_GoesOn, distributed.__class__)
+        distributed._reducer = LateReducer(names, checked)
+        distributed._is_alone = checked.alone
+    elif checked.op is Adasum or checked.sync:
         if checked.shard:
             raise ValueError("op=Adasum reduces steps of whole parameters. Remedy: leave shard= out, or use op=Average")
         warn_of_no_effect("optimizers with sync=" if checked.sync else "optimizers with op=Adasum")
@@ -489,6 +501,64 @@ class _Meets(_ReducesSteps):
         self._reducer.load(state_dict.get("sync"))
 
 
+class _GoesOn(_Distributed):
+    """With `wait_for`."""
+
+    _reducer: LateReducer
+    _is_alone: bool
+
+    @property
+    def steps(self) -> int:
+        """How many steps the optimizer has taken, those among them that were taken without this rank."""
+        return self._reducer.steps
+
+    def step(self, closure: None = None) -> None:
+        """Give this rank's gradients, and take the steps that can be taken: one, and those that this rank has missed.
+
+        Raises:
+            ValueError: there is a closure.
+            HorovodInternalError: a reduction failed, or a rank was lost.
+        """
+        this: Any = self
+        _check_once(this)
+        if closure is not None:
+            raise ValueError("wait_for=: step() takes no closure. Remedy: call backward() before it")
+        if "_step_supports_amp_scaling" not in vars(this):
+            _unscale(this)
+        if self._is_alone:
+            self.wrapped_class.step(this)
+            self._reducer.steps += 1
+            return
+        for average in self._reducer.averages(this):
+            own = options_of(this)
+            self._reducer.put(average)
+            set_options(this, average.options)
+            try:
+                self.wrapped_class.step(this)
+            finally:
+                set_options(this, own)
+            self._reducer.steps = average.step
+
+    def synchronize(self) -> None:
+        """Nothing: `step()` reduces."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """A context that changes nothing: `backward()` never reduces."""
+        return nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the wrapped optimizer, and "steps". A plain optimizer can load it. Not collective."""
+        this: Any = self
+        return self.wrapped_class.state_dict(this) | {"steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what `state_dict()` of this class or of the wrapped one has given, the same on every rank."""
+        this: Any = self
+        self.wrapped_class.load_state_dict(this, {key: state_dict[key] for key in state_dict if key != "steps"})
+        self._reducer.restart()
+        self._reducer.steps = state_dict.get("steps", 0)
+
+
 def _let_step_call_hooks(optimizer: Optimizer) -> None:
     """Do what an optimizer around another one leaves out if it does not call `Optimizer.__init__()`.
 
@@ -516,6 +586,8 @@ _OVERRIDDEN = (
     "__reduce_ex__",
     "state_dict",
     "load_state_dict",
+    "step",
+    "steps",
 )
 
 

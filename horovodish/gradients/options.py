@@ -64,9 +64,7 @@ def checked_passes(passes: int) -> int:
     Raises:
         ValueError: it is not a whole number, 1 or more.
     """
-    if isinstance(passes, bool) or not isinstance(passes, SupportsIndex) or passes < 1:
-        raise ValueError(f"backward_passes_per_step={passes!r} must be a whole number, 1 or more")
-    return operator.index(passes)
+    return checked_count("backward_passes_per_step", 1, passes)
 
 
 def _checked_factor(factor: float) -> float:
@@ -187,7 +185,40 @@ class SyncOptions(TypedDict, total=False):
     ]
 
 
-class TorchOptions(ModelOptions, OptimizerOptions, ShardOptions, SyncOptions, total=False):
+def checked_count(name: str, least: int, value: int) -> int:
+    """A whole number.
+
+    Raises:
+        ValueError: it is none, or less than `least`.
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or value < least:
+        raise ValueError(f"{name}={value!r} must be a whole number, {least} or more")
+    return operator.index(value)
+
+
+class LateOptions(TypedDict, total=False):
+    """Of optimizers whose steps may go on without some ranks."""
+
+    wait_for: Annotated[
+        int | None,
+        Option(
+            None,
+            "a step goes on when so many ranks have a gradient for it. A gradient that comes later is a part of the "
+            "next step. None: all ranks.",
+            lambda count: None if count is None else checked_count("wait_for", 1, count),
+        ),
+    ]
+    stale: Annotated[
+        int,
+        Option(
+            8,
+            "with `wait_for`: how many steps a rank may lag before the others wait for it.",
+            functools.partial(checked_count, "stale", 1),
+        ),
+    ]
+
+
+class TorchOptions(ModelOptions, OptimizerOptions, ShardOptions, SyncOptions, LateOptions, total=False):
     """Of optimizers of PyTorch."""
 
 
@@ -322,6 +353,8 @@ class GradientOptions:
     shard_by: str
     shard_set: ProcessSet | None
     sync: Sync | None
+    wait_for: int | None
+    stale: int
 
     @classmethod
     def checked(cls, *, low_rank: bool = False, **options: Unpack[AnyOptions]) -> GradientOptions:
@@ -347,6 +380,10 @@ class GradientOptions:
                 raise ValueError(f"op={values['op'].name.capitalize()} is not for sync=; use op=Average or op=Adasum")
             if values["shard"]:
                 raise ValueError("sync= needs the whole optimizer on every rank. Remedy: leave shard= or sync= out")
+        if "stale" in options and values["wait_for"] is None:
+            raise ValueError("stale= needs wait_for=")
+        if values["wait_for"] is not None:
+            _check_late(values)
         compression = values["compression"]
         codec = compression if isinstance(compression, CodecCompressor) else None
         if codec is not None:
@@ -376,6 +413,8 @@ class GradientOptions:
             values["shard_by"],
             values["shard_set"],
             values["sync"],
+            values["wait_for"],
+            values["stale"],
         )
 
     def of_changes(self, sync: Sync) -> GradientOptions:
@@ -437,6 +476,17 @@ class GradientOptions:
             postscale_factor=self.postscale_factor,
             member_names=member_names,
         )
+
+
+def _check_late(values: Any) -> None:
+    """Raise ValueError if other options do not go with `wait_for`."""
+    others = ("op", "compression", "gradient_predivide_factor", "backward_passes_per_step", "num_groups", "groups")
+    for name in (*others, "shard", "sync"):
+        if values[name] != DEFAULTS[name]:
+            raise ValueError(f"{name}= is not for wait_for=. Remedy: leave one of them out")
+    process_set = values["process_set"]
+    if basics.is_initialized() and process_set.included() and values["wait_for"] > process_set.size():
+        raise ValueError(f"wait_for={values['wait_for']} is more than the {process_set.size()} ranks that reduce")
 
 
 def check_trained(what: str, chosen: Iterable[Any], trained: Iterable[Any]) -> None:

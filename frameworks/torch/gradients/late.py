@@ -1,0 +1,157 @@
+"""`wait_for=`: steps that go on when some of the ranks have a gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from horovodish import _native
+from horovodish.gradients import windows
+from horovodish.gradients.late_steps import Average, LateSteps
+from horovodish.gradients.options import GradientOptions
+from horovodish.runtime import basics
+from horovodish.torch.gradients.reducer import release
+from horovodish.torch.names import Names, PlanNames
+from horovodish.torch.tensors import check_tensor
+
+
+class LateReducer:
+    """Gives the gradients of an optimizer to `LateSteps`, and puts averages where gradients are.
+
+    Attributes:
+        steps: how many steps the optimizer has taken, as the other ranks have or will have.
+    """
+
+    def __init__(self, parameters: Names, options: GradientOptions):
+        self._parameters = parameters
+        self._options = options
+        self._names = PlanNames(options.process_set, "late steps")
+        self._engine: _native.Engine | None = None
+        self._late: LateSteps | None = None
+        self._trained: list[tuple[str, Tensor]] = []
+        self.steps = 0
+        self.renew()
+        windows.follow(self)
+
+    interrupted = False
+
+    def renew(self) -> None:
+        """Take the parameters that the optimizer has now; before the first step only.
+
+        Raises:
+            ValueError: the optimizer has taken a step.
+        """
+        if self._late is not None:
+            raise ValueError(
+                "wait_for=: the optimizer has got other parameters after its first step, but ranks are at different "
+                "steps. Remedy: give it all parameters before"
+            )
+        for name, parameter in self._parameters.in_order():
+            check_tensor(parameter, f"parameter {name}")
+            release(parameter)
+
+    def zeroed(self) -> None:
+        """Nothing: gradients are reduced by steps."""
+
+    def is_open(self) -> bool:
+        """Never: a gradient that no step has used yet is lost with a rank that is lost."""
+        return False
+
+    def restart(self) -> None:
+        """The ranks have begun anew."""
+        self._late = None
+        for _, parameter in self._parameters.in_order():
+            parameter.grad = None
+
+    def averages(self, optimizer: Optimizer) -> list[Average]:
+        """Give this rank's gradients for its next step, and return the averages of the steps to apply. Blocks.
+
+        Raises:
+            HorovodInternalError: a reduction failed, or a rank was lost.
+        """
+        trained = [(name, each) for name, each in self._parameters.in_order() if each.requires_grad]
+        if self._late is None or self._engine is not basics.engine():
+            self._begin(trained, optimizer)
+        elif [id(each) for _, each in trained] != [id(each) for _, each in self._trained]:
+            raise ValueError(
+                "wait_for=: other parameters are trained than in the first step, but ranks are at different steps. "
+                "Remedy: freeze and unfreeze parameters before the first step, or leave wait_for= out"
+            )
+        assert self._late is not None
+        has = np.array([each.grad is not None for _, each in trained], np.float64)
+        gradients = [_array_of(each) for _, each in trained]
+        self._late.contribute([*gradients, has], self.steps + 1, options_of(optimizer))
+        return self._late.averages()
+
+    def _begin(self, trained: list[tuple[str, Tensor]], optimizer: Optimizer) -> None:
+        self._engine, self._trained = basics.engine(), trained
+        like = [np.zeros(tuple(each.shape), _dtype_of(each)) for _, each in trained]
+        wait_for, stale = self._options.wait_for, self._options.stale
+        assert wait_for is not None
+        self._late = LateSteps(
+            self._names.next(),
+            self._options.process_set,
+            wait_for,
+            stale,
+            [*like, np.zeros(len(trained))],
+            len(options_of(optimizer)),
+            self.steps,
+        )
+
+    @torch.no_grad()
+    def put(self, average: Average) -> None:
+        """Make the average the gradients. What no rank had a gradient of has none."""
+        *gradients, has = average.gradients
+        for (_, parameter), gradient, somebody_has in zip(self._trained, gradients, has, strict=True):
+            if not somebody_has:
+                parameter.grad = None
+                continue
+            if parameter.grad is None or parameter.grad.layout is not torch.strided:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(torch.from_numpy(gradient))
+
+
+def options_of(optimizer: Optimizer) -> np.ndarray:
+    """The numbers among the options of all parameter groups, such as learning rates."""
+    return np.array([number for _, _, value in _numbers(optimizer) for number in _flat(value)], np.float64)
+
+
+def set_options(optimizer: Optimizer, options: np.ndarray) -> None:
+    """The opposite."""
+    numbers = iter(options.tolist())
+    for group, name, value in list(_numbers(optimizer)):
+        found = [type(each)(next(numbers)) for each in _flat(value)]
+        group[name] = tuple(found) if isinstance(value, tuple) else found[0]
+
+
+def _numbers(optimizer: Optimizer) -> Any:
+    for group in optimizer.param_groups:
+        for name in sorted(group):
+            value = group[name]
+            if _is_number(value) or (isinstance(value, tuple) and value and all(map(_is_number, value))):
+                yield group, name, value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _flat(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _dtype_of(parameter: Tensor) -> Any:
+    return np.float64 if parameter.dtype is torch.float64 else np.float32
+
+
+def _array_of(parameter: Tensor) -> np.ndarray:
+    dtype = _dtype_of(parameter)
+    if parameter.grad is None:
+        return np.zeros(tuple(parameter.shape), dtype)
+    dense = parameter.grad.detach().to_dense()
+    array: np.ndarray = dense.to("cpu", torch.float64 if dtype is np.float64 else torch.float32).numpy()
+    return array

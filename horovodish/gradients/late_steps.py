@@ -1,0 +1,273 @@
+"""Steps that go on when some of the ranks have a gradient: m-of-n. Each rank's thread adds up what there is.
+
+The main thread of a rank gives its gradient, and takes the averages of all steps that it has not applied yet. Its
+thread tells the first rank that there is a gradient. That rank decides when a step goes on, and tells all threads. They
+add up the gradients that have come since the last step, by a plain allreduce. So a gradient that comes late is a part
+of the next step, and each gradient counts once. The average is over the gradients that came.
+
+Sources: Chen et al., "Revisiting distributed synchronous SGD", 2016, which drops what is late; Ho et al., "More
+effective distributed ML via a stale synchronous parallel parameter server", 2013, for the bound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from horovodish.collectives.array_adapter import ARRAYS
+from horovodish.collectives.operation import Operation
+from horovodish.collectives.process_sets import ProcessSet
+from horovodish.collectives.reduce_ops import Sum
+from horovodish.collectives.submission import Handle
+from horovodish.collectives.transfers import receive, send
+from horovodish.errors import HorovodInternalError, NotInitializedError
+from horovodish.runtime import basics
+from horovodish.runtime.process import part
+
+__all__ = ["Average", "LateSteps"]
+
+GRACE_SHARE = 0.1
+"""A step that could go on waits for the other ranks for this share of the time that the last one took."""
+_LOOK_SECONDS = 0.002
+"""How often the first rank looks whether its own main thread has a gradient."""
+_SLICE_SECONDS = 0.1
+_STOP_SECONDS = 5.0
+_ENDED = -1
+"""In place of a step: the rank takes no more steps."""
+
+
+class Average(NamedTuple):
+    """What a step applies.
+
+    Attributes:
+        step: its number, from 1.
+        gradients: the average of those that came, in the order and the shapes of `contribute`.
+        options: of the first rank among those that were in time, such as its learning rates.
+        came: how many gradients that is.
+    """
+
+    step: int
+    gradients: list[np.ndarray]
+    options: np.ndarray
+    came: int
+
+
+class _Told(NamedTuple):
+    """What a rank has said last.
+
+    Attributes:
+        given: how many gradients it has given so far.
+        step: the step that the last one is for; `_ENDED`: it takes no more steps.
+        options: as those of `Average`.
+    """
+
+    given: int
+    step: int
+    options: np.ndarray
+
+
+class LateSteps:
+    """The steps of one optimizer. Every rank of the process set makes one, with the same arguments.
+
+    Args:
+        name: of the reductions.
+        process_set: the ranks.
+        wait_for: with how many gradients for a step it goes on.
+        stale: how many steps a rank may lag before the others wait for it.
+        like: arrays of the shapes and dtypes of the gradients.
+        options: how many numbers describe the options of the optimizer.
+        done: how many steps were taken before.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        process_set: ProcessSet,
+        wait_for: int,
+        stale: int,
+        like: Sequence[np.ndarray],
+        options: int,
+        done: int,
+    ):
+        self._name, self._process_set, self._wait_for, self._stale = name, process_set, wait_for, stale
+        self._ranks, self._place = process_set.ranks, process_set.rank()
+        self._like, self._options = like, options
+        self._changed = threading.Condition()
+        self._pending = [np.zeros_like(each) for each in like]
+        self._given = 0  # gradients of this rank, of which the next reduction takes what it has not taken
+        self._averages: deque[Average] = deque()
+        self._problem: BaseException | None = None
+        self._done = done
+        self._told = {place: _Told(0, done, np.zeros(options)) for place in range(len(self._ranks))}
+        self._taken = np.zeros(len(self._ranks))  # how many gradients of each rank were reduced
+        self._grace = 0.0
+        self._receiving: Handle[int] | None = None
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._serve,), name="hvd-late-steps", daemon=True)
+        self._thread.start()
+        part(_Running).steps.add(self)
+
+    # -- the main thread
+
+    def contribute(self, gradients: Sequence[np.ndarray], step: int, options: np.ndarray) -> None:
+        """Give this rank's gradient for a step. Does not block."""
+        with self._changed:
+            for total, each in zip(self._pending, gradients, strict=True):
+                total += each
+            self._given += 1
+            told = _Told(self._given, step, options)
+            self._told[self._place] = told
+        self._tell(told)
+
+    def end(self) -> None:
+        """Take no more steps. Waits until the other ranks take none either, and serves them until then."""
+        with self._changed:
+            if self._problem is not None:
+                return
+            told = self._told[self._place] = _Told(self._given, _ENDED, np.zeros(self._options))
+        with contextlib.suppress(HorovodInternalError):  # a rank was lost
+            self._tell(told)
+        while self._thread.is_alive():
+            self._thread.join(_SLICE_SECONDS)
+
+    def stopped(self) -> None:
+        """The engine has stopped, and so does the thread."""
+        self._thread.join(_STOP_SECONDS)
+
+    def _tell(self, told: _Told) -> None:
+        if self._place:
+            self._send(np.concatenate([[told.given, told.step], told.options]))
+
+    def _send(self, message: np.ndarray) -> None:
+        send(ARRAYS, message, self._ranks[0], name=f"{self._name}: a gradient", process_set=self._process_set)
+
+    def averages(self) -> list[Average]:
+        """The averages of the steps that this rank has not applied, at least one. Blocks until there is one.
+
+        Raises:
+            HorovodInternalError: a reduction failed, or a rank was lost.
+        """
+        with self._changed:
+            while not self._averages and self._problem is None:
+                self._changed.wait(_SLICE_SECONDS)
+            found = list(self._averages)
+            self._averages.clear()
+            if not found:
+                assert self._problem is not None
+                raise self._problem
+            return found
+
+    # -- its thread
+
+    def _serve(self) -> None:
+        try:
+            while (options := self._told_by_first(None if self._place else self._decided())) is not None:
+                self._reduce(options)
+            if self._place == 1:  # the first rank may wait for a message, and no rank is to leave meanwhile
+                self._send(np.zeros(2 + self._options))
+            if self._place == 0:
+                self._receive().wait()
+            self._told_by_first(None)
+            self._problem = HorovodInternalError(
+                f"{self._name}: fewer than wait_for={self._wait_for} ranks take further steps. Remedy: end the loop at "
+                "the same optimizer.steps on every rank"
+            )
+        except (HorovodInternalError, NotInitializedError) as problem:  # the second one at the end of the engine
+            with self._changed:
+                self._problem = problem
+                self._changed.notify_all()
+
+    def _told_by_first(self, decision: np.ndarray | None) -> np.ndarray | None:
+        """Tell the others the first rank's decision: the options of the step that goes on; None: none does. Blocks."""
+        message = np.zeros(1 + self._options)
+        if decision is not None:
+            message[0], message[1:] = 1, decision
+        name = f"{self._name}: the next step"
+        operation = Operation("broadcast", name, self._process_set, root_rank=self._ranks[0], in_place=True)
+        ARRAYS.start(operation, [message], lambda *_: None, waits=True).wait()
+        return message[1:] if message[0] else None
+
+    def _decided(self) -> np.ndarray | None:
+        """On the first rank: wait until a step can go on, and return its options; None: none will."""
+        step, began = self._done + 1, time.monotonic()
+        could = 0.0
+        while True:
+            in_time = [place for place, told in self._told.items() if told.step == step]
+            takes_steps = [place for place, told in self._told.items() if told.step != _ENDED]
+            lags = [step - self._told[place].step for place in takes_steps if place not in in_time]
+            if not takes_steps or (in_time and len(takes_steps) < self._wait_for):
+                return None
+            if len(in_time) >= self._wait_for and max(lags, default=0) <= self._stale:
+                could = could or time.monotonic()
+                if len(in_time) == len(takes_steps) or time.monotonic() - could >= self._grace:
+                    break
+            self._look()
+        self._grace = GRACE_SHARE * (time.monotonic() - began)
+        return self._told[in_time[0]].options
+
+    def _receive(self) -> Handle[int]:
+        """What receives the next message, into `_message`."""
+        if self._receiving is None:
+            self._message = np.zeros(2 + self._options)
+            name = f"{self._name}: a gradient"
+            self._receiving = receive(ARRAYS, self._message, name=name, process_set=self._process_set)
+        return self._receiving
+
+    def _look(self) -> None:
+        """Wait a moment for what another rank tells."""
+        receiving = self._receive()
+        if receiving.settles_within(_LOOK_SECONDS):
+            place = self._ranks.index(receiving.wait())
+            given, step, *options = self._message
+            if step > self._done + 1:
+                self._told_by_first(None)
+                raise HorovodInternalError(
+                    f"{self._name}: rank {self._ranks[place]} is in step {step:.0f}, but the next one is "
+                    f"{self._done + 1}. Remedy: begin with the same checkpoint on every rank"
+                )
+            self._told[place] = _Told(int(given), int(step), np.array(options))
+            self._receiving = None
+
+    def _reduce(self, options: np.ndarray) -> None:
+        """Add up what all ranks have, and divide by how many gradients came. Collective; blocks."""
+        with self._changed:
+            sums, self._pending = self._pending, [np.zeros_like(each) for each in self._like]
+            taken = np.zeros(len(self._ranks))
+            taken[self._place] = self._given
+        operation = Operation("allreduce", self._name, self._process_set, Sum, in_place=True)
+        ARRAYS.start(operation, [*sums, taken], lambda *_: None, waits=True).wait()
+        came = int((taken - self._taken).sum())
+        self._taken = taken
+        with self._changed:
+            self._done += 1
+            self._averages.append(Average(self._done, [each / came for each in sums], options, came))
+            self._changed.notify_all()
+
+
+class _Running:
+    """The steps that this rank takes."""
+
+    def __init__(self) -> None:
+        self.steps: weakref.WeakSet[LateSteps] = weakref.WeakSet()
+
+
+def _finish() -> None:
+    for steps in list(part(_Running).steps):
+        steps.end()
+
+
+def _stopped() -> None:
+    for steps in list(part(_Running).steps):
+        steps.stopped()
+    part(_Running).steps.clear()
+
+
+basics.follow(finish=_finish, stopped=_stopped)

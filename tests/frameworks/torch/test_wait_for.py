@@ -1,0 +1,239 @@
+"""`DistributedOptimizer(wait_for=...)`: steps go on when some of the ranks have a gradient, and no gradient is lost."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import horovodish
+import horovodish.torch as hvd
+from support.elastic import Scene, run_elastic
+from support.leaves import leaf, wrapped
+from support.on_ranks import on_ranks
+from support.ranks import RanksFailedError, run_ranks
+from support.rounds import digits_model, gradients_of, values_of
+
+STEPS = 40
+
+
+def late_at_random(seed: int) -> Any:
+    """A function that sleeps in one of five calls, on each rank at other ones."""
+    chance = random.Random(seed * 100 + hvd.rank())
+
+    def perhaps_sleep() -> None:
+        if chance.random() < 0.2:
+            time.sleep(chance.uniform(0.0, 0.04))
+
+    return perhaps_sleep
+
+
+@on_ranks(2, 4, (3, "mpi_ring"))
+@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize("stale", [1, 8])
+def test_no_gradient_is_lost_or_counted_twice(missing: int, stale: int) -> None:
+    """With SGD, what the parameter has moved is the sum of what was averaged; the ranks hold the same bits."""
+    perhaps_sleep = late_at_random(stale)
+    parameter = nn.Parameter(torch.zeros(5, dtype=torch.float64))
+    sgd = torch.optim.SGD([parameter], lr=1.0)
+    optimizer: Any = hvd.DistributedOptimizer(sgd, wait_for=hvd.size() - missing, stale=stale)
+    came: list[int] = []
+    put = optimizer._reducer.put
+
+    def counted(average: Any) -> None:
+        came.append(average.came)
+        scaled = [gradient * average.came for gradient in average.gradients[:-1]]
+        put(average._replace(gradients=[*scaled, average.gradients[-1]]))
+
+    optimizer._reducer.put = counted
+    given, calls = torch.zeros(5, dtype=torch.float64), 0
+    while optimizer.steps < STEPS:
+        perhaps_sleep()
+        optimizer.zero_grad()
+        gradient = torch.randint(-100, 100, (5,)).double()
+        given, calls = given + gradient, calls + 1
+        (parameter * gradient).sum().backward()
+        optimizer.step()
+        assert len(came) == optimizer.steps
+        with_skips = calls < optimizer.steps
+        assert not (with_skips and missing == 0)
+    hvd.barrier()
+    left = torch.from_numpy(optimizer._reducer._late._pending[0])
+    total = hvd.allreduce(given - left, op=hvd.Sum)
+    assert torch.equal(-parameter.detach(), total)
+    assert hvd.allgather_object((came, parameter.tolist())) == [(came, parameter.tolist())] * hvd.size()
+
+
+@on_ranks(3, (2, "mpi_ring"))
+def test_with_all_ranks_it_is_synchronous_training() -> None:
+    models = [digits_model(), digits_model()]
+    plain, late = (torch.optim.AdamW(model.parameters(), lr=0.01) for model in models)
+    optimizers: list[Any] = [
+        hvd.DistributedOptimizer(plain, models[0].named_parameters()),
+        hvd.DistributedOptimizer(late, models[1].named_parameters(), wait_for=hvd.size()),
+    ]
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.9) for each in optimizers]
+    for step in range(8):
+        for model, optimizer, schedule in zip(models, optimizers, schedules, strict=True):
+            optimizer.zero_grad()
+            gradients_of(model, step, hvd.rank())
+            optimizer.step()
+            schedule.step()
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@on_ranks(3, (3, "mpi_ring"))
+def test_missed_steps_have_the_learning_rates_of_the_others() -> None:
+    """A scheduler counts the calls of its rank, which are fewer where steps were missed."""
+    model = digits_model()
+    adam = torch.optim.AdamW([{"params": [each]} for each in model.parameters()], lr=0.01, betas=(0.8, 0.9))
+    optimizer: Any = hvd.DistributedOptimizer(adam, model.named_parameters(), wait_for=2)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
+    calls = 0
+    while optimizer.steps < 12:
+        time.sleep(0.1 * (hvd.rank() == 2 and calls in (2, 5)))
+        optimizer.zero_grad()
+        gradients_of(model, calls, hvd.rank())
+        optimizer.step()
+        schedule.step()
+        calls += 1
+    assert hvd.allgather_object(values_of(model)) == [values_of(model)] * hvd.size()
+    if hvd.rank() == 2:
+        assert calls < 12
+    hvd.barrier()
+
+
+@on_ranks(3)
+def test_a_rank_that_leaves_early_is_not_waited_for() -> None:
+    p = leaf()
+    optimizer: Any = wrapped([p], wait_for=2, stale=1)
+    while optimizer.steps < (5 if hvd.rank() == 2 else 20):
+        optimizer.zero_grad()
+        p.sum().backward()
+        optimizer.step()
+    if hvd.rank() < 2:
+        assert p.tolist() == [-20.0] * 3
+
+
+@on_ranks(2)
+def test_state_sparse_and_unused_parameters(tmp_path: Path) -> None:
+    embedding, unused = nn.Embedding(4, 2, sparse=True), leaf(1.0)
+    parameters = [embedding.weight, unused]
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0, weight_decay=0.0), wait_for=2)
+    before = embedding.weight.detach().clone()
+    for _ in range(2):
+        optimizer.zero_grad()
+        embedding(torch.tensor([hvd.rank()])).sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(before - embedding.weight, torch.tensor([[1.0] * 2] * 2 + [[0.0] * 2] * 2))
+    assert unused.grad is None
+    state = optimizer.state_dict()
+    assert state["steps"] == optimizer.steps == 2
+    again = torch.optim.SGD(parameters, lr=1.0)
+    again.load_state_dict(state)
+    other: Any = hvd.DistributedOptimizer(again, wait_for=1)
+    other.load_state_dict(state)
+    assert other.steps == 2
+    with pytest.raises(ValueError, match="Remedy: give it all parameters before"):
+        optimizer.add_param_group({"params": [leaf()]})
+    with pytest.raises(ValueError, match="takes no closure"):
+        optimizer.step(lambda: 0.0)
+
+
+@on_ranks(2)
+def test_what_is_refused() -> None:
+    p = leaf()
+    for what, options in (
+        ("wait_for=3 is more than the 2 ranks", {"wait_for": 3}),
+        ("wait_for=0 must be a whole number", {"wait_for": 0}),
+        ("wait_for=1.5 must be", {"wait_for": 1.5}),
+        ("stale=0 must be", {"wait_for": 1, "stale": 0}),
+        ("stale= needs wait_for=", {"stale": 3}),
+        ("op= is not for wait_for=", {"wait_for": 1, "op": hvd.Sum}),
+        ("compression= is not", {"wait_for": 1, "compression": hvd.Compression.fp16}),
+        ("sync= is not", {"wait_for": 1, "sync": hvd.LocalSGD(2)}),
+        ("shard= is not", {"wait_for": 1, "shard": "states"}),
+    ):
+        with pytest.raises(ValueError, match=what):
+            wrapped([p], **options)
+    alone = horovodish.add_process_set([0])
+    optimizer: Any = wrapped([p], wait_for=1, process_set=alone)
+    p.sum().backward()
+    optimizer.step()
+    assert optimizer.steps == 1 and p.tolist() == [-1.0] * 3
+    horovodish.remove_process_set(alone)
+
+
+def ends_too_early() -> None:
+    hvd.init()
+    p = leaf()
+    optimizer: Any = wrapped([p], wait_for=2)
+    while optimizer.steps < (2 if hvd.rank() == 1 else 4):
+        optimizer.zero_grad()
+        p.sum().backward()
+        optimizer.step()
+
+
+def begins_elsewhere() -> None:
+    hvd.init()
+    p = leaf()
+    optimizer: Any = wrapped([p], wait_for=2)
+    optimizer._reducer.steps = 5 * hvd.rank()
+    p.sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (ends_too_early, "fewer than wait_for=2 ranks take further steps. Remedy: end the loop at the same"),
+        (begins_elsewhere, "rank 1 is in step 6, but the next one is 1. Remedy: begin with the same checkpoint"),
+    ],
+)
+def test_ranks_that_count_otherwise(function: Any, message: str) -> None:
+    with pytest.raises(RanksFailedError) as raised:
+        run_ranks(function, 2, fresh=True)
+    assert message in str(raised.value)
+
+
+def train_late(scene: Scene, victims: list[list[int]]) -> dict[str, Any]:
+    """Trains with ranks that are late at random; some of them die."""
+    hvd.init()
+    model = digits_model()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer: Any = hvd.DistributedOptimizer(sgd, model.named_parameters(), wait_for=2)
+    perhaps_sleep = late_at_random(7)
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        scene.await_recovery()
+        while optimizer.steps < STEPS or (scene.start == 0 and hvd.size() > 4 - len(victims)):
+            for victim, step in victims:
+                if scene.me == victim and optimizer.steps >= step and scene.first_time(f"late {victim}"):
+                    scene.die("late")
+            perhaps_sleep()
+            optimizer.zero_grad()
+            gradients_of(model, optimizer.steps, hvd.rank())
+            optimizer.step()
+            state.commit()
+
+    state = hvd.elastic.TorchState(model, optimizer)
+    state.register_reset_callbacks([scene.has_reset])
+    train(state)
+    return {"steps": optimizer.steps, "model": values_of(model)}
+
+
+def test_survivors_go_on(tmp_path: Path) -> None:
+    victims = [[0, 8], [2, 20]]
+    ended = run_elastic(train_late, tmp_path, 4, victims, flags=["--min-np", "2"])
+    assert ended.status == 0, ended.said
+    assert len(ended.fired) == len(ended.results) == 2, ended.said
+    steps = [result["steps"] for result in ended.results]
+    if steps[0] == steps[1]:
+        assert ended.results[0]["model"] == ended.results[1]["model"]
