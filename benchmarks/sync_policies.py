@@ -1,16 +1,19 @@
-"""Ranks that meet less often: steps in a second on a slow link, or the loss of the character transformer.
+"""Ranks that meet less often: steps in a second on a slow link, with a late rank, or the transformer's loss.
 
 python benchmarks/two_hosts.py --gbit 0.1 1 benchmarks/sync_policies.py
+horovodish run -np 4 python benchmarks/sync_policies.py --late
 horovodish run -np 4 python benchmarks/sync_policies.py --loss
 
 The first trains 20 MB of float32 in steps of about 100 ms, and takes three minutes. "alone" is the same step without
-communication, measured before and after each contender. The second trains the model of examples/torch_transformer.py
+communication, measured before and after each contender. The second has steps of 20 ms in which ranks sleep, and a last
+rank that sleeps five times as long in a tenth of its steps. The third trains the model of examples/torch_transformer.py
 on equal numbers of characters with each policy.
 """
 
 import argparse
 import contextlib
 import importlib.util
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,10 +45,12 @@ SPEED: dict[str, tuple[int, Policy]] = {
     ),
 }
 """By contender, how many steps are timed, and how its optimizer is wrapped."""
+LATE_SHARE, LATE_STEPS, SLEEP_SECONDS, LATE_SECONDS = 0.1, 150, 0.02, 0.5
 LOSS: dict[str, Policy] = {
     "every step": dict,
     "LocalSGD(8)": lambda: {"sync": hvd.LocalSGD(8)},
     "LocalSGD(8, after=100)": lambda: {"sync": hvd.LocalSGD(8, after=100)},
+    "wait_for=3, a rank is late": lambda: {"wait_for": hvd.size() - 1},
     "DiLoCo(20)": lambda: {"sync": hvd.DiLoCo(20)},
     "DiLoCo(50)": lambda: {"sync": hvd.DiLoCo(50)},
     "DiLoCo(100), 4 fragments, overlap 1, int8": lambda: {
@@ -89,6 +94,34 @@ def trainer(policy: Policy | None) -> Callable[[int], float]:
     return train
 
 
+def late() -> None:
+    peers.say(f"{'contender':<42} {'ms for a step':>14} {'of the speed without late steps':>32}")
+    fastest = 0.0
+    for name, chance, options in (
+        ("every rank, none is late", 0.0, {}),
+        ("every rank", LATE_SHARE, {}),
+        ("wait_for=3", LATE_SHARE, {"wait_for": hvd.size() - 1}),
+    ):
+        torch.manual_seed(0)
+        model = nn.Linear(64, 64)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-4)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+        is_late = random.Random(0)
+        hvd.barrier()
+        began, calls = time.perf_counter(), 0
+        while (optimizer.steps if options else calls) < LATE_STEPS:
+            hold = 5 if hvd.rank() == hvd.size() - 1 and is_late.random() < chance else 1
+            time.sleep(hold * SLEEP_SECONDS)
+            optimizer.zero_grad()
+            model(torch.ones(1, 64)).sum().backward()
+            optimizer.step()
+            calls += 1
+        seconds = (time.perf_counter() - began) / LATE_STEPS
+        seconds = hvd.allreduce(torch.tensor(seconds), op=hvd.Max).item()
+        fastest = fastest or seconds
+        peers.say(f"{name:<42} {seconds * 1e3:>14.1f} {fastest / seconds:>32.2f}")
+
+
 def loss(steps: int) -> None:
     example = _example()
     characters, trained, tested = example.blocks_of(None)
@@ -102,7 +135,10 @@ def loss(steps: int) -> None:
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **policy())
         warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=WARMUP_STEPS)
         order = torch.Generator().manual_seed(1 + hvd.rank())
-        for step in range(steps):
+        step, is_late = 0, random.Random(0)
+        while (optimizer.steps if "wait_for" in policy() else step) < steps:
+            if "wait_for" in policy() and hvd.rank() == hvd.size() - 1 and is_late.random() < LATE_SHARE:
+                time.sleep(LATE_SECONDS)
             model.train()
             torch.manual_seed(step * hvd.size() + hvd.rank())  # of dropout
             batch = trained[torch.randint(len(trained), (BLOCKS,), generator=order)]
@@ -111,6 +147,8 @@ def loss(steps: int) -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             warmup.step()
+            step += 1
+        hvd.barrier()
         with optimizer.synchronized() if "sync" in policy() else contextlib.nullcontext():
             found = example.test(model, tested[:1000], torch.float32)
         synchronous = synchronous or found
@@ -128,6 +166,7 @@ def _example() -> ModuleType:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--late", action="store_true")
     parser.add_argument("--loss", action="store_true")
     parser.add_argument("--steps", type=int, default=1000, help="of the loss")
     options = parser.parse_args()
@@ -137,6 +176,8 @@ def main() -> None:
     peers.say(f"{peers.setup()}\n")
     if options.loss:
         loss(options.steps)
+    elif options.late:
+        late()
     else:
         speed()
     hvd.shutdown()

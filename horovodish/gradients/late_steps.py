@@ -29,14 +29,15 @@ from horovodish.collectives.reduce_ops import Sum
 from horovodish.collectives.submission import Handle
 from horovodish.collectives.transfers import receive, send
 from horovodish.errors import HorovodInternalError, NotInitializedError
+from horovodish.launch import failures
 from horovodish.runtime import basics
 from horovodish.runtime.process import part
 
 __all__ = ["Average", "LateSteps"]
 
 GRACE_SHARE = 0.1
-"""A step that could go on waits for the other ranks for this share of the time that the last one took."""
-_LOOK_SECONDS = 0.002
+"""A step that could go on waits so long for ranks that were in time for the last one, as a share of what that took."""
+_LOOK_SECONDS = 0.0005
 """How often the first rank looks whether its own main thread has a gradient."""
 _SLICE_SECONDS = 0.1
 _STOP_SECONDS = 5.0
@@ -66,11 +67,13 @@ class _Told(NamedTuple):
     Attributes:
         given: how many gradients it has given so far.
         step: the step that the last one is for; `_ENDED`: it takes no more steps.
+        checksum: of the parameters before that step, if the ranks compare them there; 0: they do not.
         options: as those of `Average`.
     """
 
     given: int
     step: int
+    checksum: float
     options: np.ndarray
 
 
@@ -85,6 +88,7 @@ class LateSteps:
         like: arrays of the shapes and dtypes of the gradients.
         options: how many numbers describe the options of the optimizer.
         done: how many steps were taken before.
+        remedy: what to do if ranks have different parameters.
     """
 
     def __init__(
@@ -96,19 +100,23 @@ class LateSteps:
         like: Sequence[np.ndarray],
         options: int,
         done: int,
+        remedy: str,
     ):
         self._name, self._process_set, self._wait_for, self._stale = name, process_set, wait_for, stale
         self._ranks, self._place = process_set.ranks, process_set.rank()
-        self._like, self._options = like, options
+        self._like, self._options, self._remedy = like, options, remedy
         self._changed = threading.Condition()
         self._pending = [np.zeros_like(each) for each in like]
         self._given = 0  # gradients of this rank, of which the next reduction takes what it has not taken
         self._averages: deque[Average] = deque()
         self._problem: BaseException | None = None
+        self._difference = ""  # of the ranks' parameters, of which the main thread of the first rank is to warn
         self._done = done
-        self._told = {place: _Told(0, done, np.zeros(options)) for place in range(len(self._ranks))}
+        self._told = {place: _Told(0, done, 0, np.zeros(options)) for place in range(len(self._ranks))}
         self._taken = np.zeros(len(self._ranks))  # how many gradients of each rank were reduced
         self._grace = 0.0
+        self._in_time = set(self._told)  # for the last step
+        self._checksums: dict[int, tuple[int, float]] = {}  # by step: the first rank that has told its own
         self._receiving: Handle[int] | None = None
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._serve,), name="hvd-late-steps", daemon=True)
@@ -117,14 +125,20 @@ class LateSteps:
 
     # -- the main thread
 
-    def contribute(self, gradients: Sequence[np.ndarray], step: int, options: np.ndarray) -> None:
-        """Give this rank's gradient for a step. Does not block."""
+    def contribute(self, gradients: Sequence[np.ndarray], step: int, checksum: float, options: np.ndarray) -> None:
+        """Give this rank's gradient for a step. Does not block.
+
+        Args:
+            gradients: of the shapes that were announced.
+            step: its number.
+            checksum: of the parameters before it, if the ranks are to compare them; 0: they are not.
+            options: what describes the optimizer's options.
+        """
         with self._changed:
             for total, each in zip(self._pending, gradients, strict=True):
                 total += each
             self._given += 1
-            told = _Told(self._given, step, options)
-            self._told[self._place] = told
+            told = _Told(self._given, step, checksum, options)
         self._tell(told)
 
     def end(self) -> None:
@@ -132,7 +146,7 @@ class LateSteps:
         with self._changed:
             if self._problem is not None:
                 return
-            told = self._told[self._place] = _Told(self._given, _ENDED, np.zeros(self._options))
+            told = _Told(self._given, _ENDED, 0, np.zeros(self._options))
         with contextlib.suppress(HorovodInternalError):  # a rank was lost
             self._tell(told)
         while self._thread.is_alive():
@@ -144,7 +158,9 @@ class LateSteps:
 
     def _tell(self, told: _Told) -> None:
         if self._place:
-            self._send(np.concatenate([[told.given, told.step], told.options]))
+            self._send(np.array([*told[:-1], *told.options]))
+        else:
+            self._hear(0, told)
 
     def _send(self, message: np.ndarray) -> None:
         send(ARRAYS, message, self._ranks[0], name=f"{self._name}: a gradient", process_set=self._process_set)
@@ -160,10 +176,13 @@ class LateSteps:
                 self._changed.wait(_SLICE_SECONDS)
             found = list(self._averages)
             self._averages.clear()
-            if not found:
-                assert self._problem is not None
-                raise self._problem
-            return found
+            difference, self._difference = self._difference, ""
+        if difference:
+            failures.warn(difference)
+        if not found:
+            assert self._problem is not None
+            raise self._problem
+        return found
 
     # -- its thread
 
@@ -172,7 +191,7 @@ class LateSteps:
             while (options := self._told_by_first(None if self._place else self._decided())) is not None:
                 self._reduce(options)
             if self._place == 1:  # the first rank may wait for a message, and no rank is to leave meanwhile
-                self._send(np.zeros(2 + self._options))
+                self._send(np.zeros(3 + self._options))
             if self._place == 0:
                 self._receive().wait()
             self._told_by_first(None)
@@ -207,16 +226,18 @@ class LateSteps:
                 return None
             if len(in_time) >= self._wait_for and max(lags, default=0) <= self._stale:
                 could = could or time.monotonic()
-                if len(in_time) == len(takes_steps) or time.monotonic() - could >= self._grace:
+                awaited = self._in_time.intersection(takes_steps).difference(in_time)
+                if not awaited or time.monotonic() - could >= self._grace:
                     break
             self._look()
+        self._in_time = {*in_time}
         self._grace = GRACE_SHARE * (time.monotonic() - began)
         return self._told[in_time[0]].options
 
     def _receive(self) -> Handle[int]:
         """What receives the next message, into `_message`."""
         if self._receiving is None:
-            self._message = np.zeros(2 + self._options)
+            self._message = np.zeros(3 + self._options)
             name = f"{self._name}: a gradient"
             self._receiving = receive(ARRAYS, self._message, name=name, process_set=self._process_set)
         return self._receiving
@@ -226,15 +247,26 @@ class LateSteps:
         receiving = self._receive()
         if receiving.settles_within(_LOOK_SECONDS):
             place = self._ranks.index(receiving.wait())
-            given, step, *options = self._message
+            given, step, checksum, *options = self._message
             if step > self._done + 1:
                 self._told_by_first(None)
                 raise HorovodInternalError(
                     f"{self._name}: rank {self._ranks[place]} is in step {step:.0f}, but the next one is "
                     f"{self._done + 1}. Remedy: begin with the same checkpoint on every rank"
                 )
-            self._told[place] = _Told(int(given), int(step), np.array(options))
+            self._hear(place, _Told(int(given), int(step), checksum, np.array(options)))
             self._receiving = None
+
+    def _hear(self, place: int, told: _Told) -> None:
+        self._told[place] = told
+        if not told.checksum:
+            return
+        other, checksum = self._checksums.setdefault(told.step, (place, told.checksum))
+        if checksum != told.checksum:
+            self._difference = (
+                f"{self._name}: before step {told.step}, the parameters of rank {self._ranks[other]} and rank "
+                f"{self._ranks[place]} differ. Remedy: {self._remedy}"
+            )
 
     def _reduce(self, options: np.ndarray) -> None:
         """Add up what all ranks have, and divide by how many gradients came. Collective; blocks."""

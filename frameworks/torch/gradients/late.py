@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from horovodish import _native
+from horovodish.collectives.consistency import is_due
 from horovodish.gradients import windows
 from horovodish.gradients.late_steps import Average, LateSteps
 from horovodish.gradients.options import GradientOptions
 from horovodish.runtime import basics
 from horovodish.torch.gradients.reducer import release
 from horovodish.torch.names import Names, PlanNames
-from horovodish.torch.tensors import check_tensor
+from horovodish.torch.tensors import BROADCAST_REMEDY, check_tensor, parameter_checksums
 
 
 class LateReducer:
@@ -84,7 +86,12 @@ class LateReducer:
         assert self._late is not None
         has = np.array([each.grad is not None for _, each in trained], np.float64)
         gradients = [_array_of(each) for _, each in trained]
-        self._late.contribute([*gradients, has], self.steps + 1, options_of(optimizer))
+        step = self.steps + 1
+        checksum = 0
+        if is_due(step, 1):
+            sums = parameter_checksums(self._parameters.in_order())
+            checksum = 1 + zlib.crc32(repr([*sums.values()]).encode())
+        self._late.contribute([*gradients, has], step, checksum, options_of(optimizer))
         return self._late.averages()
 
     def _begin(self, trained: list[tuple[str, Tensor]], optimizer: Optimizer) -> None:
@@ -100,6 +107,7 @@ class LateReducer:
             [*like, np.zeros(len(trained))],
             len(options_of(optimizer)),
             self.steps,
+            BROADCAST_REMEDY,
         )
 
     @torch.no_grad()

@@ -162,7 +162,7 @@ def test_sets_that_step_alike() -> None:
 
 @on_ranks(2)
 def test_the_guide() -> None:
-    block = next(block for block in python_blocks("docs/local_sgd.md") if "optax" in block)
+    block = next(block for block in python_blocks("docs/slow_machines.md") if "optax" in block)
     given = {"optax": optax, "parameters": parameters(), "gradients": batch(0, hvd.rank()), "evaluate": str}
     exec(block, given)
     assert hvd.allgather_object(given["accuracy"]) == [given["accuracy"]] * hvd.size()

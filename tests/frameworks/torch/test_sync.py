@@ -319,7 +319,7 @@ def test_the_state_is_sent() -> None:
 
 @on_ranks(3, (2, "mpi_ring"))
 def test_the_guide(tmp_path: Path) -> None:
-    blocks = python_blocks("docs/local_sgd.md")
+    blocks = python_blocks("docs/slow_machines.md")
     for text in ("LocalSGD(every=8)", "sync = hvd.DiLoCo(", "class Growing"):
         model = digits_model()
         names: dict[str, Any] = {"hvd": hvd, "torch": torch, "model": model, "evaluate": values_of}

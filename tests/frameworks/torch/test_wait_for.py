@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from pathlib import Path
@@ -200,6 +201,23 @@ def test_ranks_that_count_otherwise(function: Any, message: str) -> None:
     with pytest.raises(RanksFailedError) as raised:
         run_ranks(function, 2, fresh=True)
     assert message in str(raised.value)
+
+
+def begins_with_other_parameters() -> None:
+    hvd.init()
+    p = leaf(float(hvd.rank()))
+    optimizer: Any = wrapped([p], wait_for=1)
+    warned = pytest.warns(RuntimeWarning, match="before step 1, the parameters of rank . and rank . differ. Remedy")
+    with contextlib.nullcontext() if hvd.rank() else warned:
+        while optimizer.steps < 3:
+            optimizer.zero_grad()
+            p.sum().backward()
+            optimizer.step()
+            hvd.barrier()
+
+
+def test_ranks_that_begin_with_other_parameters_are_warned() -> None:
+    run_ranks(begins_with_other_parameters, 2, fresh=True)
 
 
 def train_late(scene: Scene, victims: list[list[int]]) -> dict[str, Any]:
