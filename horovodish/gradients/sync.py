@@ -22,6 +22,8 @@ from horovodish.runtime import basics
 
 __all__ = ["DiLoCo", "Hierarchical", "LocalSGD", "OuterSGD", "Sync"]
 
+_DEFAULTS = {"after": 0, "fragments": 1, "overlap": 0}
+
 
 class Sync:
     """A policy for the argument `sync` of `DistributedOptimizer`. Base of all; a class of your own derives from it.
@@ -74,7 +76,10 @@ class Sync:
         self.compression = None if compression is None else check_compression(compression)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(every={self.every})"
+        """What must be the same on all ranks."""
+        given = {"after": self.after, "fragments": self.fragments, "overlap": self.overlap}
+        others = [f", {name}={value}" for name, value in given.items() if value != _DEFAULTS[name]]
+        return f"{type(self).__name__}(every={self.every}{''.join(others)})"
 
     def is_due(self, step: Any, fragment: int = 0) -> Any:
         """Whether a fragment meets after a step. Every rank must decide alike.
@@ -150,6 +155,9 @@ class OuterSGD:
                 raise ValueError(f"OuterSGD: {name}={value} must be 0 or more")
         self.lr, self.momentum, self.nesterov = lr, momentum, nesterov
 
+    def __repr__(self) -> str:
+        return f"OuterSGD(lr={self.lr}, momentum={self.momentum}, nesterov={self.nesterov})"
+
     def begin(self, parameter: Any) -> tuple[Any, ...]:
         """Nothing has been changed before the first meeting."""
         return (parameter * 0,) if self.momentum else ()
@@ -189,7 +197,11 @@ class DiLoCo(Sync):
         outer = OuterSGD() if outer is None else outer
         if isinstance(outer, type) or not (hasattr(outer, "begin") and hasattr(outer, "merge")):
             raise TypeError(f"DiLoCo: outer={outer!r} has no begin() and merge(). Remedy: pass an hvd.OuterSGD(...)")
+        self._outer = repr(outer) if isinstance(outer, OuterSGD) else type(outer).__name__
         self.begin, self.merge = outer.begin, outer.merge  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, outer={self._outer})"
 
 
 def fragments_of(sizes: Sequence[int], count: int) -> list[int]:

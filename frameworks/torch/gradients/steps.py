@@ -51,6 +51,9 @@ class StepReducer:
         self._parameters = parameters
         self._names_of_gradients = copy(parameters)
         self._options = options
+        self._fragments: list[Fragment] = []
+        self._shown: Fragment | None = None  # all parameters, without compression
+        self._is_showing = False
         self.policy = options.sync or Sync(every=1)
         self._of_changes = options.of_changes(self.policy)
         within = ranks_within(self.policy, options.process_set)
@@ -61,9 +64,6 @@ class StepReducer:
         self._names = PlanNames(options.process_set, "updates")
         self._engine: _native.Engine | None = None
         self._places: Any = WeakIdKeyDictionary()
-        self._fragments: list[Fragment] = []
-        self._shown: Fragment | None = None  # all parameters, without compression
-        self._is_showing = False
         self._accumulated = _Accumulated()
         self.renew()
         windows.follow(self)
@@ -132,7 +132,12 @@ class StepReducer:
 
     def _trained(self) -> list[tuple[str, Tensor]]:
         meets = self._options.process_set.included() if self._options.sync else not self._options.alone
-        return [(name, each) for name, each in self._named if each.requires_grad and meets]
+        # A parameter that is frozen within a round still has a change that the other ranks don't have.
+        return [
+            (name, each)
+            for name, each in self._named
+            if meets and (each.requires_grad or self._place_of(each).start is not None)
+        ]
 
     def _build(self) -> None:
         self._engine = basics.engine()
@@ -154,12 +159,15 @@ class StepReducer:
         name = self._names.next()
         codecs = [slots[bucket[0]].codec for bucket in buckets]
         devices = [slots[bucket[0]].device for bucket in buckets]
+        # Ranks whose policies differ get a MismatchError.
+        label = f" ({self.policy!r})" if self._options.sync else ""
+        members = [(member + label, code, shape, bucket) for member, code, shape, bucket in members_of(slots, buckets)]
         plan = basics.engine().plan(
             name,
             options.op,
             1.0,
             1.0,
-            members_of(slots, buckets),
+            members,
             devices,
             checked_id(options.process_set),
             codecs=[text_of(codec and codec._replace(owner=self._names.first)) for codec in codecs],
@@ -192,6 +200,15 @@ class StepReducer:
                 "train outside of the block"
             )
         self.settle()
+        self._follow()
+        if self.steps >= self.policy.after:
+            for fragment in self._fragments:
+                for slot, place in fragment.members():
+                    if place.start is None:
+                        place.start = slot.parameter.detach().clone()
+
+    def _follow(self) -> None:
+        """Make another plan if the parameters or the engine have changed."""
         if self._parameters.changed():
             self.renew()
         planned = [slot.parameter for fragment in self._fragments for slot in fragment.slots]
@@ -199,11 +216,6 @@ class StepReducer:
         if self._engine is not basics.engine() or {*map(id, planned)} != trained:
             self._land_all()
             self._build()
-        if self.steps >= self.policy.after:
-            for fragment in self._fragments:
-                for slot, place in fragment.members():
-                    if place.start is None:
-                        place.start = slot.parameter.detach().clone()
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -228,7 +240,8 @@ class StepReducer:
         fragment.under_way(self.steps + overlap)
         if overlap:
             for slot, place in fragment.members():
-                place.sent = slot.parameter.detach().clone()
+                if slot.parameter.requires_grad:  # no step goes on with one that is frozen
+                    place.sent = slot.parameter.detach().clone()
         fragment.submit()
 
     @torch.no_grad()
@@ -320,6 +333,7 @@ class StepReducer:
     @torch.no_grad()
     def end_round(self) -> None:
         """Has all fragments meet now. Collective; blocks."""
+        self._follow()
         self._land_all()
         for fragment in self._fragments:
             if fragment.has_begun():
@@ -332,7 +346,14 @@ class StepReducer:
         if self._is_showing:
             raise RuntimeError("synchronized() within synchronized()")
         self.settle()
-        own = [(slot.parameter, slot.parameter.detach().clone()) for each in self._fragments for slot in each.slots]
+        self._follow()
+        for fragment in self._fragments:
+            self._receive(fragment)
+        own = [
+            (slot.parameter, slot.parameter.detach().clone(), place, copy(place))
+            for each in self._fragments
+            for slot, place in each.members()
+        ]
         self._is_showing = True
         try:
             self._show()
@@ -340,14 +361,12 @@ class StepReducer:
         finally:
             self._is_showing = False
             with torch.no_grad():
-                for parameter, value in own:
+                for parameter, value, place, kept in own:
                     parameter.copy_(value)
+                    vars(place).update(vars(kept))
 
     @torch.no_grad()
     def _show(self) -> None:
-        for fragment in self._fragments:
-            if fragment.lands_after is not None:
-                self._receive(fragment)
         if not any(place.start is not None for fragment in self._fragments for place in fragment.places):
             return
         shown = self._shown
@@ -355,10 +374,14 @@ class StepReducer:
             options = replace(self._of_changes, compression=Compression.none, codec=None)
             slots = [Slot(slot.name, slot.parameter, options) for each in self._fragments for slot in each.slots]
             shown = self._shown = self._fragment(0, slots, options)
+        if shown.travelling:  # Ctrl-C has interrupted the last look
+            shown.arrived()
         shown.take([_change(slot.parameter, place) for slot, place in shown.members()])
         for (slot, place), change in zip(shown.members(), shown.arrived(), strict=True):
             if place.start is not None:
-                slot.parameter.copy_(self._merged(place, change if place.change is None else place.change)[0])
+                merged, memory = self._merged(place, change if place.change is None else place.change)
+                slot.parameter.copy_(merged)
+                vars(place).update(vars(Place(memory=memory)))
 
     # -- in checkpoints
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -352,6 +354,111 @@ def test_ranks_with_less_data() -> None:
     expected = -2 * everybody - (4 * others if hvd.rank() else 0)
     torch.testing.assert_close(p.detach(), torch.full((3,), expected))
     hvd.broadcast_parameters([("p", p)], root_rank=1)
+
+
+@on_ranks(3, (2, "mpi_ring"))
+@pytest.mark.parametrize("name", SYNCS)
+def test_what_is_saved_in_a_look_is_a_meeting(name: str) -> None:
+    """Model and optimizer are those after a meeting, and `end_round()` within the block has nothing to do."""
+    model, loaded = digits_model(), digits_model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.02), sync=SYNCS[name]())
+    trained(optimizer, model, range(7))
+    before = values_of(model)
+    with optimizer.synchronized():
+        optimizer.end_round()
+        loaded.load_state_dict(model.state_dict())
+        state = copy.deepcopy(optimizer.state_dict())
+    assert values_of(model) == before
+    other = hvd.DistributedOptimizer(torch.optim.SGD(loaded.parameters(), lr=0.02), sync=SYNCS[name]())
+    other.load_state_dict(state)
+    shown = values_of(loaded)
+    other.end_round()
+    assert values_of(loaded) == shown
+    if name == "LocalSGD":
+        optimizer.end_round()
+        assert str(optimizer.state_dict()["sync"]) == str(state["sync"])
+
+
+@on_ranks(3, (2, "mpi_ring"))
+def test_an_interrupted_look() -> None:
+    """Ctrl-C on rank 0 while it waits for the others in `synchronized()`."""
+    p = nn.Parameter(torch.zeros(1000))
+    optimizer = wrapped([p], sync=hvd.LocalSGD(9))
+    backward([p], own())
+    optimizer.step()
+    if hvd.rank() == 0:
+
+        def look_until_control_c() -> None:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with optimizer.synchronized():
+                pass
+
+        with pytest.raises(KeyboardInterrupt):
+            look_until_control_c()
+        hvd.barrier()
+    else:
+        hvd.barrier()
+        with optimizer.synchronized():
+            pass
+    for _ in range(2):
+        with optimizer.synchronized():
+            assert p.unique().tolist() == pytest.approx([-sum(2.0**rank for rank in range(hvd.size())) / hvd.size()])
+
+
+@on_ranks(3, (2, "mpi_ring"))
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_parameter_that_is_frozen_within_a_round(overlap: int) -> None:
+    """What the ranks have changed until then is part of one more meeting, and then it stays."""
+    p, q = leaf(), leaf()
+    optimizer = wrapped([p, q], sync=hvd.DiLoCo(3, hvd.OuterSGD(1.0, 0.5, nesterov=False), overlap=overlap))
+    for step in range(10):
+        optimizer.zero_grad()
+        backward([p, q][: 2 - (step > 0)], own())
+        optimizer.step()
+        q.requires_grad_(False)
+    mean = sum(2.0**rank for rank in range(hvd.size())) / hvd.size()
+    torch.testing.assert_close(q, torch.full((3,), -mean))
+    assert len({*hvd.allgather_object(q[0].item())}) == 1
+
+
+@on_ranks(3, (2, "mpi_ring"))
+def test_a_round_goes_on_after_another_init() -> None:
+    p = leaf()
+    optimizer = wrapped([p], sync=hvd.LocalSGD(9))
+    backward([p], own())
+    optimizer.step()
+    hvd.shutdown()
+    hvd.init()
+    mean = sum(2.0**rank for rank in range(hvd.size())) / hvd.size()
+    with optimizer.synchronized():
+        torch.testing.assert_close(p.detach(), torch.full((3,), -mean))
+    optimizer.end_round()
+    torch.testing.assert_close(p.detach(), torch.full((3,), -mean))
+
+
+@on_ranks(2)
+@pytest.mark.parametrize(
+    ("policies", "named"),
+    [
+        ((hvd.LocalSGD(2), hvd.LocalSGD(3)), r"rank 1 has 'group0\.0 \(LocalSGD\(every=3\)\)'"),
+        (
+            (hvd.LocalSGD(2), hvd.DiLoCo(2)),
+            r"rank 1 has 'group0\.0 \(DiLoCo\(every=2, outer=OuterSGD\(lr=0\.7",
+        ),
+        ((hvd.DiLoCo(2), hvd.DiLoCo(2, hvd.OuterSGD(0.5))), r"outer=OuterSGD\(lr=0\.5"),
+    ],
+)
+def test_ranks_with_different_policies(policies: tuple[hvd.Sync, hvd.Sync], named: str) -> None:
+    p = leaf()
+    optimizer = wrapped([p], sync=policies[hvd.rank()])
+
+    def train() -> None:
+        for _ in range(3):
+            backward([p], own())
+            optimizer.step()
+
+    with pytest.raises(horovodish.MismatchError, match=named):
+        train()
 
 
 @on_ranks(2)
