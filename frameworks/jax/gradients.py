@@ -131,7 +131,7 @@ class TreePlan:
     def __init__(self, what: str, name: str | None, options: GradientOptions):
         self.options = options
         # In the labels of all gradients, so that ranks whose options differ get a MismatchError.
-        self._label = f" ({options.codec.label()})" if isinstance(options.codec, PowerSGD) else ""
+        self.label = f" ({options.codec.label()})" if isinstance(options.codec, PowerSGD) else ""
         self.name, self.unnamed = name_of(what, name)
 
     def __call__(
@@ -148,7 +148,7 @@ class TreePlan:
         """
         if self.options.alone:
             return tree
-        if self.options.codec is not None and self.unnamed and not self._label:
+        if self.options.codec is not None and self.unnamed and not isinstance(self.options.codec, PowerSGD):
             if _last_of_line.setdefault(self.name, self) is not self:
                 failures.warn(
                     f"{self.name}: two of one line send codes. What these leave out goes by the name, so it may reach "
@@ -161,7 +161,7 @@ class TreePlan:
         arrays, suffixes = [gradients[index] for index in order], [_Suffix(leaves.suffixes[index]) for index in order]
         owner_of = None if owners is None else dict(zip(leaves.suffixes, owners, strict=True))
         adapter = _Gradients(self.unnamed, owner_of, across)
-        plan = GradientPlan(self.options, adapter, lambda _, suffix: suffix + self._label)
+        plan = GradientPlan(self.options, adapter, lambda _, suffix: suffix + self.label)
         results = dict(zip(order, plan.reduce(self.name, arrays, suffixes), strict=True))
         return leaves.rebuilt([results[index] for index in range(len(order))])
 

@@ -67,7 +67,13 @@ class SyncTransformation(optax.GradientTransformationExtraArgs):  # type: ignore
         """
         structure: Any
         leaves, structure = jax.tree.flatten(state, is_leaf=_is_sync_state)
-        (place,) = [number for number, leaf in enumerate(leaves) if _is_sync_state(leaf)]
+        places = [number for number, leaf in enumerate(leaves) if _is_sync_state(leaf)]
+        if len(places) != 1:
+            raise ValueError(
+                f"the state contains {len(places)} states of optimizers with sync=, not one. Remedy: pass the state "
+                "that init() and update() of this optimizer have given"
+            )
+        (place,) = places
         params, leaves[place] = self._meet(params, leaves[place])
         return params, jax.tree.unflatten(structure, leaves)
 
@@ -83,7 +89,9 @@ def meeting(tx: optax.GradientTransformationExtraArgs, plan: TreePlan) -> SyncTr
     within = ranks_within(policy, options.process_set)
     of_gradients = _changed(plan, replace(options, process_set=within or options.process_set), "")
     of_changes = options.of_changes(policy)
-    fragments = [_changed(plan, of_changes, f".fragment{number}") for number in range(policy.fragments)]
+    fragments = [
+        _changed(plan, of_changes, f".fragment{number}", f" ({policy!r})") for number in range(policy.fragments)
+    ]
 
     def init(params: Any) -> SyncState:
         leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(params)]
@@ -92,7 +100,7 @@ def meeting(tx: optax.GradientTransformationExtraArgs, plan: TreePlan) -> SyncTr
             jnp.zeros((), jnp.int32),
             jnp.full((policy.fragments,), -1, jnp.int32),
             [jnp.zeros_like(leaf) for leaf in leaves],
-            [policy.begin(jnp.zeros_like(leaf)) for leaf in leaves],
+            [policy.begin(leaf) for leaf in leaves],
         )
 
     def update(updates: Any, state: SyncState, params: Any = None, **extra: Any) -> tuple[Any, SyncState]:
@@ -113,11 +121,13 @@ def meeting(tx: optax.GradientTransformationExtraArgs, plan: TreePlan) -> SyncTr
         flat, structure = jax.tree.flatten(params)
         new = [_stepped(*each) for each in zip(flat, structure.flatten_up_to(changes), strict=True)]
         numbers = fragments_of([leaf.nbytes for leaf in new], policy.fragments)
-        starts = [
-            jnp.where((state.ages[its] < 0) & (number > 0), old, start)
-            for its, old, start in zip(numbers, flat, state.starts, strict=True)
+        begins = [(state.ages[its] < 0) & (number > 0) for its in numbers]
+        starts = [jnp.where(*each) for each in zip(begins, flat, state.starts, strict=True)]
+        memory = [
+            tuple(jnp.where(now, *pair) for pair in zip(policy.begin(jnp.asarray(old)), kept, strict=True))
+            for now, old, kept in zip(begins, flat, state.memory, strict=True)
         ]
-        memory, ages = state.memory, []
+        ages = []
         for fragment in range(policy.fragments):
             due = (number > 0) & jnp.asarray(policy.is_due(number, fragment))
             new, starts, memory = _met(due, fragment, new, starts, memory, structure)
@@ -164,10 +174,10 @@ def meeting(tx: optax.GradientTransformationExtraArgs, plan: TreePlan) -> SyncTr
     return distributed
 
 
-def _changed(plan: TreePlan, options: GradientOptions, suffix: str) -> TreePlan:
-    """A plan with other options, under another name."""
+def _changed(plan: TreePlan, options: GradientOptions, suffix: str, label: str = "") -> TreePlan:
+    """A plan with other options, under another name and with a label."""
     changed = copy(plan)
-    changed.options, changed.name = options, plan.name + suffix
+    changed.options, changed.name, changed.label = options, plan.name + suffix, label
     return changed
 
 

@@ -160,6 +160,42 @@ def test_sets_that_step_alike() -> None:
         horovodish.remove_process_set(each)
 
 
+class Anchored(hvd.Sync):
+    """A policy that remembers where training began."""
+
+    def begin(self, parameter: Any) -> tuple[Any, ...]:
+        return (parameter,)
+
+    def merge(self, start: Any, change: Any, memory: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        return (memory[0] + start + change) / 2, memory
+
+
+@on_ranks(2)
+def test_a_policy_remembers_the_parameters_of_the_first_round() -> None:
+    optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), sync=Anchored(2, after=1), name="anchored")
+    state = optimizer.init(jnp.zeros(3))
+    params = jnp.full(3, 8.0)
+    for _ in range(5):
+        updates, state = optimizer.update(jnp.ones(3), state, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_array_equal(params, [5.5] * 3)  # 7; (7 + 5) / 2 = 6; (7 + 4) / 2
+
+
+@on_ranks(2)
+def test_ranks_with_different_policies() -> None:
+    policy = [hvd.LocalSGD(1), hvd.LocalSGD(2)][hvd.rank()]
+    optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), sync=policy, name="different")
+    state = optimizer.init(jnp.zeros(3))
+
+    def train() -> None:
+        nonlocal state
+        for _ in range(2):
+            _, state = jax.block_until_ready(optimizer.update(jnp.ones(3), state, jnp.zeros(3)))
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"rank 1 has '.*LocalSGD\(every=2\)"):
+        train()
+
+
 @on_ranks(2)
 def test_the_guide() -> None:
     block = next(block for block in python_blocks("docs/slow_machines.md") if "optax" in block)
@@ -178,5 +214,8 @@ def test_what_is_refused() -> None:
     state = optimizer.init(jnp.zeros(3))
     with pytest.raises(ValueError, match=r"Remedy: call update\(gradients, state, params\)"):
         optimizer.update(jnp.zeros(3), state)
+    for others in ((), (state, state)):
+        with pytest.raises(ValueError, match=f"contains {len(others)} states of optimizers with sync="):
+            optimizer.end_round(jnp.zeros(3), others)
     with pytest.raises(ValueError, match="nothing to go back to"):
         hvd.elastic.JaxState(state=hvd.DistributedOptimizer(optax.sgd(1.0), sync=hvd.DiLoCo(4, fragments=2)).init({}))
