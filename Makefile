@@ -1,6 +1,6 @@
 # make dev | lint | types | test-quick | test | docs | demo | bench | bench-hosts | bench-gpu | soak | soak-elastic
 # make wheels | sdist | test-wheel | test-versions | test-gpu | test-pythons | test-mpich | test-ecosystem | test-sanitize | explore | fuzz | clean
-# test-quick runs a part of the tests (3 minutes on 2 cores), test runs all (20 to 30 minutes) but those of soak.
+# test-quick runs a part of the tests (3 minutes on 2 cores), test runs all (15 to 20 minutes) but those of soak.
 # The first of them makes .venv with everything that is needed; later ones only compile what has changed.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)

@@ -15,7 +15,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import horovodish
 from horovodish import elastic, errors, process_api, settings
-from horovodish.gradients import compression
+from horovodish.gradients import compression, sync
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = ("Args:", "Attributes:", "Example:", "Raises:", "Returns:", "Yields:")
@@ -47,6 +47,10 @@ class FromCode(SphinxDirective):
         raise NotImplementedError
 
 
+_PUBLIC = {"horovodish.process_api": "horovodish", "horovodish.gradients.sync": "horovodish.torch"}
+"""Where users find the names of a module."""
+
+
 class Api(FromCode):
     """The public names of a module; of a shim, without those that are the core's own."""
 
@@ -67,7 +71,8 @@ class Api(FromCode):
             and "keras" not in module.__name__
         ):
             return False  # TensorFlow's shim has a layer of Keras
-        of_core = [getattr(core, name, None) for core in (process_api, horovodish, elastic) if core is not module]
+        cores = (process_api, horovodish, elastic, sync)
+        of_core = [getattr(core, name, None) for core in cores if core is not module]
         return not any(value is each for each in of_core)
 
     def entry(self, path: str, name: str, value: Any) -> str:
@@ -75,7 +80,7 @@ class Api(FromCode):
             return "\n\n".join(f"```{{eval-rst}}\n.. autoclass:: {path}.{name}.{each}\n```" for each in value.__all__)
         if isinstance(value, horovodish.ReduceOp):
             return ""  # a member of ReduceOp
-        public = path if path != "horovodish.process_api" else "horovodish"
+        public = _PUBLIC.get(path, path)
         kind, options = "py:data", f"\n   An instance of `{type(value).__name__}`."
         if inspect.isclass(value):
             kind, options = "autoexception" if issubclass(value, Exception) else "autoclass", "   :members:"
