@@ -552,7 +552,10 @@ class _GoesOn(_Distributed):
         return self.wrapped_class.state_dict(this) | {"steps": self.steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what `state_dict()` of this class or of the wrapped one has given, the same on every rank."""
+        """Take what `state_dict()` of this class or of the wrapped one has given, the same on every rank.
+
+        Before the first step it is not collective. Later every rank must call it; it blocks.
+        """
         this: Any = self
         self.wrapped_class.load_state_dict(this, {key: state_dict[key] for key in state_dict if key != "steps"})
         self._reducer.restart()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import sys
 import threading
 import time
 import weakref
@@ -41,6 +42,9 @@ _LOOK_SECONDS = 0.0005
 """How often the first rank looks whether its own main thread has a gradient."""
 _SLICE_SECONDS = 0.1
 _STOP_SECONDS = 5.0
+_WORD_SECONDS = 1.0
+"""How often the other threads hear from the first rank, so that their wait is not taken for a stall."""
+_END, _GO, _WAIT = range(3)
 _ENDED = -1
 """In place of a step: the rank takes no more steps."""
 
@@ -115,6 +119,8 @@ class LateSteps:
         self._told = {place: _Told(0, done, 0, np.zeros(options)) for place in range(len(self._ranks))}
         self._taken = np.zeros(len(self._ranks))  # how many gradients of each rank were reduced
         self._grace = 0.0
+        self._could, self._has_warned = 0.0, False
+        self._begin_to_wait()
         self._in_time = set(self._told)  # for the last step
         self._checksums: dict[int, tuple[int, float]] = {}  # by step: the first rank that has told its own
         self._receiving: Handle[int] | None = None
@@ -188,13 +194,13 @@ class LateSteps:
 
     def _serve(self) -> None:
         try:
-            while (options := self._told_by_first(None if self._place else self._decided())) is not None:
-                self._reduce(options)
-            if self._place == 1:  # the first rank may wait for a message, and no rank is to leave meanwhile
-                self._send(np.zeros(3 + self._options))
-            if self._place == 0:
-                self._receive().wait()
-            self._told_by_first(None)
+            while (word := self._told_by_first(None if self._place else self._decided()))[0] != _END:
+                if word[0] == _GO:
+                    self._reduce(word[1:])
+                else:
+                    self._end_receive()
+            self._end_receive()  # before any rank leaves
+            self._told_by_first(self._word(_END))
             self._problem = HorovodInternalError(
                 f"{self._name}: fewer than wait_for={self._wait_for} ranks take further steps. Remedy: end the loop at "
                 "the same optimizer.steps on every rank"
@@ -204,35 +210,61 @@ class LateSteps:
                 self._problem = problem
                 self._changed.notify_all()
 
-    def _told_by_first(self, decision: np.ndarray | None) -> np.ndarray | None:
-        """Tell the others the first rank's decision: the options of the step that goes on; None: none does. Blocks."""
-        message = np.zeros(1 + self._options)
-        if decision is not None:
-            message[0], message[1:] = 1, decision
+    def _end_receive(self) -> None:
+        """End the first rank's receive, which would count as stalled after a while, with an empty message."""
+        if self._place == 1:
+            self._send(np.zeros(3 + self._options))
+        while self._place == 0 and self._look():
+            pass
+
+    def _word(self, kind: int, options: np.ndarray | float = 0.0) -> np.ndarray:
+        """What the first rank tells the others: whether a step goes on, and with which options."""
+        word = np.empty(1 + self._options)
+        word[0], word[1:] = kind, options
+        return word
+
+    def _told_by_first(self, word: np.ndarray | None) -> np.ndarray:
+        """Tell the others the first rank's word, and return it. Collective; blocks."""
+        word = self._word(_END) if word is None else word
         name = f"{self._name}: the next step"
         operation = Operation("broadcast", name, self._process_set, root_rank=self._ranks[0], in_place=True)
-        ARRAYS.start(operation, [message], lambda *_: None, waits=True).wait()
-        return message[1:] if message[0] else None
+        ARRAYS.start(operation, [word], lambda *_: None, waits=True).wait()
+        return word
 
-    def _decided(self) -> np.ndarray | None:
-        """On the first rank: wait until a step can go on, and return its options; None: none will."""
+    def _decided(self) -> np.ndarray:
+        """On the first rank: wait a while until a step can go on, or no step will."""
         step, began = self._done + 1, time.monotonic()
-        could = 0.0
-        while True:
+        while time.monotonic() - began < _WORD_SECONDS:
             in_time = [place for place, told in self._told.items() if told.step == step]
             takes_steps = [place for place, told in self._told.items() if told.step != _ENDED]
             lags = [step - self._told[place].step for place in takes_steps if place not in in_time]
             if not takes_steps or (in_time and len(takes_steps) < self._wait_for):
-                return None
+                return self._word(_END)
             if len(in_time) >= self._wait_for and max(lags, default=0) <= self._stale:
-                could = could or time.monotonic()
+                self._could = self._could or time.monotonic()
                 awaited = self._in_time.intersection(takes_steps).difference(in_time)
-                if not awaited or time.monotonic() - could >= self._grace:
-                    break
+                if not awaited or time.monotonic() - self._could >= self._grace:
+                    self._in_time = {*in_time}
+                    self._grace = GRACE_SHARE * (time.monotonic() - self._began)
+                    self._begin_to_wait()
+                    return self._word(_GO, self._told[in_time[0]].options)
             self._look()
-        self._in_time = {*in_time}
-        self._grace = GRACE_SHARE * (time.monotonic() - began)
-        return self._told[in_time[0]].options
+        knobs = basics.running().settings
+        seconds = knobs.stall_check_warning_time_seconds if knobs.stall_check else 0.0
+        if 0 < seconds < time.monotonic() - self._began and not self._has_warned:
+            self._has_warned = True
+            missing = [self._ranks[place] for place in takes_steps if place not in in_time]
+            print(
+                f"horovodish: warning: {self._name}: step {step} has waited {seconds:.0f} s for ranks {missing}. A "
+                f"step goes on with {self._wait_for} ranks, unless another one lags {self._stale} steps",
+                file=sys.stderr,
+                flush=True,
+            )
+        return self._word(_WAIT)
+
+    def _begin_to_wait(self) -> None:
+        """The first rank waits for the next step: since when, since when it could go on, and whether it has said so."""
+        self._began, self._could, self._has_warned = time.monotonic(), 0.0, False
 
     def _receive(self) -> Handle[int]:
         """What receives the next message, into `_message`."""
@@ -242,20 +274,23 @@ class LateSteps:
             self._receiving = receive(ARRAYS, self._message, name=name, process_set=self._process_set)
         return self._receiving
 
-    def _look(self) -> None:
-        """Wait a moment for what another rank tells."""
+    def _look(self) -> bool:
+        """Wait a moment for what another rank tells. False after an empty message."""
         receiving = self._receive()
         if receiving.settles_within(_LOOK_SECONDS):
             place = self._ranks.index(receiving.wait())
+            self._receiving = None
             given, step, checksum, *options = self._message
+            if not given and not step:
+                return False
             if step > self._done + 1:
-                self._told_by_first(None)
+                self._told_by_first(self._word(_END))
                 raise HorovodInternalError(
                     f"{self._name}: rank {self._ranks[place]} is in step {step:.0f}, but the next one is "
                     f"{self._done + 1}. Remedy: begin with the same checkpoint on every rank"
                 )
             self._hear(place, _Told(int(given), int(step), checksum, np.array(options)))
-            self._receiving = None
+        return True
 
     def _hear(self, place: int, told: _Told) -> None:
         self._told[place] = told

@@ -64,7 +64,9 @@ class LateReducer:
         return False
 
     def restart(self) -> None:
-        """The ranks have begun anew."""
+        """The ranks have begun anew, or with another state."""
+        if self._late is not None and self._engine is basics.engine():
+            self._late.end()
         self._late = None
         for _, parameter in self._parameters.in_order():
             parameter.grad = None

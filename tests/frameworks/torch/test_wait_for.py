@@ -17,7 +17,7 @@ import horovodish.torch as hvd
 from support.elastic import Scene, run_elastic
 from support.leaves import leaf, wrapped
 from support.on_ranks import on_ranks
-from support.ranks import RanksFailedError, run_ranks
+from support.ranks import RanksFailedError, run_ranks, run_ranks_to_their_ends
 from support.rounds import digits_model, gradients_of, values_of
 
 STEPS = 40
@@ -201,6 +201,27 @@ def test_ranks_that_count_otherwise(function: Any, message: str) -> None:
     with pytest.raises(RanksFailedError) as raised:
         run_ranks(function, 2, fresh=True)
     assert message in str(raised.value)
+
+
+def is_long_away() -> None:
+    hvd.init()
+    p = leaf()
+    optimizer: Any = wrapped([p], wait_for=2)
+    while optimizer.steps < 3:
+        time.sleep(6.0 * (hvd.rank() == 1 and optimizer.steps == 1))
+        optimizer.zero_grad()
+        p.sum().backward()
+        optimizer.step()
+
+
+def test_who_is_waited_for_is_said() -> None:
+    """By the first rank, once; the threads of the others do not count as stalled."""
+    env = {"HOROVODISH_STALL_CHECK_WARNING_TIME_SECONDS": "3"}
+    outcomes = run_ranks_to_their_ends(is_long_away, 2, env=env)
+    assert [outcome.ended for outcome in outcomes] == ["returned"] * 2
+    said = "".join(outcome.output for outcome in outcomes)
+    (line,) = [line for line in said.splitlines() if "horovodish" in line]
+    assert "step 2 has waited 3 s for ranks [1]. A step goes on with 2 ranks, unless another one lags 8 steps" in line
 
 
 def begins_with_other_parameters() -> None:
