@@ -312,8 +312,11 @@ class StepReducer:
         fragment.step = counted(f"reductions of {fragment.name}", checked_id(process_set))
         if fragment.is_compared and not is_due(fragment.step, 1):
             return
-        named = [(slot.name, slot.parameter if at.start is None else at.start) for slot, at in fragment.members()]
-        fragment.checksums = parameter_checksums(named)
+        elsewhere = {id(slot.parameter) for each in self._fragments if each is not fragment for slot in each.slots}
+        starts = {id(slot.parameter): place.start for slot, place in fragment.members() if place.start is not None}
+        fragment.checksums = parameter_checksums(
+            [(name, starts.get(id(each), each)) for name, each in self._named if id(each) not in elsewhere]
+        )
         shown = self._named[0][0]
         fragment.comparison = compare_layouts([], fragment.name, process_set, fragment.checksums, shown=shown)
 

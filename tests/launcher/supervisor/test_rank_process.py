@@ -98,6 +98,7 @@ def test_before_any_phase_it_is_what_the_wrapper_waits_for(started: Started, lin
 def test_a_wrapper_that_is_stopped_while_its_script_goes_on(started: Started) -> None:
     shell = started("sh", "-c", LINE)
     script = child_of(shell)
+    wait_until(lambda: answer(shell, f"init {script}") == (script, "S"))  # it has begun to sleep
     stop(shell)
     assert answer(shell, f"init {script}") == (script, "S")
     stop(script)
