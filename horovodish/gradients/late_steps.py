@@ -327,6 +327,8 @@ class _Running:
 
 
 def _finish() -> None:
+    if failures.exit_status:
+        return  # the others are to be told at once
     for steps in list(part(_Running).steps):
         steps.end()
 
