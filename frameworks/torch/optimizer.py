@@ -208,10 +208,7 @@ class _Distributed:
 
     wrapped_class: type[Optimizer]
     _reducer: Any
-
-    def synchronize(self) -> None:
-        """Reduce what is not reduced."""
-        raise NotImplementedError
+    synchronize: Callable[..., None]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's. Every rank must add the same group at the same point."""
@@ -237,19 +234,10 @@ class _Distributed:
         return object.__new__, (self.wrapped_class,), this.__getstate__()
 
 
-class _ReducesGradients(_Distributed):
-    """With every op but Adasum."""
+class _MaySkip:
+    """Of classes that reduce gradients."""
 
-    _reducer: Reducer
     _skips: bool
-
-    def synchronize(self) -> None:
-        """Reduce the gradients now, unless they are reduced. Collective; blocks.
-
-        Raises:
-            HorovodInternalError: the reduction failed.
-        """
-        self._reducer.synchronize()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -266,6 +254,20 @@ class _ReducesGradients(_Distributed):
             yield
         finally:
             self._skips = False
+
+
+class _ReducesGradients(_MaySkip, _Distributed):
+    """With every op but Adasum."""
+
+    _reducer: Reducer
+
+    def synchronize(self) -> None:
+        """Reduce the gradients now, unless they are reduced. Collective; blocks.
+
+        Raises:
+            HorovodInternalError: the reduction failed.
+        """
+        self._reducer.synchronize()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """A context in which `backward()` accumulates gradients on the rank and does not reduce. Not collective.
@@ -421,10 +423,8 @@ class _ReducesSteps(_Distributed):
         checked_passes(passes)
 
 
-class _Meets(_ReducesSteps):
+class _Meets(_MaySkip, _ReducesSteps):
     """With `sync`. In some steps gradients may be reduced as well."""
-
-    _skips: bool
 
     def synchronize(self) -> None:
         """Reduce the gradients now, in steps that use those of other ranks. It does not end a round.
@@ -435,15 +435,6 @@ class _Meets(_ReducesSteps):
         self._reducer.settle()
         if self._reducer.gradients is not None:
             self._reducer.gradients.synchronize()
-
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """A context in which `step()` takes the gradients as they are. Not collective."""
-        self._skips = True
-        try:
-            yield
-        finally:
-            self._skips = False
 
     def no_sync(self) -> AbstractContextManager[None]:
         """A context in which `backward()` does not reduce. Not collective."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -222,6 +224,34 @@ def test_who_is_waited_for_is_said() -> None:
     said = "".join(outcome.output for outcome in outcomes)
     (line,) = [line for line in said.splitlines() if "horovodish" in line]
     assert "step 2 has waited 3 s for ranks [1]. A step goes on with 2 ranks, unless another one lags 8 steps" in line
+
+
+EXITS = """
+import sys
+import torch
+import horovodish.torch as hvd
+
+hvd.init()
+p = torch.nn.Parameter(torch.zeros(3))
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), wait_for=2)
+while optimizer.steps < 8:
+    if hvd.rank() == 1 and optimizer.steps == 3:
+        sys.exit(3)
+    optimizer.zero_grad()
+    p.sum().backward()
+    optimizer.step()
+hvd.barrier()
+"""
+
+
+def test_a_rank_that_exits_does_not_wait_for_the_others(tmp_path: Path) -> None:
+    """They wait for it at the end."""
+    script = tmp_path / "exits.py"
+    script.write_text(EXITS)
+    command = [sys.executable, "-m", "horovodish.launcher", "run", "-np", "3", sys.executable, str(script)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode != 0
+    assert "rank 1 called sys.exit(3)" in ended.stderr
 
 
 def begins_with_other_parameters() -> None:
