@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ from horovodish.launch import failures
 from horovodish.runtime import basics
 from horovodish.runtime.process import part
 
-__all__ = ["Average", "LateSteps"]
+__all__ = ["Average", "LateSteps", "missed_steps"]
 
 GRACE_SHARE = 0.1
 """A step that could go on waits so long for ranks that were in time for the last one, as a share of what that took."""
@@ -206,8 +206,10 @@ class LateSteps:
                 "the same optimizer.steps on every rank"
             )
         except (HorovodInternalError, NotInitializedError) as problem:  # the second one at the end of the engine
+            _, failed, why = str(problem).partition(" failed on rank ")
+            step = f"{self._name}: step {self._done + 1}{failed}{why}"
             with self._changed:
-                self._problem = problem
+                self._problem = type(problem)(step) if failed else problem
                 self._changed.notify_all()
 
     def _end_receive(self) -> None:
@@ -245,6 +247,9 @@ class LateSteps:
                 awaited = self._in_time.intersection(takes_steps).difference(in_time)
                 if not awaited or time.monotonic() - self._could >= self._grace:
                     self._in_time = {*in_time}
+                    late = set(takes_steps).difference(in_time)
+                    number = self._process_set.process_set_id
+                    part(_Running).missed.update((number, self._ranks[place]) for place in late)
                     self._grace = GRACE_SHARE * (time.monotonic() - self._began)
                     self._begin_to_wait()
                     return self._word(_GO, self._told[in_time[0]].options)
@@ -324,6 +329,13 @@ class _Running:
 
     def __init__(self) -> None:
         self.steps: weakref.WeakSet[LateSteps] = weakref.WeakSet()
+        self.missed: Counter[tuple[int | None, int]] = Counter()  # by set and rank, on its first rank
+
+
+def missed_steps(process_set: ProcessSet) -> dict[int, int]:
+    """On the first rank of a set, by rank: how many steps went on before the rank had a gradient for them."""
+    missed, number = part(_Running).missed, process_set.process_set_id
+    return {rank: missed[number, rank] for rank in process_set.ranks}
 
 
 def _finish() -> None:
@@ -334,9 +346,11 @@ def _finish() -> None:
 
 
 def _stopped() -> None:
-    for steps in list(part(_Running).steps):
-        steps.stopped()
+    if failures.reason is None and not failures.exit_status:  # else the process ends, and its threads never return
+        for steps in list(part(_Running).steps):
+            steps.stopped()
     part(_Running).steps.clear()
+    part(_Running).missed.clear()
 
 
 basics.follow(finish=_finish, stopped=_stopped)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.collectives.submission import gather_objects, generated_name
+from horovodish.gradients.late_steps import missed_steps
 from horovodish.reports.durations import text_of_seconds
 from horovodish.runtime import basics
 
@@ -21,12 +22,14 @@ class RankLateness:
         times_last: how many collectives it was the last rank to submit.
         mean_seconds: how far it was behind the first rank to submit each of these, on average; 0 if there is none.
         longest_seconds: how far at most.
+        missed_steps: how many steps of optimizers with `wait_for=` went on before this rank had a gradient for them.
     """
 
     rank: int
     times_last: int = 0
     mean_seconds: float = 0.0
     longest_seconds: float = 0.0
+    missed_steps: int = 0
 
     @property
     def total_seconds(self) -> float:
@@ -57,11 +60,12 @@ class StragglerReport:
         return max(self.ranks, key=lambda one: one.total_seconds)
 
     def __str__(self) -> str:
-        worst_first = sorted(self.ranks, key=lambda one: one.total_seconds, reverse=True)
+        worst_first = sorted(self.ranks, key=lambda one: (one.total_seconds, one.missed_steps), reverse=True)
+        are_missed = any(one.missed_steps for one in self.ranks)
         in_steps = f", {self.steps} steps" if self.steps else ""
         lines = [
             f"which rank was last ({self.collectives} collectives, {len(self.ranks)} ranks{in_steps}):",
-            "  rank   times last     mean wait  longest wait    total wait",
+            "  rank   times last     mean wait  longest wait    total wait" + "  missed steps" * are_missed,
         ]
         for one in worst_first[:_SHOWN_RANKS]:
             share = f"{one.times_last / max(1, self.collectives):.0%}"
@@ -69,7 +73,8 @@ class StragglerReport:
                 f"{text_of_seconds(seconds):>14}"
                 for seconds in (one.mean_seconds, one.longest_seconds, one.total_seconds)
             )
-            lines.append(f"{one.rank:>6}{one.times_last:>8}{share:>5}{waits}")
+            missed = f"{one.missed_steps:>14}" if are_missed else ""
+            lines.append(f"{one.rank:>6}{one.times_last:>8}{share:>5}{waits}{missed}")
         if len(worst_first) > _SHOWN_RANKS:
             lines.append(f"  and {len(worst_first) - _SHOWN_RANKS} more ranks, for which the others waited less")
         return "\n".join(lines)
@@ -111,15 +116,17 @@ def straggler_report(process_set: ProcessSet = global_process_set) -> StragglerR
     """
     identity = checked_id(process_set)
     engine = basics.engine()
-    own = (engine.lateness(identity), engine.steps()) if basics.rank() == process_set.ranks[0] else None
+    own = None
+    if basics.rank() == process_set.ranks[0]:
+        own = (engine.lateness(identity), engine.steps(), missed_steps(process_set))
     gathered = gather_objects(own, generated_name("straggler_report", identity), identity)
     known = next((figures for figures in gathered.values() if figures is not None), None)
     if known is None:
         raise ValueError(f"straggler_report: rank {process_set.ranks[0]}, which has the figures, has joined")
-    table, steps = known
-    ranks = tuple(_lateness(rank, *table.get(rank, (0, 0.0, 0.0))) for rank in process_set.ranks)
-    return StragglerReport(ranks, steps)
-
-
-def _lateness(rank: int, times_last: int, total_seconds: float, longest_seconds: float) -> RankLateness:
-    return RankLateness(rank, times_last, total_seconds / max(1, times_last), longest_seconds)
+    table, steps, missed = known
+    ranks = []
+    for rank in process_set.ranks:
+        times_last, total_seconds, longest_seconds = table.get(rank, (0, 0.0, 0.0))
+        mean_seconds = total_seconds / max(1, times_last)
+        ranks.append(RankLateness(rank, times_last, mean_seconds, longest_seconds, missed[rank]))
+    return StragglerReport(tuple(ranks), steps)
