@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.hosts import Hosts, hosts, run_on_hosts
 
 ELEMENTS = 1 << 20
@@ -36,6 +38,7 @@ def sent(on: Hosts, layout: list[int], policy: str) -> int:
     return max(after - start for start, after in zip(before, on.sent_bytes(), strict=True))
 
 
+@pytest.mark.soak
 def test_what_crosses_the_link() -> None:
     with hosts(2) as two_hosts:
         synchronous = sent(two_hosts, [1, 1], "")

@@ -422,6 +422,7 @@ def test_orders_that_differ() -> None:
     orders_that_differ()
 
 
+@pytest.mark.soak
 def test_three_ranks_give_the_same_bits_in_every_run() -> None:
     runs = [run_ranks(orders_that_differ, 3, begin=True) for _ in range(2)]
     for by_rank in runs:

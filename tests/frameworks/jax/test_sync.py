@@ -143,6 +143,7 @@ def test_a_round_may_end_early() -> None:
         np.testing.assert_allclose(params, -4 * mean * (rounds + 1), rtol=1e-6)
 
 
+@pytest.mark.soak
 @on_ranks(4)
 def test_sets_that_step_alike() -> None:
     sets = [horovodish.add_process_set(ranks) for ranks in ([0, 1], [2, 3])]

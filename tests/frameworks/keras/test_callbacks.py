@@ -155,6 +155,7 @@ class Untracked(keras.Model):
         return {"loss": keras.ops.zeros(())}
 
 
+@pytest.mark.soak
 @on_ranks(2)
 @only_on("torch", "tensorflow")  # JAX's `train_step` has no side effects
 def test_models_with_several_optimizers() -> None:
@@ -284,6 +285,7 @@ def test_learning_rates_are_equal_whatever_the_number_of_batches() -> None:
         np.testing.assert_allclose(watch.rates[:batches], expected, rtol=1e-6)
 
 
+@pytest.mark.soak
 @on_ranks(2)
 @only_on("jax", "tensorflow")  # PyTorch has no such steps
 def test_a_warmup_reaches_its_end_in_steps_of_several_batches() -> None:

@@ -117,6 +117,7 @@ def test_a_compiled_step_reduces() -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.soak
 @on_ranks(3)
 @only_on("jax")
 def test_fit_gives_the_same_bits_again() -> None:

@@ -30,6 +30,7 @@ def test_an_embedding() -> None:
     assert all(350 < number <= 400 for number in rows), "both ranks use the same 400 words"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("scale", [16.0, 2.0**127], ids=["finite", "infinite on rank 1"])
 @on_ranks(2)
 def test_mixed_precision(scale: float) -> None:

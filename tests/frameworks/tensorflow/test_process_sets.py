@@ -84,6 +84,7 @@ def every_refusal(way: str, process_set: hvd.ProcessSet) -> None:
             called(call, EAGER if name.startswith("broadcast_") else way)()
 
 
+@pytest.mark.soak
 @on_ranks(3)
 def test_attributes_of_operations() -> None:
     """Their length does not depend on the number of all ranks."""

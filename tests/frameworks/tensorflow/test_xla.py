@@ -85,6 +85,7 @@ def test_shapes_that_are_not_known() -> None:
             np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
+@pytest.mark.soak
 @on_ranks(2, 3, env=SMALL_BUCKETS)
 def test_gradients() -> None:
     """Those of a function that XLA does not compile, and gradients of them."""

@@ -174,6 +174,7 @@ def test_compression() -> None:
     assert p.stride() == (1, 6)
 
 
+@pytest.mark.soak
 @on_ranks(3, (2, "mpi_ring"))
 def test_copies() -> None:
     model = small_model()

@@ -283,6 +283,7 @@ def test_two_sparse_optimizers_met_in_another_order() -> None:
             torch.testing.assert_close(weight.grad.to_dense(), rows_of((mean(), [1])))
 
 
+@pytest.mark.soak
 @on_ranks(3, (2, "mpi_ring"))
 def test_refused_sparse_gradients() -> None:
     weight = nn.Parameter(torch.zeros(ROWS, 2))

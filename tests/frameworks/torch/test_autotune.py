@@ -40,6 +40,7 @@ def train(steps: int) -> tuple[list[float], bool]:
     return [float(parameter.double().sum()) for parameter in model.parameters()], hvd.rank() == 0
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("plane", ["auto", "mpi_ring"])
 def test_the_search_ends_and_is_logged(tmp_path: Path, plane: str) -> None:
     log = tmp_path / "autotune.csv"

@@ -484,6 +484,7 @@ def test_a_backward_after_a_wait_that_was_interrupted() -> None:
     check(p, mean())
 
 
+@pytest.mark.soak
 @around_backward
 def test_what_travels_outlives_the_optimizer() -> None:
     """A backward has raised, so nobody has waited for what it had handed over. The others hand it over later."""

@@ -36,6 +36,7 @@ def test_what_fails_in_one_set_fails_in_all() -> None:
     hvd.barrier()
 
 
+@pytest.mark.soak
 @on_ranks(4)
 def test_sets_that_cannot_share() -> None:
     own, everybody = pairs_of_ranks(), hvd.global_process_set
