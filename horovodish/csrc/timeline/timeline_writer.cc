@@ -29,7 +29,8 @@ std::string arguments_of(const Request& request) {
 
 TimelineWriter::TimelineWriter(int descriptor, int process, std::string_view name, int64_t origin)
     : file_(descriptor, process, origin) {
-  file_.name_process(name);
+  file_.add({.type = 'M', .name = "process_name", .arguments = "\"name\":" + json_text(name)});
+  file_.add({.type = 'M', .name = "process_sort_index", .arguments = "\"sort_index\":" + std::to_string(process)});
 }
 
 void TimelineWriter::take(const TimelineRecord& record) {
@@ -67,10 +68,16 @@ void TimelineWriter::finish(int64_t at) {
 }
 
 void TimelineWriter::describe(uint32_t number, const TrackDescription& description) {
+  name_track(number, description.name);
   Track& described = track(number);
-  if (!std::exchange(described.named, true)) file_.name_track(number, description.name);
   described.kind = name_of(description.request->kind);
   described.arguments = arguments_of(*description.request);
+}
+
+// Once.
+void TimelineWriter::name_track(uint32_t number, std::string_view name) {
+  if (std::exchange(track(number).named, true)) return;
+  file_.add({.type = 'M', .track = number, .name = "thread_name", .arguments = "\"name\":" + json_text(name)});
 }
 
 TimelineWriter::Track& TimelineWriter::track(uint32_t number) {
@@ -84,7 +91,7 @@ void TimelineWriter::submitted(uint32_t number, int64_t at) {
   begun.busy = true;
   begun.waits = "negotiate";
   begun.last = std::max(at, begun.last);
-  file_.begin(number, begun.kind, begun.last, begun.arguments);
+  file_.add({'B', number, begun.kind, begun.last, {}, begun.arguments});
 }
 
 void TimelineWriter::end_waiting(uint32_t number, int64_t at) {
@@ -97,7 +104,7 @@ void TimelineWriter::slice(uint32_t number, std::string_view name, int64_t begin
   Track& track = tracks_[number];
   begin = std::max(begin, track.last);
   track.last = std::max(end, begin + 1);
-  file_.slice(number, name, begin, track.last);
+  file_.add({'X', number, name, begin, track.last - begin});
 }
 
 void TimelineWriter::end(uint32_t number, int64_t at, bool failed) {
@@ -105,12 +112,12 @@ void TimelineWriter::end(uint32_t number, int64_t at, bool failed) {
   Track& track = tracks_[number];
   track.last = std::max(at, track.last);
   track.busy = false;
-  file_.end(number, track.last, failed ? "\"failed\":true" : "");
+  file_.add({'E', number, {}, track.last, {}, failed ? "\"failed\":true" : ""});
 }
 
 void TimelineWriter::mark(std::string_view name, int64_t at, std::string_view arguments) {
-  if (!std::exchange(track(kEngineTrack).named, true)) file_.name_track(kEngineTrack, "engine");
-  file_.mark(kEngineTrack, name, at, arguments);
+  name_track(kEngineTrack, "engine");
+  file_.add({'i', kEngineTrack, name, at, {}, arguments});
 }
 
 }  // namespace horovodish

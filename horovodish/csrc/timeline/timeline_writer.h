@@ -40,6 +40,7 @@ class TimelineWriter {
     int64_t last = 0;  // the time of its last event
   };
 
+  void name_track(uint32_t number, std::string_view name);
   Track& track(uint32_t number);
   void submitted(uint32_t number, int64_t at);
   void slice(uint32_t number, std::string_view name, int64_t begin, int64_t end);

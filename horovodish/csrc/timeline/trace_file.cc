@@ -48,67 +48,31 @@ std::string json_text(std::string_view value) {
 
 TraceFile::TraceFile(int descriptor, int process, int64_t origin)
     : descriptor_(descriptor), process_(std::to_string(process)), origin_(origin) {
-  add("[\n");
+  add_line("[\n");
 }
 
 TraceFile::~TraceFile() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-void TraceFile::name_process(std::string_view name) {
-  open("M", 0);
-  this->name("process_name");
-  close("\"name\":" + json_text(name));
-  open("M", 0);
-  this->name("process_sort_index");
-  close("\"sort_index\":" + process_);
-}
-
-void TraceFile::name_track(uint64_t track, std::string_view name) {
-  open("M", track);
-  this->name("thread_name");
-  close("\"name\":" + json_text(name));
-}
-
-void TraceFile::begin(uint64_t track, std::string_view name, int64_t at, std::string_view arguments) {
-  open("B", track);
-  time("ts", at - origin_);
-  this->name(name);
-  close(arguments);
-}
-
-void TraceFile::end(uint64_t track, int64_t at, std::string_view arguments) {
-  open("E", track);
-  time("ts", at - origin_);
-  close(arguments);
-}
-
-void TraceFile::slice(uint64_t track, std::string_view name, int64_t begin, int64_t end) {
-  open("X", track);
-  time("ts", begin - origin_);
-  time("dur", end - begin);
-  this->name(name);
-  close({});
-}
-
-void TraceFile::mark(uint64_t track, std::string_view name, int64_t at, std::string_view arguments) {
-  open("i", track);
-  time("ts", at - origin_);
-  this->name(name);
-  line_ += ",\"s\":\"p\"";
-  close(arguments);
+void TraceFile::add(const Event& event) {
+  line_ = first_ ? "{\"ph\":\"" : ",{\"ph\":\"";
+  first_ = false;
+  line_ += event.type;
+  line_.append("\",\"pid\":").append(process_).append(",\"tid\":");
+  append_number(line_, static_cast<int64_t>(event.track));
+  if (event.at) time("ts", *event.at - origin_);
+  if (event.length) time("dur", *event.length);
+  if (event.type != 'E') line_.append(",\"name\":\"").append(event.name).append("\"");
+  if (event.type == 'i') line_ += ",\"s\":\"p\"";
+  if (!event.arguments.empty()) line_.append(",\"args\":{").append(event.arguments).append("}");
+  line_ += "}\n";
+  add_line(line_);
 }
 
 void TraceFile::finish() {
-  add("]\n");
+  add_line("]\n");
   flush();
-}
-
-void TraceFile::open(std::string_view type, uint64_t track) {
-  line_ = first_ ? "{\"ph\":\"" : ",{\"ph\":\"";
-  first_ = false;
-  line_.append(type).append("\",\"pid\":").append(process_).append(",\"tid\":");
-  append_number(line_, static_cast<int64_t>(track));
 }
 
 void TraceFile::time(std::string_view key, int64_t nanoseconds) {
@@ -122,15 +86,7 @@ void TraceFile::time(std::string_view key, int64_t nanoseconds) {
   line_.append(digits, sizeof digits);
 }
 
-void TraceFile::name(std::string_view name) { line_.append(",\"name\":\"").append(name).append("\""); }
-
-void TraceFile::close(std::string_view arguments) {
-  if (!arguments.empty()) line_.append(",\"args\":{").append(arguments).append("}");
-  line_ += "}\n";
-  add(line_);
-}
-
-void TraceFile::add(std::string_view line) {
+void TraceFile::add_line(std::string_view line) {
   const size_t room = kPageBytes - written_ % kPageBytes;
   if (page_.size() + line.size() > room) {
     if (page_.size() < room) page_.append(room - page_.size() - 1, ' ') += '\n';

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -24,24 +25,23 @@ class TraceFile {
   TraceFile(const TraceFile&) = delete;
   TraceFile& operator=(const TraceFile&) = delete;
 
-  void name_process(std::string_view name);
-  void name_track(uint64_t track, std::string_view name);
-  // `arguments`: the inside of a JSON object, or nothing.
-  void begin(uint64_t track, std::string_view name, int64_t at, std::string_view arguments = {});
-  void end(uint64_t track, int64_t at, std::string_view arguments = {});
-  void slice(uint64_t track, std::string_view name, int64_t begin, int64_t end);
-  void mark(uint64_t track, std::string_view name, int64_t at, std::string_view arguments);
+  // An event of the format.
+  struct Event {
+    char type;  // B and E: a slice begins and ends; X: a slice; i: a mark; M: the name of the process or of a track
+    uint64_t track = 0;
+    std::string_view name = {};
+    std::optional<int64_t> at = {}, length = {};
+    std::string_view arguments = {};  // the inside of a JSON object, or nothing
+  };
+  void add(const Event& event);
   // Hands what there is to the operating system.
   void flush();
   // The closing bracket.
   void finish();
 
  private:
-  void open(std::string_view type, uint64_t track);
   void time(std::string_view key, int64_t nanoseconds);
-  void name(std::string_view name);
-  void close(std::string_view arguments);
-  void add(std::string_view line);
+  void add_line(std::string_view line);
 
   int descriptor_;  // -1 after an error
   const std::string process_;
