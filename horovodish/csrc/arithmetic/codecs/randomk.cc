@@ -14,44 +14,44 @@ uint64_t drawn(uint64_t seed, uint64_t counter) {
   return bits ^ (bits >> 31);
 }
 
-struct Randomk {
-  static size_t bytes(const Block& block) { return kept_of(block) * sizeof(float); }
+namespace randomk {
+size_t bytes(const Block& block) { return kept_of(block) * sizeof(float); }
 
-  // The block is cut into as many cells as values travel, and one value of each does.
-  static size_t place(const Block& block, uint64_t seed, size_t cell, size_t cells) {
-    const size_t begin = cell * block.count / cells, end = (cell + 1) * block.count / cells;
-    return begin + drawn(seed, cell) % (end - begin);
+// The block is cut into as many cells as values travel, and one value of each does.
+size_t place(const Block& block, uint64_t seed, size_t cell, size_t cells) {
+  const size_t begin = cell * block.count / cells, end = (cell + 1) * block.count / cells;
+  return begin + drawn(seed, cell) % (end - begin);
+}
+
+HOROVODISH_INLINE void encode(float* values, std::byte* code, const Block& block) {
+  if (largest_bits(values, block.count) >= kInfinityBits) {
+    return encode_nan(values, code, bytes(block), block.count);
   }
-
-  static HOROVODISH_INLINE void encode(float* values, std::byte* code, const Block& block) {
-    if (largest_bits(values, block.count) >= kInfinityBits) {
-      return encode_nan(values, code, bytes(block), block.count);
-    }
-    const size_t cells = kept_of(block);
-    const uint64_t seed = drawn(block.seed, 0);  // those of neighbours differ by little
-    for (size_t cell = 0; cell < cells; ++cell) {
-      float& value = values[place(block, seed, cell, cells)];
-      write_float(code + cell * sizeof value, value);
-      value = 0;
-    }
+  const size_t cells = kept_of(block);
+  const uint64_t seed = drawn(block.seed, 0);  // those of neighbours differ by little
+  for (size_t cell = 0; cell < cells; ++cell) {
+    float& value = values[place(block, seed, cell, cells)];
+    write_float(code + cell * sizeof value, value);
+    value = 0;
   }
+}
 
-  static HOROVODISH_INLINE void decode(const std::byte* code, float* values, const Block& block, bool adds) {
-    const float first = read_float(code);
-    if (first != first) return static_cast<void>(std::fill_n(values, block.count, first));
-    if (!adds) std::fill_n(values, block.count, 0.0f);
-    const size_t cells = kept_of(block);
-    const uint64_t seed = drawn(block.seed, 0);
-    for (size_t cell = 0; cell < cells; ++cell) {
-      values[place(block, seed, cell, cells)] += read_float(code + cell * sizeof(float));
-    }
+HOROVODISH_INLINE void decode(const std::byte* code, float* values, const Block& block, bool adds) {
+  const float first = read_float(code);
+  if (first != first) return static_cast<void>(std::fill_n(values, block.count, first));
+  if (!adds) std::fill_n(values, block.count, 0.0f);
+  const size_t cells = kept_of(block);
+  const uint64_t seed = drawn(block.seed, 0);
+  for (size_t cell = 0; cell < cells; ++cell) {
+    values[place(block, seed, cell, cells)] += read_float(code + cell * sizeof(float));
   }
-};
+}
+}  // namespace randomk
 
-HOROVODISH_CODEC(Randomk)
+HOROVODISH_CODEC(randomk)
 
 }  // namespace
 
-const BlockCodec kRandomkCodec{4096, Randomk::bytes, encode_Randomk, decode_Randomk};
+const BlockCodec kRandomkCodec{4096, randomk::bytes, encode_randomk, decode_randomk};
 
 }  // namespace horovodish

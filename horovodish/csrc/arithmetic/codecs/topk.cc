@@ -13,54 +13,54 @@ size_t kept_of(const Block& block) {
 
 namespace {
 
-struct Topk {
-  using Index = uint16_t;
-  static constexpr size_t kBlock = 4096;
+namespace topk {
+using Index = uint16_t;
+constexpr size_t kBlock = 4096;
 
-  static size_t bytes(const Block& block) { return kept_of(block) * (sizeof(float) + sizeof(Index)); }
+size_t bytes(const Block& block) { return kept_of(block) * (sizeof(float) + sizeof(Index)); }
 
-  static HOROVODISH_INLINE void encode(float* values, std::byte* code, const Block& block) {
-    int32_t bits[kBlock];
-    for (size_t i = 0; i < block.count; ++i) bits[i] = magnitude_bits(values[i]);
-    const size_t kept = kept_of(block);
-    if (largest_bits(values, block.count) >= kInfinityBits) {
-      return encode_nan(values, code, bytes(block), block.count);
-    }
-    std::nth_element(bits, bits + kept - 1, bits + block.count, std::greater<>());
-    const int32_t least = bits[kept - 1];
-    // Of equal magnitudes the first ones are kept.
-    auto equal = kept - static_cast<size_t>(std::count_if(bits, bits + kept, [=](int32_t its) { return its > least; }));
-    std::byte* indices = code + kept * sizeof(float);
-    for (size_t i = 0; i < block.count; ++i) {
-      const int32_t its = magnitude_bits(values[i]);
-      if (its < least || (its == least && equal == 0)) continue;
-      if (its == least) --equal;
-      const auto index = static_cast<Index>(i);
-      write_float(code, values[i]);
-      std::memcpy(indices, &index, sizeof index);
-      code += sizeof(float);
-      indices += sizeof index;
-      values[i] = 0;
-    }
+HOROVODISH_INLINE void encode(float* values, std::byte* code, const Block& block) {
+  int32_t bits[kBlock];
+  for (size_t i = 0; i < block.count; ++i) bits[i] = magnitude_bits(values[i]);
+  const size_t kept = kept_of(block);
+  if (largest_bits(values, block.count) >= kInfinityBits) {
+    return encode_nan(values, code, bytes(block), block.count);
   }
-
-  static HOROVODISH_INLINE void decode(const std::byte* code, float* values, const Block& block, bool adds) {
-    const size_t kept = kept_of(block);
-    const float first = read_float(code);
-    if (first != first) return static_cast<void>(std::fill_n(values, block.count, first));
-    if (!adds) std::fill_n(values, block.count, 0.0f);
-    for (size_t i = 0; i < kept; ++i) {
-      Index index;
-      std::memcpy(&index, code + kept * sizeof(float) + i * sizeof index, sizeof index);
-      values[index % block.count] += read_float(code + i * sizeof(float));
-    }
+  std::nth_element(bits, bits + kept - 1, bits + block.count, std::greater<>());
+  const int32_t least = bits[kept - 1];
+  // Of equal magnitudes the first ones are kept.
+  auto equal = kept - static_cast<size_t>(std::count_if(bits, bits + kept, [=](int32_t its) { return its > least; }));
+  std::byte* indices = code + kept * sizeof(float);
+  for (size_t i = 0; i < block.count; ++i) {
+    const int32_t its = magnitude_bits(values[i]);
+    if (its < least || (its == least && equal == 0)) continue;
+    if (its == least) --equal;
+    const auto index = static_cast<Index>(i);
+    write_float(code, values[i]);
+    std::memcpy(indices, &index, sizeof index);
+    code += sizeof(float);
+    indices += sizeof index;
+    values[i] = 0;
   }
-};
+}
 
-HOROVODISH_CODEC(Topk)
+HOROVODISH_INLINE void decode(const std::byte* code, float* values, const Block& block, bool adds) {
+  const size_t kept = kept_of(block);
+  const float first = read_float(code);
+  if (first != first) return static_cast<void>(std::fill_n(values, block.count, first));
+  if (!adds) std::fill_n(values, block.count, 0.0f);
+  for (size_t i = 0; i < kept; ++i) {
+    Index index;
+    std::memcpy(&index, code + kept * sizeof(float) + i * sizeof index, sizeof index);
+    values[index % block.count] += read_float(code + i * sizeof(float));
+  }
+}
+}  // namespace topk
+
+HOROVODISH_CODEC(topk)
 
 }  // namespace
 
-const BlockCodec kTopkCodec{Topk::kBlock, Topk::bytes, encode_Topk, decode_Topk};
+const BlockCodec kTopkCodec{topk::kBlock, topk::bytes, encode_topk, decode_topk};
 
 }  // namespace horovodish
