@@ -95,7 +95,7 @@ SAME(kCudaCaptureModeRelaxed, CU_STREAM_CAPTURE_MODE_RELAXED);
 
 # Those without are other functions in CUDA 12.
 NAMED_WITH_THEIR_VERSION = ("cuDeviceGetUuid_v2",)
-LOOKED_UP = re.compile(r'look_up\(opened, path, "(\w+)", (\w+)\)')
+LOOKED_UP = re.compile(r"\(\*(\w+)\)\([^()]*\)\s*=\s*look_up\(\"(\w+)\"\)")
 
 
 def installed(name: str, wheels: tuple[str, ...], folders: str) -> Path | None:
@@ -119,7 +119,7 @@ def nccl(name: str) -> Path:
 def functions(source: str, table: str) -> str:
     """For every function that is looked up: that the header gives its name to that version of it, and its type."""
     lines = []
-    for symbol, member in LOOKED_UP.findall((CSRC / source).read_text()):
+    for member, symbol in LOOKED_UP.findall((CSRC / source).read_text()):
         name = symbol if symbol in NAMED_WITH_THEIR_VERSION else re.sub(r"_v\d$", "", symbol)
         lines.append(f'static_assert(std::string_view(TEXT({name})) == "{symbol}");')
         lines.append(f"static_assert(Alike<decltype({table}::{member}), decltype(&{name})>::value);")
@@ -141,7 +141,7 @@ def test_what_we_declare_is_what_nccl_declares(tmp_path: Path) -> None:
     # All of CUDA that it needs: the types of a stream and an event.
     (tmp_path / "cuda_runtime.h").write_text("typedef struct S* cudaStream_t; typedef struct E* cudaEvent_t;")
     (tmp_path / "cuda_fp16.h").write_text("")
-    assert compiled(tmp_path, NCCL + functions("abi/nccl.cc", "Nccl")) == ""
+    assert compiled(tmp_path, NCCL + functions("abi/nccl.h", "Nccl")) == ""
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on this machine: apt-get install g++")
@@ -151,7 +151,7 @@ def test_what_we_declare_is_what_cuda_declares(tmp_path: Path) -> None:
     if header is None:
         pytest.skip("no cuda.h to compare with: pip install nvidia-cuda-runtime")
     shutil.copy(header, tmp_path)
-    assert compiled(tmp_path, CUDA + functions("abi/cuda.cc", "Cuda")) == ""
+    assert compiled(tmp_path, CUDA + functions("abi/cuda.h", "Cuda")) == ""
 
 
 def test_nccl_has_what_we_look_up() -> None:

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <string>
 
+#include "abi/library.h"
+
 namespace horovodish::abi {
 
 using CuContext = void*;
@@ -29,38 +31,38 @@ constexpr unsigned kCudaEventDisableTiming = 2;
 constexpr int kCudaCaptureNone = 0;         // of CUstreamCaptureStatus
 constexpr int kCudaCaptureModeRelaxed = 2;  // of CUstreamCaptureMode
 
-struct Cuda {
-  std::string path;
+// Opening it throws std::runtime_error saying what is wrong.
+struct Cuda : Library {
+  explicit Cuda(const std::string& path) : Library(path) { check(init(0), "it was initialized"); }
 
-  int (*init)(unsigned flags) = nullptr;
-  int (*get_error_name)(int error, const char** name) = nullptr;
-  int (*get_error_string)(int error, const char** text) = nullptr;
-  int (*device_get)(CuDevice* device, int ordinal) = nullptr;
-  int (*device_get_name)(char* name, int length, CuDevice device) = nullptr;
-  int (*device_get_uuid)(CuUuid* uuid, CuDevice device) = nullptr;
-  int (*primary_context_retain)(CuContext* context, CuDevice device) = nullptr;
-  int (*context_push)(CuContext context) = nullptr;
-  int (*context_pop)(CuContext* context) = nullptr;
-  int (*stream_priority_range)(int* least, int* greatest) = nullptr;
-  int (*stream_create)(CuStream* stream, unsigned flags, int priority) = nullptr;
-  int (*stream_wait_event)(CuStream stream, CuEvent event, unsigned flags) = nullptr;
-  int (*stream_is_capturing)(CuStream stream, int* status) = nullptr;
-  int (*exchange_capture_mode)(int* mode) = nullptr;
-  int (*event_create)(CuEvent* event, unsigned flags) = nullptr;
-  int (*event_record)(CuEvent event, CuStream stream) = nullptr;
-  int (*event_query)(CuEvent event) = nullptr;
-  int (*memory_allocate)(CuPointer* pointer, size_t bytes, CuStream stream) = nullptr;
-  int (*memory_free)(CuPointer pointer, CuStream stream) = nullptr;
-  int (*copy)(CuPointer target, CuPointer source, size_t bytes, CuStream stream) = nullptr;
-  int (*fill_8)(CuPointer target, unsigned char value, size_t count, CuStream stream) = nullptr;
-  int (*fill_16)(CuPointer target, unsigned short value, size_t count, CuStream stream) = nullptr;
-  int (*fill_32)(CuPointer target, unsigned value, size_t count, CuStream stream) = nullptr;
+  int (*init)(unsigned flags) = look_up("cuInit");
+  int (*get_error_name)(int error, const char** name) = look_up("cuGetErrorName");
+  int (*get_error_string)(int error, const char** text) = look_up("cuGetErrorString");
+  int (*device_get)(CuDevice* device, int ordinal) = look_up("cuDeviceGet");
+  int (*device_get_name)(char* name, int length, CuDevice device) = look_up("cuDeviceGetName");
+  int (*device_get_uuid)(CuUuid* uuid, CuDevice device) =
+      look_up("cuDeviceGetUuid_v2");  // tells the parts of a divided GPU (MIG) apart
+  int (*primary_context_retain)(CuContext* context, CuDevice device) = look_up("cuDevicePrimaryCtxRetain");
+  int (*context_push)(CuContext context) = look_up("cuCtxPushCurrent_v2");
+  int (*context_pop)(CuContext* context) = look_up("cuCtxPopCurrent_v2");
+  int (*stream_priority_range)(int* least, int* greatest) = look_up("cuCtxGetStreamPriorityRange");
+  int (*stream_create)(CuStream* stream, unsigned flags, int priority) = look_up("cuStreamCreateWithPriority");
+  int (*stream_wait_event)(CuStream stream, CuEvent event, unsigned flags) = look_up("cuStreamWaitEvent");
+  int (*stream_is_capturing)(CuStream stream, int* status) = look_up("cuStreamIsCapturing");
+  int (*exchange_capture_mode)(int* mode) = look_up("cuThreadExchangeStreamCaptureMode");
+  int (*event_create)(CuEvent* event, unsigned flags) = look_up("cuEventCreate");
+  int (*event_record)(CuEvent event, CuStream stream) = look_up("cuEventRecord");
+  int (*event_query)(CuEvent event) = look_up("cuEventQuery");
+  int (*memory_allocate)(CuPointer* pointer, size_t bytes, CuStream stream) = look_up("cuMemAllocAsync");
+  int (*memory_free)(CuPointer pointer, CuStream stream) = look_up("cuMemFreeAsync");
+  int (*copy)(CuPointer target, CuPointer source, size_t bytes, CuStream stream) = look_up("cuMemcpyDtoDAsync_v2");
+  int (*fill_8)(CuPointer target, unsigned char value, size_t count, CuStream stream) = look_up("cuMemsetD8Async");
+  int (*fill_16)(CuPointer target, unsigned short value, size_t count, CuStream stream) = look_up("cuMemsetD16Async");
+  int (*fill_32)(CuPointer target, unsigned value, size_t count, CuStream stream) = look_up("cuMemsetD32Async");
   // `height` rows of `width` values, `pitch` bytes apart.
   int (*fill_2d_32)(CuPointer target, size_t pitch, unsigned value, size_t width, size_t height,
-                    CuStream stream) = nullptr;
+                    CuStream stream) = look_up("cuMemsetD2D32Async");
 
-  // Opens the library, fills in the rest and initializes the driver; throws std::runtime_error saying what is wrong.
-  void load(const std::string& library);
   // Throws std::runtime_error with CUDA's name and text of the error. `what` completes "CUDA failed while ...".
   void check(int result, const char* what) const;
 };

@@ -5,20 +5,39 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace horovodish::abi {
 
-// Opens a library for good, or finds it loaded; throws std::runtime_error with the loader's reason.
-inline void* open_library(const std::string& path) {
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) throw std::runtime_error(std::string("it does not load: ") + dlerror());
-  return library;
-}
+// The address of a function, which becomes a pointer of the type that it is assigned to.
+struct Function {
+  void* address;
 
-template <class Function>
-void look_up(void* library, const std::string& path, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  if (function == nullptr) throw std::runtime_error(path + " has no function " + name);
-}
+  template <class Pointer>
+  operator Pointer() const {
+    return reinterpret_cast<Pointer>(address);
+  }
+};
+
+class Library {
+ public:
+  // Opens a library for good, or finds it loaded; throws std::runtime_error with the loader's reason.
+  explicit Library(const std::string& path) : Library(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), path) {
+    if (opened_ == nullptr) throw std::runtime_error(std::string("it does not load: ") + dlerror());
+  }
+  // One that is loaded already. `name`: for messages.
+  Library(void* opened, std::string name) : opened_(opened), name_(std::move(name)) {}
+
+  // Throws std::runtime_error where there is no such function.
+  Function look_up(const char* function) const {
+    void* const found = dlsym(opened_, function);
+    if (found == nullptr) throw std::runtime_error(name_ + " has no function " + function);
+    return {found};
+  }
+
+ private:
+  void* opened_;
+  std::string name_;
+};
 
 }  // namespace horovodish::abi

@@ -1,39 +1,34 @@
 #include "abi/mpi.h"
 
-#include <dlfcn.h>
-
-#include <stdexcept>
+#include "abi/library.h"
 
 namespace horovodish::abi {
 
 namespace {
-template <class Function>
-void look_up(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  if (function == nullptr) throw std::runtime_error(std::string("the loaded MPI library has no function ") + name);
-}
-
-void* open_loaded(const std::string& library) {
+void* find_loaded(const std::string& library) {
   void* loaded = dlopen(library.c_str(), RTLD_NOLOAD | RTLD_LAZY);
   if (loaded == nullptr) throw std::runtime_error("mpi4py's extension module is not loaded: " + library);
   return loaded;
 }
+
+constexpr const char* kName = "the loaded MPI library";
 }  // namespace
 
 void Mpi::resolve() {
-  void* loaded = open_loaded(library);
-  look_up(loaded, "MPI_Isend", isend);
-  look_up(loaded, "MPI_Issend", issend);
-  look_up(loaded, "MPI_Irecv", irecv);
-  look_up(loaded, "MPI_Test", test);
-  look_up(loaded, "MPI_Cancel", cancel);
-  look_up(loaded, "MPI_Get_count", get_count);
-  look_up(loaded, "MPI_Error_string", error_string);
+  void* const loaded = find_loaded(library);
+  const Library mpi(loaded, kName);
+  isend = mpi.look_up("MPI_Isend");
+  issend = mpi.look_up("MPI_Issend");
+  irecv = mpi.look_up("MPI_Irecv");
+  test = mpi.look_up("MPI_Test");
+  cancel = mpi.look_up("MPI_Cancel");
+  get_count = mpi.look_up("MPI_Get_count");
+  error_string = mpi.look_up("MPI_Error_string");
   if (tolerates_faults) get_failed_ = reinterpret_cast<decltype(get_failed_)>(dlsym(loaded, "MPIX_Comm_get_failed"));
-  look_up(loaded, "MPI_Comm_group", comm_group_);
-  look_up(loaded, "MPI_Group_size", group_size_);
-  look_up(loaded, "MPI_Group_translate_ranks", translate_ranks_);
-  look_up(loaded, "MPI_Group_free", group_free_);
+  comm_group_ = mpi.look_up("MPI_Comm_group");
+  group_size_ = mpi.look_up("MPI_Group_size");
+  translate_ranks_ = mpi.look_up("MPI_Group_translate_ranks");
+  group_free_ = mpi.look_up("MPI_Group_free");
 }
 
 bool Mpi::has_died(int rank) const {
@@ -50,9 +45,10 @@ bool Mpi::has_died(int rank) const {
 }
 
 void MpiExit::resolve(const std::string& library) {
-  void* loaded = open_loaded(library);
-  look_up(loaded, "MPI_Finalized", finalized);
-  look_up(loaded, "MPI_Finalize", finalize);
+  void* const loaded = find_loaded(library);
+  const Library mpi(loaded, kName);
+  finalized = mpi.look_up("MPI_Finalized");
+  finalize = mpi.look_up("MPI_Finalize");
   agree = reinterpret_cast<decltype(agree)>(dlsym(loaded, "MPIX_Comm_agree"));
 }
 

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string>
 
+#include "abi/library.h"
+
 namespace horovodish::abi {
 
 using NcclCommunicator = void*;
@@ -60,45 +62,48 @@ struct NcclConfig {
   int traffic_class = kUndefined;
 };
 
-struct Nccl {
+// Opening it throws std::runtime_error saying what is wrong with it.
+struct Nccl : Library {
+  explicit Nccl(const std::string& path) : Library(path) {}
+
   // The first one with all that is called here whose non-blocking communicators can be aborted while they are made.
   static constexpr int kOldest = 21800;
 
-  std::string path;
-  int version = 0;  // 21805 is 2.18.5
-
-  NcclResult (*get_version)(int* version) = nullptr;
-  const char* (*get_error_string)(NcclResult result) = nullptr;
-  const char* (*get_last_error)(NcclCommunicator communicator) = nullptr;
-  NcclResult (*get_unique_id)(NcclUniqueId* id) = nullptr;
+  NcclResult (*get_version)(int* version) = look_up("ncclGetVersion");
+  // Asked before the other functions, some of which an old one does not have. 21805 is 2.18.5.
+  const int version = checked_version();
+  const char* (*get_error_string)(NcclResult result) = look_up("ncclGetErrorString");
+  const char* (*get_last_error)(NcclCommunicator communicator) = look_up("ncclGetLastError");
+  NcclResult (*get_unique_id)(NcclUniqueId* id) = look_up("ncclGetUniqueId");
   NcclResult (*comm_init_rank_config)(NcclCommunicator* communicator, int ranks, NcclUniqueId id, int rank,
-                                      NcclConfig* config) = nullptr;
-  NcclResult (*comm_get_async_error)(NcclCommunicator communicator, NcclResult* state) = nullptr;
-  NcclResult (*comm_finalize)(NcclCommunicator communicator) = nullptr;
-  NcclResult (*comm_destroy)(NcclCommunicator communicator) = nullptr;
-  NcclResult (*comm_abort)(NcclCommunicator communicator) = nullptr;
+                                      NcclConfig* config) = look_up("ncclCommInitRankConfig");
+  NcclResult (*comm_get_async_error)(NcclCommunicator communicator,
+                                     NcclResult* state) = look_up("ncclCommGetAsyncError");
+  NcclResult (*comm_finalize)(NcclCommunicator communicator) = look_up("ncclCommFinalize");
+  NcclResult (*comm_destroy)(NcclCommunicator communicator) = look_up("ncclCommDestroy");
+  NcclResult (*comm_abort)(NcclCommunicator communicator) = look_up("ncclCommAbort");
   NcclResult (*red_op_create_pre_mul_sum)(NcclOp* op, void* scalar, NcclType type, NcclScalarResidence residence,
-                                          NcclCommunicator communicator) = nullptr;
-  NcclResult (*red_op_destroy)(NcclOp op, NcclCommunicator communicator) = nullptr;
-  NcclResult (*group_start)() = nullptr;
-  NcclResult (*group_end)() = nullptr;
+                                          NcclCommunicator communicator) = look_up("ncclRedOpCreatePreMulSum");
+  NcclResult (*red_op_destroy)(NcclOp op, NcclCommunicator communicator) = look_up("ncclRedOpDestroy");
+  NcclResult (*group_start)() = look_up("ncclGroupStart");
+  NcclResult (*group_end)() = look_up("ncclGroupEnd");
   NcclResult (*all_reduce)(const void* source, void* target, size_t count, NcclType type, NcclOp op,
-                           NcclCommunicator communicator, NcclStream stream) = nullptr;
+                           NcclCommunicator communicator, NcclStream stream) = look_up("ncclAllReduce");
   NcclResult (*reduce)(const void* source, void* target, size_t count, NcclType type, NcclOp op, int root,
-                       NcclCommunicator communicator, NcclStream stream) = nullptr;
+                       NcclCommunicator communicator, NcclStream stream) = look_up("ncclReduce");
   NcclResult (*reduce_scatter)(const void* source, void* target, size_t target_count, NcclType type, NcclOp op,
-                               NcclCommunicator communicator, NcclStream stream) = nullptr;
+                               NcclCommunicator communicator, NcclStream stream) = look_up("ncclReduceScatter");
   NcclResult (*broadcast)(const void* source, void* target, size_t count, NcclType type, int root,
-                          NcclCommunicator communicator, NcclStream stream) = nullptr;
+                          NcclCommunicator communicator, NcclStream stream) = look_up("ncclBroadcast");
   NcclResult (*all_gather)(const void* source, void* target, size_t source_count, NcclType type,
-                           NcclCommunicator communicator, NcclStream stream) = nullptr;
+                           NcclCommunicator communicator, NcclStream stream) = look_up("ncclAllGather");
   NcclResult (*send)(const void* source, size_t count, NcclType type, int peer, NcclCommunicator communicator,
-                     NcclStream stream) = nullptr;
+                     NcclStream stream) = look_up("ncclSend");
   NcclResult (*receive)(void* target, size_t count, NcclType type, int peer, NcclCommunicator communicator,
-                        NcclStream stream) = nullptr;
+                        NcclStream stream) = look_up("ncclRecv");
 
-  // Opens the library and fills in the rest; throws std::runtime_error saying what is wrong with it.
-  void load(const std::string& library);
+ private:
+  int checked_version() const;
 };
 
 }  // namespace horovodish::abi

@@ -30,13 +30,11 @@ Libraries& libraries() {
 template <class Library>
 void load_once(std::optional<Library>& library, const std::string& path) {
   if (library) return;
-  Library loaded;
   try {
-    loaded.load(path);
+    library.emplace(path);
   } catch (const std::exception& error) {
     throw std::runtime_error(path + ": " + error.what());
   }
-  library = std::move(loaded);
 }
 
 abi::CuPointer address_of(const void* pointer) { return reinterpret_cast<abi::CuPointer>(pointer); }
