@@ -46,7 +46,7 @@ def _loaded() -> Any:
     connect = ctypes.CDLL(_path()).horovodish_connect
     connect.argtypes = [ctypes.c_void_p]
     connect.restype = None
-    connect(_native.c_interface())
+    connect(_native.engine_interface())
     return library
 
 

@@ -41,19 +41,17 @@ class Commands {
   std::string_view left_;
 };
 
-// A link whose peer has written these bytes.
-class Given final : public Link {
+// What a peer has written.
+class Given final : public Channel {
  public:
   explicit Given(std::string_view bytes) : bytes_(bytes) {}
 
- protected:
-  size_t write_some(const char*, size_t size) override { return size; }
-  size_t read_some(char* data, size_t size) override {
-    const size_t step = bytes_.copy(data, size);
+  size_t write(const std::byte*, size_t size, bool) override { return size; }
+  size_t read(std::byte* data, size_t size) override {
+    const size_t step = bytes_.copy(reinterpret_cast<char*>(data), size);
     bytes_.remove_prefix(step);
     return step;
   }
-  bool flushed() override { return true; }
 
  private:
   std::string_view bytes_;
@@ -131,7 +129,7 @@ void decode(std::string_view bytes) {
 }
 
 void receive(std::string_view bytes) {
-  Given link(bytes);
+  Link link(std::make_unique<Given>(bytes));
   accepts([&] {
     link.advance();
     while (link.receive()) {

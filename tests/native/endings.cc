@@ -75,7 +75,7 @@ void block_all_completions() {
   bool last_called = false;
   std::atomic<int> ended{0};
   std::vector<float> memory(1);
-  const auto follow = [&](const std::string& name, std::function<void(const Handle&)> then) {
+  const auto follow = [&](const std::string& name, Then then) {
     auto request = std::make_shared<Request>();
     request->name = name;
     request->members = {{name, DType::float32, {1}}};
@@ -83,13 +83,13 @@ void block_all_completions() {
     submit(engine, std::move(request), {{data, data}}, 0, nullptr, std::move(then));
   };
   for (int i = 0; i < kBlocked; ++i) {
-    follow("blocked" + std::to_string(i), [&](const Handle&) {
+    follow("blocked" + std::to_string(i), [&](const std::shared_ptr<Handle>&) {
       std::unique_lock lock(mutex);
       changed.wait(lock, [&] { return last_called; });
       ++ended;
     });
   }
-  follow("last", [&](const Handle&) {
+  follow("last", [&](const std::shared_ptr<Handle>&) {
     std::lock_guard lock(mutex);
     last_called = true;
     changed.notify_all();

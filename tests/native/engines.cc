@@ -153,8 +153,8 @@ void follow_completions(Engine& engine, int ranks) {
     auto* memory = reinterpret_cast<std::byte*>(tensors[i].data());
     std::shared_ptr<void> owner = std::make_shared<int>();
     const std::weak_ptr<void> owned = owner;
-    submit(engine, std::move(request), {{memory, memory}}, 0, std::move(owner), [&, i, owned](const Handle& handle) {
-      right += handle.settled() && handle.error() == nullptr && owned.expired() &&
+    submit(engine, std::move(request), {{memory, memory}}, 0, std::move(owner), [&, i, owned](const auto& handle) {
+      right += handle->settled() && handle->error() == nullptr && owned.expired() &&
                tensors[i][299] == static_cast<float>(ranks);
       ++ended;
     });

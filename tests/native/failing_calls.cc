@@ -82,7 +82,7 @@ void follow(Engine& engine) {
   request->members = {{request->name, DType::float32, {10}}};
   auto* data = reinterpret_cast<std::byte*>(memory.data());
   const auto handle =
-      submit(engine, std::move(request), {{data, data}}, 0, nullptr, [&](const Handle&) { called = true; });
+      submit(engine, std::move(request), {{data, data}}, 0, nullptr, [&](const auto&) { called = true; });
   while (!called) std::this_thread::yield();
   finish(engine, handle);
 }

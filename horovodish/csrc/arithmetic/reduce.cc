@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "arithmetic/half.h"
 #include "arithmetic/instructions.h"
@@ -107,45 +108,29 @@ HOROVODISH_INLINE A scaled(A value, double factor, int divisor = 1) {
   }
 }
 
-struct Add {
-  template <class A>
-  HOROVODISH_INLINE A operator()(A a, A b) const {
-    if constexpr (std::is_floating_point_v<A>) return a + b;
-    if constexpr (std::is_integral_v<A>) return static_cast<A>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-  }
+constexpr auto kAdd = []<class A>(A a, A b) __attribute__((always_inline)) {
+  if constexpr (std::is_integral_v<A>) return static_cast<A>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+  if constexpr (std::is_floating_point_v<A>) return a + b;
 };
-struct Multiply {
-  template <class A>
-  HOROVODISH_INLINE A operator()(A a, A b) const {
-    if constexpr (std::is_floating_point_v<A>) return a * b;
-    if constexpr (std::is_integral_v<A>) return static_cast<A>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
-  }
+constexpr auto kMultiply = []<class A>(A a, A b) __attribute__((always_inline)) {
+  if constexpr (std::is_integral_v<A>) return static_cast<A>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+  if constexpr (std::is_floating_point_v<A>) return a * b;
 };
-struct Minimum {
-  template <class A>
-  HOROVODISH_INLINE A operator()(A a, A b) const {
-    return a < b || a != a ? a : b;
-  }
-};
-struct Maximum {
-  template <class A>
-  HOROVODISH_INLINE A operator()(A a, A b) const {
-    return a > b || a != a ? a : b;
-  }
-};
+constexpr auto kMinimum = []<class A>(A a, A b) __attribute__((always_inline)) { return a < b || a != a ? a : b; };
+constexpr auto kMaximum = []<class A>(A a, A b) __attribute__((always_inline)) { return a > b || a != a ? a : b; };
 
 template <class Function>
 HOROVODISH_INLINE void with_operator(ReduceOp op, Function function) {
   switch (op) {
     case ReduceOp::average:
     case ReduceOp::sum:
-      return function(Add{});
+      return function(kAdd);
     case ReduceOp::min:
-      return function(Minimum{});
+      return function(kMinimum);
     case ReduceOp::max:
-      return function(Maximum{});
+      return function(kMaximum);
     case ReduceOp::product:
-      return function(Multiply{});
+      return function(kMultiply);
     case ReduceOp::adasum:
       throw std::logic_error("Adasum is no element-wise reduction");
   }
@@ -439,9 +424,9 @@ void reduce(DType dtype, ReduceOp op, void* target, const void* const* sources, 
   with_type(dtype, [&](auto type) { reduce_as(type, op, target, sources, sources_count, count, scaling); });
 }
 
-StagedScaling in_stages(DType dtype, ReduceOp op, const Scaling& scaling, size_t contributions) {
-  StagedScaling staged{.first = {.prescale = scaling.prescale},
-                       .last = {.postscale = scaling.postscale, .divisor = scaling.divisor}};
+std::pair<Scaling, Scaling> in_stages(DType dtype, ReduceOp op, const Scaling& scaling, size_t contributions) {
+  std::pair<Scaling, Scaling> staged{{.prescale = scaling.prescale},
+                                     {.postscale = scaling.postscale, .divisor = scaling.divisor}};
   const double factor = std::abs(scaling.postscale / scaling.divisor);
   const bool adds = op == ReduceOp::sum || op == ReduceOp::average;
   if (dtype != DType::float16 || !adds || !(factor > 0 && factor < 1)) return staged;
@@ -449,7 +434,7 @@ StagedScaling in_stages(DType dtype, ReduceOp op, const Scaling& scaling, size_t
   const double growth = static_cast<double>(contributions) * std::max(1.0, std::abs(scaling.prescale));
   const auto halvings = static_cast<int>(std::min<double>(-std::ilogb(factor), std::ceil(std::log2(growth))));
   staged.first.prescale = std::ldexp(staged.first.prescale, -halvings);
-  staged.last.postscale = std::ldexp(staged.last.postscale, halvings);
+  staged.second.postscale = std::ldexp(staged.second.postscale, halvings);
   return staged;
 }
 

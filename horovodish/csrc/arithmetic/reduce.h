@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <utility>
 
 #include "arithmetic/types.h"
 
@@ -23,15 +24,12 @@ struct Scaling {
 void reduce(DType dtype, ReduceOp op, void* target, const void* const* sources, size_t sources_count, size_t count,
             const Scaling& scaling);
 
-// A reduction in stages: `first` for the contributions, `last` for the last stage, and none for those in between.
-struct StagedScaling {
-  Scaling first, last;
-};
+// A reduction in stages: the scaling of the contributions, and that of the last stage. Those in between have none.
 // For partial results that are stored in `dtype`. A sum of float16 numbers can be too large for float16 although its average is
 // not. So a part of what makes the result smaller is applied to the contributions: a power of two, which changes no digit.
 //     average of 60000 on 4 ranks    60000 + 60000 = infinity    60000 / 4 + 60000 / 4 = 30000
 // `contributions`: at most as many are added.
-StagedScaling in_stages(DType dtype, ReduceOp op, const Scaling& scaling, size_t contributions);
+std::pair<Scaling, Scaling> in_stages(DType dtype, ReduceOp op, const Scaling& scaling, size_t contributions);
 
 // Floating-point numbers of `dtype`, times `factor`, as float32; and the other way.
 void load_floats(DType dtype, const void* source, float* target, size_t count, double factor);

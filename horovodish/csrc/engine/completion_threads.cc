@@ -62,7 +62,7 @@ void CompletionThreads::work(const std::shared_ptr<Shared>& shared) {
     if (shared->first == nullptr) shared->last = nullptr;
     --shared->queued;
     lock.unlock();
-    operation->then(*operation->handle);
+    operation->then(operation->handle);
     operation->then = nullptr;
     lock.lock();
   }

@@ -49,7 +49,7 @@ void Engine::enqueue_and_drive(const std::shared_ptr<Operation>& operation, std:
   stop_here_if_exiting();
   const bool drives = config_.size > 1 && nothing_submitted() && seat_.take_if_free();
   if (!drives) return enqueue(operation, false);
-  std::function<void(const Handle&)> then;
+  Then then;
   {
     const Driver driver(*this, operation.get());
     enqueue(operation, true);
@@ -57,7 +57,7 @@ void Engine::enqueue_and_drive(const std::shared_ptr<Operation>& operation, std:
     if (operation->handle->settled()) then = std::move(operation->then);
   }
   stop_here_if_exiting();
-  if (then) then(*operation->handle);
+  if (then) then(operation->handle);
 }
 
 bool Engine::nothing_submitted() {

@@ -6,9 +6,8 @@
 #include <algorithm>
 #include <new>
 
-#include "engine/warning.h"
 #include "memory/waiting_costs.h"
-#include "planes/make_plane.h"
+#include "operation/warning.h"
 
 namespace horovodish {
 
@@ -80,9 +79,6 @@ void Engine::add_process_set(int id, ProcessSetConfig config, StallInspector::Se
   for (const WorldRank rank : config.ranks) {
     place.ranks += (place.ranks.empty() ? "" : ",") + std::to_string(number_of(rank));
   }
-  const auto plane = [this](const ProcessSetConfig& of, const auto& on_complete, const auto& on_refuse) {
-    return make_plane(of, config_.options, arena_.get(), launch_order_, launched_operations_, on_complete, on_refuse);
-  };
   std::shared_ptr<Doorbell> doorbell;
   {
     const SeatHold hold(seat_);
@@ -90,8 +86,7 @@ void Engine::add_process_set(int id, ProcessSetConfig config, StallInspector::Se
     if (process_sets_.contains(id)) {
       throw std::invalid_argument("process set " + std::to_string(id) + " exists already");
     }
-    process_sets_[id] = std::make_unique<ProcessSet>(std::move(config), options, arena_.get(), peer_deaths_.get(),
-                                                     plane, static_cast<ProcessSet::Owner&>(*this));
+    process_sets_[id] = std::make_unique<ProcessSet>(std::move(config), options, *this);
   }
   {
     std::lock_guard lock(inbox_mutex_);

@@ -68,14 +68,7 @@ struct EngineConfig {
   }
 };
 
-// This rank's index in a group, and the group's size.
-struct RankInGroup {
-  int rank = -1;  // -1: it is none of them
-  int size = 0;  // 0: they are not known on this rank
-  std::string ranks = {};  // of a process set: of the world, ascending, separated by commas
-};
-
-class Engine final : private ProcessSet::Owner {
+class Engine final {
  public:
   explicit Engine(EngineConfig config);
   ~Engine();
@@ -147,7 +140,7 @@ class Engine final : private ProcessSet::Owner {
   // until the next one begins. A compiled program calls it whenever it runs.
   void begin_step() { ++steps_; }
   // How many steps have begun. Reports and errors name the last one.
-  uint64_t steps() const noexcept override { return steps_; }
+  uint64_t steps() const noexcept { return steps_; }
   // How many bytes of this rank were reduced, in all process sets. Single numbers, such as a loss for the log, do not count.
   uint64_t reduced_bytes() const { return reduced_bytes_; }
   // The engine's message about the lost rank, empty if none has failed and no operation here has needed one that has left.
@@ -212,11 +205,15 @@ class Engine final : private ProcessSet::Owner {
   std::optional<std::chrono::nanoseconds> nap() const;
 
   // What the process sets tell it.
-  void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept override;
+  friend ProcessSet;
+  // Every operation ends once, with an error or none.
+  void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept;
   void count(const Operation& operation) noexcept;
-  bool submits_nothing(int process_set) noexcept override;
-  void on_note(const Note& note) override { launch_order_.announced(note.process_set, note.decision); }
-  void decisions_ended(int process_set, Loss loss, const std::string& why) override;
+  // Whether no thread of this rank submits anything before the next decision of a process set. Two calls in a row must find the
+  // same.
+  bool submits_nothing(int process_set) noexcept;
+  // Nothing is decided any more, for this reason.
+  void decisions_ended(int process_set, Loss loss, const std::string& why);
 
   Error described(const Operation& operation, const Error& error) const noexcept;
   std::shared_ptr<Timeline> take_timeline();

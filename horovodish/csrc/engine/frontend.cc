@@ -24,8 +24,8 @@ std::shared_ptr<Engine> running_engine() {
 }
 
 std::shared_ptr<Handle> submit(Engine& engine, std::shared_ptr<const Request> request, std::vector<Buffer> buffers,
-                               int process_set, std::shared_ptr<void> memory, std::function<void(const Handle&)> then,
-                               uintptr_t stream, bool drives) {
+                               int process_set, std::shared_ptr<void> memory, Then then, uintptr_t stream,
+                               bool drives) {
   auto operation = operation_of(std::move(request), std::move(buffers), process_set, engine.make_handle());
   operation->memory = std::move(memory);
   operation->then = std::move(then);

@@ -27,7 +27,7 @@ inline constexpr std::chrono::milliseconds kDriveLimit{1};
 // `drives`: when nothing else is under way, the calling thread drives the engine for kDriveLimit before this returns; `then`
 // may be called meanwhile.
 std::shared_ptr<Handle> submit(Engine& engine, std::shared_ptr<const Request> request, std::vector<Buffer> buffers,
-                               int process_set, std::shared_ptr<void> memory, std::function<void(const Handle&)> then,
-                               uintptr_t stream = 0, bool drives = false);
+                               int process_set, std::shared_ptr<void> memory, Then then, uintptr_t stream = 0,
+                               bool drives = false);
 
 }  // namespace horovodish

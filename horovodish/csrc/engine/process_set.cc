@@ -7,9 +7,11 @@
 #include <string_view>
 #include <variant>
 
-#include "engine/warning.h"
+#include "engine/engine.h"
 #include "negotiation/shared_clock.h"
 #include "planes/mpi/mpi_exit.h"
+#include "planes/nccl/nccl.h"
+#include "planes/stream/stream.h"
 
 namespace horovodish {
 
@@ -58,23 +60,23 @@ std::string text_of(WorldRank rank, const std::exception_ptr& failure) {
 
 }  // namespace
 
-ProcessSet::ProcessSet(ProcessSetConfig config, const EngineOptions& options, Arena* arena, const PeerDeaths* deaths,
-                       const MakePlane& make_plane, Owner& owner)
+ProcessSet::ProcessSet(ProcessSetConfig config, const EngineOptions& options, Engine& engine)
     : config_(std::move(config)),
       options_(options),
-      owner_(owner),
-      neighbours_(config_, arena, deaths),
+      engine_(engine),
+      neighbours_(config_, engine.arena_.get(), engine.peer_deaths_.get()),
       negotiation_(neighbours_.at_root(), neighbours_.participants(), options_.cache_capacity),
       carried_(config_),
-      plane_(make_plane(
-          config_, [this](const auto& operation) { complete(operation); },
-          [this](const auto& operation, const Error& error) { operations_.end(operation, &error); })),
-      pairs_(
-          config_, options_.ring_segment_bytes, arena,
-          [this](const auto& operation, const Error* error) { settle(operation, error); }, warn),
+      pairs_(config_, options_.ring_segment_bytes, engine.arena_.get(),
+             [this](const auto& operation, const Error* error) { settle(operation, error); }),
       operations_(config_.id, config_.own_rank(), *this),
       stall_watch_(config_, options_, negotiation_, neighbours_, operations_, pairs_, plane_,
-                   [this] { return owner_.steps(); }) {}
+                   [this] { return engine_.steps(); }) {
+  const OnEnd on_end = [this](const auto& operation, const Error* error) { end(operation, error); };
+  auto host = std::make_unique<StreamPlane>(config_, options_, engine.arena_.get(), on_end);
+  plane_ = std::make_unique<NcclPlane>(config_, options_, std::move(host), engine.launch_order_,
+                                       engine.launched_operations_, on_end);
+}
 
 // Nothing may leave the driver: an exception would end the process on the engine's thread, and on a caller's it would look like an
 // error of the caller's. Nobody can go on with what a failed step has left half done, so this rank leaves the set.
@@ -95,7 +97,7 @@ void ProcessSet::leave_if_failed() noexcept {
   if (!end_) end_ = {0, {ErrorKind::rank_lost, kOutOfMemory}};
   try {
     if (end_->error.message == kOutOfMemory) end_->error.message = text_of(config_.own_rank(), failure_);
-    owner_.decisions_ended(config_.id, Loss::failed, end_->error.message);
+    engine_.decisions_ended(config_.id, Loss::failed, end_->error.message);
   } catch (const std::bad_alloc&) {
   }
   try {
@@ -141,7 +143,7 @@ std::optional<std::chrono::nanoseconds> ProcessSet::nap() const {
   if (config_.mpi && neighbours_.has_unsent()) at_most(kLongestNap);
   if (broken_) at_most(kNewsTime);
   if (failure_ && !said_farewell_) at_most(kLongestNap);
-  if (plane_ && plane_->may_fail_after_launch()) at_most(kWatchNap);
+  if (plane_ && plane_->oldest_launched() != nullptr) at_most(kWatchNap);
   if (const auto watch = stall_watch_.nap()) at_most(*watch);
   return nap;
 }
@@ -169,7 +171,7 @@ void ProcessSet::state(const std::shared_ptr<Operation>& operation) {
 }
 
 void ProcessSet::settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept {
-  owner_.settle(operation, error);
+  engine_.settle(operation, error);
 }
 
 void ProcessSet::exchange() {
@@ -202,7 +204,7 @@ void ProcessSet::apply(const Note& note, Clock::time_point now) {
     case Note::Topic::launch:
       neighbours_.nudge_children();
       last_note_ = now;
-      return owner_.on_note(note);
+      return engine_.launch_order_.announced(note.process_set, note.decision);
     case Note::Topic::ask_status:
     case Note::Topic::ask_status_of_gpus:
       neighbours_.nudge_children();
@@ -224,7 +226,7 @@ void ProcessSet::apply(const Joined& joined, Clock::time_point now) {
 void ProcessSet::answer_question(Clock::time_point now) {
   const bool about_gpus = *std::exchange(question_, std::nullopt) == Note::Topic::ask_status_of_gpus;
   const bool waits =
-      operations_.busy() && operations_.executing().empty() && !pairs_.busy() && owner_.submits_nothing(config_.id);
+      operations_.busy() && operations_.executing().empty() && !pairs_.busy() && engine_.submits_nothing(config_.id);
   stall_watch_.on_status_question(about_gpus, waits || operations_.join(), now);
   apply_decisions();
 }
@@ -245,7 +247,7 @@ void ProcessSet::apply(const DecidedCollective& decided, Clock::time_point now) 
                                                " is not in the process set. Remedy: name one of its ranks."};
     operations_.end(operation, &error);
   } else if (carried_.finish(*operation, decided.values)) {
-    complete(operation);
+    operations_.end(operation, nullptr);
   } else {
     plane_->start(operation);
   }
@@ -283,7 +285,7 @@ bool ProcessSet::advance_plane() {
     return false;
   }
   try {
-    const bool moved = plane_ && plane_->advance() == Progress::progressed;
+    const bool moved = plane_ && plane_->advance();
     if (moved) stall_watch_.moved();
     return pairs_.advance() || moved;
   } catch (const std::bad_alloc&) {
@@ -295,9 +297,9 @@ bool ProcessSet::advance_plane() {
   }
 }
 
-void ProcessSet::complete(const std::shared_ptr<Operation>& operation) {
+void ProcessSet::end(const std::shared_ptr<Operation>& operation, const Error* error) {
   if (operation->inner) return operation->inner();
-  operations_.end(operation, nullptr);
+  operations_.end(operation, error);
 }
 
 // The number of decisions that this rank has carried out.
@@ -314,7 +316,7 @@ void ProcessSet::apply(const Lost& lost, Clock::time_point now) {
   if (!end_) end_ = {0, {kind_of(lost.loss), what, lost.text.substr(end)}};
   end_->decision = lost.finished;
   end_->wait_until = in_order(lost.loss) ? now + kDrainLimit : Clock::time_point{};
-  owner_.decisions_ended(config_.id, lost.loss, what);
+  engine_.decisions_ended(config_.id, lost.loss, what);
   operations_.abandon_undecided(end_->error);
   const bool may_arrive = in_order(lost.loss) && config_.mpi && !broken_;
   pairs_.end(end_->error, now + (may_arrive ? kArrivalLimit : Clock::duration::zero()));
@@ -324,7 +326,7 @@ void ProcessSet::apply(const Lost& lost, Clock::time_point now) {
 // Once a rank is lost: what it has done its part in is completed, then the rest ends, and with it the plane.
 void ProcessSet::end_plane() {
   if (!end_ || !plane_ || (!broken_ && finished() < end_->decision)) return;
-  const bool waits = !broken_ && plane_->may_fail_after_launch() && operations_.executing().empty();
+  const bool waits = !broken_ && plane_->oldest_launched() != nullptr && operations_.executing().empty();
   if (waits && Clock::now() < end_->wait_until) return;
   end_plane_because_of(end_->error);
   operations_.abandon_executing(end_->error);

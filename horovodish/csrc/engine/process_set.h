@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,8 +13,6 @@
 
 #include "engine/operation_table.h"
 #include "engine/stall_watch.h"
-#include "memory/arena.h"
-#include "memory/peer_deaths.h"
 #include "negotiation/negotiation.h"
 #include "negotiation/neighbours.h"
 #include "negotiation/process_set_config.h"
@@ -26,31 +23,14 @@
 
 namespace horovodish {
 
+class Engine;
+
 class ProcessSet final : private OperationTable::Owner {
  public:
   using Clock = std::chrono::steady_clock;
-  using MakePlane =
-      std::function<std::unique_ptr<Plane>(const ProcessSetConfig&, const Plane::OnComplete&, const Plane::OnRefuse&)>;
 
-  class Owner {
-   public:
-    virtual ~Owner() = default;
-    // Every operation ends once, with an error or none.
-    virtual void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept = 0;
-    // A note to all ranks that is not for the process set itself.
-    virtual void on_note(const Note& note) = 0;
-    // Nothing is decided any more, for this reason.
-    virtual void decisions_ended(int process_set, Loss loss, const std::string& why) = 0;
-    // How many steps this rank has begun.
-    virtual uint64_t steps() const noexcept = 0;
-    // Whether no thread of this rank submits anything before the next decision of a process set. Two calls in a row must
-    // find the same.
-    virtual bool submits_nothing(int process_set) noexcept = 0;
-  };
-
-  // `arena` and `deaths` may be null where this rank is alone on its host. They and `owner` outlive the set.
-  ProcessSet(ProcessSetConfig config, const EngineOptions& options, Arena* arena, const PeerDeaths* deaths,
-             const MakePlane& make_plane, Owner& owner);
+  // `engine` outlives the set.
+  ProcessSet(ProcessSetConfig config, const EngineOptions& options, Engine& engine);
 
   // An exception in the functions that are noexcept ends this rank's part in the set: what it has under way fails, and the peers
   // are told why.
@@ -118,7 +98,7 @@ class ProcessSet final : private OperationTable::Owner {
   void answer_question(Clock::time_point now);
   std::shared_ptr<Operation> operation_for_joined(const DecidedCollective& decided, Clock::time_point now);
   bool advance_plane();
-  void complete(const std::shared_ptr<Operation>& operation);
+  void end(const std::shared_ptr<Operation>& operation, const Error* error);
   uint64_t finished() const;
 
   // When a rank is lost.
@@ -128,7 +108,7 @@ class ProcessSet final : private OperationTable::Owner {
 
   const ProcessSetConfig config_;
   const EngineOptions options_;
-  Owner& owner_;
+  Engine& engine_;
   Neighbours neighbours_;
   Negotiation negotiation_;
   const CarriedValues carried_;
@@ -146,7 +126,7 @@ class ProcessSet final : private OperationTable::Owner {
 
   Clock::time_point last_progress_{};
   std::optional<Note::Topic> question_;  // of the root's, not answered yet
-  std::optional<Clock::time_point> last_note_;  // for the owner
+  std::optional<Clock::time_point> last_note_;  // about launches
 };
 
 }  // namespace horovodish

@@ -7,7 +7,7 @@
 #include <limits>
 #include <utility>
 
-#include "engine/warning.h"
+#include "operation/warning.h"
 
 namespace horovodish {
 
@@ -69,7 +69,7 @@ void StallWatch::on_status_question(bool about_gpus, bool waits, Clock::time_poi
   if (!neighbours_.at_root()) ++(about_gpus ? questions_about_gpus_ : news_);
   const auto warning = options_.stall.warning;
   const bool lags = warning.count() > 0 && now - last_news_ > warning && operations_.undecided() == 0 &&
-                    operations_.executing().empty() && !pairs_.busy() && !oldest_launched();
+                    operations_.executing().empty() && !pairs_.busy() && oldest_launched() == nullptr;
   if (options_.stack_signal != 0 && lags && std::exchange(stacks_shown_, last_news_) != last_news_) {
     warn("other ranks wait for " + text_of(config_.own_rank()) + ". Its threads are here:");
     kill(getpid(), options_.stack_signal);
@@ -111,8 +111,8 @@ StallWatch::Inspection StallWatch::inspect_waiting(Clock::time_point now) {
 // An operation ends on one rank's GPU and not on another's, such as a broadcast at its root. So every rank looks after its own
 // GPU. The root asks all ranks. Another rank speaks for itself where the root does not ask.
 StallWatch::Inspection StallWatch::inspect_launched(Clock::time_point now) {
-  const auto launched = oldest_launched();
-  const auto number = launched ? std::optional(launched->number + questions_about_gpus_) : std::nullopt;
+  const Plane::Launched* const launched = oldest_launched();
+  const auto number = launched != nullptr ? std::optional(launched->number + questions_about_gpus_) : std::nullopt;
   return act(launched_stall_.look(now, number), Note::Topic::ask_status_of_gpus, [&] {
     if (!neighbours_.at_root()) return describe_launched(*launched, now);
     return launched_stall_.report(now, label_of(*launched->request) + " was launched on the GPUs and has not ended");
@@ -155,7 +155,7 @@ StallWatch::Inspection StallWatch::inspect_deadlock(Clock::time_point) {
 std::optional<std::chrono::nanoseconds> StallWatch::nap() const {
   using Nanoseconds = std::chrono::nanoseconds;
   const bool waits = negotiation_.anything_pending() || negotiation_.any_joined() || !operations_.executing().empty() ||
-                     pairs_.busy() || (plane_ && plane_->may_fail_after_launch());
+                     pairs_.busy() || (oldest_launched() != nullptr);
   return waits ? std::optional(std::chrono::duration_cast<Nanoseconds>(stall_.interval())) : std::nullopt;
 }
 
@@ -176,16 +176,14 @@ std::string StallWatch::describe_waiting() const {
   return text + label_of(*operations_.executing().begin()->second->request) + " has been begun but not finished";
 }
 
-std::optional<Plane::Launched> StallWatch::oldest_launched() const {
-  return plane_ ? plane_->oldest_launched() : std::nullopt;
-}
+const Plane::Launched* StallWatch::oldest_launched() const { return plane_ ? plane_->oldest_launched() : nullptr; }
 
 std::string StallWatch::describe_launched(const Plane::Launched& launched, Clock::time_point now) const {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - launched.since).count();
   return label_of(*launched.request) + " was launched on the GPU of " + text_of(config_.own_rank()) + " " +
          std::to_string(seconds) + " s ago and has not ended: " +
-         (launched.has_inputs ? "this GPU waits in it for another rank's, or it hangs"
-                              : "this GPU has not yet come to it, since it still computes what comes before");
+         (launched.has_inputs() ? "this GPU waits in it for another rank's, or it hangs"
+                                : "this GPU has not yet come to it, since it still computes what comes before");
 }
 
 // What this rank is doing, for a report.
@@ -193,8 +191,9 @@ std::string StallWatch::status(Clock::time_point now) const {
   const uint64_t step = steps_();
   const std::string in_step = step == 0 ? "" : "is in step " + std::to_string(step) + " and ";
   const std::string on_host = in_step + status_on_host(now);
-  const auto launched = oldest_launched();
-  return launched && now - launched->since > kLongOnGpu ? on_host + "; " + describe_launched(*launched, now) : on_host;
+  const Plane::Launched* const launched = oldest_launched();
+  return launched != nullptr && now - launched->since > kLongOnGpu ? on_host + "; " + describe_launched(*launched, now)
+                                                                   : on_host;
 }
 
 std::string StallWatch::status_on_host(Clock::time_point now) const {

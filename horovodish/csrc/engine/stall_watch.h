@@ -55,7 +55,7 @@ class StallWatch {
   Inspection inspect_deadlock(Clock::time_point now);
   std::optional<uint64_t> waiting() const;
   std::string describe_waiting() const;
-  std::optional<Plane::Launched> oldest_launched() const;
+  const Plane::Launched* oldest_launched() const;
   std::string describe_launched(const Plane::Launched& launched, Clock::time_point now) const;
   std::string status(Clock::time_point now) const;
   std::string status_on_host(Clock::time_point now) const;

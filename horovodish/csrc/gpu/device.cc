@@ -56,63 +56,47 @@ const abi::Nccl* nccl_library() {
   return all.nccl ? &*all.nccl : nullptr;
 }
 
-// An event of CUDA's, which is used anew for another purpose afterwards.
-class Device::Event : public DeviceEvent {
- public:
-  Event(Device& device, abi::CuEvent event) : device_(device), event_(event) {}
-  ~Event() override {
-    std::lock_guard lock(device_.mutex_);
-    device_.idle_events_.push_back(event_);
-  }
-  void order_after(uintptr_t stream) override {
-    const Scope scope(device_);
-    device_.check_not_captured(stream_of(stream));
-    device_.cuda_.check(device_.cuda_.stream_wait_event(stream_of(stream), event_, 0), "a stream was made to wait");
-  }
-  bool done() override {
-    const Scope scope(device_);
-    return device_.cuda_.event_query(event_) != abi::kCudaNotReady;
-  }
-  void check() override {
-    const Scope scope(device_);
-    const int state = device_.cuda_.event_query(event_);
-    if (state != abi::kCudaNotReady) device_.cuda_.check(state, "a collective was under way");
-  }
+DeviceEvent::~DeviceEvent() {
+  std::lock_guard lock(device_.mutex_);
+  device_.idle_events_.push_back(event_);
+}
 
- private:
-  Device& device_;
-  const abi::CuEvent event_;
-};
+void DeviceEvent::order_after(uintptr_t stream) {
+  const Device::Scope scope(device_);
+  device_.check_not_captured(stream_of(stream));
+  device_.cuda_.check(device_.cuda_.stream_wait_event(stream_of(stream), event_, 0), "a stream was made to wait");
+}
 
-class Device::Memory : public DeviceMemory {
- public:
-  Memory(Device& device, std::byte* data, size_t bytes, uintptr_t stream)
-      : device_(device), data_(data), bytes_(bytes), stream_(stream) {}
-  ~Memory() override {
-    try {
-      give_back(stream_);
-    } catch (const std::runtime_error&) {  // CUDA has ended with the process, and the memory with it
-    }
-  }
-  std::byte* data() override { return data_; }
-  void move_to(std::byte* target, uintptr_t stream) override {
-    const Scope scope(device_);
-    device_.copy(target, data_, bytes_, stream);
-    give_back(stream);
-  }
-  void give_back(uintptr_t stream) override {
-    if (data_ == nullptr) return;
-    const Scope scope(device_);
-    const abi::CuPointer address = address_of(std::exchange(data_, nullptr));
-    device_.cuda_.check(device_.cuda_.memory_free(address, stream_of(stream)), "memory was given back");
-  }
+bool DeviceEvent::done() const {
+  const Device::Scope scope(device_);
+  return device_.cuda_.event_query(event_) != abi::kCudaNotReady;
+}
 
- private:
-  Device& device_;
-  std::byte* data_;
-  const size_t bytes_;
-  const uintptr_t stream_;
-};
+void DeviceEvent::check() const {
+  const Device::Scope scope(device_);
+  const int state = device_.cuda_.event_query(event_);
+  if (state != abi::kCudaNotReady) device_.cuda_.check(state, "a collective was under way");
+}
+
+DeviceMemory::~DeviceMemory() {
+  try {
+    give_back(stream_);
+  } catch (const std::runtime_error&) {  // CUDA has ended with the process, and the memory with it
+  }
+}
+
+void DeviceMemory::move_to(std::byte* target, uintptr_t stream) {
+  const Device::Scope scope(device_);
+  device_.copy(target, data_, bytes_, stream);
+  give_back(stream);
+}
+
+void DeviceMemory::give_back(uintptr_t stream) {
+  if (data_ == nullptr) return;
+  const Device::Scope scope(device_);
+  const abi::CuPointer address = address_of(std::exchange(data_, nullptr));
+  device_.cuda_.check(device_.cuda_.memory_free(address, stream_of(stream)), "memory was given back");
+}
 
 Device& Device::get(int ordinal) {
   static std::mutex mutex;
@@ -182,7 +166,7 @@ std::shared_ptr<DeviceEvent> Device::record(uintptr_t stream) {
     }
   }
   if (event == nullptr) cuda_.check(cuda_.event_create(&event, abi::kCudaEventDisableTiming), "an event was made");
-  auto recorded = std::make_shared<Event>(*this, event);
+  auto recorded = std::make_shared<DeviceEvent>(*this, event);
   cuda_.check(cuda_.event_record(event, stream_of(stream)), "an event was recorded");
   return recorded;
 }
@@ -239,7 +223,7 @@ std::byte* Device::scratch(size_t bytes) {
 std::unique_ptr<DeviceMemory> Device::allocate(size_t bytes, uintptr_t stream) {
   abi::CuPointer made = 0;
   if (bytes > 0) cuda_.check(cuda_.memory_allocate(&made, bytes, stream_of(stream)), "memory was allocated");
-  return std::make_unique<Memory>(*this, reinterpret_cast<std::byte*>(made), bytes, stream);
+  return std::make_unique<DeviceMemory>(*this, reinterpret_cast<std::byte*>(made), bytes, stream);
 }
 
 }  // namespace horovodish

@@ -12,7 +12,6 @@
 #include "abi/cuda.h"
 #include "abi/nccl.h"
 #include "arithmetic/types.h"
-#include "operation/handle.h"
 
 namespace horovodish {
 
@@ -21,6 +20,50 @@ namespace horovodish {
 int load_device_libraries(const std::string& cuda, const std::string& nccl);
 // Null before load_device_libraries() or where there is none.
 const abi::Nccl* nccl_library();
+
+class Device;
+
+// Completion of work on a device. Host memory needs none: it is final once the handle is settled. A plane settles the handle when the
+// work is launched and leaves its event there, on which the caller's stream is made to wait.
+class DeviceEvent {
+ public:
+  DeviceEvent(Device& device, abi::CuEvent event) : device_(device), event_(event) {}
+  ~DeviceEvent();  // the event of CUDA's is used anew for another purpose afterwards
+  DeviceEvent(const DeviceEvent&) = delete;
+  DeviceEvent& operator=(const DeviceEvent&) = delete;
+
+  // Makes a stream wait for it; the calling thread does not wait.
+  void order_after(uintptr_t stream);
+  // Whether it has come, or never will because the device failed.
+  bool done() const;
+  // Throws std::runtime_error when the device has failed.
+  void check() const;
+
+ private:
+  Device& device_;
+  const abi::CuEvent event_;
+};
+
+// Memory of a device, given back in the order of the stream that it was allocated for, unless another one is named.
+class DeviceMemory {
+ public:
+  DeviceMemory(Device& device, std::byte* data, size_t bytes, uintptr_t stream)
+      : device_(device), data_(data), bytes_(bytes), stream_(stream) {}
+  ~DeviceMemory();
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  std::byte* data() const { return data_; }
+  // Copies it to memory of the framework's on a stream that is ordered after the operation, and gives it back.
+  void move_to(std::byte* target, uintptr_t stream);
+  void give_back(uintptr_t stream);
+
+ private:
+  Device& device_;
+  std::byte* data_;
+  const size_t bytes_;
+  const uintptr_t stream_;
+};
 
 class Device {
  public:
@@ -67,8 +110,8 @@ class Device {
   const std::string& uuid() const { return uuid_; }  // 16 bytes
 
  private:
-  class Event;
-  class Memory;
+  friend DeviceEvent;
+  friend DeviceMemory;
 
   explicit Device(int ordinal);
   void check_not_captured(abi::CuStream stream) const;

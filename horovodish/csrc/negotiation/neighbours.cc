@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "negotiation/links/mpi_link.h"
-#include "negotiation/links/shared_memory_link.h"
+#include "negotiation/links/mpi_channel.h"
 #include "negotiation/shared_clock.h"
 #include "negotiation/tree.h"
 
@@ -20,8 +19,15 @@ Neighbours::Neighbours(const ProcessSetConfig& config, Arena* arena, const PeerD
 Neighbours::Edge Neighbours::edge_to(int index, Arena* arena) const {
   const WorldRank rank = config_.world_rank(index);
   const auto local = config_.local_rank(index);
-  if (!local) return {index, rank, std::make_unique<MpiLink>(*config_.mpi, index), std::nullopt};
-  return {index, rank, std::make_unique<SharedMemoryLink>(*arena, config_.region, *local), local};
+  std::unique_ptr<Channel> channel;
+  if (local) {
+    channel = std::make_unique<SharedMemoryChannel<ControlRing>>(
+        arena->control_ring(config_.region, arena->own(), *local),
+        arena->control_ring(config_.region, *local, arena->own()), arena->doorbell(*local));
+  } else {
+    channel = std::make_unique<MpiChannel>(*config_.mpi, index, config_.mpi->tags.control(), Link::kBlockBytes);
+  }
+  return {index, rank, std::make_unique<Link>(std::move(channel)), local};
 }
 
 std::vector<RankSet> Neighbours::participants() const {
@@ -109,7 +115,8 @@ bool Neighbours::advance_farewell() {
     edge.link->advance();
     while (edge.link->receive()) {
     }
-    return edge.lost || edge.link->farewell() || edge.link->all_sent();  // a peer that has left takes nothing any more
+    return edge.lost || edge.link->farewell() ||
+           !edge.link->has_unsent();  // a peer that has left takes nothing any more
   };
   bool all = !parent_ || sent(*parent_);
   for (Edge& child : children_) all &= sent(child);

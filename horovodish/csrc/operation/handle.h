@@ -1,4 +1,4 @@
-// How a caller follows one operation. A handle is settled exactly once, by a result or by an error.
+// How a caller follows one operation. A handle is settled exactly once, by a result or by an error. A device may still lose the result.
 #pragma once
 
 #include <array>
@@ -10,14 +10,25 @@
 #include <string>
 #include <vector>
 
+#include "gpu/device.h"
+
 namespace horovodish {
 
-// Names of the classes in horovodish.errors.
-enum class ErrorKind { internal, mismatch, duplicate_name, rank_lost, stalled, engine_stopped, forked_process };
+enum class ErrorKind {
+  internal,
+  mismatch,
+  duplicate_name,
+  rank_lost,
+  stalled,
+  engine_stopped,
+  forked_process,
+  bad_argument  // of this rank alone
+};
 
+// In horovodish.errors, but for the last one, which is Python's own.
 inline constexpr std::array kErrorClasses{"HorovodInternalError", "MismatchError", "DuplicateNameError",
                                           "RankLostError",        "StallError",    "EngineStoppedError",
-                                          "ForkedProcessError"};
+                                          "ForkedProcessError",   "ValueError"};
 inline const char* class_name(ErrorKind kind) { return kErrorClasses[static_cast<size_t>(kind)]; }
 
 struct Error {
@@ -27,46 +38,6 @@ struct Error {
 };
 // The message when memory runs out. It fits into std::string without an allocation.
 inline constexpr const char* kOutOfMemory = "out of memory";
-
-// Completion of work on a device. Host memory needs none: it is final once the handle is settled. A device plane
-// settles the handle when the work is launched and leaves its event here, on which the caller's stream is made to wait.
-class DeviceEvent {
- public:
-  virtual ~DeviceEvent() = default;
-  // Makes a stream wait for it; the calling thread does not wait.
-  virtual void order_after(uintptr_t stream) = 0;
-  // Whether it has come, or never will because the device failed.
-  virtual bool done() = 0;
-  // Throws std::runtime_error when the device has failed.
-  virtual void check() = 0;
-
-  // The work is about to be aborted. The event then comes all the same, so this must be called before. Only the first call counts.
-  void lose(const Error& why) noexcept {
-    if (is_lost_.load(std::memory_order_relaxed)) return;
-    try {
-      why_ = why;
-    } catch (const std::bad_alloc&) {
-      why_ = {why.kind, kOutOfMemory};
-    }
-    is_lost_.store(true, std::memory_order_release);
-  }
-  // Why the work never came to its end; null if nothing is known against it. An event that has come says nothing before this is asked.
-  const Error* loss() const { return is_lost_.load(std::memory_order_acquire) ? &why_ : nullptr; }
-
- private:
-  std::atomic<bool> is_lost_{false};
-  Error why_;
-};
-
-// Memory of a device, given back in the order of the stream that it was allocated for, unless another one is named.
-class DeviceMemory {
- public:
-  virtual ~DeviceMemory() = default;
-  virtual std::byte* data() = 0;
-  // Copies it to memory of the framework's on a stream that is ordered after the operation, and gives it back.
-  virtual void move_to(std::byte* target, uintptr_t stream) = 0;
-  virtual void give_back(uintptr_t stream) = 0;
-};
 
 class Handle {
  public:
@@ -82,11 +53,7 @@ class Handle {
   uint64_t id() const { return id_; }
   bool settled() const { return state_.load(std::memory_order_acquire) != State::pending; }
   // The rest may be read once the handle is settled.
-  const Error* error() const {
-    const State state = state_.load(std::memory_order_acquire);
-    if (state == State::failed) return &error_;
-    return state == State::done && event_ ? event_->loss() : nullptr;
-  }
+  const Error* error() const { return state_.load(std::memory_order_acquire) == State::failed ? &error_ : nullptr; }
   // Also of an operation that failed when a GPU was at work on it.
   DeviceEvent* event() const { return event_.get(); }
 
@@ -97,6 +64,16 @@ class Handle {
   void fail(Error error, std::shared_ptr<DeviceEvent> event = nullptr) {
     error_ = std::move(error);
     event_ = std::move(event);
+    state_.store(State::failed, std::memory_order_release);
+  }
+  // What a device was given for the completed operation is about to be aborted. Its event comes all the same, so this must be called
+  // before. Whoever has seen the event come asks for the error then.
+  void lose(const Error& why) noexcept {
+    try {
+      error_ = why;
+    } catch (const std::bad_alloc&) {
+      error_ = {why.kind, kOutOfMemory};
+    }
     state_.store(State::failed, std::memory_order_release);
   }
 

@@ -46,6 +46,9 @@ struct Buffer {
   CodeFigures* figures = nullptr;  // the plane's; null where nothing is encoded
 };
 
+// Called once with the settled handle.
+using Then = std::function<void(const std::shared_ptr<Handle>&)>;
+
 struct Operation {
   int process_set = 0;
   std::shared_ptr<const Request> request;
@@ -65,7 +68,7 @@ struct Operation {
   std::vector<std::shared_ptr<DeviceEvent>> ready;  // when the inputs are there, on streams of the framework
   std::shared_ptr<DeviceEvent> done;  // of an operation on a device, once launched: when it is complete
   std::function<void()> inner;  // of an operation that a plane makes of its own: called instead of settling its handle
-  std::function<void(const Handle&)> then;  // is called on a thread for that when the handle is settled; may be empty
+  Then then;  // on a thread for that; may be empty
   std::shared_ptr<Operation> next;  // in the queue of those whose `then` is to be called
   Trace trace;
 

@@ -13,32 +13,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "planes/fusion.h"
-
 namespace horovodish {
-
-// Of the tensors of a concatenation, whose products are added up piece by piece.
-class Adasum {
- public:
-  // `scale` multiplies the result.
-  Adasum(const Concatenation& concatenation, size_t ranks, double scale);
-
-  // Takes these elements into account; `sources` points at them on every rank.
-  void add_products(Range range, const std::vector<const std::byte*>& sources);
-  // What this rank has added up, to be replaced by the sum of what all ranks have.
-  Concatenation tables();
-  // The weights, once the products of all elements are there.
-  void weigh();
-  // After weigh(): the result for these elements.
-  void combine(Range range, const std::vector<const std::byte*>& sources, std::byte* target) const;
-
- private:
-  const Concatenation& concatenation_;
-  const size_t ranks_, pairs_;
-  const double scale_;
-  std::vector<double> products_;  // by tensor: of every pair of ranks i <= j
-  std::vector<std::vector<double>> coefficients_;  // by tensor: of every rank
-};
 
 // The coefficients of the ranks' gradients in their Adasum, from the products of all pairs i <= j, in that order.
 std::vector<double> adasum_coefficients(const double* products, size_t ranks);

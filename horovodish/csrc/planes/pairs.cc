@@ -5,8 +5,8 @@
 #include <stdexcept>
 
 #include "arithmetic/copy_bytes.h"
-#include "planes/mpi/mpi_channel.h"
-#include "planes/plane.h"
+#include "negotiation/links/mpi_channel.h"
+#include "operation/warning.h"
 
 namespace horovodish {
 
@@ -36,7 +36,7 @@ std::string problem_of(const Request& request, const ProcessSetConfig& config) {
   if (!request.on_host())
     return "a send or a receive takes host memory only. Remedy: copy the CUDA tensor to the host.";
   if (request.kind == Kind::receive && request.root == Request::kAnyRank) return {};
-  const bool is_own = request.root == config.world_rank(config.own);
+  const bool is_own = request.root == config.own_rank();
   const bool is_known = std::find(config.ranks.begin(), config.ranks.end(), request.root) != config.ranks.end();
   if (is_known && !is_own) return {};
   return text_of(request.root) + (is_own ? " is this rank itself" : " is not in the process set") +
@@ -45,12 +45,8 @@ std::string problem_of(const Request& request, const ProcessSetConfig& config) {
 
 }  // namespace
 
-Pairs::Pairs(const ProcessSetConfig& config, size_t segment_bytes, Arena* arena, OnEnd on_end, OnWarning on_warning)
-    : config_(config),
-      segment_bytes_(segment_bytes),
-      arena_(arena),
-      on_end_(std::move(on_end)),
-      on_warning_(std::move(on_warning)) {}
+Pairs::Pairs(const ProcessSetConfig& config, size_t segment_bytes, Arena* arena, OnEnd on_end)
+    : config_(config), segment_bytes_(segment_bytes), arena_(arena), on_end_(std::move(on_end)) {}
 
 Pairs::~Pairs() {
   for (auto& [index, peer] : peers_) {
@@ -192,9 +188,11 @@ Pairs::Peer* Pairs::open(int index) {
   if (found != peers_.end()) return found->second.get();
   std::unique_ptr<Channel> channel;
   if (const auto local = config_.local_rank(index)) {
-    channel = std::make_unique<SharedMemoryChannel>(*arena_, config_.region, *local);
+    channel = std::make_unique<SharedMemoryChannel<TransferRing>>(
+        arena_->transfer_ring(config_.region, arena_->own(), *local),
+        arena_->transfer_ring(config_.region, *local, arena_->own()), arena_->doorbell(*local));
   } else {
-    channel = std::make_unique<MpiChannel>(*config_.mpi, index, segment_bytes_);
+    channel = std::make_unique<MpiChannel>(*config_.mpi, index, config_.mpi->tags.transfers(), segment_bytes_);
   }
   auto& peer = peers_[index] = std::make_unique<Peer>(Peer{.index = index, .channel = std::move(channel)});
   return peer.get();
@@ -341,8 +339,9 @@ bool Pairs::refuse_misfit(Peer& peer, const Frame& frame, const Pointer& receive
   if (frame.dtype == dtype && frame.bytes == bytes_of(request)) return false;
   const Error error{ErrorKind::mismatch,
                     text_of(rank_of(peer)) + " sends " + content_text(frame.dtype, frame.bytes, frame.name) + ", " +
-                        text_of(own_rank()) + " receives " + content_text(dtype, bytes_of(request), request.name) +
-                        ", with tag " + std::to_string(frame.tag) +
+                        text_of(config_.own_rank()) + " receives " +
+                        content_text(dtype, bytes_of(request), request.name) + ", with tag " +
+                        std::to_string(frame.tag) +
                         ". Remedy: give both a tensor of the same dtype and number of elements, or tags of their own."};
   // As early as possible: what this rank sends there may wait for a receive.
   Send& refusal = *peer.sends.emplace(peer.sends.empty() ? peer.sends.end() : std::next(peer.sends.begin()));
@@ -360,7 +359,7 @@ void Pairs::was_refused(Peer& peer, uint64_t number, const std::string& why) {
     send.refused = {ErrorKind::mismatch, why};
     return;
   }
-  on_warning_("what " + text_of(own_rank()) + " had sent was refused: " + why);
+  warn("what " + text_of(config_.own_rank()) + " had sent was refused: " + why);
 }
 
 void Pairs::end_operation(const Pointer& operation, const Error* error) noexcept {

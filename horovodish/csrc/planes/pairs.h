@@ -14,7 +14,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -22,9 +21,10 @@
 #include <string>
 
 #include "memory/arena.h"
+#include "negotiation/links/channel.h"
 #include "negotiation/process_set_config.h"
 #include "operation/operation.h"
-#include "planes/channel.h"
+#include "planes/plane.h"
 
 namespace horovodish {
 
@@ -32,13 +32,10 @@ class Pairs {
  public:
   using Clock = std::chrono::steady_clock;
   using Pointer = std::shared_ptr<Operation>;
-  // Called once with each operation, with an error or null.
-  using OnEnd = std::function<void(const Pointer&, const Error*)>;
-  using OnWarning = std::function<void(const std::string&)>;
 
   // `segment_bytes`: of a message between hosts. `arena` may be null where this rank is alone on its host. It and `config` outlive the
   // object.
-  Pairs(const ProcessSetConfig& config, size_t segment_bytes, Arena* arena, OnEnd on_end, OnWarning on_warning);
+  Pairs(const ProcessSetConfig& config, size_t segment_bytes, Arena* arena, OnEnd on_end);
   ~Pairs();
 
   void submit(const Pointer& operation);
@@ -112,14 +109,12 @@ class Pairs {
   bool refuse_misfit(Peer& peer, const Frame& frame, const Pointer& receive);
   void was_refused(Peer& peer, uint64_t number, const std::string& why);
   void end_operation(const Pointer& operation, const Error* error) noexcept;
-  WorldRank own_rank() const { return config_.world_rank(config_.own); }
   WorldRank rank_of(const Peer& peer) const { return config_.world_rank(peer.index); }
 
   const ProcessSetConfig& config_;
   const size_t segment_bytes_;
   Arena* const arena_;
   const OnEnd on_end_;
-  const OnWarning on_warning_;
   std::map<int, std::unique_ptr<Peer>> peers_;  // by index, from their first operation on; null: given up
   Receives receives_;  // that no message has come for, in the order of their submission
   size_t under_way_ = 0;

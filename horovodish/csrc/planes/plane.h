@@ -1,12 +1,11 @@
 // How bytes move. One file pair per plane behind this contract.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -24,38 +23,41 @@ inline void keep_for_ever(std::shared_ptr<void> memory) noexcept {
   } const undestroyed(std::move(memory));
 }
 
-enum class Progress { done, pending, progressed };  // of two together: the greater one
+// Called once with each operation that has ended: with null, or with an error if it could not be carried out.
+using OnEnd = std::function<void(const std::shared_ptr<Operation>&, const Error*)>;
 
 class Plane {
  public:
-  // Called with every operation that is complete, in the order in which they were started.
-  using OnComplete = std::function<void(const std::shared_ptr<Operation>&)>;
-  // Called with an operation that cannot be carried out, on all ranks alike, while the plane goes on.
-  using OnRefuse = std::function<void(const std::shared_ptr<Operation>&, const Error&)>;
-
   // An operation that a device has been given and has not done yet.
   struct Launched {
     uint64_t number;  // ascends from one to the next
-    std::shared_ptr<const Request> request;
     std::chrono::steady_clock::time_point since;
-    bool has_inputs;  // the device has come to it, so the inputs are there
+    std::shared_ptr<const Request> request;
+    std::vector<std::shared_ptr<DeviceEvent>> inputs;  // when they are there, on streams of the framework
+    std::shared_ptr<DeviceEvent> done;
+    std::shared_ptr<Handle> handle;
+    std::shared_ptr<void> memory;  // of the operation
+
+    // Whether the device has come to it.
+    bool has_inputs() const {
+      return std::ranges::all_of(inputs, [](const auto& event) { return event->done(); });
+    }
   };
 
   virtual ~Plane() = default;
-  // Takes over a decided operation. All ranks start the same operations in the same order.
+  // Takes over a decided operation. All ranks start the same operations in the same order, and they end in this order.
   virtual void start(std::shared_ptr<Operation> operation) = 0;
-  // Moves on as far as possible without waiting. `done`: nothing is under way. `pending`: everything waits for a peer.
+  // Moves on as far as possible without waiting; true when something has moved.
   // Throws when an operation cannot be completed; the engine then destroys the plane.
   // A plane that cannot stop a transfer keeps a share of its operation's memory.
-  virtual Progress advance() = 0;
+  virtual bool advance() = 0;
   // Must the engine look again by itself, because nobody rings its doorbell when a peer's data arrives?
   virtual bool needs_polling() const { return false; }
   // A report for each tensor that this rank has encoded.
   virtual std::vector<Residuals::Report> code_reports() const { return {}; }
-  // Whether something is launched that may still fail. The engine then looks now and then, although nothing is under way.
-  virtual bool may_fail_after_launch() const { return false; }
-  // Of what is launched and not done, the operation that was launched first.
-  virtual std::optional<Launched> oldest_launched() const { return std::nullopt; }
+  // Of what is launched and not done, the operation that was launched first; null if there is none. It may still fail, so the engine
+  // looks now and then, although nothing is under way.
+  virtual const Launched* oldest_launched() const { return nullptr; }
   // This rank is about to leave: waits for what it has launched, for a time, because its peers may need it.
   virtual void drain(std::chrono::milliseconds) {}
   // The plane is about to be destroyed, for this reason. What is launched and does not come to its end then is lost.

@@ -5,9 +5,9 @@
 
 #include "abi/mpi.h"
 #include "arithmetic/codecs/codec.h"
-#include "c_interface.h"
 #include "engine/engine.h"
 #include "engine/executions.h"
+#include "engine_interface.h"
 #include "gpu/device.h"
 #include "memory/sleeping_process.h"
 #include "planes/mpi/mpi_exit.h"
@@ -74,7 +74,7 @@ NB_MODULE(_native, module) {
     return EngineConfig::arena_layout(local_ranks, chunk_bytes).bytes();
   });
 
-  module.def("c_interface", [] { return reinterpret_cast<uintptr_t>(&c_interface::table()); });
+  module.def("engine_interface", [] { return reinterpret_cast<uintptr_t>(&engine_interface()); });
   module.def("load_device_libraries", &load_device_libraries, nb::arg("cuda"), nb::arg("nccl"),
              nb::call_guard<nb::gil_scoped_release>());
   module.def("open_device", [](int ordinal) { static_cast<void>(Device::get(ordinal)); }, nb::arg("ordinal"));

@@ -255,10 +255,6 @@ void bind_schedules(nb::module_& module) {
   module.def("ring_reduce_scatter", [as_dict](int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
     return as_dict(ring_reduce_scatter(rank, ranks, blocks_between(begins), segment));
   });
-  module.def("direct_exchange", [as_dict](int rank, int ranks, const std::vector<size_t>& sent,
-                                          const std::vector<size_t>& received, size_t segment) {
-    return as_dict(direct_exchange(rank, ranks, blocks_between(sent), blocks_between(received), segment));
-  });
   module.def("ring_allreduce", [as_dict](int rank, int ranks, size_t count, size_t segment) {
     return as_dict(ring_allreduce(rank, ranks, count, segment));
   });
@@ -280,8 +276,11 @@ void bind_schedules(nb::module_& module) {
   module.def("pair_allreduce", [as_dict](int rank, size_t count, size_t segment) {
     return as_dict(pair_allreduce(rank, count, segment));
   });
+  // In which each rank sends its own block to all, within one buffer of everybody's blocks.
   module.def("direct_allgather", [as_dict](int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
-    return as_dict(direct_allgather(rank, ranks, blocks_between(begins), segment));
+    const auto blocks = blocks_between(begins);
+    const std::vector<Range> sent(blocks.size(), blocks.at(static_cast<size_t>(rank)));
+    return as_dict(direct_exchange(rank, ranks, sent, blocks, segment));
   });
   module.def("tree_broadcast", [as_dict](int rank, int ranks, int root, size_t count, size_t segment) {
     return as_dict(tree_broadcast(rank, ranks, root, count, segment));

@@ -20,10 +20,8 @@ constexpr const char* kGivenUp = "given up, because of an operation of the same 
 
 // An operation under way. TensorFlow waits for its callback, the engine uses its memory.
 struct Execution {
-  Execution(const Attributes& attributes, TF_OpKernelContext* its_context, Status& status)
-      : context(its_context),
-        step(TF_StepId(its_context)),
-        work(attributes, its_context, Work::Results::outputs, status) {}
+  Execution(const Submission& call, TF_OpKernelContext* its_context, Status& status)
+      : context(its_context), step(TF_StepId(its_context)), work(call, its_context, Work::Results::outputs, status) {}
 
   void conclude(const Status* failure) {
     if (failure != nullptr) TF_OpKernelContext_Failure(context, failure->get());
@@ -36,15 +34,9 @@ struct Execution {
   Callback done;
 };
 
-// Why an operation has failed.
-struct Reason {
-  TF_Code code;
-  std::string message;
-
-  // For the others of its step. They have the same code: a session of TensorFlow's that recovers from some codes, such as
-  // TF_ABORTED, would begin anew on this rank alone.
-  Status for_others() const { return {code, (kGivenUp + message).c_str()}; }
-};
+// For the others of its step. They have the same code: a session of TensorFlow's that recovers from some codes, such as
+// TF_ABORTED, would begin anew on this rank alone.
+Status for_others(const Error& error) { return {code_of(error.kind), (kGivenUp + message_of(error)).c_str()}; }
 
 // The operations under way of each step, which is one call of a function. When one of them fails, TensorFlow starts no
 // more operations of the step but waits for those that it has started. On another rank these may be others, so some would
@@ -52,7 +44,7 @@ struct Reason {
 class Steps {
  public:
   // Why its step has failed while it was started; nothing where it goes on.
-  std::optional<Reason> add(const std::shared_ptr<Execution>& execution) {
+  std::optional<Error> add(const std::shared_ptr<Execution>& execution) {
     std::lock_guard lock(mutex_);
     const auto failed =
         std::find_if(failed_.begin(), failed_.end(), [&](const auto& each) { return each.first == execution->step; });
@@ -71,7 +63,7 @@ class Steps {
   }
 
   // The others of its step.
-  std::unordered_set<std::shared_ptr<Execution>> fail(int64_t step, const Reason& reason) {
+  std::unordered_set<std::shared_ptr<Execution>> fail(int64_t step, const Error& reason) {
     std::lock_guard lock(mutex_);
     failed_.emplace_back(step, reason);
     if (failed_.size() > kRemembered) failed_.pop_front();
@@ -84,7 +76,7 @@ class Steps {
 
   std::mutex mutex_;
   std::unordered_map<int64_t, std::unordered_set<std::shared_ptr<Execution>>> by_step_;  // guarded by mutex_
-  std::deque<std::pair<int64_t, Reason>> failed_;  // the last steps that have; guarded by mutex_
+  std::deque<std::pair<int64_t, Error>> failed_;  // the last steps that have; guarded by mutex_
 };
 
 Steps& steps() {
@@ -92,20 +84,19 @@ Steps& steps() {
   return *all;
 }
 
-void settle_execution(void* owner, const c_interface::Outcome* outcome) {
-  const auto execution = std::static_pointer_cast<Execution>(*static_cast<std::shared_ptr<void>*>(owner));
+void settle_execution(const std::shared_ptr<Execution>& execution, const Handle& handle) {
   if (!steps().remove(execution)) return;
-  if (outcome->error_class == nullptr) {
+  const Error* const error = handle.error();
+  if (error == nullptr) {
     Status status;
-    execution->work.finish(execution->context, *outcome, status);
+    execution->work.finish(execution->context, handle, status);
     execution->conclude(status.ok() ? nullptr : &status);
     return;
   }
-  const Reason reason{code_of(outcome->error_class), message_of(*outcome)};
-  const auto others = steps().fail(execution->step, reason);
-  const Status failure(reason.code, reason.message.c_str());
+  const auto others = steps().fail(execution->step, *error);
+  const Status failure(code_of(error->kind), message_of(*error).c_str());
   execution->conclude(&failure);
-  const Status given_up = reason.for_others();
+  const Status given_up = for_others(*error);
   for (const auto& other : others) other->conclude(&given_up);
 }
 
@@ -127,18 +118,18 @@ void run(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback
     return;
   }
   Status status;
-  const auto execution = std::make_shared<Execution>(*static_cast<const Attributes*>(kernel), context, status);
+  const auto execution = std::make_shared<Execution>(*static_cast<const Submission*>(kernel), context, status);
   execution->done = kept(callback);
   if (!status.ok()) {
     execution->conclude(&status);
     return;
   }
   if (const auto reason = steps().add(execution)) {
-    const Status given_up = reason->for_others();
+    const Status given_up = for_others(*reason);
     execution->conclude(&given_up);
     return;
   }
-  execution->work.submit(&settle_execution, execution);
+  execution->work.submit(execution, [execution](const auto& handle) { settle_execution(execution, *handle); });
 }
 
 }  // namespace horovodish::tensorflow

@@ -64,27 +64,27 @@ std::string text(TF_OpKernelConstruction* construction, const char* name, Status
 template <Kind kind>
 void* create(TF_OpKernelConstruction* construction) {
   Status status;
-  auto attributes = std::make_unique<Attributes>();
-  c_interface::Submission& call = attributes->call;
-  call.kind = kind;
+  auto submission = std::make_unique<Submission>();
+  Request& request = submission->request;
+  request.kind = kind;
   const std::string set = text(construction, "process_set", status);
   char* ranks = nullptr;
-  call.process_set = static_cast<int>(std::strtol(set.c_str(), &ranks, 10));
-  attributes->ranks = *ranks == '\0' ? ranks : ranks + 1;
-  if (kind == Kind::broadcast) call.root = static_cast<int>(integer(construction, "root_rank", status));
+  submission->process_set = static_cast<int>(std::strtol(set.c_str(), &ranks, 10));
+  submission->ranks = *ranks == '\0' ? ranks : ranks + 1;
+  if (kind == Kind::broadcast) request.root = WorldRank(static_cast<int>(integer(construction, "root_rank", status)));
   if (kind == Kind::allreduce || kind == Kind::reducescatter) {
-    call.op = static_cast<ReduceOp>(integer(construction, "op", status));
+    request.op = static_cast<ReduceOp>(integer(construction, "op", status));
     const std::string factors = text(construction, "factors", status);
     char* rest = nullptr;
-    call.prescale = std::strtod(factors.c_str(), &rest);
-    call.postscale = std::strtod(rest, nullptr);
+    request.prescale = std::strtod(factors.c_str(), &rest);
+    request.postscale = std::strtod(rest, nullptr);
   }
-  if (kind == Kind::allreduce) attributes->codec = text(construction, "codec", status);
+  if (kind == Kind::allreduce) submission->codec = text(construction, "codec", status);
   if (!status.ok()) TF_OpKernelConstruction_Failure(construction, status.get());
-  return attributes.release();
+  return submission.release();
 }
 
-void destroy(void* kernel) { delete static_cast<Attributes*>(kernel); }
+void destroy(void* kernel) { delete static_cast<Submission*>(kernel); }
 
 template <Kind kind>
 void define_collective(const std::string& name, std::vector<const char*> inputs,
@@ -133,8 +133,8 @@ void* read_process_set(TF_OpKernelConstruction* construction) {
 void destroy_process_set(void* kernel) { delete static_cast<int*>(kernel); }
 
 void place(void* kernel, TF_OpKernelContext* context) {
-  const c_interface::RankInGroup place = engine().place(*static_cast<const int*>(kernel));
-  const std::array<int32_t, 3> values{place.rank, place.size, place.horovods_gradients ? 1 : 0};
+  const RankInGroup place = engine().place(*static_cast<const int*>(kernel));
+  const std::array<int32_t, 3> values{place.rank, place.size, engine().horovods_gradients() ? 1 : 0};
   for (int i = 0; i < 3; ++i) {
     Status status;
     const TensorPtr output(TF_AllocateOutput(context, i, TF_INT32, nullptr, 0, sizeof(int32_t), status.get()));
@@ -226,9 +226,9 @@ const bool registered = (register_everything(), true);
 
 extern "C" {
 
-// `table` is the address that horovodish._native gives.
-__attribute__((visibility("default"))) void horovodish_connect(const void* table) {
-  horovodish::tensorflow::connect(static_cast<const horovodish::c_interface::Table*>(table));
+// `engine` is the address that horovodish._native gives.
+__attribute__((visibility("default"))) void horovodish_connect(const void* engine) {
+  horovodish::tensorflow::connect(static_cast<const horovodish::EngineInterface*>(engine));
 }
 
 __attribute__((visibility("default"))) int horovodish_looks_like_a_callback(const void* memory) {

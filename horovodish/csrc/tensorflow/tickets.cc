@@ -1,13 +1,10 @@
 #include <chrono>
 #include <condition_variable>
-#include <cstring>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "tensorflow/executions.h"
 
@@ -18,39 +15,14 @@ namespace {
 // How long a look keeps a thread of TensorFlow's, which other operations may need.
 constexpr std::chrono::milliseconds kLook{1};
 
-// An outcome that outlives the engine's call, with a copy of all that it points to.
-struct KeptOutcome {
-  explicit KeptOutcome(const c_interface::Outcome& seen) : outcome(seen) {
-    if (seen.error_class != nullptr) {
-      outcome.error_class = (error_class = seen.error_class).c_str();
-      outcome.message = (message = seen.message).c_str();
-    }
-    for (size_t i = 0; i < seen.output_count; ++i) {
-      const c_interface::Output& output = seen.outputs[i];
-      const auto* begin = static_cast<const std::byte*>(output.data);
-      const auto& bytes = data.emplace_back(begin, begin + output.bytes);
-      const auto& counts = rows.emplace_back(output.rows, output.rows + output.ranks);
-      outputs.push_back({bytes.data(), bytes.size(), counts.data(), counts.size()});
-    }
-    outcome.outputs = outputs.data();
-  }
-  KeptOutcome(const KeptOutcome&) = delete;
-
-  c_interface::Outcome outcome;
-  std::string error_class, message;
-  std::vector<std::vector<std::byte>> data;
-  std::vector<std::vector<int64_t>> rows;
-  std::vector<c_interface::Output> outputs;
-};
-
 struct Ticket {
-  Ticket(const Attributes& attributes, TF_OpKernelContext* context, Status& status)
-      : work(attributes, context, Work::Results::held, status) {}
+  Ticket(const Submission& call, TF_OpKernelContext* context, Status& status)
+      : work(call, context, Work::Results::held, status) {}
 
   Work work;
   std::mutex mutex;
   std::condition_variable settled;
-  std::optional<KeptOutcome> outcome;  // guarded by mutex
+  std::shared_ptr<const Handle> handle;  // null until it is settled; guarded by mutex
 };
 
 class Tickets {
@@ -81,13 +53,6 @@ Tickets& tickets() {
   return *all;
 }
 
-void settle_ticket(void* owner, const c_interface::Outcome* outcome) {
-  Ticket& ticket = *static_cast<Ticket*>(static_cast<std::shared_ptr<void>*>(owner)->get());
-  std::lock_guard lock(ticket.mutex);
-  ticket.outcome.emplace(*outcome);
-  ticket.settled.notify_all();
-}
-
 // The ticket is the last input.
 std::shared_ptr<Ticket> ticket_of(TF_OpKernelContext* context, bool remove) {
   Status status;
@@ -105,7 +70,7 @@ std::shared_ptr<Ticket> ticket_of(TF_OpKernelContext* context, bool remove) {
 
 void submit_for_ticket(void* kernel, TF_OpKernelContext* context) {
   Status status;
-  const auto ticket = std::make_shared<Ticket>(*static_cast<const Attributes*>(kernel), context, status);
+  const auto ticket = std::make_shared<Ticket>(*static_cast<const Submission*>(kernel), context, status);
   TensorPtr number;
   if (status.ok()) number.reset(TF_AllocateOutput(context, 0, TF_INT64, nullptr, 0, sizeof(int64_t), status.get()));
   if (!status.ok()) {
@@ -113,7 +78,11 @@ void submit_for_ticket(void* kernel, TF_OpKernelContext* context) {
     return;
   }
   *static_cast<int64_t*>(TF_TensorData(number.get())) = tickets().add(ticket);
-  ticket->work.submit(&settle_ticket, ticket);
+  ticket->work.submit(ticket, [ticket](const auto& handle) {
+    std::lock_guard lock(ticket->mutex);
+    ticket->handle = handle;
+    ticket->settled.notify_all();
+  });
 }
 
 void look_at_ticket(void*, TF_OpKernelContext* context) {
@@ -127,24 +96,23 @@ void look_at_ticket(void*, TF_OpKernelContext* context) {
   }
   std::unique_lock lock(ticket->mutex);
   *static_cast<bool*>(TF_TensorData(done.get())) =
-      ticket->settled.wait_for(lock, kLook, [&] { return ticket->outcome.has_value(); });
+      ticket->settled.wait_for(lock, kLook, [&] { return ticket->handle != nullptr; });
 }
 
 void take_for_ticket(void*, TF_OpKernelContext* context) {
   const auto ticket = ticket_of(context, true);
   if (!ticket) return;
   std::lock_guard lock(ticket->mutex);
-  if (!ticket->outcome) {
+  if (!ticket->handle) {
     fail(context, TF_FAILED_PRECONDITION, "the results of this operation are not there yet");
     return;
   }
-  const c_interface::Outcome& outcome = ticket->outcome->outcome;
-  if (outcome.error_class != nullptr) {
-    fail(context, code_of(outcome.error_class), message_of(outcome));
+  if (const Error* const error = ticket->handle->error()) {
+    fail(context, code_of(error->kind), message_of(*error));
     return;
   }
   Status status;
-  ticket->work.finish(context, outcome, status);
+  ticket->work.finish(context, *ticket->handle, status);
   if (!status.ok()) TF_OpKernelContext_Failure(context, status.get());
 }
 

@@ -37,10 +37,26 @@ xla::ErrorCode code_of(ErrorKind kind) {
       return xla::kCancelled;
     case ErrorKind::duplicate_name:
     case ErrorKind::forked_process:
+    case ErrorKind::bad_argument:
     case ErrorKind::internal:
       break;
   }
   return xla::kInternal;
+}
+
+// The gathered size differs from the compiled size.
+Error other_size(const StartedCall& call, size_t index, size_t bytes, size_t compiled_bytes) {
+  const std::string member = call.members.size() > 1 ? ", tensor '" + call.members.at(index) + "'" : "";
+  return {ErrorKind::mismatch,
+          call.what + member + ": the ranks gave " + std::to_string(bytes) +
+              " bytes, but the program was compiled for " + std::to_string(compiled_bytes) +
+              ", as many from every rank. Remedy: move rows that differ by rank outside of the compiled program."};
+}
+
+// An error's text, which begins with the operation where the engine's own does not.
+std::string named(const std::exception& error, const std::string& what) {
+  const std::string text = error.what();
+  return text.starts_with(what) ? text : what + ": " + text;
 }
 
 constexpr const char* kCompileAgain =
@@ -77,20 +93,6 @@ std::vector<std::string_view> lines(std::string_view text) {
     text.remove_prefix(std::min(end + 1, text.size()));
   }
   return found;
-}
-
-Error other_size(const std::string& what, const std::vector<std::string>& members, size_t index, size_t bytes,
-                 size_t compiled_bytes) {
-  const std::string member = members.size() > 1 ? ", tensor '" + members.at(index) + "'" : "";
-  return {ErrorKind::mismatch,
-          what + member + ": the ranks gave " + std::to_string(bytes) + " bytes, but the program was compiled for " +
-              std::to_string(compiled_bytes) +
-              ", as many from every rank. Remedy: move rows that differ by rank outside of the compiled program."};
-}
-
-std::string named(const std::exception& error, const std::string& what) {
-  const std::string text = error.what();
-  return text.starts_with(what) ? text : what + ": " + text;
 }
 
 Error failure_of(const Handle& handle) {
@@ -177,28 +179,44 @@ std::shared_ptr<Request> request_of(const xla::CallFrame& frame) {
   return request;
 }
 
-std::shared_ptr<Handle> hand_over(
-    const xla::CallFrame& frame, std::string& what,
-    const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set,
-                                                const RankInGroup&)>& submit_it) {
-  auto request = request_of(frame);
-  const Kind kind = request->kind;
-  const std::string name = request->name;
-  const Family family = request->family;
-  const auto process_set = static_cast<int>(Attributes(frame).number("process_set"));
-  what = std::string(name_of(kind)) + " '" + name + "'";
-  const auto engine = running_engine();
+Error start(const xla::CallFrame& frame, StartedCall& call,
+            const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set,
+                                                        const RankInGroup&)>& submit_it) {
   try {
-    const RankInGroup place = engine->place(process_set);
-    check_place(*engine, place, frame);
-    check_gradients(*engine, frame);
-    return submit_it(*engine, std::move(request), process_set, place);
-  } catch (const EngineStopped&) {
-    throw;
+    auto request = request_of(frame);
+    const Kind kind = request->kind;
+    const std::string name = request->name;
+    const Family family = request->family;
+    const auto process_set = static_cast<int>(Attributes(frame).number("process_set"));
+    call.what = std::string(name_of(kind)) + " '" + name + "'";
+    const auto engine = running_engine();
+    try {
+      const RankInGroup place = engine->place(process_set);
+      check_place(*engine, place, frame);
+      check_gradients(*engine, frame);
+      call.handle = submit_it(*engine, std::move(request), process_set, place);
+    } catch (const EngineStopped&) {
+      throw;
+    } catch (const std::exception& error) {
+      engine->refuse(kind, name, process_set, named(error, call.what), family);
+      throw;
+    }
+    return {};
   } catch (const std::exception& error) {
-    engine->refuse(kind, name, process_set, named(error, what), family);
-    throw;
+    return {ErrorKind::internal, named(error, call.what)};
   }
+}
+
+Error collect(const StartedCall& call, const std::vector<std::span<std::byte>>& wanted,
+              const std::function<void(std::span<std::byte>, Handle::Output*, std::span<std::byte>)>& copy) {
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    Handle::Output* const output = call.results.empty() ? &call.handle->outputs.at(i) : nullptr;
+    const std::span<std::byte> result =
+        output != nullptr ? std::span<std::byte>(output->data.get(), output->bytes) : call.results.at(i);
+    if (result.size() != wanted[i].size()) return other_size(call, i, result.size(), wanted[i].size());
+    copy(wanted[i], output, result);
+  }
+  return {};
 }
 
 int64_t new_run() {

@@ -47,27 +47,12 @@ std::vector<std::span<std::byte>> members_of(const xla::CallFrame& frame);
 
 // The lines of a text. The newline after the last one may be missing.
 std::vector<std::string_view> lines(std::string_view text);
-// Error: the gathered size differs from the compiled size.
-Error other_size(const std::string& what, const std::vector<std::string>& members, size_t index, size_t bytes,
-                 size_t compiled_bytes);
-// An error's text, which begins with the operation where the engine's own does not.
-std::string named(const std::exception& error, const std::string& what);
 
 // The operation that the attributes and the shapes of the arguments describe; its members are the arguments in order. After
 // them there may be the number of the run, s64[1].
 // Attributes: kind, op, root (s64), prescale, postscale (f64), codec, name, and members: their names, each ended by a newline; and
 // of the tree that it is a part of, if any: tree, its name, and leaves and structure (s64), see Family.
 std::shared_ptr<Request> request_of(const xla::CallFrame& frame);
-// Hands the operation to the engine: `submit_it` gives the handle. `what` is set to its kind and name, for messages about
-// what the engine throws. Where this rank cannot take part, the others, which may wait for it, are told why. Attributes: as
-// request_of(), and process_set, rank (s64), ranks: those of the set, as in RankInGroup; gradients (s64): 1 where the program has
-// Horovod's, 0 where it has exact ones, -1 where it has none. Throws what the engine and `submit_it` throw, and
-// std::runtime_error where the program was compiled for other ranks or gradients.
-std::shared_ptr<Handle> hand_over(
-    const xla::CallFrame& frame, std::string& what,
-    const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set,
-                                                const RankInGroup&)>& submit_it);
-
 // One operation, from its `start` until its `done` has taken the result.
 struct StartedCall {
   std::string what;  // for messages, as the next one
@@ -76,31 +61,17 @@ struct StartedCall {
   std::vector<std::span<std::byte>> results;  // in memory of the call; none where the engine allocates them
 };
 
-// hand_over() of what the program starts. Returns why this failed.
-template <class Submit>
-Error start(const xla::CallFrame& frame, StartedCall& call, Submit&& submit_it) {
-  try {
-    call.handle = hand_over(frame, call.what, submit_it);
-    return {};
-  } catch (const std::exception& error) {
-    return {ErrorKind::internal, named(error, call.what)};
-  }
-}
+// Hands the operation to the engine: `submit_it` gives the handle. Returns why this failed. Where this rank cannot take part, the
+// others, which may wait for it, are told why. Attributes: as request_of(), and process_set, rank (s64), ranks: those of the set, as in
+// RankInGroup; gradients (s64): 1 where the program has Horovod's, 0 where it has exact ones, -1 where it has none. It fails where
+// the program was compiled for other ranks or gradients.
+Error start(const xla::CallFrame& frame, StartedCall& call,
+            const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set,
+                                                        const RankInGroup&)>& submit_it);
 
 // Calls copy(wanted, output of the engine, or null, result) for each result of an operation that has not failed.
-template <class Copy>
-Error collect(const StartedCall& call, const std::vector<std::span<std::byte>>& wanted, Copy&& copy) {
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    Handle::Output* const output = call.results.empty() ? &call.handle->outputs.at(i) : nullptr;
-    const std::span<std::byte> result =
-        output != nullptr ? std::span<std::byte>(output->data.get(), output->bytes) : call.results.at(i);
-    if (result.size() != wanted[i].size()) {
-      return other_size(call.what, call.members, i, result.size(), wanted[i].size());
-    }
-    copy(wanted[i], output, result);
-  }
-  return {};
-}
+Error collect(const StartedCall& call, const std::vector<std::span<std::byte>>& wanted,
+              const std::function<void(std::span<std::byte>, Handle::Output*, std::span<std::byte>)>& copy);
 
 // A number that no execution has had. For a runtime that does not tell them apart.
 int64_t new_run();

@@ -169,13 +169,6 @@ std::vector<Buffer> stage(const xla::CallFrame& frame, Request& request, const R
   return {};
 }
 
-std::shared_ptr<Handle> submitted(const xla::CallFrame& frame, Engine& engine, std::shared_ptr<Request> request,
-                                  int process_set, const RankInGroup& place, const std::shared_ptr<Call>& call) {
-  auto buffers = stage(frame, *request, place, *call);
-  return submit(engine, std::move(request), std::move(buffers), process_set, call->memory,
-                [call](const Handle& handle) { calls().settle(call, failure_of(handle)); });
-}
-
 }  // namespace
 
 xla::Error* xla_run(xla::CallFrame* frame) {
@@ -191,7 +184,9 @@ xla::Error* xla_start(xla::CallFrame* frame) {
     call->run = run_of(*frame);
     const Error failure =
         start(*frame, *call, [&](Engine& engine, std::shared_ptr<Request> request, int set, const RankInGroup& place) {
-          return submitted(*frame, engine, std::move(request), set, place, call);
+          auto buffers = stage(*frame, *request, place, *call);
+          return submit(engine, std::move(request), std::move(buffers), set, call->memory,
+                        [call](const auto& handle) { calls().settle(call, failure_of(*handle)); });
         });
     if (!failure.message.empty()) calls().settle(call, failure);
     *static_cast<int32_t*>(buffer_at(frame->results, 0).data) = calls().add(call);

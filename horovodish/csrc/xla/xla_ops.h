@@ -18,7 +18,7 @@ namespace horovodish {
 abi::xla::Error* xla_run(abi::xla::CallFrame* frame);
 
 // Arguments: see request_of(). Result: the number of the operation, s32[1].
-// Attributes: see hand_over().
+// Attributes: see start().
 // Never fails: what is wrong is kept for `done`.
 abi::xla::Error* xla_start(abi::xla::CallFrame* frame);
 

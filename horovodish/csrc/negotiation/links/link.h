@@ -5,18 +5,30 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "negotiation/links/channel.h"
 #include "negotiation/loss.h"
 
 namespace horovodish {
 
 class Link {
  public:
-  virtual ~Link() = default;
+  // What a message between hosts holds at most.
+  static constexpr size_t kBlockBytes = 32 << 10;
+
+  explicit Link(std::unique_ptr<Channel> channel) : channel_(std::move(channel)) {}
+  // A farewell has to reach its peer even if the peer has not taken it yet.
+  ~Link() {
+    if (channel_->cancel()) return;
+    static_cast<void>(channel_.release());
+    static_cast<void>(in_.release());
+    static_cast<void>(sending_.release());
+  }
 
   void send(std::string_view message) { append(message, 0); }
   // The last message of this rank: it leaves the job.
@@ -60,17 +72,9 @@ class Link {
   // How and why the peer has left, once it has said farewell.
   const std::optional<Lost>& farewell() const { return farewell_; }
   // Wakes the peer's engine even if it has nothing under way.
-  virtual void nudge() {}
-  bool all_sent() { return outgoing_.empty() && flushed(); }
-  // Whether something waits for room on the way to the peer.
-  bool has_unsent() const { return !outgoing_.empty(); }
-
- protected:
-  bool leaves() const { return leaves_; }
-  // Move up to `size` bytes and return how many it were; 0 when nothing can be moved now.
-  virtual size_t write_some(const char* data, size_t size) = 0;
-  virtual size_t read_some(char* data, size_t size) = 0;
-  virtual bool flushed() = 0;
+  void nudge() { channel_->nudge(); }
+  // Whether something is still on the way to the peer.
+  bool has_unsent() const { return sent_ < sending_->size() || !outgoing_.empty(); }
 
  private:
   static constexpr uint32_t kFarewell = 1u << 31, kLengthMask = kFarewell - 1;
@@ -83,25 +87,33 @@ class Link {
     outgoing_ += whole;  // as a whole or, without memory, not at all
   }
   bool push_outgoing() {
-    size_t sent = 0;
-    while (sent < outgoing_.size()) {
-      const size_t step = write_some(outgoing_.data() + sent, outgoing_.size() - sent);
-      if (step == 0) break;
-      sent += step;
+    for (bool any = false;; any = true) {
+      if (sent_ == sending_->size()) {
+        sending_->swap(outgoing_);
+        outgoing_.clear();
+        sent_ = 0;
+      }
+      if (sending_->empty()) return any;
+      const auto* const bytes = reinterpret_cast<const std::byte*>(sending_->data());
+      const size_t step = channel_->write(bytes + sent_, sending_->size() - sent_, leaves_);
+      if (step == 0) return any;
+      sent_ += step;
     }
-    outgoing_.erase(0, sent);
-    return sent > 0;
   }
   bool pull_incoming() {
-    char block[4096];
     bool any = false;
-    while (const size_t step = read_some(block, sizeof block)) {
-      incoming_.append(block, step);
+    while (const size_t step = channel_->read(in_.get(), kBlockBytes)) {
+      incoming_.append(reinterpret_cast<const char*>(in_.get()), step);
       any = true;
     }
     return any;
   }
 
+  std::unique_ptr<Channel> channel_;
+  // These two are the channel's while a transfer is under way.
+  std::unique_ptr<std::byte[]> in_ = std::make_unique_for_overwrite<std::byte[]>(kBlockBytes);
+  std::unique_ptr<std::string> sending_ = std::make_unique<std::string>();
+  size_t sent_ = 0;  // bytes of it
   std::string outgoing_, incoming_;
   size_t consumed_ = 0;
   std::optional<Lost> farewell_;

@@ -51,7 +51,8 @@ std::unique_ptr<MpiTask> direct_task(const MpiEnvironment& environment, DType dt
   copy_bytes(blocks->data() + static_cast<size_t>(environment.rank) * bytes, buffer, bytes);
   std::vector<Range> ranges;
   for (size_t i = 0; i < ranks; ++i) ranges.push_back({i * count, count});
-  auto schedule = direct_allgather(environment.rank, environment.ranks(), ranges, segment_of(environment, dtype));
+  const std::vector<Range> sent(ranks, ranges[static_cast<size_t>(environment.rank)]);
+  auto schedule = direct_exchange(environment.rank, environment.ranks(), sent, ranges, segment_of(environment, dtype));
   const auto finish = [=] {
     std::vector<const void*> sources(ranks);
     for (size_t i = 0; i < ranks; ++i) sources[i] = blocks->data() + i * bytes;

@@ -155,11 +155,6 @@ Schedule direct_exchange(int rank, int ranks, const std::vector<Range>& sent, co
   return schedule;
 }
 
-Schedule direct_allgather(int rank, int ranks, const std::vector<Range>& blocks, size_t segment) {
-  const std::vector<Range> own(blocks.size(), blocks[static_cast<size_t>(rank)]);
-  return direct_exchange(rank, ranks, own, blocks, segment);
-}
-
 Schedule tree_broadcast(int rank, int ranks, int root, size_t count, size_t segment) {
   Schedule schedule;
   const std::vector<Range> segments = segments_of({0, count}, segment);

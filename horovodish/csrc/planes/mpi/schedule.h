@@ -61,9 +61,6 @@ AllreduceAlgorithm fastest_allreduce(int ranks, size_t bytes);
 Schedule direct_exchange(int rank, int ranks, const std::vector<Range>& sent, const std::vector<Range>& received,
                          size_t segment);
 
-// The exchange in which a rank sends its own block to all, within one buffer of everybody's blocks.
-Schedule direct_allgather(int rank, int ranks, const std::vector<Range>& blocks, size_t segment);
-
 // From the root down a tree in which a rank passes a segment on as soon as it has it. Short buffers take a binomial
 // tree, log2(n) steps; long ones a chain, in which the root sends the buffer once.
 Schedule tree_broadcast(int rank, int ranks, int root, size_t count, size_t segment);

@@ -40,15 +40,14 @@ std::string version_text(int version) {
 }  // namespace
 
 NcclPlane::NcclPlane(const ProcessSetConfig& config, const EngineOptions& options, std::unique_ptr<Plane> host,
-                     LaunchOrder& order, LaunchedOperations& launched, OnComplete on_complete, OnRefuse on_refuse)
+                     LaunchOrder& order, LaunchedOperations& launched, OnEnd on_end)
     : config_(config),
       alone_(options.plane == "nccl"),
       shared_gpu_(options.shared_gpu),
       host_(std::move(host)),
       order_(order),
       launched_operations_(launched),
-      on_complete_(std::move(on_complete)),
-      on_refuse_(std::move(on_refuse)) {
+      on_end_(std::move(on_end)) {
   order_.open(config_.id);
 }
 
@@ -58,9 +57,9 @@ NcclPlane::~NcclPlane() {
   if (communicator_) {
     end_communicator(launching);
   } else {  // what was launched are copies within this GPU, which nobody aborts
-    for (const UnderWay& copy : launched_) launched_operations_.end(copy.number);
+    for (const Launched& copy : launched_) launched_operations_.end(copy.number);
   }
-  for (const UnderWay& its : launched_) {
+  for (const Launched& its : launched_) {
     if (!its.done->done()) keep_for_ever(its.memory);
   }
   if (launching != nullptr && (!launching->done || !launching->done->done())) keep_for_ever(launching->memory);
@@ -115,14 +114,12 @@ void NcclPlane::start(std::shared_ptr<Operation> operation) {
   if (request.any_rows()) count(item);
 }
 
-Progress NcclPlane::advance() {
-  const Progress on_host = host_->advance();
-  if (items_.empty() && launched_.empty()) return on_host;
+bool NcclPlane::advance() {
+  bool progressed = host_->advance();
+  if (items_.empty() && launched_.empty()) return progressed;
   look_at_launched();
-  bool progressed = false;
   while (!items_.empty() && advance_first()) progressed = true;
-  if (progressed) return Progress::progressed;
-  return items_.empty() ? on_host : std::max(on_host, Progress::pending);
+  return progressed;
 }
 
 // The host's plane takes its operations up in one order on all ranks, so this one needs no decision of its own.
@@ -254,15 +251,14 @@ bool NcclPlane::advance_first() {
   }
   if (is_local_copy) {
     copy_alone(operation);
-    complete(item->operation);
+    end(nullptr);
     return true;
   }
   const std::string problem =
       item->validation->refusal.empty() ? problem_for_nccl(*operation.request) : item->validation->refusal;
   if (!problem.empty()) {
-    items_.pop_front();
-    order_.launched();
-    on_refuse_(item->operation, {ErrorKind::internal, problem});
+    const Error error{ErrorKind::internal, problem};
+    end(&error);
     return true;
   }
   const Device::Scope scope(*device_);
@@ -275,7 +271,7 @@ bool NcclPlane::advance_first() {
   if (!communicator_->ready()) return false;
   if (!item->launch) return launch(*item);
   unpack(*item);
-  complete(item->operation);
+  end(nullptr);
   return true;
 }
 
@@ -303,15 +299,18 @@ void NcclPlane::unpack(Item& item) {
 
 void NcclPlane::launched(Operation& operation, Device& device) {
   const auto done = device.record_own();
-  launched_.push_back({0, Clock::now(), operation.request, std::move(operation.ready), done, operation.memory});
+  launched_.push_back(
+      {0, Clock::now(), operation.request, std::move(operation.ready), done, operation.handle, operation.memory});
   launched_.back().number = launched_operations_.begin();
   operation.done = done;
 }
 
-void NcclPlane::complete(std::shared_ptr<Operation> operation) {
+// Of the first operation.
+void NcclPlane::end(const Error* error) {
+  const auto operation = std::move(items_.front()->operation);
   items_.pop_front();
   order_.launched();
-  on_complete_(operation);
+  on_end_(operation, error);
 }
 
 void NcclPlane::copy_alone(Operation& operation) {
@@ -334,13 +333,6 @@ void NcclPlane::copy_alone(Operation& operation) {
   launched(operation, device);
 }
 
-std::optional<Plane::Launched> NcclPlane::oldest_launched() const {
-  if (launched_.empty()) return std::nullopt;
-  const auto& [number, since, request, inputs, done, memory] = launched_.front();
-  const bool has_inputs = std::all_of(inputs.begin(), inputs.end(), [](const auto& event) { return event->done(); });
-  return Launched{number, request, since, has_inputs};
-}
-
 // Forgets the operations that the GPU has done. Throws what has gone wrong in the background. An error of NCCL's ends a kernel,
 // too, so an event counts only if NCCL says after the event that all is well.
 void NcclPlane::look_at_launched() {
@@ -358,7 +350,7 @@ void NcclPlane::look_at_launched() {
 
 void NcclPlane::lose_launched() noexcept {
   const ErrorKind kind = end_.kind == ErrorKind::stalled ? ErrorKind::stalled : ErrorKind::rank_lost;
-  for (const UnderWay& its : launched_) {
+  for (const Launched& its : launched_) {
     Error why{kind, kOutOfMemory};
     try {
       why.message = subject_of(*its.request) + " failed on " +
@@ -366,7 +358,7 @@ void NcclPlane::lose_launched() noexcept {
                     " after it was launched on its GPU: " + end_.message;
     } catch (const std::bad_alloc&) {
     }
-    its.done->lose(why);
+    its.handle->lose(why);
     launched_operations_.lose(its.number, why);
   }
 }

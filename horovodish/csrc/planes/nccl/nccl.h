@@ -15,7 +15,6 @@
 #include <chrono>
 #include <deque>
 #include <memory>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -33,16 +32,15 @@ class NcclPlane : public Plane {
  public:
   // `config`, `order` and `launched` outlive the plane.
   NcclPlane(const ProcessSetConfig& config, const EngineOptions& options, std::unique_ptr<Plane> host,
-            LaunchOrder& order, LaunchedOperations& launched, OnComplete on_complete, OnRefuse on_refuse);
+            LaunchOrder& order, LaunchedOperations& launched, OnEnd on_end);
   // Waits for a moment for what was launched, then aborts it.
   ~NcclPlane() override;
 
   void start(std::shared_ptr<Operation> operation) override;
-  Progress advance() override;
+  bool advance() override;
   bool needs_polling() const override { return host_->needs_polling() || !items_.empty(); }
   std::vector<Residuals::Report> code_reports() const override { return host_->code_reports(); }
-  bool may_fail_after_launch() const override { return !launched_.empty(); }
-  std::optional<Launched> oldest_launched() const override;
+  const Launched* oldest_launched() const override { return launched_.empty() ? nullptr : &launched_.front(); }
   void drain(std::chrono::milliseconds limit) override;
   void about_to_end(const Error& why) noexcept override;
 
@@ -71,15 +69,6 @@ class NcclPlane : public Plane {
     NcclLaunch::Rows rows;  // once they are known
     std::unique_ptr<NcclLaunch> launch;  // null until launched
   };
-  // On the GPU, until its event has come.
-  struct UnderWay {
-    uint64_t number;  // among the LaunchedOperations
-    std::chrono::steady_clock::time_point since;
-    std::shared_ptr<const Request> request;
-    std::vector<std::shared_ptr<DeviceEvent>> inputs;  // when they are there, on streams of the framework
-    std::shared_ptr<DeviceEvent> done;
-    std::shared_ptr<void> memory;  // of the operation
-  };
 
   void order(const Operation& operation);
   void exchange_bootstrap(const Operation& operation);
@@ -92,7 +81,7 @@ class NcclPlane : public Plane {
   bool launch(Item& item);
   void unpack(Item& item);
   void copy_alone(Operation& operation);
-  void complete(std::shared_ptr<Operation> operation);
+  void end(const Error* error);
   // Whether nothing travels and nothing is multiplied.
   bool is_local_copy(const Request& request) const {
     return config_.ranks.size() == 1 && !alone_ && !is_scaled(request);
@@ -108,14 +97,13 @@ class NcclPlane : public Plane {
   const std::unique_ptr<Plane> host_;
   LaunchOrder& order_;
   LaunchedOperations& launched_operations_;
-  const OnComplete on_complete_;
-  const OnRefuse on_refuse_;
+  const OnEnd on_end_;
 
   Device* device_ = nullptr;  // null until the first operation, and where there is none
   std::shared_ptr<Validation> validation_;  // for operations from now on; null until the first one
   std::unique_ptr<NcclCommunicator> communicator_;
   std::deque<std::shared_ptr<Item>> items_;
-  std::deque<UnderWay> launched_;  // in the order of the stream
+  std::deque<Launched> launched_;  // in the order of the stream, until their events have come
   Error end_{ErrorKind::rank_lost, "its process set was removed"};  // why the plane ends
 };
 

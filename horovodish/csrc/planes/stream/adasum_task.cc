@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "arithmetic/reduce.h"
+#include "arithmetic/standard_floats.h"
 #include "planes/adasum.h"
 #include "planes/mpi/schedule_run.h"
 #include "planes/stream/tasks.h"
@@ -21,8 +23,10 @@ class AdasumTask : public StreamTask {
         item_(concatenation_.item_bytes()),
         chunk_(world.chunk_of(concatenation_.count(), item_)),
         data_chunks_(ceil_divide(concatenation_.count(), chunk_)),
-        adasum_(concatenation_, world.size(), operation.request->prescale * operation.request->postscale),
-        tables_(make_reduce_task(ReduceOp::sum, {}, 1.0, {adasum_.tables(), {}}, world)),
+        scale_(operation.request->prescale * operation.request->postscale),
+        pairs_(world.size() * (world.size() + 1) / 2),
+        products_(concatenation_.tensors().size() * pairs_),
+        tables_(make_reduce_task(ReduceOp::sum, {}, 1.0, {tables(), {}}, world)),
         longest_(shard(whole(0), 0).count * item_),
         theirs_(std::make_shared<std::vector<std::byte>>(world.several_hosts() ? data_chunks_ * world.size() * longest_
                                                                                : 0)),
@@ -49,7 +53,7 @@ class AdasumTask : public StreamTask {
       if (combining_adds_tables()) count_table();
     } else if (!is_first_pass(chunk)) {
       const Range part = shard(whole(chunk), world_.own_rank());
-      adasum_.combine(part, sources(chunk, slots), memory(slots[world_.own]) + offset(chunk, part));
+      weigh(part, sources(chunk, slots), memory(slots[world_.own]) + offset(chunk, part));
     } else if (!world_.several_hosts()) {
       multiply(chunk, slots);
     }
@@ -64,7 +68,7 @@ class AdasumTask : public StreamTask {
     const Range own = range_of(world_.own_rank());
     std::vector<Range> sent(world_.size()), received(world_.size());
     for (size_t host = 0; host < world_.hosts.size(); ++host) {
-      if (host == world_.layout.host) continue;
+      if (host == world_.host) continue;
       for (size_t place = 0; place < world_.hosts[host].size(); ++place) {
         const size_t rank = world_.rank_at(host, place);
         if (is_first_pass(chunk)) {
@@ -109,7 +113,12 @@ class AdasumTask : public StreamTask {
   // Small tables on one host: the tensors' chunks follow at once.
   bool combining_adds_tables() const { return !world_.several_hosts() && !tables_->stages().collect; }
   void count_table() {
-    if (++tables_added_ == tables_->chunks()) adasum_.weigh();
+    if (++tables_added_ < tables_->chunks()) return;
+    const StandardFloats mode;
+    for (size_t tensor = 0; tensor < concatenation_.tensors().size(); ++tensor) {
+      auto& weights = weights_.emplace_back(adasum_coefficients(products_.data() + tensor * pairs_, world_.size()));
+      for (double& weight : weights) weight *= scale_;
+    }
   }
   uint64_t of_tensors(uint64_t chunk) const {
     return is_first_pass(chunk) ? chunk : chunk - data_chunks_ - tables_->chunks();
@@ -128,23 +137,53 @@ class AdasumTask : public StreamTask {
     for (size_t host = 0; host < world_.hosts.size(); ++host) {
       for (size_t place = 0; place < world_.hosts[host].size(); ++place) {
         const size_t rank = world_.rank_at(host, place);
-        result[rank] = host == world_.layout.host ? memory(slots[place]) + offset(chunk, part)
-                                                  : theirs_->data() + theirs(chunk, rank);
+        result[rank] =
+            host == world_.host ? memory(slots[place]) + offset(chunk, part) : theirs_->data() + theirs(chunk, rank);
       }
     }
     return result;
   }
+  // The products that this rank has added up, to be replaced by the sum of what all ranks have.
+  Concatenation tables() {
+    Concatenation result(DType::float64);
+    auto* const bytes = reinterpret_cast<std::byte*>(products_.data());
+    result.append(bytes, bytes, products_.size());
+    return result;
+  }
   void multiply(uint64_t chunk, const Slots& slots) {
-    adasum_.add_products(shard(whole(chunk), world_.own_rank()), sources(chunk, slots));
+    const StandardFloats mode;
+    const auto values = sources(chunk, slots);
+    concatenation_.for_each_piece(shard(whole(chunk), world_.own_rank()), [&](const Concatenation::Tensor& tensor,
+                                                                              size_t, size_t length, size_t position) {
+      double* product = products_.data() + concatenation_.index_of(tensor) * pairs_;
+      for (size_t i = 0; i < values.size(); ++i) {
+        for (size_t j = i; j < values.size(); ++j) {
+          *product++ += dot(concatenation_.dtype(), values[i] + position * item_, values[j] + position * item_, length);
+        }
+      }
+    });
     ++multiplied_;
+  }
+  // The result for these elements.
+  void weigh(Range range, const std::vector<const std::byte*>& values, std::byte* target) const {
+    std::vector<const void*> pieces(values.size());
+    concatenation_.for_each_piece(
+        range, [&](const Concatenation::Tensor& tensor, size_t, size_t length, size_t position) {
+          for (size_t rank = 0; rank < values.size(); ++rank) pieces[rank] = values[rank] + position * item_;
+          weighted_sum(concatenation_.dtype(), target + position * item_, pieces.data(),
+                       weights_[concatenation_.index_of(tensor)].data(), values.size(), length);
+        });
   }
 
   const Concatenation concatenation_;
   const StreamWorld world_;
   const size_t item_, chunk_;
   const uint64_t data_chunks_;
-  Adasum adasum_;
+  const double scale_;  // of the result
+  const size_t pairs_;
+  std::vector<double> products_;  // by tensor: of every pair of ranks i <= j
   const std::shared_ptr<StreamTask> tables_;
+  std::vector<std::vector<double>> weights_;  // by tensor: of every rank, once the tables are added up
   const size_t longest_;           // bytes of a shard
   const std::shared_ptr<std::vector<std::byte>> theirs_;  // values of the own shards, by chunk and rank
   std::vector<std::byte> memory_;                         // the only chunk, where there are no slots

@@ -30,10 +30,10 @@ class RowsTask : public StreamTask {
         is_alltoall_(operation_->request->kind == Kind::alltoall),
         members_(operation_->buffers.size()),
         hosts_(world.hosts),
-        host_(world.layout.host),
+        host_(world.host),
         own_(world.own_rank()),
-        places_(world.layout.shards.places()),
-        arrivals_(ceil_divide(places_, world.layout.shards.fewest_ranks()) * hosts_.size()) {
+        places_(world.shards.places()),
+        arrivals_(ceil_divide(places_, world.shards.fewest_ranks()) * hosts_.size()) {
     const size_t areas = arrivals_ + (sends_from_areas() ? hosts_.size() : 0);
     area_ = (hosts_.size() > 1 ? world.slot_bytes : world.chunk_bytes) / areas / kCacheLine * kCacheLine;
     if (operation_->request->by_elements) {

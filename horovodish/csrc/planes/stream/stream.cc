@@ -14,19 +14,20 @@ constexpr int kStepsPerAdvance = 16;
 constexpr size_t kSegmentsOfChunk = 4;
 }  // namespace
 
-StreamPlane::StreamPlane(std::optional<Shared> shared, size_t chunk_bytes, HostLayout layout, OnComplete on_complete)
-    : shared_(std::move(shared)),
-      chunk_bytes_(chunk_bytes),
-      layout_(std::move(layout)),
-      on_complete_(std::move(on_complete)) {
-  if (shared_) {
-    const auto& [arena, region, local] = *shared_;
-    slots_.resize(arena.layout().slots);
+StreamPlane::StreamPlane(const ProcessSetConfig& config, const EngineOptions& options, Arena* arena, OnEnd on_end)
+    : world_{config},
+      options_(options),
+      arena_(config.hosts.size() < config.ranks.size() ? arena : nullptr),
+      on_end_(std::move(on_end)) {
+  if (arena_ != nullptr) {
+    const size_t region = config.region;
+    const std::vector<size_t>& local = config.local;
+    slots_.resize(arena_->layout().slots);
     for (size_t rank = 0; rank < local.size(); ++rank) {
-      counters_.push_back(&arena.counters(region, local[rank]));
-      if (rank != layout_.place) peers_.push_back(&arena.doorbell(local[rank]));
+      counters_.push_back(&arena_->counters(region, local[rank]));
+      if (rank != world_.own) peers_.push_back(&arena_->doorbell(local[rank]));
       for (size_t index = 0; index < slots_.size(); ++index)
-        slots_[index].push_back(arena.slot(region, local[rank], index));
+        slots_[index].push_back(arena_->slot(region, local[rank], index));
     }
   } else {
     counters_.push_back(&own_counters_);
@@ -43,8 +44,8 @@ StreamPlane::~StreamPlane() {
       transfer->cancel_receives();
       static_cast<void>(transfer.release());
     }
-    if (shared_) {
-      shared_->arena.keep_addresses();
+    if (arena_ != nullptr) {
+      arena_->keep_addresses();
     } else {
       keep_for_ever(exchange.operation->memory);
       keep_for_ever(exchange.operation);  // for the results that the engine allocated
@@ -54,14 +55,14 @@ StreamPlane::~StreamPlane() {
 }
 
 void StreamPlane::start(std::shared_ptr<Operation> operation) {
-  if (operation->request->compression.kind == CodecKind::automatic && !several_hosts() && is_first_rank() &&
+  if (operation->request->compression.kind == CodecKind::automatic && !world_.several_hosts() && is_first_rank() &&
       !std::exchange(said_one_host_, true)) {
     CodecTrial::say_one_host();
   }
-  if (!trial_ && !(several_hosts() && residuals_.needs_choice(*operation))) return begin(std::move(operation));
+  if (!trial_ && !(world_.several_hosts() && residuals_.needs_choice(*operation))) return begin(std::move(operation));
   waiting_.push_back(std::move(operation));
   if (trial_) return;
-  trial_ = std::make_unique<CodecTrial>(layout_.hosts);
+  trial_ = std::make_unique<CodecTrial>(world_.hosts);
   continue_trial();
 }
 
@@ -80,37 +81,38 @@ void StreamPlane::continue_trial() {
 
 void StreamPlane::begin(std::shared_ptr<Operation> operation) {
   const Request& request = *operation->request;
-  if (!shared_ && !several_hosts()) {
+  if (arena_ == nullptr && !world_.several_hosts()) {
     carry_out_alone(*operation);
-    return on_complete_(operation);
+    return on_end_(operation, nullptr);
   }
-  if (several_hosts()) residuals_.begin_use(*operation);
-  StreamWorld world{.layout = layout_};
-  world.segment_bytes = request.segment_bytes == 0 ? layout_.segment_bytes : request.segment_bytes;
-  if (shared_) {
-    world.slot_bytes = shared_->arena.layout().chunk_bytes;
-    world.chunk_bytes = request.chunk_bytes == 0 ? chunk_bytes_ : std::min(request.chunk_bytes, world.slot_bytes);
+  if (world_.several_hosts()) residuals_.begin_use(*operation);
+  StreamWorld world = world_;
+  world.segment_bytes = request.segment_bytes == 0 ? options_.ring_segment_bytes : request.segment_bytes;
+  if (arena_ != nullptr) {
+    world.slot_bytes = arena_->layout().chunk_bytes;
+    world.chunk_bytes =
+        request.chunk_bytes == 0 ? options_.chunk_bytes : std::min(request.chunk_bytes, world.slot_bytes);
   }
-  if (shared_ && several_hosts()) {
-    const size_t pieces = layout_.shards.count() * layout_.hosts.size();
-    world.segment_bytes = std::min(layout_.segment_bytes, chunk_bytes_ / kSegmentsOfChunk);
+  if (arena_ != nullptr && world_.several_hosts()) {
+    const size_t pieces = world_.shards.count() * world_.hosts.size();
+    world.segment_bytes = std::min(options_.ring_segment_bytes, options_.chunk_bytes / kSegmentsOfChunk);
     world.chunk_bytes = exchanged_chunk(world.chunk_bytes, world.segment_bytes, pieces, world.slot_bytes);
   }
   auto tasks = make_stream_tasks(operation, world);
   items_.push_back({std::move(operation), std::move(tasks)});
 }
 
-Progress StreamPlane::advance() {
+bool StreamPlane::advance() {
   bool progressed = false;
   for (int step = 0; step < kStepsPerAdvance; ++step) {
     pop_finished();
-    if (items_.empty()) return progressed ? Progress::progressed : Progress::done;
+    if (items_.empty()) return progressed;
     follows_ = progressed;
     if (!collect_one() && !exchange_some() && !combine_one() && !publish_one()) break;
     progressed = true;
   }
   pop_finished();
-  return progressed ? Progress::progressed : Progress::pending;
+  return progressed;
 }
 
 // The task at the cursor, stepping over finished ones; null while there is none or its next chunk is not known yet.
@@ -150,7 +152,7 @@ bool StreamPlane::publish_one() {
   if (sequence >= slots && !reached(known_released_, &StreamCounters::released, sequence - slots)) return false;
   if (task.stages().publish) {
     const Trace::Span span(operation_at(publish_)->trace, Phase::pack, follows_);
-    task.publish(publish_.chunk, slots_of(sequence)[layout_.place]);
+    task.publish(publish_.chunk, slots_of(sequence)[world_.own]);
   }
   announce(&StreamCounters::published, sequence);
   step(publish_);
@@ -167,7 +169,7 @@ bool StreamPlane::combine_one() {
     const Trace::Span span(operation->trace, Phase::reduce, follows_);
     task->combine(combine_.chunk, slots_of(sequence));
   }
-  if (several_hosts()) {
+  if (world_.several_hosts()) {
     auto transfers = task->exchange(combine_.chunk, sequence, slots_of(sequence));
     exchanges_.push_back({sequence, operation, task, std::move(transfers)});
   } else {
@@ -224,7 +226,7 @@ void StreamPlane::pop_finished() {
     const std::shared_ptr<Operation> operation = std::move(items_.front().operation);
     items_.pop_front();
     ++first_item_;
-    on_complete_(operation);
+    on_end_(operation, nullptr);
   }
 }
 
@@ -240,7 +242,7 @@ bool StreamPlane::reached(std::vector<uint64_t>& known, std::atomic<uint64_t> St
 }
 
 void StreamPlane::announce(std::atomic<uint64_t> StreamCounters::* counter, uint64_t sequence) {
-  (counters_[layout_.place]->*counter).store(sequence + 1, std::memory_order_release);
+  (counters_[world_.own]->*counter).store(sequence + 1, std::memory_order_release);
   for (Doorbell* peer : peers_) peer->ring();
 }
 

@@ -21,7 +21,6 @@
 
 #include <deque>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "memory/arena.h"
@@ -57,21 +56,14 @@ class StreamTask {
 
 class StreamPlane : public Plane {
  public:
-  // In shared memory, which a host of several ranks needs. `local`: the plane's ranks of this host as local ranks of the arena.
-  struct Shared {
-    Arena& arena;
-    size_t region;
-    std::vector<size_t> local;
-  };
-
-  // `shared`: none where no host has several ranks.
-  StreamPlane(std::optional<Shared> shared, size_t chunk_bytes, HostLayout layout, OnComplete on_complete);
+  // `arena` may be null where no host has several ranks. It, `config` and `options` outlive the plane.
+  StreamPlane(const ProcessSetConfig& config, const EngineOptions& options, Arena* arena, OnEnd on_end);
   ~StreamPlane() override;
 
   void start(std::shared_ptr<Operation> operation) override;
-  Progress advance() override;
+  bool advance() override;
   // Also before a transfer begins: the decision on an operation comes from another host, and rings no doorbell either.
-  bool needs_polling() const override { return several_hosts(); }
+  bool needs_polling() const override { return world_.several_hosts(); }
   std::vector<Residuals::Report> code_reports() const override { return residuals_.reports(); }
 
  private:
@@ -95,8 +87,7 @@ class StreamPlane : public Plane {
 
   void begin(std::shared_ptr<Operation> operation);
   void continue_trial();
-  bool is_first_rank() const { return layout_.host == 0 && layout_.place == 0; }
-  bool several_hosts() const { return layout_.hosts.size() > 1; }
+  bool is_first_rank() const { return world_.host == 0 && world_.own == 0; }
   const std::shared_ptr<StreamTask>* current(Cursor& cursor);
   const std::shared_ptr<Operation>& operation_at(const Cursor& cursor) const {
     return items_[cursor.item - first_item_].operation;
@@ -111,13 +102,13 @@ class StreamPlane : public Plane {
   void announce(std::atomic<uint64_t> StreamCounters::* counter, uint64_t sequence);
   const StreamTask::Slots& slots_of(uint64_t sequence) const { return slots_[sequence % slots_.size()]; }
 
-  const std::optional<Shared> shared_;
-  const size_t chunk_bytes_;
-  const HostLayout layout_;
+  const StreamWorld world_;  // without the sizes of an operation
+  const EngineOptions& options_;
+  Arena* const arena_;  // null where no host has several ranks
   StreamCounters own_counters_{};  // where nobody else looks at them
   std::vector<StreamCounters*> counters_;  // by rank of this host
   std::vector<Doorbell*> peers_;
-  OnComplete on_complete_;
+  const OnEnd on_end_;
   Residuals residuals_;
   std::unique_ptr<CodecTrial> trial_;  // under way, for the first of waiting_
   std::vector<std::shared_ptr<Operation>> waiting_;  // in order, until the trial is over

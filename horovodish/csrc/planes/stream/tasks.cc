@@ -63,8 +63,8 @@ class ReduceTask : public StreamTask {
         world_(world),
         item_(concatenation_.item_bytes()),
         unshared_(!scatters() && concatenation_.count() * item_ <= kUnsharedBytes),
-        shards_(!world.in_slots() || unshared_ ? 1 : world.layout.shards.count()),
-        areas_(ceil_divide(world.layout.shards.places(), shards_)),
+        shards_(!world.in_slots() || unshared_ ? 1 : world.shards.count()),
+        areas_(ceil_divide(world.shards.places(), shards_)),
         length_(scatters() ? 0 : concatenation_.count()),
         chunk_(world.chunk_of(concatenation_.count(), item_)),
         sources_(world.ranks) {
@@ -100,7 +100,7 @@ class ReduceTask : public StreamTask {
 
   std::vector<std::unique_ptr<MpiTask>> exchange(uint64_t chunk, uint64_t sequence, const Slots& slots) override {
     std::vector<std::unique_ptr<MpiTask>> tasks;
-    const Scaling& scaling = piece_ ? scaling_ : staged_.last;
+    const Scaling& scaling = piece_ ? scaling_ : staged_.second;
     std::byte* const memory = piece_ ? piece_->data() : slots[world_.own];
     for (size_t shard = 0; shard < shards_; ++shard) {
       if (!is_own(shard)) continue;
@@ -114,7 +114,7 @@ class ReduceTask : public StreamTask {
         its.count = at + part.count - its.begin;
       });
       const auto owner = [&](size_t host) { return shard % world_.hosts[host].size(); };
-      const auto owners = world_.one_of_each_host(sequence, world_.layout.shards.tag(shard), owner);
+      const auto owners = world_.one_of_each_host(sequence, world_.shards.tag(shard), owner);
       if (scatters()) {
         tasks.push_back(make_reduce_scatter(owners, concatenation_.dtype(), op_, scaling, memory, of_hosts));
       } else if (const auto [begin, count] = of_hosts[0]; count > 0 && coding_) {
@@ -193,7 +193,7 @@ class ReduceTask : public StreamTask {
   const std::vector<size_t> begins_;
   const ReduceOp op_;
   const Scaling scaling_;
-  const StagedScaling staged_;  // with several hosts
+  const std::pair<Scaling, Scaling> staged_;  // with several hosts
   const double packing_scale_;
   const std::optional<Coding> coding_;
   const StreamWorld world_;
@@ -221,8 +221,8 @@ class BroadcastTask : public StreamTask {
       if (found != host.end()) root_host_ = entries_.size();
       entries_.push_back(found == host.end() ? 0 : static_cast<size_t>(found - host.begin()));
     }
-    source_ = entries_[world.layout.host];
-    is_root_ = world.own == source_ && world.layout.host == root_host_;
+    source_ = entries_[world.host];
+    is_root_ = world.own == source_ && world.host == root_host_;
   }
 
   uint64_t chunks() const override { return ceil_divide(concatenation_.count(), chunk_); }

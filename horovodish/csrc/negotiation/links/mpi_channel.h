@@ -1,4 +1,5 @@
-// A channel between two hosts. Both ends cut what they move into the same segments, because both move the same frames and tensors.
+// A channel between two hosts. What is written is cut into segments. The reader names as much memory as the writer, or a segment and
+// more.
 // MPI copies a segment, so to send one needs no receive. Of several, the first one waits until it is received: MPI would hold all
 // of a large tensor in the receiver's memory otherwise. The rest follows without a question for each segment.
 #pragma once
@@ -9,19 +10,19 @@
 #include <vector>
 
 #include "abi/mpi_requests.h"
-#include "planes/channel.h"
+#include "negotiation/links/channel.h"
 
 namespace horovodish {
 
 class MpiChannel : public Channel {
  public:
   // `mpi` must outlive the channel. `peer`: rank in its communicator.
-  MpiChannel(const abi::Mpi& mpi, int peer, size_t segment_bytes)
-      : peer_(peer), tag_(mpi.tags.transfers()), segment_bytes_(segment_bytes), sends_(mpi), receives_(mpi) {}
+  MpiChannel(const abi::Mpi& mpi, int peer, int tag, size_t segment_bytes)
+      : peer_(peer), tag_(tag), segment_bytes_(segment_bytes), sends_(mpi), receives_(mpi) {}
 
-  size_t write(const std::byte* data, size_t size) override {
-    const bool asks = !receiver_is_ready_ && size > segment_bytes_;
-    const size_t count =
+  size_t write(const std::byte* data, size_t size, bool last) override {
+    const bool asks = last || (!receiver_is_ready_ && size > segment_bytes_);
+    const MpiRequest* const ended =
         move(sends_, size, asks ? 1 : kTransfers, [&](MpiRequest& request, size_t begin, size_t bytes) {
           if (asks) {
             request.send_and_see_taken(data + begin, bytes, peer_, tag_);
@@ -29,13 +30,15 @@ class MpiChannel : public Channel {
             request.send(data + begin, bytes, peer_, tag_);
           }
         });
-    if (count > 0) receiver_is_ready_ = count < size;
-    return count;
+    if (ended == nullptr) return 0;
+    receiver_is_ready_ = segment_bytes_ < size;
+    return std::min(segment_bytes_, size);
   }
   size_t read(std::byte* data, size_t size) override {
-    return move(receives_, size, kTransfers, [&](MpiRequest& request, size_t begin, size_t bytes) {
-      request.receive(data + begin, bytes, peer_, tag_);
-    });
+    const MpiRequest* const ended = move(
+        receives_, size, kTransfers,
+        [&](MpiRequest& request, size_t begin, size_t bytes) { request.receive(data + begin, bytes, peer_, tag_); });
+    return ended == nullptr ? 0 : ended->received();
   }
   bool cancel() noexcept override {
     bool stopped = !is_broken_;  // an error of MPI does not say that it has let go of the memory
@@ -56,9 +59,10 @@ class MpiChannel : public Channel {
     uint64_t begun = 0, ended = 0;
   };
 
+  // The first transfer under way if it has ended, else null.
   template <class Begin>
-  size_t move(Direction& direction, size_t size, size_t most, Begin begin) {
-    if (is_broken_) return 0;
+  const MpiRequest* move(Direction& direction, size_t size, size_t most, Begin begin) {
+    if (is_broken_) return nullptr;
     is_broken_ = true;  // if MPI throws
     for (size_t under_way = direction.begun - direction.ended; under_way < most; ++under_way) {
       const size_t at = under_way * segment_bytes_;
@@ -66,11 +70,12 @@ class MpiChannel : public Channel {
       begin(direction.requests[direction.begun % kTransfers], at, std::min(segment_bytes_, size - at));
       ++direction.begun;
     }
-    const bool has_ended = direction.requests[direction.ended % kTransfers].test();
+    MpiRequest& first = direction.requests[direction.ended % kTransfers];
+    const bool has_ended = first.test();
     is_broken_ = false;
-    if (!has_ended) return 0;
+    if (!has_ended) return nullptr;
     ++direction.ended;
-    return std::min(segment_bytes_, size);
+    return &first;
   }
 
   const int peer_, tag_;

@@ -12,28 +12,28 @@ class Channel {
  public:
   virtual ~Channel() = default;
   // Move up to `size` bytes and return how many it were; 0 when nothing has been moved yet. A transfer of this memory may then be
-  // under way, so the next call must name the same memory and size.
-  virtual size_t write(const std::byte* data, size_t size) = 0;
+  // under way, so the next call must name the same memory and size. `last`: bytes have been moved only when the peer has taken them.
+  virtual size_t write(const std::byte* data, size_t size, bool last = false) = 0;
   virtual size_t read(std::byte* data, size_t size) = 0;
   // Ends what is under way. False if the memory may be read and written for as long as the process lives.
   virtual bool cancel() noexcept { return true; }
+  // Wakes the peer's engine even if it has nothing under way.
+  virtual void nudge() {}
 };
 
-// Between two ranks of one host.
+// Between two ranks of one host: a ring in each one's shared memory.
+template <class Ring>
 class SharedMemoryChannel : public Channel {
  public:
-  // `peer`: local rank at the other end.
-  SharedMemoryChannel(Arena& arena, size_t region, size_t peer)
-      : out_(arena.transfer_ring(region, arena.own(), peer)),
-        in_(arena.transfer_ring(region, peer, arena.own())),
-        peer_(arena.doorbell(peer)) {}
+  SharedMemoryChannel(Ring& out, Ring& in, Doorbell& peer) : out_(out), in_(in), peer_(peer) {}
 
-  size_t write(const std::byte* data, size_t size) override {
+  size_t write(const std::byte* data, size_t size, bool) override {
     return in_pieces(size, [&](size_t begin, size_t count) { return out_.write(data + begin, count, peer_); });
   }
   size_t read(std::byte* data, size_t size) override {
     return in_pieces(size, [&](size_t begin, size_t count) { return in_.read(data + begin, count, peer_); });
   }
+  void nudge() override { peer_.ring_own(); }
 
  private:
   // The peer reads a piece while this rank writes the next one.
@@ -52,8 +52,8 @@ class SharedMemoryChannel : public Channel {
     return moved;
   }
 
-  TransferRing& out_;
-  TransferRing& in_;
+  Ring& out_;
+  Ring& in_;
   Doorbell& peer_;
 };
 
