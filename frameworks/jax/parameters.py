@@ -1,7 +1,7 @@
 """Whether the ranks train the same parameters. They compare when gradients are first reduced, and now and then later.
 
 A compiled program passes one gradient through a native call that also gets the parameters, see
-`csrc/xla/xla_compare.h`. No update can come before this call: all of them wait for the reduction, which waits for that
+`csrc/xla/xla_handlers.h`. No update can come before this call: all of them wait for the reduction, which waits for that
 gradient. So parameters may be donated, and none is copied.
 """
 

@@ -1,7 +1,7 @@
 """Collectives as a module of StableHLO, for functions that XLA compiles.
 
-Each operation is two calls of the native engine, `start` and `done`, as in programs of JAX: see `csrc/xla/xla_ops.h`,
-and for CUDA devices `csrc/xla/xla_cuda_ops.h`. All operations of a module are started before the first one is waited
+Each operation is two calls of the native engine, `start` and `done`, as in programs of JAX: see
+`csrc/xla/xla_handlers.h`. All operations of a module are started before the first one is waited
 for.
 """
 

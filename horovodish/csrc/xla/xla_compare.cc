@@ -1,4 +1,4 @@
-#include "xla/xla_compare.h"
+#include "xla/xla_handlers.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "xla/xla_cuda_ops.h"
+#include "xla/xla_handlers.h"
 
 #include <atomic>
 #include <chrono>

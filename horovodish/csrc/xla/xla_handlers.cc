@@ -4,9 +4,6 @@
 #include <string_view>
 
 #include "xla/xla_call.h"
-#include "xla/xla_compare.h"
-#include "xla/xla_cuda_ops.h"
-#include "xla/xla_ops.h"
 
 namespace horovodish {
 

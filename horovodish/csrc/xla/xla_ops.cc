@@ -1,4 +1,4 @@
-#include "xla/xla_ops.h"
+#include "xla/xla_handlers.h"
 
 #include <algorithm>
 #include <chrono>
