@@ -23,22 +23,11 @@ class Doorbell {
   };
 
   // Rung by peers, after they have written what the news is about.
-  void ring() {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    const uint32_t who = sleeper_.load(std::memory_order_relaxed);
-    if (who == engine || who == caller) wake(who);
-  }
+  void ring() { wake_if(engine | caller); }
   // Rung by this rank's own threads: also wakes an indifferent sleeper.
-  void ring_own() {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    const uint32_t who = sleeper_.load(std::memory_order_relaxed);
-    if (who != nobody) wake(who == indifferent ? engine : who);
-  }
+  void ring_own() { wake_if(engine | caller | indifferent); }
   // Rung by a thread that is about to drive, or to wait for the one that does.
-  void ring_caller() {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (sleeper_.load(std::memory_order_relaxed) == caller) wake(caller);
-  }
+  void ring_caller() { wake_if(caller); }
 
   // To sleep without missing a ring: take the value, announce, look once more for news, and only then sleep.
   uint32_t value() const { return value_.load(std::memory_order_acquire); }
@@ -52,6 +41,11 @@ class Doorbell {
   void wake_engine() { wake(engine); }
 
  private:
+  void wake_if(uint32_t sleepers) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    const uint32_t who = sleeper_.load(std::memory_order_relaxed);
+    if ((who & sleepers) != 0) wake(who == indifferent ? engine : who);
+  }
   void wake(uint32_t who) {
     value_.fetch_add(1, std::memory_order_release);
     futex_wake(value_, who);
