@@ -45,15 +45,7 @@ void BucketPlan::begin(Bucket& bucket) {
   bucket.owners.reset();
 }
 
-void BucketPlan::submit(size_t index, const void* source, void* target, uintptr_t stream) {
-  state(index, {static_cast<const std::byte*>(source), static_cast<std::byte*>(target)}, false, stream);
-}
-
-void BucketPlan::absent(size_t index, const void* zeros, void* target, uintptr_t stream) {
-  state(index, {static_cast<const std::byte*>(zeros), static_cast<std::byte*>(target)}, true, stream);
-}
-
-void BucketPlan::state(size_t index, Buffer buffer, bool absent, uintptr_t stream) {
+void BucketPlan::submit(size_t index, const void* source, void* target, uintptr_t stream, bool absent) {
   const Position position = positions_.at(index);
   std::lock_guard lock(mutex_);
   Bucket& bucket = buckets_[position.bucket];
@@ -62,7 +54,7 @@ void BucketPlan::state(size_t index, Buffer buffer, bool absent, uintptr_t strea
                            "' was submitted twice in one step");
   }
   bucket.stated[position.member] = true;
-  bucket.buffers[position.member] = buffer;
+  bucket.buffers[position.member] = {static_cast<const std::byte*>(source), static_cast<std::byte*>(target)};
   if (absent) bucket.absent_members.push_back(position.member);
   const bool on_host = bucket.request->on_host();
   auto& streams = bucket.streams;

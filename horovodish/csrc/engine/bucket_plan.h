@@ -21,11 +21,9 @@ class BucketPlan {
              const std::vector<int>& devices, int process_set, const std::vector<std::vector<int64_t>>& ends = {},
              const std::vector<Compression>& compressions = {});
 
-  // Tensor `index` is ready, on a device once `stream` has come this far. Any thread. Throws std::out_of_range, and
-  // std::logic_error when it was submitted before.
-  void submit(size_t index, const void* source, void* target, uintptr_t stream = 0);
-  // Likewise, but this rank has no value for the tensor this time; `zeros` stand for it.
-  void absent(size_t index, const void* zeros, void* target, uintptr_t stream = 0);
+  // Tensor `index` is ready, on a device once `stream` has come this far. `absent`: this rank has no value for it this time, and
+  // `source` are zeros. Any thread. Throws std::out_of_range, and std::logic_error when it was submitted before.
+  void submit(size_t index, const void* source, void* target, uintptr_t stream = 0, bool absent = false);
   // The end of a step: throws std::logic_error naming a tensor that was neither submitted nor absent.
   void flush() const;
 
@@ -65,7 +63,6 @@ class BucketPlan {
     std::shared_ptr<std::vector<std::shared_ptr<void>>> owners;  // the operation's memory; empty until keep()
   };
 
-  void state(size_t index, Buffer buffer, bool absent, uintptr_t stream);
   void begin(Bucket& bucket);
   static void order_after(const Bucket& bucket, uintptr_t stream);
 

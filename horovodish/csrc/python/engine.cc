@@ -296,10 +296,10 @@ void bind_handle(nb::module_& module) {
 }
 
 // Keeps Python's lock. A thread that finds the engine stopped because the process ends waits for the end without it.
-template <void (BucketPlan::*state)(size_t, const void*, void*, uintptr_t)>
-void state_member(BucketPlan& plan, size_t index, uintptr_t source, uintptr_t target, uintptr_t stream) {
+template <bool absent>
+void submit_member(BucketPlan& plan, size_t index, uintptr_t source, uintptr_t target, uintptr_t stream) {
   try {
-    (plan.*state)(index, reinterpret_cast<const void*>(source), reinterpret_cast<void*>(target), stream);
+    plan.submit(index, reinterpret_cast<const void*>(source), reinterpret_cast<void*>(target), stream, absent);
   } catch (const EngineStopped&) {
     const WithoutGil without_gil(plan.engine());
     throw;
@@ -308,10 +308,9 @@ void state_member(BucketPlan& plan, size_t index, uintptr_t source, uintptr_t ta
 
 void bind_plan(nb::module_& module) {
   nb::class_<BucketPlan>(module, "BucketPlan")
-      .def("submit", &state_member<&BucketPlan::submit>, nb::arg("index"), nb::arg("source"), nb::arg("target"),
+      .def("submit", &submit_member<false>, nb::arg("index"), nb::arg("source"), nb::arg("target"),
            nb::arg("stream") = 0)
-      .def("absent", &state_member<&BucketPlan::absent>, nb::arg("index"), nb::arg("zeros"), nb::arg("target"),
-           nb::arg("stream") = 0)
+      .def("absent", &submit_member<true>, nb::arg("index"), nb::arg("zeros"), nb::arg("target"), nb::arg("stream") = 0)
       .def(
           "order_after", [](const BucketPlan& self, uintptr_t stream) { self.order_after(stream); }, nb::arg("stream"))
       .def("flush", &BucketPlan::flush)
