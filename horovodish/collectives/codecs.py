@@ -124,7 +124,7 @@ def _randomk(
 class Compression:
     """The codecs: they make what travels between hosts 4 to 100 times shorter. Within a host nothing is encoded.
 
-    `int8` sends a byte for each value, and a scale for each 256. `int4` sends half a byte, and a scale for each 1024.
+    `int8` sends a byte for each value, and a scale for each 256. `int4` sends half a byte, and a scale for each 64.
     `ternary` sends -1, 0 or 1, and `onebit` a sign, each with a scale for 1024 or 4096 values. `topk(share)` sends the
     largest values of each 4096, and `randomk(share)` some that are drawn anew each time; the others count as 0.
 

@@ -18,7 +18,7 @@ from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Sum
 
 Floats = npt.NDArray[np.float32]
-BLOCKS = {"int8": 256, "int4": 1024, "onebit": 4096, "ternary": 1024, "topk": 4096, "randomk": 4096}
+BLOCKS = {"int8": 256, "int4": 64, "onebit": 4096, "ternary": 1024, "topk": 4096, "randomk": 4096}
 SHARE = 0.5
 PIECE, TILE = 64 << 10, 4096
 ELEMENTS = 30_001

@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float32]
 testing = _native.testing
 SHARE, SEED = 0.01, 7
 LEVELS = 3
-BLOCKS = {"int8": 256, "int4": 1024, "onebit": 4096, "ternary": 1024, "topk": 4096, "randomk": 4096}
+BLOCKS = {"int8": 256, "int4": 64, "onebit": 4096, "ternary": 1024, "topk": 4096, "randomk": 4096}
 TINY = np.finfo(np.float32).tiny
 
 
@@ -40,9 +40,10 @@ def planes(symbols: Any, bits: int) -> bytes:
     return out.tobytes()
 
 
-def stepped(values: Floats, levels: int) -> tuple[np.float32, Any]:
-    """The scale, and whole multiples of it."""
-    scale = np.abs(values).max() / np.float32(levels)
+def stepped(values: Floats, levels: int, mask: int = 0xFFFFFFFF) -> tuple[np.float32, Any]:
+    """The scale, of whose bits those of the mask travel, and whole multiples of it."""
+    exact: Floats = np.abs(values).max(keepdims=True) / np.float32(levels)
+    scale = (exact.view(np.uint32) & np.uint32(mask)).view(np.float32)[0]
     if scale < TINY:
         return np.float32(0), np.zeros(len(values), np.int64)
     return scale, np.rint(values * (np.float32(1) / scale)).astype(np.int64)
@@ -54,10 +55,10 @@ def int8(values: Floats, seed: int) -> tuple[bytes, Floats]:
 
 
 def int4(values: Floats, seed: int) -> tuple[bytes, Floats]:
-    scale, steps = stepped(values, 7)
+    scale, steps = stepped(values, 7, 0xFFFF0000)
     padding = len(values) % 2  # the last half byte of an odd block is not used
     symbols = [*(steps + 8), *[0] * padding]
-    return scale.tobytes() + planes(symbols, 4), steps.astype(np.float32) * scale
+    return scale.tobytes()[2:] + planes(symbols, 4), steps.astype(np.float32) * scale
 
 
 def onebit(values: Floats, seed: int) -> tuple[bytes, Floats]:
