@@ -129,7 +129,10 @@ const void* Attributes::value(std::string_view name, xla::AttributeType type) co
     if (attributes_.types[i] != type) break;
     return attributes_.values[i];
   }
-  throw std::runtime_error("a call without attribute " + std::string(name));
+  throw std::runtime_error(
+      "a collective of the program has no attribute " + std::string(name) +
+      ", so another version of horovodish has made the program. Remedy: compile it again, and delete "
+      "it where it is stored.");
 }
 
 const xla::Buffer& buffer_at(const xla::Buffers& buffers, size_t index) {

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 import horovodish
 import horovodish.jax as hvd
+from horovodish.collectives.xla_call import start_attributes
 from horovodish.jax import lowering
 from horovodish.jax.primitive import primitive
 from support.on_ranks import on_ranks
@@ -360,6 +361,18 @@ def test_programs_that_are_stored() -> None:
     stored = serialize_executable.serialize(compiled)
     again = serialize_executable.deserialize_and_load(*stored, execution_devices=jax.local_devices()[:1])
     np.testing.assert_array_equal(again(jnp.ones(2)), np.full(2, hvd.size()))
+
+
+@on_ranks(2)
+def test_programs_that_another_version_has_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before there were codecs, calls had no attribute for one."""
+
+    def without_codec(*arguments: Any) -> dict[str, Any]:
+        return {name: value for name, value in start_attributes(*arguments).items() if name != "codec"}
+
+    monkeypatch.setattr(lowering, "start_attributes", without_codec)
+    with pytest.raises(FAILED, match=r"no attribute codec, so another version .* Remedy: compile it again"):
+        jax.jit(lambda x: total(x, "stored"))(jnp.ones(2)).block_until_ready()
 
 
 @on_ranks(2)
