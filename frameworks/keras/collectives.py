@@ -14,7 +14,7 @@ from horovodish.collectives.documentation import documented_as
 from horovodish.collectives.functions import barrier
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
-from horovodish.gradients.compression import Compressor
+from horovodish.gradients.compression import Compressor, check_compression
 from horovodish.keras.backends import collectives
 from horovodish.keras.compression import Compression
 
@@ -48,7 +48,7 @@ def allreduce(
         >>> accuracy = hvd.allreduce(accuracy)
     """
     codec: dict[str, Any] = {}
-    if isinstance(compression, CodecCompressor):
+    if isinstance(check_compression(compression), CodecCompressor):
         codec, compression = {"compression": compression}, Compression.none
     payload, context = compression.compress(_plain(value))
     module: ModuleType = collectives() if keras.ops.is_tensor(payload) else on_arrays

@@ -111,6 +111,16 @@ class CodecCompressor:
         return self.compress(tensor)
 
 
+def checked_codec(compression: Any) -> CodecCompressor:
+    """Return a codec. Raise ValueError unless it is one."""
+    if not isinstance(compression, CodecCompressor):
+        raise ValueError(
+            f"compression={compression!r} is no codec. Remedy: use Compression.int8 or another codec here, or cast the "
+            "tensor and leave compression= out"
+        )
+    return compression
+
+
 def _topk(share: float, *, error_feedback: bool = True, start: int = 0, where: Where | None = None) -> CodecCompressor:
     return CodecCompressor("topk", share, error_feedback, start, where)
 

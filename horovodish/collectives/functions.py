@@ -38,7 +38,7 @@ from typing import Any, Generic, TypeVar
 from horovodish.collectives.adapter import Adapter, Shaped, checked, identified
 from horovodish.collectives.array_adapter import ARRAYS, Tensor
 from horovodish.collectives.arrays import Array
-from horovodish.collectives.codecs import CodecCompressor
+from horovodish.collectives.codecs import CodecCompressor, checked_codec
 from horovodish.collectives.devices import ON_HOST
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
@@ -122,7 +122,8 @@ class Collectives(Generic[GivenT, ResultT]):
             A new tensor of the shape and dtype of `tensor`.
 
         Raises:
-            ValueError: `average` and `op` are both given, `op` is no reduce op, or none for this `compression`.
+            ValueError: `average` and `op` are both given, `op` is no reduce op, or none for this `compression`, or
+                `compression` is no codec.
             See `horovodish.collectives` for what every operation can raise.
 
         Example:
@@ -133,7 +134,7 @@ class Collectives(Generic[GivenT, ResultT]):
         if compression is not None:
             name, identity = identified(operation)
             with RefuseOnError("allreduce", name, identity):
-                operation = compression.applied(checked(operation._replace(name=name)))
+                operation = checked_codec(compression).applied(checked(operation._replace(name=name)))
         return self._adapter.one(operation, tensor, waits=True).wait()
 
     def allreduce_async(

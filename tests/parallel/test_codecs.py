@@ -17,7 +17,7 @@ import pytest
 
 import horovodish as hvd
 from horovodish.collectives.array_adapter import ARRAYS
-from support.coded import Floats, Model, reduced
+from support.coded import Floats, Model, encode_or_refuse, reduced
 from support.expect import every_rank_raises, mismatch, the_engine_goes_on, unless_last
 from support.model import dtype_of
 from support.on_ranks import on_ranks
@@ -217,6 +217,11 @@ def test_what_is_refused() -> None:
         with pytest.raises(ValueError, match="the share must be above 0 and at most 1"):
             codecs.topk(share)
     the_engine_goes_on()
+
+
+@on_ranks((2, PLANE))
+def test_every_function_that_takes_a_compression() -> None:
+    encode_or_refuse(hvd, {"allreduce": lambda its: hvd.allreduce(np.ones(1000, np.float32), compression=its)}, {})
 
 
 @on_ranks(2)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +21,7 @@ from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.reduce_ops import Sum
 
 Floats = npt.NDArray[np.float32]
+Calls = Mapping[str, Callable[[Any], object]]
 BLOCKS = {"int8": 256, "int4": 64, "onebit": 4096, "ternary": 1024, "topk": 4096, "randomk": 4096}
 SHARE = 0.5
 PIECE, TILE = 64 << 10, 4096
@@ -50,6 +54,36 @@ def loses_nothing(step: Callable[[Floats], object], process_set: ProcessSet = gl
     (own,) = [one for one in after if one.steps - before.get((one.owner, one.name), 0) == STEPS + FLUSHES]
     assert own.codec == "int8"
     assert own.ratio == pytest.approx(4 / (1 + 4 / 256), rel=0.01)
+
+
+def encode_or_refuse(module: ModuleType, encode: Calls, refuse: Calls) -> None:
+    """Check which public functions with `compression=` send codes, and that the others say so. Collective.
+
+    Args:
+        module: the package.
+        encode, refuse: by the name of a function, what calls it with a compression.
+    """
+    assert {name for name in module.__all__ if "compression" in _parameters(getattr(module, name))} == {
+        *encode,
+        *refuse,
+    }
+    for name, call in encode.items():
+        before = sum(one.code_bytes for one in hvd.compression_report().tensors)
+        call(hvd.Compression.int8)
+        assert sum(one.code_bytes for one in hvd.compression_report().tensors) > before, name
+    for call in refuse.values():
+        with pytest.raises(ValueError, match=r"compression=Compression\.int8 is"):
+            call(hvd.Compression.int8)
+    for call in (*encode.values(), *refuse.values()):
+        with pytest.raises(ValueError, match=r"compression='int8' is no"):
+            call("int8")
+
+
+def _parameters(function: object) -> Collection[str]:
+    try:
+        return inspect.signature(function).parameters  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # no function, or one without a signature
+        return ()
 
 
 def reduced(kind: str, name: str, members: dict[str, Floats], *, start: int = 0) -> list[Floats]:

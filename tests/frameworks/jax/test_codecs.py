@@ -8,11 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-import pytest
 from jax import numpy as jnp
 
 import horovodish.jax as hvd
-from support.coded import ELEMENTS, Floats, loses_nothing
+from support.coded import ELEMENTS, Floats, encode_or_refuse, loses_nothing
 from support.on_ranks import on_ranks
 
 
@@ -80,5 +79,32 @@ def test_allreduce() -> None:
         assert 1e-4 < np.abs(result - exact).max() < 0.1
     gradient = jax.grad(lambda its: jnp.vdot(reduced(its), own))(jnp.zeros_like(own))
     assert 1e-4 < np.abs(gradient - exact).max() < 0.1
-    with pytest.raises(ValueError, match=r"Compression\.int8 is for allreduce, not for reducescatter"):
-        hvd.reducescatter(own, compression=hvd.Compression.int8)
+    # In the second turn the programs come from the persistent cache.
+    for _ in range(2):
+        exactly = jax.jit(hvd.allreduce)(own)
+        np.testing.assert_allclose(exactly, exact, rtol=1e-6)
+        assert np.abs(jax.jit(reduced)([own, 1])[0] - exactly).max() > 1e-4
+        jax.clear_caches()
+
+
+@on_ranks((2, "mpi_ring"))
+def test_every_function_that_takes_a_compression() -> None:
+    array = jnp.ones((300, 300))
+
+    def step(**options: Any) -> None:
+        optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), **options)
+        jax.block_until_ready(optimizer.update(array, optimizer.init(array), array))
+
+    encode_or_refuse(
+        hvd,
+        {
+            "allreduce": lambda its: hvd.allreduce(array, compression=its),
+            "grouped_allreduce": lambda its: hvd.grouped_allreduce([array], compression=its),
+            "DistributedOptimizer": lambda its: step(compression=its),
+            "DiLoCo": lambda its: step(sync=hvd.DiLoCo(1, compression=its)),
+            "Sync": lambda its: step(sync=hvd.Sync(1, compression=its)),
+            "grad": lambda its: hvd.grad(jnp.sum, compression=its)(array),
+            "value_and_grad": lambda its: hvd.value_and_grad(jnp.sum, compression=its)(array),
+        },
+        {"reducescatter": lambda its: hvd.reducescatter(array, compression=its)},
+    )

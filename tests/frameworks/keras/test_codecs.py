@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
 
 import horovodish.keras as hvd
-from support.coded import ELEMENTS, Floats, loses_nothing
+from support.coded import ELEMENTS, Floats, encode_or_refuse, loses_nothing
 from support.on_ranks import on_ranks
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -31,3 +34,41 @@ def test_fit_loses_nothing() -> None:
     for value in (own, keras.ops.convert_to_tensor(own)):
         result = keras.ops.convert_to_numpy(hvd.allreduce(value, compression=hvd.Compression.int8))
         assert 1e-4 < np.abs(result - exact).max() < 0.1
+
+
+@on_ranks((2, "mpi_ring"))
+def test_every_function_that_takes_a_compression(tmp_path: Path) -> None:
+    file = tmp_path / f"{hvd.rank()}.keras"
+    images, labels = np.ones((1, 300)), np.zeros((1, 300))
+
+    def fitted(wrap: Any, compression: Any) -> keras.Model:
+        model = keras.Sequential([keras.Input((300,)), keras.layers.Dense(300)])
+        model.compile(wrap(keras.optimizers.SGD(1.0), compression=compression), loss="mse")
+        model.fit(images, labels, verbose=0)
+        return model
+
+    def load(compression: Any) -> None:
+        fitted(hvd.DistributedOptimizer, hvd.Compression.none).save(file)
+        hvd.load_model(file, compression=compression).fit(images, labels, verbose=0)
+
+    encode_or_refuse(
+        hvd,
+        {
+            "allreduce": lambda its: hvd.allreduce(np.ones((300, 300)), compression=its),
+            "DistributedOptimizer": lambda its: fitted(hvd.DistributedOptimizer, its),
+            "PartialDistributedOptimizer": lambda its: fitted(hvd.PartialDistributedOptimizer, its),
+            "load_model": load,
+        },
+        {},
+    )
+
+
+@on_ranks((2, "mpi_ring"))
+def test_auto() -> None:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((300,)), keras.layers.Dense(300)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=hvd.Compression.auto), loss="mse")
+    model.fit(np.ones((3, 300)), np.full((3, 300), hvd.rank()), batch_size=1, verbose=0)
+    chosen = [(one.codec, one.steps) for one in hvd.compression_report().tensors]
+    assert chosen in ([], [("int8", 3)])
+    assert len({*map(str, hvd.allgather_object((chosen, [its.tobytes() for its in model.get_weights()])))}) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("mlx.core", reason="MLX's build for CPUs has no wheel for this Python or machine")
@@ -11,7 +13,7 @@ import numpy as np
 from mlx import optimizers
 
 import horovodish.mlx as hvd
-from support.coded import ELEMENTS, Floats, loses_nothing
+from support.coded import ELEMENTS, Floats, encode_or_refuse, loses_nothing
 from support.on_ranks import on_ranks
 
 
@@ -25,3 +27,18 @@ def test_an_optimizer_loses_nothing() -> None:
         return -np.array(updated["kernel"])
 
     loses_nothing(step)
+
+
+@on_ranks((2, "mpi_ring"))
+def test_every_function_that_takes_a_compression() -> None:
+    array = mx.ones((300, 300))
+
+    def step(compression: Any) -> dict[str, mx.array]:
+        optimizer = hvd.DistributedOptimizer(optimizers.SGD(1.0), compression=compression)
+        return optimizer.apply_gradients({"kernel": array}, {"kernel": mx.zeros((300, 300))})
+
+    encode_or_refuse(
+        hvd, {"allreduce": lambda its: hvd.allreduce(array, compression=its), "DistributedOptimizer": step}, {}
+    )
+    same = {np.array(step(hvd.Compression.auto)["kernel"]).tobytes() for _ in range(2)}
+    assert len({*hvd.allgather_object(same.pop())}) == 1

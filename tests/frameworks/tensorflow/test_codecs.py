@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import horovodish.tensorflow as hvd
-from support.coded import ELEMENTS, Floats, loses_nothing
+from support.coded import ELEMENTS, Floats, encode_or_refuse, loses_nothing
 from support.on_ranks import on_ranks
 from support.tensorflow_tensors import EAGER, GRAPH, XLA, called
 
@@ -54,3 +54,34 @@ def test_allreduce(mode: str) -> None:
 
     for result in called(reduced, mode)(tf.constant(own)):
         assert 1e-4 < np.abs(result - exact).max() < 0.1
+
+
+@on_ranks((2, "mpi_ring"))
+def test_every_function_that_takes_a_compression() -> None:
+    tensor, weight = tf.ones((300, 300)), tf.Variable(tf.zeros((300, 300)))
+
+    def step(wrap: Any, compression: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight)
+        wrap(tape, compression=compression).gradient(loss, [weight])
+
+    def minimize(compression: Any) -> None:
+        sgd = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+        hvd.DistributedOptimizer(sgd, compression=compression).minimize(
+            lambda: tf.reduce_sum(weight), var_list=[weight]
+        )
+
+    encode_or_refuse(
+        hvd,
+        {
+            "allreduce": lambda its: hvd.allreduce(tensor, compression=its),
+            "grouped_allreduce": lambda its: hvd.grouped_allreduce([tensor], compression=its),
+            "DistributedGradientTape": lambda its: step(hvd.DistributedGradientTape, its),
+            "PartialDistributedGradientTape": lambda its: step(hvd.PartialDistributedGradientTape, its),
+            "DistributedOptimizer": minimize,
+        },
+        {
+            "reducescatter": lambda its: hvd.reducescatter(tensor, compression=its),
+            "grouped_reducescatter": lambda its: hvd.grouped_reducescatter([tensor], compression=its),
+        },
+    )
