@@ -98,6 +98,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     if distribution_of(optimizer):
         raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
     checked = GradientOptions.checked(**options)
+    checked.warn_of_one_bit(optimizer)
     process_set = checked.process_set
     if name is None:  # a rank outside the set never reduces, and counts for no other set
         number = counted("optimizer", checked_id(process_set)) if process_set.included() else 0

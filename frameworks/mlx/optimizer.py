@@ -80,6 +80,7 @@ def DistributedOptimizer(optimizer: Optimizer, **options: Unpack[ReductionOption
     if isinstance(optimizer, _Distributed):
         raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
     checked = GradientOptions.checked(**options)
+    checked.warn_of_one_bit(optimizer)
     wrapped: Any = optimizer
     wrapped.__class__ = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
     wrapped._plan = GradientPlan(checked, _Gradients(), lambda _, source: f".{source.name}", _REMEDY)

@@ -155,6 +155,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
             "would part. Remedy: use another optimizer"
         )
     checked = GradientOptions.checked(low_rank=True, **options)
+    checked.warn_of_one_bit(optimizer)
     tell_dynamo()
     names = Names(optimizer, named_parameters)
     checked.check_groups(parameter for _, parameter in names.in_order())

@@ -465,6 +465,24 @@ class GradientOptions:
         if self.groups is not None and not isinstance(self.groups, int):
             check_trained("groups", [member for group in self.groups for member in group], trained)
 
+    def warn_of_one_bit(self, optimizer: Any) -> None:
+        """Warn if the optimizer divides each element by the size of its past gradients: one bit does not bring that.
+
+        To be called by the function that the user calls.
+        """
+        if self.codec is None or self.codec.kind != "onebit" or self.sync is not None:
+            return
+        hosts = basics.running().engine_topology.hosts
+        is_encoded = sum(not set(self.process_set.ranks).isdisjoint(ranks) for ranks in hosts) > 1
+        kinds = " ".join(base.__name__.lower() for base in type(optimizer).__mro__)
+        if is_encoded and any(kind in kinds for kind in ("adam", "adagrad", "adadelta", "rmsprop")):
+            warnings.warn(
+                f"compression={self.codec!r} and {type(optimizer).__name__}: the optimizer divides each element by the "
+                "size of its past gradients, and with one bit all elements of a block have the same size, so the loss "
+                "may end far above that without a codec. Remedy: use Compression.int8 or .int4, or SGD with momentum",
+                stacklevel=4,  # this method, the function that calls it, and `by_names`
+            )
+
     def operation(self, name: str, member_names: Sequence[str] = ()) -> Operation:
         """The reduction of some of the gradients, by the name of all of them and that of each."""
         return Operation(

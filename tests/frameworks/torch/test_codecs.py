@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from sklearn.datasets import load_digits
 
 import horovodish.torch as hvd
-from support.coded import ELEMENTS, Floats, loses_nothing
+from support.coded import ELEMENTS, Floats, encode_or_refuse, loses_nothing
 from support.elastic import Scene, run_elastic
 from support.on_ranks import on_ranks
 
@@ -119,6 +120,55 @@ def test_nothing_is_lost_with(case: str) -> None:
         loses_nothing(step, pair)
 
 
+@on_ranks((2, "mpi_ring"))
+def test_every_function_that_takes_a_compression() -> None:
+    tensor = torch.ones(300, 300)
+
+    def step(**options: Any) -> None:
+        weight = torch.nn.Parameter(torch.zeros(300, 300))
+        sgd = torch.optim.SGD([weight], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(sgd, [("weight", weight)], **options)
+        weight.sum().backward()
+        optimizer.step()
+
+    encode_or_refuse(
+        hvd,
+        {
+            "allreduce": lambda its: hvd.allreduce(tensor, compression=its),
+            "grouped_allreduce": lambda its: hvd.grouped_allreduce([tensor], compression=its),
+            "DistributedOptimizer": lambda its: step(compression=its),
+            "DiLoCo": lambda its: step(sync=hvd.DiLoCo(1, compression=its)),
+            "Sync": lambda its: step(sync=hvd.Sync(1, compression=its)),
+        },
+        {
+            "reducescatter": lambda its: hvd.reducescatter(tensor, compression=its),
+            "grouped_reducescatter": lambda its: hvd.grouped_reducescatter([tensor], compression=its),
+        },
+    )
+
+
+@on_ranks(2, (2, "mpi_ring"))
+def test_one_bit_warns_of_optimizers_that_need_the_size_of_each_element() -> None:
+    class Own(torch.optim.AdamW):
+        pass
+
+    codecs, local = hvd.Compression, hvd.LocalSGD(8)
+    for kind, options, warns in (
+        (Own, {"compression": codecs.onebit}, True),
+        (torch.optim.RMSprop, {"compression": codecs.onebit(start=9)}, True),
+        (torch.optim.SGD, {"compression": codecs.onebit}, False),
+        (Own, {"compression": codecs.int4}, False),
+        (Own, {"compression": codecs.onebit, "sync": local}, False),
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            hvd.DistributedOptimizer(kind([torch.nn.Parameter(torch.zeros(1))], lr=0.1), **options)
+        said = [(each.filename, str(each.message)) for each in caught]
+        is_encoded = hvd.compression_report().hosts > 1
+        assert [file for file, _ in said] == [__file__] * (warns and is_encoded), said
+        assert all(f"Compression.onebit and {kind.__name__}: the optimizer divides" in text for _, text in said)
+
+
 @on_ranks((3, "mpi_ring"))
 def test_a_step_that_is_not_finite_on_one_rank_is_skipped_on_all() -> None:
     weight = torch.nn.Parameter(torch.zeros(ELEMENTS, 1))
@@ -155,11 +205,16 @@ def made() -> Any:
     return model, torch.optim.SGD(model.parameters(), lr=0.5)
 
 
+def codec_of(kind: str) -> Any:
+    """Of all tensors."""
+    share = (0.5,) if kind == "topk" else ()
+    return getattr(hvd.Compression, kind)(*share, where=lambda name, shape: True)
+
+
 def train_through_a_loss(scene: Scene, seed: int, kind: str) -> tuple[int, list[float]]:
     hvd.init()
     model, plain = made()
-    codec = getattr(hvd.Compression, kind)(where=lambda name, shape: True)
-    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), compression=codec)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), compression=codec_of(kind))
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
     if scene.me == 1 and scene.first_time("any moment"):
         threading.Timer(random.Random(seed).uniform(0.0, 1.0), scene.die, ["any moment"]).start()
@@ -176,7 +231,7 @@ def train_through_a_loss(scene: Scene, seed: int, kind: str) -> tuple[int, list[
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(1, 6))
-@pytest.mark.parametrize("kind", ["int8", "powersgd"])
+@pytest.mark.parametrize("kind", ["int8", "topk", "auto", "powersgd"])
 def test_a_rank_dies_at_any_moment(seed: int, kind: str, tmp_path: Path) -> None:
     """The others go on with the same bits, and end where training without codes ends."""
     env = {"HOROVODISH_PLANE": "mpi_ring"}
@@ -187,3 +242,40 @@ def test_a_rank_dies_at_any_moment(seed: int, kind: str, tmp_path: Path) -> None
     assert size in (2, 3), ended.said
     assert all(weights == first for _, weights in others), ended.said
     torch.testing.assert_close(torch.tensor(first), torch.eye(16).flatten(), rtol=0, atol=0.02)
+
+
+def moves_without_gradients(scene: Scene, kind: str) -> list[bool]:
+    """Whether each step has moved the weights. Every second one has a gradient of zero, so it brings errors only."""
+    hvd.init()
+    model = torch.nn.Linear(ELEMENTS, 1, bias=False)
+    plain = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), compression=codec_of(kind))
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0, moves=[])
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.step < 4:
+            if state.step == 3 and scene.me == 1 and scene.first_time("loss"):
+                scene.die("loss")
+            before = model.weight.detach().clone()
+            gradient = torch.randn(1, ELEMENTS, generator=torch.Generator().manual_seed(hvd.rank()))
+            optimizer.zero_grad()
+            (model.weight * gradient * (state.step % 2 == 0)).sum().backward()
+            optimizer.step()
+            state.moves = [*state.moves, not torch.equal(model.weight, before)]
+            state.step += 1
+            state.commit()
+
+    train(state)
+    return list(state.moves)
+
+
+@pytest.mark.parametrize("kind", ["int8", "topk", "auto"])
+def test_errors_are_zero_after_a_loss(kind: str, tmp_path: Path) -> None:
+    env = {"HOROVODISH_PLANE": "mpi_ring"}
+    ended = run_elastic(moves_without_gradients, tmp_path, 3, kind, flags=["--min-np", "2"], env=env)
+    assert ended.status == 0, ended.said
+    assert ended.fired == {"loss 1"}
+    assert ended.said.count("Compression.auto chose") == (2 if kind == "auto" else 0), ended.said
+    for first, errors, again, after_the_loss in ended.results[-2:]:
+        assert first and again and (errors or kind == "auto") and not after_the_loss
