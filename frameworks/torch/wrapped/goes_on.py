@@ -1,0 +1,70 @@
+"""Wrapped optimizers whose steps go on without late ranks: with `wait_for`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from horovodish.torch.gradients.late import LateReducer, options_of, set_options
+from horovodish.torch.wrapped.base import Distributed, check_once, unscale
+
+
+class GoesOn(Distributed):
+    """With `wait_for`."""
+
+    _reducer: LateReducer
+    _is_alone: bool
+
+    @property
+    def steps(self) -> int:
+        """How many steps the optimizer has taken, those among them that were taken without this rank."""
+        return self._reducer.steps
+
+    def step(self, closure: None = None) -> None:
+        """Give this rank's gradients, and take the steps that can be taken: one, and those that this rank has missed.
+
+        Raises:
+            ValueError: there is a closure.
+            HorovodInternalError: a reduction failed, or a rank was lost.
+        """
+        this: Any = self
+        check_once(this)
+        if closure is not None:
+            raise ValueError("wait_for=: step() takes no closure. Remedy: call backward() before it")
+        if "_step_supports_amp_scaling" not in vars(this):
+            unscale(this)
+        if self._is_alone:
+            self.wrapped_class.step(this)
+            self._reducer.steps += 1
+            return
+        for average in self._reducer.averages(this):
+            own = options_of(this)
+            self._reducer.put(average)
+            set_options(this, average.options)
+            try:
+                self.wrapped_class.step(this)
+            finally:
+                set_options(this, own)
+            self._reducer.steps = average.step
+
+    def synchronize(self) -> None:
+        """Nothing: `step()` reduces."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """A context that changes nothing: `backward()` never reduces."""
+        return nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the wrapped optimizer, and "steps". A plain optimizer can load it. Not collective."""
+        this: Any = self
+        return self.wrapped_class.state_dict(this) | {"steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what `state_dict()` of this class or of the wrapped one has given, the same on every rank.
+
+        Before the first step it is not collective. Later every rank must call it; it blocks.
+        """
+        this: Any = self
+        self.wrapped_class.load_state_dict(this, {key: state_dict[key] for key in state_dict if key != "steps"})
+        self._reducer.restart()
+        self._reducer.steps = state_dict.get("steps", 0)

@@ -1,0 +1,113 @@
+"""Wrapped optimizers whose state the ranks share: with `shard`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+
+from horovodish.torch.shards import states
+from horovodish.torch.shards.pieces import Shards
+from horovodish.torch.wrapped.base import is_within_step
+from horovodish.torch.wrapped.reduces_gradients import ReducesGradients
+
+
+class SharesState(ReducesGradients):
+    """With `shard`."""
+
+    _shards: Shards | None
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale the gradients of all parameters so that their norm is at most `max_norm`. Collective; blocks.
+
+        Args:
+            max_norm: of the gradients of all parameters together.
+            norm_type: of the p-norm, or inf.
+
+        Returns:
+            The norm before, as `torch.nn.utils.clip_grad_norm_` gives it; shape ().
+        """
+        this: Any = self
+        if self._shards is None:
+            parameters = [parameter for group in this.param_groups for parameter in group["params"]]
+            return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+        return states.clip(self._shards, max_norm, norm_type)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of a world of one rank, as torch's. Elsewhere the state is not on one rank.
+
+        Raises:
+            ValueError: this rank has a part of the state only.
+        """
+        if self._shards is not None:
+            raise ValueError(
+                "state_dict() of a sharded optimizer: this rank has only a part of the state. Remedy: call "
+                "full_state_dict(root=0) on every rank, which gives the root what the plain optimizer's state_dict() "
+                "is; or shard_state_dict(), for a file of each rank's own"
+            )
+        this: Any = self
+        found: dict[str, Any] = self.wrapped_class.state_dict(this)
+        return found
+
+    def full_state_dict(self, root: int = 0) -> dict[str, Any] | None:
+        """What the unwrapped optimizer's `state_dict()` would be. Collective; blocks.
+
+        Args:
+            root: the rank that gets it, in host memory, one tensor after the other.
+
+        Returns:
+            The state on the root, None on other ranks. Any number of ranks can load it, and so can a plain optimizer.
+        """
+        return self.state_dict() if self._shards is None else states.full(self._shards, root)
+
+    def shard_state_dict(self) -> dict[str, Any]:
+        """This rank's part of the state. Not collective. It can be loaded by the same rank of as many ranks.
+
+        The tensors are the optimizer's own, as in PyTorch's `state_dict()`: later steps change them. To go back to this
+        part in the same process, take `copy.deepcopy` of it.
+        """
+        return self.state_dict() if self._shards is None else states.own(self._shards)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what `full_state_dict()`, `shard_state_dict()` or a plain optimizer's `state_dict()` has given.
+
+        Not collective, but every rank must call it with the same full state, or with the part that it has given.
+
+        Raises:
+            ValueError: the state is of another model, or of another number of ranks.
+        """
+        this: Any = self
+        if self._shards is None:
+            self.wrapped_class.load_state_dict(this, states.numbered(state_dict))
+        else:
+            states.load(self._shards, state_dict)
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As the wrapped class."""
+        if self._shards is not None:
+            self._shards.leave()  # a step may have raised
+        super().zero_grad(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._shards is not None:
+            raise ValueError(
+                "a sharded optimizer cannot be copied or pickled. Remedy: copy the plain one before it is wrapped, or "
+                "save full_state_dict()"
+            )
+        return super().__reduce_ex__(protocol)
+
+
+@_disable_dynamo
+def before_own_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    if not optimizer._reducer.in_closure or optimizer._skips:
+        optimizer._shards.enter()
+
+
+@_disable_dynamo
+def after_own_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    if not is_within_step(optimizer):
+        optimizer._shards.leave()
+        optimizer._shards.gather()
