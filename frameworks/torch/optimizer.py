@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,22 +11,16 @@ from torch.optim import Optimizer
 
 from horovodish.collectives.reduce_ops import Adasum
 from horovodish.elastic import membership
-from horovodish.gradients.autotune import warn_of_no_effect
 from horovodish.gradients.options import GradientOptions, TorchOptions, not_wrapped, takes
 from horovodish.torch.ddp import check_no_ddp
-from horovodish.torch.gradients.late import LateReducer
-from horovodish.torch.gradients.reducer import Reducer
-from horovodish.torch.gradients.steps import StepReducer
 from horovodish.torch.names import Names
-from horovodish.torch.shards.pieces import Shards
-from horovodish.torch.shards.reducer import ShardedReducer
 from horovodish.torch.untraced import tell_dynamo
-from horovodish.torch.wrapped.base import Distributed, distributed_class, let_step_call_hooks
+from horovodish.torch.wrapped.base import Distributed, let_step_call_hooks
 from horovodish.torch.wrapped.goes_on import GoesOn
 from horovodish.torch.wrapped.meets import Meets
-from horovodish.torch.wrapped.reduces_gradients import ReducesGradients, call_around_steps
-from horovodish.torch.wrapped.reduces_steps import ReducesSteps, after_local_step, before_local_step
-from horovodish.torch.wrapped.shares_state import SharesState, after_own_step, before_own_step
+from horovodish.torch.wrapped.reduces_gradients import ReducesGradients
+from horovodish.torch.wrapped.reduces_steps import ReducesSteps
+from horovodish.torch.wrapped.shares_state import SharesState
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -155,45 +148,26 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
             "would part. Remedy: use another optimizer"
         )
     checked = GradientOptions.checked(low_rank=True, **options)
+    if checked.shard and checked.op is Adasum:
+        raise ValueError("op=Adasum reduces steps of whole parameters. Remedy: leave shard= out, or use op=Average")
     checked.warn_of_one_bit(optimizer)
     tell_dynamo()
     names = Names(optimizer, named_parameters)
     checked.check_groups(parameter for _, parameter in names.in_order())
     check_no_ddp(parameter for _, parameter in names.in_order())
     let_step_call_hooks(optimizer)
-    distributed: Any = optimizer
-    # A reducer that cannot be made leaves nothing behind, and what follows cannot fail.
-    if checked.wait_for is not None:
-        new_class = distributed_class(GoesOn, distributed.__class__)
-        distributed._reducer = LateReducer(names, checked)
-        distributed._is_alone = checked.alone
-    elif checked.op is Adasum or checked.sync:
-        if checked.shard:
-            raise ValueError("op=Adasum reduces steps of whole parameters. Remedy: leave shard= out, or use op=Average")
-        warn_of_no_effect("optimizers with sync=" if checked.sync else "optimizers with op=Adasum")
-        new_class = distributed_class(Meets if checked.sync else ReducesSteps, distributed.__class__)
-        distributed._reducer = StepReducer(names, checked)
-        if checked.sync:
-            call_around_steps(optimizer)
-        Optimizer.register_step_pre_hook(optimizer, before_local_step)
-        Optimizer.register_step_post_hook(optimizer, after_local_step)
-    else:
-        shards = None if checked.alone or not checked.shard else Shards(optimizer, checked)
-        kind = SharesState if checked.shard else ReducesGradients
-        new_class = distributed_class(kind, distributed.__class__)
-        reducer = Reducer(names, checked) if shards is None else ShardedReducer(names, checked, shards)
-        distributed._reducer = reducer
-        distributed._shards = shards
-        weakref.finalize(optimizer, reducer.remove_hooks).atexit = False
-        call_around_steps(optimizer)
-        if shards is not None:
-            # Hooks that the user has registered are to see whole parameters.
-            Optimizer.register_step_pre_hook(optimizer, before_own_step)
-            post_hook = Optimizer.register_step_post_hook(optimizer, after_own_step)
-            optimizer._optimizer_step_post_hooks.move_to_end(post_hook.id, last=False)  # type: ignore[attr-defined]
-    distributed.__class__ = new_class
-    distributed._skips = distributed._is_checked = False
+    _kind_of(checked).install(optimizer, names, checked)
     return optimizer
+
+
+def _kind_of(options: GradientOptions) -> type[Distributed]:
+    if options.wait_for is not None:
+        return GoesOn
+    if options.sync is not None:
+        return Meets
+    if options.op is Adasum:
+        return ReducesSteps
+    return SharesState if options.shard else ReducesGradients
 
 
 def is_distributed(optimizer: Optimizer) -> bool:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from horovodish.gradients.options import GradientOptions
 from horovodish.torch.ddp import check_no_ddp
+from horovodish.torch.names import Names
 
 
 class Distributed:
@@ -22,6 +23,25 @@ class Distributed:
     wrapped_class: type[Optimizer]
     _reducer: Any
     synchronize: Callable[..., None]
+    _is_checked: bool
+
+    @classmethod
+    def install(cls, optimizer: Any, names: Names, options: GradientOptions) -> None:
+        """Make an optimizer one of this kind. An error leaves it as it was."""
+        new_class = _distributed_class(cls, optimizer.__class__)
+        optimizer._reducer = cls._reducer_of(optimizer, names, options)
+        cls._register(optimizer)
+        optimizer._is_checked = False
+        optimizer.__class__ = new_class
+
+    @classmethod
+    def _reducer_of(cls, optimizer: Any, names: Names, options: GradientOptions) -> Any:
+        """What reduces for an optimizer. If it cannot be made, it leaves nothing behind."""
+        raise NotImplementedError
+
+    @classmethod
+    def _register(cls, optimizer: Any) -> None:
+        """Register the hooks of its steps. Cannot fail."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's. Every rank must add the same group at the same point."""
@@ -45,28 +65,6 @@ class Distributed:
         # The class exists in this process only, and what it needs is bound to these parameters and this engine.
         this: Any = self
         return object.__new__, (self.wrapped_class,), this.__getstate__()
-
-
-class MaySkip:
-    """Of classes that reduce gradients."""
-
-    _skips: bool
-
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """A context in which `step()` takes the gradients as they are. Not collective.
-
-        Example:
-            >>> optimizer.synchronize()
-            >>> torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            >>> with optimizer.skip_synchronize():
-            ...     optimizer.step()
-        """
-        self._skips = True
-        try:
-            yield
-        finally:
-            self._skips = False
 
 
 def let_step_call_hooks(optimizer: Optimizer) -> None:
@@ -102,8 +100,7 @@ _OVERRIDDEN = (
 
 
 @functools.cache
-def distributed_class(kind: type[Distributed], wrapped: type[Optimizer]) -> type[Optimizer]:
-    """The class of a wrapped optimizer: a subclass of what it was, with the methods of a kind."""
+def _distributed_class(kind: type[Distributed], wrapped: type[Optimizer]) -> type[Optimizer]:
     # The same class for the same base, so that isinstance, type() and caches by type see one. The wrapped class comes
     # first, because an object can only change to a class whose memory is laid out by its own.
     namespace = {"wrapped_class": wrapped, "__module__": __name__, "__doc__": wrapped.__doc__}

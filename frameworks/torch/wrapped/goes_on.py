@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from horovodish.gradients.options import GradientOptions
 from horovodish.torch.gradients.late import LateReducer, options_of, set_options
+from horovodish.torch.names import Names
 from horovodish.torch.wrapped.base import Distributed, check_once, unscale
 
 
@@ -14,6 +16,12 @@ class GoesOn(Distributed):
 
     _reducer: LateReducer
     _is_alone: bool
+
+    @classmethod
+    def _reducer_of(cls, optimizer: Any, names: Names, options: GradientOptions) -> LateReducer:
+        reducer = LateReducer(names, options)
+        optimizer._is_alone = options.alone
+        return reducer
 
     @property
     def steps(self) -> int:

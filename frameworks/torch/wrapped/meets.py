@@ -6,12 +6,16 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from horovodish.gradients.options import checked_passes
-from horovodish.torch.wrapped.base import MaySkip
+from horovodish.torch.gradients.reducer import Reducer
+from horovodish.torch.wrapped.reduces_gradients import MaySkip
 from horovodish.torch.wrapped.reduces_steps import ReducesSteps
 
 
 class Meets(MaySkip, ReducesSteps):
     """With `sync`. In some steps gradients may be reduced as well."""
+
+    def _gradient_reducer(self) -> Reducer | None:
+        return self._reducer.gradients
 
     def synchronize(self) -> None:
         """Reduce the gradients now, in steps that use those of other ranks. It does not end a round.
@@ -20,12 +24,12 @@ class Meets(MaySkip, ReducesSteps):
             HorovodInternalError: the reduction failed.
         """
         self._reducer.settle()
-        if self._reducer.gradients is not None:
-            self._reducer.gradients.synchronize()
+        if (gradients := self._gradient_reducer()) is not None:
+            gradients.synchronize()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """A context in which `backward()` does not reduce. Not collective."""
-        gradients = self._reducer.gradients
+        gradients = self._gradient_reducer()
         return nullcontext() if gradients is None else gradients.suspended()
 
     def set_backward_passes_per_step(self, passes: int) -> None:

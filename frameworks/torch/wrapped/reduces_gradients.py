@@ -3,24 +3,75 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from horovodish.gradients.options import checked_passes
+from horovodish.gradients.options import GradientOptions, checked_passes
 from horovodish.torch.gradients.reducer import Reducer
-from horovodish.torch.gradients.steps import StepReducer
-from horovodish.torch.shards.pieces import Shards
-from horovodish.torch.wrapped.base import Distributed, MaySkip, check_once
+from horovodish.torch.names import Names
+from horovodish.torch.wrapped.base import Distributed, check_once
 
 
-class ReducesGradients(MaySkip, Distributed):
+class MaySkip(Distributed):
+    """Of classes that reduce gradients, if not in all steps."""
+
+    _skips: bool
+
+    @classmethod
+    def _register(cls, optimizer: Any) -> None:
+        optimizer._skips = False
+        pre_hook = Optimizer.register_step_pre_hook(optimizer, _before_step)
+        # Hooks that the user has registered are to see reduced gradients.
+        optimizer._optimizer_step_pre_hooks.move_to_end(pre_hook.id, last=False)
+        Optimizer.register_step_post_hook(optimizer, _after_step)
+        super()._register(optimizer)
+
+    def _gradient_reducer(self) -> Reducer | None:
+        """What reduces gradients in this step; None: each rank uses its own."""
+        raise NotImplementedError
+
+    def _calling(self) -> AbstractContextManager[None]:
+        """A context in which a step calls its closure."""
+        return nullcontext()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """A context in which `step()` takes the gradients as they are. Not collective.
+
+        Example:
+            >>> optimizer.synchronize()
+            >>> torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            >>> with optimizer.skip_synchronize():
+            ...     optimizer.step()
+        """
+        self._skips = True
+        try:
+            yield
+        finally:
+            self._skips = False
+
+
+class ReducesGradients(MaySkip):
     """With every op but Adasum."""
 
     _reducer: Reducer
+
+    @classmethod
+    def _reducer_of(cls, optimizer: Any, names: Names, options: GradientOptions) -> Reducer:
+        return Reducer(names, options)
+
+    @classmethod
+    def _register(cls, optimizer: Any) -> None:
+        weakref.finalize(optimizer, optimizer._reducer.remove_hooks).atexit = False
+        super()._register(optimizer)
+
+    def _gradient_reducer(self) -> Reducer:
+        return self._reducer
 
     def synchronize(self) -> None:
         """Reduce the gradients now, unless they are reduced. Collective; blocks.
@@ -57,19 +108,11 @@ class ReducesGradients(MaySkip, Distributed):
         self._reducer.passes_per_step = checked_passes(passes)
 
 
-def call_around_steps(optimizer: Optimizer) -> None:
-    """Have gradients be reduced before a step that no backward has reduced."""
-    pre_hook = Optimizer.register_step_pre_hook(optimizer, _before_step)
-    # Hooks that the user has registered are to see reduced gradients.
-    optimizer._optimizer_step_pre_hooks.move_to_end(pre_hook.id, last=False)  # type: ignore[attr-defined]
-    Optimizer.register_step_post_hook(optimizer, _after_step)
-
-
 def _before_step(
     optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     check_once(optimizer)
-    reducer = _gradient_reducer(optimizer)
+    reducer = optimizer._gradient_reducer()
     if reducer is None:
         return None
     closure = kwargs["closure"] if kwargs.get("closure") is not None else next(filter(callable, args[1:]), None)
@@ -81,7 +124,7 @@ def _before_step(
     reducer.in_closure = True
     if optimizer._skips:
         return None
-    reducing = _reducing(closure, reducer, getattr(optimizer, "_shards", None))
+    reducing = _reducing(closure, reducer, optimizer._calling)
 
     def changed(value: Any) -> Any:
         return reducing if value is closure else value
@@ -89,18 +132,10 @@ def _before_step(
     return tuple(map(changed, args)), {key: changed(value) for key, value in kwargs.items()}
 
 
-def _gradient_reducer(optimizer: Any) -> Reducer | None:
-    """What reduces an optimizer's gradients in this step; None: each rank uses its own."""
-    reducer = optimizer._reducer
-    found: Reducer | None = reducer.gradients if isinstance(reducer, StepReducer) else reducer
-    return found
-
-
-def _reducing(closure: Callable[..., Any], reducer: Reducer, shards: Shards | None) -> Callable[..., Any]:
-    """The closure, followed by the reduction of what its backward did not reduce, such as gradients set by hand.
-
-    It sees whole parameters.
-    """
+def _reducing(
+    closure: Callable[..., Any], reducer: Reducer, calling: Callable[[], AbstractContextManager[None]]
+) -> Callable[..., Any]:
+    """The closure, followed by the reduction of what its backward did not reduce, such as gradients set by hand."""
     calls = 0
 
     @functools.wraps(closure)
@@ -109,12 +144,9 @@ def _reducing(closure: Callable[..., Any], reducer: Reducer, shards: Shards | No
         if calls:
             reducer.called_again()
         calls += 1
-        if shards is not None:
-            shards.leave()
-        result = closure(*args, **kwargs)
-        reducer.synchronize()
-        if shards is not None:
-            shards.enter()
+        with calling():
+            result = closure(*args, **kwargs)
+            reducer.synchronize()
         return result
 
     return reducing
@@ -122,6 +154,6 @@ def _reducing(closure: Callable[..., Any], reducer: Reducer, shards: Shards | No
 
 @_disable_dynamo
 def _after_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    reducer = _gradient_reducer(optimizer)
+    reducer = optimizer._gradient_reducer()
     if reducer is not None:
         reducer.stepped()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch.optim import Optimizer
 
+from horovodish.gradients.options import GradientOptions
+from horovodish.torch.gradients.reducer import Reducer
+from horovodish.torch.names import Names
 from horovodish.torch.shards import states
 from horovodish.torch.shards.pieces import Shards
+from horovodish.torch.shards.reducer import ShardedReducer
 from horovodish.torch.wrapped.base import is_within_step
 from horovodish.torch.wrapped.reduces_gradients import ReducesGradients
 
@@ -19,6 +25,32 @@ class SharesState(ReducesGradients):
     """With `shard`."""
 
     _shards: Shards | None
+
+    @classmethod
+    def _reducer_of(cls, optimizer: Any, names: Names, options: GradientOptions) -> Reducer:
+        shards = None if options.alone else Shards(optimizer, options)
+        made = (
+            super()._reducer_of(optimizer, names, options) if shards is None else ShardedReducer(names, options, shards)
+        )
+        optimizer._shards = shards
+        return made
+
+    @classmethod
+    def _register(cls, optimizer: Any) -> None:
+        super()._register(optimizer)
+        if optimizer._shards is not None:
+            # Hooks that the user has registered are to see whole parameters.
+            Optimizer.register_step_pre_hook(optimizer, _before_step)
+            post_hook = Optimizer.register_step_post_hook(optimizer, _after_step)
+            optimizer._optimizer_step_post_hooks.move_to_end(post_hook.id, last=False)
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        if self._shards is not None:  # the closure sees whole parameters
+            self._shards.leave()
+        yield
+        if self._shards is not None:
+            self._shards.enter()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale the gradients of all parameters so that their norm is at most `max_norm`. Collective; blocks.
@@ -101,13 +133,13 @@ class SharesState(ReducesGradients):
 
 
 @_disable_dynamo
-def before_own_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _before_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if not optimizer._reducer.in_closure or optimizer._skips:
         optimizer._shards.enter()
 
 
 @_disable_dynamo
-def after_own_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _after_step(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if not is_within_step(optimizer):
         optimizer._shards.leave()
         optimizer._shards.gather()
