@@ -28,7 +28,8 @@ class Distributed:
     @classmethod
     def install(cls, optimizer: Any, names: Names, options: GradientOptions) -> None:
         """Make an optimizer one of this kind. An error leaves it as it was."""
-        new_class = _distributed_class(cls, optimizer.__class__)
+        kind: Any = cls  # mypy takes the hash of a class for that of its objects
+        new_class = _distributed_class(kind, optimizer.__class__)
         optimizer._reducer = cls._reducer_of(optimizer, names, options)
         cls._register(optimizer)
         optimizer._is_checked = False
