@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -61,6 +61,7 @@ class StepReducer:
         self.steps = 0
         self.gradients: Reducer | None = None
         self._named: list[tuple[str, Tensor]] = []
+        self._removed: list[tuple[str, Tensor]] = []  # from the optimizer within a round, with which they go
         self._names = PlanNames(options.process_set, "updates")
         self._engine: _native.Engine | None = None
         self._places: Any = WeakIdKeyDictionary()
@@ -74,21 +75,22 @@ class StepReducer:
         An error leaves everything as it was.
         """
         self._land_all()
-        before = self._named
-        self._named = self._parameters.current(before)
+        before = self._named, self._removed
+        self._named = self._parameters.current(self._named)
+        has = {id(parameter) for _, parameter in self._named}
+        self._removed = [pair for pair in self._removed if id(pair[1]) not in has]
+        self._removed += [(f"{name}, removed", each) for name, each in before[0] if id(each) not in has]
         try:
             self._build()
         except BaseException:
-            self._named = before
+            self._named, self._removed = before
             raise
         self._parameters.note()
-        had = {id(parameter) for _, parameter in before}
+        had = {id(parameter) for _, parameter in before[0]}
         for _, parameter in self._named:
-            if id(parameter) in had:
-                continue
-            release(parameter)
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._accumulated.take)
+            if id(parameter) not in had:
+                release(parameter)
+        self._accumulated.follow(self._named)
         if self.gradients is not None:
             self.gradients.renew()
         self._choose_gradients()
@@ -111,7 +113,7 @@ class StepReducer:
     def is_open(self) -> bool:
         """Whether there are gradients that no step has used, or steps of this rank that no other rank knows of."""
         has_begun = any(place.start is not None for fragment in self._fragments for place in fragment.places)
-        return has_begun or any(parameter.grad is not None for parameter in self._accumulated.parameters)
+        return has_begun or self._accumulated.has_any(self._named)
 
     def restart(self) -> None:
         """Goes back to where the round began, among other ranks. The next use makes another plan."""
@@ -120,6 +122,7 @@ class StepReducer:
             self._put_back(fragment)
         self._fragments, self._engine, self._shown = [], None, None
         self._places.clear()
+        self._removed = []
         self._accumulated.parameters.clear()
         for _, parameter in self._named:
             parameter.grad = None
@@ -132,12 +135,17 @@ class StepReducer:
 
     def _trained(self) -> list[tuple[str, Tensor]]:
         meets = self._options.process_set.included() if self._options.sync else not self._options.alone
-        # A parameter that is frozen within a round still has a change that the other ranks don't have.
+        # A parameter that is frozen or removed within a round still has a change that the other ranks don't have.
+        self._removed = [(name, each) for name, each in self._removed if self._place_of(each).start is not None]
         return [
             (name, each)
-            for name, each in self._named
+            for name, each in (*self._named, *self._removed)
             if meets and (each.requires_grad or self._place_of(each).start is not None)
         ]
+
+    def _goes_on(self, parameter: Tensor) -> bool:
+        """Whether steps go on with a parameter."""
+        return parameter.requires_grad and all(parameter is not each for _, each in self._removed)
 
     def _build(self) -> None:
         self._engine = basics.engine()
@@ -194,18 +202,23 @@ class StepReducer:
     @torch.no_grad()
     def before_step(self) -> None:
         """Notes where rounds begin, after meetings that were interrupted have ended."""
-        if self._is_showing:
-            raise RuntimeError(
-                "step() within synchronized(), whose parameters are those of all ranks and go at its end. Remedy: "
-                "train outside of the block"
-            )
+        self.check_not_showing("step()")
         self.settle()
         self._follow()
+        self._accumulated.follow(self._named)
         if self.steps >= self.policy.after:
             for fragment in self._fragments:
                 for slot, place in fragment.members():
                     if place.start is None:
                         place.start = slot.parameter.detach().clone()
+
+    def check_not_showing(self, what: str) -> None:
+        """Raise RuntimeError within `synchronized()`, which undoes what `what` would do."""
+        if self._is_showing:
+            raise RuntimeError(
+                f"{what} within synchronized(), whose parameters are those of all ranks and go at its end. Remedy: "
+                "call it outside of the block"
+            )
 
     def _follow(self) -> None:
         """Make another plan if the parameters or the engine have changed."""
@@ -240,7 +253,7 @@ class StepReducer:
         fragment.under_way(self.steps + overlap)
         if overlap:
             for slot, place in fragment.members():
-                if slot.parameter.requires_grad:  # no step goes on with one that is frozen
+                if self._goes_on(slot.parameter):
                     place.sent = slot.parameter.detach().clone()
         fragment.submit()
 
@@ -434,6 +447,19 @@ class _Accumulated:
 
     def __init__(self) -> None:
         self.parameters: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._followed: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def follow(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Notice backwards from now on. PyTorch takes no hook for a frozen parameter."""
+        for _, parameter in named:
+            if parameter.requires_grad and parameter not in self._followed:
+                self._followed[parameter] = True
+                parameter.register_post_accumulate_grad_hook(self.take)
+
+    def has_any(self, named: Sequence[tuple[str, Tensor]]) -> bool:
+        """Whether there are any. One that was unfrozen since the last step has no hook yet."""
+        unfrozen = [each for _, each in named if each.requires_grad and each not in self._followed]
+        return any(parameter.grad is not None for parameter in [*self.parameters, *unfrozen])
 
     def take(self, parameter: Tensor) -> None:
         """A backward has added to the gradient of a parameter."""

@@ -77,7 +77,11 @@ class Meets(MaySkip, ReducesSteps):
         """Take what `state_dict()` of this class or of the wrapped one has given. Not collective.
 
         After the state of an optimizer that was not wrapped, steps are counted from 0.
+
+        Raises:
+            RuntimeError: within `synchronized()`, which would undo it.
         """
         this: Any = self
+        self._reducer.check_not_showing("load_state_dict()")
         self.wrapped_class.load_state_dict(this, {key: state_dict[key] for key in state_dict if key != "sync"})
         self._reducer.load(state_dict.get("sync"))

@@ -177,6 +177,8 @@ def test_looking_changes_nothing(name: str) -> None:
             assert hvd.allgather_object(shown) == [shown] * hvd.size()
             with pytest.raises(RuntimeError, match=r"step\(\) within synchronized\(\)"):
                 optimizers[0].step()
+            with pytest.raises(RuntimeError, match=r"load_state_dict\(\) within synchronized\(\)"):
+                optimizers[0].load_state_dict(optimizers[0].state_dict())
         assert values_of(models[0]) == values_of(models[1])
     with pytest.raises(ZeroDivisionError), optimizers[0].synchronized():
         raise ZeroDivisionError
@@ -406,8 +408,9 @@ def test_an_interrupted_look() -> None:
 
 
 @on_ranks(3, (2, "mpi_ring"))
+@pytest.mark.parametrize("removed", [False, True])
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_a_parameter_that_is_frozen_within_a_round(overlap: int) -> None:
+def test_a_parameter_that_is_frozen_or_removed_within_a_round(overlap: int, removed: bool) -> None:
     """What the ranks have changed until then is part of one more meeting, and then it stays."""
     p, q = leaf(), leaf()
     optimizer = wrapped([p, q], sync=hvd.DiLoCo(3, hvd.OuterSGD(1.0, 0.5, nesterov=False), overlap=overlap))
@@ -415,10 +418,25 @@ def test_a_parameter_that_is_frozen_within_a_round(overlap: int) -> None:
         optimizer.zero_grad()
         backward([p, q][: 2 - (step > 0)], own())
         optimizer.step()
-        q.requires_grad_(False)
+        if removed:
+            optimizer.param_groups[0]["params"] = [p]
+        else:
+            q.requires_grad_(False)
     mean = sum(2.0**rank for rank in range(hvd.size())) / hvd.size()
     torch.testing.assert_close(q, torch.full((3,), -mean))
     assert len({*hvd.allgather_object(q[0].item())}) == 1
+
+
+@on_ranks(2)
+def test_the_gradient_of_a_parameter_that_was_unfrozen_waits_for_its_step() -> None:
+    p, q = leaf(), leaf().requires_grad_(False)
+    optimizer: Any = wrapped([p, q], sync=hvd.LocalSGD(1))
+    q.requires_grad_(True)
+    for _ in range(2):
+        backward([q], own())
+        assert optimizer._reducer.is_open()
+        optimizer.step()
+        assert not optimizer._reducer.is_open()
 
 
 @on_ranks(3, (2, "mpi_ring"))
