@@ -24,6 +24,7 @@ _frameworks.warn_if_too_old("keras")  # before the imports that a release may br
 
 from horovodish import package_names as _package_names
 from horovodish.collectives.objects import *
+from horovodish.gradients.sync import *
 from horovodish.keras import callbacks as callbacks
 from horovodish.keras.broadcast_state import *
 from horovodish.keras.collectives import *

@@ -9,9 +9,10 @@ import keras
 
 from horovodish.gradients import windows
 from horovodish.keras import backends
+from horovodish.keras.added_variables import AddedVariables
 
 
-class Accumulation:
+class Accumulation(AddedVariables):
     """What `backward_passes_per_step` keeps in an optimizer: sums and a count, in variables as a compiled step needs.
 
     Args:
@@ -41,11 +42,8 @@ class Accumulation:
         self._sums = [optimizer.add_variable_from_reference(variable, name="window") for variable in variables]
         self._count = optimizer.add_variable(shape=(), dtype="int32", name="passes_of_window")
 
-    def move(self, optimizer: Any, to: Any) -> None:
-        """Have another optimizer track the variables of this window, in place of the one that does."""
-        for variable in self._own():
-            optimizer._tracker.untrack(variable)
-            to._track_variable(variable)
+    def own(self) -> list[Any]:
+        return [*self._sums, self._count] if self._sums else []
 
     @property
     def slots(self) -> list[tuple[Any, Any]]:
@@ -54,16 +52,11 @@ class Accumulation:
 
     def restart(self) -> None:
         """Begins the window anew, without what was added up."""
-        for variable in self._own():
+        for variable in self.own():
             variable.assign(
                 keras.ops.zeros(variable.shape, variable.dtype)
             )  # a step that failed may have taken the value
         self._seen.clear()
-
-    def others(self, variables: Sequence[Any]) -> list[Any]:
-        """The optimizer's variables without the window's."""
-        own = {id(variable) for variable in self._own()}
-        return [variable for variable in variables if id(variable) not in own]
 
     def apply(
         self,
@@ -109,7 +102,7 @@ class Accumulation:
         """As `apply`, on values: gives those of the trainable and of the optimizer's variables after it."""
         self._check_built()
         place_of = {id(variable): place for place, variable in enumerate(optimizer.variables)}
-        places = [place_of[id(variable)] for variable in self._own()]
+        places = [place_of[id(variable)] for variable in self.own()]
         values = list(optimizer_variables)
         sums = [values[place] + gradient for place, gradient in zip(places, gradients, strict=False)]
         count = values[places[-1]] + 1
@@ -146,9 +139,6 @@ class Accumulation:
                 "compute the loss of every pass from the same ones. Where they change, make a new optimizer"
             )
         return seen
-
-    def _own(self) -> list[Any]:
-        return [*self._sums, self._count] if self._sums else []
 
     def _scaled(self, total: Any) -> Any:
         return total / self.passes if self._averages and total is not None else total

@@ -45,6 +45,18 @@ def untraced(method: Callable[..., Any]) -> Callable[..., Any]:
     return disabled
 
 
+def number_of(variable: Any) -> int:
+    """The value of a variable that counts, also while a program is traced.
+
+    0 where it has none: JAX's `fit` has taken it, or a program of TensorFlow that is traced has made the variable.
+    """
+    value = variable._value
+    if keras.config.backend() == "tensorflow":
+        with importlib.import_module("tensorflow").init_scope():
+            return int(value.numpy()) if value.is_initialized() else 0
+    return 0 if value is None else int(value)
+
+
 def compile_anew() -> None:
     """Have steps of this process compiled anew when they run next, with what the script and its layers say by then."""
     if keras.config.backend() == "tensorflow":

@@ -217,5 +217,9 @@ def load_model(
     model = keras.saving.load_model(filepath, custom_objects={**named, **(custom_objects or {})})
     if getattr(model, "optimizer", None) is not None:
         DistributedOptimizer(model.optimizer, compression=compression, **options)
-        model.optimizer._distribution.learn(model.optimizer, model.trainable_variables)
+        distribution = model.optimizer._distribution
+        if distribution.variables is None:
+            distribution.learn(model.optimizer, model.trainable_variables)
+        if distribution.rounds is not None and str(filepath).endswith(".keras"):
+            model.load_weights(filepath)  # a plain optimizer has left the round in the file
     return model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -13,7 +13,9 @@ import keras
 from horovodish.gradients.options import check_trained
 from horovodish.gradients.plan import GradientPlan
 from horovodish.keras.accumulation import Accumulation
+from horovodish.keras.added_variables import AddedVariables
 from horovodish.keras.backends import untraced
+from horovodish.keras.sync import Rounds, SavedRounds
 
 
 class Distribution:
@@ -23,6 +25,7 @@ class Distribution:
         name: of the reductions, unique among the optimizers of the process set.
         plan: how the gradients are reduced.
         window: what accumulates them before, if anything does.
+        rounds: where the ranks take steps of their own and meet.
         variables: those of the optimizer, as far as they are known: Keras tells them when it builds the optimizer.
         within: whether a method of the optimizer itself is running, to which gradients are passed as they are.
         local: the layers that stay this rank's own, with those of their variables that are not trained.
@@ -30,21 +33,30 @@ class Distribution:
         compares: whether the ranks compare their parameters when `fit` traces its step for the first time.
     """
 
-    def __init__(self, name: str, plan: GradientPlan, window: Accumulation | None) -> None:
+    def __init__(
+        self, name: str, plan: GradientPlan, window: Accumulation | None = None, rounds: Rounds | None = None
+    ) -> None:
         self.name = name
         self.plan = plan
         self.window = window
+        self.rounds = rounds
         self.variables: list[Any] | None = None
         self.within = False
         self.local: list[Any] = []
         self.in_fit = False
         self.compares = True
-        self._without_window = False
+        self._hidden: set[int] = set()
 
-    def reduced(
+    def in_step(
         self, gradients: Sequence[Any], variables: Sequence[Any] | None, values: Sequence[Any] | None = None
-    ) -> list[Any]:
-        """As `GradientPlan.reduce`, with the variables that are known, and their values if the step gets them."""
+    ) -> Sequence[Any]:
+        """The gradients to step with: those of all ranks, or in rounds what the policy wants.
+
+        Args:
+            gradients: of this rank.
+            variables: what they are the gradients of; None: those that the optimizer was built with.
+            values: of the variables, if the step gets them.
+        """
         variables = self.variables if variables is None else variables
         if variables is None and (self.plan.local or self.plan.options.names_members):
             raise ValueError(
@@ -53,10 +65,17 @@ class Distribution:
             )
         compares, self.compares = self.compares, False
         if compares and variables is not None and self.plan.is_traced(gradients) and _is_within_fit():
-            self.plan.compare_parameters(self.name, variables)
-        if variables is not None and values is not None and not self.plan.options.alone:
-            gradients = self.plan.with_parameters(self.name, gradients, variables, values)
-        return self.plan.reduce(self.name, gradients, variables)
+            if self.rounds is None or not self.rounds.is_open():
+                self.plan.compare_parameters(self.name, variables)
+
+        def reduce(plan: GradientPlan, gradients: Sequence[Any]) -> list[Any]:
+            if variables is not None and values is not None and not plan.options.alone:
+                gradients = plan.with_parameters(self.name, gradients, variables, values)
+            return plan.reduce(self.name, gradients, variables)
+
+        if self.rounds is None:
+            return reduce(self.plan, gradients)
+        return self.rounds.before_step(gradients, reduce)
 
     def learn(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Takes note of the variables that the optimizer is built with, and makes what depends on them.
@@ -67,21 +86,22 @@ class Distribution:
         self.variables = list(variables)
         check_trained("local variables", self.plan.local, self.variables)
         self.plan.options.check_groups(self.variables)
-        if self.window is not None:
-            self.window.build(optimizer, variables)
+        for each in (self.window, self.rounds):
+            if each is not None:
+                each.build(optimizer, variables)
 
     def visible(self, variables: list[Any]) -> list[Any]:
-        """The optimizer's variables, less those of the window where they are to be left out."""
-        return self.window.others(variables) if self.window is not None and self._without_window else variables
+        """The optimizer's variables, less those that are hidden now."""
+        return [each for each in variables if id(each) not in self._hidden] if self._hidden else variables
 
     @contextmanager
-    def without_window(self) -> Iterator[None]:
-        """A context in which the optimizer shows the variables that it has unwrapped, for files."""
-        self._without_window = True
+    def hiding(self, *added: AddedVariables | None) -> Iterator[None]:
+        """A context in which the optimizer does not show these variables."""
+        self._hidden = {id(variable) for each in added if each is not None for variable in each.own()}
         try:
             yield
         finally:
-            self._without_window = False
+            self._hidden = set()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -123,8 +143,11 @@ class _Distributed(_Optimizer):
         window = distribution.window
 
         def update(gradients: Sequence[Any]) -> None:
+            gradients = distribution.in_step(gradients, variables)
             with distribution.inside():
-                parent.apply(distribution.reduced(gradients, variables), variables)
+                parent.apply(gradients, variables)
+            if distribution.rounds is not None:
+                distribution.rounds.after_step()
 
         if window is None:
             update(gradients)
@@ -139,9 +162,18 @@ class _Distributed(_Optimizer):
         _check_caller(self, sys._getframe(1))
 
         def update(gradients: Sequence[Any], optimizer_variables: Any) -> Any:
+            rounds, trained = distribution.rounds, trainable_variables
+
+            def in_step() -> Any:
+                return distribution.in_step(gradients, None, trainable_variables)
+
+            if rounds is None:
+                gradients = in_step()
+            else:
+                gradients, trained, optimizer_variables = rounds.stateless(self, trained, optimizer_variables, in_step)
             with distribution.inside():
-                reduced = distribution.reduced(gradients, None, trainable_variables)
-                return parent.stateless_apply(optimizer_variables, reduced, trainable_variables)
+                values = parent.stateless_apply(optimizer_variables, gradients, trained)
+            return values if rounds is None else rounds.stateless(self, *values, rounds.after_step)[1:]
 
         if distribution.window is None:
             return update(grads, optimizer_variables)
@@ -150,6 +182,11 @@ class _Distributed(_Optimizer):
     def register_local_var(self: Any, variable: Any) -> None:
         """Take the gradients of a trainable variable out of the reduction. Every rank must call it, before training."""
         distribution = self._distribution
+        if distribution.rounds is not None:
+            raise ValueError(
+                "register_local_var: with sync= all variables meet. Remedy: leave sync= out, or train the variable "
+                "with an optimizer of its own that is not wrapped"
+            )
         if distribution.variables is not None:
             check_trained("register_local_var", [variable], distribution.variables)
         distribution.plan.local.append(variable)
@@ -159,17 +196,53 @@ class _Distributed(_Optimizer):
         return self._distribution.visible(super().variables)
 
     def save_own_variables(self: Any, store: Any) -> None:
-        with self._distribution.without_window():
+        with self._distribution.hiding(self._distribution.window, self._distribution.rounds):
             super().save_own_variables(store)
 
     def load_own_variables(self: Any, store: Any) -> None:
-        with self._distribution.without_window():
+        with self._distribution.hiding(self._distribution.window, self._distribution.rounds):
             super().load_own_variables(store)
 
     def __reduce__(self: Any) -> Any:
         # The class exists in this process only: a pickle is that of the class that was wrapped.
         rebuild, arguments = super().__reduce__()
         return getattr(self.__class__, rebuild.__name__), arguments
+
+
+class _Meets(_Optimizer):
+    """The methods that a wrapped optimizer has besides with `sync`."""
+
+    _distribution: Distribution
+
+    def synchronized(self) -> AbstractContextManager[None]:
+        """A context in which the variables have the values that a meeting would give them now. Collective; blocks.
+
+        Not for compiled programs. At its end each rank has its own values again, bit by bit, and the round goes on.
+
+        Raises:
+            RuntimeError: within another one; or steps were taken within the block, which are undone.
+            HorovodInternalError: the reduction failed.
+
+        Example:
+            >>> with model.optimizer.synchronized():
+            ...     results = model.evaluate(x, y)
+            ...     if hvd.rank() == 0:
+            ...         model.save("model.keras")
+        """
+        return self._rounds.synchronized()
+
+    def end_round(self) -> None:
+        """Meet now; nothing where no round has begun. Collective; blocks. Not for compiled programs.
+
+        Raises:
+            HorovodInternalError: the reduction failed.
+        """
+        self._rounds.end_round()
+
+    @property
+    def _rounds(self) -> Rounds:
+        assert self._distribution.rounds is not None
+        return self._distribution.rounds
 
 
 def is_distributed(optimizer: Any) -> bool:
@@ -197,7 +270,10 @@ def distribute(optimizer: Any, distribution: Distribution) -> None:
         "from_config": own.from_config,
     }
     optimizer.__dict__["_distribution"] = distribution
-    optimizer.__class__ = type(own.__name__, (_Distributed, own), names)
+    if distribution.rounds is not None:
+        optimizer.__dict__["rounds"] = SavedRounds(distribution.rounds)
+    kinds = (_Distributed,) if distribution.rounds is None else (_Meets, _Distributed)
+    optimizer.__class__ = type(own.__name__, (*kinds, own), names)
     # torch.compile looks for methods in the object, and then in what its `__class__` says, not in its type.
     optimizer.__dict__["apply"] = untraced(optimizer.apply)
 
@@ -206,7 +282,8 @@ def undistribute(optimizer: Any) -> Distribution:
     """Makes a wrapped optimizer what it was, and gives what it had besides."""
     distribution: Distribution = optimizer.__dict__.pop("_distribution")
     del optimizer.__dict__["apply"]
-    vars(object)["__class__"].__set__(optimizer, type(optimizer).__mro__[2])
+    optimizer.__dict__.pop("rounds", None)
+    vars(object)["__class__"].__set__(optimizer, optimizer.__class__)
     return distribution
 
 
@@ -220,8 +297,9 @@ def distribute_outside(optimizer: Any) -> None:
     if is_distributed(inner) and not is_distributed(optimizer):
         distribution = undistribute(inner)
         distribute(optimizer, distribution)
-        if distribution.window is not None:  # a file has the inner optimizer's variables by themselves
-            distribution.window.move(inner, optimizer)
+        for added in (distribution.window, distribution.rounds):
+            if added is not None:  # a file has the inner optimizer's variables by themselves
+                added.move(inner, optimizer)
 
 
 def _is_within_fit() -> bool:

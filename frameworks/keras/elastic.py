@@ -33,6 +33,7 @@ from horovodish import elastic
 from horovodish.elastic import *  # noqa: F403
 from horovodish.elastic import State
 from horovodish.elastic.state import assign
+from horovodish.gradients.sync import check_rounds
 from horovodish.keras.backends import compile_anew
 from horovodish.keras.broadcast_state import keeping_layers_of, optimizers_of, state_of, weights_of
 from horovodish.keras.distribution import distribution_of
@@ -66,6 +67,10 @@ class KerasState(State):
     def __init__(self, model: Any, optimizer: Any = None, backend: object = None, **attributes: Any) -> None:
         self._own: list[tuple[Any, Any]] = []
         given = {} if optimizer is None else {"optimizer": optimizer}
+        for each in (*optimizers_of(model), optimizer):
+            distribution = distribution_of(each)
+            if distribution is not None and distribution.rounds is not None:
+                check_rounds(1, within=distribution.rounds.policy.within)
         super().__init__(model=model, **given, **attributes)
 
     def reset(self) -> None:
@@ -147,7 +152,7 @@ def _variables_that_travel(model: Any) -> list[Any]:
 def _variables_of(optimizer: Any) -> list[Any]:
     """The variables of an optimizer but for those of its window."""
     distribution = distribution_of(optimizer)
-    with distribution.without_window() if distribution else contextlib.nullcontext():
+    with distribution.hiding(distribution.window) if distribution else contextlib.nullcontext():
         return list(optimizer.variables)
 
 

@@ -14,6 +14,7 @@ from horovodish.collectives.objects import allgather_object
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.errors import MismatchError
 from horovodish.keras.broadcast_state import broadcast_model, distributions_of, optimizers_of, state_of, weights_of
+from horovodish.keras.distribution import distribution_of
 from horovodish.launch import failures
 from horovodish.runtime import basics
 
@@ -66,7 +67,7 @@ class EpochSync(keras.callbacks.Callback):
             join()
             for distribution in distributions_of(self.model):
                 distribution.compares = False  # a rank without batches may trace its first step in a later epoch
-            own = [int(optimizer.iterations) for optimizer in optimizers_of(self.model)]
+            own = [_steps_of(optimizer) for optimizer in optimizers_of(self.model)]
             steps = self.gathered(own, "the steps of an epoch")
             if min(steps) < max(steps):
                 broadcast_model(self.model, state_of(self.model), steps.index(max(steps, key=sum)))
@@ -83,6 +84,10 @@ class EpochSync(keras.callbacks.Callback):
             *self.gathered((bool(self.model.stop_training), rates), "what follows an epoch"), strict=True
         )
         self.model.stop_training = any(stops)
+        if self.model.stop_training or epoch + 1 == (self.params or {}).get("epochs"):
+            for distribution in distributions_of(self.model):
+                if distribution.rounds is not None:
+                    distribution.rounds.end_round()
         for rank, others in zip(self.process_set.ranks, everyones_rates, strict=False):
             if others != everyones_rates[0]:
                 self._unite_rates(rank, others, everyones_rates[0])
@@ -138,6 +143,13 @@ class EpochSync(keras.callbacks.Callback):
         return self.process_set.size() == 1 or not self.process_set.included()
 
 
+def _steps_of(optimizer: Any) -> int:
+    """How many steps an optimizer has taken. In rounds a rank may skip steps alone, which its iterations leave out."""
+    distribution = distribution_of(optimizer)
+    rounds = distribution.rounds if distribution is not None else None
+    return int(optimizer.iterations) if rounds is None else rounds.steps
+
+
 def attended(model: Any) -> EpochSync:
     """The meeting of the `fit` that begins: one for all callbacks, behind all of them.
 
@@ -147,10 +159,12 @@ def attended(model: Any) -> EpochSync:
     check_wrapped(model)
     callbacks = callbacks_that_begin()
     if not isinstance(callbacks[-1], EpochSync):
-        callbacks.append(EpochSync(model))
+        epoch_sync = EpochSync(model)
+        epoch_sync.set_params(callbacks[-1].params)
+        callbacks.append(epoch_sync)
     _train_as_wrapped(model)
-    epoch_sync: EpochSync = callbacks[-1]
-    return epoch_sync
+    found: EpochSync = callbacks[-1]
+    return found
 
 
 def check_wrapped(model: Any) -> None:

@@ -16,6 +16,7 @@ from horovodish.gradients.plan import GradientPlan
 from horovodish.keras.accumulation import Accumulation
 from horovodish.keras.backends import gradients
 from horovodish.keras.distribution import Distribution, distribute, distribution_of
+from horovodish.keras.sync import Rounds
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,7 +42,9 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     *in_order: object,
     **options: Unpack[KerasOptions],
 ) -> Any:
-    """Make `optimizer` use the gradients of all ranks. Every rank must call it, at the same point; does not block.
+    """Make `optimizer` use the gradients of all ranks. Every rank must call it, at the same point.
+
+    It does not block, except with `sync=Hierarchical("host")`.
 
     It works in `model.fit` and in loops of your own, on Keras's TensorFlow, PyTorch and JAX backends, compiled where
     the backend compiles. `apply`, `apply_gradients` and `stateless_apply` reduce the gradients first; clipping, weight
@@ -65,6 +68,16 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     - For mixed precision wrap the scaling optimizer, `DistributedOptimizer(LossScaleOptimizer(optimizer))`. Where
       `compile` adds a LossScaleOptimizer by itself, `BroadcastGlobalVariablesCallback` does that.
 
+    With `sync` the ranks meet from time to time, and every rank takes its own steps in between. So clipping, loss
+    scaling and momentum are each rank's own. Variables must be equal on all ranks at the start, and are equal after a
+    meeting. In a world of one rank nothing is reduced, but an outer optimizer steps. Where the round is stands in
+    variables of the optimizer, which a `.keras` file has, too. The optimizer has two more methods, for use outside of
+    compiled programs:
+
+        synchronized()        a context in which the variables are those of a meeting at this moment, to evaluate or to
+                              save; at its end each rank goes on from where it was
+        end_round()           meet now, as at the end of training. `fit` with any of `hvd.callbacks` does so at its end
+
     Args:
         optimizer: a `keras.optimizers.Optimizer`, built or not.
         name: of the reductions, in messages and the timeline; counted when not given. Unique on each rank.
@@ -76,8 +89,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
 
     Raises:
         ValueError: an `op` or `compression` that is none, a predivide factor that is not positive or without `Average`,
-            passes per step that are not a whole number, groups that are not what is said above, an optimizer that is
-            wrapped, or a process set that is not in use.
+            passes per step that are not a whole number, groups that are not what is said above, a policy with
+            fragments or an overlap, an optimizer that is wrapped, or a process set that is not in use.
         TypeError: `optimizer` is no Keras optimizer, or `process_set` no process set.
         NotInitializedError: before `init()`.
 
@@ -100,12 +113,19 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     checked = GradientOptions.checked(**options)
     checked.warn_of_one_bit(optimizer)
     process_set = checked.process_set
+    what = name or ""
     if name is None:  # a rank outside the set never reduces, and counts for no other set
         number = counted("optimizer", checked_id(process_set)) if process_set.included() else 0
-        name = f"gradients of optimizer {number}"
+        what = f"optimizer {number}"
+        name = f"gradients of {what}"
     averages = checked.values["average_aggregated_gradients"]
     window = Accumulation(checked.passes, averages) if checked.passes > 1 else None
-    distribute(optimizer, Distribution(name, GradientPlan(checked, gradients(), remedy=BROADCAST_REMEDY), window))
+    plan = GradientPlan(checked, gradients(), remedy=BROADCAST_REMEDY)
+    rounds = Rounds(f"changes of {what}", checked, gradients(), BROADCAST_REMEDY) if checked.sync else None
+    distribution = Distribution(name, plan, window, rounds)
+    distribute(optimizer, distribution)
+    if rounds is not None and optimizer.built:
+        distribution.learn(optimizer, optimizer._trainable_variables)
     return optimizer
 
 

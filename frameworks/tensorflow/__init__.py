@@ -29,6 +29,7 @@ _frameworks.warn_if_too_old("tensorflow")  # before the imports that a release m
 from tensorflow import executing_eagerly as _executing_eagerly  # noqa: F401, some scripts call it as Horovod's
 
 from horovodish import package_names as _package_names
+from horovodish.gradients.sync import *
 from horovodish.process_api import *
 from horovodish.tensorflow import autograd as _autograd  # noqa: F401, importing it registers the gradients
 from horovodish.tensorflow import programs_under_way as _programs_under_way  # noqa: F401

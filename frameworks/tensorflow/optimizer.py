@@ -39,7 +39,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     Takes Keras optimizers, for which it is `horovodish.keras.DistributedOptimizer`, and those of
     `tf.compat.v1.train`, whose `compute_gradients()` then gives reduced gradients, and `minimize()` uses them. The
     optimizer is the same object afterwards, of a subclass of its class. Only Keras optimizers take
-    `backward_passes_per_step` above 1.
+    `backward_passes_per_step` above 1, and `sync`.
 
     Args:
         optimizer: a `keras.Optimizer` or a `tf.compat.v1.train.Optimizer`.
@@ -71,6 +71,11 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
             f"backward_passes_per_step={checked.passes} needs a Keras optimizer, and this {type(optimizer).__name__} "
             "is one of tf.compat.v1.train. Add up the gradients of the plain optimizer in variables, and apply "
             "hvd.grouped_allreduce() of the sums when the window is complete"
+        )
+    if checked.sync is not None:
+        raise ValueError(
+            f"sync= needs a Keras optimizer, and this {type(optimizer).__name__} is one of tf.compat.v1.train. Remedy: "
+            "use one of keras.optimizers"
         )
     distributed._plan = plan_of(checked)
     distributed.__class__ = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})

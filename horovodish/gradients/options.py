@@ -238,7 +238,7 @@ class TapeOptions(ModelOptions, total=False):
     ]
 
 
-class KerasOptions(TapeOptions, OptimizerOptions, total=False):
+class KerasOptions(TapeOptions, OptimizerOptions, SyncOptions, total=False):
     """Of optimizers of Keras and TensorFlow."""
 
     average_aggregated_gradients: Annotated[
@@ -248,6 +248,9 @@ class KerasOptions(TapeOptions, OptimizerOptions, total=False):
 
 class AnyOptions(TorchOptions, KerasOptions, total=False):
     """All of them."""
+
+
+_OPTIMIZERS = {"PyTorch": TorchOptions, "JAX": JaxOptions, "Keras": KerasOptions}
 
 
 def _table(kind: Any) -> dict[str, Option]:
@@ -293,7 +296,8 @@ def takes(kind: Any, in_order: str = "") -> Callable[[Function], Function]:
             for name in options.keys() - signature.parameters.keys():
                 nearest = difflib.get_close_matches(name, signature.parameters, n=1)
                 hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-                hint = "; only other frameworks take it" if name in OPTIONS else hint
+                takers = [framework for framework, theirs in _OPTIMIZERS.items() if name in _table(theirs)]
+                hint = f"; DistributedOptimizer of {', '.join(takers)} takes it" if takers else hint
                 raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")
             try:
                 bound = signature.bind(*arguments, **options)

@@ -265,6 +265,7 @@ class GradientPlan:
         label: Callable[[int, Any], str] = lambda index, _: f", variable {index}",
         remedy: str = "",
         kin: str = "",
+        compared: Callable[[Any], Any] = lambda source: source,
     ):
         """
         Args:
@@ -274,6 +275,7 @@ class GradientPlan:
             remedy: what to do if the ranks begin with different parameters.
             kin: what to call all reductions whose names follow from their variables, which then tell the ranks'
                 reductions apart where their models differ. Empty: the names do not.
+            compared: what the ranks compare of a source, to see whether they have the same parameters.
         """
         self.options = options
         self.local: list[Any] = []
@@ -281,6 +283,7 @@ class GradientPlan:
         self._label = label
         self._remedy = remedy
         self._kin = kin
+        self._compared = compared
 
     def reduce(self, name: str, gradients: Sequence[Any], sources: Sequence[Any] | None) -> list[Any]:
         """The gradients of all ranks. Collective; blocks unless a program is traced.
@@ -417,7 +420,7 @@ class GradientPlan:
         return {
             _label(index, source): checksum
             for index, source in enumerate(sources)
-            if id(source) not in local and (checksum := self._adapter.checksum(source)) is not None
+            if id(source) not in local and (checksum := self._adapter.checksum(self._compared(source))) is not None
         }
 
     def _agreed(

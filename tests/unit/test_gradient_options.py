@@ -128,7 +128,7 @@ def test_the_signature_and_the_documentation_have_each_option_once() -> None:
         ),
         (
             lambda: wrap("sgd", scale_local_gradients=True),
-            r"an unexpected keyword argument 'scale_local_gradients'; only other frameworks take it$",
+            r"an unexpected keyword argument 'scale_local_gradients'; DistributedOptimizer of Keras takes it$",
         ),
         (lambda: wrap("sgd", "fp16", compression="bf16"), r"wrap\(\): multiple values for argument 'compression'"),
         (lambda: wrap("sgd", "fp16", Sum, True, 1), r"wrap\(\): too many positional arguments"),

@@ -1,0 +1,19 @@
+"""Variables that a wrapped optimizer keeps beside those that it had, as a compiled step needs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class AddedVariables:
+    """Those of one purpose. Base of all."""
+
+    def own(self) -> list[Any]:
+        """The variables; none before the optimizer is built."""
+        raise NotImplementedError
+
+    def move(self, optimizer: Any, to: Any) -> None:
+        """Have another optimizer track the variables, in place of the one that does."""
+        for variable in self.own():
+            optimizer._tracker.untrack(variable)
+            to._track_variable(variable)
