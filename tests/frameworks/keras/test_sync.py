@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 
 import horovodish
 import horovodish.keras as hvd
+from horovodish.gradients import windows
 from horovodish.gradients.parameters import THREAD
 from support.documents import python_blocks
 from support.keras_models import BATCH, CLOSE, adam, data, fit, mlp, only_on, sgd
@@ -204,6 +207,39 @@ def test_a_fit_ends_with_the_average() -> None:
 
 
 @on_ranks(2)
+def test_a_rank_with_fewer_batches_and_mixed_precision() -> None:
+    """The ranks end with the weights of the one with most steps."""
+    for policy in ("float32", "mixed_float16"):
+        keras.config.set_dtype_policy(policy)
+        try:
+            model = mlp()
+        finally:
+            keras.config.set_dtype_policy("float32")
+        model.compile(hvd.DistributedOptimizer(sgd(), sync=hvd.LocalSGD(2)), loss="mse")
+        x, y = (array[: 5 - 2 * hvd.rank(), hvd.rank()].reshape(-1, array.shape[-1]) for array in data())
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        model.fit(x, y, epochs=2, batch_size=BATCH, verbose=0, callbacks=callbacks)
+        everyones = hvd.allgather_object(model.get_weights())
+        assert all(np.array_equal(*pair) for pair in zip(everyones[0], everyones[-1], strict=True))
+        assert model.optimizer._distribution.rounds.steps == 10
+
+
+@on_ranks(2)
+def test_an_elastic_job_commits_between_rounds() -> None:
+    model = mlp()
+    with mock.patch.object(windows, "_windows", weakref.WeakSet()):  # without those of other tests
+        model.compile(hvd.DistributedOptimizer(sgd(), sync=hvd.LocalSGD(2)), loss="mse")
+        state = hvd.elastic.KerasState(model)
+        x, y = (array[0, hvd.rank()] for array in data())
+        for is_open in (True, False, True):
+            model.train_on_batch(x, y)
+            assert state._has_open_window() == is_open
+    model.compile(hvd.DistributedOptimizer(sgd(), sync=hvd.Hierarchical(every=2)), loss="mse")
+    with pytest.raises(ValueError, match="within= needs process sets"):
+        hvd.elastic.KerasState(model)
+
+
+@on_ranks(2)
 def test_looking_does_not_change_training_and_rounds_may_end_early() -> None:
     runs = []
     for looks in (False, True):
@@ -364,17 +400,19 @@ def test_changes_travel_as_codes() -> None:
 
 @on_ranks(2)
 def test_ranks_that_begin_with_different_variables_are_warned() -> None:
-    optimizer, trained = built(plain(), sync=hvd.LocalSGD(2))
-    trained[1].assign(np.full(SIZES[1], hvd.rank(), np.float32))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        train(step_of(optimizer, trained, False), trained, range(4))
-        for thread in threading.enumerate():
-            if thread.name == THREAD:
-                thread.join(10)
-    said = [str(each.message) for each in caught if "different parameters" in str(each.message)]
-    assert len(said) == (hvd.rank() == 0), said
-    assert all("v1" in each for each in said)
+    for differs in (False, True):
+        optimizer, trained = built(plain(), sync=hvd.LocalSGD(2))
+        if differs:
+            trained[1].assign(np.full(SIZES[1], hvd.rank(), np.float32))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train(step_of(optimizer, trained, False), trained, range(4))
+            for thread in threading.enumerate():
+                if thread.name == THREAD:
+                    thread.join(10)
+        said = [str(each.message) for each in caught if "different parameters" in str(each.message)]
+        assert len(said) == (differs and hvd.rank() == 0), said
+        assert all("v1" in each for each in said)
 
 
 @on_ranks(2)
