@@ -99,6 +99,9 @@ class TorchState(State):
     def _has_parts(self) -> bool:
         return bool(self._sharded())
 
+    def _has_lost_parts(self) -> bool:
+        return any(optimizer._shards.has_lost_parts for optimizer in self._sharded())
+
     def _gather_parts(self, roots: Sequence[int]) -> None:
         self._gathered = {}
         for optimizer in self._sharded():

@@ -12,7 +12,7 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 from horovodish.elastic import membership
 from horovodish.elastic.exchange import Outcome, exchange
 from horovodish.elastic.state import State
-from horovodish.errors import EngineStoppedError, HostsUpdatedInterrupt, MismatchError, StallError
+from horovodish.errors import EngineStoppedError, HostsUpdatedInterrupt, LaunchError, MismatchError, StallError
 from horovodish.gradients import windows
 from horovodish.launch import failures, run_folder
 from horovodish.runtime import basics
@@ -91,6 +91,7 @@ class _Loop:
                 basics.check_no_loss()
                 state.check_host_updates()
                 if not state.is_synced:
+                    self._check_parts(state)
                     outcome = exchange([state])
                     if self.have_begun_again:
                         state.on_reset()
@@ -169,6 +170,18 @@ class _Loop:
                 if another is problem:
                     raise
                 problem = another
+
+    def _check_parts(self, state: State) -> None:
+        """Have new processes begin again if parts of a state that was never copied are gone."""
+        if state._position[0] >= 0 or not state._has_lost_parts():
+            return
+        if not membership.is_elastic():
+            raise LaunchError(
+                "a rank was lost before training had begun, and its part of a sharded optimizer's state with it. "
+                "Remedy: start the job again"
+            )
+        basics.shutdown()
+        membership.regroup(self._keep, anew=True)
 
     def _check_progress(self, outcome: Outcome, problem: BaseException) -> None:
         """Raise the problem if it is of no use to go on."""

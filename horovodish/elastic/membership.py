@@ -97,11 +97,12 @@ def cannot_regroup() -> LaunchError:
     )
 
 
-def regroup(keep: Callable[[], None]) -> None:
+def regroup(keep: Callable[[], None], *, anew: bool = False) -> None:
     """After `shutdown()`: `init()` with the ranks that take part from now on, or the end of this process.
 
     Args:
         keep: leaves the last commit in memory of this host.
+        anew: new processes must go on.
 
     Raises:
         LaunchError: no launcher can say who is left, and MPI does not know it.
@@ -110,7 +111,7 @@ def regroup(keep: Callable[[], None]) -> None:
     if not is_elastic():
         basics.init(recovery.surviving_communicator())
         return
-    run_folder.reached("regroup")
+    run_folder.reached("anew" if anew else "regroup")
     told = part(_Told)
     while True:
         word, rest = told.answers.get()

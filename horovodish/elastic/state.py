@@ -214,6 +214,10 @@ class State:
         """Whether other ranks have parts of the state, so that all ranks copy it together."""
         return False
 
+    def _has_lost_parts(self) -> bool:
+        """Whether ranks that are gone had parts of the state, of which there is no copy yet."""
+        return False
+
     def _gather_parts(self, roots: Sequence[int]) -> None:
         """Give these ranks the parts of all, until the next call. Collective; blocks."""
 

@@ -44,7 +44,7 @@ def reached(phase: str, *details: int) -> None:
     """Tell the launcher how far this rank has come, so that it can name a rank that the others wait for.
 
     Args:
-        phase: "init", "running", "training", "shutdown", "stopped", "regroup" or "exit";
+        phase: "init", "running", "training", "shutdown", "stopped", "regroup", "anew" or "exit";
             `horovodish.launcher.job.waiting` explains them.
         details: with "training", the commit from which the rank continues, and how many steps are repeated; with
             "exit", the status with which the script ends, 0 if that is not known.

@@ -161,7 +161,7 @@ class ElasticJob:
         is_later = members.worlds > 0 or self._starts > 1
         # Of ranks that were told to end, the scripts may have more to do than those of the ranks that have finished.
         is_done = members.finished and not members.saved
-        if is_done or members.failed or job.stopped_by or job.standstill or (job.refusal and not is_later):
+        if is_done or members.none_shall_go_on or job.stopped_by or job.standstill or (job.refusal and not is_later):
             return False
         return members.has_begun or is_later
 

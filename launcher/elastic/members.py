@@ -5,8 +5,9 @@
     forming     all have left; those that stay make a new world in the same processes
     ending      they leave their state in memory and end, because new processes go on
 
-Whatever does not end in time falls to `ending`. A rank that waits in init() for a lost one hears nothing. If the ranks
-have not trained yet, they hold no state, and all of them are killed at once. Nothing here moves bytes or reads a clock.
+Whatever does not end in time falls to `ending`. A rank that waits in init() for a lost one hears nothing, and a script
+that has failed in a collective before training cannot repeat it. If the ranks have not trained yet, they hold no state,
+and all of them are killed at once. Nothing here moves bytes or reads a clock.
 """
 
 from collections.abc import Iterable
@@ -46,6 +47,7 @@ class Members:
         finished: how many ranks came to the end of their script.
         saved: how many ranks have left their state and ended for new processes.
         failed: whether a rank's script has failed by itself, so that none shall go on.
+        stranded: ranks whose scripts have failed because another rank was lost, before any rank trained.
         has_begun: whether all ranks have called init(), or one was lost that had.
         has_run: whether a world was complete.
         held: as given; `release()` ends it.
@@ -70,6 +72,7 @@ class Members:
         self.last_loss = ""
         self.finished = self.saved = 0
         self.failed = False
+        self.stranded: set[int] = set()
         self.has_begun = False
         self.has_run = False
         self.held = held
@@ -87,6 +90,8 @@ class Members:
         self._told: dict[int, float] = {}  # to end, and when
         self._leaving: set[int] = set()  # when the ranks leave the world next
         self._makes_room = False  # likewise: new processes go on, more of them
+        self._parts_are_lost = False  # likewise: new processes go on
+        self._begins_again = False  # those before were stranded
         self._least = least
         self._in_same_processes = in_same_processes
         self._gathering_seconds = gathering_seconds
@@ -114,6 +119,11 @@ class Members:
     def was_told(self, rank: int) -> bool:
         """Whether a rank was told to leave its state and end."""
         return rank in self._told
+
+    @property
+    def none_shall_go_on(self) -> bool:
+        """Whether a script has failed by itself, or because of a rank that the launcher does not know to be lost."""
+        return self.failed or bool(self.stranded and not self.last_loss)
 
     @property
     def are_done(self) -> bool:
@@ -157,6 +167,7 @@ class Members:
     def follow(self, earlier: "Members") -> None:
         """These ranks go on where those of an earlier start have ended."""
         self.disturbed_at, self.worlds = earlier.disturbed_at, earlier.worlds
+        self._begins_again = bool(earlier.stranded)
 
     def release(self) -> None:
         """Lets ranks go on that were held."""
@@ -197,7 +208,7 @@ class Members:
             now: the time.
         """
         self.has_begun |= rank in self._arrived
-        self._remove(rank)
+        self.remove(rank)
         if rank in self._told and self.phase == TRAINING:  # the others go on without it already
             return
         self.lost.append(rank)
@@ -206,23 +217,52 @@ class Members:
         self.events.append(Event("lost", text, {"rank": rank, "host": host, "why": why, "left": len(self.alive)}))
         if self.phase == FORMING or not self.has_run:
             self.end(now, "a rank was lost while the others were in init()")
+        elif self.stranded:
+            self._end_stranded(now)
         elif self.phase in (TRAINING, GATHERING):
             self._gather(now)
             self._orders.news += [(other, f"lost {rank}") for other in sorted(self.alive - self._out)]
 
+    def strand(self, rank: int, now: float) -> bool:
+        """A rank's script has failed because another rank was lost.
+
+        Returns:
+            Whether new processes shall begin: no rank has trained, and those before have not ended like this, too. A
+            script that never trains in a block would begin again each time.
+        """
+        if self._have_state or self._begins_again:
+            return False
+        self.stranded.add(rank)
+        if self.last_loss:
+            self._end_stranded(now)
+        return True
+
+    def remove(self, rank: int) -> None:
+        """A rank has ended, and nothing follows from it."""
+        self.alive.discard(rank)
+        self._out.discard(rank)
+        self._stopped.pop(rank, None)
+
     def finish(self, rank: int) -> None:
         """A rank came to the end of its script."""
-        self._remove(rank)
+        self.remove(rank)
         self.finished += 1
 
     def saved_state(self, rank: int) -> None:
         """A rank has ended because it was told to."""
-        self._remove(rank)
+        self.remove(rank)
         self.saved += self.phase == ENDING
 
-    def left_world(self, rank: int, now: float) -> None:
-        """A rank has called `shutdown()` and waits to be told what comes."""
+    def left_world(self, rank: int, now: float, *, parts_are_lost: bool = False) -> None:
+        """A rank has called `shutdown()` and waits to be told what comes.
+
+        Args:
+            rank: which one.
+            now: the time.
+            parts_are_lost: whether parts of the rank's state are gone that were never copied.
+        """
         self._out.add(rank)
+        self._parts_are_lost |= parts_are_lost
         if self.phase == TRAINING:
             self._gather(now)
         elif self.phase == FORMING:
@@ -299,12 +339,15 @@ class Members:
             self._out |= self.alive
         self.phase, self._since = ENDING, now
         self.events.append(Event("ending", f"{what}: {why}", {"why": why}))
-        if self._in_init and not self._have_state:
+        if (self._in_init or self.stranded) and not self._have_state:
             self._orders.ends = self._orders.at_once = True
             return
         # A rank that has not left the world learns it when it does so.
         self._orders.news += [(rank, "lost") for rank in sorted(self.alive - self._out)]
         self._tell_to_end(sorted(self.alive), now)
+
+    def _end_stranded(self, now: float) -> None:
+        self.end(now, "a rank was lost before training had begun")
 
     def _gather(self, now: float) -> None:
         if self.phase == TRAINING:
@@ -322,6 +365,8 @@ class Members:
             return
         if self._makes_room:
             self.end(now, "new slots are free", "restarting with more ranks")
+        elif self._parts_are_lost:
+            self.end(now, "a part of a sharded optimizer's state was lost before it was copied")
         elif not self._in_same_processes:
             cannot = "go on without a lost rank" if self.last_loss else "begin again in the same processes"
             self.end(now, f"MPI cannot {cannot}")
@@ -345,8 +390,3 @@ class Members:
         for rank in ranks:
             self._told[rank] = now
             self._orders.news.append((rank, "end"))
-
-    def _remove(self, rank: int) -> None:
-        self.alive.discard(rank)
-        self._out.discard(rank)
-        self._stopped.pop(rank, None)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Set
 
 from horovodish.launcher.elastic.members import FORMING, LEFT_STATE, Members
 from horovodish.launcher.job.losses import EndOnLoss, Orders
-from horovodish.launcher.job.outcome import CONNECTION_BROKE, SIGNALS, Ending, exit_status, in_words
+from horovodish.launcher.job.outcome import CONNECTION_BROKE, SIGNALS, Ending, Failure, exit_status, in_words
 
 ASK_SECONDS = 1.0
 """How often to ask what the ranks do: one that is stopped is lost after a while."""
@@ -62,16 +62,17 @@ class ElasticPolicy(EndOnLoss):
             self._members.runs(rank, now)
         elif phase == "training":
             self._members.trains(rank, now, commit, repeated)
-        elif phase == "regroup":
-            self._members.left_world(rank, now)
+        elif phase in ("regroup", "anew"):
+            self._members.left_world(rank, now, parts_are_lost=phase == "anew")
         elif phase == "exit":
             self._members.is_done(rank, now)
 
     def answered(self, rank: int, state: str, now: float) -> None:
         self._members.answered(rank, state, now)
 
-    def fail(self) -> None:
-        self._members.failed = True
+    def fail(self, failure: Failure, now: float) -> None:
+        if not (failure.is_consequence and self._members.strand(failure.rank, now)):
+            self._members.failed = True
 
     def go_on_when_told(self) -> bool:
         return True  # the host shuts down, perhaps; the end of the rank says more
@@ -82,6 +83,10 @@ class ElasticPolicy(EndOnLoss):
 
     def go_on_without(self, ending: Ending, host: str, now: float, *, is_needed: bool) -> bool:
         members, rank, status = self._members, ending.rank, exit_status(ending.status)
+        if rank in members.stranded:
+            self.losses.append(ending)
+            members.remove(rank)
+            return True
         is_at_its_end = ending.asked and members.has_ended_its_script(rank) and not members.failed
         if is_at_its_end or (status == 0 and (ending.asked or not is_needed)):
             members.finish(rank)

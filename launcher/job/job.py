@@ -319,7 +319,7 @@ class Job:
                     self._end(TERMINATE, after=SETTLE_SECONDS)
             case "failure":
                 self.failures[of.rank] = Failure.of(of.rank, rest)
-                self.policy.fail()
+                self.policy.fail(self.failures[of.rank], now)
                 self._end(TERMINATE, after=EXIT_SECONDS)
             case "ended":
                 why, status = self._killed.get(of.rank, ""), int(rest)

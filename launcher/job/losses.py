@@ -6,7 +6,7 @@ A `Job` asks before it ends because of something that has happened to a rank or 
 from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
 
-from horovodish.launcher.job.outcome import Ending
+from horovodish.launcher.job.outcome import Ending, Failure
 
 
 @dataclass
@@ -84,7 +84,7 @@ class EndOnLoss:
     def answered(self, rank: int, state: str, now: float) -> None:
         """A supervisor says what its rank does."""
 
-    def fail(self) -> None:
+    def fail(self, failure: Failure, now: float) -> None:
         """A rank's script has raised."""
 
     def go_on_when_told(self) -> bool:

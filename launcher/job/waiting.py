@@ -9,6 +9,7 @@ A rank says which *phase* it has reached:
     stopped    shutdown() has returned
     exit       its script has ended; MPI waits for the other ranks
     regroup    it has left the world of an elastic job, and waits for the other ranks to do so
+    anew       likewise, and it cannot go on in this process
 
 Nothing here moves bytes or reads a clock.
 """

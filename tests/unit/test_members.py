@@ -426,6 +426,45 @@ def test_ranks_in_init_are_killed_when_mpirun_ends() -> None:
     assert made.take_orders(1.0) == Orders(ends=True, at_once=True)
 
 
+def untrained(ranks: int) -> Members:
+    made = Members(ranks, 1, True, GATHERING_SECONDS, STOPPED_SECONDS)
+    made.take_orders(0.0)
+    for rank in range(ranks):
+        made.runs(rank, 1.0)
+    return made
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_scripts_that_fail_because_of_a_loss_begin_again_if_none_has_trained(is_known: bool) -> None:
+    made = untrained(3)
+    if is_known:
+        made.lose(1, "b", "was killed", 2.0)
+    assert made.strand(0, 2.0)
+    made.remove(0)
+    if not is_known:
+        assert made.none_shall_go_on, "the launcher knows of no loss"
+        made.lose(1, "b", "was killed", 2.1)
+    assert not made.none_shall_go_on
+    assert made.take_orders(2.1).at_once
+    assert said(made)[1:] == ["these processes end: a rank was lost before training had begun"]
+    following = untrained(3)
+    following.follow(made)
+    assert not following.strand(0, 3.0), "a script that never trains in a block would begin again for ever"
+    assert not members(3).strand(0, 2.0), "they have trained"
+
+
+def test_new_processes_begin_where_a_part_was_lost_before_it_was_copied() -> None:
+    made = untrained(3)
+    made.lose(1, "b", "was killed", 2.0)
+    leave(made, [0], 2.1)
+    assert made.take_orders(2.1).news == [(0, "lost 1"), (2, "lost 1")]
+    made.left_world(2, 2.2, parts_are_lost=True)
+    assert made.take_orders(2.2).news == [(0, "end"), (2, "end")]
+    assert said(made)[1:] == [
+        "these processes end: a part of a sharded optimizer's state was lost before it was copied"
+    ]
+
+
 def test_a_call_is_taken_back_before_anybody_has_left() -> None:
     made = members(2, 1)
     made.call_together()

@@ -269,6 +269,12 @@ class Shards:
         """Of each bucket: where each rank's part ends, in elements of the bucket; empty: the parts are even."""
         return self._ends
 
+    @property
+    def has_lost_parts(self) -> bool:
+        """Whether there is state, of which ranks had parts that are gone."""
+        among = self.process_set.rank(), self.process_set.size()
+        return self._among not in (None, among) and any(self.optimizer.state.values())
+
     def forget(self) -> None:
         """This rank has no parts any more, nor the state of them."""
         for piece in self._pieces.values():
