@@ -99,7 +99,7 @@ def _batch(arrays: Sequence[Any], axes: Sequence[Any], *, traced: tuple[Traced, 
             in_rows = each.operation.kind in ("allgather", "alltoall", "reducescatter") and axis is not None
             moved.append(jnp.moveaxis(array, axis, 1) if in_rows else array)
             moved_axes.append(1 if in_rows else axis)
-    return primitive.bind(*moved, traced=traced), moved_axes
+    return primitive.bind(*moved, *arrays[len(moved) :], traced=traced), moved_axes
 
 
 ad.primitive_jvps[primitive] = _jvp

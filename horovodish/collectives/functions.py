@@ -41,9 +41,10 @@ from horovodish.collectives.arrays import Array
 from horovodish.collectives.codecs import CodecCompressor, checked_codec
 from horovodish.collectives.devices import ON_HOST
 from horovodish.collectives.operation import Operation
-from horovodish.collectives.process_sets import ProcessSet, global_process_set
+from horovodish.collectives.process_sets import ProcessSet, WithoutJoin, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
 from horovodish.collectives.submission import Handle, RefuseOnError, agree_on_counters, poll, submit, synchronize
+from horovodish.runtime.process import part
 
 __all__ = [
     "Handle",
@@ -566,6 +567,7 @@ def join(device: int = -1) -> int:
 
     Raises:
         RankLostError, EngineStoppedError, NotInitializedError, ForkedProcessError: as for every operation.
+        ValueError: this rank has an optimizer with `shard_set=`.
 
     Example:
         >>> for batch in batches_of_this_rank:  # as many as there are, not equally many on every rank
@@ -573,6 +575,12 @@ def join(device: int = -1) -> int:
         >>> last = hvd.join()
         >>> hvd.broadcast_(weights, root_rank=last)
     """
+    if part(WithoutJoin).users:
+        raise ValueError(
+            "join() on a rank that has an optimizer with shard_set=: its steps are in process sets, which have no "
+            "join, so the other ranks would wait for this one without end. Remedy: leave join() out, and give every "
+            "rank equally many batches"
+        )
     name = "join.noname.one"  # the same for all, so that a second one at a time is refused
     on_device = ON_HOST._replace(device=device)
     last = submit(

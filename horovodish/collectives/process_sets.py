@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from horovodish.mpi import binding
 from horovodish.runtime import basics
@@ -14,7 +15,7 @@ from horovodish.runtime.process import part
 if TYPE_CHECKING:
     from mpi4py.MPI import Group, Intracomm
 
-__all__ = ["ProcessSet", "global_process_set"]
+__all__ = ["ProcessSet", "WithoutJoin", "global_process_set"]
 
 _GLOBAL_ID = 0
 
@@ -262,3 +263,15 @@ def _stop() -> None:
 
 
 basics.follow(started=_start, stopped=_stop)
+
+
+class WithoutJoin:
+    """Attributes:
+    users: what takes steps in process sets, which have no join, for all ranks together; since the last `init()`.
+    """
+
+    def __init__(self) -> None:
+        self.users: WeakSet[Any] = WeakSet()
+
+
+basics.follow(stopped=lambda: part(WithoutJoin).users.clear())

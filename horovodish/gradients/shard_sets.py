@@ -8,8 +8,9 @@ from typing import Any
 from horovodish import _native
 from horovodish.collectives.adding_sets import add_members_set
 from horovodish.collectives.objects import allgather_object
-from horovodish.collectives.process_sets import ProcessSet
+from horovodish.collectives.process_sets import ProcessSet, WithoutJoin
 from horovodish.runtime import basics
+from horovodish.runtime.process import part
 
 __all__ = ["SameParts", "problem_with"]
 
@@ -66,6 +67,7 @@ class SameParts:
         engine = basics.engine()
         if self._found is None or self._found[0] is not engine:
             self._found = engine, _across(self._shard_set, self._process_set)
+            part(WithoutJoin).users.add(self)
         return self._found[1]
 
 

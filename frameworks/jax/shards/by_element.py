@@ -119,7 +119,7 @@ def check(
     inputs: Sequence[int | None],
     results: Sequence[int | None],
     layout: Layout,
-) -> tuple[list[Any], bool]:
+) -> list[Any]:
     """Raise unless a function computes for each element of a piece what it computes for that element of the whole.
 
     All ranks decide alike.
@@ -132,8 +132,7 @@ def check(
         layout: the shapes of the parameters and their pieces.
 
     Returns:
-        The shape and dtype of each leaf of the result for whole parameters, and whether one that belongs to a parameter
-        is a constant.
+        The shape and dtype of each leaf of the result for whole parameters.
 
     Raises:
         ValueError: it does not, or cannot be shown to; says what to do.
@@ -155,7 +154,6 @@ def check(
         return program, *jax.tree_util.tree_flatten_with_path(tree)
 
     whole, found, structure = traced(layout.shapes)
-    has_constants = False
     try:
         expected = terms.results(whole, values)
         for shapes in layout.shapes_of_pieces():
@@ -174,7 +172,6 @@ def check(
                     each.parameter != of and (each.parameter is not None or not each.uniform) for each in pair
                 ):
                     raise _NotByElementError(f"{name} has no number for each element of one parameter")
-                has_constants |= of is not None and pair[0].parameter is None
     except _NotByElementError as problem:
         raise ValueError(
             f"shard= cannot be used with this optimizer: {problem}. Ranks can share a parameter only if each of its "
@@ -182,4 +179,4 @@ def check(
             'with LAMB, LARS, Adafactor, Muon, Shampoo and the like, pass shard_by="parameter", which gives each '
             "parameter to one rank as a whole"
         ) from problem
-    return [leaf for _, leaf in found], has_constants
+    return [leaf for _, leaf in found]

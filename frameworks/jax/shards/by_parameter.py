@@ -92,7 +92,7 @@ def check(
     inputs: Sequence[int | None],
     results: Sequence[int | None],
     layout: Layout,
-) -> tuple[list[Any], bool]:
+) -> list[Any]:
     """Raise unless each result of a function follows from one parameter, and from what belongs to none.
 
     All ranks decide alike.
@@ -105,7 +105,7 @@ def check(
         layout: names the parameters.
 
     Returns:
-        The shape and dtype of each leaf of the result, and whether one that belongs to a parameter is a constant.
+        The shape and dtype of each leaf of the result.
 
     Raises:
         ValueError: a result follows from other parameters, or there are others than expected; says what to do.
@@ -120,8 +120,7 @@ def check(
             of_all = f"{jax.tree_util.keystr(path)} of all parameters"
             what = of_all if own is None else f"what becomes of {layout.paths[own]}"
             raise _refused(f"{what} follows from {layout.paths[others[0]]}, too")
-    has_constants = any(own is not None and own not in sources for own, sources in zip(results, of, strict=True))
-    return [leaf for _, leaf in found], has_constants
+    return [leaf for _, leaf in found]
 
 
 def _sources(program: Any, inputs: Sequence[frozenset[int]]) -> list[frozenset[int]]:

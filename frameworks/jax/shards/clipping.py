@@ -5,27 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import optax
 from jax import numpy as jnp
 
+from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet
 from horovodish.collectives.reduce_ops import Sum
-from horovodish.jax.collectives import allreduce
+from horovodish.jax.primitive import Traced, run
 
 __all__ = ["clip_by_global_norm"]
 
-_sharing: ContextVar[tuple[str, ProcessSet] | None] = ContextVar("sharing", default=None)
+
+@dataclass
+class Sharing:
+    """An update of pieces of parameters.
+
+    Attributes:
+        name: of the reductions.
+        process_set: the ranks that share.
+        follows: an array with elements that a compiled program computes before its next collective; empty while nothing
+            is reduced. Updates and norms are constants on a rank whose parameters are all frozen, or that has no
+            elements. All ranks would wait for ever if it began with these.
+    """
+
+    name: str
+    process_set: ProcessSet
+    follows: list[jax.Array]
+
+
+_sharing: ContextVar[Sharing | None] = ContextVar("sharing", default=None)
 
 
 @contextmanager
-def sharing(name: str, process_set: ProcessSet) -> Iterator[None]:
-    """Transformations get pieces of parameters that these ranks share. The name is that of their reductions."""
-    token = _sharing.set((name, process_set))
+def sharing(name: str, process_set: ProcessSet) -> Iterator[Sharing]:
+    """Transformations get pieces of parameters that these ranks share."""
+    now = Sharing(name, process_set, [])
+    token = _sharing.set(now)
     try:
-        yield
+        yield now
     finally:
         _sharing.reset(token)
 
@@ -60,12 +81,13 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     plain = optax.clip_by_global_norm(max_norm)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        among = _sharing.get()
-        if among is None:
+        now = _sharing.get()
+        if now is None:
             return plain.update(updates, state, params)  # type: ignore[no-any-return]
-        name, process_set = among
-        squares = allreduce(_local_squares(updates), name=f"{name}.norm", op=Sum, process_set=process_set)
-        norm = jnp.sqrt(squares)
+        norms = Traced(Operation("allreduce", f"{now.name}.norm", now.process_set, Sum))
+        squares = run([norms], [_local_squares(updates)], now.follows)
+        now.follows = squares if now.follows else []
+        norm = jnp.sqrt(squares[0])
 
         def clipped(leaf: jax.Array) -> jax.Array:
             return jnp.where(norm < max_norm, leaf, leaf / norm.astype(leaf.dtype) * max_norm)

@@ -62,6 +62,11 @@ class Layout:
         place = self.process_set.rank()
         return [index for index in range(len(self.shapes)) if self.owners is None or self.owners[index] == place]
 
+    @property
+    def leaves_ranks_out(self) -> bool:
+        """Whether there are ranks without an element of any parameter."""
+        return self.owners is None and all(math.prod(shape) < self.process_set.size() for shape in self.shapes)
+
     def cuts(self, shape: Sequence[int], index: int) -> list[int]:
         """Where the part of each rank ends in an array of this shape that belongs to a parameter, in elements."""
         count, ranks = math.prod(shape), self.process_set.size()

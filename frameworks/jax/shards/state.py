@@ -48,7 +48,7 @@ class ShardedState:
     @property
     def place(self) -> tuple[int, int]:
         """The number of the rank among those that share, and how many they are."""
-        return self.part[0].shape[0] - 1, self.part[1].shape[0]
+        return self.part[0].shape[-1] - 1, self.part[1].shape[-1]
 
     def __reduce__(self) -> NoReturn:
         rank, ranks = self.place
@@ -148,11 +148,17 @@ def checked_layout(state: Any, process_set: ProcessSet, function: str = "update"
     """The layout of a state that belongs to this rank. Messages name the function that has got the state.
 
     Raises:
-        ValueError: it is the state of another rank, of another number of ranks, or of an optimizer without shards.
+        ValueError: it is the state of another rank, of another number of ranks, of several models, or of an optimizer
+            without shards.
     """
     load = "state = hvd.load_full_state(optimizer.init(parameters), full)"
     if not isinstance(state, ShardedState):
         raise ValueError(f"{function}() of an optimizer with shard= got the state of a plain one. Remedy: {load}")
+    if state.part[0].ndim > 1:
+        raise ValueError(
+            f"{function}() got the state of several models, as jax.vmap of init() makes it. Remedy: call it for one "
+            "model after the other, with jax.tree.map(lambda leaf: leaf[number], state)"
+        )
     own = process_set.rank(), process_set.size()
     if state.place != own:
         raise ValueError(

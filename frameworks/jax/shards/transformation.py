@@ -40,7 +40,7 @@ def sharded(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> opta
     options, process_set = reduce.options, reduce.options.sharing
     if options.op is Adasum:
         raise ValueError("op=Adasum reduces steps of whole parameters. Remedy: leave shard= out, or use op=Average")
-    checked = dict[Any, tuple[Any, list[Any], bool]]()
+    checked = dict[Any, tuple[Any, list[Any]]]()
 
     same_parts = SameParts(options.shard_set, options.process_set)
 
@@ -63,18 +63,22 @@ def sharded(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> opta
             )
         if layout.owners is not None:
             updates, state, params = _without_derivative((updates, state, params))
-        with sharing(reduce.name, process_set):
+        with sharing(reduce.name, process_set) as now:
             steps = functools.partial(tx.update, **extra)
             given = updates, state.inner, params
             ways = tuple(map(_way, jax.tree.leaves(extra)))
             key = layout, jax.tree.structure((given, extra)), ways, *map(jnp.result_type, jax.tree.leaves(given))
             if key not in checked:
                 checked[key] = _checked(tx.init, steps, given, layout)
-            structure, dtypes, has_constants = checked[key]
-            flat = reduce(
-                jax.tree.map(lambda leaf: jnp.reshape(leaf, -1), updates), params, layout.owners, layout.across
-            )
+            structure, dtypes = checked[key]
+            flat = jax.tree.map(lambda leaf: jnp.reshape(leaf, -1), updates)
+            if layout.leaves_ranks_out:
+                flat, anchor = reduce((flat, jnp.zeros(process_set.size())), params, None, layout.across)
+            else:
+                flat, anchor = reduce(flat, params, layout.owners, layout.across), None
             elements, definition = jax.tree_util.tree_flatten(flat)
+            reduced = [leaf for leaf in [*elements, anchor] if leaf is not None and leaf.size]
+            now.follows = [min(reduced, key=lambda leaf: leaf.size)]
             held, whole_structure = jax.tree_util.tree_flatten(state.inner)
             inner = jax.tree_util.tree_unflatten(structure, layout.stepped(held))
             own = None if params is None else layout.pieces(params)
@@ -83,17 +87,13 @@ def sharded(tx: optax.GradientTransformationExtraArgs, reduce: TreePlan) -> opta
         for index, change in zip(layout.own, jax.tree.leaves(changes), strict=True):
             parts[index] = change.reshape(-1)
         inner = jax.tree_util.tree_unflatten(whole_structure, layout.with_others(jax.tree.leaves(inner)))
-        # A rank whose parameters are all frozen has constants for updates. All ranks would wait for ever if it gathered
-        # these before it begins its reductions.
-        reduced = [leaf for leaf in elements if leaf.size] if has_constants else []
-        return _gathered(parts, definition, layout, reduce, reduced), ShardedState(inner, state.part, layout)
+        return _gathered(parts, definition, layout, reduce, now.follows), ShardedState(inner, state.part, layout)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _checked(init: Any, steps: Any, given: tuple[Any, Any, Any], layout: Layout) -> tuple[Any, list[Any], bool]:
-    """The structure of the state that the optimizer steps on this rank, the dtypes of the updates, and whether some are
-    constants.
+def _checked(init: Any, steps: Any, given: tuple[Any, Any, Any], layout: Layout) -> tuple[Any, list[Any]]:
+    """The structure of the state that the optimizer steps on this rank, and the dtypes of the updates.
 
     Raises:
         ValueError: ranks cannot share the optimizer's state in this way.
@@ -104,12 +104,12 @@ def _checked(init: Any, steps: Any, given: tuple[Any, Any, Any], layout: Layout)
     inputs = owners if params is None else [*owners, *parameters]
     structure = jax.tree.structure(state)
     if layout.owners is None:
-        found, has_constants = by_element.check(steps, given, inputs, owners, layout)
+        found = by_element.check(steps, given, inputs, owners, layout)
     else:
         whole = updates, jax.tree_util.tree_unflatten(structure, layout.state), params
-        found, has_constants = by_parameter.check(steps, whole, inputs, owners, layout)
+        found = by_parameter.check(steps, whole, inputs, owners, layout)
         structure = jax.tree.structure(jax.eval_shape(init, layout.pieces(updates)))
-    return structure, [leaf.dtype for leaf in found[: len(parameters)]], has_constants
+    return structure, [leaf.dtype for leaf in found[: len(parameters)]]
 
 
 @jax.custom_jvp

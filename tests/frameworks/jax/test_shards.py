@@ -225,6 +225,28 @@ def test_a_rank_whose_parameters_are_all_frozen() -> None:
             same(jax.jit(tx.update)(values, tx.init(values), values)[0], expected)
 
 
+@on_ranks(3)
+def test_ranks_without_an_element_in_compiled_programs() -> None:
+    """Their updates and their part of a norm are constants, which they must not send before they reduce."""
+    values = {"one": jnp.ones(1), "empty": jnp.zeros((0, 3)), "number": jnp.float32(1.0)}
+    tx = optax.chain(hvd.clip_by_global_norm(0.5), optax.sgd(1.0))
+    tx = hvd.DistributedOptimizer(tx, shard="states")
+    update, _ = jax.jit(tx.update)(values, tx.init(values), values)
+    same(update, jax.tree.map(lambda leaf: -leaf * 0.5 / jnp.sqrt(2.0), values), 1e-6)
+
+
+@on_ranks(2)
+def test_the_norm_of_parameters_that_some_rank_does_not_step() -> None:
+    values = {"first": jnp.ones(5), "second": jnp.ones(3)}
+    for clipped, length in ("first", 5), ("second", 3):
+        labels = {name: "clipped" if name == clipped else "plain" for name in values}
+        clips = optax.chain(hvd.clip_by_global_norm(0.5), optax.sgd(1.0))
+        tx = optax.multi_transform({"clipped": clips, "plain": optax.sgd(1.0)}, labels)
+        tx = hvd.DistributedOptimizer(tx, shard="states", shard_by="parameter")
+        expected = {**jax.tree.map(jnp.negative, values), clipped: jnp.full(length, -0.5 / jnp.sqrt(length))}
+        same(jax.jit(tx.update)(values, tx.init(values), values)[0], expected, 1e-6)
+
+
 @on_ranks(2)
 def test_a_whole_parameter_has_state_on_one_rank() -> None:
     tree = {"large": jnp.zeros((50, 20)), "small": [jnp.zeros(20) for _ in range(10)]}
@@ -313,6 +335,10 @@ def test_sets_that_have_the_whole_state_each() -> None:
         assert (full is None) == (hvd.rank() != 1)
         if full is not None:
             same(full, state, 1e-2)
+    tx = hvd.DistributedOptimizer(adam, shard="states", shard_set=own)
+    tx.init(parameters())
+    with pytest.raises(ValueError, match=r"join\(\) on a rank that has an optimizer with shard_set=.*Remedy: leave"):
+        hvd.join()
     with pytest.raises(ValueError, match=r"JaxState takes no sharded.*leave process_set= and shard_set= out"):
         hvd.elastic.JaxState(state=part)
     with pytest.raises(ValueError, match=r"shard_set: rank 1 is not in its set of ranks \[0, 2\]"):
@@ -518,6 +544,23 @@ def test_a_part_is_nobody_elses() -> None:
     if hvd.rank() == 1:
         with pytest.raises(ValueError, match=r"got the part of rank 0 of 2 .* but this is rank 1 of 2\. Remedy: save"):
             jax.jit(tx.update)(values, taken, values)
+
+
+@on_ranks(2)
+def test_several_models_by_vmap() -> None:
+    adam, values = optax.adam(0.1), {"kernel": jnp.arange(6.0).reshape(2, 3), "bias": jnp.ones(2)}
+    tx = hvd.DistributedOptimizer(adam, shard="states")
+    states = jax.vmap(tx.init)(values)
+    updates, states = jax.jit(jax.vmap(tx.update))(values, states, values)
+    with pytest.raises(ValueError, match=r"full_state\(\) got the state of several models.*Remedy"):
+        hvd.full_state(states)
+    for number in range(2):
+        one = jax.tree.map(lambda leaf, number=number: leaf[number], (values, updates, states))
+        expected, plain = adam.update(one[0], adam.init(one[0]), one[0])
+        same(one[1], expected, 1e-6)
+        full = hvd.full_state(one[2])
+        if hvd.rank() == 0:
+            same(full, plain, 1e-6)
 
 
 @on_ranks(2)

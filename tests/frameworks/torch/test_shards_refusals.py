@@ -58,6 +58,10 @@ def test_sets_that_cannot_share() -> None:
         hvd.DistributedOptimizer(plain_adam(Model().parameters()), shard_set=own)
     model = Model()
     optimizer = hvd.DistributedOptimizer(plain_adam(model.parameters()), shard="states", shard_set=own)
+    with pytest.raises(
+        ValueError, match=r"join\(\) on a rank that has an optimizer with shard_set=.*Remedy: leave join"
+    ):
+        hvd.join()
     with pytest.raises(ValueError, match=r"no sharded optimizer of a process set.*Remedy: leave process_set="):
         hvd.elastic.TorchState(model, optimizer)
     wrapped(everybody)
