@@ -25,7 +25,16 @@ from horovodish.launch.failures import Place
 from horovodish.runtime import basics
 from horovodish.runtime.process import part
 
-__all__ = ["Compared", "Comparison", "Layout", "compare_layouts", "compared", "difference_of_models", "warn_of"]
+__all__ = [
+    "Compared",
+    "Comparison",
+    "Layout",
+    "compare_layouts",
+    "compared",
+    "difference_of_models",
+    "variable",
+    "warn_of",
+]
 
 
 class Layout(IntEnum):
@@ -146,9 +155,14 @@ def difference_of_models(of_places: Mapping[int, tuple[list[str], list[str]]], p
     return ""
 
 
+def variable(index: int, name: str) -> str:
+    """What messages call a variable. They may quote it, so there are no quotes in it."""
+    return f"variable {index} ({name})" if name else f"variable {index}"
+
+
 def _named(names: Sequence[str], shapes: Sequence[str]) -> list[Named]:
     pairs = enumerate(zip(names, shapes, strict=True))
-    return [Named(f"of shape {shape}", f"variable {index} '{name}'") for index, (name, shape) in pairs]
+    return [Named(f"of shape {shape}", variable(index, name)) for index, (name, shape) in pairs]
 
 
 def warn_of(

@@ -19,7 +19,7 @@ from horovodish.collectives.reduce_ops import Sum
 from horovodish.collectives.submission import counted
 from horovodish.gradients.at_once import Bucket, Memory, Reduced, reduce_at_once
 from horovodish.gradients.autotune import Tuner, Tuning, tuner_of, warn_of_no_effect
-from horovodish.gradients.layouts import Compared, Comparison, Layout, compare_layouts, compared, warn_of
+from horovodish.gradients.layouts import Compared, Comparison, Layout, compare_layouts, compared, variable, warn_of
 from horovodish.gradients.options import GradientOptions
 from horovodish.runtime import basics
 from horovodish.runtime.process import part
@@ -493,7 +493,7 @@ def _bucket(
 
 
 def _label(index: int, source: Any) -> str:
-    return f"variable {index} '{name_of(source)}'"
+    return variable(index, name_of(source))
 
 
 def name_of(source: Any) -> str:

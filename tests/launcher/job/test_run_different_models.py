@@ -94,7 +94,7 @@ def differ(only: str) -> str:
             for run, name, eager in (("", "eager", LONG), ("tf.function", "function", ()))
             for how, text, what, marks in (
                 (LAYERS, "rank 0 trains 1 parameter, rank 1 trains 2: only rank 1 has layer1:0", "layers", LONG),
-                (WIDTH, "variable 0 'layer0' is of shape (2,) on rank 0 and of shape (3,) on rank 1", "width", ()),
+                (WIDTH, "variable 0 (layer0) is of shape (2,) on rank 0 and of shape (3,) on rank 1", "width", ()),
             )
         ],
         pytest.param(JAX, "rank 0 has 'optimizer.rank.py:7['layer0']'", id="jax"),

@@ -80,7 +80,7 @@ def keras_optimizer_by_name():
 
 def keras_forgotten_broadcast():
     r"""RuntimeWarning: the ranks begin to train with different parameters:
-    variable 0 '.*dense/kernel' differs: rank 0 has
+    variable 0 \(.*dense/kernel\) differs: rank 0 has
     Remedy: pass hvd.callbacks.BroadcastGlobalVariablesCallback\(0\) to fit\(\)"""
     fit(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), seed=rank)
 
@@ -103,7 +103,7 @@ def tensorflow_forgotten_broadcast():
 
 
 def tensorflow_other_width():
-    r"""MismatchError: .*the ranks' models differ: variable 0 'kernel' is of shape \(2,\) on rank 0
+    r"""MismatchError: .*the ranks' models differ: variable 0 \(kernel\) is of shape \(2,\) on rank 0
     and of shape \(3,\) on rank 1. Remedy: build the same model on every rank"""
     kernel = tf.Variable(tf.ones(2 + rank), name="kernel")
 
