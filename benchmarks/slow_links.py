@@ -5,7 +5,8 @@ python benchmarks/two_hosts.py --gbit 1 1 benchmarks/slow_links.py
 All contenders in turns: float32 as it is, cast to bfloat16, and each codec with error feedback, as an optimizer sends
 it. "gloo float16" casts, reduces over gloo and casts back, as fp16_compress_hook of DistributedDataParallel does.
 Times are of single calls, on all ranks. Takes two minutes at 1 Gbit/s. With --plot it draws the medians of such runs,
-whose output FILE.txt has, as FILE.png, and measures nothing.
+whose output FILE.txt has, as FILE.png, and measures nothing. With --report it measures what compression_report() takes,
+and how much longer an allreduce takes in the steps that measure norms for it, one in a hundred.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from horovodish.collectives.operation import Operation
 from horovodish.torch.adapter import TENSORS
 
 CODECS = {
+    "auto": hvd.Compression.auto,
     "int8": hvd.Compression.int8,
     "int4": hvd.Compression.int4,
     "ternary": hvd.Compression.ternary,
@@ -32,6 +34,7 @@ CODECS = {
     "randomk 1 %": hvd.Compression.randomk(0.01),
 }
 EXACT, BLOCK_SECONDS = "float32", 2.0
+NORM_STEPS, TENSORS_OF_A_REPORT = 100, 200
 
 
 def coded(name: str, codec: CodecCompressor, tensor: torch.Tensor) -> None:
@@ -74,6 +77,24 @@ def contenders(mebibytes: int) -> dict[str, Callable[[], float]]:
     return {name: timed(call) for name, call in calls.items()}
 
 
+def report(mebibytes: int, rounds: int) -> None:
+    """Times the calls of one tensor by whether they measure norms, and reports of it and many small tensors."""
+    given = torch.randn(mebibytes << 8, 1024, generator=torch.Generator().manual_seed(hvd.rank()))
+    tensor = torch.empty_like(given)
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for step in range(rounds * NORM_STEPS + 1):
+        tensor.copy_(given)
+        hvd.barrier()
+        seconds[step % NORM_STEPS == 0].append(peers.timed(lambda: coded("tensor", hvd.Compression.int8, tensor))())
+    small = hvd.Compression.int8(where=lambda name, shape: True)
+    for number in range(TENSORS_OF_A_REPORT):
+        coded(f"small {number}", small, torch.ones(1024))
+    usual, norms = (statistics.median(seconds[measures][1:]) * 1e3 for measures in (False, True))
+    peers.say(f"an allreduce in int8: {usual:.1f} ms, with norms {norms:.1f} ms (medians of rank 0)")
+    calls = [peers.timed(lambda: str(hvd.compression_report()))() for _ in range(100)]
+    peers.say(f"a report of {TENSORS_OF_A_REPORT + 1} tensors: {statistics.median(calls) * 1e6:.0f} us")
+
+
 def plot(results: Path) -> None:
     """Draw the medians by contender, a bar for each link."""
     from matplotlib import pyplot
@@ -101,13 +122,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mebibytes", type=int, default=64)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these contenders, and float32")
+    parser.add_argument("--report", action="store_true")
     parser.add_argument("--plot", type=Path, metavar="FILE.txt")
     options = parser.parse_args()
     if options.plot:
         return plot(options.plot)
     peers.start()
     peers.say(f"{peers.setup()}\n")
+    if options.report:
+        report(options.mebibytes, options.rounds)
+        return peers.stop()
     compared = contenders(options.mebibytes)
+    if options.only:
+        compared = {name: compared[name] for name in (EXACT, *options.only)}
     calls = peers.calls_within(compared, BLOCK_SECONDS, 20)
     seconds = peers.alternate(compared, options.rounds, calls)
     exact = seconds[EXACT]
