@@ -24,6 +24,7 @@ from horovodish.gradients.compression import Compressor, NoneCompressor, check_c
 from horovodish.gradients.powersgd import PowerSGD
 from horovodish.gradients.shards import checked_cut, checked_way
 from horovodish.gradients.sync import Sync
+from horovodish.launch import failures
 from horovodish.runtime import basics
 
 if TYPE_CHECKING:
@@ -470,21 +471,17 @@ class GradientOptions:
             check_trained("groups", [member for group in self.groups for member in group], trained)
 
     def warn_of_one_bit(self, optimizer: Any) -> None:
-        """Warn if the optimizer divides each element by the size of its past gradients: one bit does not bring that.
-
-        To be called by the function that the user calls.
-        """
+        """Warn if the optimizer divides each element by the size of its past gradients: one bit does not bring that."""
         if self.codec is None or self.codec.kind != "onebit" or self.sync is not None:
             return
         hosts = basics.running().engine_topology.hosts
         is_encoded = sum(not set(self.process_set.ranks).isdisjoint(ranks) for ranks in hosts) > 1
         kinds = " ".join(base.__name__.lower() for base in type(optimizer).__mro__)
         if is_encoded and any(kind in kinds for kind in ("adam", "adagrad", "adadelta", "rmsprop")):
-            warnings.warn(
+            failures.warn(
                 f"compression={self.codec!r} and {type(optimizer).__name__}: the optimizer divides each element by the "
                 "size of its past gradients, and with one bit all elements of a block have the same size, so the loss "
-                "may end far above that without a codec. Remedy: use Compression.int8 or .int4, or SGD with momentum",
-                stacklevel=4,  # this method, the function that calls it, and `by_names`
+                "may end far above that without a codec. Remedy: use Compression.int8 or .int4, or SGD with momentum"
             )
 
     def operation(self, name: str, member_names: Sequence[str] = ()) -> Operation:
