@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
+from horovodish.gradients import options
 from support.documents import python_blocks, sides
 from support.scripts import output_of
 from support.sources import ROOT
@@ -61,7 +63,19 @@ def test_the_table_says_what_each_package_has() -> None:
             there = [any(public.startswith(name) for public in public_names(PACKAGES[column])) for column in columns]
             assert [cell.strip() == "yes" for cell in cells] == there, name
             checked += 1
-    assert checked > 8
+        for name in re.findall(r"`(\w+)=`", feature):
+            assert [bool(cell.strip()) for cell in cells] == [name in taken_by(PACKAGES[each]) for each in columns], (
+                name
+            )
+            checked += 1
+    assert checked > 12
+
+
+def taken_by(folder: str) -> set[str]:
+    """The options that this package's wrapped optimizers take."""
+    file = ROOT / folder / "optimizer.py"
+    kinds = re.findall(r"@takes\(\s*(\w+)", file.read_text()) if file.exists() else []
+    return {name for kind in kinds for name in get_type_hints(getattr(options, kind))}
 
 
 def public_names(folder: str) -> set[str]:
