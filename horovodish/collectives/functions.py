@@ -123,8 +123,7 @@ class Collectives(Generic[GivenT, ResultT]):
             A new tensor of the shape and dtype of `tensor`.
 
         Raises:
-            ValueError: `average` and `op` are both given, `op` is no reduce op, or none for this `compression`, or
-                `compression` is no codec.
+            ValueError: `average` and `op` are both given, or `op` or `compression` is none, or they exclude each other.
             See `horovodish.collectives` for what every operation can raise.
 
         Example:

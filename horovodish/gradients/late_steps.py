@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import weakref
+import zlib
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -109,6 +110,7 @@ class LateSteps:
         self._name, self._process_set, self._wait_for, self._stale = name, process_set, wait_for, stale
         self._ranks, self._place = process_set.ranks, process_set.rank()
         self._like, self._options, self._remedy = like, options, remedy
+        self._tag = 1 << 31 | zlib.crc32(name.encode()) >> 1  # apart from other optimizers, and from tags of scripts
         self._changed = threading.Condition()
         self._pending = [np.zeros_like(each) for each in like]
         self._given = 0  # gradients of this rank, of which the next reduction takes what it has not taken
@@ -149,12 +151,20 @@ class LateSteps:
 
     def end(self) -> None:
         """Take no more steps. Waits until the other ranks take none either, and serves them until then."""
+        self.leave()
+        self.await_others()
+
+    def leave(self) -> None:
+        """Say that this rank takes no more steps. Does not block."""
         with self._changed:
             if self._problem is not None:
                 return
             told = _Told(self._given, _ENDED, 0, np.zeros(self._options))
         with contextlib.suppress(HorovodInternalError):  # a rank was lost
             self._tell(told)
+
+    def await_others(self) -> None:
+        """Wait until no rank takes more steps, after `leave()`, or until a reduction has failed."""
         while self._thread.is_alive():
             self._thread.join(_SLICE_SECONDS)
 
@@ -169,7 +179,8 @@ class LateSteps:
             self._hear(0, told)
 
     def _send(self, message: np.ndarray) -> None:
-        send(ARRAYS, message, self._ranks[0], name=f"{self._name}: a gradient", process_set=self._process_set)
+        name = f"{self._name}: a gradient"
+        send(ARRAYS, message, self._ranks[0], self._tag, name=name, process_set=self._process_set)
 
     def averages(self) -> list[Average]:
         """The averages of the steps that this rank has not applied, at least one. Blocks until there is one.
@@ -276,7 +287,7 @@ class LateSteps:
         if self._receiving is None:
             self._message = np.zeros(3 + self._options)
             name = f"{self._name}: a gradient"
-            self._receiving = receive(ARRAYS, self._message, name=name, process_set=self._process_set)
+            self._receiving = receive(ARRAYS, self._message, tag=self._tag, name=name, process_set=self._process_set)
         return self._receiving
 
     def _look(self) -> bool:
@@ -341,8 +352,11 @@ def missed_steps(process_set: ProcessSet) -> dict[int, int]:
 def _finish() -> None:
     if failures.exit_status:
         return  # the others are to be told at once
-    for steps in list(part(_Running).steps):
-        steps.end()
+    running = list(part(_Running).steps)
+    for steps in running:  # of all optimizers, because ranks wait for them in different orders
+        steps.leave()
+    for steps in running:
+        steps.await_others()
 
 
 def _stopped() -> None:

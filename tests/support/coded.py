@@ -63,10 +63,8 @@ def encode_or_refuse(module: ModuleType, encode: Calls, refuse: Calls) -> None:
         module: the package.
         encode, refuse: by the name of a function, what calls it with a compression.
     """
-    assert {name for name in module.__all__ if "compression" in _parameters(getattr(module, name))} == {
-        *encode,
-        *refuse,
-    }
+    takes = {name for name in module.__all__ if "compression" in _parameters(getattr(module, name))}
+    assert takes == {*encode, *refuse}
     for name, call in encode.items():
         before = sum(one.code_bytes for one in hvd.compression_report().tensors)
         call(hvd.Compression.int8)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from pathlib import Path
+
+from horovodish.gradients.parameters import THREAD
+from support.processes import wait_until
 
 
 def thread_names() -> dict[int, str]:
@@ -14,6 +18,11 @@ def thread_names() -> dict[int, str]:
         with contextlib.suppress(OSError):  # it has just ended
             names[int(path.parent.name)] = path.read_text().strip()
     return names
+
+
+def await_comparison() -> None:
+    """Wait until no thread compares the parameters of the ranks, nor is about to."""
+    wait_until(lambda: all(thread.name != THREAD for thread in threading.enumerate()))
 
 
 def engine_thread() -> int:

@@ -352,7 +352,8 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
     }
     try {
       if (error != nullptr && error->kind == ErrorKind::rank_lost) loss_ = error->message;
-      if (error != nullptr) failures_.push_back(failure);
+      // The caller of a refusal has raised already.
+      if (error != nullptr && has_caller(*operation)) failures_.push_back(failure);
       if (failures_.size() > kFailures) failures_.pop_front();
     } catch (const std::bad_alloc&) {  // then the loss has no text
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +14,9 @@ import pytest
 from jax import numpy as jnp
 
 import horovodish.jax as hvd
-from horovodish.gradients.parameters import THREAD
 from support.on_ranks import on_ranks
 from support.ranks import run_ranks
+from support.threads import await_comparison
 
 STEPS = 5
 
@@ -32,10 +31,7 @@ def said_by(train: Callable[[], object]) -> list[str]:
         warnings.simplefilter("always")
         hvd.init()
         train()
-        for thread in threading.enumerate():
-            if thread.name == THREAD:
-                thread.join(10)
-                assert not thread.is_alive(), "it waits for a rank that does not compare"
+        await_comparison()
         hvd.barrier()
         hvd.shutdown()
     return [str(each.message) for each in caught if issubclass(each.category, RuntimeWarning)]

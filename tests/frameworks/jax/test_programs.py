@@ -364,15 +364,16 @@ def test_programs_that_are_stored() -> None:
 
 
 @on_ranks(2)
-def test_programs_that_another_version_has_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_another_version_has_stored() -> None:
     """Before there were codecs, calls had no attribute for one."""
 
     def without_codec(*arguments: Any) -> dict[str, Any]:
         return {name: value for name, value in start_attributes(*arguments).items() if name != "codec"}
 
-    monkeypatch.setattr(lowering, "start_attributes", without_codec)
-    with pytest.raises(FAILED, match=r"no attribute codec, so another version .* Remedy: compile it again"):
-        jax.jit(lambda x: total(x, "stored"))(jnp.ones(2)).block_until_ready()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lowering, "start_attributes", without_codec)
+        with pytest.raises(FAILED, match=r"no attribute codec, so another version .* Remedy: compile it again"):
+            jax.jit(lambda x: total(x, "stored"))(jnp.ones(2)).block_until_ready()
 
 
 @on_ranks(2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import threading
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -17,9 +16,9 @@ import pytest
 
 import horovodish.keras as hvd
 from horovodish.errors import MismatchError
-from horovodish.gradients.parameters import THREAD
 from support.keras_models import compiled, examples, mlp, only_on, same_everywhere, sgd, three_ranks_too
 from support.on_ranks import on_ranks
+from support.threads import await_comparison
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -367,12 +366,10 @@ def test_ranks_that_begin_with_different_weights_are_warned() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             trained.fit(x, y, epochs=2, batch_size=4, verbose=0, callbacks=[callback])
-            for thread in threading.enumerate():
-                if thread.name == THREAD:
-                    thread.join(10)
+            await_comparison()
         said = [str(each.message) for each in caught if "different parameters" in str(each.message)]
         assert len(said) == (warns and hvd.rank() == 0), said
-        assert all("kernel' differs: rank 0 has" in text and "BroadcastGlobalVariables" in text for text in said), said
+        assert all("kernel) differs: rank 0 has" in text and "BroadcastGlobalVariables" in text for text in said), said
 
 
 class OwnStep(keras.Model):

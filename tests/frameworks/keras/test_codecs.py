@@ -41,22 +41,24 @@ def test_every_function_that_takes_a_compression(tmp_path: Path) -> None:
     file = tmp_path / f"{hvd.rank()}.keras"
     images, labels = np.ones((1, 300)), np.zeros((1, 300))
 
-    def fitted(wrap: Any, compression: Any) -> keras.Model:
+    def fitted(wrap: Any = hvd.DistributedOptimizer, **options: Any) -> keras.Model:
         model = keras.Sequential([keras.Input((300,)), keras.layers.Dense(300)])
-        model.compile(wrap(keras.optimizers.SGD(1.0), compression=compression), loss="mse")
+        model.compile(wrap(keras.optimizers.SGD(1.0), **options), loss="mse")
         model.fit(images, labels, verbose=0)
         return model
 
     def load(compression: Any) -> None:
-        fitted(hvd.DistributedOptimizer, hvd.Compression.none).save(file)
+        fitted().save(file)
         hvd.load_model(file, compression=compression).fit(images, labels, verbose=0)
 
     encode_or_refuse(
         hvd,
         {
             "allreduce": lambda its: hvd.allreduce(np.ones((300, 300)), compression=its),
-            "DistributedOptimizer": lambda its: fitted(hvd.DistributedOptimizer, its),
-            "PartialDistributedOptimizer": lambda its: fitted(hvd.PartialDistributedOptimizer, its),
+            "DistributedOptimizer": lambda its: fitted(compression=its),
+            "PartialDistributedOptimizer": lambda its: fitted(hvd.PartialDistributedOptimizer, compression=its),
+            "DiLoCo": lambda its: fitted(sync=hvd.DiLoCo(1, compression=its)),
+            "Sync": lambda its: fitted(sync=hvd.Sync(1, compression=its)),
             "load_model": load,
         },
         {},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -17,10 +16,10 @@ import pytest
 import horovodish
 import horovodish.keras as hvd
 from horovodish.gradients import windows
-from horovodish.gradients.parameters import THREAD
 from support.documents import python_blocks
 from support.keras_models import BATCH, CLOSE, adam, data, fit, mlp, only_on, sgd
 from support.on_ranks import on_ranks
+from support.threads import await_comparison
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -407,9 +406,7 @@ def test_ranks_that_begin_with_different_variables_are_warned() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             train(step_of(optimizer, trained, False), trained, range(4))
-            for thread in threading.enumerate():
-                if thread.name == THREAD:
-                    thread.join(10)
+            await_comparison()
         said = [str(each.message) for each in caught if "different parameters" in str(each.message)]
         assert len(said) == (differs and hvd.rank() == 0), said
         assert all("v1" in each for each in said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -71,11 +72,17 @@ def test_every_function_that_takes_a_compression() -> None:
             lambda: tf.reduce_sum(weight), var_list=[weight]
         )
 
+    def meet(policy: Any) -> None:
+        sgd = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), sync=policy)
+        sgd.apply([tensor], [keras.Variable(tensor)])
+
     encode_or_refuse(
         hvd,
         {
             "allreduce": lambda its: hvd.allreduce(tensor, compression=its),
             "grouped_allreduce": lambda its: hvd.grouped_allreduce([tensor], compression=its),
+            "DiLoCo": lambda its: meet(hvd.DiLoCo(1, compression=its)),
+            "Sync": lambda its: meet(hvd.Sync(1, compression=its)),
             "DistributedGradientTape": lambda its: step(hvd.DistributedGradientTape, its),
             "PartialDistributedGradientTape": lambda its: step(hvd.PartialDistributedGradientTape, its),
             "DistributedOptimizer": minimize,

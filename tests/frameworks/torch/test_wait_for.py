@@ -11,12 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import horovodish
 import horovodish.torch as hvd
+from horovodish.collectives.array_adapter import ARRAYS
+from horovodish.collectives.transfers import receive, send
 from support.elastic import Scene, run_elastic
 from support.leaves import leaf, wrapped
 from support.on_ranks import on_ranks
@@ -114,6 +117,32 @@ def test_missed_steps_have_the_learning_rates_of_the_others() -> None:
     report = hvd.straggler_report()
     assert report.ranks[2].missed_steps >= 12 - hvd.broadcast_object(calls, root_rank=2) > 0
     assert "missed steps" in str(report)
+
+
+@on_ranks(3, (2, "mpi_ring"))
+def test_two_optimizers_and_messages_of_the_script() -> None:
+    """The first rank receives for each of them, and the script does, too."""
+    perhaps_sleep = late_at_random(7)
+    parameters = [leaf(), leaf()]
+    optimizers: list[Any] = [wrapped([each], wait_for=hvd.size() - 1) for each in parameters]
+    while optimizers[0].steps < 15:
+        for parameter, optimizer in zip(parameters, optimizers, strict=True):
+            perhaps_sleep()
+            optimizer.zero_grad()
+            parameter.sum().backward()
+            optimizer.step()
+    while optimizers[1].steps < 20:
+        optimizers[1].zero_grad()
+        parameters[1].sum().backward()
+        optimizers[1].step()
+    if hvd.rank() == 1:
+        send(ARRAYS, np.ones(3), 0).wait()
+    elif hvd.rank() == 0:
+        received = np.zeros(3)
+        assert receive(ARRAYS, received).wait() == 1
+        assert received.tolist() == [1.0] * 3
+    assert [each.tolist() for each in parameters] == [[-15.0] * 3, [-20.0] * 3]
+    hvd.barrier()
 
 
 @on_ranks(3)

@@ -39,11 +39,11 @@ def hosts_of(slots: Path) -> list[str]:
 
 def test_hosts_that_are_not_known_at_first(tmp_path: Path) -> None:
     """The program fails, then it names hosts, then it fails again: each time the job says what it does now."""
-    slots, said = tmp_path / "slots", tmp_path / "said"
+    slots, output = tmp_path / "slots", tmp_path / "said"
     flags = [*hosts_of(slots), "--min-np", "2", "--output-filename", str(tmp_path / "kept")]
 
     def name_hosts() -> None:
-        wait_until(lambda: said.exists() and "waiting for slots" in said.read_text())
+        wait_until(lambda: output.exists() and "waiting for slots" in output.read_text())
         replace(slots, "localhost:2\n")
 
     skip_without_survivors()
@@ -53,7 +53,8 @@ def test_hosts_that_are_not_known_at_first(tmp_path: Path) -> None:
     naming.join()
     assert ended.status == 0, ended.said
     program = f"--host-discovery-script {tmp_path}/hosts.sh failed with exit status 1: "
-    lines = [line.removeprefix("horovodish: ") for line in ended.said.splitlines()]
+    said = [line.removeprefix("horovodish: ") for line in ended.said.splitlines()]
+    lines = [line for line in said if not line.endswith("processes are ready")]  # on a slow machine
     assert len(lines) == 5, ended.said
     assert lines[0].startswith(program)
     assert lines[0].endswith(". The job looks again every second; until then there are no hosts")
