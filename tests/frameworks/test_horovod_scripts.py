@@ -57,6 +57,7 @@ def test_keras_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert "from epoch 1: 4 more" in run("keras_training.py", tmp_path, 5)
 
 
+@pytest.mark.soak
 def test_horovod_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", HOROVOD_FOLDER)
     assert output_of(SCRIPTS / "torch_run_function.py", np=0) == "done\n"

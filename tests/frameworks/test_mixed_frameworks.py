@@ -86,6 +86,7 @@ def with_jax() -> list[list[float]]:
     return [np.asarray(result, np.float32).flatten().tolist() for result in results]
 
 
+@pytest.mark.soak
 def test_torch_tensorflow_and_jax() -> None:
     results = run_ranks(one_rank_each, 3, fresh=True)
     rows = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]

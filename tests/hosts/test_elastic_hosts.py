@@ -125,6 +125,7 @@ def test_a_host_that_cannot_be_reached(two_hosts: Hosts, fault: str, tmp_path: P
     assert ended.results == [(0, 2, STEPS)] * 2, ended.said
 
 
+@pytest.mark.soak
 def test_new_processes_on_the_host_that_is_left(two_hosts: Hosts, tmp_path: Path) -> None:
     """Their state comes from its memory."""
     slots, program = tmp_path / "slots", tmp_path / "hosts.sh"

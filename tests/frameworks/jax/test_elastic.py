@@ -287,6 +287,7 @@ def train_with_shards(scene: Scene, shard_by: str) -> dict[str, Any]:
     return {"whole": whole, "start": scene.start, "size": hvd.size(), "elements": sum(pieces)}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("ranks", "least", "shard_by"),
     [

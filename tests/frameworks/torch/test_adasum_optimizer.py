@@ -213,6 +213,7 @@ def test_over_from_gradients() -> None:
     assert type(before) is type(wrapped([leaf()])), "and the other wrapper still lives"
 
 
+@pytest.mark.soak
 @on_ranks(3, (2, "mpi_ring"))
 def test_an_interrupt_in_the_wait() -> None:
     """Ctrl-C on rank 0 while it waits for the others: the step ends later, with what the rank had submitted."""

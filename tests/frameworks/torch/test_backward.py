@@ -509,6 +509,7 @@ def test_what_travels_outlives_the_optimizer() -> None:
     assert handed_over() is None
 
 
+@pytest.mark.soak
 @around_backward
 def test_a_converted_model() -> None:
     torch.manual_seed(0)
