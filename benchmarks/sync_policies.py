@@ -161,7 +161,7 @@ def loss(steps: int) -> None:
 
 
 def plot(results: Path) -> None:
-    """Draw the speed of each policy beside that without communication, and the loss beside that of every step."""
+    """Draw the share of the undisturbed speed and the additional loss of each policy."""
     from matplotlib import pyplot
 
     text = results.read_text()
@@ -169,8 +169,8 @@ def plot(results: Path) -> None:
     losses = {row[1].strip(): float(row[2]) for row in re.finditer(r"^(.{42}) +[\d.]+ +([\d.]+)%$", text, re.M)}
     drawing, axes = pyplot.subplots(1, 2, figsize=(11, 3.6), width_ratios=[1, 0.8])
     for axis, rows, form, title in (
-        (axes[0], speeds, "%.2f", "Of the speed without communication, at 100 Mbit/s"),
-        (axes[1], losses, "%.1f %%", "Loss above that of every step"),
+        (axes[0], speeds, "%.2f", "Share of the speed without communication, at 100 Mbit/s"),
+        (axes[1], losses, "%.1f %%", "Additional loss"),
     ):
         names = [name.replace(", overlap", ",\noverlap") for name in rows]
         axis.bar_label(axis.barh(names, list(rows.values())), fmt=form, padding=3)

@@ -44,7 +44,7 @@ def policy(chosen):
 
 
 def digits():
-    """The images and labels to train on, those of this rank, and those to test with."""
+    """This rank's images and labels to train on, and the images and labels to test with."""
     images, labels = (torch.tensor(each) for each in load_digits(return_X_y=True))
     images = images.float() / 16
     train, test = slice(hvd.rank(), 1500, hvd.size()), slice(1500, None)
@@ -76,7 +76,7 @@ def main():
         steps = optimizer.steps if chosen.wait_for else next(own_steps)  # with those that a late rank has missed
     seconds = time.perf_counter() - began
 
-    # With sync= each rank has parameters of its own between two meetings. Here all have those of a meeting.
+    # With sync= the ranks have different parameters between two meetings. In this block they have the same ones.
     with optimizer.synchronized() if "sync" in policy(chosen) else contextlib.nullcontext():
         hvd.check_consistency(model)
         right = (model(test_images).argmax(dim=1) == test_labels).float().mean().item()

@@ -1,7 +1,7 @@
 """The collectives in compiled programs.
 
 Each operation becomes two calls of the native engine, `start` and `done`: see `csrc/xla/xla_handlers.h`.
-Those for CUDA devices are called where NCCL can do what is asked. Every `done` depends on every `start` of its
+CUDA devices have calls of their own, for what NCCL can do. Every `done` depends on every `start` of its
 primitive and on the `done` before it. Both have side effects for XLA, so it neither merges, drops nor hoists them.
 """
 
