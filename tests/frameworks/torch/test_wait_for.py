@@ -125,16 +125,14 @@ def test_two_optimizers_and_messages_of_the_script() -> None:
     perhaps_sleep = late_at_random(7)
     parameters = [leaf(), leaf()]
     optimizers: list[Any] = [wrapped([each], wait_for=hvd.size() - 1) for each in parameters]
-    while optimizers[0].steps < 15:
-        for parameter, optimizer in zip(parameters, optimizers, strict=True):
+    ends = [15, 20]
+    while [each.steps for each in optimizers] != ends:
+        for parameter, optimizer, end in zip(parameters, optimizers, ends, strict=True):
             perhaps_sleep()
-            optimizer.zero_grad()
-            parameter.sum().backward()
-            optimizer.step()
-    while optimizers[1].steps < 20:
-        optimizers[1].zero_grad()
-        parameters[1].sum().backward()
-        optimizers[1].step()
+            if optimizer.steps < end:
+                optimizer.zero_grad()
+                parameter.sum().backward()
+                optimizer.step()
     if hvd.rank() == 1:
         send(ARRAYS, np.ones(3), 0).wait()
     elif hvd.rank() == 0:
