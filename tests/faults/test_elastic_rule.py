@@ -226,6 +226,7 @@ def test_a_bug_ends_the_job_as_without_elastic(tmp_path: Path) -> None:
     assert ended.said.count("in the same processes") <= 2, "it is tried again once"
 
 
+@pytest.mark.soak
 def test_a_stall_that_does_not_come_again_is_survived(tmp_path: Path) -> None:
     ended = run_elastic(call_too_much, tmp_path, 2, "once", flags=["--min-np", "2"])
     assert ended.status == 0, ended.said

@@ -258,6 +258,7 @@ def hang_where_the_root_has_done_its_part() -> tuple[str, str]:
     return str(raised.value), wait_for_output(hvd.rank(), "")
 
 
+@pytest.mark.soak
 def test_a_gpu_that_hangs_alone_is_reported_by_its_rank() -> None:
     env = {**variables(3), **knobs(shutdown=8.0)}
     returned = results(run_ranks_to_their_ends(hang_where_the_root_has_done_its_part, 3, env=env))

@@ -152,6 +152,7 @@ def test_a_loss_that_a_collective_before_training_reports(what: str, tmp_path: P
     assert "these processes end: a rank was lost before training had begun" in ended.said
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "what",
     [pytest.param(name, marks=() if name == "jax with shards" else pytest.mark.soak) for name in MADE],

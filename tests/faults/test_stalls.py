@@ -310,6 +310,7 @@ def wait_for_threads_that_begin(delay: str) -> None:
     other_thread.join()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("delay", DELAYS)
 def test_a_thread_may_be_late_with_its_first_collective(delay: str) -> None:
     run_ranks(wait_for_threads_that_begin, 2, args=(delay,), env=knobs("auto", warning=60))

@@ -140,6 +140,7 @@ def test_new_processes_on_the_host_that_is_left(two_hosts: Hosts, tmp_path: Path
     assert ended.results == [(1, 4, STEPS)] * 4, ended.said
 
 
+@pytest.mark.soak
 def test_a_daemon_of_mpirun_that_is_killed(two_hosts: Hosts, tmp_path: Path) -> None:
     ended = run_on(two_hosts, tmp_path, "daemon", "--hosts", places(two_hosts), "--min-np", "2")
     assert ended.status == 0, ended.said

@@ -59,8 +59,11 @@ def kill(folder: Path, victim: int) -> None:
 
 @pytest.mark.parametrize(
     ("options", "victim"),
-    [([], "tests"), (["--numprocesses=1", "--max-worker-restart=0"], "tests"), (["--numprocesses=1"], "their parent")],
-    ids=["all in one", "worker", "parent of workers"],
+    [
+        pytest.param([], "tests", id="all in one", marks=pytest.mark.soak),
+        pytest.param(["--numprocesses=1", "--max-worker-restart=0"], "tests", id="worker", marks=pytest.mark.soak),
+        pytest.param(["--numprocesses=1"], "their parent", id="parent of workers"),
+    ],
 )
 def test_nothing_outlives_tests_that_are_killed(options: list[str], victim: str, tmp_path: Path) -> None:
     folder, file = tmp_path / "names", tmp_path / "test_that_is_killed.py"

@@ -220,6 +220,7 @@ if sys.argv[1] == "shutdown":
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "end", ["at once", *(pytest.param(end, marks=pytest.mark.soak) for end in ("later", "shutdown"))]
 )

@@ -152,6 +152,7 @@ def begin_alike() -> list[list[str]]:
     ]
 
 
+@pytest.mark.soak
 def test_ranks_that_begin_alike_and_ranks_that_cannot_tell_are_not_warned() -> None:
     assert run_ranks(begin_alike, 3) == [[[]] * 7] * 3
 

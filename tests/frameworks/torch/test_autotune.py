@@ -70,6 +70,7 @@ def train_twice() -> None:
         train(12)
 
 
+@pytest.mark.soak
 def test_the_searches_of_a_process_share_a_log(tmp_path: Path) -> None:
     log = tmp_path / "autotune.csv"
     log.write_text("of another job")

@@ -148,6 +148,7 @@ def _ends_its_part(folder: str, receives: bool) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("receives", [True, False])
 @pytest.mark.parametrize("plane", ["auto", pytest.param("mpi_ring", marks=pytest.mark.soak)])
 def test_a_member_that_ends_the_group_alone(tmp_path: Path, plane: str, receives: bool) -> None:

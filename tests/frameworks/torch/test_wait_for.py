@@ -247,6 +247,7 @@ def is_long_away() -> None:
         optimizer.step()
 
 
+@pytest.mark.soak
 def test_who_is_waited_for_is_said() -> None:
     """By the first rank, once; the threads of the others do not count as stalled."""
     env = {"HOROVODISH_STALL_CHECK_WARNING_TIME_SECONDS": "3"}
@@ -300,6 +301,7 @@ def begins_with_other_parameters() -> None:
             hvd.barrier()
 
 
+@pytest.mark.soak
 def test_ranks_that_begin_with_other_parameters_are_warned() -> None:
     run_ranks(begins_with_other_parameters, 2, fresh=True)
 

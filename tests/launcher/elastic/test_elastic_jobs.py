@@ -37,6 +37,7 @@ def hosts_of(slots: Path) -> list[str]:
     return ["--host-discovery-script", str(program)]
 
 
+@pytest.mark.soak
 def test_hosts_that_are_not_known_at_first(tmp_path: Path) -> None:
     """The program fails, then it names hosts, then it fails again: each time the job says what it does now."""
     slots, output = tmp_path / "slots", tmp_path / "said"

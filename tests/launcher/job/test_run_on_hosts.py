@@ -148,6 +148,7 @@ def listening_port(place: Place, pid: int) -> int:
             return int(found[1])
 
 
+@pytest.mark.soak
 def test_idle_connections_to_the_launcher_do_not_disturb_the_job(
     run: Callable[..., Any], place: Place, tmp_path: Path
 ) -> None:
