@@ -1,26 +1,22 @@
-"""Ranks that meet less often: steps in a second on a slow link, with a late rank, or the transformer's loss.
+"""Ranks that meet less often, or wait for fewer: the time of a step on a slow link, or with a late rank.
 
 python benchmarks/two_hosts.py --gbit 0.1 1 benchmarks/sync_policies.py
 horovodish run -np 4 python benchmarks/sync_policies.py --late
-horovodish run -np 4 python benchmarks/sync_policies.py --loss
 
 The first command takes three minutes. It trains 20 MB of float32 in steps of about 80 ms. "alone" is the same step
 without communication, measured before and after each contender; its ranks wait for each other every 25 steps. In the
-second command a step sleeps for 20 ms, and the last rank sleeps five times as long in a tenth of its steps. The third
-command trains the model of examples/torch_transformer.py with each policy, on equally many characters.
+second command a step sleeps for 20 ms, and the last rank sleeps five times as long in a tenth of its steps.
 
-With --plot FILE.txt it draws the output of such runs, which is in that file, as FILE.png, and measures nothing.
+With --plot FILE.txt it draws the output of such runs and of benchmarks/transformer_loss.py, which is in that file, as
+FILE.png, and measures nothing.
 """
 
 import argparse
-import contextlib
-import importlib.util
 import random
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import peers
@@ -31,7 +27,6 @@ from torch.nn.functional import mse_loss
 import horovodish.torch as hvd
 
 WIDTH, LAYERS, BATCH = 1024, 5, 76
-LEARNING_RATE, WARMUP_STEPS, BLOCKS = 3e-3, 40, 8
 
 Policy = Callable[[], dict[str, Any]]
 INT8 = hvd.Compression.int8
@@ -48,18 +43,7 @@ SPEED: dict[str, tuple[int, Policy]] = {
     ),
 }
 """By contender, how many steps are timed, and how its optimizer is wrapped."""
-LATE_SHARE, LATE_STEPS, SLEEP_SECONDS, LATE_SECONDS = 0.1, 150, 0.02, 0.5
-LOSS: dict[str, Policy] = {
-    "every step": dict,
-    "LocalSGD(8)": lambda: {"sync": hvd.LocalSGD(8)},
-    "LocalSGD(8, after=100)": lambda: {"sync": hvd.LocalSGD(8, after=100)},
-    "wait_for=3, a rank is late": lambda: {"wait_for": hvd.size() - 1},
-    "DiLoCo(20)": lambda: {"sync": hvd.DiLoCo(20)},
-    "DiLoCo(50)": lambda: {"sync": hvd.DiLoCo(50)},
-    "DiLoCo(100), 4 fragments, overlap 1, int8": lambda: {
-        "sync": hvd.DiLoCo(100, fragments=4, overlap=1, compression=INT8)
-    },
-}
+LATE_SHARE, LATE_STEPS, SLEEP_SECONDS = 0.1, 150, 0.02
 
 
 def speed() -> None:
@@ -127,46 +111,15 @@ def late() -> None:
         peers.say(f"{name:<42} {seconds * 1e3:>14.1f} {fastest / seconds:>32.2f}")
 
 
-def loss(steps: int) -> None:
-    example = _example()
-    characters, trained, tested = example.blocks_of(None)
-    peers.say(f"{hvd.size()} ranks, {steps} steps of {BLOCKS} blocks of {example.CONTEXT} characters on each")
-    peers.say(f"{'policy':<42} {'loss':>7} {'beside every step':>18}")
-    synchronous = 0.0
-    for name, policy in LOSS.items():
-        torch.manual_seed(0)
-        model = example.Transformer(len(characters))
-        optimizer: Any = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **policy())
-        warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=WARMUP_STEPS)
-        order = torch.Generator().manual_seed(1 + hvd.rank())
-        step, is_late = 0, random.Random(0)
-        while (optimizer.steps if "wait_for" in policy() else step) < steps:
-            if "wait_for" in policy() and hvd.rank() == hvd.size() - 1 and is_late.random() < LATE_SHARE:
-                time.sleep(LATE_SECONDS)
-            model.train()
-            torch.manual_seed(step * hvd.size() + hvd.rank())  # of dropout
-            batch = trained[torch.randint(len(trained), (BLOCKS,), generator=order)]
-            optimizer.zero_grad()
-            example.loss_of(model, batch, torch.float32).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            warmup.step()
-            step += 1
-        hvd.barrier()
-        with optimizer.synchronized() if "sync" in policy() else contextlib.nullcontext():
-            found = example.test(model, tested[:1000], torch.float32)
-        synchronous = synchronous or found
-        peers.say(f"{name:<42} {found:>7.4f} {found / synchronous - 1:>18.1%}")
-
-
 def plot(results: Path) -> None:
     """Draw the share of the undisturbed speed and the additional loss of each policy."""
     from matplotlib import pyplot
 
     text = results.read_text()
     speeds = {row[1].strip(): float(row[2]) for row in re.finditer(r"^(.{42})(?: +[\d.]+){2} +([\d.]+)$", text, re.M)}
-    losses = {row[1].strip(): float(row[2]) for row in re.finditer(r"^(.{42}) +[\d.]+ +([\d.]+)%$", text, re.M)}
+    losses = {
+        row[1].strip(): float(row[2]) for row in re.finditer(r"^\S+ +(.{42}) +\S+ +[\d.]+ +\+?(-?[\d.]+)%$", text, re.M)
+    }
     drawing, axes = pyplot.subplots(1, 2, figsize=(11, 3.6), width_ratios=[1, 0.8])
     for axis, rows, form, title in (
         (axes[0], speeds, "%.2f", "Share of the speed without communication, at 100 Mbit/s"),
@@ -182,20 +135,9 @@ def plot(results: Path) -> None:
     drawing.savefig(results.with_suffix(".png"), dpi=110)
 
 
-def _example() -> ModuleType:
-    path = Path(__file__).parents[1] / "examples" / "torch_transformer.py"
-    specification = importlib.util.spec_from_file_location("torch_transformer", path)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--late", action="store_true")
-    parser.add_argument("--loss", action="store_true")
-    parser.add_argument("--steps", type=int, default=1000, help="of the loss")
     parser.add_argument("--plot", type=Path, metavar="FILE.txt")
     options = parser.parse_args()
     if options.plot:
@@ -204,9 +146,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     peers.say(f"{peers.setup()}\n")
-    if options.loss:
-        loss(options.steps)
-    elif options.late:
+    if options.late:
         late()
     else:
         speed()

@@ -177,7 +177,7 @@ class DiLoCo(Sync):
     Args:
         every: steps of a rank for one of the outer optimizer; 100 to 500 is usual.
         outer: the outer optimizer: an `OuterSGD`, or an object with the same two methods.
-        fragments, overlap, compression: as for `Sync`.
+        after, fragments, overlap, compression: as for `Sync`. The paper begins with synchronous steps, too.
 
     Example:
         >>> sync = hvd.DiLoCo(every=100, fragments=4, overlap=1, compression=hvd.Compression.int8)
@@ -189,11 +189,12 @@ class DiLoCo(Sync):
         every: int,
         outer: Any = None,
         *,
+        after: int = 0,
         fragments: int = 1,
         overlap: int = 0,
         compression: Compressor | None = None,
     ):
-        super().__init__(every, fragments=fragments, overlap=overlap, compression=compression)
+        super().__init__(every, after=after, fragments=fragments, overlap=overlap, compression=compression)
         outer = OuterSGD() if outer is None else outer
         if isinstance(outer, type) or not (hasattr(outer, "begin") and hasattr(outer, "merge")):
             raise TypeError(f"DiLoCo: outer={outer!r} has no begin() and merge(). Remedy: pass an hvd.OuterSGD(...)")

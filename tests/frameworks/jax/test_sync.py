@@ -85,7 +85,10 @@ POLICIES: dict[str, tuple[Callable[[], hvd.Sync], dict[str, Any]]] = {
     "every 3": (lambda: hvd.LocalSGD(3), {"every": 3}),
     "after 4": (lambda: hvd.LocalSGD(every=3, after=4), {"every": 3, "after": 4}),
     "DiLoCo": (lambda: hvd.DiLoCo(2), {"every": 2, "outer": (0.7, 0.9)}),
-    "fragments": (lambda: hvd.DiLoCo(4, fragments=2), {"every": 4, "outer": (0.7, 0.9), "fragments": 2}),
+    "fragments after 2": (
+        lambda: hvd.DiLoCo(4, after=2, fragments=2),
+        {"every": 4, "after": 2, "outer": (0.7, 0.9), "fragments": 2},
+    ),
 }
 
 

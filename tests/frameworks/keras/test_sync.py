@@ -130,7 +130,10 @@ POLICIES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "every 4": (lambda: hvd.LocalSGD(4), {"every": 4}),
     "after 4": (lambda: hvd.LocalSGD(every=3, after=4), {"every": 3, "after": 4}),
     "DiLoCo": (lambda: hvd.DiLoCo(2), {"every": 2, "lr": 0.7, "momentum": 0.9}),
-    "DiLoCo without momentum": (lambda: hvd.DiLoCo(3, hvd.OuterSGD(0.5, 0.0)), {"every": 3, "lr": 0.5}),
+    "DiLoCo without momentum": (
+        lambda: hvd.DiLoCo(3, hvd.OuterSGD(0.5, 0.0), after=2),
+        {"every": 3, "after": 2, "lr": 0.5},
+    ),
 }
 
 

@@ -41,7 +41,10 @@ POLICIES: dict[str, tuple[Callable[[], hvd.Sync], dict[str, Any]]] = {
         lambda: hvd.DiLoCo(2, hvd.OuterSGD(lr=0.5, momentum=0.5, nesterov=False)),
         {"every": 2, "outer": functools.partial(torch.optim.SGD, lr=0.5, momentum=0.5)},
     ),
-    "fragments": (lambda: hvd.DiLoCo(4, fragments=3), {"every": 4, "outer": OUTER, "shifts": shifts(4, 3)}),
+    "fragments after 2": (
+        lambda: hvd.DiLoCo(4, after=2, fragments=3),
+        {"every": 4, "after": 2, "outer": OUTER, "shifts": shifts(4, 3)},
+    ),
     "overlap": (
         lambda: hvd.DiLoCo(4, fragments=2, overlap=3),
         {"every": 4, "outer": OUTER, "shifts": shifts(4, 2), "overlap": 3},
