@@ -77,6 +77,7 @@ class Engine:
         shared_gpu: bool,
         horovods_gradients: bool,
         averages_over_size: bool,
+        has_thread: bool = True,
     ) -> None: ...
     @property
     def horovods_gradients(self) -> bool: ...

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "abi/mpi.h"
+#include "memory/clock.h"
 
 namespace horovodish {
 
@@ -63,8 +64,7 @@ class MpiRequest {
     if (!active_) return true;
     mpi_->cancel(request_.data());
     int flag = 0;
-    for (const auto limit = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
-         flag == 0 && std::chrono::steady_clock::now() < limit;) {
+    for (const auto limit = Clock::now() + std::chrono::milliseconds(100); flag == 0 && Clock::now() < limit;) {
       if (mpi_->test(request_.data(), &flag, status_.data()) != abi::kMpiSuccess) break;
     }
     active_ = false;

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "gpu/device.h"
+#include "memory/clock.h"
 
 namespace horovodish {
 
@@ -99,10 +100,10 @@ bool BucketPlan::settled() const {
 }
 
 bool BucketPlan::wait(std::chrono::nanoseconds limit) {
-  const auto deadline = std::chrono::steady_clock::now() + limit;
+  const auto deadline = Clock::now() + limit;
   for (const Bucket& bucket : buckets_) {
     if (!bucket.operation) throw std::logic_error("'" + bucket.request->name + "' has not been submitted in this step");
-    if (!engine_.wait(*bucket.operation->handle, deadline - std::chrono::steady_clock::now())) return false;
+    if (!engine_.wait(*bucket.operation->handle, deadline - Clock::now())) return false;
   }
   return true;
 }

@@ -102,7 +102,7 @@ void Engine::wait_for_gpu(uint64_t number, Clock::time_point deadline) noexcept 
       const Driver driver(*this);
       turn();
     }
-    if (!over()) std::this_thread::sleep_for(nap);
+    if (!over()) Clock::sleep(nap);
     nap = std::min(2 * nap, kLongGpuNap);
   }
 }

@@ -61,7 +61,7 @@ Engine::Engine(EngineConfig config) : config_(std::move(config)), forks_(forks_s
   }
   if (config_.size > 1) {
     waiting_costs();
-    start_thread();
+    if (config_.has_thread) start_thread();
   }
 }
 
@@ -148,7 +148,7 @@ void Engine::check_process() const {
 void Engine::hold_other_threads() {
   ends_process_ = std::this_thread::get_id();
   const Clock::time_point limit = Clock::now() + kReturnLimit;
-  while (entering_python_ > 0 && Clock::now() < limit) std::this_thread::sleep_for(kReturnNap);
+  while (entering_python_ > 0 && Clock::now() < limit) Clock::sleep(kReturnNap);
 }
 
 void Engine::stop_here_if_exiting() const {
@@ -283,7 +283,7 @@ void Engine::stop(bool failed, const std::string& reason) noexcept {
     const bool holds_data = std::any_of(process_sets_.begin(), process_sets_.end(),
                                         [](const auto& entry) { return entry.second->may_hold_data(); });
     const Clock::time_point limit = Clock::now() + (holds_data && !failed ? kTransferLimit : kFarewellLimit);
-    while (!farewells_sent() && Clock::now() < limit) std::this_thread::sleep_for(kFarewellNap);
+    while (!farewells_sent() && Clock::now() < limit) Clock::sleep(kFarewellNap);
     stopping_ = true;
     process_sets_.clear();
     std::lock_guard lock(inbox_mutex_);

@@ -24,6 +24,7 @@
 #include "engine/seat.h"
 #include "engine/waiting_threads.h"
 #include "memory/arena.h"
+#include "memory/clock.h"
 #include "memory/peer_deaths.h"
 #include "memory/sleeping_process.h"
 #include "operation/operation.h"
@@ -56,6 +57,7 @@ struct EngineConfig {
   size_t local_rank = 0;
   size_t local_size = 1;
   EngineOptions options;
+  bool has_thread = true;  // else the engine moves only while somebody waits, or takes turns with it
 
   static constexpr size_t kSlots = 4;
   static_assert(kSlots <= abi::MpiTags::kSlots);
@@ -171,7 +173,6 @@ class Engine final {
   RankInGroup place(int process_set);
 
  private:
-  using Clock = std::chrono::steady_clock;
   class Driver;
   // A process set as its callers see it.
   struct Use {
@@ -204,6 +205,7 @@ class Engine final {
   void leave_seat() noexcept;
   std::optional<std::chrono::nanoseconds> nap() const;
 
+  friend class EngineByTurns;  // of tests
   // What the process sets tell it.
   friend ProcessSet;
   // Every operation ends once, with an error or none.

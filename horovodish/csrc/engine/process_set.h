@@ -13,6 +13,7 @@
 
 #include "engine/operation_table.h"
 #include "engine/stall_watch.h"
+#include "memory/clock.h"
 #include "negotiation/negotiation.h"
 #include "negotiation/neighbours.h"
 #include "negotiation/process_set_config.h"
@@ -27,8 +28,6 @@ class Engine;
 
 class ProcessSet final : private OperationTable::Owner {
  public:
-  using Clock = std::chrono::steady_clock;
-
   // `engine` outlives the set.
   ProcessSet(ProcessSetConfig config, const EngineOptions& options, Engine& engine);
 

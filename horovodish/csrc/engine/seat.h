@@ -4,11 +4,12 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <utility>
+
+#include "memory/clock.h"
 
 namespace horovodish {
 
@@ -16,7 +17,7 @@ class Seat {
  public:
   // Waits until the seat is free or `enough()`; true when the caller now drives. The engine's thread gives way.
   template <class Enough>
-  bool take_as_caller(std::chrono::steady_clock::time_point deadline, Enough enough) {
+  bool take_as_caller(Clock::time_point deadline, Enough enough) {
     std::unique_lock lock(mutex_);
     callers_.fetch_add(1, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);  // see announce_change()
@@ -66,7 +67,7 @@ class Seat {
 class SeatHold {
  public:
   explicit SeatHold(Seat& seat) : seat_(seat) {
-    seat_.take_as_caller(std::chrono::steady_clock::time_point::max(), [] { return false; });
+    seat_.take_as_caller(Clock::time_point::max(), [] { return false; });
   }
   ~SeatHold() { seat_.leave(); }
   SeatHold(const SeatHold&) = delete;

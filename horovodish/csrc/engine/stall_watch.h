@@ -10,6 +10,7 @@
 #include <string>
 
 #include "engine/operation_table.h"
+#include "memory/clock.h"
 #include "negotiation/negotiation.h"
 #include "negotiation/neighbours.h"
 #include "negotiation/process_set_config.h"
@@ -21,8 +22,6 @@ namespace horovodish {
 
 class StallWatch {
  public:
-  using Clock = std::chrono::steady_clock;
-
   // All of them outlive it. `plane`: null once it has come to its end. `steps`: how many steps this rank has begun.
   StallWatch(const ProcessSetConfig& config, const EngineOptions& options, Negotiation& negotiation,
              Neighbours& neighbours, const OperationTable& operations, Pairs& pairs,

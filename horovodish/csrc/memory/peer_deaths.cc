@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <system_error>
@@ -22,7 +23,8 @@ PeerDeaths::PeerDeaths(std::vector<int> sockets, std::function<void()> on_loss)
     if (stop_event_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
     for (const int socket : sockets_) polled_.push_back({socket, POLLIN, 0});
     polled_.push_back({stop_event_, POLLIN, 0});
-    thread_ = std::thread([this] { run(); });
+    const bool has_peers = std::ranges::any_of(sockets_, [](int socket) { return socket >= 0; });
+    if (has_peers) thread_ = std::thread([this] { run(); });
   } catch (...) {
     close_all();
     throw;
@@ -32,7 +34,7 @@ PeerDeaths::PeerDeaths(std::vector<int> sockets, std::function<void()> on_loss)
 PeerDeaths::~PeerDeaths() {
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = write(stop_event_, &one, sizeof one);
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
   close_all();
 }
 
@@ -49,16 +51,13 @@ void PeerDeaths::run() {
   while (true) {
     if (poll(polled_.data(), polled_.size(), -1) < 0) continue;
     if (polled_.back().revents != 0) return;
-    bool lost = false;
     for (size_t peer = 0; peer < sockets_.size(); ++peer) {
       if (polled_[peer].fd < 0 || polled_[peer].revents == 0) continue;
       char byte;
       if (recv(polled_[peer].fd, &byte, 1, MSG_DONTWAIT) > 0) continue;
       polled_[peer].fd = -1;  // poll() ignores it from here on
-      gone_[peer].store(true, std::memory_order_release);
-      lost = true;
+      set_gone(peer);
     }
-    if (lost) on_loss_();
   }
 }
 

@@ -20,6 +20,10 @@ class PeerDeaths {
   ~PeerDeaths();
 
   bool gone(size_t peer) const { return gone_[peer].load(std::memory_order_acquire); }
+  void set_gone(size_t peer) {
+    gone_[peer].store(true, std::memory_order_release);
+    on_loss_();
+  }
 
  private:
   void run();

@@ -12,7 +12,7 @@ namespace horovodish {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Steady = std::chrono::steady_clock;
 
 // The least of these counts: in the others a thread may have waited for a core, as while other ranks start beside this one.
 constexpr uint32_t kSamples = 21;
@@ -32,19 +32,19 @@ void leave_core(int core) {
 std::chrono::nanoseconds measure_wake() {
   std::chrono::nanoseconds least = kLongestWake;
   std::atomic<uint32_t> rung{0}, heard{0};
-  Clock::time_point awake;  // of the thread, when `heard` has followed `rung`
+  Steady::time_point awake;  // of the thread, when `heard` has followed `rung`
   std::thread sleeper([&, core = sched_getcpu()] {
     leave_core(core);
     for (uint32_t ring = 1; ring <= kSamples; ++ring) {
       while (rung != ring) futex_wait(rung, ring - 1, kAnybody, std::nullopt);
-      awake = Clock::now();
+      awake = Steady::now();
       heard = ring;
     }
   });
   for (uint32_t ring = 1; ring <= kSamples; ++ring) {
-    const auto asleep = Clock::now() + kFallAsleep;
-    while (Clock::now() < asleep) pause_processor();
-    const auto since = Clock::now();
+    const auto asleep = Steady::now() + kFallAsleep;
+    while (Steady::now() < asleep) pause_processor();
+    const auto since = Steady::now();
     rung = ring;
     futex_wake(rung, kAnybody);
     while (heard != ring) std::this_thread::yield();
@@ -57,9 +57,9 @@ std::chrono::nanoseconds measure_wake() {
 std::chrono::nanoseconds measure_yield() {
   std::chrono::nanoseconds least = kLongestYield;
   for (uint32_t sample = 0; sample < kSamples; ++sample) {
-    const auto since = Clock::now();
+    const auto since = Steady::now();
     std::this_thread::yield();
-    least = std::min<std::chrono::nanoseconds>(least, Clock::now() - since);
+    least = std::min<std::chrono::nanoseconds>(least, Steady::now() - since);
   }
   return least;
 }

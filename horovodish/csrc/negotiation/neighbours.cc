@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "memory/clock.h"
 #include "negotiation/links/mpi_channel.h"
 #include "negotiation/shared_clock.h"
 #include "negotiation/tree.h"
@@ -52,7 +53,7 @@ bool Neighbours::receive_from(Edge& edge, std::optional<size_t> child, Negotiati
   // Asked before reading: whatever the peer wrote in its life is there by now.
   const bool dead = edge.local && deaths_->gone(*edge.local);
   const bool progressed = edge.link->advance();
-  if (progressed) negotiation.set_now(shared_seconds(std::chrono::steady_clock::now()));
+  if (progressed) negotiation.set_now(shared_seconds(Clock::now()));
   while (const auto message = edge.link->receive()) {
     if (child) {
       negotiation.from_child(*child, *message);

@@ -23,7 +23,7 @@ std::chrono::nanoseconds origin_of_day() {
 
 }  // namespace
 
-double shared_seconds(Steady::time_point time) {
+double shared_seconds(Clock::time_point time) {
   static const std::chrono::nanoseconds origin = origin_of_day();
   return std::chrono::duration<double>(time.time_since_epoch() + origin).count();
 }

@@ -1,10 +1,10 @@
 // A clock that ranks share: exactly on one host, and between hosts as well as their times of day agree.
 #pragma once
 
-#include <chrono>
+#include "memory/clock.h"
 
 namespace horovodish {
 
-double shared_seconds(std::chrono::steady_clock::time_point time);
+double shared_seconds(Clock::time_point time);
 
 }  // namespace horovodish

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "memory/clock.h"
 #include "negotiation/note.h"
 #include "negotiation/rank_set.h"
 
@@ -15,7 +16,6 @@ namespace horovodish {
 
 class StallInspector {
  public:
-  using Clock = std::chrono::steady_clock;
   using Seconds = std::chrono::duration<double>;
 
   struct Options {

@@ -11,7 +11,6 @@
 // bytes of the message still travel, to nowhere, so what follows is right. A send that has ended by then becomes a warning.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -21,6 +20,7 @@
 #include <string>
 
 #include "memory/arena.h"
+#include "memory/clock.h"
 #include "negotiation/links/channel.h"
 #include "negotiation/process_set_config.h"
 #include "operation/operation.h"
@@ -30,7 +30,6 @@ namespace horovodish {
 
 class Pairs {
  public:
-  using Clock = std::chrono::steady_clock;
   using Pointer = std::shared_ptr<Operation>;
 
   // `segment_bytes`: of a message between hosts. `arena` may be null where this rank is alone on its host. It and `config` outlive the

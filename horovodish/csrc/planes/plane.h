@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "memory/clock.h"
 #include "operation/operation.h"
 #include "planes/residuals.h"
 
@@ -31,7 +32,7 @@ class Plane {
   // An operation that a device has been given and has not done yet.
   struct Launched {
     uint64_t number;  // ascends from one to the next
-    std::chrono::steady_clock::time_point since;
+    Clock::time_point since;
     std::shared_ptr<const Request> request;
     std::vector<std::shared_ptr<DeviceEvent>> inputs;  // when they are there, on streams of the framework
     std::shared_ptr<DeviceEvent> done;

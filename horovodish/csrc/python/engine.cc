@@ -164,8 +164,9 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_
                                     size_t chunk_bytes, size_t ring_segment_bytes, size_t cache_capacity,
                                     int64_t spin_us, double stall_warning_seconds, double stall_shutdown_seconds,
                                     int stack_signal, std::string plane, bool shared_gpu, bool horovods_gradients,
-                                    bool averages_over_size) {
+                                    bool averages_over_size, bool has_thread) {
   EngineConfig config;
+  config.has_thread = has_thread;
   config.rank = WorldRank(rank);
   config.size = size;
   config.local_rank = local_rank;
@@ -353,7 +354,8 @@ void bind_engine(nb::module_& module) {
            nb::arg("local_size"), nb::arg("arena_descriptors"), nb::arg("peer_sockets"), nb::arg("chunk_bytes"),
            nb::arg("ring_segment_bytes"), nb::arg("cache_capacity"), nb::arg("spin_us"),
            nb::arg("stall_warning_seconds"), nb::arg("stall_shutdown_seconds"), nb::arg("stack_signal"),
-           nb::arg("plane"), nb::arg("shared_gpu"), nb::arg("horovods_gradients"), nb::arg("averages_over_size"))
+           nb::arg("plane"), nb::arg("shared_gpu"), nb::arg("horovods_gradients"), nb::arg("averages_over_size"),
+           nb::arg("has_thread") = true)
       .def_prop_ro("horovods_gradients", &Engine::horovods_gradients)
       .def("add_process_set", &add_process_set, nb::arg("id"), nb::kw_only(), nb::arg("ranks"), nb::arg("hosts"),
            nb::arg("local"), nb::arg("region"), nb::arg("mpi"), nb::arg("longest_wait_seconds"))

@@ -11,7 +11,9 @@
 #include "arithmetic/copy_bytes.h"
 #include "arithmetic/instructions.h"
 #include "arithmetic/reduce.h"
+#include "engine/engine.h"
 #include "engine/operation_table.h"
+#include "memory/clock.h"
 #include "memory/waiting_costs.h"
 #include "negotiation/tree.h"
 #include "planes/carried_values.h"
@@ -25,7 +27,52 @@ namespace nb = nanobind;
 
 namespace horovodish {
 
+// Takes turns with engines that have no thread, and has them die without a word as a killed process does.
+class EngineByTurns {
+ public:
+  static bool turn(Engine& engine) {
+    const SeatHold hold(engine.seat_);
+    return !engine.stopping_ && engine.turn();
+  }
+  // The seconds until it wants to look again by itself; none: when there is news.
+  static std::optional<double> nap(Engine& engine) {
+    const SeatHold hold(engine.seat_);
+    const auto nap = engine.nap();
+    if (!nap) return std::nullopt;
+    return std::chrono::duration<double>(*nap).count();
+  }
+  static void die(Engine& engine) {
+    const SeatHold hold(engine.seat_);
+    {
+      std::lock_guard lock(engine.inbox_mutex_);
+      engine.closed_ = true;
+      engine.doorbell_ = {std::shared_ptr<void>(), &engine.own_doorbell_};
+    }
+    engine.stopping_ = true;
+    engine.process_sets_.clear();
+    engine.peer_deaths_.reset();
+    engine.arena_.reset();
+  }
+  static void lose_peer(Engine& engine, size_t local_rank) {
+    if (engine.peer_deaths_) engine.peer_deaths_->set_gone(local_rank);
+  }
+};
+
 namespace {
+
+// Stands still but for a microsecond at each look, so that a loop with a limit ends.
+struct ClockOfTests {
+  static Clock::time_point now() { return Clock::time_point(++micros); }
+  static void sleep(std::chrono::nanoseconds time) { micros += std::chrono::ceil<std::chrono::microseconds>(time); }
+  static inline std::chrono::microseconds micros{0};
+  static constexpr Clock::Source source{now, sleep};
+};
+
+// From now on time is what this says; none: the machine's.
+void set_clock(std::optional<double> seconds) {
+  ClockOfTests::micros = std::chrono::microseconds(static_cast<int64_t>(seconds.value_or(0) * 1e6));
+  Clock::replace(seconds ? &ClockOfTests::source : nullptr);
+}
 
 nb::bytes as_bytes(const std::string& message) { return nb::bytes(message.data(), message.size()); }
 
@@ -357,6 +404,12 @@ void bind_testing(nb::module_& module) {
   module.def("copy_with", &copy_with);
   module.def("code_with", &code_with, nb::kw_only(), nb::arg("level"), nb::arg("kind"), nb::arg("share"),
              nb::arg("seed"), nb::arg("values"), nb::arg("others"));
+  module.def("set_clock", &set_clock, nb::arg("seconds").none());
+  module.def("clock", [] { return std::chrono::duration<double>(ClockOfTests::micros).count(); });
+  module.def("turn", &EngineByTurns::turn, nb::arg("engine"));
+  module.def("nap", &EngineByTurns::nap, nb::arg("engine"));
+  module.def("die", &EngineByTurns::die, nb::arg("engine"));
+  module.def("lose_peer", &EngineByTurns::lose_peer, nb::arg("engine"), nb::arg("local_rank"));
   module.def("waiting_costs", [] { return std::pair(waiting_costs().yield.count(), waiting_costs().wake.count()); });
   module.def("reduce_with", &reduce_with, nb::kw_only(), nb::arg("level"), nb::arg("dtype"), nb::arg("op"),
              nb::arg("values"), nb::arg("prescale"), nb::arg("postscale"), nb::arg("divisor"));

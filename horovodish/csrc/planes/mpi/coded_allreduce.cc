@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arithmetic/standard_floats.h"
+#include "memory/clock.h"
 
 namespace horovodish {
 
@@ -23,12 +24,12 @@ class Stopwatch {
  public:
   // Seconds since the last call, or since it was made.
   double lap() {
-    const auto now = std::chrono::steady_clock::now();
+    const auto now = Clock::now();
     return std::chrono::duration<double>(now - std::exchange(last_, now)).count();
   }
 
  private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  Clock::time_point last_ = Clock::now();
 };
 
 class CodedAllreduce : public MpiTask {

@@ -7,17 +7,15 @@
 #include <cstring>
 #include <new>
 #include <stdexcept>
-#include <thread>
 #include <utility>
 
+#include "memory/clock.h"
 #include "memory/thread_setup.h"
 #include "negotiation/wire.h"
 
 namespace horovodish {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // How long a rank waits for what its GPU still does when a peer has gone.
 constexpr std::chrono::milliseconds kFarewellLimit{1000};
@@ -77,7 +75,7 @@ void NcclPlane::end_communicator(Operation* launching) noexcept {
     const std::shared_ptr<DeviceEvent> last = device_->record_own();
     if (launching != nullptr) launching->done = last;
     const auto limit = Clock::now() + kEndLimit;
-    while (!last->done() && Clock::now() < limit) std::this_thread::sleep_for(kFarewellNap);
+    while (!last->done() && Clock::now() < limit) Clock::sleep(kFarewellNap);
   } catch (const std::exception&) {  // the GPU has failed, or CUDA has ended with the process
   }
 }
@@ -86,7 +84,7 @@ void NcclPlane::drain(std::chrono::milliseconds limit) {
   const auto end = Clock::now() + limit;
   try {
     for (look_at_launched(); !launched_.empty() && Clock::now() < end; look_at_launched()) {
-      std::this_thread::sleep_for(kFarewellNap);
+      Clock::sleep(kFarewellNap);
     }
   } catch (const std::exception&) {  // nothing more will come
   }

@@ -3,11 +3,11 @@
 #pragma once
 
 #include <array>
-#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <vector>
 
+#include "memory/clock.h"
 #include "operation/operation.h"
 
 namespace horovodish {
@@ -24,8 +24,6 @@ class CodecTrial {
   static void say_one_host();
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   static constexpr std::array kCandidates{CodecKind::none, CodecKind::int8};
 
   const size_t hosts_;
