@@ -1,0 +1,61 @@
+"""Random programs in worlds that share this process: real engines on links, clocks and processes that a seed drives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from simulation.programs import Program, Step, Wrong, program_of, run, shrunk
+from simulation.world import Fault, Stuck
+
+SEEDS = 40
+
+ALLREDUCE = Step("allreduce", "t", 3, 0, 0, -1)
+PAIR = Program([[0], [1]], (), (ALLREDUCE,) * 3, None, None, None, (), 0)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_random_programs(block: int) -> None:
+    for seed in range(block * SEEDS, (block + 1) * SEEDS):
+        run(program_of(seed))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("block", range(4, 100))
+def test_more_random_programs(block: int) -> None:
+    test_random_programs(block)
+
+
+def test_a_seed_gives_the_same_events() -> None:
+    for seed in range(10):
+        program = program_of(seed)
+        assert run(program).trace == run(program).trace
+
+
+def test_a_rank_that_nobody_hears_of_is_found() -> None:
+    """MPI may never tell that a rank of another host is dead. Its launcher does, and here it says nothing."""
+    with pytest.raises(Stuck, match=r"ranks \[0\] wait"):
+        run(replace(PAIR, faults=(Fault(10, "dies", 1),)))
+
+
+def test_an_error_that_names_the_wrong_rank_is_found() -> None:
+    """The launcher tells the ranks of a loss that is none."""
+    with pytest.raises(Wrong, match="and no rank was lost"):
+        run(replace(PAIR, faults=(Fault(10, "hears", 0, 1), Fault(12, "hears", 1, 0))))
+
+
+def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulation.programs.Script._right", lambda self, step, number: [number])
+    with pytest.raises(Wrong, match="step 0: allreduce gave"):
+        run(PAIR)
+
+
+def test_a_program_that_fails_is_made_smaller() -> None:
+    program = replace(program_of(0), ends=None, steps=(ALLREDUCE, replace(ALLREDUCE, kind="broadcast"), ALLREDUCE))
+
+    def fails(candidate: Program) -> bool:
+        return any(step.kind == "broadcast" for step in candidate.steps)
+
+    small = shrunk(program, fails)
+    assert [step.kind for step in small.steps] == ["broadcast"]
+    assert not small.faults
