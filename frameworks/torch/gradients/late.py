@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ class LateReducer:
         self._names = PlanNames(options.process_set, "late steps")
         self._engine: _native.Engine | None = None
         self._late: LateSteps | None = None
+        self._options_size = 0
         self._trained: list[tuple[str, Tensor]] = []
         self.steps = 0
         self.renew()
@@ -86,6 +89,12 @@ class LateReducer:
                 "Remedy: freeze and unfreeze parameters before the first step, or leave wait_for= out"
             )
         assert self._late is not None
+        options = options_of(optimizer)
+        if options.size != self._options_size:
+            raise ValueError(
+                f"wait_for=: the parameter groups have {options.size} numbers, such as learning rates, and had "
+                f"{self._options_size} in the first step. Remedy: make schedulers, which add initial_lr, before it"
+            )
         has = np.array([each.grad is not None for _, each in trained], np.float64)
         gradients = [_array_of(each) for _, each in trained]
         step = self.steps + 1
@@ -93,12 +102,13 @@ class LateReducer:
         if is_due(step, 1):
             sums = parameter_checksums(self._parameters.in_order())
             checksum = 1 + zlib.crc32(repr([*sums.values()]).encode())
-        self._late.contribute([*gradients, has], step, checksum, options_of(optimizer))
+        self._late.contribute([*gradients, has], step, checksum, options)
         return self._late.averages()
 
     def _begin(self, trained: list[tuple[str, Tensor]], optimizer: Optimizer) -> None:
         self._engine, self._trained = basics.engine(), trained
         like = [np.zeros(tuple(each.shape), _dtype_of(each)) for _, each in trained]
+        self._options_size = options_of(optimizer).size
         wait_for, stale = self._options.wait_for, self._options.stale
         assert wait_for is not None
         self._late = LateSteps(
@@ -107,7 +117,7 @@ class LateReducer:
             wait_for,
             stale,
             [*like, np.zeros(len(trained))],
-            len(options_of(optimizer)),
+            self._options_size,
             self.steps,
             BROADCAST_REMEDY,
         )
@@ -127,15 +137,21 @@ class LateReducer:
 
 def options_of(optimizer: Optimizer) -> np.ndarray:
     """The numbers among the options of all parameter groups, such as learning rates."""
-    return np.array([number for _, _, value in _numbers(optimizer) for number in _flat(value)], np.float64)
+    return np.array([float(number) for _, _, value in _numbers(optimizer) for number in _flat(value)], np.float64)
 
 
-def set_options(optimizer: Optimizer, options: np.ndarray) -> None:
-    """The opposite."""
-    numbers = iter(options.tolist())
-    for group, name, value in list(_numbers(optimizer)):
-        found = [type(each)(next(numbers)) for each in _flat(value)]
+@contextlib.contextmanager
+def with_options(optimizer: Optimizer, options: np.ndarray) -> Iterator[None]:
+    """A context in which the optimizer has the numbers that `options_of` has given on some rank."""
+    numbers, own = iter(options.tolist()), list(_numbers(optimizer))
+    for group, name, value in own:
+        found = [_like(each, next(numbers)) for each in _flat(value)]
         group[name] = tuple(found) if isinstance(value, tuple) else found[0]
+    try:
+        yield
+    finally:
+        for group, name, value in own:
+            group[name] = value
 
 
 def _numbers(optimizer: Optimizer) -> Any:
@@ -147,7 +163,11 @@ def _numbers(optimizer: Optimizer) -> Any:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def _like(value: Any, number: float) -> Any:
+    return torch.full_like(value, number) if isinstance(value, Tensor) else type(value)(number)
 
 
 def _flat(value: Any) -> tuple[Any, ...]:

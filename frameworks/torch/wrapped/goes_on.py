@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from horovodish.gradients.options import GradientOptions
-from horovodish.torch.gradients.late import LateReducer, options_of, set_options
+from horovodish.torch.gradients.late import LateReducer, with_options
 from horovodish.torch.names import Names
-from horovodish.torch.wrapped.base import Distributed, check_once, unscale
+from horovodish.torch.wrapped.base import Distributed, check_once
 
 
 class GoesOn(Distributed):
@@ -22,6 +22,11 @@ class GoesOn(Distributed):
         reducer = LateReducer(names, options)
         optimizer._is_alone = options.alone
         return reducer
+
+    @classmethod
+    def _register(cls, optimizer: Any) -> None:
+        # GradScaler would leave it to a fused step to unscale, but what that steps with is of all ranks.
+        optimizer._step_supports_amp_scaling = False
 
     @property
     def steps(self) -> int:
@@ -39,20 +44,14 @@ class GoesOn(Distributed):
         check_once(this)
         if closure is not None:
             raise ValueError("wait_for=: step() takes no closure. Remedy: call backward() before it")
-        if "_step_supports_amp_scaling" not in vars(this):
-            unscale(this)
         if self._is_alone:
             self.wrapped_class.step(this)
             self._reducer.steps += 1
             return
         for average in self._reducer.averages(this):
-            own = options_of(this)
             self._reducer.put(average)
-            set_options(this, average.options)
-            try:
+            with with_options(this, average.options):
                 self.wrapped_class.step(this)
-            finally:
-                set_options(this, own)
             self._reducer.steps = average.step
 
     def synchronize(self) -> None:

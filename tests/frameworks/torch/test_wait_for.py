@@ -119,6 +119,43 @@ def test_missed_steps_have_the_learning_rates_of_the_others() -> None:
     assert "missed steps" in str(report)
 
 
+@on_ranks(2)
+def test_missed_steps_have_learning_rates_that_are_tensors() -> None:
+    p = leaf()
+    sgd = torch.optim.SGD([p], lr=torch.tensor(1.0))
+    optimizer: Any = hvd.DistributedOptimizer(sgd, wait_for=1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    rate = optimizer.param_groups[0]["lr"]
+    while optimizer.steps < 6:
+        late = optimizer._reducer._late
+        while hvd.rank() == 1 and late and optimizer.steps < 4 and len(late._averages) < 2 and late._done < 6:
+            time.sleep(0.001)  # until two steps went on without this rank
+        optimizer.zero_grad()
+        p.sum().backward()
+        optimizer.step()
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert hvd.allgather_object(p.tolist()) == [[-sum(0.5**step for step in range(6))] * 3] * 2
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("fused", [False, True])
+def test_each_rank_has_a_scale_of_its_own(fused: bool) -> None:
+    """A rank whose gradient is not finite gives none, and then the step waits for its next one."""
+    p, calls = leaf(), 0
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0, fused=fused), wait_for=2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0 ** (1 + hvd.rank()))
+    while optimizer.steps < 4:
+        optimizer.zero_grad()
+        calls += 1
+        is_finite = (hvd.rank(), calls) != (1, 2)
+        scaler.scale(p.sum() * (1.0 if is_finite else torch.inf)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert (calls, scaler.get_scale()) == ((5, 8.0) if hvd.rank() else (4, 4.0))
+    assert p.tolist() == [-4.0] * 3
+
+
 @on_ranks(3, (2, "mpi_ring"))
 def test_two_optimizers_and_messages_of_the_script() -> None:
     """The first rank receives for each of them, and the script does, too."""
@@ -176,6 +213,9 @@ def test_state_sparse_and_unused_parameters(tmp_path: Path) -> None:
     assert other.steps == 2
     with pytest.raises(ValueError, match="Remedy: give it all parameters before"):
         optimizer.add_param_group({"params": [leaf()]})
+    torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    with pytest.raises(ValueError, match="Remedy: make schedulers, which add initial_lr, before it"):
+        optimizer.step()
     with pytest.raises(ValueError, match="takes no closure"):
         optimizer.step(lambda: 0.0)
 
