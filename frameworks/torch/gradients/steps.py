@@ -349,8 +349,8 @@ class StepReducer:
     @torch.no_grad()
     def end_round(self) -> None:
         """Has all fragments meet now. Collective; blocks."""
-        self._follow()
         self._land_all()
+        self._follow()
         for fragment in self._fragments:
             if fragment.has_begun():
                 self._send(fragment, 0)

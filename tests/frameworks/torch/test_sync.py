@@ -431,6 +431,21 @@ def test_a_parameter_that_is_frozen_or_removed_within_a_round(overlap: int, remo
 
 
 @on_ranks(2)
+def test_a_round_ends_in_which_a_parameter_was_frozen() -> None:
+    """The frozen one lands with the meeting that is under way, and the other one meets once more."""
+    p, q = leaf(), leaf()
+    optimizer: Any = wrapped([p, q], sync=hvd.DiLoCo(3, hvd.OuterSGD(1.0, 0.0), overlap=2))
+    for step in range(4):
+        optimizer.zero_grad()
+        backward([p, q][: 2 - (step > 1)], own())
+        optimizer.step()
+        q.requires_grad_(step < 1)
+    optimizer.end_round()
+    mean = sum(2.0**rank for rank in range(hvd.size())) / hvd.size()
+    assert [p.tolist(), q.tolist()] == [[-4 * mean] * 3, [-2 * mean] * 3]
+
+
+@on_ranks(2)
 def test_the_gradient_of_a_parameter_that_was_unfrozen_waits_for_its_step() -> None:
     p, q = leaf(), leaf().requires_grad_(False)
     optimizer: Any = wrapped([p, q], sync=hvd.LocalSGD(1))
