@@ -57,7 +57,7 @@ class SyncTransformation(optax.GradientTransformationExtraArgs):  # type: ignore
         return self.end_round(params, state)[0]
 
     def end_round(self, params: Any, state: Any) -> tuple[Any, Any]:
-        """Meet now, as at the end of training. Collective. Where a round has just ended, nothing changes.
+        """Meet now, as at the end of training. Collective. Where a round has just ended, only the rounding changes.
 
         Args:
             params, state: as for `synchronized`.
@@ -163,7 +163,10 @@ def meeting(tx: optax.GradientTransformationExtraArgs, plan: TreePlan) -> SyncTr
         flat: list[Any]
         structure: Any
         flat, structure = jax.tree.flatten(params)
-        new, starts, memory, ages = [jnp.asarray(leaf) for leaf in flat], state.starts, state.memory, []
+        numbers = fragments_of([jnp.asarray(leaf).nbytes for leaf in flat], policy.fragments)
+        # After a meeting `starts` has the same bits on every rank, and the parameters have the rounding of an update.
+        new = [jnp.where(state.ages[its] == 0, *pair) for its, *pair in zip(numbers, state.starts, flat, strict=True)]
+        starts, memory, ages = state.starts, state.memory, []
         for fragment in range(policy.fragments):
             new, starts, memory = _met(state.ages[fragment] > 0, fragment, new, starts, memory, structure)
             ages.append(jnp.minimum(state.ages[fragment], 0))

@@ -105,8 +105,8 @@ def test_against_the_definition(name: str, compiled: bool) -> None:
         params, state = step(params, state, batch(number, hvd.rank()))
         for key, expected in play.step().items():
             np.testing.assert_allclose(params[key], expected, rtol=1e-4, atol=1e-5)
-    shown = jax.tree.map(np.asarray, optimizer.synchronized(params, state))
-    assert len({str(each) for each in hvd.allgather_object(jax.tree.map(lambda leaf: leaf.tolist(), shown))}) == 1
+        shown = jax.tree.map(np.asarray, optimizer.synchronized(params, state))
+        assert len({str(each) for each in hvd.allgather_object(jax.tree.map(lambda leaf: leaf.tolist(), shown))}) == 1
 
 
 @on_ranks(3, (2, "mpi_ring"))
