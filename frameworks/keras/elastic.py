@@ -248,7 +248,7 @@ class CommitStateCallback(keras.callbacks.Callback):
 
     Args:
         state: to commit.
-        batches_per_commit: after how many batches.
+        batches_per_commit: after how many batches; within a round of `sync=` or a window, as soon as that has ended.
     """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
@@ -269,6 +269,6 @@ class CommitStateCallback(keras.callbacks.Callback):
         for update in self._updates:  # which may come behind this callback
             update.on_train_batch_end(batch, logs)
         self._left -= 1
-        if self._left == 0:
+        if self._left <= 0 and not self.state._has_open_window():
             self._left = self.batches_per_commit
             self.state.commit()

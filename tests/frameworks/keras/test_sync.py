@@ -236,6 +236,12 @@ def test_an_elastic_job_commits_between_rounds() -> None:
         for is_open in (True, False, True):
             model.train_on_batch(x, y)
             assert state._has_open_window() == is_open
+        committed: list[int] = []
+        with mock.patch.object(state, "commit") as commit:
+            commit.side_effect = lambda: committed.append(model.optimizer._distribution.rounds.steps)
+            callback = hvd.elastic.CommitStateCallback(state, 3)
+            model.fit(x, y, batch_size=1, epochs=2, verbose=0, callbacks=[callback])
+        assert committed == [6, 10]
     model.compile(hvd.DistributedOptimizer(sgd(), sync=hvd.Hierarchical(every=2)), loss="mse")
     with pytest.raises(ValueError, match="within= needs process sets"):
         hvd.elastic.KerasState(model)
