@@ -12,6 +12,7 @@ local SGD", 2020, for `after`; Douillard et al., "DiLoCo: Distributed low-commun
 from __future__ import annotations
 
 import operator
+import zlib
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
@@ -27,6 +28,8 @@ _DEFAULTS = {"after": 0, "fragments": 1, "overlap": 0}
 
 class Sync:
     """A policy for the argument `sync` of `DistributedOptimizer`. Base of all; a class of your own derives from it.
+
+    Ranks whose policies differ get a `MismatchError`: in a number, a public one in a class of your own, or in its code.
 
     Args:
         every: the steps of a round. Each rank then has sent as many bytes as in one step of synchronous training.
@@ -79,6 +82,7 @@ class Sync:
         """What must be the same on all ranks."""
         given = {"after": self.after, "fragments": self.fragments, "overlap": self.overlap}
         others = [f", {name}={value}" for name, value in given.items() if value != _DEFAULTS[name]]
+        others += [f", {each}" for each in _of_a_users_class(self)]
         return f"{type(self).__name__}(every={self.every}{''.join(others)})"
 
     def is_due(self, step: Any, fragment: int = 0) -> Any:
@@ -198,7 +202,8 @@ class DiLoCo(Sync):
         outer = OuterSGD() if outer is None else outer
         if isinstance(outer, type) or not (hasattr(outer, "begin") and hasattr(outer, "merge")):
             raise TypeError(f"DiLoCo: outer={outer!r} has no begin() and merge(). Remedy: pass an hvd.OuterSGD(...)")
-        self._outer = repr(outer) if isinstance(outer, OuterSGD) else type(outer).__name__
+        of_its = f"{type(outer).__name__}({', '.join(_of_a_users_class(outer))})"
+        self._outer = repr(outer) if type(outer) is OuterSGD else of_its
         self.begin, self.merge = outer.begin, outer.merge  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
@@ -263,6 +268,24 @@ def check_rounds(fragments: int, overlap: int = 0, within: object = None) -> Non
             "sync: within= needs process sets, which end when a rank is lost. Remedy: use LocalSGD or DiLoCo in "
             "elastic jobs"
         )
+
+
+def _of_a_users_class(value: object) -> list[str]:
+    """What of an object must be the same on all ranks if its class is not ours: public numbers, and its code."""
+    classes = [each for each in type(value).__mro__[:-1] if each.__module__ != __name__]
+    if not classes:
+        return []
+    known = {*_DEFAULTS, "every"}
+    held = {name: its for name, its in vars(value).items() if isinstance(its, (int, float)) and name[0] != "_"}
+    codes = [_checksum(its) for each in classes for its in vars(each).values() if hasattr(its, "__code__")]
+    return [*(f"{name}={its}" for name, its in held.items() if name not in known), f"code {sum(codes) % 2**32:08x}"]
+
+
+def _checksum(function: Any) -> int:
+    code = getattr(function, "__code__", function)  # of a function within a function there is only the code
+    constants = [sorted(map(repr, each)) if isinstance(each, frozenset) else each for each in code.co_consts]
+    parts = [_checksum(each) if hasattr(each, "co_code") else each for each in constants]
+    return zlib.crc32(repr((code.co_code, code.co_names, parts)).encode())
 
 
 def _whole(name: str, value: Any, least: int) -> int:

@@ -472,6 +472,17 @@ def test_a_round_goes_on_after_another_init() -> None:
     torch.testing.assert_close(p.detach(), torch.full((3,), -mean))
 
 
+class DampedBy(hvd.Sync):
+    """A policy of a user's own."""
+
+    def __init__(self, every: int, damping: float) -> None:
+        super().__init__(every)
+        self.damping = damping
+
+    def merge(self, start: Any, change: Any, memory: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        return start + self.damping * change, memory
+
+
 @on_ranks(2)
 @pytest.mark.parametrize(
     ("policies", "named"),
@@ -482,6 +493,7 @@ def test_a_round_goes_on_after_another_init() -> None:
             r"rank 1 has 'group0\.0 \(DiLoCo\(every=2, outer=OuterSGD\(lr=0\.7",
         ),
         ((hvd.DiLoCo(2), hvd.DiLoCo(2, hvd.OuterSGD(0.5))), r"outer=OuterSGD\(lr=0\.5"),
+        ((DampedBy(2, 0.9), DampedBy(2, 0.8)), r"DampedBy\(every=2, damping=0\.8, code [0-9a-f]{8}\)"),
     ],
 )
 def test_ranks_with_different_policies(policies: tuple[hvd.Sync, hvd.Sync], named: str) -> None:
