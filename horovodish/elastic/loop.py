@@ -11,11 +11,12 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from horovodish.elastic import membership
 from horovodish.elastic.exchange import Outcome, exchange
-from horovodish.elastic.state import State
+from horovodish.elastic.state import OfAll, State
 from horovodish.errors import EngineStoppedError, HostsUpdatedInterrupt, LaunchError, MismatchError, StallError
 from horovodish.gradients import windows
 from horovodish.launch import failures, run_folder
 from horovodish.runtime import basics
+from horovodish.runtime.process import part
 
 __all__ = ["attempt", "run"]
 
@@ -59,7 +60,7 @@ class _Loop:
 
     def enter(self, state: State) -> None:
         """A block of this state begins."""
-        if State._of_block is not None:
+        if part(OfAll).in_block is not None:
             raise RuntimeError(
                 "a block of hvd.elastic.attempt or run began within another one. A recovery goes back to the beginning "
                 "of a block, so put them behind each other"
@@ -123,11 +124,11 @@ class _Loop:
     @contextlib.contextmanager
     def inside(self, state: State) -> Iterator[None]:
         """While a block of a state runs."""
-        State._of_block = state
+        part(OfAll).in_block = state
         try:
             yield
         finally:
-            State._of_block = None
+            part(OfAll).in_block = None
 
     def recover(self, problem: BaseException) -> None:
         """After a problem: begin again with the ranks that are left, from the commit of which all of them agree.
@@ -148,7 +149,7 @@ class _Loop:
                 if basics.left_in_order():
                     raise problem
                 raise membership.cannot_regroup().with_traceback(problem.__traceback__) from None
-            commits = None if self.commits is None else State._commits_made - self.commits
+            commits = None if self.commits is None else part(OfAll).commits - self.commits
             note = _Note(basics.size() if basics.has_engine() else 0, is_told, commits)
             # In this order: regroup() tells the launcher that this rank has left the old world.
             basics.shutdown()
@@ -191,15 +192,12 @@ class _Loop:
         elif any(note.commits == 0 for note in notes):
             raise problem
         else:
-            self.commits = State._commits_made
+            self.commits = part(OfAll).commits
 
     def _keep(self) -> None:
         """These processes end: leave in memory of the host what they only hold."""
         for state in self.states:
             state._copy_held()
-
-
-_loop = _Loop()
 
 
 def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
@@ -236,15 +234,15 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
     @functools.wraps(function)
     def elastic(state: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         while True:
-            _loop.enter(state)
-            with _loop.inside(state):
+            part(_Loop).enter(state)
+            with part(_Loop).inside(state):
                 try:
                     result = function(state, *args, **kwargs)
                     basics.check_no_loss()
                     state._commit(copies=True)
                     return result
                 except _PROBLEMS as problem:
-                    _loop.recover(problem)
+                    part(_Loop).recover(problem)
 
     return elastic
 
@@ -278,14 +276,14 @@ def attempt(state: State) -> Iterator[None]:
         ...         state.total += hvd.allreduce(np.ones(1)).item()
         ...         state.step += 1
     """
-    _loop.enter(state)
-    with _loop.inside(state):
+    part(_Loop).enter(state)
+    with part(_Loop).inside(state):
         try:
             yield
         except _PROBLEMS as problem:
-            _loop.recover(problem)
+            part(_Loop).recover(problem)
             return
-        _loop.end_block(state)
+        part(_Loop).end_block(state)
 
 
 def _tell(outcome: Outcome) -> None:

@@ -9,11 +9,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from horovodish.elastic.parts import copy_together
 from horovodish.errors import HostsUpdatedInterrupt
 from horovodish.gradients import windows
 from horovodish.runtime import basics
+from horovodish.runtime.process import part
 
 __all__ = ["ObjectState", "State"]
 
@@ -32,7 +33,20 @@ UNSYNCED: Position = (-1, 0, 0)
 WARN_AFTER_SKIPPED = 1000
 """So many commits in a row within windows of accumulation, or rounds of `sync=`, are a mistake of the script."""
 
-_numbers = itertools.count()
+
+@dataclass
+class OfAll:
+    """What a rank knows of all its states.
+
+    Attributes:
+        in_block: the state of the block that runs.
+        commits: how many it has made.
+        made: how many states it has made.
+    """
+
+    in_block: State | None = None
+    commits: int = 0
+    made: int = 0
 
 
 class State:
@@ -53,7 +67,8 @@ class State:
 
     def __init__(self, **attributes: Any) -> None:
         self._reset_callbacks: list[Callable[[], object]] = []
-        self._number = next(_numbers)  # by which other processes know it
+        self._number = part(OfAll).made  # by which other processes know it
+        part(OfAll).made += 1
         self._copies = Copies(None, self._number)  # until the first sync other processes must not take them
         self._position: Position = UNSYNCED  # of the last commit
         self._is_synced = False
@@ -65,9 +80,6 @@ class State:
         self._together = Schedule()  # where each rank has a part; the same on all ranks
         for name, value in attributes.items():
             setattr(self, name, value)
-
-    _of_block: ClassVar[State | None] = None  # the state of the block that runs
-    _commits_made: ClassVar[int] = 0  # of all states of this process
 
     def commit(self) -> None:
         """Mark a moment to which a recovery may go back, then `check_host_updates()`. Not collective: nothing is sent.
@@ -243,7 +255,7 @@ class State:
         return [each for each in snapshots.objects_in(self, self._live) if isinstance(each, kind)]
 
     def _check_commits(self) -> None:
-        if State._of_block not in (None, self):
+        if part(OfAll).in_block not in (None, self):
             raise RuntimeError(
                 "a state was committed in the block of another one. They would not go back together: put what changes "
                 "in the same step into one state"
@@ -277,7 +289,7 @@ class State:
                 self._hold(position)
         self._committed()
         self._position, self._claimed = position, (position, self._claims())
-        State._commits_made += 1
+        part(OfAll).commits += 1
         return True
 
     def _copy(self, position: Position, *, waits: bool) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import Protocol
 
+from horovodish.runtime.process import part
+
 __all__ = ["Window", "any_open", "follow", "restart"]
 
 
@@ -18,20 +20,21 @@ class Window(Protocol):
         """Forget the gradients, and what was under way among other ranks."""
 
 
-_windows: weakref.WeakSet[Window] = weakref.WeakSet()
+class _Windows(weakref.WeakSet[Window]):
+    """Of a rank."""
 
 
 def follow(window: Window) -> None:
     """From now on, count this window as long as it lives."""
-    _windows.add(window)
+    part(_Windows).add(window)
 
 
 def any_open() -> bool:
     """Whether any window of this process is open."""
-    return any(window.is_open() for window in _windows)
+    return any(window.is_open() for window in part(_Windows))
 
 
 def restart() -> None:
     """After another `init()`: have all windows of this process begin anew."""
-    for window in list(_windows):
+    for window in list(part(_Windows)):
         window.restart()

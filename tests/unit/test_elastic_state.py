@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import threading
 import warnings
@@ -20,6 +19,7 @@ from horovodish.elastic import state as elastic_state
 from horovodish.elastic.memory import Schedule
 from horovodish.elastic.snapshots import Held, Reference
 from horovodish.gradients import windows
+from horovodish.runtime.process import part
 from support.on_ranks import on_ranks
 from support.ranks import run_ranks
 
@@ -389,7 +389,7 @@ def test_states_that_not_all_ranks_bring_along_wait_for_their_next_block() -> No
 def test_new_processes_take_what_earlier_ones_have_left(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(membership, "state_folder", lambda: tmp_path)
-        patched.setattr(elastic_state, "_numbers", itertools.count())
+        patched.setattr(part(elastic_state.OfAll), "made", 0)
         state = State(value="left")
         state._enter_job()
         state._position = (0, 3, 7)
@@ -403,7 +403,7 @@ def begin_in_new_processes(folder: str) -> list[Any]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(membership, "state_folder", lambda: Path(folder))
         patched.setattr(membership, "start", lambda: 1)
-        patched.setattr(elastic_state, "_numbers", itertools.count())
+        patched.setattr(part(elastic_state.OfAll), "made", 0)
         hvd.init()
         state = State(value="new")
         state.commit()  # it is not further than what earlier processes have left

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 import horovodish
 import horovodish.keras as hvd
 from horovodish.gradients import windows
+from horovodish.runtime.process import part
 from support.documents import python_blocks
 from support.keras_models import BATCH, CLOSE, adam, data, fit, mlp, only_on, sgd
 from support.on_ranks import on_ranks
@@ -229,19 +229,19 @@ def test_a_rank_with_fewer_batches_and_mixed_precision() -> None:
 @on_ranks(2)
 def test_an_elastic_job_commits_between_rounds() -> None:
     model = mlp()
-    with mock.patch.object(windows, "_windows", weakref.WeakSet()):  # without those of other tests
-        model.compile(hvd.DistributedOptimizer(sgd(), sync=hvd.LocalSGD(2)), loss="mse")
-        state = hvd.elastic.KerasState(model)
-        x, y = (array[0, hvd.rank()] for array in data())
-        for is_open in (True, False, True):
-            model.train_on_batch(x, y)
-            assert state._has_open_window() == is_open
-        committed: list[int] = []
-        with mock.patch.object(state, "commit") as commit:
-            commit.side_effect = lambda: committed.append(model.optimizer._distribution.rounds.steps)
-            callback = hvd.elastic.CommitStateCallback(state, 3)
-            model.fit(x, y, batch_size=1, epochs=2, verbose=0, callbacks=[callback])
-        assert committed == [6, 10]
+    part(windows._Windows).clear()  # of other tests
+    model.compile(hvd.DistributedOptimizer(sgd(), sync=hvd.LocalSGD(2)), loss="mse")
+    state = hvd.elastic.KerasState(model)
+    x, y = (array[0, hvd.rank()] for array in data())
+    for is_open in (True, False, True):
+        model.train_on_batch(x, y)
+        assert state._has_open_window() == is_open
+    committed: list[int] = []
+    with mock.patch.object(state, "commit") as commit:
+        commit.side_effect = lambda: committed.append(model.optimizer._distribution.rounds.steps)
+        callback = hvd.elastic.CommitStateCallback(state, 3)
+        model.fit(x, y, batch_size=1, epochs=2, verbose=0, callbacks=[callback])
+    assert committed == [6, 10]
     model.compile(hvd.DistributedOptimizer(sgd(), sync=hvd.Hierarchical(every=2)), loss="mse")
     with pytest.raises(ValueError, match="within= needs process sets"):
         hvd.elastic.KerasState(model)
