@@ -24,7 +24,7 @@ class EpochSync(keras.callbacks.Callback):
 
     A rank whose epoch has ended joins: the others go on and reduce among themselves, until all have ended theirs. If
     they have not done equally many steps, they all get the variables of the one that has done most. (Not in a process
-    set, for which there is no join.)
+    set: all ranks of the world would have to join.)
 
     As the last callback, when all others have decided, it sets `stop_training` on every rank if it is set on any, and
     gives every rank the learning rates of the first one.

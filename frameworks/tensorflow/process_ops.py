@@ -56,7 +56,9 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 @as_written
 @documented_as(collectives.join)
 def join(device: Any = -1) -> Any:
-    """Args:
+    """In a `tf.function` it does not join process sets.
+
+    Args:
         device: Horovod's, where a rank that has joined keeps its zeros. Nothing is kept, so it has no meaning here.
 
     Returns:

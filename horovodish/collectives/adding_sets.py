@@ -123,7 +123,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def add_members_set(ranks: Sequence[int], exchange: Exchange, longest_wait_seconds: float, label: str) -> ProcessSet:
+def add_members_set(
+    ranks: Sequence[int], exchange: Exchange, longest_wait_seconds: float, label: str, *, joins: bool = False
+) -> ProcessSet:
     """Begin to use a process set that only its members know, which may equal another one. Every member must call it.
 
     Args:
@@ -131,6 +133,7 @@ def add_members_set(ranks: Sequence[int], exchange: Exchange, longest_wait_secon
         exchange: how the members agree; it raises where one does not come.
         longest_wait_seconds: for which a call waits for other members.
         label: what messages call the set.
+        joins: a rank that calls `join()` joins the set, too. Then no member may remove it.
 
     Returns:
         The set. Its number is the same on all members, and no other set of the world has it.
@@ -148,6 +151,7 @@ def add_members_set(ranks: Sequence[int], exchange: Exchange, longest_wait_secon
         ",".join(map(str, ranks)),
         region=_free_region(used for _, used in told),
         of_members=True,
+        joins=joins,
     )
     sets.next_of_members += basics.rank() == ranks[0]
 

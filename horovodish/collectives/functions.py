@@ -41,7 +41,7 @@ from horovodish.collectives.arrays import Array
 from horovodish.collectives.codecs import CodecCompressor, checked_codec
 from horovodish.collectives.devices import ON_HOST
 from horovodish.collectives.operation import Operation
-from horovodish.collectives.process_sets import ProcessSet, WithoutJoin, global_process_set
+from horovodish.collectives.process_sets import ProcessSet, Sets, global_process_set
 from horovodish.collectives.reduce_ops import Average, ReduceOp
 from horovodish.collectives.submission import Handle, RefuseOnError, agree_on_counters, poll, submit, synchronize
 from horovodish.runtime.process import part
@@ -550,7 +550,8 @@ def join(device: int = -1) -> int:
     """Say that this rank is out of data, and take part in what the others do without contributing. Blocks.
 
     It returns once every rank has joined; then all go on as before. Operations that this rank submitted before are its
-    own. For all ranks together; process sets have no join.
+    own. Every rank must call it. A rank that has joined also takes part in what the other ranks of its process sets
+    do. Groups of `torch.distributed` have no join.
 
     While ranks have joined, an Average divides by the ranks that have not. Horovod divides by all ranks. An `allreduce`
     here does so, too, if a rank has imported `horovod` before `init()`, or with the setting `join_average`:
@@ -566,7 +567,6 @@ def join(device: int = -1) -> int:
 
     Raises:
         RankLostError, EngineStoppedError, NotInitializedError, ForkedProcessError: as for every operation.
-        ValueError: this rank has an optimizer with `shard_set=`.
 
     Example:
         >>> for batch in batches_of_this_rank:  # as many as there are, not equally many on every rank
@@ -574,23 +574,22 @@ def join(device: int = -1) -> int:
         >>> last = hvd.join()
         >>> hvd.broadcast_(weights, root_rank=last)
     """
-    if part(WithoutJoin).users:
-        raise ValueError(
-            "join() on a rank that has an optimizer with shard_set=: its steps are in process sets, which have no "
-            "join, so the other ranks would wait for this one without end. Remedy: leave join() out, and give every "
-            "rank equally many batches"
-        )
     name = "join.noname.one"  # the same for all, so that a second one at a time is refused
     on_device = ON_HOST._replace(device=device)
-    last = submit(
-        Operation("join", name),
-        [],
-        keep_alive=None,
-        result=lambda native: native.last_joined(),
-        placement=on_device,
-        waits=True,
-    ).wait()
-    agree_on_counters()
+    sets = part(Sets).that_join()
+    handles = [
+        submit(
+            Operation("join", name, each),
+            [],
+            keep_alive=None,
+            result=lambda native: native.last_joined(),
+            placement=on_device,
+            waits=True,
+        )
+        for each in sets
+    ]
+    last, *_ = [handle.wait() for handle in handles]
+    agree_on_counters(sets)
     return last
 
 

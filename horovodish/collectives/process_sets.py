@@ -5,8 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from typing import TYPE_CHECKING
 
 from horovodish.mpi import binding
 from horovodish.runtime import basics
@@ -15,7 +14,7 @@ from horovodish.runtime.process import part
 if TYPE_CHECKING:
     from mpi4py.MPI import Group, Intracomm
 
-__all__ = ["ProcessSet", "WithoutJoin", "global_process_set"]
+__all__ = ["ProcessSet", "Sets", "global_process_set"]
 
 _GLOBAL_ID = 0
 
@@ -157,6 +156,7 @@ class InUse:
         region: of shared memory; 0 is the global set's.
         engine_comm: what the engine uses in place of `mpi_comm`.
         of_members: only its members know it.
+        joins: a rank that calls `join()` joins it. Every member has it until the engine ends or all remove it together.
     """
 
     number: int
@@ -166,6 +166,7 @@ class InUse:
     region: int = 0
     engine_comm: Intracomm | None = None
     of_members: bool = False
+    joins: bool = True
 
 
 @dataclass
@@ -191,6 +192,11 @@ class Sets:
     def of_all_ranks(self) -> dict[ProcessSet, InUse]:
         """Those that every rank of the world has added."""
         return {process_set: each for process_set, each in self.in_use.items() if not each.of_members}
+
+    def that_join(self) -> list[ProcessSet]:
+        """The sets that this rank joins when it calls `join()`; the global one comes first."""
+        own = basics.rank()
+        return [process_set for process_set, each in self.in_use.items() if each.joins and own in each.ranks]
 
 
 global_process_set = ProcessSet([0])
@@ -263,15 +269,3 @@ def _stop() -> None:
 
 
 basics.follow(started=_start, stopped=_stop)
-
-
-class WithoutJoin:
-    """Attributes:
-    users: what takes steps in process sets, which have no join, for all ranks together; since the last `init()`.
-    """
-
-    def __init__(self) -> None:
-        self.users: WeakSet[Any] = WeakSet()
-
-
-basics.follow(stopped=lambda: part(WithoutJoin).users.clear())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, SupportsFloat, TypeVar
 
@@ -15,7 +15,7 @@ from horovodish import _native
 from horovodish.collectives import pickling
 from horovodish.collectives.devices import ON_HOST, Placement
 from horovodish.collectives.operation import Member, Operation, text_of
-from horovodish.collectives.process_sets import added
+from horovodish.collectives.process_sets import ProcessSet, added
 from horovodish.collectives.reduce_ops import Sum
 from horovodish.errors import NotInitializedError, from_native
 from horovodish.launch import failures
@@ -233,17 +233,23 @@ def counted(kind: str, process_set_id: int) -> int:
     return counters[kind, process_set_id]
 
 
-def agree_on_counters() -> None:
-    """After a join: ranks that ran out of data early have counted fewer calls; all go on from the largest count."""
+def agree_on_counters(process_sets: Sequence[ProcessSet]) -> None:
+    """After a join: ranks that ran out of data early have counted fewer calls; all go on from the largest count.
+
+    Args:
+        process_sets: those that this rank has joined.
+    """
+    numbers = {process_set.process_set_id for process_set in process_sets}
     counters, steps = _running_session().counters, basics.engine().steps()
     own = counters, _native.executions(), steps
     most = 0
     for theirs, executions, their_steps in gather_objects(own, "join.noname.counters", 0).values():
         most = max(most, their_steps)
         for key, count in theirs.items():
-            if key[1] == 0:
+            if key[1] in numbers:
                 counters[key] = max(counters[key], count)
-        _native.count_at_least({key: count for key, count in executions.items() if key.startswith("0 ")})
+        of_sets = {key: count for key, count in executions.items() if int(key.partition(" ")[0]) in numbers}
+        _native.count_at_least(of_sets)
     if not steps and most:
         failures.warn(
             f"rank {basics.rank()} has joined before its first step, and another rank has made {most}: it had no "

@@ -8,9 +8,8 @@ from typing import Any
 from horovodish import _native
 from horovodish.collectives.adding_sets import add_members_set
 from horovodish.collectives.objects import allgather_object
-from horovodish.collectives.process_sets import ProcessSet, WithoutJoin
+from horovodish.collectives.process_sets import ProcessSet
 from horovodish.runtime import basics
-from horovodish.runtime.process import part
 
 __all__ = ["SameParts", "problem_with"]
 
@@ -67,7 +66,6 @@ class SameParts:
         engine = basics.engine()
         if self._found is None or self._found[0] is not engine:
             self._found = engine, _across(self._shard_set, self._process_set)
-            part(WithoutJoin).users.add(self)
         return self._found[1]
 
 
@@ -94,4 +92,4 @@ def members_set(members: Sequence[int], process_set: ProcessSet, label: str) -> 
         of_all = allgather_object(value, process_set=process_set)
         return [of_all[ranks.index(member)] for member in members]
 
-    return add_members_set(members, exchange, 0.0, label)
+    return add_members_set(members, exchange, 0.0, label, joins=True)

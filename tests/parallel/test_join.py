@@ -11,6 +11,7 @@ import pytest
 
 import horovodish as hvd
 from horovodish.collectives.comparison import compared_on_all_ranks
+from horovodish.gradients.shard_sets import members_set
 from horovodish.runtime import basics
 from support.expect import mismatch, the_engine_goes_on
 from support.model import OPS, PLANES, difference, reduced, values
@@ -178,6 +179,27 @@ def test_a_process_set_without_the_joined_rank() -> None:
         hvd.barrier(others)
     hvd.join()
     assert hvd.remove_process_set(others)
+    the_engine_goes_on()
+
+
+@on_ranks(3, 4, planes=PLANES)
+def test_a_process_set_with_the_joined_rank() -> None:
+    """It goes on without that rank, also in a set that only its members know, and has the same names afterwards."""
+    last = hvd.size() - 1
+    everybody = hvd.global_process_set
+    sets = [hvd.add_process_set([0, last]), members_set(range(hvd.size()), everybody, "a set of members")]
+    included = [process_set for process_set in sets if process_set.included()]
+    for step in range(2 + hvd.rank()):
+        for process_set in included:
+            with_data = sum(rank >= step - 1 for rank in process_set.ranks)
+            ones = np.ones(3)
+            np.testing.assert_array_equal(hvd.allreduce(ones, process_set=process_set), ones)
+            np.testing.assert_array_equal(hvd.allreduce(ones, op=hvd.Sum, process_set=process_set), with_data * ones)
+    assert hvd.join() == last
+    for process_set in included:
+        total = hvd.allreduce(np.ones(2), op=hvd.Sum, process_set=process_set)
+        np.testing.assert_array_equal(total, np.full(2, process_set.size()))
+    assert hvd.remove_process_set(sets[0])
     the_engine_goes_on()
 
 

@@ -224,6 +224,22 @@ class Conformance(ABC):
             begin = process_set.rank() * rows if process_set else 0
             self.step(model, optimizer, inputs[begin : begin + rows], targets[begin : begin + rows])
 
+    def check_a_rank_of_a_process_set_joins(self) -> None:
+        """The last rank has no data: the other rank of its set trains as if alone."""
+        hvd, last = self.hvd, self.hvd.size() - 1
+        part = hvd.add_process_set([0, last])
+        model = self.model(parameters(seed=0))
+        optimizer = self.distributed(model, process_set=part)
+        if hvd.rank() == 0:
+            self._train(model, optimizer, None)
+            alone = self.model(parameters(seed=0))
+            self._train(alone, self.optimizer(alone), None)
+            expected = self.values(alone)
+            for name, value in self.values(model).items():
+                np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-5, err_msg=name)
+        horovodish.join()
+        assert hvd.remove_process_set(part)
+
     def check_parameters_are_broadcast(self) -> None:
         """All ranks have the root's."""
         root = self.hvd.size() - 1

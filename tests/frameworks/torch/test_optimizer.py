@@ -292,3 +292,20 @@ def test_in_a_world_of_one(world_of_one: None) -> None:
 def test_before_init() -> None:
     with pytest.raises(NotInitializedError, match=r"call hvd.init\(\) before DistributedOptimizer\(\)"):
         hvd.DistributedOptimizer(torch.optim.SGD(small_model().parameters(), lr=0.1))
+
+
+@on_ranks(3)
+def test_a_rank_of_a_process_set_joins() -> None:
+    """Rank 0 has one batch more and steps by its own gradient, also where a policy has made the set."""
+    pair = hvd.add_process_set([0, 2])
+    for options in ({"process_set": pair}, {"sync": hvd.Hierarchical(within="host", every=10)}):
+        if hvd.rank() != 1 or "sync" in options:
+            model = nn.Linear(1, 1, bias=False)
+            nn.init.ones_(model.weight)
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), **options)
+            for _ in range(1 + (hvd.rank() == 0)):
+                optimizer.zero_grad()
+                model(torch.full((1, 1), hvd.rank() + 1.0)).sum().backward()
+                optimizer.step()
+            assert model.weight.item() == (-2 if hvd.rank() == 0 else -1)
+        hvd.join()
