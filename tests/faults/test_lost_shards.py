@@ -21,7 +21,7 @@ from support.elastic import COPIES_VARIABLE, Scene, run_elastic
 STEPS = 14
 
 Faults = list[tuple[str, int, int]]
-"""What happens to which process at which step."""
+"""What happens to which process from which step on; of "any moment" the third is a seed."""
 
 
 def made() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -41,19 +41,20 @@ def train_with_shards(scene: Scene, options: dict[str, Any], faults: Faults, lef
     hvd.init()
     model, plain = made()
     optimizer: Any = hvd.DistributedOptimizer(plain, model.named_parameters(), **options)
-    for fault, victim, step in faults:
-        if scene.me == victim and scene.start == 0:
-            prepare(scene, fault, step)
+    for fault, victim, seed in faults:
+        if fault == "any moment" and scene.me == victim and scene.start == 0:
+            threading.Timer(random.Random(seed).uniform(0.0, 0.4), scene.die, [fault]).start()
 
     @hvd.elastic.run
     def train(state: TorchState) -> None:
         scene.await_recovery()
         while state.step < STEPS or (scene.start == 0 and hvd.size() > left):
             for fault, victim, step in faults:
-                if fault == "idle" and step == state.step and scene.first_time(f"{fault} {victim}"):
+                if fault != "any moment" and step == state.step and scene.first_time(f"{fault} {victim}"):
                     if scene.me == victim:
-                        scene.die(fault)
-                    scene.await_end_of(victim)
+                        bring_on(scene, fault)
+                    elif fault == "idle":
+                        scene.await_end_of(victim)
             optimizer.zero_grad()
             loss_of(model, state.step).backward()
             optimizer.step()
@@ -73,19 +74,19 @@ def train_with_shards(scene: Scene, options: dict[str, Any], faults: Faults, lef
     }
 
 
-def prepare(scene: Scene, fault: str, step: int) -> None:
-    """Has a process die in a function of its own that comes later."""
+def bring_on(scene: Scene, fault: str) -> None:
+    """Has this process die now, or in a function that it calls next."""
     match fault:
+        case "idle":
+            scene.die(fault)
         case "gathering":
-            scene.dies_in(fault, states, "_flat_on_host", after=10 * step)
+            scene.dies_in(fault, states, "_flat_on_host")
         case "writing":
-            scene.dies_in(fault, Memory, "seal", after=step)
+            scene.dies_in(fault, Memory, "seal")
         case "agreeing":
-            scene.dies_in(fault, parts, "allgather_object", after=2 * step)
+            scene.dies_in(fault, parts, "allgather_object")
         case "loading":
-            scene.dies_in(fault, TorchState, "_give_back", after=2)
-        case "any moment":
-            threading.Timer(random.Random(step).uniform(0.0, 0.4), scene.die, [fault]).start()
+            scene.dies_in(fault, TorchState, "_give_back")
 
 
 def check(results: list[dict[str, Any]], size: int) -> None:
