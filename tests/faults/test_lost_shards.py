@@ -19,6 +19,7 @@ from horovodish.torch.shards import states
 from support.elastic import COPIES_VARIABLE, Scene, run_elastic
 
 STEPS = 14
+FIRST_COMMIT = 4
 
 Faults = list[tuple[str, int, int]]
 """What happens to which process from which step on; of "any moment" the third is a seed."""
@@ -152,3 +153,49 @@ def test_new_processes_load_what_was_shared(tmp_path: Path) -> None:
     results = [result for result in ended.results if result["start"] == 1]
     assert len(results) == 2, ended.said
     check(results, 2)
+
+
+def train_in_sets(scene: Scene, lost_in_step: int) -> dict[str, Any]:
+    """Four ranks share the state in pairs. Process 3 dies; its pair and the other one make their optimizers anew."""
+    hvd.init()
+    model, _ = made()
+
+    @hvd.elastic.run
+    def train(state: TorchState) -> None:
+        pairs = [hvd.add_process_set(pair) for pair in ([0, 1], [2, 3])] if hvd.size() == 4 else []
+        shard_set = pairs[hvd.rank() // 2] if pairs else hvd.global_process_set
+        plain = torch.optim.AdamW(model.parameters(), lr=0.01)
+        optimizer: Any = hvd.DistributedOptimizer(plain, shard="gradients", shard_set=shard_set)
+        if state.full:
+            optimizer.load_state_dict(state.full)
+        while state.step < STEPS:
+            if scene.me == 3 and state.step == lost_in_step:
+                scene.die("idle")
+            optimizer.zero_grad()
+            loss_of(model, state.step).backward()
+            optimizer.step()
+            state.step += 1
+            if state.step >= FIRST_COMMIT:
+                state.full = hvd.broadcast_object(optimizer.full_state_dict())
+                state.commit()
+
+    state = TorchState(model, full=None, step=0)
+    train(state)
+    return {
+        "steps": state.step,
+        "model": model.state_dict(),
+        "optimizer": state.full,
+        "size": hvd.size(),
+        "start": scene.start,
+    }
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("lost_in_step", [FIRST_COMMIT - 2, FIRST_COMMIT + 3])
+def test_a_rank_of_another_set_of_shards_is_lost(lost_in_step: int, tmp_path: Path) -> None:
+    """Before the first commit and after it. The state is an attribute, because a set ends with one of its ranks."""
+    ended = run_elastic(train_in_sets, tmp_path, 4, lost_in_step, flags=["--min-np", "3"])
+    assert ended.status == 0, ended.said
+    assert ended.fired == {"idle 3"}, ended.said
+    assert [result["start"] for result in ended.results] == [0] * 3, ended.said
+    check(ended.results, 3)

@@ -11,7 +11,7 @@ from torch import Tensor
 from horovodish import _native
 from horovodish._native import KINDS
 from horovodish.collectives.process_sets import ProcessSet, checked_id
-from horovodish.errors import MismatchError
+from horovodish.errors import EngineStoppedError, MismatchError, RankLostError, StallError
 from horovodish.gradients.autotune import Tuning
 from horovodish.gradients.options import GradientOptions
 from horovodish.gradients.shard_sets import SameParts
@@ -23,6 +23,9 @@ from horovodish.torch.names import Names
 from horovodish.torch.shards.pieces import Shards
 
 __all__ = ["ShardedReducer"]
+
+_ENDS_OF_WORLDS = {each.__name__ for each in (EngineStoppedError, RankLostError, StallError)}
+"""A rank that raises one of these leaves the world, which ends what other ranks wait for."""
 
 
 class ShardedReducer(Reducer):
@@ -155,7 +158,7 @@ class ShardedReducer(Reducer):
         if error is not None:
             assert self._across is not None
             # Other sets wait for these parts. Parts that were sent may stay under way, so all sets make another plan.
-            for bucket in left:
+            for bucket in left if error[0] not in _ENDS_OF_WORLDS else ():
                 name = f"parts of {self._name}, bucket {bucket}"
                 basics.engine().refuse(KINDS["allreduce"], name, checked_id(self._across), error[1])
             self._travelling.keep(second)
