@@ -66,6 +66,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     used = _check_agreement("add_process_set", ranks, agreement, sets.used_regions())
     if ranks[-1] >= running.topology.size or ranks[0] < 0:
         raise ValueError(f"process set {ranks}: the ranks are 0 to {running.topology.size - 1}")
+    if len(ranks) == running.topology.size:
+        raise ValueError("a process set of all ranks is in use already; use hvd.global_process_set")
     if any(other.ranks == ranks for other in sets.of_all_ranks().values()):
         raise ValueError(f"a process set of ranks {ranks} is in use already; use that one")
     added = InUse(sets.next_number, ranks, ",".join(map(str, ranks)), region=_free_region(used))

@@ -41,7 +41,10 @@ def full(shards: Shards, root: int) -> dict[str, Any] | None:
     """What the plain optimizer's `state_dict()` would be, on the root."""
     optimizer, process_set = shards.optimizer, shards.process_set
     if root not in shards.reducing.ranks:
-        raise ValueError(f"full_state_dict(root={root}): the ranks that share the state are {shards.reducing.ranks}")
+        ranks = shards.reducing.ranks
+        raise ValueError(
+            f"full_state_dict(root={root}): the ranks that share the state are {ranks}. Remedy: root={ranks[0]}"
+        )
     if root not in process_set.ranks:
         return None  # another set has the whole state, too
     found = shards.without_state(optimizer)

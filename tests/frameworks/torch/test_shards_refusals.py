@@ -154,7 +154,9 @@ def test_what_is_refused() -> None:
 def test_parts_that_would_move_are_an_error() -> None:
     _, _, model, optimizer = pair(OPTIMIZERS["AdamW"], "states")
     train(model, optimizer, 2)
-    with pytest.raises(ValueError, match=r"full_state_dict\(root=2\): the ranks that share the state are \[0, 1\]"):
+    with pytest.raises(
+        ValueError, match=r"full_state_dict\(root=2\): the ranks that share the state are \[0, 1\]\. Remedy: root=0"
+    ):
         optimizer.full_state_dict(root=2)
     left = optimizer.param_groups[0]["params"].pop()
     with pytest.raises(ValueError, match="a parameter has left a sharded optimizer"):
