@@ -123,7 +123,7 @@ def _faults(chance: random.Random, size: int) -> Iterator[Fault]:
                 continue
             if chance.random() < 0.3:
                 yield Fault(event + chance.randrange(1, 200), "mpi hears", rank, lost)
-            yield Fault(event + chance.randrange(latest), "hears", rank, lost)
+            yield Fault(event + chance.randrange(1, latest), "hears", rank, lost)
 
 
 def value_of(rank: int, step: int, rows: int) -> np.ndarray:
@@ -231,17 +231,18 @@ def run(program: Program) -> World:
     Raises:
         Wrong, Stuck: what must hold does not.
     """
-    world = World(program.hosts, program.seed, stall_check=False)
+    world = World(program.seed, stall_check=False)
     try:
-        ranks = world.run(Script(program), program.faults)
-        _check(program, ranks)
+        ranks = world.run(program.hosts, Script(program), program.faults)
+        check(program, ranks)
     except AssertionError as problem:
         problem.add_note("\n".join(world.trace[-40:]))
         raise
     return world
 
 
-def _check(program: Program, ranks: list[Rank]) -> None:
+def check(program: Program, ranks: list[Rank]) -> None:
+    """Raise `Wrong` unless the ranks have ended as they must."""
     lost = {fault.rank for fault in program.faults if fault.kind == "dies" and ranks[fault.rank].is_dead}
     told = {fault.rank: fault.other for fault in program.faults if fault.kind == "hears"}
     guilty = lost | {each[0] for each in (program.leaves, program.raises) if each}
@@ -249,15 +250,15 @@ def _check(program: Program, ranks: list[Rank]) -> None:
         problem = rank.problem
         if rank.is_dead or problem is None:
             continue
-        if program.raises and rank.number == program.raises[0] and str(problem) == "of the script":
+        if program.raises and rank.id == program.raises[0] and str(problem) == "of the script":
             continue
         if not isinstance(problem, HorovodInternalError):
-            raise Wrong(f"rank {rank.number} raised {problem!r}") from problem
+            raise Wrong(f"rank {rank.id} raised {problem!r}") from problem
         if not guilty:
-            raise Wrong(f"rank {rank.number} raised {problem!r}, and no rank was lost")
+            raise Wrong(f"rank {rank.id} raised {problem!r}, and no rank was lost")
         named = [number for number in guilty if f"rank {number} " in str(problem)]
-        if not named and rank.number not in told:
-            raise Wrong(f"rank {rank.number} raised {problem!r}, and ranks {sorted(guilty)} were lost")
+        if not named and rank.id not in told:
+            raise Wrong(f"rank {rank.id} raised {problem!r}, and ranks {sorted(guilty)} were lost")
 
 
 def shrunk(program: Program, fails: Callable[[Program], bool]) -> Program:
@@ -276,8 +277,11 @@ def _smaller(program: Program) -> Iterator[Program]:
     half = len(program.steps) // 2
     if half and not program.ends:
         yield replace(program, steps=program.steps[:half])
-    for index in range(len(program.faults)):
-        yield replace(program, faults=program.faults[:index] + program.faults[index + 1 :])
+    for fault in program.faults:
+        of_loss = {fault.rank} if fault.kind == "dies" else set()  # of which the launcher tells the others
+        if fault.kind != "hears":
+            left = tuple(each for each in program.faults if each is not fault and each.other not in of_loss)
+            yield replace(program, faults=left)
     for index in range(len(program.steps)):
         if len(program.steps) > 1 and not program.ends:
             yield replace(program, steps=program.steps[:index] + program.steps[index + 1 :])
@@ -289,4 +293,4 @@ def _smaller(program: Program) -> Iterator[Program]:
             yield replace(program, steps=(*program.steps[:index], smaller, *program.steps[index + 1 :]))
 
 
-__all__ = ["Program", "Stuck", "Wrong", "program_of", "run", "shrunk"]
+__all__ = ["Program", "Stuck", "Wrong", "check", "program_of", "run", "shrunk"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from simulation.programs import Program, Step, Wrong, program_of, run, shrunk
+from simulation.programs import Program, Step, Wrong, check, program_of, run, shrunk
 from simulation.world import Fault, Stuck
 
 SEEDS = 40
@@ -39,9 +39,10 @@ def test_a_rank_that_nobody_hears_of_is_found() -> None:
 
 
 def test_an_error_that_names_the_wrong_rank_is_found() -> None:
-    """The launcher tells the ranks of a loss that is none."""
-    with pytest.raises(Wrong, match="and no rank was lost"):
-        run(replace(PAIR, faults=(Fault(10, "hears", 0, 1), Fault(12, "hears", 1, 0))))
+    program = replace(PAIR, raises=(1, 2))
+    ranks = run(program).ranks
+    with pytest.raises(Wrong, match=r"rank 0 raised RankLostError.* rank 1 raised ValueError.* and no rank was lost"):
+        check(replace(program, raises=None), ranks)
 
 
 def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,3 +60,13 @@ def test_a_program_that_fails_is_made_smaller() -> None:
     small = shrunk(program, fails)
     assert [step.kind for step in small.steps] == ["broadcast"]
     assert not small.faults
+
+
+def test_the_launcher_tells_of_a_loss_at_each_event() -> None:
+    """Also between the steps of `add_process_set`: the engine of a rank that is told refuses the set."""
+    program = Program([[0, 1, 2]], ((0, 1),), (replace(ALLREDUCE, team=1),), None, None, None, (), 0)
+    seen = set()
+    for event in range(2, 120):
+        faults = Fault(event - 1, "dies", 2), Fault(event, "hears", 0, 2), Fault(event, "hears", 1, 2)
+        seen |= {str(rank.problem) for rank in run(replace(program, faults=faults)).ranks}
+    assert "process set 1: the engine has been shut down" in seen

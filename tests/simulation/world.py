@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import os
 import random
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from greenlet import greenlet
+from greenlet import GreenletExit, greenlet
 
 from horovodish import _native, settings
 from horovodish._native import testing
 from horovodish.collectives import submission
-from horovodish.mpi import binding
+from horovodish.mpi import binding, communicators
 from horovodish.runtime import basics, starting
 from horovodish.runtime.process import Process, part
 from horovodish.runtime.topology import Topology
@@ -61,26 +61,49 @@ class Fault:
     seconds: float = 0.0
 
 
-@dataclass
+class Coroutine(greenlet):
+    """A thread of a rank: it waits for something, or until a time."""
+
+    rank: Rank
+    until: float = 0.0
+    waits_for: Callable[[], bool] | None = None
+
+    def is_ready(self, now: float) -> bool:
+        return not self.dead and (self.until <= now or bool(self.waits_for and self.waits_for()))
+
+
+@dataclass(eq=False)
 class Rank:
-    """A rank of the world.
+    """A process of the world.
 
     Attributes:
+        id: of all processes, counted; MPI knows a process by it.
+        number: its rank among those that were started together.
+        host: where it is.
+        start: how many starts there were before this one.
+        inits: how often it has called `init()` with the same ranks.
         result, problem: what its script returned or raised.
-        until: it waits for an operation, or until this time.
-        sleeps_until: it does nothing at all, as a stopped process.
+        sleeps_until: until then it does nothing at all, as a stopped process.
+        is_dead: it was killed.
+        status: with which it has ended.
     """
 
+    id: int
     number: int
+    host: int
+    start: int
     process: Process = field(default_factory=Process)
-    coroutine: Any = None
-    waits_for: Callable[[], bool] | None = None
-    until: float = 0.0
+    threads: list[Coroutine] = field(default_factory=list)
+    inits: Counter[tuple[int, ...]] = field(default_factory=Counter)
     sleeps_until: float = 0.0
     is_dead: bool = False
-    has_ended: bool = False
+    status: int | None = None
     result: Any = None
     problem: BaseException | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_dead or self.status is not None
 
     @property
     def engine(self) -> _native.Engine | None:
@@ -92,6 +115,15 @@ class Rank:
 @dataclass
 class _Acting:
     rank: Rank | None = None
+
+
+@dataclass
+class _Meeting:
+    """Ranks that call `init()` together."""
+
+    here: set[int] = field(default_factory=set)
+    built: set[int] = field(default_factory=set)
+    memory: dict[int, list[int]] = field(default_factory=dict)  # descriptors, by host
 
 
 @functools.cache
@@ -119,7 +151,7 @@ class Communicator:
         return self
 
     def Incl(self, ranks: Sequence[int]) -> Communicator:
-        return Communicator(self._world, ranks)
+        return Communicator(self._world, [self.ranks[rank] for rank in ranks])
 
     def Create_group(self, group: Communicator, tag: int) -> Communicator:
         return Communicator(self._world, group.ranks, tag)
@@ -134,7 +166,7 @@ class Communicator:
         rank = self._world.acting()
         return {
             "library": self._world.library,
-            "comm": self.number * _HANDLES + self.ranks.index(rank.number),
+            "comm": self.number * _HANDLES + self.ranks.index(rank.id),
             "byte": 0,
             "request_bytes": 8,
             "status_bytes": 8,
@@ -147,15 +179,13 @@ class World:
     """The ranks, their links and their clock.
 
     Args:
-        hosts: the ranks of each host, all in ascending order.
         seed: of every choice.
         options: settings of `horovodish.settings`.
     """
 
-    def __init__(self, hosts: Sequence[Sequence[int]], seed: int, **options: Any):
-        self.hosts = tuple(tuple(host) for host in hosts)
+    def __init__(self, seed: int, **options: Any):
         self.random = random.Random(seed)
-        self.ranks = [Rank(number) for number in itertools.chain(*self.hosts)]
+        self.ranks: list[Rank] = []  # by id
         self.trace: list[str] = []
         self.events = 0
         self._knobs = settings.Settings(chunk_kb=CHUNK_BYTES >> 10, ring_segment_kb=4, cache_capacity=8, **options)
@@ -165,34 +195,68 @@ class World:
         self._main: Any = None
         self._moved_at = START_SECONDS
         self._numbers: dict[Any, int] = {}
+        self._meetings: dict[Any, _Meeting] = {}
+        self._is_closing = False
 
-    def run(self, script: Callable[[], Any], faults: Iterable[Fault] = ()) -> list[Rank]:
-        """Have every rank call a function after `init()`, until all have ended.
+    def run(
+        self, hosts: Sequence[Sequence[int]], script: Callable[[], Any], faults: Iterable[Fault] = ()
+    ) -> list[Rank]:
+        """Have ranks call `init()` and a function, until all have ended.
+
+        Args:
+            hosts: the ranks of each host.
+            script: the function.
+            faults: what happens meanwhile, by events since `init()` has returned; a rank is named by its id.
 
         Raises:
             Stuck: they do not come to an end.
         """
         due = sorted(faults, key=lambda fault: fault.event, reverse=True)
-        with self._time(), self._engines():
-            self._main = greenlet.getcurrent()
-            for rank in self.ranks:
-                rank.coroutine = greenlet(functools.partial(self._of_rank, rank, script))
-            self._fresh = {rank.number for rank in self.ranks}
-            self._moved_at = testing.clock()
-            while not all(rank.has_ended or rank.is_dead for rank in self.ranks):
-                self.events += 1
-                while due and due[-1].event <= self.events:
+        begun = False
+        self._main = greenlet.getcurrent()
+        self.mpi.simulated_reset()
+        with self._machine():
+            self.begin(hosts, script, 0)
+            while not self.is_over():
+                begun = begun or all(rank.engine for rank in self.ranks)
+                self.events += begun
+                while begun and due and due[-1].event <= self.events:
                     self._happens(due.pop())
                 if self._act():
                     continue
-                if due:
+                if begun and due:
                     self.events = max(self.events, due[-1].event - 1)
                 elif testing.clock() - self._moved_at < STUCK_SECONDS:
                     self._let_time_pass()
                 else:
-                    waiting = [rank.number for rank in self.ranks if not (rank.has_ended or rank.is_dead)]
+                    waiting = [rank.id for rank in self.ranks if not rank.is_over]
                     raise Stuck(f"ranks {waiting} wait, and nothing moves")
         return self.ranks
+
+    def is_over(self) -> bool:
+        return all(rank.is_over for rank in self.ranks)
+
+    def begin(self, hosts: Sequence[Sequence[int]], script: Callable[[], Any], start: int) -> list[Rank]:
+        """Start processes."""
+        begun = []
+        for number, place in sorted((number, place) for place, host in enumerate(hosts) for number in host):
+            rank = Rank(len(self.ranks), number, place, start)
+            self.ranks.append(rank)
+            begun.append(rank)
+            self.spawn(rank, functools.partial(self._of_rank, rank, script))
+        return begun
+
+    def spawn(self, rank: Rank, function: Callable[..., Any], *arguments: Any) -> None:
+        """Start a thread of a rank."""
+
+        def act() -> None:
+            with rank.process.entered():
+                part(_Acting).rank = rank
+                function(*arguments)
+
+        thread = Coroutine(act, parent=self._main)
+        thread.rank = rank
+        rank.threads.append(thread)
 
     def numbered(self, key: Any) -> int:
         """The same number for the same key."""
@@ -207,146 +271,214 @@ class World:
 
     # -- events
 
+    def others(self) -> list[Callable[[], None]]:
+        """What can happen now beside messages, and the turns of threads and engines."""
+        return []
+
+    def wakes(self) -> list[float]:
+        """When something may happen that nothing else brings about."""
+        threads = [thread for rank in self.ranks if not rank.is_over for thread in rank.threads if not thread.dead]
+        return [thread.until for thread in threads] + [rank.sleeps_until for rank in self.ranks if not rank.is_over]
+
     def _act(self) -> bool:
         """One event, drawn at random. False if there is none before the clock goes on."""
         now = testing.clock()
         links = self.mpi.simulated_links(self._pairs, _MOST_LINKS)
-        awake = [rank for rank in self.ranks if not rank.is_dead and rank.sleeps_until <= now]
-        ready = [r for r in awake if not r.has_ended and (r.until <= now or (r.waits_for and r.waits_for()))]
-        looking = [rank for rank in awake if rank.number in self._fresh and rank.engine]
-        choices = links + len(ready) + len(looking)
+        awake = [rank for rank in self.ranks if not rank.is_over and rank.sleeps_until <= now]
+        ready = [thread for rank in awake for thread in rank.threads if thread.is_ready(now)]
+        looking = [rank for rank in awake if rank.id in self._fresh and rank.engine]
+        others = self.others()
+        choices = links + len(ready) + len(looking) + len(others)
         if not choices:
             return False
         chosen = self.random.randrange(choices)
         if chosen < links:
             sender, receiver = self._pairs[2 * chosen], self._pairs[2 * chosen + 1]
-            self._note(f"message {sender} -> {receiver}")
+            self.note(f"message {sender} -> {receiver}")
             self.mpi.simulated_arrive(sender, receiver)
             self._fresh.add(receiver)
             self._moved_at = now
-        elif chosen < links + len(ready):
-            self._resume(ready[chosen - links])
-        else:
-            rank = looking[chosen - links - len(ready)]
+            return True
+        chosen -= links
+        if chosen < len(ready):
+            self._resume(ready[chosen])
+        elif chosen < len(ready) + len(looking):
+            rank = looking[chosen - len(ready)]
             if testing.turn(rank.engine):
-                self._note(f"rank {rank.number} looks")
-                self._fresh.update(other.number for other in self.ranks)
+                self.note(f"rank {rank.id} looks")
+                self._fresh.update(range(len(self.ranks)))
                 self._moved_at = now
             else:
-                self._fresh.discard(rank.number)
+                self._fresh.discard(rank.id)
+        else:
+            others[chosen - len(ready) - len(looking)]()
         return True
 
-    def _resume(self, rank: Rank) -> None:
-        self._note(f"rank {rank.number} goes on")
-        if rank.waits_for and rank.waits_for():  # to look now and then is no progress
+    def _resume(self, thread: Coroutine) -> None:
+        rank = thread.rank
+        self.note(f"rank {rank.id} goes on")
+        if thread.waits_for and thread.waits_for():  # to look now and then is no progress
             self._moved_at = testing.clock()
-        rank.waits_for = None
-        rank.coroutine.switch()
-        self._fresh.add(rank.number)
+        thread.waits_for = None
+        thread.switch()
+        self._fresh.add(rank.id)
 
     def _let_time_pass(self) -> None:
         """The more, the longer nothing has moved."""
         now = testing.clock()
-        ends = [rank.until for rank in self.ranks if not rank.is_dead and not rank.has_ended and rank.until > now]
-        ends += [rank.sleeps_until for rank in self.ranks if rank.sleeps_until > now]
         step = max(0.001, (now - self._moved_at) / 4)
-        if ends:
-            step = min(step, max(min(ends) - now, 0.0) + 1e-6)
+        if ends := [end for end in self.wakes() if end > now]:
+            step = min(step, min(ends) - now + 1e-6)
         testing.set_clock(now + step)
-        self._fresh = {rank.number for rank in self.ranks if not rank.is_dead}
+        self._fresh = set(range(len(self.ranks)))
 
     def _happens(self, fault: Fault) -> None:
-        rank = self.ranks[fault.rank]
-        if rank.is_dead or rank.has_ended:
+        if fault.rank >= len(self.ranks) or self.ranks[fault.rank].is_over:
             return
-        self._note(f"rank {rank.number} {fault.kind} {fault.other if fault.other >= 0 else fault.seconds or ''}")
+        rank = self.ranks[fault.rank]
+        if fault.other >= 0 and not self.ranks[fault.other].is_dead:  # it had ended before it could die
+            return
+        self.note(f"rank {rank.id} {fault.kind} {fault.other if fault.other >= 0 else fault.seconds or ''}")
         if fault.kind == "dies":
-            self._kill(rank)
+            self.kill(rank)
         elif fault.kind == "sleeps":
             rank.sleeps_until = testing.clock() + fault.seconds
         elif fault.kind == "hears":
             with rank.process.entered():
                 basics.cut_off(f"rank {fault.other} was lost")
         else:
-            self.mpi.simulated_drop(fault.other, rank.number)
-            self.mpi.simulated_fail(rank.number, fault.other)
-        self._fresh.update(other.number for other in self.ranks)
+            self.mpi.simulated_drop(fault.other, rank.id)
+            self.mpi.simulated_fail(rank.id, fault.other)
+        self._fresh.update(range(len(self.ranks)))
 
-    def _kill(self, rank: Rank) -> None:
+    def kill(self, rank: Rank) -> None:
         """Its host hears of it at once. What it has sent to others arrives."""
         rank.is_dead = True
-        self.mpi.simulated_die(rank.number)
+        self.mpi.simulated_die(rank.id)
         if rank.engine:
             testing.die(rank.engine)
-        host = next(host for host in self.hosts if rank.number in host)
-        for other in host:
-            if not self.ranks[other].is_dead and (engine := self.ranks[other].engine):
-                testing.lose_peer(engine, host.index(rank.number))
+        for other in self.ranks:
+            if other.host == rank.host and not other.is_over and other.engine:
+                self._lose(other, rank)
+        self._fresh.update(range(len(self.ranks)))
 
-    def _note(self, what: str) -> None:
+    @staticmethod
+    def _lose(rank: Rank, lost: Rank) -> None:
+        """A rank hears that one of its host is dead, if both are in the same world."""
+        peers = rank.process[_Peers].ids
+        if lost.id in peers and rank.engine:
+            testing.lose_peer(rank.engine, peers.index(lost.id))
+
+    def note(self, what: str) -> None:
         self.trace.append(what)
 
     # -- a rank
 
     def _of_rank(self, rank: Rank, script: Callable[[], Any]) -> None:
-        with rank.process.entered():
-            try:
-                rank.result = script()
-            except Exception as problem:
-                rank.problem = problem
-                if part(basics._Life).running is not None:
-                    basics.engine().stop(True, f"rank {rank.number} raised {type(problem).__name__}: {problem}")
-            with suppress(Exception):
-                basics.shutdown()
-        rank.has_ended = True
+        status = 0
+        try:
+            basics.init()
+            rank.result = script()
+        except SystemExit as end:
+            status = int(str(end.code))
+        except Exception as problem:
+            rank.problem, status = problem, 1
+        if rank.problem is None:
+            basics._stop(basics._ENDED)
+        elif rank.engine:
+            basics.engine().stop(True, f"rank {basics.rank()} raised {type(rank.problem).__name__}: {rank.problem}")
+        self.at_end(rank, status)
+        rank.status = status
+
+    def at_end(self, rank: Rank, status: int) -> None:
+        """A rank is about to end."""
 
     def pause(self, until: float, waits_for: Callable[[], bool] | None = None) -> None:
-        """The rank that runs gives way until a time, or until something is so."""
-        rank = self.acting()
-        rank.until, rank.waits_for = until, waits_for
+        """The thread that runs gives way until a time, or until something is so."""
+        thread = greenlet.getcurrent()
+        assert isinstance(thread, Coroutine)
+        if self._is_closing:
+            raise GreenletExit
+        thread.until, thread.waits_for = until, waits_for
         self._main.switch()
 
     # -- what stands in for the machine
 
     @contextmanager
-    def _time(self) -> Iterator[None]:
+    def _machine(self) -> Iterator[None]:
         testing.set_clock(START_SECONDS)
-        with (
-            mock.patch.object(time, "monotonic", testing.clock),
-            mock.patch.object(time, "sleep", lambda seconds: self.pause(testing.clock() + seconds)),
-            mock.patch.object(submission, "WAIT_SLICE_SECONDS", STUCK_SECONDS / 10),  # between looks at signals
-            mock.patch.object(binding, "native_table", Communicator.native_table),
-            mock.patch.object(binding, "private", Communicator.private),
-        ):
+        self._moved_at = START_SECONDS
+        with ExitStack() as stack:
+            for target, name, instead in self.instead():
+                stack.enter_context(mock.patch.object(target, name, instead))
             try:
                 yield
             finally:
+                self._close()
                 testing.set_clock(None)
 
-    @contextmanager
-    def _engines(self) -> Iterator[None]:
-        self.mpi.simulated_reset()
-        for host in self.hosts:
-            memory = [os.memfd_create("arena") for _ in host]
-            for descriptor in memory:
-                os.ftruncate(descriptor, _native.arena_bytes(len(host), CHUNK_BYTES))
-            for rank in host:
-                self._start(self.ranks[rank], memory)
-            for descriptor in memory:
-                os.close(descriptor)
-        try:
-            yield
-        finally:
-            for rank in self.ranks:
-                if rank.engine and not rank.is_dead:
-                    testing.die(rank.engine)
+    def instead(self) -> list[tuple[Any, str, Any]]:
+        """What of the library stands in for the machine: where, its name, and what takes its place."""
+        return [
+            (time, "monotonic", testing.clock),
+            (time, "thread_time", testing.clock),
+            (time, "sleep", lambda seconds: self.pause(testing.clock() + seconds)),
+            (submission, "WAIT_SLICE_SECONDS", STUCK_SECONDS / 10),  # between looks at signals
+            (binding, "native_table", Communicator.native_table),
+            (binding, "private", Communicator.private),
+            (basics, "_install_hooks", lambda: None),
+            (basics, "launcher_environment", lambda: True),
+            (starting, "check_not_started_by_a_rank", lambda: None),
+            (communicators, "of", lambda ranks: ranks),
+            (starting, "on", self._start),
+        ]
 
-    def _start(self, rank: Rank, memory: list[int]) -> None:
-        size, knobs = len(self.ranks), self._knobs
-        topology = Topology(rank.number, self.hosts)
+    def _close(self) -> None:
+        self._is_closing = True
+        for rank in self.ranks:
+            if rank.engine and not rank.is_dead:
+                testing.die(rank.engine)
+            for thread in rank.threads:
+                if thread and not thread.dead:
+                    thread.throw()
+        for meeting in self._meetings.values():
+            for descriptors in meeting.memory.values():
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _start(self, numbers: Iterable[int] | None, _: list[str]) -> starting.Running:
+        """`init()`: waits for the other ranks, as MPI does, even for one that never comes."""
+        own = self.acting()
+        together = [rank for rank in self.ranks if rank.start == own.start]
+        members = together if numbers is None else [together[number] for number in numbers]
+        ids = tuple(rank.id for rank in members)
+        generation = own.inits[ids]
+        own.inits[ids] += 1
+        meeting = self._meetings.setdefault((ids, generation), _Meeting())
+        meeting.here.add(own.id)
+        self.pause(float("inf"), lambda: len(meeting.here) == len(ids))
+        by_host = [[place for place, rank in enumerate(members) if rank.host == host] for host in range(len(ids))]
+        topology = Topology(ids.index(own.id), tuple(sorted(tuple(places) for places in by_host if places)))
+        peers = [members[place] for place in topology.local_ranks]
+        if own.host not in meeting.memory:
+            meeting.memory[own.host] = [os.memfd_create("arena") for _ in peers]
+            for descriptor in meeting.memory[own.host]:
+                os.ftruncate(descriptor, _native.arena_bytes(len(peers), CHUNK_BYTES))
+        running = self._running(topology, meeting.memory[own.host], Communicator(self, ids), generation)
+        part(_Peers).ids = [peer.id for peer in peers]
+        part(basics._Life).running = running
+        for peer in peers:
+            if peer.is_dead:
+                self._lose(own, peer)
+        meeting.built.add(own.id)
+        self.pause(float("inf"), lambda: len(meeting.built) == len(ids))
+        return running
+
+    def _running(self, topology: Topology, memory: list[int], communicator: Any, generation: int) -> starting.Running:
+        knobs = self._knobs
         native = _native.Engine(
-            rank=rank.number,
-            size=size,
+            rank=topology.rank,
+            size=topology.size,
             local_rank=topology.local_rank,
             local_size=len(topology.local_ranks),
             arena_descriptors=memory,
@@ -365,14 +497,16 @@ class World:
             has_thread=False,
         )
         engine: Any = _Engine(native, self)
-        communicator: Any = Communicator(self, range(size))
-        with rank.process.entered():
-            part(_Acting).rank = rank
-            running = starting.Running(topology, topology, engine, communicator, None, knobs, 0, False)
-            running.add_process_set(0, list(range(size)), 0, communicator)
-            part(basics._Life).running = running
-            for _, started, *_ in basics._followers:
-                started(None)
+        running = starting.Running(topology, topology, engine, communicator, None, knobs, 0, False)
+        running.add_process_set(0, list(range(topology.size)), 0, communicator, generation)
+        return running
+
+
+@dataclass
+class _Peers:
+    """The ids of the ranks of a host, by local rank."""
+
+    ids: list[int] = field(default_factory=list)
 
 
 class _Engine:

@@ -83,6 +83,10 @@ void Engine::add_process_set(int id, ProcessSetConfig config, StallInspector::Se
   {
     const SeatHold hold(seat_);
     doorbell = doorbell_;
+    {
+      std::lock_guard lock(inbox_mutex_);
+      check_open("process set " + std::to_string(id));
+    }
     if (process_sets_.contains(id)) {
       throw std::invalid_argument("process set " + std::to_string(id) + " exists already");
     }
@@ -93,6 +97,13 @@ void Engine::add_process_set(int id, ProcessSetConfig config, StallInspector::Se
     uses_[id].place = std::move(place);
   }
   doorbell->wake_engine();  // a set that lives on several hosts limits its sleep
+}
+
+// The caller holds inbox_mutex_. `what`: would be refused.
+void Engine::check_open(const std::string& what) {
+  if (!closed_) return;
+  refused_ = true;
+  throw EngineStopped(what + ": the engine has been shut down");
 }
 
 bool Engine::process_set_busy(int id) {
@@ -170,10 +181,7 @@ void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
   std::shared_ptr<Doorbell> doorbell;
   {
     std::lock_guard lock(inbox_mutex_);
-    if (closed_) {
-      refused_ = true;
-      throw EngineStopped(subject_of(request) + ": the engine has been shut down");
-    }
+    check_open(subject_of(request));
     // What the system may refuse comes first: an operation that is not enqueued has no name and is not counted.
     if (operation->then) completion_threads_->prepare();
     if (inbox_.size() == inbox_.capacity()) inbox_.reserve(2 * inbox_.size() + 1);

@@ -76,7 +76,7 @@ class Engine final {
   ~Engine();
 
   // A process set begins. All of its ranks must have added it before one submits to it. Throws std::invalid_argument
-  // when `id` is in use. `longest_wait`: its ranks wait for each other no longer, 0: as for other sets.
+  // when `id` is in use, and EngineStopped. `longest_wait`: its ranks wait for each other no longer, 0: as for other sets.
   void add_process_set(int id, ProcessSetConfig config, StallInspector::Seconds longest_wait = {});
   // Does a caller on this rank have operations under way in a process set?
   bool process_set_busy(int id);
@@ -190,6 +190,7 @@ class Engine final {
 
   bool is_left_behind() const;
   void check_process() const;
+  void check_open(const std::string& what);
   void start_thread();
   void run();
   bool turn() noexcept;
