@@ -113,9 +113,10 @@ soak-elastic: dev
 	PATH="$(BIN):$$PATH" python benchmarks/search_elastic.py --jobs $(SOAK_JOBS)
 	PATH="$(BIN):$$PATH" python benchmarks/soak_elastic.py --seconds $(SOAK_ELASTIC_SECONDS)
 
-# Worlds of several ranks in one process, with faults that can be repeated.
+# Worlds of several ranks in one process, with faults that can be repeated: programs, then elastic jobs.
 simulate: dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/simulation/simulate.py --seeds $(SEEDS)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/simulation/simulate.py --jobs --seeds $(SEEDS)
 
 # The core's tests on each of OTHER_PYTHONS that is there, in an environment of its own.
 test-pythons: $(OTHER_PYTHONS:%=test-python-%)

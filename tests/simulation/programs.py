@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from simulation.world import Fault, Rank, Stuck, World
@@ -20,6 +20,9 @@ LAYOUTS = [
 ROWS = (1, 3, 40, 3000)  # of which some need several chunks
 LATEST_EVENT = 600
 KINDS = ("allreduce", "allreduce", "allreduce", "allgather", "broadcast", "reducescatter", "alltoall", "grouped")
+
+
+T = TypeVar("T")
 
 
 class Wrong(AssertionError):
@@ -261,19 +264,15 @@ def check(program: Program, ranks: list[Rank]) -> None:
             raise Wrong(f"rank {rank.id} raised {problem!r}, and ranks {sorted(guilty)} were lost")
 
 
-def shrunk(program: Program, fails: Callable[[Program], bool]) -> Program:
-    """A smaller program that fails, too."""
-    smaller = True
-    while smaller:
-        smaller = False
-        for candidate in _smaller(program):
-            if fails(candidate):
-                program, smaller = candidate, True
-                break
-    return program
+def shrunk(failing: T, fails: Callable[[T], bool], smaller: Callable[[T], Iterator[T]]) -> T:
+    """What fails, too, and of which nothing smaller does."""
+    while (candidate := next(filter(fails, smaller(failing)), None)) is not None:
+        failing = candidate
+    return failing
 
 
-def _smaller(program: Program) -> Iterator[Program]:
+def smaller(program: Program) -> Iterator[Program]:
+    """Smaller programs, to find one that fails, too."""
     half = len(program.steps) // 2
     if half and not program.ends:
         yield replace(program, steps=program.steps[:half])
@@ -293,4 +292,4 @@ def _smaller(program: Program) -> Iterator[Program]:
             yield replace(program, steps=(*program.steps[:index], smaller, *program.steps[index + 1 :]))
 
 
-__all__ = ["Program", "Stuck", "Wrong", "check", "program_of", "run", "shrunk"]
+__all__ = ["Program", "Stuck", "Wrong", "check", "program_of", "run", "shrunk", "smaller"]

@@ -1,6 +1,7 @@
-"""Simulates worlds: random programs with faults, one for each seed. Prints a smaller program for a seed that fails.
+"""Simulates worlds: random programs or elastic jobs with faults. For a seed that fails, prints a smaller one.
 
 python tests/simulation/simulate.py --seeds 0:1000
+python tests/simulation/simulate.py --jobs --seeds 42
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from simulation.programs import Program, program_of, run, shrunk
+from simulation import jobs, programs
 
 MOST_FAILURES = 5
 
 
-def failure_of(program: Program) -> AssertionError | None:
-    """What does not hold in a program; None: all is well."""
+def failure_of(kind: Any, made: Any) -> AssertionError | None:
+    """What does not hold in a program or a job; None: all is well."""
     try:
-        run(program)
+        kind.run(made)
     except AssertionError as problem:
         return problem
     return None
@@ -29,17 +31,21 @@ def failure_of(program: Program) -> AssertionError | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0:1000", help="the first one and the one after the last, as in 0:1000")
-    first, _, end = parser.parse_args().seeds.partition(":")
+    parser.add_argument("--jobs", action="store_true", help="elastic jobs instead of programs")
+    options = parser.parse_args()
+    first, _, end = options.seeds.partition(":")
+    kind: Any = jobs if options.jobs else programs
+    of_seed = jobs.job_of if options.jobs else programs.program_of
     seeds = range(int(first), int(end or int(first) + 1))
     began, failed, done = time.perf_counter(), 0, 0
     for seed in seeds:
-        program = program_of(seed)
+        made = of_seed(seed)
         done += 1
-        if failure_of(program) is None:
+        if failure_of(kind, made) is None:
             continue
         failed += 1
-        small = shrunk(program, lambda candidate: failure_of(candidate) is not None)
-        problem = failure_of(small)
+        small = programs.shrunk(made, lambda candidate: failure_of(kind, candidate) is not None, kind.smaller)
+        problem = failure_of(kind, small)
         assert problem is not None
         print(f"seed {seed}: {problem}\n{small}\nThe last events:", *problem.__notes__, sep="\n", flush=True)
         if failed == MOST_FAILURES:

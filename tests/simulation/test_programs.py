@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from simulation.programs import Program, Step, Wrong, check, program_of, run, shrunk
+from simulation.programs import Program, Step, Wrong, check, program_of, run, shrunk, smaller
 from simulation.world import Fault, Stuck
 
 SEEDS = 40
@@ -57,7 +57,7 @@ def test_a_program_that_fails_is_made_smaller() -> None:
     def fails(candidate: Program) -> bool:
         return any(step.kind == "broadcast" for step in candidate.steps)
 
-    small = shrunk(program, fails)
+    small = shrunk(program, fails, smaller)
     assert [step.kind for step in small.steps] == ["broadcast"]
     assert not small.faults
 

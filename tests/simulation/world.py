@@ -333,7 +333,7 @@ class World:
         self._fresh = set(range(len(self.ranks)))
 
     def _happens(self, fault: Fault) -> None:
-        if fault.rank >= len(self.ranks) or self.ranks[fault.rank].is_over:
+        if max(fault.rank, fault.other) >= len(self.ranks) or self.ranks[fault.rank].is_over:
             return
         rank = self.ranks[fault.rank]
         if fault.other >= 0 and not self.ranks[fault.other].is_dead:  # it had ended before it could die
@@ -457,8 +457,9 @@ class World:
         meeting = self._meetings.setdefault((ids, generation), _Meeting())
         meeting.here.add(own.id)
         self.pause(float("inf"), lambda: len(meeting.here) == len(ids))
-        by_host = [[place for place, rank in enumerate(members) if rank.host == host] for host in range(len(ids))]
-        topology = Topology(ids.index(own.id), tuple(sorted(tuple(places) for places in by_host if places)))
+        used = {rank.host for rank in members}
+        by_host = [[place for place, rank in enumerate(members) if rank.host == host] for host in used]
+        topology = Topology(ids.index(own.id), tuple(sorted(map(tuple, by_host))))
         peers = [members[place] for place in topology.local_ranks]
         if own.host not in meeting.memory:
             meeting.memory[own.host] = [os.memfd_create("arena") for _ in peers]
