@@ -27,7 +27,8 @@ class Job:
         hosts: the ranks of each.
         least: with how many ranks it goes on.
         in_same_processes: whether MPI can go on without a lost rank.
-        steps: how many it trains.
+        phases: how many states it trains, one after the other.
+        steps: how many it trains in a phase.
         every: after so many steps it commits.
         in_blocks: it trains in blocks of `attempt`, and not in a function for `run`.
         in_place: the state is written to, and not replaced.
@@ -39,6 +40,7 @@ class Job:
     hosts: list[list[int]]
     least: int
     in_same_processes: bool
+    phases: int
     steps: int
     every: int
     in_blocks: bool
@@ -62,6 +64,7 @@ def job_of(seed: int) -> Job:
         hosts,
         chance.randrange(1, size),
         chance.random() < 0.5,
+        chance.choice((1, 1, 2)),
         steps,
         chance.choice((1, 1, 2, 5)),
         chance.random() < 0.3,
@@ -100,7 +103,16 @@ class Script:
         self.job = job
 
     def __call__(self) -> tuple[int, list[float]]:
-        state = elastic.ObjectState(step=0, first=np.zeros(3), second=np.zeros(3))
+        states = [elastic.ObjectState(step=0, first=np.zeros(3), second=np.zeros(3)) for _ in range(self.job.phases)]
+        for state in states:
+            self._phase(state)
+        for state in states:
+            self._check(state)
+            if state.step != self.job.steps:
+                raise Wrong(f"a phase of {self.job.steps} steps is over, and its state is that of step {state.step}")
+        return self.job.steps, states[-1].second.tolist()
+
+    def _phase(self, state: Any) -> None:
         if self.job.in_blocks:
             done = False
             while not done:
@@ -111,8 +123,6 @@ class Script:
                         self._step(state)
         else:
             elastic.run(self._train)(state)
-        self._check(state)
-        return state.step, state.second.tolist()
 
     def _train(self, state: Any) -> None:
         self._check(state)
@@ -182,6 +192,8 @@ def smaller(job: Job) -> Iterator[Job]:
     for fault in job.faults:
         of_loss = {fault.rank} if fault.kind == "dies" else set()
         yield replace(job, faults=tuple(each for each in job.faults if each is not fault and each.other not in of_loss))
+    if job.phases > 1:
+        yield replace(job, phases=job.phases - 1)
     if job.steps > 1:
         yield replace(job, steps=job.steps - 1)
     if job.bug:

@@ -16,7 +16,7 @@ from horovodish.launcher.elastic.members import Members
 
 SEEDS = 30
 
-JOB = Job([[0, 1, 2]], 1, True, 8, 2, False, True, None, (Fault(100, "dies", 1),), 0)
+JOB = Job([[0, 1, 2]], 1, True, 1, 8, 2, False, True, None, (Fault(100, "dies", 1),), 0)
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -41,7 +41,7 @@ def test_a_seed_gives_the_same_events() -> None:
 def test_a_loss_at_each_event(in_same_processes: bool) -> None:
     starts = set()
     for event in range(1, 260, 4):
-        job = Job([[0, 1], [2]], 1, in_same_processes, 5, 1, False, False, None, (Fault(event, "dies", 1),), event)
+        job = Job([[0, 1], [2]], 1, in_same_processes, 1, 5, 1, False, False, None, (Fault(event, "dies", 1),), event)
         starts.add(run(job).starts)
     assert min(starts) == (1 if in_same_processes else 2)
 
