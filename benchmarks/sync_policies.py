@@ -125,11 +125,12 @@ def plot(results: Path) -> None:
         (axes[0], speeds, "%.2f", "Share of the speed without communication, at 100 Mbit/s"),
         (axes[1], losses, "%.1f %%", "Additional loss"),
     ):
-        names = [name.replace(", overlap", ",\noverlap") for name in rows]
+        policy = next(name for name in speeds if "overlap" in name)
+        names = [name.replace("the same", f"{policy},").replace(", overlap", ",\noverlap") for name in rows]
         axis.bar_label(axis.barh(names, list(rows.values())), fmt=form, padding=3)
         axis.invert_yaxis()
         axis.set_title(title, fontsize=10)
-        axis.margins(x=0.2)
+        axis.margins(x=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     drawing.tight_layout()
     drawing.savefig(results.with_suffix(".png"), dpi=110)
