@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "abi/mpi_requests.h"
+#include "negotiation/links/mpi_requests.h"
 
 using namespace horovodish;
 

@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "abi/mpi_requests.h"
 #include "negotiation/links/channel.h"
+#include "negotiation/links/mpi_requests.h"
 
 namespace horovodish {
 

@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "abi/mpi_requests.h"
+#include "negotiation/links/mpi_requests.h"
 #include "planes/mpi/schedule.h"
 
 namespace horovodish {
