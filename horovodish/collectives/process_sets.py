@@ -14,7 +14,7 @@ from horovodish.runtime.process import part
 if TYPE_CHECKING:
     from mpi4py.MPI import Group, Intracomm
 
-__all__ = ["ProcessSet", "Sets", "global_process_set"]
+__all__ = ["ProcessSet", "global_process_set"]
 
 _GLOBAL_ID = 0
 

@@ -14,7 +14,7 @@ from horovodish.elastic import exchange
 from horovodish.elastic.state import State
 from horovodish.launcher.elastic.members import Members
 
-SEEDS = 30
+SEEDS = 15
 
 JOB = Job([[0, 1, 2]], 1, True, 1, 8, 2, False, True, None, (Fault(100, "dies", 1),), 0)
 

@@ -8,7 +8,7 @@ import pytest
 from simulation.programs import Program, Step, Wrong, check, program_of, run, shrunk, smaller
 from simulation.world import Fault, Stuck
 
-SEEDS = 40
+SEEDS = 20
 
 ALLREDUCE = Step("allreduce", "t", 3, 0, 0, -1)
 PAIR = Program([[0], [1]], (), (ALLREDUCE,) * 3, None, None, None, (), 0)
