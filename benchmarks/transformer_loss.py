@@ -4,9 +4,9 @@ HOROVODISH_PLANE=mpi_ring horovodish run -np 4 python benchmarks/transformer_los
 horovodish run -np 4 python benchmarks/transformer_loss.py --with "LocalSGD(8)" --rates 3e-3 6e-3 1.2e-2 --steps 1200
 
 On the plane mpi_ring every rank counts as a host, so codes travel between all ranks. The gradients of all matrices are
-encoded, small ones and embeddings, too. A row is the mean loss on other text over the seeds, which choose weights and
-batches, at the best of the learning rates, and how far it is above that of gradients in float32 at every step, at their
-own best rate. 300 steps take about a minute on two cores that do nothing else.
+encoded, small ones and embeddings, too. Seeds choose weights and batches. A row has the mean loss on other text over
+the seeds, at the best of the learning rates. The last column compares it with synchronous training in float32, at the
+best rate of that. 300 steps take about a minute on two cores that do nothing else.
 """
 
 import argparse

@@ -21,7 +21,7 @@ class Window(Protocol):
 
 
 class _Windows(weakref.WeakSet[Window]):
-    """Of a rank."""
+    """The windows of a rank."""
 
 
 def follow(window: Window) -> None:

@@ -10,18 +10,16 @@ import ctypes
 import functools
 import os
 import random
-import subprocess
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from greenlet import GreenletExit, greenlet
+from simulation.mpi import Communicator, simulated_mpi
 
 from horovodish import _native, settings
 from horovodish._native import testing
@@ -36,8 +34,6 @@ START_SECONDS = 1000.0
 STUCK_SECONDS = 600.0
 """Nothing may take so long, whatever has failed."""
 _MOST_LINKS = 256
-_HANDLES = 4096
-"""A communicator's handle is its number times this plus the rank in it; see `mpi.cc`."""
 
 
 class Stuck(AssertionError):
@@ -124,55 +120,6 @@ class _Meeting:
     here: set[int] = field(default_factory=set)
     built: set[int] = field(default_factory=set)
     memory: dict[int, list[int]] = field(default_factory=dict)  # descriptors, by host
-
-
-@functools.cache
-def simulated_mpi() -> tuple[ctypes.CDLL, str]:
-    """The library, and its path."""
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder, "mpi.so")
-        source = Path(__file__).with_name("mpi.cc")
-        flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra"]
-        subprocess.run(["g++", *flags, str(source), "-o", str(library)], check=True)
-        loaded = ctypes.CDLL(str(library))
-    loaded.simulated_communicator.argtypes = [ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int]
-    return loaded, str(library)
-
-
-class Communicator:
-    """Some ranks of the world, as mpi4py's communicators and groups."""
-
-    def __init__(self, world: World, ranks: Sequence[int], *key: Any):
-        self.ranks, self.number = tuple(ranks), world.numbered((tuple(ranks), *key))
-        self._world = world
-        world.mpi.simulated_communicator(self.number, (ctypes.c_int * len(ranks))(*ranks), len(ranks))
-
-    def Get_group(self) -> Communicator:
-        return self
-
-    def Incl(self, ranks: Sequence[int]) -> Communicator:
-        return Communicator(self._world, [self.ranks[rank] for rank in ranks])
-
-    def Create_group(self, group: Communicator, tag: int) -> Communicator:
-        return Communicator(self._world, group.ranks, tag)
-
-    def Free(self) -> None:
-        pass
-
-    def private(self) -> Communicator:
-        return Communicator(self._world, self.ranks, self.number)
-
-    def native_table(self, generation: int) -> dict[str, Any]:
-        rank = self._world.acting()
-        return {
-            "library": self._world.library,
-            "comm": self.number * _HANDLES + self.ranks.index(rank.id),
-            "byte": 0,
-            "request_bytes": 8,
-            "status_bytes": 8,
-            "tolerates_faults": False,
-            "generation": generation,
-        }
 
 
 class World:

@@ -142,7 +142,7 @@ def options_of(optimizer: Optimizer) -> np.ndarray:
 
 @contextlib.contextmanager
 def with_options(optimizer: Optimizer, options: np.ndarray) -> Iterator[None]:
-    """A context in which the optimizer has the numbers that `options_of` has given on some rank."""
+    """Within the block the optimizer has these numbers, which `options_of` has given on another rank."""
     numbers, own = iter(options.tolist()), list(_numbers(optimizer))
     for group, name, value in own:
         found = [_like(each, next(numbers)) for each in _flat(value)]

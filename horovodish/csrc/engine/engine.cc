@@ -143,6 +143,7 @@ RankInGroup Engine::place(int process_set) {
 }
 
 void Engine::clear_region(size_t region) {
+  const SeatHold hold(seat_);
   if (arena_) arena_->clear(region);
 }
 
@@ -303,6 +304,7 @@ void Engine::stop(bool failed, const std::string& reason) noexcept {
   peer_deaths_.reset();
   if (const auto timeline = take_timeline()) timeline->finish();
   completion_threads_.reset();
+  const SeatHold hold(seat_);
   arena_.reset();  // handles and plans that Python still holds keep the engine, but not the memory
 }
 

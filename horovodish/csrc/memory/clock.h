@@ -14,7 +14,7 @@ struct Clock {
   using time_point = std::chrono::steady_clock::time_point;
   static constexpr bool is_steady = true;
 
-  // What takes the place of the steady clock.
+  // A clock of a test.
   struct Source {
     time_point (*now)();
     void (*sleep)(std::chrono::nanoseconds);

@@ -363,7 +363,7 @@ void bind_engine(nb::module_& module) {
       .def("retire", &Engine::retire, nb::arg("process_set"), nb::arg("reason"),
            nb::call_guard<nb::gil_scoped_release>())
       .def("process_set_busy", &Engine::process_set_busy, nb::arg("id"), nb::call_guard<nb::gil_scoped_release>())
-      .def("clear_region", &Engine::clear_region, nb::arg("region"))
+      .def("clear_region", &Engine::clear_region, nb::arg("region"), nb::call_guard<nb::gil_scoped_release>())
       .def("enqueue", &enqueue, nb::arg("kind"), nb::arg("name"), nb::arg("op"), nb::arg("prescale"),
            nb::arg("postscale"), nb::arg("root"), nb::arg("tensors"), nb::arg("device"), nb::arg("waits"),
            nb::arg("process_set"), nb::arg("splits"), nb::arg("member_names"), nb::arg("stream"), nb::arg("family"),

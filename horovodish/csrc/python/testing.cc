@@ -34,13 +34,6 @@ class EngineByTurns {
     const SeatHold hold(engine.seat_);
     return !engine.stopping_ && engine.turn();
   }
-  // The seconds until it wants to look again by itself; none: when there is news.
-  static std::optional<double> nap(Engine& engine) {
-    const SeatHold hold(engine.seat_);
-    const auto nap = engine.nap();
-    if (!nap) return std::nullopt;
-    return std::chrono::duration<double>(*nap).count();
-  }
   static void die(Engine& engine) {
     const SeatHold hold(engine.seat_);
     {
@@ -68,7 +61,7 @@ struct ClockOfTests {
   static constexpr Clock::Source source{now, sleep};
 };
 
-// From now on time is what this says; none: the machine's.
+// The clock of the tests shows so many seconds from now on; none: the engine asks the machine's clock again.
 void set_clock(std::optional<double> seconds) {
   ClockOfTests::micros = std::chrono::microseconds(static_cast<int64_t>(seconds.value_or(0) * 1e6));
   Clock::replace(seconds ? &ClockOfTests::source : nullptr);
@@ -407,7 +400,6 @@ void bind_testing(nb::module_& module) {
   module.def("set_clock", &set_clock, nb::arg("seconds").none());
   module.def("clock", [] { return std::chrono::duration<double>(ClockOfTests::micros).count(); });
   module.def("turn", &EngineByTurns::turn, nb::arg("engine"));
-  module.def("nap", &EngineByTurns::nap, nb::arg("engine"));
   module.def("die", &EngineByTurns::die, nb::arg("engine"));
   module.def("lose_peer", &EngineByTurns::lose_peer, nb::arg("engine"), nb::arg("local_rank"));
   module.def("waiting_costs", [] { return std::pair(waiting_costs().yield.count(), waiting_costs().wake.count()); });
