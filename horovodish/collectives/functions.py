@@ -566,6 +566,7 @@ def join(device: int = -1) -> int:
         The rank that joined last: the one that has seen all data.
 
     Raises:
+        ValueError: an optimizer of this rank has `wait_for=`.
         RankLostError, EngineStoppedError, NotInitializedError, ForkedProcessError: as for every operation.
 
     Example:

@@ -26,7 +26,7 @@ import numpy as np
 
 from horovodish.collectives.array_adapter import ARRAYS
 from horovodish.collectives.operation import Operation
-from horovodish.collectives.process_sets import ProcessSet
+from horovodish.collectives.process_sets import ProcessSet, Sets
 from horovodish.collectives.reduce_ops import Sum
 from horovodish.collectives.submission import Handle
 from horovodish.collectives.transfers import receive, send
@@ -126,6 +126,10 @@ class LateSteps:
         self._in_time = set(self._told)  # for the last step
         self._checksums: dict[int, tuple[int, float]] = {}  # by step: the first rank that has told its own
         self._receiving: Handle[int] | None = None
+        part(Sets).no_join[self] = (
+            f"with wait_for={wait_for}, the other ranks would wait for it for ever. Remedy: loop while "
+            "optimizer.steps is below the steps of the training, and begin the data again where they end"
+        )
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._serve,), name="hvd-late-steps", daemon=True)
         self._thread.start()
@@ -204,6 +208,12 @@ class LateSteps:
     # -- its thread
 
     def _serve(self) -> None:
+        try:
+            self._serve_until_the_end()
+        finally:
+            part(Sets).no_join.pop(self, None)
+
+    def _serve_until_the_end(self) -> None:
         try:
             while (word := self._told_by_first(None if self._place else self._decided()))[0] != _END:
                 if word[0] == _GO:

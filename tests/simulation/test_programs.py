@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from simulation.programs import Program, Step, Wrong, check, program_of, run, shrunk, smaller
 from simulation.world import Fault, Stuck
+
+from horovodish.gradients.lone_steps import Count, LoneSteps
+from horovodish.runtime import basics
 
 SEEDS = 20
 
@@ -30,6 +34,19 @@ def test_a_seed_gives_the_same_events() -> None:
     for seed in range(10):
         program = program_of(seed)
         assert run(program).trace == run(program).trace
+
+
+def test_a_world_changes_nothing_of_frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[Count] = []
+
+    def watch(count: Count) -> Callable[[], object]:
+        watched.append(count)
+        return watched.pop
+
+    monkeypatch.setattr(basics, "_followers", list(basics._followers))
+    LoneSteps(watch, "")
+    run(PAIR)
+    assert not watched
 
 
 def test_a_rank_that_nobody_hears_of_is_found() -> None:

@@ -24,6 +24,7 @@ from simulation.mpi import Communicator, simulated_mpi
 from horovodish import _native, settings
 from horovodish._native import testing
 from horovodish.collectives import submission
+from horovodish.gradients.lone_steps import LoneSteps
 from horovodish.mpi import binding, communicators
 from horovodish.runtime import basics, starting
 from horovodish.runtime.process import Process, part
@@ -120,6 +121,11 @@ class _Meeting:
     here: set[int] = field(default_factory=set)
     built: set[int] = field(default_factory=set)
     memory: dict[int, list[int]] = field(default_factory=dict)  # descriptors, by host
+
+
+def _watches_the_process(follower: Iterable[Any]) -> bool:
+    """Whether it changes classes of frameworks, which all ranks of a world share with whoever runs it."""
+    return any(isinstance(getattr(function, "__self__", None), LoneSteps) for function in follower)
 
 
 class World:
@@ -374,6 +380,7 @@ class World:
             (binding, "native_table", Communicator.native_table),
             (binding, "private", Communicator.private),
             (basics, "_install_hooks", lambda: None),
+            (basics, "_followers", [each for each in basics._followers if not _watches_the_process(each)]),
             (basics, "launcher_environment", lambda: True),
             (starting, "check_not_started_by_a_rank", lambda: None),
             (communicators, "of", lambda ranks: ranks),

@@ -193,6 +193,18 @@ def test_a_rank_that_leaves_early_is_not_waited_for() -> None:
 
 
 @on_ranks(2)
+def test_a_rank_without_data_cannot_join() -> None:
+    p = leaf()
+    optimizer: Any = wrapped([p], wait_for=1)
+    while optimizer.steps < 6:
+        optimizer.zero_grad()
+        p.sum().backward()
+        optimizer.step()
+        with pytest.raises(ValueError, match=rf"join\(\) on rank {hvd.rank()}: with wait_for=1, .* begin the data"):
+            hvd.join()
+
+
+@on_ranks(2)
 def test_state_sparse_and_unused_parameters(tmp_path: Path) -> None:
     embedding, unused = nn.Embedding(4, 2, sparse=True), leaf(1.0)
     parameters = [embedding.weight, unused]
