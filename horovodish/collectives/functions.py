@@ -32,7 +32,8 @@ What every operation can raise:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Generic, TypeVar
 
 from horovodish.collectives.adapter import Adapter, Shaped, checked, identified
@@ -546,12 +547,20 @@ grouped_reducescatter = _arrays.grouped_reducescatter
 grouped_reducescatter_async = _arrays.grouped_reducescatter_async
 
 
+_around_join: list[Callable[[], AbstractContextManager[None]]] = []
+
+
+def around_join(context: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have each `join()` be in a context."""
+    _around_join.append(context)
+
+
 def join(device: int = -1) -> int:
     """Say that this rank is out of data, and take part in what the others do without contributing. Blocks.
 
     It returns once every rank has joined; then all go on as before. Operations that this rank submitted before are its
     own. Every rank must call it. A rank that has joined also takes part in what the other ranks of its process sets
-    do. Groups of `torch.distributed` have no join.
+    do. Groups of `torch.distributed` have no join. With `wait_for=`, a rank takes the steps that it has missed.
 
     While ranks have joined, an Average divides by the ranks that have not. Horovod divides by all ranks. An `allreduce`
     here does so, too, if a rank has imported `horovod` before `init()`, or with the setting `join_average`:
@@ -566,7 +575,6 @@ def join(device: int = -1) -> int:
         The rank that joined last: the one that has seen all data.
 
     Raises:
-        ValueError: an optimizer of this rank has `wait_for=`.
         RankLostError, EngineStoppedError, NotInitializedError, ForkedProcessError: as for every operation.
 
     Example:
@@ -577,20 +585,23 @@ def join(device: int = -1) -> int:
     """
     name = "join.noname.one"  # the same for all, so that a second one at a time is refused
     on_device = ON_HOST._replace(device=device)
-    sets = part(Sets).that_join()
-    handles = [
-        submit(
-            Operation("join", name, each),
-            [],
-            keep_alive=None,
-            result=lambda native: native.last_joined(),
-            placement=on_device,
-            waits=True,
-        )
-        for each in sets
-    ]
-    last, *_ = [handle.wait() for handle in handles]
-    agree_on_counters(sets)
+    with ExitStack() as contexts:
+        for context in _around_join:
+            contexts.enter_context(context())
+        sets = part(Sets).that_join()
+        handles = [
+            submit(
+                Operation("join", name, each),
+                [],
+                keep_alive=None,
+                result=lambda native: native.last_joined(),
+                placement=on_device,
+                waits=True,
+            )
+            for each in sets
+        ]
+        last, *_ = [handle.wait() for handle in handles]
+        agree_on_counters(sets)
     return last
 
 

@@ -178,14 +178,12 @@ class Sets:
         next_number: of the set that is added next by all ranks.
         next_of_members: counts the sets that only their members know and whose first rank this is.
         lost_regions: that were used by a set which a member has not ended.
-        no_join: by who would wait for this rank if it joined, why `join()` is refused.
     """
 
     in_use: dict[ProcessSet, InUse] = field(default_factory=dict)
     next_number: int = 1
     next_of_members: int = 0
     lost_regions: set[int] = field(default_factory=set)
-    no_join: dict[object, str] = field(default_factory=dict)
 
     def used_regions(self) -> list[int]:
         """The regions of shared memory that no other set may use."""
@@ -196,14 +194,8 @@ class Sets:
         return {process_set: each for process_set, each in self.in_use.items() if not each.of_members}
 
     def that_join(self) -> list[ProcessSet]:
-        """The sets that this rank joins when it calls `join()`; the global one comes first.
-
-        Raises:
-            ValueError: something on this rank goes without `join()`.
-        """
+        """The sets that this rank joins when it calls `join()`; the global one comes first."""
         own = basics.rank()
-        for why in self.no_join.values():
-            raise ValueError(f"hvd.join() on rank {own}: {why}")
         return [process_set for process_set, each in self.in_use.items() if each.joins and own in each.ranks]
 
 

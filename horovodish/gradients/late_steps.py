@@ -19,14 +19,15 @@ import time
 import weakref
 import zlib
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from horovodish.collectives.array_adapter import ARRAYS
+from horovodish.collectives.functions import around_join
 from horovodish.collectives.operation import Operation
-from horovodish.collectives.process_sets import ProcessSet, Sets
+from horovodish.collectives.process_sets import ProcessSet
 from horovodish.collectives.reduce_ops import Sum
 from horovodish.collectives.submission import Handle
 from horovodish.collectives.transfers import receive, send
@@ -45,9 +46,9 @@ _SLICE_SECONDS = 0.1
 _STOP_SECONDS = 5.0
 _WORD_SECONDS = 1.0
 """How often the other threads hear from the first rank, so that their wait is not taken for a stall."""
-_END, _GO, _WAIT = range(3)
-_ENDED = -1
-"""In place of a step: the rank takes no more steps."""
+_END, _GO, _WAIT, _MEET = range(4)
+_ENDED, _AWAY = -1, -2
+"""In place of a step: the rank takes no more steps, or none until all ranks have said so."""
 
 
 class Average(NamedTuple):
@@ -71,7 +72,7 @@ class _Told(NamedTuple):
 
     Attributes:
         given: how many gradients it has given so far.
-        step: the step that the last one is for; `_ENDED`: it takes no more steps.
+        step: the step that the last one is for, or `_ENDED`, or `_AWAY`.
         checksum: of the parameters before that step, if the ranks compare them there; 0: they do not.
         options: as those of `Average`.
     """
@@ -93,6 +94,7 @@ class LateSteps:
         like: arrays of the shapes and dtypes of the gradients.
         options: how many numbers describe the options of the optimizer.
         done: how many steps were taken before.
+        catch_up: takes steps that this rank has missed, where it waits for the others.
         remedy: what to do if ranks have different parameters.
     """
 
@@ -105,11 +107,13 @@ class LateSteps:
         like: Sequence[np.ndarray],
         options: int,
         done: int,
+        catch_up: Callable[[list[Average]], None],
         remedy: str,
     ):
         self._name, self._process_set, self._wait_for, self._stale = name, process_set, wait_for, stale
         self._ranks, self._place = process_set.ranks, process_set.rank()
         self._like, self._options, self._remedy = like, options, remedy
+        self._catch_up, self._is_away, self._all_are_away = catch_up, False, False
         self._tag = 1 << 31 | zlib.crc32(name.encode()) >> 1  # apart from other optimizers, and from tags of scripts
         self._changed = threading.Condition()
         self._pending = [np.zeros_like(each) for each in like]
@@ -126,10 +130,6 @@ class LateSteps:
         self._in_time = set(self._told)  # for the last step
         self._checksums: dict[int, tuple[int, float]] = {}  # by step: the first rank that has told its own
         self._receiving: Handle[int] | None = None
-        part(Sets).no_join[self] = (
-            f"with wait_for={wait_for}, the other ranks would wait for it for ever. Remedy: loop while "
-            "optimizer.steps is below the steps of the training, and begin the data again where they end"
-        )
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._serve,), name="hvd-late-steps", daemon=True)
         self._thread.start()
@@ -145,7 +145,17 @@ class LateSteps:
             step: its number.
             checksum: of the parameters before it, if the ranks are to compare them; 0: they are not.
             options: what describes the optimizer's options.
+
+        Raises:
+            ValueError: another optimizer has given one since this one did.
         """
+        running = part(_Running)
+        if self._given and running.latest is not self:
+            raise ValueError(
+                f"{self._name}: two optimizers with wait_for= take steps in turns, so ranks could wait for each other "
+                "in different ones. Remedy: give all parameters to one optimizer, or leave wait_for= out"
+            )
+        running.latest = self
         with self._changed:
             for total, each in zip(self._pending, gradients, strict=True):
                 total += each
@@ -160,12 +170,39 @@ class LateSteps:
 
     def leave(self) -> None:
         """Say that this rank takes no more steps. Does not block."""
+        self._say(_ENDED)
+
+    def pause(self) -> None:
+        """Say that this rank takes no steps until all ranks have said so. Does not block."""
+        self._say(_AWAY)
+
+    def _say(self, word: int) -> None:
         with self._changed:
             if self._problem is not None:
                 return
-            told = _Told(self._given, _ENDED, 0, np.zeros(self._options))
+            self._is_away = word == _AWAY
+            told = _Told(self._given, word, 0, np.zeros(self._options))
         with contextlib.suppress(HorovodInternalError):  # a rank was lost
             self._tell(told)
+
+    def await_pauses(self) -> None:
+        """Wait until all ranks have called `pause()`, and take the steps that this rank has missed meanwhile.
+
+        Raises:
+            HorovodInternalError: a reduction failed, or a rank was lost.
+        """
+        with self._changed:
+            while self._is_away and not self._all_are_away and self._problem is None:
+                self._changed.wait(_SLICE_SECONDS)
+            is_missing = self._averages or (self._is_away and not self._all_are_away)
+        if is_missing:
+            self._catch_up(self.averages())
+
+    def resume(self) -> None:
+        """End a pause."""
+        with self._changed:
+            self._is_away = self._all_are_away = False
+            self._changed.notify_all()
 
     def await_others(self) -> None:
         """Wait until no rank takes more steps, after `leave()`, or until a reduction has failed."""
@@ -209,17 +246,13 @@ class LateSteps:
 
     def _serve(self) -> None:
         try:
-            self._serve_until_the_end()
-        finally:
-            part(Sets).no_join.pop(self, None)
-
-    def _serve_until_the_end(self) -> None:
-        try:
             while (word := self._told_by_first(None if self._place else self._decided()))[0] != _END:
                 if word[0] == _GO:
                     self._reduce(word[1:])
-                else:
-                    self._end_receive()
+                    continue
+                self._end_receive()
+                if word[0] == _MEET:
+                    self._rest()
             self._end_receive()  # before any rank leaves
             self._told_by_first(self._word(_END))
             self._problem = HorovodInternalError(
@@ -232,6 +265,14 @@ class LateSteps:
             with self._changed:
                 self._problem = type(problem)(step) if failed else problem
                 self._changed.notify_all()
+
+    def _rest(self) -> None:
+        """Submit nothing until the end of the pause: the engine of a rank that has joined would not expect it."""
+        with self._changed:
+            self._all_are_away = self._is_away
+            self._changed.notify_all()
+            while self._all_are_away:
+                self._changed.wait(_SLICE_SECONDS)
 
     def _end_receive(self) -> None:
         """End the first rank's receive, which would count as stalled after a while, with an empty message."""
@@ -260,15 +301,20 @@ class LateSteps:
         while time.monotonic() - began < _WORD_SECONDS:
             in_time = [place for place, told in self._told.items() if told.step == step]
             takes_steps = [place for place, told in self._told.items() if told.step != _ENDED]
-            lags = [step - self._told[place].step for place in takes_steps if place not in in_time]
+            here = [place for place in takes_steps if self._told[place].step != _AWAY]
+            lags = [step - self._told[place].step for place in here if place not in in_time]
             if not takes_steps or (in_time and len(takes_steps) < self._wait_for):
                 return self._word(_END)
-            if len(in_time) >= self._wait_for and max(lags, default=0) <= self._stale:
+            if not here:
+                self._told.update({place: self._told[place]._replace(step=self._done) for place in takes_steps})
+                self._begin_to_wait()
+                return self._word(_MEET)
+            if len(in_time) >= min(self._wait_for, len(here)) and max(lags, default=0) <= self._stale:
                 self._could = self._could or time.monotonic()
-                awaited = self._in_time.intersection(takes_steps).difference(in_time)
+                awaited = self._in_time.intersection(here).difference(in_time)
                 if not awaited or time.monotonic() - self._could >= self._grace:
                     self._in_time = {*in_time}
-                    late = set(takes_steps).difference(in_time)
+                    late = set(here).difference(in_time)
                     number = self._process_set.process_set_id
                     part(_Running).missed.update((number, self._ranks[place]) for place in late)
                     self._grace = GRACE_SHARE * (time.monotonic() - self._began)
@@ -279,7 +325,7 @@ class LateSteps:
         seconds = knobs.stall_check_warning_time_seconds if knobs.stall_check else 0.0
         if 0 < seconds < time.monotonic() - self._began and not self._has_warned:
             self._has_warned = True
-            missing = [self._ranks[place] for place in takes_steps if place not in in_time]
+            missing = [self._ranks[place] for place in here if place not in in_time]
             print(
                 f"horovodish: warning: {self._name}: step {step} has waited {seconds:.0f} s for ranks {missing}. A "
                 f"step goes on with {self._wait_for} ranks, unless another one lags {self._stale} steps",
@@ -350,6 +396,7 @@ class _Running:
 
     def __init__(self) -> None:
         self.steps: weakref.WeakSet[LateSteps] = weakref.WeakSet()
+        self.latest: LateSteps | None = None
         self.missed: Counter[tuple[int | None, int]] = Counter()  # by set and rank, on its first rank
 
 
@@ -357,6 +404,20 @@ def missed_steps(process_set: ProcessSet) -> dict[int, int]:
     """On the first rank of a set, by rank: how many steps went on before the rank had a gradient for them."""
     missed, number = part(_Running).missed, process_set.process_set_id
     return {rank: missed[number, rank] for rank in process_set.ranks}
+
+
+@contextlib.contextmanager
+def _paused() -> Iterator[None]:
+    running = list(part(_Running).steps)
+    for steps in running:  # of all optimizers, as in `_finish`
+        steps.pause()
+    try:
+        for steps in running:
+            steps.await_pauses()
+        yield
+    finally:
+        for steps in running:
+            steps.resume()
 
 
 def _finish() -> None:
@@ -374,7 +435,9 @@ def _stopped() -> None:
         for steps in list(part(_Running).steps):
             steps.stopped()
     part(_Running).steps.clear()
+    part(_Running).latest = None
     part(_Running).missed.clear()
 
 
 basics.follow(finish=_finish, stopped=_stopped)
+around_join(_paused)

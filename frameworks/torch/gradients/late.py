@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -111,6 +112,7 @@ class LateReducer:
         self._options_size = options_of(optimizer).size
         wait_for, stale = self._options.wait_for, self._options.stale
         assert wait_for is not None
+        take_steps: Any = weakref.WeakMethod(optimizer.take_steps)  # type: ignore[attr-defined]
         self._late = LateSteps(
             self._names.next(),
             self._options.process_set,
@@ -119,6 +121,7 @@ class LateReducer:
             [*like, np.zeros(len(trained))],
             self._options_size,
             self.steps,
+            lambda averages: take_steps()(averages),
             BROADCAST_REMEDY,
         )
 

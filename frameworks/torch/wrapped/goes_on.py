@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from horovodish.gradients.late_steps import Average
 from horovodish.gradients.options import GradientOptions
 from horovodish.torch.gradients.late import LateReducer, with_options
 from horovodish.torch.names import Names
@@ -48,7 +49,12 @@ class GoesOn(Distributed):
             self.wrapped_class.step(this)
             self._reducer.steps += 1
             return
-        for average in self._reducer.averages(this):
+        self.take_steps(self._reducer.averages(this))
+
+    def take_steps(self, averages: list[Average]) -> None:
+        """Take a step with each average."""
+        this: Any = self
+        for average in averages:
             self._reducer.put(average)
             with with_options(this, average.options):
                 self.wrapped_class.step(this)

@@ -40,6 +40,26 @@ def late_at_random(seed: int) -> Any:
     return perhaps_sleep
 
 
+def steps_of_sums(optimizer: Any) -> list[int]:
+    """Have it step with sums of gradients in place of averages. Returns how many gradients each step had."""
+    came: list[int] = []
+    put = optimizer._reducer.put
+
+    def put_sum(average: Any) -> None:
+        came.append(average.came)
+        scaled = [gradient * average.came for gradient in average.gradients[:-1]]
+        put(average._replace(gradients=[*scaled, average.gradients[-1]]))
+
+    optimizer._reducer.put = put_sum
+    return came
+
+
+def check_sum(optimizer: Any, parameter: torch.Tensor, given: torch.Tensor) -> None:
+    """A parameter has moved by what all ranks have given, but for what no step has taken yet."""
+    left = torch.from_numpy(optimizer._reducer._late._pending[0])
+    assert torch.equal(-parameter.detach(), hvd.allreduce(given - left, op=hvd.Sum))
+
+
 @on_ranks(2, 4, (3, "mpi_ring"))
 @pytest.mark.parametrize("missing", [0, 1])
 @pytest.mark.parametrize("stale", [1, 8])
@@ -49,15 +69,7 @@ def test_no_gradient_is_lost_or_counted_twice(missing: int, stale: int) -> None:
     parameter = nn.Parameter(torch.zeros(5, dtype=torch.float64))
     sgd = torch.optim.SGD([parameter], lr=1.0)
     optimizer: Any = hvd.DistributedOptimizer(sgd, wait_for=hvd.size() - missing, stale=stale)
-    came: list[int] = []
-    put = optimizer._reducer.put
-
-    def counted(average: Any) -> None:
-        came.append(average.came)
-        scaled = [gradient * average.came for gradient in average.gradients[:-1]]
-        put(average._replace(gradients=[*scaled, average.gradients[-1]]))
-
-    optimizer._reducer.put = counted
+    came = steps_of_sums(optimizer)
     given, calls = torch.zeros(5, dtype=torch.float64), 0
     while optimizer.steps < STEPS:
         perhaps_sleep()
@@ -70,9 +82,7 @@ def test_no_gradient_is_lost_or_counted_twice(missing: int, stale: int) -> None:
         with_skips = calls < optimizer.steps
         assert not (with_skips and missing == 0)
     hvd.barrier()
-    left = torch.from_numpy(optimizer._reducer._late._pending[0])
-    total = hvd.allreduce(given - left, op=hvd.Sum)
-    assert torch.equal(-parameter.detach(), total)
+    check_sum(optimizer, parameter, given)
     assert hvd.allgather_object((came, parameter.tolist())) == [(came, parameter.tolist())] * hvd.size()
 
 
@@ -158,18 +168,18 @@ def test_each_rank_has_a_scale_of_its_own(fused: bool) -> None:
 
 @on_ranks(3, (2, "mpi_ring"))
 def test_two_optimizers_and_messages_of_the_script() -> None:
-    """The first rank receives for each of them, and the script does, too."""
+    """One after the other. The first rank receives for each of them, and the script does, too."""
     perhaps_sleep = late_at_random(7)
     parameters = [leaf(), leaf()]
     optimizers: list[Any] = [wrapped([each], wait_for=hvd.size() - 1) for each in parameters]
-    ends = [15, 20]
-    while [each.steps for each in optimizers] != ends:
-        for parameter, optimizer, end in zip(parameters, optimizers, ends, strict=True):
+    for parameter, optimizer, end in zip(parameters, optimizers, [15, 20], strict=True):
+        while optimizer.steps < end:
             perhaps_sleep()
-            if optimizer.steps < end:
-                optimizer.zero_grad()
-                parameter.sum().backward()
-                optimizer.step()
+            optimizer.zero_grad()
+            parameter.sum().backward()
+            optimizer.step()
+    with pytest.raises(ValueError, match=r"two optimizers with wait_for= take steps in turns, .* Remedy: give all"):
+        optimizers[0].step()
     if hvd.rank() == 1:
         send(ARRAYS, np.ones(3), 0).wait()
     elif hvd.rank() == 0:
@@ -192,16 +202,30 @@ def test_a_rank_that_leaves_early_is_not_waited_for() -> None:
         assert p.tolist() == [-20.0] * 3
 
 
-@on_ranks(2)
-def test_a_rank_without_data_cannot_join() -> None:
-    p = leaf()
-    optimizer: Any = wrapped([p], wait_for=1)
-    while optimizer.steps < 6:
-        optimizer.zero_grad()
-        p.sum().backward()
-        optimizer.step()
-        with pytest.raises(ValueError, match=rf"join\(\) on rank {hvd.rank()}: with wait_for=1, .* begin the data"):
-            hvd.join()
+@on_ranks(2, 4, (3, "mpi_ring"))
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_without_data_join(seed: int) -> None:
+    """Epochs of other lengths on each rank: after `join()`, the ranks have made the same steps."""
+    same, own = random.Random(seed), random.Random(seed * 100 + hvd.rank())
+    perhaps_sleep = late_at_random(seed)
+    parameter = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    sgd = torch.optim.SGD([parameter], lr=1.0)
+    wait_for, stale = same.randint(1, hvd.size()), same.randint(1, 8)
+    optimizer: Any = hvd.DistributedOptimizer(sgd, wait_for=wait_for, stale=stale)
+    steps_of_sums(optimizer)
+    given = torch.zeros(3, dtype=torch.float64)
+    for _ in range(4):
+        for _ in range(own.randint(1, 12)):
+            perhaps_sleep()
+            optimizer.zero_grad()
+            gradient = torch.tensor([own.randint(-9, 9) for _ in range(3)]).double()
+            given += gradient
+            (parameter * gradient).sum().backward()
+            optimizer.step()
+        hvd.join()
+        state = optimizer.steps, parameter.tolist()
+        assert hvd.allgather_object(state) == [state] * hvd.size()
+    check_sum(optimizer, parameter, given)
 
 
 @on_ranks(2)
@@ -319,6 +343,8 @@ hvd.init()
 p = torch.nn.Parameter(torch.zeros(3))
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), wait_for=2)
 while optimizer.steps < 8:
+    if hvd.rank() == 2 and optimizer.steps >= 2:
+        hvd.join()
     if hvd.rank() == 1 and optimizer.steps == 3:
         sys.exit(3)
     optimizer.zero_grad()
@@ -329,7 +355,7 @@ hvd.barrier()
 
 
 def test_a_rank_that_exits_does_not_wait_for_the_others(tmp_path: Path) -> None:
-    """They wait for it at the end."""
+    """One that has joined hears of it, too."""
     script = tmp_path / "exits.py"
     script.write_text(EXITS)
     command = [sys.executable, "-m", "horovodish.launcher", "run", "-np", "3", sys.executable, str(script)]
@@ -337,7 +363,7 @@ def test_a_rank_that_exits_does_not_wait_for_the_others(tmp_path: Path) -> None:
     assert ended.returncode == 3, ended.stderr
     assert "late steps of optimizer 1: step 4 failed on rank" in ended.stderr
     last_line = ended.stderr.splitlines()[-1]
-    assert re.search(r"rank 1 on .* failed with exit status 3: it called sys.exit\(3\) in exits.py:11", last_line)
+    assert re.search(r"rank 1 on .* failed with exit status 3: it called sys.exit\(3\) in exits.py:13", last_line)
 
 
 def begins_with_other_parameters() -> None:
