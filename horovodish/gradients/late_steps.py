@@ -114,6 +114,7 @@ class LateSteps:
         self._ranks, self._place = process_set.ranks, process_set.rank()
         self._like, self._options, self._remedy = like, options, remedy
         self._catch_up, self._is_away, self._all_are_away = catch_up, False, False
+        self._has_left = False
         self._tag = 1 << 31 | zlib.crc32(name.encode()) >> 1  # apart from other optimizers, and from tags of scripts
         self._changed = threading.Condition()
         self._pending = [np.zeros_like(each) for each in like]
@@ -167,6 +168,7 @@ class LateSteps:
         """Take no more steps. Waits until the other ranks take none either, and serves them until then."""
         self.leave()
         self.await_others()
+        self._averages.clear()  # a later join is not to take them
 
     def leave(self) -> None:
         """Say that this rank takes no more steps. Does not block."""
@@ -180,23 +182,31 @@ class LateSteps:
         with self._changed:
             if self._problem is not None:
                 return
-            self._is_away = word == _AWAY
+            self._is_away, self._has_left = word == _AWAY, word == _ENDED
             told = _Told(self._given, word, 0, np.zeros(self._options))
         with contextlib.suppress(HorovodInternalError):  # a rank was lost
             self._tell(told)
 
-    def await_pauses(self) -> None:
-        """Wait until all ranks have called `pause()`, and take the steps that this rank has missed meanwhile.
+    def await_pauses(self) -> bool:
+        """Wait a moment until all ranks have called `pause()`, and take the steps that this rank has missed so far.
+
+        Returns:
+            Whether all ranks have called it; otherwise call this again.
 
         Raises:
             HorovodInternalError: a reduction failed, or a rank was lost.
         """
         with self._changed:
-            while self._is_away and not self._all_are_away and self._problem is None:
+            if self._waits_for_pauses() and not self._averages and self._problem is None:
                 self._changed.wait(_SLICE_SECONDS)
-            is_missing = self._averages or (self._is_away and not self._all_are_away)
+            waits = self._waits_for_pauses()
+            is_missing = self._averages or (waits and self._problem is not None)
         if is_missing:
             self._catch_up(self.averages())
+        return not waits
+
+    def _waits_for_pauses(self) -> bool:
+        return self._is_away and not self._all_are_away
 
     def resume(self) -> None:
         """End a pause."""
@@ -387,7 +397,8 @@ class LateSteps:
         self._taken = taken
         with self._changed:
             self._done += 1
-            self._averages.append(Average(self._done, [each / came for each in sums], options, came))
+            if not self._has_left:  # else no one would take them
+                self._averages.append(Average(self._done, [each / came for each in sums], options, came))
             self._changed.notify_all()
 
 
@@ -412,8 +423,9 @@ def _paused() -> Iterator[None]:
     for steps in running:  # of all optimizers, as in `_finish`
         steps.pause()
     try:
-        for steps in running:
-            steps.await_pauses()
+        waiting = running
+        while waiting:  # for all at a time, so that the averages of none of them pile up
+            waiting = [steps for steps in waiting if not steps.await_pauses()]
         yield
     finally:
         for steps in running:

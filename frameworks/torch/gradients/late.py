@@ -112,7 +112,7 @@ class LateReducer:
         self._options_size = options_of(optimizer).size
         wait_for, stale = self._options.wait_for, self._options.stale
         assert wait_for is not None
-        take_steps: Any = weakref.WeakMethod(optimizer.take_steps)  # type: ignore[attr-defined]
+        reference = weakref.ref(optimizer)
         self._late = LateSteps(
             self._names.next(),
             self._options.process_set,
@@ -121,7 +121,7 @@ class LateReducer:
             [*like, np.zeros(len(trained))],
             self._options_size,
             self.steps,
-            lambda averages: take_steps()(averages),
+            lambda averages: _catch_up(reference(), averages),
             BROADCAST_REMEDY,
         )
 
@@ -136,6 +136,21 @@ class LateReducer:
             if parameter.grad is None or parameter.grad.layout is not torch.strided:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.copy_(torch.from_numpy(gradient))
+
+
+def _catch_up(optimizer: Any, averages: list[Average]) -> None:
+    """Take missed steps outside of `step()`, if the optimizer is still there. This rank keeps its gradients."""
+    if optimizer is None:
+        return
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    own = [each.grad for each in parameters]
+    for each in parameters:
+        each.grad = None
+    try:
+        optimizer.take_steps(averages)
+    finally:
+        for each, gradient in zip(parameters, own, strict=True):
+            each.grad = gradient
 
 
 def options_of(optimizer: Optimizer) -> np.ndarray:

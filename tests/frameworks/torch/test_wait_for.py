@@ -229,6 +229,72 @@ def test_ranks_without_data_join(seed: int) -> None:
 
 
 @on_ranks(2)
+@pytest.mark.parametrize("after", ["nothing", "deletion", "load_state_dict"])
+def test_steps_that_join_takes(after: str) -> None:
+    """Rank 1 has missed some. Its own gradient stays; without the optimizer, or after another state, it takes none."""
+    p = leaf()
+    optimizer: Any = wrapped([p], wait_for=1)
+    state = optimizer.state_dict()
+    for _ in range(1 if hvd.rank() == 1 else 5):
+        optimizer.zero_grad()
+        p.sum().backward()
+        optimizer.step()
+    late = optimizer._reducer._late
+    while late._done < 5:
+        time.sleep(0.001)
+    optimizer.zero_grad()
+    (p * 7.0).sum().backward()
+    gradient = p.grad
+    if after == "load_state_dict":
+        with torch.no_grad():
+            p.zero_()
+        optimizer.load_state_dict(state)
+        gradient = None
+    elif after == "deletion":
+        before = p.tolist()
+        del optimizer
+    hvd.join()
+    if after == "deletion":
+        assert p.tolist() == before
+    else:
+        steps = 5 if after == "nothing" else 0
+        assert (optimizer.steps, p.tolist()) == (steps, [-float(steps)] * 3)
+    assert p.grad is gradient and (gradient is None or gradient.tolist() == [7.0] * 3)
+
+
+@on_ranks(2)
+def test_ranks_that_wait_for_others_keep_no_averages() -> None:
+    """One that has joined takes each step soon; one that takes no more steps drops the averages."""
+    p = leaf()
+    optimizer: Any = wrapped([p], wait_for=1)
+    kept = []
+
+    def keep(*_: Any) -> None:
+        kept.append(len(optimizer._reducer._late._averages))
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            p.sum().backward()
+            optimizer.step()
+            time.sleep(0.005)
+
+    steps(1 if hvd.rank() == 1 else 60)
+    optimizer.register_step_pre_hook(keep)
+    hvd.join()
+    assert optimizer.steps == 60 and p.tolist() == [-60.0] * 3
+    assert max(kept, default=0) < 30
+    late = optimizer._reducer._late
+    if hvd.rank() == 1:
+        late.leave()
+    else:
+        steps(20)
+        late.leave()
+    late.await_others()
+    assert not late._averages
+
+
+@on_ranks(2)
 def test_state_sparse_and_unused_parameters(tmp_path: Path) -> None:
     embedding, unused = nn.Embedding(4, 2, sparse=True), leaf(1.0)
     parameters = [embedding.weight, unused]
