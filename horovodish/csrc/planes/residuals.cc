@@ -52,8 +52,10 @@ void Residuals::begin_use(Operation& operation) {
       entry.compression = operation.request->compression;
       entry.compression.kind = kind;
       buffer.figures = &entry.figures;
-      if (error_feedback && !entry.errors) entry.errors = mapped_zeros(static_cast<size_t>(member.count()));
-      if (error_feedback) buffer.errors = entry.errors;
+      // Nobody takes the result of what no rank has a value for, so its errors wait.
+      const bool keeps = error_feedback && (operation.absent.empty() || !mask_bit(operation.absent, i));
+      if (keeps && !entry.errors) entry.errors = mapped_zeros(static_cast<size_t>(member.count()));
+      if (keeps) buffer.errors = entry.errors;
     }
     ++buffer.figures->steps;
     if (buffer.figures->measures_norms()) buffer.figures->gradient_squares = buffer.figures->error_squares = 0;

@@ -121,6 +121,33 @@ def test_nothing_is_lost_with(case: str) -> None:
 
 
 @on_ranks((2, "mpi_ring"))
+@pytest.mark.parametrize("kind", ["int8", "powersgd"])
+def test_errors_wait_while_no_rank_has_a_gradient(kind: str) -> None:
+    weight, other = torch.nn.Parameter(torch.zeros(300, 300)), torch.nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight, other], lr=1.0),
+        [("weight", weight), ("other", other)],
+        compression=getattr(hvd.Compression, kind)(where=lambda name, _: name == "weight"),
+    )
+    lost = torch.zeros(300, 300, dtype=torch.float64)
+    sizes = []
+    for number in range(10):
+        gradients = [torch.zeros(300, 300) for _ in range(hvd.size())]
+        if number < 4:
+            gradients = [torch.randn(300, 1, generator=torch.Generator().manual_seed(rank)) for rank in range(2)]
+            gradients = [gradient @ gradient.T for gradient in gradients]
+        weight.data.zero_()
+        optimizer.zero_grad()
+        ((weight * gradients[hvd.rank()]).sum() if number % 2 == 0 else other.sum()).backward()
+        optimizer.step()
+        assert (weight.grad is None) == (number % 2 == 1)
+        if number % 2 == 0:
+            lost += sum(gradients).double() / hvd.size() + weight.detach()
+        sizes.append(float(lost.abs().max()))
+    assert sizes[-1] < 1e-4, sizes
+
+
+@on_ranks((2, "mpi_ring"))
 def test_every_function_that_takes_a_compression() -> None:
     tensor = torch.ones(300, 300)
 
