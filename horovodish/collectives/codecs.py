@@ -10,6 +10,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, ClassVar, SupportsIndex
 
 from horovodish import _native
@@ -49,8 +50,10 @@ class CodecCompressor:
     where: Where | None = None
 
     def __post_init__(self) -> None:
-        if self.kind in ("topk", "randomk") and not 0 < self.share <= 1:
-            raise ValueError(f"Compression.{self.kind}({self.share!r}): the share must be above 0 and at most 1")
+        if self.kind in ("topk", "randomk") and not (isinstance(self.share, Real) and 0 < self.share <= 1):
+            raise ValueError(
+                f"Compression.{self.kind}({self.share!r}): the share must be a number above 0 and at most 1"
+            )
         if isinstance(self.start, bool) or not isinstance(self.start, SupportsIndex) or self.start < 0:
             raise ValueError(f"start={self.start!r} must be a whole number, 0 or more")
         if self.where is not None and not callable(self.where):

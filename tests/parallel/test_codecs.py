@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,8 +214,9 @@ def test_what_is_refused() -> None:
             hvd.allreduce(values, name="y", compression=codecs.int8)
     with pytest.raises(ValueError, match=r"Compression\.auto is for DistributedOptimizer; use Compression\.int8 or no"):
         hvd.allreduce(values, compression=codecs.auto)
-    for share in (0, 1.5, -1):
-        with pytest.raises(ValueError, match="the share must be above 0 and at most 1"):
+    wrong: list[Any] = [0, 1.5, -1, "0.1", None]
+    for share in wrong:
+        with pytest.raises(ValueError, match="the share must be a number above 0 and at most 1"):
             codecs.topk(share)
     the_engine_goes_on()
 

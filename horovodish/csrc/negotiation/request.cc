@@ -114,7 +114,7 @@ std::optional<Difference> first_difference(const Request& a, const Request& b) {
   if (a.members.size() != b.members.size() && !is_one) {
     const auto& longer = a.members.size() > b.members.size() ? a.members : b.members;
     return Difference{a.name, "number of tensors", std::to_string(a.members.size()), std::to_string(b.members.size()),
-                      "every rank must pass the same tensors, with the same dtypes, in the same order; '" +
+                      "every rank must pass the same tensors, with the same dtypes and compression, in the same order; '" +
                           longer[first].name + "' is the first that another rank does not have there"};
   }
   if (first < common) return member_difference(a, a.members[first], b.members[first]);

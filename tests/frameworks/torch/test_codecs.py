@@ -148,6 +148,21 @@ def test_errors_wait_while_no_rank_has_a_gradient(kind: str) -> None:
 
 
 @on_ranks((2, "mpi_ring"))
+def test_the_error_tells_of_a_codec_that_only_one_rank_has() -> None:
+    named = [("weight", torch.nn.Parameter(torch.zeros(300, 300))), ("bias", torch.nn.Parameter(torch.zeros(3)))]
+    codec = hvd.Compression.int8 if hvd.rank() == 0 else hvd.Compression.none
+    sgd = torch.optim.SGD([parameter for _, parameter in named], lr=1.0)
+    optimizer = hvd.DistributedOptimizer(sgd, named, compression=codec)
+
+    def step() -> None:
+        torch.stack([parameter.sum() for _, parameter in named]).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(hvd.MismatchError, match="with the same dtypes and compression"):
+        step()
+
+
+@on_ranks((2, "mpi_ring"))
 def test_every_function_that_takes_a_compression() -> None:
     tensor = torch.ones(300, 300)
 
