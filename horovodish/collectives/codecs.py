@@ -10,8 +10,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from numbers import Real
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, ClassVar, SupportsFloat, SupportsIndex
 
 from horovodish import _native
 from horovodish.collectives.operation import Codec, Operation
@@ -50,7 +49,7 @@ class CodecCompressor:
     where: Where | None = None
 
     def __post_init__(self) -> None:
-        if self.kind in ("topk", "randomk") and not (isinstance(self.share, Real) and 0 < self.share <= 1):
+        if self.kind in ("topk", "randomk") and not (isinstance(self.share, SupportsFloat) and 0 < self.share <= 1):
             raise ValueError(
                 f"Compression.{self.kind}({self.share!r}): the share must be a number above 0 and at most 1"
             )

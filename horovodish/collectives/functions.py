@@ -560,7 +560,8 @@ def join(device: int = -1) -> int:
 
     It returns once every rank has joined; then all go on as before. Operations that this rank submitted before are its
     own. Every rank must call it. A rank that has joined also takes part in what the other ranks of its process sets
-    do. Groups of `torch.distributed` have no join. With `wait_for=`, a rank takes the steps that it has missed.
+    do. Groups of `torch.distributed` have no join. With `wait_for=`, a rank takes the steps that it has missed,
+    and takes part in no other collective before all have joined.
 
     While ranks have joined, an Average divides by the ranks that have not. Horovod divides by all ranks. An `allreduce`
     here does so, too, if a rank has imported `horovod` before `init()`, or with the setting `join_average`:
