@@ -113,9 +113,10 @@ std::optional<Difference> first_difference(const Request& a, const Request& b) {
   const bool is_one = first < common && a.members[first].name == b.members[first].name;
   if (a.members.size() != b.members.size() && !is_one) {
     const auto& longer = a.members.size() > b.members.size() ? a.members : b.members;
-    return Difference{a.name, "number of tensors", std::to_string(a.members.size()), std::to_string(b.members.size()),
-                      "every rank must pass the same tensors, with the same dtypes and compression, in the same order; '" +
-                          longer[first].name + "' is the first that another rank does not have there"};
+    return Difference{
+        a.name, "number of tensors", std::to_string(a.members.size()), std::to_string(b.members.size()),
+        "every rank must pass the same tensors, with the same dtypes and compression, in the same order; '" +
+            longer[first].name + "' is the first that another rank does not have there"};
   }
   if (first < common) return member_difference(a, a.members[first], b.members[first]);
   if (a.family.structure != b.family.structure) return tree_difference(a, b);
