@@ -122,14 +122,19 @@ class PlanNames:
         self.first = ""
         self._count = 0
 
+    def number(self) -> None:
+        """Count the optimizer on this engine, if it is not; this rank is in the process set."""
+        if self._engine is basics.engine():
+            return
+        identity = checked_id(self._process_set)
+        kind = f"{self._what} of optimizer"
+        self.first = f"{kind} {counted(kind, identity)}"
+        if identity:
+            self.first += f" of ranks {self._process_set.ranks}"
+        self._engine, self._count = basics.engine(), 0
+
     def next(self) -> str:
         """The name for another plan; this rank is in the process set."""
-        if self._engine is not basics.engine():
-            self._engine = basics.engine()
-            identity = checked_id(self._process_set)
-            self.first = f"{self._what} of optimizer {counted('optimizer', identity)}"
-            if identity:
-                self.first += f" of ranks {self._process_set.ranks}"
-            self._count = 0
+        self.number()
         self._count += 1
         return self.first if self._count == 1 else f"{self.first}, plan {self._count}"

@@ -95,7 +95,10 @@ class ResumableSampler(Sampler[int]):
         self._recorded += samples
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands, for a checkpoint: that of any rank, after the same number of steps on all of them."""
+        """Where the epoch stands, for a checkpoint: that of any rank, after the same number of steps on all of them.
+
+        With `wait_for=`, a late rank has recorded fewer samples. What it had not come to is left out then.
+        """
         done = min(self._done_before + self._recorded * self._ranks, self._length)
         if self._all_are_through:
             done = self._length

@@ -85,6 +85,14 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     return wanted
 
 
+_before_removal: list[Callable[[ProcessSet], None]] = []
+
+
+def before_removal(callback: Callable[[ProcessSet], None]) -> None:
+    """Have a function called on every rank before a set is removed. It may block."""
+    _before_removal.append(callback)
+
+
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Stop using a process set. Every rank of the world must call it, when nothing is under way in the set; blocks.
 
@@ -108,6 +116,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     _check_agreement("remove_process_set", identity, agreement)
     if added is None or added.number == _GLOBAL_ID:
         return False
+    for callback in _before_removal:
+        callback(process_set)
     busy = gather_objects(
         basics.engine().process_set_busy(added.number), generated_name("remove_process_set.busy"), _GLOBAL_ID
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import itertools
 import sys
 import threading
 import time
@@ -20,10 +21,11 @@ import weakref
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from horovodish.collectives.adding_sets import before_removal
 from horovodish.collectives.array_adapter import ARRAYS
 from horovodish.collectives.functions import around_join
 from horovodish.collectives.operation import Operation
@@ -31,12 +33,12 @@ from horovodish.collectives.process_sets import ProcessSet
 from horovodish.collectives.reduce_ops import Sum
 from horovodish.collectives.submission import Handle
 from horovodish.collectives.transfers import receive, send
-from horovodish.errors import HorovodInternalError, NotInitializedError
+from horovodish.errors import HorovodInternalError, MismatchError, NotInitializedError
 from horovodish.launch import failures
 from horovodish.runtime import basics
 from horovodish.runtime.process import part
 
-__all__ = ["Average", "LateSteps", "missed_steps"]
+__all__ = ["Average", "LateSteps", "Optimizer", "follow", "missed_steps", "take_names"]
 
 GRACE_SHARE = 0.1
 """A step that could go on waits so long for ranks that were in time for the last one, as a share of what that took."""
@@ -67,6 +69,16 @@ class Average(NamedTuple):
     came: int
 
 
+class Optimizer(Protocol):
+    """What makes the steps of one optimizer when the first one is taken."""
+
+    def take_name(self) -> None:
+        """Count the optimizer among those of its process set, if it is not counted on this engine yet."""
+
+    def begin(self) -> None:
+        """Make the steps, if there are none on this engine yet. Does not block."""
+
+
 class _Told(NamedTuple):
     """What a rank has said last.
 
@@ -85,6 +97,9 @@ class _Told(NamedTuple):
 
 class LateSteps:
     """The steps of one optimizer. Every rank of the process set makes one, with the same arguments.
+
+    Attributes:
+        process_set: the ranks.
 
     Args:
         name: of the reductions.
@@ -110,11 +125,12 @@ class LateSteps:
         catch_up: Callable[[list[Average]], None],
         remedy: str,
     ):
-        self._name, self._process_set, self._wait_for, self._stale = name, process_set, wait_for, stale
+        self._name, self.process_set, self._wait_for, self._stale = name, process_set, wait_for, stale
         self._ranks, self._place = process_set.ranks, process_set.rank()
         self._like, self._options, self._remedy = like, options, remedy
         self._catch_up, self._is_away, self._all_are_away = catch_up, False, False
         self._has_left = False
+        self._engine = basics.engine()
         self._tag = 1 << 31 | zlib.crc32(name.encode()) >> 1  # apart from other optimizers, and from tags of scripts
         self._changed = threading.Condition()
         self._pending = [np.zeros_like(each) for each in like]
@@ -148,14 +164,17 @@ class LateSteps:
             options: what describes the optimizer's options.
 
         Raises:
-            ValueError: another optimizer has given one since this one did.
+            ValueError: another optimizer has given one since this one did, and no `join()` was between them.
         """
         running = part(_Running)
-        if self._given and running.latest is not self:
+        if self in running.earlier:
             raise ValueError(
-                f"{self._name}: two optimizers with wait_for= take steps in turns, so ranks could wait for each other "
-                "in different ones. Remedy: give all parameters to one optimizer, or leave wait_for= out"
+                f"{self._name}: two optimizers with wait_for= take steps in turns without hvd.join() between them, so "
+                "ranks could wait for each other in different ones. Remedy: give all parameters to one optimizer, or "
+                "leave wait_for= out"
             )
+        if running.latest not in (None, self):
+            running.earlier.add(running.latest)
         running.latest = self
         with self._changed:
             for total, each in zip(self._pending, gradients, strict=True):
@@ -164,11 +183,13 @@ class LateSteps:
             told = _Told(self._given, step, checksum, options)
         self._tell(told)
 
+    def are_over(self) -> bool:
+        """Whether this rank takes no more of them: it has left, or the engine has ended."""
+        return self._has_left or not basics.is_initialized() or self._engine is not basics.engine()
+
     def end(self) -> None:
         """Take no more steps. Waits until the other ranks take none either, and serves them until then."""
-        self.leave()
-        self.await_others()
-        self._averages.clear()  # a later join is not to take them
+        _leave([self])
 
     def leave(self) -> None:
         """Say that this rank takes no more steps. Does not block."""
@@ -231,7 +252,7 @@ class LateSteps:
 
     def _send(self, message: np.ndarray) -> None:
         name = f"{self._name}: a gradient"
-        send(ARRAYS, message, self._ranks[0], self._tag, name=name, process_set=self._process_set)
+        send(ARRAYS, message, self._ranks[0], self._tag, name=name, process_set=self.process_set)
 
     def averages(self) -> list[Average]:
         """The averages of the steps that this rank has not applied, at least one. Blocks until there is one.
@@ -256,12 +277,15 @@ class LateSteps:
 
     def _serve(self) -> None:
         try:
+            self._check_steps()
             while (word := self._told_by_first(None if self._place else self._decided()))[0] != _END:
                 if word[0] == _GO:
                     self._reduce(word[1:])
                     continue
                 self._end_receive()
                 if word[0] == _MEET:
+                    if self._has_left:
+                        return  # the engines of the others say that they joined without this rank
                     self._rest()
             self._end_receive()  # before any rank leaves
             self._told_by_first(self._word(_END))
@@ -275,6 +299,19 @@ class LateSteps:
             with self._changed:
                 self._problem = type(problem)(step) if failed else problem
                 self._changed.notify_all()
+
+    def _check_steps(self) -> None:
+        """Raise MismatchError on every rank if ranks begin with other numbers of steps. Collective; blocks."""
+        steps = np.zeros(len(self._ranks))
+        steps[self._place] = self._done
+        operation = Operation("allreduce", f"{self._name}: steps so far", self.process_set, Sum, in_place=True)
+        ARRAYS.start(operation, [steps], lambda *_: None, waits=True).wait()
+        other = int(np.argmax(steps != steps[0]))
+        if steps[other] != steps[0]:
+            raise MismatchError(
+                f"{self._name}: rank {self._ranks[0]} has taken {steps[0]:.0f} steps, and rank {self._ranks[other]} "
+                f"{steps[other]:.0f}. Remedy: load the same checkpoint on every rank"
+            )
 
     def _rest(self) -> None:
         """Submit nothing until the end of the pause: the engine of a rank that has joined would not expect it."""
@@ -301,7 +338,7 @@ class LateSteps:
         """Tell the others the first rank's word, and return it. Collective; blocks."""
         word = self._word(_END) if word is None else word
         name = f"{self._name}: the next step"
-        operation = Operation("broadcast", name, self._process_set, root_rank=self._ranks[0], in_place=True)
+        operation = Operation("broadcast", name, self.process_set, root_rank=self._ranks[0], in_place=True)
         ARRAYS.start(operation, [word], lambda *_: None, waits=True).wait()
         return word
 
@@ -325,7 +362,7 @@ class LateSteps:
                 if not awaited or time.monotonic() - self._could >= self._grace:
                     self._in_time = {*in_time}
                     late = set(here).difference(in_time)
-                    number = self._process_set.process_set_id
+                    number = self.process_set.process_set_id
                     part(_Running).missed.update((number, self._ranks[place]) for place in late)
                     self._grace = GRACE_SHARE * (time.monotonic() - self._began)
                     self._begin_to_wait()
@@ -353,7 +390,7 @@ class LateSteps:
         if self._receiving is None:
             self._message = np.zeros(3 + self._options)
             name = f"{self._name}: a gradient"
-            self._receiving = receive(ARRAYS, self._message, tag=self._tag, name=name, process_set=self._process_set)
+            self._receiving = receive(ARRAYS, self._message, tag=self._tag, name=name, process_set=self.process_set)
         return self._receiving
 
     def _look(self) -> bool:
@@ -365,12 +402,6 @@ class LateSteps:
             given, step, checksum, *options = self._message
             if not given and not step:
                 return False
-            if step > self._done + 1:
-                self._told_by_first(self._word(_END))
-                raise HorovodInternalError(
-                    f"{self._name}: rank {self._ranks[place]} is in step {step:.0f}, but the next one is "
-                    f"{self._done + 1}. Remedy: begin with the same checkpoint on every rank"
-                )
             self._hear(place, _Told(int(given), int(step), checksum, np.array(options)))
         return True
 
@@ -391,7 +422,7 @@ class LateSteps:
             sums, self._pending = self._pending, [np.zeros_like(each) for each in self._like]
             taken = np.zeros(len(self._ranks))
             taken[self._place] = self._given
-        operation = Operation("allreduce", self._name, self._process_set, Sum, in_place=True)
+        operation = Operation("allreduce", self._name, self.process_set, Sum, in_place=True)
         ARRAYS.start(operation, [*sums, taken], lambda *_: None, waits=True).wait()
         came = int((taken - self._taken).sum())
         self._taken = taken
@@ -403,11 +434,14 @@ class LateSteps:
 
 
 class _Running:
-    """The steps that this rank takes."""
+    """The steps that this rank takes, and the optimizers that may yet begin to take some."""
 
     def __init__(self) -> None:
+        self.optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+        self.numbers = itertools.count()
         self.steps: weakref.WeakSet[LateSteps] = weakref.WeakSet()
-        self.latest: LateSteps | None = None
+        self.latest: LateSteps | None = None  # to take a step since the last join
+        self.earlier: weakref.WeakSet[LateSteps] = weakref.WeakSet()  # those before it
         self.missed: Counter[tuple[int | None, int]] = Counter()  # by set and rank, on its first rank
 
 
@@ -417,8 +451,21 @@ def missed_steps(process_set: ProcessSet) -> dict[int, int]:
     return {rank: missed[number, rank] for rank in process_set.ranks}
 
 
+def follow(optimizer: Optimizer) -> None:
+    """From now on, `join()` begins its steps, so that a rank without any step takes part in those of the others."""
+    part(_Running).optimizers[next(part(_Running).numbers)] = optimizer
+
+
+def take_names() -> None:
+    """Count all optimizers, in the order in which they were made: ranks may begin their steps in another one."""
+    for optimizer in list(part(_Running).optimizers.values()):
+        optimizer.take_name()
+
+
 @contextlib.contextmanager
 def _paused() -> Iterator[None]:
+    for optimizer in list(part(_Running).optimizers.values()):
+        optimizer.begin()
     running = list(part(_Running).steps)
     for steps in running:  # of all optimizers, as in `_finish`
         steps.pause()
@@ -426,6 +473,7 @@ def _paused() -> Iterator[None]:
         waiting = running
         while waiting:  # for all at a time, so that the averages of none of them pile up
             waiting = [steps for steps in waiting if not steps.await_pauses()]
+        _begin_turn()
         yield
     finally:
         for steps in running:
@@ -435,11 +483,25 @@ def _paused() -> Iterator[None]:
 def _finish() -> None:
     if failures.exit_status:
         return  # the others are to be told at once
-    running = list(part(_Running).steps)
+    _leave(list(part(_Running).steps))
+
+
+def _begin_turn() -> None:
+    """No rank is in a step: from here on, each optimizer may be the first one."""
+    part(_Running).latest = None
+    part(_Running).earlier.clear()
+
+
+def _leave_set(process_set: ProcessSet) -> None:
+    _leave([steps for steps in part(_Running).steps if steps.process_set is process_set])
+
+
+def _leave(running: list[LateSteps]) -> None:
     for steps in running:  # of all optimizers, because ranks wait for them in different orders
         steps.leave()
     for steps in running:
         steps.await_others()
+    part(_Running).steps.difference_update(running)
 
 
 def _stopped() -> None:
@@ -447,9 +509,10 @@ def _stopped() -> None:
         for steps in list(part(_Running).steps):
             steps.stopped()
     part(_Running).steps.clear()
-    part(_Running).latest = None
+    _begin_turn()
     part(_Running).missed.clear()
 
 
 basics.follow(finish=_finish, stopped=_stopped)
 around_join(_paused)
+before_removal(_leave_set)

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from horovodish import _native
 from horovodish.collectives.consistency import is_due
-from horovodish.gradients import windows
+from horovodish.gradients import late_steps, windows
 from horovodish.gradients.late_steps import Average, LateSteps
 from horovodish.gradients.options import GradientOptions
-from horovodish.runtime import basics
 from horovodish.torch.gradients.reducer import release
 from horovodish.torch.names import Names, PlanNames
 from horovodish.torch.tensors import BROADCAST_REMEDY, check_tensor, parameter_checksums
@@ -31,30 +29,31 @@ class LateReducer:
         steps: how many steps the optimizer has taken, as the other ranks have or will have.
     """
 
-    def __init__(self, parameters: Names, options: GradientOptions):
+    def __init__(self, optimizer: Optimizer, parameters: Names, options: GradientOptions):
+        self._reference = weakref.ref(optimizer)
         self._parameters = parameters
         self._options = options
         self._names = PlanNames(options.process_set, "late steps")
-        self._engine: _native.Engine | None = None
         self._late: LateSteps | None = None
         self._options_size = 0
         self._trained: list[tuple[str, Tensor]] = []
         self.steps = 0
         self.renew()
         windows.follow(self)
+        late_steps.follow(self)
 
     interrupted = False
 
     def renew(self) -> None:
-        """Take the parameters that the optimizer has now; before the first step only.
+        """Take the parameters that the optimizer has now; before the first step and the first `join()` only.
 
         Raises:
-            ValueError: the optimizer has taken a step.
+            ValueError: there was one.
         """
         if self._late is not None:
             raise ValueError(
-                "wait_for=: the optimizer has got other parameters after its first step, but ranks are at different "
-                "steps. Remedy: give it all parameters before"
+                "wait_for=: the optimizer has got other parameters after its first step or join(), but ranks are at "
+                "different steps. Remedy: give it all parameters before"
             )
         for name, parameter in self._parameters.in_order():
             check_tensor(parameter, f"parameter {name}")
@@ -69,32 +68,32 @@ class LateReducer:
 
     def restart(self) -> None:
         """The ranks have begun anew, or with another state."""
-        if self._late is not None and self._engine is basics.engine():
+        if self._late is not None and not self._late.are_over():
             self._late.end()
         self._late = None
         for _, parameter in self._parameters.in_order():
             parameter.grad = None
 
-    def averages(self, optimizer: Optimizer) -> list[Average]:
+    def averages(self) -> list[Average]:
         """Give this rank's gradients for its next step, and return the averages of the steps to apply. Blocks.
 
         Raises:
             HorovodInternalError: a reduction failed, or a rank was lost.
         """
-        trained = [(name, each) for name, each in self._parameters.in_order() if each.requires_grad]
-        if self._late is None or self._engine is not basics.engine():
-            self._begin(trained, optimizer)
-        elif [id(each) for _, each in trained] != [id(each) for _, each in self._trained]:
+        if self._late is None or self._late.are_over():
+            self._begin()
+        trained = self._trainable()
+        if [id(each) for _, each in trained] != [id(each) for _, each in self._trained]:
             raise ValueError(
-                "wait_for=: other parameters are trained than in the first step, but ranks are at different steps. "
-                "Remedy: freeze and unfreeze parameters before the first step, or leave wait_for= out"
+                "wait_for=: other parameters are trained than in the first step or join(), but ranks are at different "
+                "steps. Remedy: freeze and unfreeze parameters before, or leave wait_for= out"
             )
         assert self._late is not None
-        options = options_of(optimizer)
+        options = options_of(self._wrapped)
         if options.size != self._options_size:
             raise ValueError(
                 f"wait_for=: the parameter groups have {options.size} numbers, such as learning rates, and had "
-                f"{self._options_size} in the first step. Remedy: make schedulers, which add initial_lr, before it"
+                f"{self._options_size} in the first step or join(). Remedy: make schedulers before; they add initial_lr"
             )
         has = np.array([each.grad is not None for _, each in trained], np.float64)
         gradients = [_array_of(each) for _, each in trained]
@@ -106,24 +105,54 @@ class LateReducer:
         self._late.contribute([*gradients, has], step, checksum, options)
         return self._late.averages()
 
-    def _begin(self, trained: list[tuple[str, Tensor]], optimizer: Optimizer) -> None:
-        self._engine, self._trained = basics.engine(), trained
-        like = [np.zeros(tuple(each.shape), _dtype_of(each)) for _, each in trained]
-        self._options_size = options_of(optimizer).size
-        wait_for, stale = self._options.wait_for, self._options.stale
-        assert wait_for is not None
-        reference = weakref.ref(optimizer)
+    def take_name(self) -> None:
+        """Count the optimizer, if this rank takes steps with others."""
+        if self._meets():
+            self._names.number()
+
+    def begin(self) -> None:
+        """Begin to take steps, if this rank takes any with others and has not begun. Does not block."""
+        if self._meets() and (self._late is None or self._late.are_over()):
+            self._begin()
+
+    def is_alone(self) -> bool:
+        """Whether this rank has nobody to reduce with.
+
+        Raises:
+            ValueError: the process set is not in use.
+        """
+        return self._options.alone
+
+    def _meets(self) -> bool:
+        return self._options.process_set.process_set_id is not None and not self._options.alone
+
+    def _begin(self) -> None:
+        late_steps.take_names()
+        self._trained = self._trainable()
+        like = [np.zeros(tuple(each.shape), _dtype_of(each)) for _, each in self._trained]
+        self._options_size = options_of(self._wrapped).size
+        options, reference = self._options, self._reference
+        assert options.wait_for is not None
         self._late = LateSteps(
             self._names.next(),
-            self._options.process_set,
-            wait_for,
-            stale,
-            [*like, np.zeros(len(trained))],
+            options.process_set,
+            min(options.wait_for, options.process_set.size()),  # an elastic job may have lost some
+            options.stale,
+            [*like, np.zeros(len(like))],
             self._options_size,
             self.steps,
             lambda averages: _catch_up(reference(), averages),
             BROADCAST_REMEDY,
         )
+
+    @property
+    def _wrapped(self) -> Optimizer:
+        optimizer = self._reference()
+        assert optimizer is not None
+        return optimizer
+
+    def _trainable(self) -> list[tuple[str, Tensor]]:
+        return [(name, each) for name, each in self._parameters.in_order() if each.requires_grad]
 
     @torch.no_grad()
     def put(self, average: Average) -> None:

@@ -16,13 +16,10 @@ class GoesOn(Distributed):
     """With `wait_for`."""
 
     _reducer: LateReducer
-    _is_alone: bool
 
     @classmethod
     def _reducer_of(cls, optimizer: Any, names: Names, options: GradientOptions) -> LateReducer:
-        reducer = LateReducer(names, options)
-        optimizer._is_alone = options.alone
-        return reducer
+        return LateReducer(optimizer, names, options)
 
     @classmethod
     def _register(cls, optimizer: Any) -> None:
@@ -45,11 +42,11 @@ class GoesOn(Distributed):
         check_once(this)
         if closure is not None:
             raise ValueError("wait_for=: step() takes no closure. Remedy: call backward() before it")
-        if self._is_alone:
+        if self._reducer.is_alone():
             self.wrapped_class.step(this)
             self._reducer.steps += 1
             return
-        self.take_steps(self._reducer.averages(this))
+        self.take_steps(self._reducer.averages())
 
     def take_steps(self, averages: list[Average]) -> None:
         """Take a step with each average."""

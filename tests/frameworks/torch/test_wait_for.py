@@ -178,7 +178,7 @@ def test_two_optimizers_and_messages_of_the_script() -> None:
             optimizer.zero_grad()
             parameter.sum().backward()
             optimizer.step()
-    with pytest.raises(ValueError, match=r"two optimizers with wait_for= take steps in turns, .* Remedy: give all"):
+    with pytest.raises(ValueError, match=r"two optimizers with wait_for= take steps in turns .* Remedy: give all"):
         optimizers[0].step()
     if hvd.rank() == 1:
         send(ARRAYS, np.ones(3), 0).wait()
@@ -226,6 +226,69 @@ def test_ranks_without_data_join(seed: int) -> None:
         state = optimizer.steps, parameter.tolist()
         assert hvd.allgather_object(state) == [state] * hvd.size()
     check_sum(optimizer, parameter, given)
+
+
+def steps_with(optimizer: Any, parameter: nn.Parameter, count: int) -> None:
+    for _ in range(count):
+        optimizer.zero_grad()
+        parameter.sum().backward()
+        optimizer.step()
+
+
+def check_same(*pairs: tuple[Any, nn.Parameter]) -> None:
+    """The ranks have taken the same steps with the same results."""
+    state = [(optimizer.steps, parameter.tolist()) for optimizer, parameter in pairs]
+    assert hvd.allgather_object(state) == [state] * hvd.size()
+
+
+@on_ranks(3, (2, "mpi_ring"))
+@pytest.mark.parametrize("idle", [0, 1])
+def test_a_rank_that_has_no_batch_joins(idle: int) -> None:
+    """The others use the second optimizer first."""
+    first, second = leaf(), leaf()
+    optimizer, other = wrapped([first], wait_for=1), wrapped([second], wait_for=1)
+    plain = wrapped([leaf()])
+    if hvd.rank() != idle:
+        steps_with(other, second, 4 + hvd.rank())
+    hvd.join()
+    assert other.steps >= 4
+    check_same((optimizer, first), (other, second))
+    steps_with(optimizer, first, 2 + hvd.rank())
+    hvd.join()
+    check_same((optimizer, first), (other, second))
+    with pytest.raises(ValueError, match="other parameters after its first step or join"):
+        optimizer.add_param_group({"params": [leaf()]})
+    steps_with(plain, leaf(), 1)
+
+
+@on_ranks(2)
+def test_two_optimizers_take_turns_after_joins() -> None:
+    pairs = [(wrapped([p], wait_for=1), p) for p in (leaf(), leaf())]
+    for turn in range(4):
+        steps_with(*pairs[turn % 2], 3)
+        hvd.join()
+    check_same(*pairs)
+    steps_with(*pairs[0], 1)
+    steps_with(*pairs[1], 1)
+    with pytest.raises(ValueError, match=r"two optimizers with wait_for= take steps in turns without hvd\.join"):
+        steps_with(*pairs[0], 1)
+
+
+@on_ranks(3, (3, "mpi_ring"))
+def test_a_process_set_is_removed_and_used_again() -> None:
+    some, p = hvd.add_process_set([0, 1]), leaf()
+    if hvd.rank() < 2:
+        optimizer: Any = wrapped([p], wait_for=2, process_set=some)
+        steps_with(optimizer, p, 3)
+    assert hvd.remove_process_set(some)
+    if hvd.rank() < 2:
+        with pytest.raises(ValueError, match="not in use"):
+            steps_with(optimizer, p, 1)
+    hvd.add_process_set(some)
+    if hvd.rank() < 2:
+        steps_with(optimizer, p, 2)
+        assert (optimizer.steps, p.tolist()) == (5, [-5.0] * 3)
+    assert hvd.remove_process_set(some)
 
 
 @on_ranks(2)
@@ -319,7 +382,7 @@ def test_state_sparse_and_unused_parameters(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Remedy: give it all parameters before"):
         optimizer.add_param_group({"params": [leaf()]})
     torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    with pytest.raises(ValueError, match="Remedy: make schedulers, which add initial_lr, before it"):
+    with pytest.raises(ValueError, match="Remedy: make schedulers before; they add initial_lr"):
         optimizer.step()
     with pytest.raises(ValueError, match="takes no closure"):
         optimizer.step(lambda: 0.0)
@@ -359,25 +422,29 @@ def ends_too_early() -> None:
         optimizer.step()
 
 
-def begins_elsewhere() -> None:
+def begins_elsewhere(ahead: int) -> None:
     hvd.init()
     p = leaf()
-    optimizer: Any = wrapped([p], wait_for=2)
-    optimizer._reducer.steps = 5 * hvd.rank()
-    p.sum().backward()
-    optimizer.step()
+    optimizer: Any = wrapped([p], wait_for=1)
+    steps_with(optimizer, p, 1)
+    state = optimizer.state_dict() | {"steps": 5 * (hvd.rank() == ahead)}
+    hvd.shutdown()
+    optimizer.load_state_dict(state)
+    hvd.init()
+    steps_with(optimizer, p, 1)
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("function", "arguments", "message"),
     [
-        (ends_too_early, "fewer than wait_for=2 ranks take further steps. Remedy: end the loop at the same"),
-        (begins_elsewhere, "rank 1 is in step 6, but the next one is 1. Remedy: begin with the same checkpoint"),
+        (ends_too_early, [], "fewer than wait_for=2 ranks take further steps. Remedy: end the loop at the same"),
+        (begins_elsewhere, [0], "rank 0 has taken 5 steps, and rank 1 0. Remedy: load the same checkpoint"),
+        (begins_elsewhere, [1], "rank 0 has taken 0 steps, and rank 1 5. Remedy: load the same checkpoint"),
     ],
 )
-def test_ranks_that_count_otherwise(function: Any, message: str) -> None:
+def test_ranks_that_count_otherwise(function: Any, arguments: list[int], message: str) -> None:
     with pytest.raises(RanksFailedError) as raised:
-        run_ranks(function, 2, fresh=True)
+        run_ranks(function, 2, args=tuple(arguments), fresh=True)
     assert message in str(raised.value)
 
 
@@ -423,16 +490,45 @@ hvd.barrier()
 """
 
 
+ENDS = """
+import sys
+import torch
+import horovodish.torch as hvd
+
+hvd.init()
+p = torch.nn.Parameter(torch.zeros(3))
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0), wait_for=1)
+for _ in range(3):
+    p.sum().backward()
+    optimizer.step()
+if hvd.rank() != int(sys.argv[1]):
+    hvd.join()
+"""
+
+
+def said_by_three(tmp_path: Path, script: str, *arguments: str, status: int) -> str:
+    """What a script prints to its standard error, which ends with that status."""
+    place = tmp_path / "script.py"
+    place.write_text(script)
+    command = [sys.executable, "-m", "horovodish.launcher", "run", "-np", "3", sys.executable, str(place), *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == status, ended.stderr
+    return ended.stderr
+
+
 def test_a_rank_that_exits_does_not_wait_for_the_others(tmp_path: Path) -> None:
     """One that has joined hears of it, too."""
-    script = tmp_path / "exits.py"
-    script.write_text(EXITS)
-    command = [sys.executable, "-m", "horovodish.launcher", "run", "-np", "3", sys.executable, str(script)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 3, ended.stderr
-    assert "late steps of optimizer 1: step 4 failed on rank" in ended.stderr
-    last_line = ended.stderr.splitlines()[-1]
-    assert re.search(r"rank 1 on .* failed with exit status 3: it called sys.exit\(3\) in exits.py:13", last_line)
+    said = said_by_three(tmp_path, EXITS, status=3)
+    assert "late steps of optimizer 1: step 4 failed on rank" in said
+    last_line = said.splitlines()[-1]
+    assert re.search(r"rank 1 on .* failed with exit status 3: it called sys.exit\(3\) in script.py:13", last_line)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_ends_while_the_others_have_joined(tmp_path: Path, rank: int) -> None:
+    said = said_by_three(tmp_path, ENDS, str(rank), status=1)
+    assert re.search(rf"a call of join failed on rank \d: rank {rank} has ended its script", said), said
+    assert "call hvd.join() after the last one" in said
 
 
 def begins_with_other_parameters() -> None:
@@ -458,7 +554,7 @@ def train_late(scene: Scene, victims: list[list[int]]) -> dict[str, Any]:
     hvd.init()
     model = digits_model()
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    optimizer: Any = hvd.DistributedOptimizer(sgd, model.named_parameters(), wait_for=2)
+    optimizer: Any = hvd.DistributedOptimizer(sgd, model.named_parameters(), wait_for=3)
     perhaps_sleep = late_at_random(7)
 
     @hvd.elastic.run
