@@ -12,7 +12,7 @@ from horovodish.launch import run_folder
 from horovodish.launch.output_files import opener
 from horovodish.runtime import basics
 
-__all__ = ["start_timeline", "stop_timeline"]
+__all__ = ["mark", "start_timeline", "stop_timeline"]
 
 _CLOCK_READINGS = 9
 
@@ -28,7 +28,8 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     `trace.rank-3.json`, replacing a file of that name, for https://ui.perfetto.dev or chrome://tracing. There the
     process is the rank, and each tensor or bucket a track with one slice for each operation and in it "negotiate"
     (until every rank has submitted it), "queue" (behind others), "pack", "reduce", "exchange" (between hosts) and
-    "unpack", the last four once for every chunk. Operations that are under way already do not appear. Times are
+    "unpack", the last four once for every chunk. The track "steps" has the steps of wrapped optimizers, and what
+    `mark()` marks. Operations that are under way already do not appear. Times are
     microseconds since `init()` on rank 0: of one host to within a microsecond, between hosts as good as their clocks
     agree.
 
@@ -80,6 +81,24 @@ def stop_timeline() -> None:
         raise ValueError("stop_timeline(): no timeline is being recorded; start_timeline(path) begins one")
     _path = None
     engine.stop_timeline()
+
+
+def mark(name: str) -> None:
+    """Mark this moment in the timeline of this rank, such as the beginning of an epoch.
+
+    Not collective, and does nothing while no timeline is recorded. Steps of wrapped optimizers need no mark.
+
+    Args:
+        name: what the timeline shows, on the track "steps".
+
+    Raises:
+        NotInitializedError: before `init()`, and after `shutdown()`.
+        ForkedProcessError: in a forked child.
+
+    Example:
+        >>> hvd.mark("epoch 3")
+    """
+    basics.engine().mark(str(name))
 
 
 def _path_of(path: str | os.PathLike[str], rank: int) -> Path:

@@ -337,6 +337,43 @@ def test_a_full_disk_ends_the_timeline_with_one_warning_and_not_the_job(tmp_path
     assert done.stderr == said
 
 
+def record_steps(path: str) -> None:
+    torch = pytest.importorskip("torch")
+    import horovodish.torch as hvd
+
+    hvd.init()
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("weights", parameter)])
+    hvd.mark("not recorded")
+    hvd.start_timeline(path)
+    for step in range(STEPS):
+        if step % 2 == 0:
+            hvd.mark(f"epoch {step // 2}")
+        optimizer.zero_grad()
+        parameter.sum().backward()
+        optimizer.step()
+    for _ in range(10_000):
+        hvd.mark("too many")
+    hvd.stop_timeline()
+
+
+def test_it_shows_steps_and_marks_of_the_script(tmp_path: Path) -> None:
+    run_ranks(record_steps, 2, args=(str(tmp_path / "trace.json"),))
+    for rank in range(2):
+        path = tmp_path / f"trace.rank-{rank}.json"
+        tracks, marks = tracks_of(path, rank), marks_of(path)
+        steps = [one for one in tracks["steps"] if one.name.startswith("step ")]
+        assert len({one.name for one in steps}) == STEPS
+        gradients = tracks["gradients of optimizer 1, bucket 0"]
+        for step, gradient in zip(steps, gradients, strict=True):
+            assert step.begin <= gradient.begin < gradient.end <= step.end
+        epochs = [round(mark["ts"] * 1000) for mark in marks if mark["name"].startswith("epoch")]
+        assert [mark["name"] for mark in marks[:2]] == ["epoch 0", "epoch 1"]
+        assert epochs[0] <= steps[0].begin and gradients[1].end <= epochs[1] <= steps[2].begin
+        dropped = [mark["args"]["total"] for mark in marks if mark["name"] == "records dropped"]
+        assert len(marks) - 2 - len(dropped) + dropped[-1] == 10_000
+
+
 def record_names_that_are_new_each_time(path: str) -> None:
     hvd.init()
     hvd.start_timeline(path)

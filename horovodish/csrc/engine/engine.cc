@@ -261,6 +261,16 @@ void Engine::stop_timeline() {
   timeline->finish();
 }
 
+void Engine::begin_step() { record("step " + std::to_string(++steps_), true); }
+
+void Engine::mark(const std::string& name) { record(name, false); }
+
+void Engine::record(const std::string& name, bool begins_step) {
+  const int64_t at = Timeline::now();
+  std::lock_guard lock(inbox_mutex_);
+  if (timeline_) timeline_->add({name, at, begins_step});
+}
+
 // Operations under way go on holding what they are recorded in.
 std::shared_ptr<Timeline> Engine::take_timeline() {
   std::lock_guard lock(inbox_mutex_);

@@ -131,6 +131,8 @@ class Engine final {
   void start_timeline(const std::shared_ptr<Timeline>& timeline);
   // Throws std::invalid_argument when there is nothing to stop.
   void stop_timeline();
+  // A mark of the script, in what is recorded now.
+  void mark(const std::string& name);
 
   // Leaves the job: whatever is pending on this rank fails, and peers that need it from now on are told the reason. What they
   // are executing goes on, unless this rank had a part in it that is not done. `failed`: it leaves because of an error. The
@@ -140,7 +142,7 @@ class Engine final {
   uint64_t completed() const { return completed_; }
   // A step of this rank begins: it is about to reduce gradients for the first time since an optimizer's last step. The step lasts
   // until the next one begins. A compiled program calls it whenever it runs.
-  void begin_step() { ++steps_; }
+  void begin_step();
   // How many steps have begun. Reports and errors name the last one.
   uint64_t steps() const noexcept { return steps_; }
   // How many bytes of this rank were reduced, in all process sets. Single numbers, such as a loss for the log, do not count.
@@ -220,6 +222,7 @@ class Engine final {
 
   Error described(const Operation& operation, const Error& error) const noexcept;
   std::shared_ptr<Timeline> take_timeline();
+  void record(const std::string& name, bool begins_step);
 
   EngineConfig config_;
   const uint64_t forks_;  // when it was made

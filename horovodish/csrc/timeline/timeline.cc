@@ -105,7 +105,17 @@ bool Timeline::describe(const Track& track, const std::shared_ptr<const Request>
 
 void Timeline::push(TimelineRecord&& record) {
   if (finished_.load(std::memory_order_relaxed) || records_.push(std::move(record))) return;
-  dropped_.store(dropped_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  dropped_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Timeline::add(Moment&& moment) {
+  std::lock_guard lock(mutex_);
+  if (finishing_) return;
+  if (moments_.size() < kDescriptions) {
+    moments_.push_back(std::move(moment));
+  } else {
+    dropped_.fetch_add(1, std::memory_order_relaxed);
+  }
 }
 
 // What is left is written by the thread that ends the timeline: the writer's may not get to run for a while.
@@ -158,6 +168,12 @@ void Timeline::write_records() {
       recording_->take(*record);
     }
   }
+  std::vector<Moment> moments;
+  {
+    std::lock_guard lock(mutex_);
+    moments.swap(moments_);
+  }
+  for (const Moment& moment : moments) recording_->take(moment);
   recording_->flush(dropped_.load(std::memory_order_relaxed), now());
 }
 

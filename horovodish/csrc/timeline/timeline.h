@@ -17,6 +17,7 @@
 #include <thread>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "memory/single_producer_ring.h"
 #include "negotiation/request.h"
@@ -27,8 +28,8 @@ namespace horovodish {
 // there to the first of these.
 enum class Phase : uint8_t { pack, reduce, exchange, unpack, connect, nccl, encode, decode };
 
-// Number of the track for what concerns no operation.
-constexpr uint32_t kEngineTrack = 1;
+// Numbers of the tracks for what concerns no operation, and for steps and marks of the script.
+constexpr uint32_t kEngineTrack = 1, kStepsTrack = 2;
 
 // What a track is called and what the operations on it are about.
 struct TrackDescription {
@@ -52,6 +53,13 @@ struct TimelineRecord {
   uint32_t track : 24;
 };
 static_assert(sizeof(TimelineRecord) == 16);
+
+// A step of a wrapped optimizer begins, or the script marks a moment.
+struct Moment {
+  std::string name;
+  int64_t at;
+  bool begins_step;
+};
 
 class TimelineWriter;
 
@@ -85,6 +93,9 @@ class Timeline {
   void phase(const Track& track, Phase phase, int64_t begin);
   void settled(Track& track, bool failed);
 
+  // Called by any thread, seldom.
+  void add(Moment&& moment);
+
   // Ends the trace and writes it to the end; what is pushed from now on is ignored.
   void finish();
 
@@ -103,7 +114,7 @@ class Timeline {
   SingleProducerRing<TimelineRecord> records_;
   SingleProducerRing<TrackDescription> descriptions_;  // one for each record that says so
   std::unordered_map<int, std::map<std::string, Track, std::less<>>> tracks_;  // by process set and name
-  uint32_t last_track_ = kEngineTrack;
+  uint32_t last_track_ = kStepsTrack;
   int64_t last_phase_ = 0, last_decision_ = 0;  // when the one ended and the other was made
   std::atomic<uint64_t> dropped_{0};
   std::atomic<bool> finished_{false};
@@ -111,6 +122,7 @@ class Timeline {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool finishing_ = false;  // guarded by mutex_
+  std::vector<Moment> moments_;  // that are not written yet; likewise
   std::unique_ptr<TimelineWriter> recording_;  // the writer's alone until it has ended
   bool failed_ = false;  // likewise
   std::thread writer_;

@@ -34,7 +34,7 @@ TimelineWriter::TimelineWriter(int descriptor, int process, std::string_view nam
 }
 
 void TimelineWriter::take(const TimelineRecord& record) {
-  if (record.what == What::cycle) return mark("cycle", record.at, {});
+  if (record.what == What::cycle) return mark(kEngineTrack, "cycle", record.at);
   if (record.what == What::submitted) return submitted(record.track, record.at);
   if (!track(record.track).busy) return;
   switch (record.what) {
@@ -53,9 +53,21 @@ void TimelineWriter::take(const TimelineRecord& record) {
   }
 }
 
+// A step lasts until the next one begins.
+void TimelineWriter::take(const Moment& moment) {
+  if (!moment.begins_step) return mark(kStepsTrack, moment.name, moment.at);
+  name_track(kStepsTrack, "steps");
+  if (track(kStepsTrack).busy) end(kStepsTrack, moment.at, false);
+  Track& begun = track(kStepsTrack);
+  begun.busy = true;
+  begun.last = std::max(moment.at, begun.last);
+  file_.add({'B', kStepsTrack, moment.name, begun.last});
+}
+
 void TimelineWriter::flush(uint64_t dropped, int64_t at) {
   if (const uint64_t more = dropped - std::exchange(dropped_, dropped); more > 0) {
-    mark("records dropped", at, "\"count\":" + std::to_string(more) + ",\"total\":" + std::to_string(dropped));
+    mark(kEngineTrack, "records dropped", at,
+         "\"count\":" + std::to_string(more) + ",\"total\":" + std::to_string(dropped));
   }
   file_.flush();
 }
@@ -115,9 +127,9 @@ void TimelineWriter::end(uint32_t number, int64_t at, bool failed) {
   file_.add({'E', number, {}, track.last, {}, failed ? "\"failed\":true" : ""});
 }
 
-void TimelineWriter::mark(std::string_view name, int64_t at, std::string_view arguments) {
-  name_track(kEngineTrack, "engine");
-  file_.add({'i', kEngineTrack, name, at, {}, arguments});
+void TimelineWriter::mark(uint32_t number, std::string_view name, int64_t at, std::string_view arguments) {
+  name_track(number, number == kEngineTrack ? "engine" : "steps");
+  file_.add({'i', number, name, at, {}, arguments});
 }
 
 }  // namespace horovodish

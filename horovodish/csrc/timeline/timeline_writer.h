@@ -24,6 +24,7 @@ class TimelineWriter {
   void describe(uint32_t number, const TrackDescription& description);
   // Of anything but a description.
   void take(const TimelineRecord& record);
+  void take(const Moment& moment);
   // Hands what there is to the operating system. `dropped`: how many records were, so far; a mark says so when there are more than
   // last time.
   void flush(uint64_t dropped, int64_t at);
@@ -46,7 +47,7 @@ class TimelineWriter {
   void slice(uint32_t number, std::string_view name, int64_t begin, int64_t end);
   void end_waiting(uint32_t number, int64_t at);
   void end(uint32_t number, int64_t at, bool failed);
-  void mark(std::string_view name, int64_t at, std::string_view arguments);
+  void mark(uint32_t number, std::string_view name, int64_t at, std::string_view arguments = {});
 
   TraceFile file_;
   std::vector<Track> tracks_;  // by number
