@@ -16,19 +16,19 @@ testing = _native.testing
 SHARE, SEED = 0.01, 7
 LEVELS = 3
 BLOCKS = {"int8": 256, "int4": 64, "onebit": 4096, "ternary": 1024, "topk": 4096, "randomk": 4096}
-TINY = np.finfo(np.float32).tiny
+TINY, LARGEST, EPSILON = (getattr(np.finfo(np.float32), name) for name in ("tiny", "max", "eps"))
 
 
-def lane_sum(values: Floats) -> np.float32:
-    """The sum in the engine's order: 16 sums of every 16th value, added up at the end."""
-    lanes = np.zeros(16, np.float32)
+def mean_of(values: Floats, count: int) -> np.float32:
+    """The mean of `count` values, the others being 0: 16 sums of every 16th one in float64, added up at the end."""
+    lanes = np.zeros(16)
     for begin in range(0, len(values), 16):
         part = values[begin : begin + 16]
         lanes[: len(part)] += part
-    total = np.float32(0)
+    total = 0.0
     for lane in lanes:
         total += lane
-    return total
+    return np.float32(total / count)
 
 
 def planes(symbols: Any, bits: int) -> bytes:
@@ -42,7 +42,8 @@ def planes(symbols: Any, bits: int) -> bytes:
 
 def stepped(values: Floats, levels: int, mask: int = 0xFFFFFFFF) -> tuple[np.float32, Any]:
     """The scale, of whose bits those of the mask travel, and whole multiples of it."""
-    exact: Floats = np.abs(values).max(keepdims=True) / np.float32(levels)
+    most = LARGEST / np.float32(levels) * (1 - EPSILON)
+    exact: Floats = np.minimum(np.abs(values).max(keepdims=True) / np.float32(levels), most)
     scale = (exact.view(np.uint32) & np.uint32(mask)).view(np.float32)[0]
     if scale < TINY:
         return np.float32(0), np.zeros(len(values), np.int64)
@@ -62,17 +63,17 @@ def int4(values: Floats, seed: int) -> tuple[bytes, Floats]:
 
 
 def onebit(values: Floats, seed: int) -> tuple[bytes, Floats]:
-    mean = lane_sum(np.abs(values)) / np.float32(len(values))
+    mean = mean_of(np.abs(values), len(values))
     return mean.tobytes() + planes(np.signbit(values), 1), np.copysign(mean, values)
 
 
 def ternary(values: Floats, seed: int) -> tuple[bytes, Floats]:
     magnitudes = np.abs(values)
-    threshold = np.float32(0.7) * (lane_sum(magnitudes) / np.float32(len(values)))
+    threshold = np.float32(0.7) * mean_of(magnitudes, len(values))
     above = magnitudes > threshold
     scale = np.float32(0)
     if above.any():
-        scale = lane_sum(np.where(above, magnitudes, np.float32(0))) / np.float32(above.sum())
+        scale = mean_of(np.where(above, magnitudes, np.float32(0)), above.sum())
     signs = np.where(above, np.sign(values), np.float32(0))
     return scale.tobytes() + planes((signs > 0) + 2 * (signs < 0), 2), signs * scale
 
@@ -120,6 +121,8 @@ def given_values() -> dict[str, Floats]:
         "denormal": normal[:1000] * TINY / 2**10,
         "mixed": mixed.astype(np.float32),
         "equal": np.full(5000, -3, np.float32),
+        "largest": np.full(5000, -LARGEST, np.float32),
+        "large": np.clip(normal[:5000], -1, 1) * LARGEST,
         "halfway": np.arange(-127, 128, dtype=np.float32) / 2,
     }
 
@@ -139,6 +142,7 @@ def test_codes_errors_and_sums_are_those_of_the_model_on_every_processor(kind: s
                 continue
             case, tried = f"{name}, level {level}", tried + 1
             assert made[0] == code, case
+            assert np.isfinite(decoded).all(), case
             np.testing.assert_array_equal(np.frombuffer(made[1], np.float32), values - decoded, case, strict=True)
             result = others + decoded if adds else decoded
             np.testing.assert_array_equal(np.frombuffer(made[2], np.float32), result, case, strict=True)

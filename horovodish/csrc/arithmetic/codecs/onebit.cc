@@ -10,7 +10,7 @@ size_t bytes(const Block& block) { return sizeof(float) + Planes<1>::bytes(block
 
 HOROVODISH_INLINE void encode(float* values, std::byte* code, const Block& block) {
   constexpr float kAll = -1;
-  const float mean = magnitudes(values, block.count, kAll).sum / static_cast<float>(block.count);
+  const float mean = magnitudes(values, block.count, kAll).mean();
   if (magnitude_bits(mean) >= kInfinityBits) return encode_nan(values, code, bytes(block), block.count);
   write_float(code, mean);
   const uint32_t bits = std::bit_cast<uint32_t>(mean);

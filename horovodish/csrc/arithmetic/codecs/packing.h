@@ -26,13 +26,15 @@ HOROVODISH_INLINE int32_t largest_bits(const float* values, size_t count) {
 }
 
 struct Magnitudes {
-  float sum = 0;
+  double sum = 0;  // of as many float32 values as a block has it cannot overflow, and their mean is a float32 value
   int32_t count = 0;
+
+  float mean() const { return count == 0 ? 0.0f : static_cast<float>(sum / count); }
 };
 // Of the values whose magnitude is greater than `above`. The order of the additions is fixed.
 HOROVODISH_INLINE Magnitudes magnitudes(const float* values, size_t count, float above) {
   constexpr size_t kLanes = 16;  // independent sums, which the compiler keeps in vector registers
-  float sums[kLanes] = {};
+  double sums[kLanes] = {};
   int32_t counts[kLanes] = {};
   const auto add = [&](size_t i, size_t lane) __attribute__((always_inline)) {
     const int32_t bits = magnitude_bits(values[i]);
@@ -56,10 +58,12 @@ HOROVODISH_INLINE Magnitudes magnitudes(const float* values, size_t count, float
 // Adding this to a number of less than 2^22 rounds it to the nearest integer, or the even one, and leaves that in the lowest bits.
 inline constexpr float kRounder = 0x1.8p23f;
 // The scale by which `levels` steps reach the largest magnitude. 0, so that everything stays in the error, where the inverse
-// would be no finite number. NaN for what is not finite.
+// would be no finite number. NaN for what is not finite. The product of levels and scale is finite: a quotient that was rounded up
+// would make it overflow.
 HOROVODISH_INLINE float scale_of(int32_t bits, float levels) {
   if (bits >= kInfinityBits) return kNan;
-  const float scale = std::bit_cast<float>(bits) / levels;
+  const float most = std::numeric_limits<float>::max() / levels * (1 - std::numeric_limits<float>::epsilon());
+  const float scale = std::min(std::bit_cast<float>(bits) / levels, most);
   return scale < std::numeric_limits<float>::min() ? 0.0f : scale;
 }
 

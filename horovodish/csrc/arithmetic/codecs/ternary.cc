@@ -17,11 +17,10 @@ HOROVODISH_INLINE float value_of(uint32_t symbol, float scale) {
 size_t bytes(const Block& block) { return sizeof(float) + Planes<2>::bytes(block.count); }
 
 HOROVODISH_INLINE void encode(float* values, std::byte* code, const Block& block) {
-  const float mean = magnitudes(values, block.count, kAll).sum / static_cast<float>(block.count);
+  const float mean = magnitudes(values, block.count, kAll).mean();
   if (magnitude_bits(mean) >= kInfinityBits) return encode_nan(values, code, bytes(block), block.count);
   const float threshold = kThreshold * mean;
-  const auto [sum, count] = magnitudes(values, block.count, threshold);
-  const float scale = count == 0 ? 0 : sum / static_cast<float>(count);
+  const float scale = magnitudes(values, block.count, threshold).mean();
   write_float(code, scale);
   Planes<2>::pack(values, block.count, code + sizeof scale,
                   [scale, threshold](float& value) __attribute__((always_inline)) {
