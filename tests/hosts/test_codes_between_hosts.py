@@ -41,6 +41,22 @@ def nothing_is_lost() -> None:
     np.testing.assert_allclose(large, 60000, rtol=0.01)
 
 
+def other_buckets_bring_the_errors() -> None:
+    """The places of elements move to other ranks of a host, once for all."""
+    hvd.init()
+    for kind, flushes in FLUSHES.items():
+        lost = np.zeros(LENGTHS["a"])
+        for step in range(STEPS + flushes):
+            of_ranks = [np.random.default_rng([step, rank]) for rank in range(hvd.size())]
+            given = [random.standard_normal(len(lost)).astype(np.float32) * (step < STEPS) for random in of_ranks]
+            before = {f"{kind} before": np.zeros(len(lost) // 2, np.float32)} if step >= STEPS else {}
+            members = {**before, f"{kind} a": given[hvd.rank()]}
+            result = reduced(kind, f"{kind} {len(before)}", members, prescale=0.3)[-1]
+            np.testing.assert_array_equal(result, hvd.broadcast(result, root_rank=0))
+            lost += 0.3 * np.sum(given, 0, np.float64) - result
+        assert np.abs(lost).max() < 1e-5 * hvd.size(), kind
+
+
 def send(kind: str) -> None:
     hvd.init()
     values = np.random.default_rng(hvd.rank()).standard_normal(SENT_ELEMENTS).astype(np.float32)
@@ -68,6 +84,7 @@ def test_auto_is_int8_on_a_slow_link() -> None:
 def test_codes_between_hosts(layout: list[int]) -> None:
     with hosts(2) as two_hosts:
         run_on_hosts(nothing_is_lost, two_hosts, layout)
+        run_on_hosts(other_buckets_bring_the_errors, two_hosts, layout)
         for kind, bytes_of_a_value in {"int8": 1 + 4 / 256, "onebit": 1 / 8 + 4 / 4096}.items():
             before = two_hosts.sent_bytes()
             run_on_hosts(send, two_hosts, layout, args=(kind,))

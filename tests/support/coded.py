@@ -84,10 +84,10 @@ def _parameters(function: object) -> Collection[str]:
         return ()
 
 
-def reduced(kind: str, name: str, members: dict[str, Floats], *, start: int = 0) -> list[Floats]:
+def reduced(kind: str, name: str, members: dict[str, Floats], *, start: int = 0, prescale: float = 1.0) -> list[Floats]:
     """The sums over all ranks of tensors that travel together, with error feedback. Collective; blocks."""
     codec = Codec(_native.CODECS[kind], SHARE if kind.endswith("k") else 0.0, True, start)
-    operation = Operation("allreduce", name, op=Sum, member_names=[*members], codec=codec)
+    operation = Operation("allreduce", name, op=Sum, prescale_factor=prescale, member_names=[*members], codec=codec)
     return ARRAYS.group(operation, [*members.values()]).wait()
 
 

@@ -43,7 +43,9 @@ struct Buffer {
   std::vector<int64_t> rows = {};
   // One for each element, of what this rank has encoded of the tensor before; null where none are kept.
   std::shared_ptr<float> errors = nullptr;
-  CodeFigures* figures = nullptr;  // the plane's; null where nothing is encoded
+  // Whether other ranks of the host may have to encode elements from now on whose errors this rank has.
+  bool errors_move = false;
+  std::shared_ptr<CodeFigures> figures = nullptr;  // null where nothing is encoded
 };
 
 // Called once with the settled handle.

@@ -20,9 +20,9 @@ std::vector<Concatenation> Concatenation::by_dtype(const Operation& operation) {
     Concatenation& concatenation = result.emplace_back(dtype);
     for (size_t i = 0; i < members.size(); ++i) {
       if (members[i].dtype != dtype) continue;
-      concatenation.append(operation.buffers[i].source, operation.buffers[i].target,
-                           static_cast<size_t>(members[i].count()), operation.buffers[i].errors.get(),
-                           operation.buffers[i].figures);
+      const Buffer& its = operation.buffers[i];
+      concatenation.append(its.source, its.target, static_cast<size_t>(members[i].count()), its.errors.get(),
+                           its.errors_move, its.figures.get());
     }
   }
   return result;
@@ -75,10 +75,10 @@ std::vector<ScatterLayout> scatter_layouts(const Operation& operation, size_t ow
   return result;
 }
 
-void Concatenation::append(const std::byte* source, std::byte* target, size_t count, float* errors,
+void Concatenation::append(const std::byte* source, std::byte* target, size_t count, float* errors, bool errors_move,
                            CodeFigures* figures) {
   if (count == 0) return;
-  tensors_.push_back({source, target, {count_, count}, errors, figures});
+  tensors_.push_back({source, target, {count_, count}, errors, errors_move, figures});
   count_ += count;
 }
 

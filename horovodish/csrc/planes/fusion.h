@@ -22,7 +22,8 @@ class Concatenation {
     const std::byte* source;  // null: the identity of the op
     std::byte* target;        // null: the result is not wanted
     Range range;              // of the concatenation
-    float* errors;            // see Buffer
+    float* errors;            // this and the others: see Buffer
+    bool errors_move;
     CodeFigures* figures;
   };
 
@@ -34,7 +35,7 @@ class Concatenation {
   static Concatenation as_bytes(const Operation& operation);
 
   void append(const std::byte* source, std::byte* target, size_t count, float* errors = nullptr,
-              CodeFigures* figures = nullptr);
+              bool errors_move = false, CodeFigures* figures = nullptr);
   DType dtype() const { return dtype_; }
   size_t count() const { return count_; }
   size_t item_bytes() const { return bytes_of(dtype_); }

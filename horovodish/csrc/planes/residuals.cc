@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <new>
+#include <tuple>
 
 namespace horovodish {
 
@@ -22,44 +23,63 @@ std::shared_ptr<float> mapped_zeros(size_t count) {
 }  // namespace
 
 void Residuals::begin_use(Operation& operation) {
-  const auto& [asked, share, error_feedback, start, owner] = operation.request->compression;
-  const CodecKind kind = asked == CodecKind::automatic ? chosen_.value_or(CodecKind::none) : asked;
+  const Compression& its = operation.request->compression;
+  const auto& [error_feedback, share, start, owner] = std::tie(its.error_feedback, its.share, its.start, its.owner);
+  const CodecKind kind = its.kind == CodecKind::automatic ? chosen_.value_or(CodecKind::none) : its.kind;
   const auto entry_of = [&](const Member& member) -> Entry& { return entries_[{owner, member.name}]; };
-  if (asked == CodecKind::none) return;
+  if (its.kind == CodecKind::none) return;
   uint64_t uses = 0;
   // A call of allreduce keeps nothing, and its name may be new each time.
   const bool is_call = owner.empty() && !error_feedback && start == 0;
   const bool is_counted = !is_call || (kind == CodecKind::randomk && !is_unnamed(operation.request->name));
   if (is_counted) {
     uses = std::numeric_limits<uint64_t>::max();
+    uint64_t recent_uses = 0;
     for (const Member& member : operation.request->members) {
       Entry& entry = entry_of(member);
-      if (entry.dtype != member.dtype || entry.shape != member.shape) entry = {member.dtype, member.shape};
+      if (entry.dtype != member.dtype || entry.shape != member.shape) {
+        entry = Entry();
+        std::tie(entry.dtype, entry.shape, entry.label) = std::tie(member.dtype, member.shape, member.label);
+      }
       uses = std::min(uses, entry.uses++);
+      recent_uses = std::max(recent_uses, ++entry.recent_uses);
     }
+    if (recent_uses == kUnused) drop_unused();
     if (uses < start || kind == CodecKind::none) return;
   }
   operation.codec = kind;
+  const size_t bucket = std::hash<std::string>()(*operation.signature);
   operation.code_seed = std::hash<std::string>()(operation.request->name) + uses * 0x9e3779b97f4a7c15;
   for (size_t i = 0; i < operation.buffers.size(); ++i) {
     const Member& member = operation.request->members[i];
     if (!is_floating(member.dtype) || member.count() == 0) continue;
     Buffer& buffer = operation.buffers[i];
     if (is_call) {
-      buffer.figures = &calls_[{kind, share}];
+      auto& figures = calls_[{kind, share}];
+      if (!figures) figures = std::make_shared<CodeFigures>();
+      buffer.figures = figures;
     } else {
       Entry& entry = entry_of(member);
       entry.compression = operation.request->compression;
       entry.compression.kind = kind;
-      buffer.figures = &entry.figures;
+      buffer.figures = entry.figures;
       // Nobody takes the result of what no rank has a value for, so its errors wait.
       const bool keeps = error_feedback && (operation.absent.empty() || !mask_bit(operation.absent, i));
-      if (keeps && !entry.errors) entry.errors = mapped_zeros(static_cast<size_t>(member.count()));
-      if (keeps) buffer.errors = entry.errors;
+      if (keeps) {
+        buffer.errors_move = entry.errors && entry.bucket != bucket;
+        if (!entry.errors) entry.errors = mapped_zeros(static_cast<size_t>(member.count()));
+        buffer.errors = entry.errors;
+        entry.bucket = bucket;
+      }
     }
     ++buffer.figures->steps;
     if (buffer.figures->measures_norms()) buffer.figures->gradient_squares = buffer.figures->error_squares = 0;
   }
+}
+
+void Residuals::drop_unused() {
+  std::erase_if(entries_, [](const auto& its) { return its.second.recent_uses == 0; });
+  for (auto& [key, entry] : entries_) entry.recent_uses = 0;
 }
 
 bool Residuals::needs_choice(const Operation& operation) const {
@@ -76,9 +96,10 @@ std::vector<Residuals::Report> Residuals::reports() const {
   std::vector<Report> reports;
   for (const auto& [key, entry] : entries_) {
     const Compression& its = entry.compression;
-    if (entry.figures.steps > 0) reports.push_back({key.first, key.second, its.kind, its.share, entry.figures});
+    const std::string& name = entry.label.empty() ? key.second : entry.label;
+    if (entry.figures->steps > 0) reports.push_back({key.first, name, its.kind, its.share, *entry.figures});
   }
-  for (const auto& [codec, figures] : calls_) reports.push_back({"", "", codec.first, codec.second, figures});
+  for (const auto& [codec, figures] : calls_) reports.push_back({"", "", codec.first, codec.second, *figures});
   return reports;
 }
 

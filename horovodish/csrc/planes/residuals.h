@@ -2,7 +2,13 @@
 // buckets in which these travel change. The reports of what it has encoded are kept here, too.
 //
 // Whatever a rank encodes at an element, a contribution or a sum, it keeps the error there, in units of the sum before the final
-// scaling. So it does not matter which rank sums up an element next time.
+// scaling. So it does not matter which host sums up an element next time. In another bucket, another rank of the host may encode the
+// element. Then this rank adds its error to what it gives that rank:
+//
+//     a rank of 2 + 2     bucket {a}: encodes 0 to 49 of a         bucket {b, a}: encodes b
+//                         keeps the errors of 0 to 49 of a         gives away its values of a with these errors
+//
+// What is not used for long is dropped: the optimizer that had it may be gone.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +28,8 @@ namespace horovodish {
 class Residuals {
  public:
   // A decided operation begins: counts a use of its tensors. If codes are to travel, gives the operation its seed and the errors.
-  // A tensor that comes with another shape or dtype begins anew.
+  // A tensor that comes with another shape or dtype begins anew. So does one that was not used while another one was used kUnused
+  // times or more; after twice as many it is dropped.
   void begin_use(Operation& operation);
   // Whether the operation must wait for choose(): it is to be encoded by a codec that the ranks have not found out yet.
   bool needs_choice(const Operation& operation) const;
@@ -38,17 +45,26 @@ class Residuals {
   std::vector<Report> reports() const;
 
  private:
+  // Far more steps than lie between two uses of one optimizer's tensors, and soon over where another one trains.
+  static constexpr uint64_t kUnused = 1000;
+
   struct Entry {
-    DType dtype;
-    std::vector<int64_t> shape;
+    DType dtype = DType::float32;
+    std::vector<int64_t> shape = {};
+    std::string label = {};  // see Member
     uint64_t uses = 0;
+    uint64_t recent_uses = 0;  // since what was unused was last dropped
     std::shared_ptr<float> errors = nullptr;
+    size_t bucket = 0;  // a digest of what it travelled with when the errors were last used
     Compression compression = {};
-    CodeFigures figures = {};
+    // An operation that is under way shares it, as it shares the errors.
+    std::shared_ptr<CodeFigures> figures = std::make_shared<CodeFigures>();
   };
 
+  void drop_unused();
+
   std::map<std::pair<std::string, std::string>, Entry> entries_;  // by the owner and the name of the tensor
-  std::map<std::pair<CodecKind, double>, CodeFigures> calls_;
+  std::map<std::pair<CodecKind, double>, std::shared_ptr<CodeFigures>> calls_;
   std::optional<CodecKind> chosen_;  // for CodecKind::automatic
 };
 

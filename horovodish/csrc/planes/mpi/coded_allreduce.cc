@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -222,7 +223,8 @@ class CodedAllreduce : public MpiTask {
   void measure(const Concatenation::Tensor& tensor, double CodeFigures::* squares, const float* values,
                size_t count) const {
     if (!tensor.figures->measures_norms()) return;
-    const double sum = std::inner_product(values, values + count, values, 0.0);
+    const auto square = [](double value, double same) { return value * same; };  // in float32 it may overflow
+    const double sum = std::inner_product(values, values + count, values, 0.0, std::plus(), square);
     if (std::isfinite(sum)) tensor.figures->*squares += sum;
   }
   std::byte* at(const Range& tile) const { return memory_ + tile.begin * concatenation_.item_bytes(); }

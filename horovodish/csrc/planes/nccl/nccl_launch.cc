@@ -87,10 +87,10 @@ std::byte* NcclLaunch::reserve(size_t bytes) {
 void NcclLaunch::plan_allreduce() {
   for (const Concatenation& whole : Concatenation::by_dtype(operation_)) {
     Concatenation small(whole.dtype());
-    for (const auto& [source, target, range, errors, figures] : whole.tensors()) {
+    for (const Concatenation::Tensor& tensor : whole.tensors()) {
       Concatenation alone(whole.dtype());
-      const bool is_small = range.count * whole.item_bytes() < kLarge;
-      (is_small ? small : alone).append(source, target, range.count);
+      const bool is_small = tensor.range.count * whole.item_bytes() < kLarge;
+      (is_small ? small : alone).append(tensor.source, tensor.target, tensor.range.count);
       plan_vector(alone);
     }
     plan_vector(small);
@@ -100,9 +100,9 @@ void NcclLaunch::plan_allreduce() {
 // Several tensors become one long vector in the fusion buffer. One alone needs none.
 void NcclLaunch::plan_vector(const Concatenation& whole) {
   if (whole.count() == 0) return;
-  const auto& [source, target, range, errors, figures] = whole.tensors().front();
-  if (whole.tensors().size() == 1 && source != nullptr && target != nullptr) {
-    pieces_.push_back({source, target, whole.dtype(), range.count});
+  const Concatenation::Tensor& first = whole.tensors().front();
+  if (whole.tensors().size() == 1 && first.source != nullptr && first.target != nullptr) {
+    pieces_.push_back({first.source, first.target, whole.dtype(), first.range.count});
   } else {
     plan_in_buffer(whole, whole.whole(), whole.whole());
   }
@@ -114,13 +114,12 @@ void NcclLaunch::plan_in_buffer(const Concatenation& whole, Range comes, Range g
   std::byte* const buffer = reserve(whole.count() * item);
   const auto place = [&](size_t element) { return buffer == nullptr ? nullptr : buffer + element * item; };
   pieces_.push_back({buffer, buffer, whole.dtype(), whole.count()});
-  using Tensor = Concatenation::Tensor;
-  whole.for_each_piece(comes, [&](const Tensor& tensor, size_t first, size_t count, size_t position) {
+  whole.for_each_piece(comes, [&](const Concatenation::Tensor& tensor, size_t first, size_t count, size_t position) {
     std::byte* const target = place(comes.begin + position);
     const std::byte* const source = tensor.source == nullptr ? nullptr : tensor.source + first * item;
     before_.push_back({source, target, whole.dtype(), count});
   });
-  whole.for_each_piece(goes, [&](const Tensor& tensor, size_t first, size_t count, size_t position) {
+  whole.for_each_piece(goes, [&](const Concatenation::Tensor& tensor, size_t first, size_t count, size_t position) {
     if (tensor.target == nullptr) return;
     after_.push_back({place(goes.begin + position), tensor.target + first * item, whole.dtype(), count});
   });

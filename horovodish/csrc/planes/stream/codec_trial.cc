@@ -57,7 +57,7 @@ std::shared_ptr<Operation> CodecTrial::next() {
   auto operation = reduction(ReduceOp::average, DType::float32, values_->data(), values_->size(), values_);
   operation->contributors = static_cast<int>(ranks_);
   operation->codec = kCandidates[number % kCandidates.size()];
-  operation->buffers[0].figures = &figures_;
+  operation->buffers[0].figures = figures_;
   since_ = now;
   return operation;
 }

@@ -31,7 +31,7 @@ class CodecTrial {
   std::shared_ptr<std::vector<float>> values_;
   std::array<std::vector<double>, kCandidates.size()> seconds_;  // of this rank, by candidate
   std::shared_ptr<std::array<double, kCandidates.size()>> medians_;  // of this rank, then the sums over all
-  CodeFigures figures_;  // which nobody reads
+  const std::shared_ptr<CodeFigures> figures_ = std::make_shared<CodeFigures>();  // which nobody reads
   size_t begun_ = 0;  // operations
   Clock::time_point since_;
 };

@@ -292,12 +292,13 @@ class RowsTask : public StreamTask {
     incoming_.assign(ranks, Concatenation(DType::uint8));
     for (const Concatenation& whole : Concatenation::by_dtype(*operation_)) {
       const size_t item = whole.item_bytes();
-      for (const auto& [source, target, range, errors, figures] : whole.tensors()) {
-        Piece piece{source, target, {}, {}, own_};
+      for (const Concatenation::Tensor& tensor : whole.tensors()) {
+        const Range range = tensor.range;
+        Piece piece{tensor.source, tensor.target, {}, {}, own_};
         for (size_t rank = 0; rank < ranks; ++rank) {
           const Range part = overlap(part_of(*operation_->request, whole.count(), rank, ranks), range);
           const size_t begin = (part.begin - range.begin) * item, bytes = part.count * item;
-          incoming_[rank].append(rank == own_ ? source + begin : nullptr, target + begin, bytes);
+          incoming_[rank].append(rank == own_ ? tensor.source + begin : nullptr, tensor.target + begin, bytes);
           piece.received.push_back({begin, bytes});
         }
         piece.sent.assign(ranks, piece.received[own_]);

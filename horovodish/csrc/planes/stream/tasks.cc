@@ -1,6 +1,8 @@
 #include "planes/stream/tasks.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -87,6 +89,7 @@ class ReduceTask : public StreamTask {
       if (is_own(shard) && reduces_in_place()) continue;
       for_each_part(chunk, shard, [&](const Range& part, size_t at, size_t) {
         concatenation_.pack(part, op_, slot + at * item_, packing_scale_);
+        if (coding_ && !is_own(shard)) give_away_errors(part, slot + at * item_);
       });
     }
   }
@@ -186,6 +189,30 @@ class ReduceTask : public StreamTask {
           reduce(concatenation_.dtype(), op_, target, sources_.data(), world_.ranks, length,
                  exchanged ? staged_.first : scaling_);
           if (target != slot && shares_results()) copy_bytes(slot, target, length * item_);
+        });
+  }
+
+  // Adds to packed values of other ranks' shards the errors that this rank has there. The rounding to the dtype stays in the errors,
+  // and what is not finite takes none with it.
+  void give_away_errors(const Range& part, std::byte* packed) const {
+    if (scaling_.prescale == 0) return;
+    const auto factor = static_cast<float>(scaling_.prescale);
+    std::array<float, Codec::kTile> values, rounded;
+    concatenation_.for_each_piece(
+        part, [&](const Concatenation::Tensor& tensor, size_t first, size_t length, size_t position) {
+          for (size_t begin = 0; tensor.errors_move && begin < length; begin += values.size()) {
+            const size_t count = std::min(values.size(), length - begin);
+            std::byte* const its = packed + (position + begin) * item_;
+            float* const errors = tensor.errors + first + begin;
+            load_floats(concatenation_.dtype(), its, values.data(), count, 1.0);
+            for (size_t i = 0; i < count; ++i) rounded[i] = values[i] + errors[i] / factor;
+            store_floats(concatenation_.dtype(), rounded.data(), its, count, 1.0);
+            load_floats(concatenation_.dtype(), its, rounded.data(), count, 1.0);
+            for (size_t i = 0; i < count; ++i) {
+              const float left = (values[i] - rounded[i]) * factor + errors[i];
+              if (std::isfinite(left)) errors[i] = left;
+            }
+          }
         });
   }
 
