@@ -6,6 +6,7 @@ nothing: the engine decodes what comes from other hosts, adds, and encodes the s
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Callable
@@ -23,6 +24,10 @@ Where = Callable[[str, tuple[int, ...]], bool]
 LEAST_ELEMENTS = 65536
 """An optimizer sends tensors of fewer elements as they are: they are a small part of a model, and often the one that
 needs precision."""
+
+
+MOST_STEPS = 2**63 - 1
+"""The engine counts steps in 64 bits."""
 
 
 def _is_large_matrix(name: str, shape: tuple[int, ...]) -> bool:
@@ -53,8 +58,9 @@ class CodecCompressor:
             raise ValueError(
                 f"Compression.{self.kind}({self.share!r}): the share must be a number above 0 and at most 1"
             )
-        if isinstance(self.start, bool) or not isinstance(self.start, SupportsIndex) or self.start < 0:
-            raise ValueError(f"start={self.start!r} must be a whole number, 0 or more")
+        is_number = isinstance(self.start, SupportsIndex) and not isinstance(self.start, bool)
+        if not (is_number and 0 <= self.start <= MOST_STEPS):
+            raise ValueError(f"start={self.start!r} must be a whole number from 0 to 2**63 - 1")
         if self.where is not None and not callable(self.where):
             raise ValueError(f"where={self.where!r} must be a function of a parameter's name and shape")
 
@@ -66,20 +72,28 @@ class CodecCompressor:
         return f"Compression.{self.kind}" + (f"({self.share})" if self.share else "")
 
     def chooses(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether the gradient of a parameter is encoded."""
-        return (self.where or _is_large_matrix)(name, shape)
+        """Whether the gradient of a parameter is encoded.
+
+        Raises:
+            ValueError: `where` has raised an exception.
+        """
+        try:
+            return bool((self.where or _is_large_matrix)(name, shape))
+        except Exception as error:
+            raise ValueError(
+                f"compression={self!r}: where= raised {type(error).__name__} for parameter {name!r} of shape {shape}: "
+                f"{error}"
+            ) from error
 
     def of(self, name: str, shape: tuple[int, ...], owner: str = "") -> Codec | None:
-        """How the gradient of a parameter travels; None: as it is.
+        """How the gradient of a parameter travels; None: the ranks have nothing to compare of it.
 
         Args:
             name, shape: of the parameter.
             owner: of the parameter, where another one may have its name.
         """
-        if not self.chooses(name, shape):
-            return None
-        code = _native.CODECS[self.kind]
-        return Codec(code, self.share, bool(self.error_feedback), operator.index(self.start), owner)
+        code, start = _native.CODECS[self.kind], operator.index(self.start)
+        return Codec(code, self.share, bool(self.error_feedback), start, owner, self.chooses(name, shape))
 
     def check_op(self, op: ReduceOp | None) -> None:
         """Raise ValueError unless what is reduced by `op` can be encoded."""
@@ -113,8 +127,19 @@ class CodecCompressor:
         return self.compress(tensor)
 
 
+def check_called(compression: Any) -> None:
+    """Raise ValueError if this is a function, such as one that makes a codec."""
+    if inspect.isroutine(compression):
+        name = compression.__name__.removeprefix("_")
+        raise ValueError(
+            f"compression= is the function {name}. Remedy: call it and pass what it returns, as in "
+            "Compression.topk(0.01) or Compression.powersgd(2)"
+        )
+
+
 def checked_codec(compression: Any) -> CodecCompressor:
     """Return a codec. Raise ValueError unless it is one."""
+    check_called(compression)
     if not isinstance(compression, CodecCompressor):
         raise ValueError(
             f"compression={compression!r} is no codec. Remedy: use Compression.int8 or another codec here, or cast the "

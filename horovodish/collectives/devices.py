@@ -66,7 +66,7 @@ def choose(operation: Operation, ordinal: int, dtypes: Sequence[int]) -> int:
 
 def problem_for_nccl(operation: Operation, dtypes: Sequence[int]) -> str:
     """Why NCCL cannot do an operation, the same on all ranks that ask alike; empty when it can. Not collective."""
-    if operation.codec is not None:
+    if operation.codec is not None and operation.codec.encodes:
         return "codes are made in host memory"
     op, factors = Sum if operation.op is None else operation.op, (operation.prescale_factor, operation.postscale_factor)
     return _native.problem_for_nccl(_native.KINDS[operation.kind], op, list(dtypes), *factors)

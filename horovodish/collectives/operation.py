@@ -24,6 +24,7 @@ class Codec(NamedTuple):
         error_feedback: this rank adds what a code leaves out to what it encodes next of the same tensor.
         start: how many uses of each tensor's name come before the first one that is encoded.
         owner: of the tensors, where their names alone do not tell them from those of another owner.
+        encodes: False where an optimizer with this codec sends the tensor as it is.
     """
 
     kind: int
@@ -31,22 +32,23 @@ class Codec(NamedTuple):
     error_feedback: bool
     start: int
     owner: str = ""
+    encodes: bool = True
 
 
 def text_of(codec: Codec | None) -> str:
     """A codec as the engine and the attributes of graphs have it; empty for None."""
     if codec is None:
         return ""
-    kind, share, error_feedback, start, owner = codec
-    return f"{kind} {float(share)!r} {int(error_feedback)} {start} {owner}"
+    kind, share, error_feedback, start, owner, encodes = codec
+    return f"{kind} {float(share)!r} {int(error_feedback)} {start} {int(encodes)} {owner}"
 
 
 def codec_of(text: str) -> Codec | None:
     """The opposite of `text_of`."""
     if not text:
         return None
-    kind, share, error_feedback, start, owner = text.split(" ", 4)
-    return Codec(int(kind), float(share), error_feedback == "1", int(start), owner)
+    kind, share, error_feedback, start, encodes, owner = text.split(" ", 5)
+    return Codec(int(kind), float(share), error_feedback == "1", int(start), owner, encodes == "1")
 
 
 class Family(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
-from horovodish.collectives.codecs import CodecCompressor, Compression
+from horovodish.collectives.codecs import CodecCompressor, Compression, check_called
 from horovodish.collectives.operation import Operation
 from horovodish.gradients.powersgd import powersgd
 
@@ -30,8 +30,9 @@ def check_compression(compression: Compressor) -> Compressor:
     """Return a compression. Raise unless it can be used as one.
 
     Raises:
-        ValueError: it has no `compress` or no `decompress`.
+        ValueError: it has no `compress` or no `decompress`, or it is a function.
     """
+    check_called(compression)
     if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
         raise ValueError(
             f"compression={compression!r} is not a compression; use Compression.none, .fp16, .bf16, .int8, or a class "

@@ -352,7 +352,9 @@ class GradientPlan:
         if (codec := self.options.codec) is not None:
             for index, payload in payloads.items():
                 shape = adapter.shape(travelling[index][0], sources[index])
-                payloads[index] = payload._replace(codec=codec.of(names[index] or labels[index], shape, name))
+                payloads[index] = payload._replace(
+                    codec=codec.of(names[index] or labels[index].lstrip("., "), shape, name)
+                )
         if self.options.groups is not None:
             groups = self.options.groups_of([sources[index] for index in gradients])
             payloads = {

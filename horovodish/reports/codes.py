@@ -22,8 +22,8 @@ class TensorCodes:
     """What this rank has encoded of one tensor.
 
     Attributes:
-        name: of the parameter, after its number where the framework numbers them. All calls of `allreduce` with one
-            codec count as one tensor.
+        name: of the parameter, or its number where it has no name. All calls of `allreduce` with one codec count as one
+            tensor.
         owner: the optimizer or tape that reduces it; empty for calls of `allreduce`.
         codec: such as "int8" or "topk(0.01)".
         steps: in how many steps it was encoded; of calls, how many tensors.
@@ -94,6 +94,10 @@ class CompressionReport:
 def compression_report(process_set: ProcessSet = global_process_set) -> CompressionReport:
     """What codecs such as `Compression.int8` do on this rank, by tensor, since `init()` or the set was added.
 
+    The tensors of an optimizer that is not used any more leave the report, and their errors leave memory, while others
+    train: at the latest when another tensor has been reduced 2000 times. A tensor that is used again after 1000 steps
+    or more of another one may begin anew, with errors of zero and `start=` steps as they are.
+
     Not collective: any rank may call it at any time. A rank reports what it has encoded itself. With several ranks on a
     host, that is a part of each tensor. Norms are measured in one step of a hundred.
 
@@ -121,7 +125,7 @@ def compression_report(process_set: ProcessSet = global_process_set) -> Compress
     hosts = sum(any(rank in process_set.ranks for rank in ranks) for ranks in running.engine_topology.hosts)
     tensors = tuple(
         TensorCodes(
-            name.removeprefix(owner).lstrip(".") or _CALLS,
+            name.removeprefix(owner).lstrip("., ") or _CALLS,
             owner,
             _CODECS[kind] + (f"({share})" if share else ""),
             steps,

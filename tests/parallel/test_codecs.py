@@ -17,7 +17,10 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
+from horovodish import _native
 from horovodish.collectives.array_adapter import ARRAYS
+from horovodish.collectives.operation import Codec, Operation
+from horovodish.gradients.compression import Compressions
 from support.coded import Floats, Model, encode_or_refuse, reduced
 from support.expect import every_rank_raises, mismatch, the_engine_goes_on, unless_last
 from support.model import dtype_of
@@ -192,6 +195,30 @@ def test_auto_is_the_same_on_all_ranks_and_can_be_repeated(tmp_path: Path) -> No
 
 
 @on_ranks((2, PLANE))
+def test_what_is_not_used_any_more_is_dropped_on_all_ranks_alike() -> None:
+    """A tensor that others outlive leaves the report, and begins anew with errors of zero and without codes."""
+    once, often = given(0, hvd.rank())["a"], np.zeros(1, np.float32)
+    zeros = np.zeros_like(once)
+    reduced("int8", "once", {"once": once})
+    for _ in range(1999):
+        reduced("int8", "often", {"often": often})
+    assert [one.name for one in hvd.compression_report().tensors] == ["often", "once"]
+    reduced("int8", "often", {"often": often})
+    assert [one.name for one in hvd.compression_report().tensors] == ["often"]
+    (result,) = reduced("int8", "once", {"once": zeros}, start=1)
+    np.testing.assert_array_equal(result, zeros)
+    assert [one.name for one in hvd.compression_report().tensors] == ["often"]
+
+
+@on_ranks((2, PLANE))
+def test_the_norms_of_large_and_small_values_are_measured() -> None:
+    for size in (1e-30, 1e30):
+        values = np.float32(size) * given(0, hvd.rank())["b"]
+        reduced("int8", f"{size}", {f"{size}": values})
+    assert [0.001 < one.error < 0.1 for one in hvd.compression_report().tensors] == [True, True]
+
+
+@on_ranks((2, PLANE))
 def test_what_is_refused() -> None:
     values, codecs = np.ones((2, 2), np.float32), hvd.Compression
     every_rank_raises(
@@ -218,6 +245,15 @@ def test_what_is_refused() -> None:
     for share in wrong:
         with pytest.raises(ValueError, match="the share must be a number above 0 and at most 1"):
             codecs.topk(share)
+    for start in (2**63, 2**64, -1, 1.5, True):
+        with pytest.raises(ValueError, match=r"start=.* must be a whole number from 0 to 2\*\*63 - 1"):
+            codecs.int8(start=start)
+    operation = Operation("allreduce", "x", op=hvd.Sum, codec=Codec(_native.CODECS["int8"], 0.0, True, 2**64))
+    with pytest.raises(ValueError, match="is no codec"):
+        ARRAYS.group(operation, [values])
+    for function in (codecs.topk, codecs.randomk, Compressions.powersgd):
+        with pytest.raises(ValueError, match=rf"the function {function.__name__.strip('_')}\. Remedy: call it"):
+            hvd.allreduce(values, compression=function)
     the_engine_goes_on()
 
 

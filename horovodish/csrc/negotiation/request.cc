@@ -35,9 +35,9 @@ std::string pair_text(size_t chunk, size_t segment) {
 
 // As the user wrote it, but for what he has left out.
 std::string compression_text(const Compression& its) {
-  if (its.kind == CodecKind::none) return "Compression.none";
-  return "Compression." + std::string(name_of(its.kind)) + "(" +
-         (takes_share(its.kind) ? number_text(its.share) + ", " : "") +
+  if (its.asked == CodecKind::none) return "Compression.none";
+  return "Compression." + std::string(name_of(its.asked)) + "(" +
+         (takes_share(its.asked) ? number_text(its.share) + ", " : "") +
          "error_feedback=" + (its.error_feedback ? "True" : "False") + ", start=" + std::to_string(its.start) + ")";
 }
 
@@ -101,6 +101,13 @@ std::optional<Difference> first_difference(const Request& a, const Request& b) {
   if (a.op != b.op) {
     return Difference{a.name, "reduction op", std::string(name_of(a.op)), std::string(name_of(b.op)),
                       "pass the same op on every rank"};
+  }
+  if (a.compression.kind != b.compression.kind && a.compression.asked == b.compression.asked) {
+    const auto text = [](const Request& its) {
+      return its.compression.kind == CodecKind::none ? std::string("none") : compression_text(its.compression);
+    };
+    return Difference{a.name, "compression", text(a), text(b),
+                      "pass the same where= on every rank, and build the same model"};
   }
   if (a.compression != b.compression) {
     return Difference{a.name, "compression", compression_text(a.compression), compression_text(b.compression),
@@ -171,12 +178,14 @@ Compression compression_of(const std::string& text) {
   std::istringstream fields(text);
   fields.imbue(std::locale::classic());
   int kind = 0;
-  fields >> kind >> compression.share >> compression.error_feedback >> compression.start;
-  std::getline(fields.ignore(), compression.owner);
-  if (fields.bad() || kind <= 0 || kind >= static_cast<int>(kCodecNames.size())) {
+  bool encodes = false;
+  fields >> kind >> compression.share >> compression.error_feedback >> compression.start >> encodes;
+  if (fields.fail() || kind <= 0 || kind >= static_cast<int>(kCodecNames.size())) {
     throw std::invalid_argument("'" + text + "' is no codec");
   }
-  compression.kind = static_cast<CodecKind>(kind);
+  std::getline(fields.ignore(), compression.owner);
+  compression.asked = static_cast<CodecKind>(kind);
+  if (encodes) compression.kind = compression.asked;
   return compression;
 }
 

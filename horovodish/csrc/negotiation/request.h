@@ -55,16 +55,20 @@ struct Family {
 
 // What travels between hosts in place of the floating-point values of an allreduce whose op is Sum or Average.
 struct Compression {
-  CodecKind kind = CodecKind::none;
+  CodecKind kind = CodecKind::none;  // none also where an optimizer sends this tensor as it is
+  CodecKind asked = CodecKind::none;  // the optimizer's, so that ranks whose codecs differ disagree about each tensor
   double share = 0;  // of the values that travel, for the codecs that leave some out
   bool error_feedback = false;  // whether a rank adds what a code leaves out to what it encodes next of the same tensor
   uint64_t start = 0;  // how many uses of each tensor's name come before the first one that is encoded
   std::string owner = {};  // of the tensors, where their names do not tell them from those of another owner
 
   bool operator==(const Compression&) const = default;
-  static auto fields(auto& its) { return std::tie(its.kind, its.share, its.error_feedback, its.start, its.owner); }
+  static auto fields(auto& its) {
+    return std::tie(its.kind, its.asked, its.share, its.error_feedback, its.start, its.owner);
+  }
 };
-// `text`: as `text_of` in horovodish/collectives/operation.py, the fields in their order; empty for none.
+// `text`: as `text_of` in horovodish/collectives/operation.py, the fields in their order; empty for none. Throws
+// std::invalid_argument for text that is nothing of the kind.
 Compression compression_of(const std::string& text);
 
 struct Request {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 import warnings
@@ -148,18 +149,37 @@ def test_errors_wait_while_no_rank_has_a_gradient(kind: str) -> None:
 
 
 @on_ranks((2, "mpi_ring"))
-def test_the_error_tells_of_a_codec_that_only_one_rank_has() -> None:
-    named = [("weight", torch.nn.Parameter(torch.zeros(300, 300))), ("bias", torch.nn.Parameter(torch.zeros(3)))]
-    codec = hvd.Compression.int8 if hvd.rank() == 0 else hvd.Compression.none
+@pytest.mark.parametrize("case", ["none", "int4", "small tensors", "where="])
+def test_the_error_names_the_codec_that_only_one_rank_has(case: str) -> None:
+    codecs, options = hvd.Compression, "(error_feedback=True, start=0)"
+    first, second, shown = codecs.int8, codecs.none, "Compression.none"
+    if case == "int4":
+        second, shown = codecs.int4, f"Compression.int4{options}"
+    if case == "where=":
+        first, second, shown = codecs.int8(where=lambda *_: True), codecs.int8(where=lambda *_: False), "none"
+    shapes = [(3,)] if case == "small tensors" else [(3,), (300, 300)]
+    named = [(f"weight {number}", torch.nn.Parameter(torch.zeros(shape))) for number, shape in enumerate(shapes)]
     sgd = torch.optim.SGD([parameter for _, parameter in named], lr=1.0)
-    optimizer = hvd.DistributedOptimizer(sgd, named, compression=codec)
+    optimizer = hvd.DistributedOptimizer(sgd, named, compression=second if hvd.rank() else first)
 
     def step() -> None:
         torch.stack([parameter.sum() for _, parameter in named]).sum().backward()
         optimizer.step()
 
-    with pytest.raises(hvd.MismatchError, match="with the same dtypes and compression"):
+    message = f"compression: rank 0 has Compression.int8{options}, rank 1 has {shown}. Remedy: pass the same"
+    with pytest.raises(hvd.MismatchError, match=re.escape(message)):
         step()
+
+
+@on_ranks((2, "mpi_ring"))
+def test_an_exception_of_where_is_named() -> None:
+    def where(name: str, shape: tuple[int, ...]) -> bool:
+        return bool(shape["rows"] > 3)  # type: ignore[call-overload]
+
+    weight = torch.nn.Parameter(torch.zeros(300, 300))
+    codec = hvd.Compression.int8(where=where)
+    with pytest.raises(ValueError, match=r"where= raised TypeError for parameter 'weight' of shape \(300, 300\)"):
+        hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)], compression=codec)
 
 
 @on_ranks((2, "mpi_ring"))
