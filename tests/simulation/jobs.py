@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from simulation.elastic import ElasticWorld
 from simulation.programs import Wrong
+from simulation.promises import Content
 from simulation.world import Fault
 
 import horovodish as hvd
 from horovodish import elastic
+from horovodish.errors import HostsUpdatedInterrupt, StallError
+from horovodish.runtime.process import part
 
 LAYOUTS = [[[0, 1]], [[0, 1, 2]], [[0], [1]], [[0, 1], [2, 3]], [[0], [1], [2]], [[0, 1, 2], [3]]]
-LATEST_EVENT = 1200
+EVENTS_OF_A_STEP = 20
+"""On a rank, about."""
+KINDS = (
+    *("dies", "dies", "dies", "dies", "host dies", "all die", "sleeps", "delays", "delays", "is cut off"),
+    *("has no room", "slots", "makes room"),
+)
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A rank calls a collective that no other rank calls.
+
+    Attributes:
+        rank: which one.
+        step: before this one.
+        times: so often; then no more.
+    """
+
+    rank: int
+    step: int
+    times: int
 
 
 @dataclass(frozen=True)
@@ -32,22 +56,40 @@ class Job:
         every: after so many steps it commits.
         in_blocks: it trains in blocks of `attempt`, and not in a function for `run`.
         in_place: the state is written to, and not replaced.
+        is_shared: the phases have a model in common.
+        joins: each phase ends with more steps on some ranks than on others, and with `join()`.
+        has_team: it adds a process set whenever the ranks have changed.
+        saves: before its end a phase calls `save()`.
+        rests: when it has trained, it does something else for a while, such as saving a model.
+        copy_seconds: what a copy takes.
+        step_seconds: what a step takes.
         bug: a rank of the first start that raises before this step; None: none does.
+        leaves: likewise, a rank that ends its script.
+        stall: what stalls; None: nothing.
         faults: from outside.
         seed: of every choice.
     """
 
     hosts: list[list[int]]
-    least: int
-    in_same_processes: bool
-    phases: int
-    steps: int
-    every: int
-    in_blocks: bool
-    in_place: bool
-    bug: tuple[int, int] | None
-    faults: tuple[Fault, ...]
-    seed: int
+    least: int = 1
+    in_same_processes: bool = True
+    phases: int = 1
+    steps: int = 8
+    every: int = 1
+    in_blocks: bool = False
+    in_place: bool = False
+    is_shared: bool = False
+    joins: bool = False
+    has_team: bool = False
+    saves: bool = False
+    rests: bool = False
+    copy_seconds: float = 0.0
+    step_seconds: float = 0.0
+    bug: tuple[int, int] | None = None
+    leaves: tuple[int, int] | None = None
+    stall: Stall | None = None
+    faults: tuple[Fault, ...] = ()
+    seed: int = 0
 
     @property
     def size(self) -> int:
@@ -58,33 +100,67 @@ def job_of(seed: int) -> Job:
     """The job with this number."""
     chance = random.Random(seed)
     hosts = chance.choice(LAYOUTS)
-    size, steps = sum(map(len, hosts)), chance.randrange(4, 20)
-    bug = (chance.randrange(size), chance.randrange(steps)) if chance.random() < 0.05 else None
+    size, steps, phases = sum(map(len, hosts)), chance.randrange(2, 12), chance.choice((1, 1, 1, 2, 2, 3))
+
+    def where(share: float) -> tuple[int, int] | None:
+        return (chance.randrange(size), chance.randrange(steps)) if chance.random() < share else None
+
+    stalls = where(0.06)
     return Job(
         hosts,
-        chance.randrange(1, size),
-        chance.random() < 0.5,
-        chance.choice((1, 1, 2)),
-        steps,
-        chance.choice((1, 1, 2, 5)),
-        chance.random() < 0.3,
-        chance.random() < 0.5,
-        bug,
-        tuple(_faults(chance, size)),
-        seed,
+        least=chance.randrange(1, size),
+        in_same_processes=chance.random() < 0.6,
+        phases=phases,
+        steps=steps,
+        every=chance.choice((1, 1, 2, 5)),
+        in_blocks=chance.random() < 0.4,
+        in_place=chance.random() < 0.5,
+        is_shared=chance.random() < 0.5,
+        joins=chance.random() < 0.2,
+        has_team=chance.random() < 0.2,
+        saves=chance.random() < 0.1,
+        rests=chance.random() < 0.4,
+        copy_seconds=chance.choice((0.0, 0.0005, 0.01)),
+        step_seconds=chance.choice((0.0, 0.0, 0.01)),
+        bug=where(0.04),
+        leaves=where(0.04),
+        stall=Stall(*stalls, chance.choice((1, 100))) if stalls else None,
+        faults=tuple(_faults(chance, size, EVENTS_OF_A_STEP * steps * phases * size, phases * size)),
+        seed=seed,
     )
 
 
-def _faults(chance: random.Random, size: int) -> Iterator[Fault]:
-    for _ in range(chance.choice((0, 1, 1, 1, 2, 3))):
-        event, rank = chance.randrange(LATEST_EVENT), chance.randrange(2 * size)
-        if chance.random() < 0.75:
-            yield Fault(event, "dies", rank)
+def _faults(chance: random.Random, size: int, events: int, marks: int) -> Iterator[Fault]:
+    event = mark = 0
+    for _ in range(chance.choice((0, 1, 1, 2, 3, 4, 6))):
+        # Often soon after the one before, while the ranks recover from it, or when ranks are in different phases.
+        where = chance.random()
+        if where < 0.4:
+            event += chance.randrange(200)
+        elif where < 0.6:
+            event, mark = chance.randrange(30), chance.randrange(1, marks + 1)
+        else:
+            event, mark = chance.randrange(events), 0
+        rank, kind = chance.randrange(2 * size), chance.choice(KINDS)
+        seconds = chance.choice((1.0, 10.0, 100.0))
+        if kind == "delays":
+            for other in range(2 * size):
+                if other != rank and chance.random() < 0.7:
+                    yield Fault(event, kind, rank, other, seconds, mark=mark)
+            if chance.random() < 0.6:  # so it may be ahead of the others when it is lost
+                yield Fault(event + chance.randrange(100), "dies", rank, mark=mark)
+            continue
+        yield Fault(event, kind, rank, seconds=seconds, count=chance.randrange(3), mark=mark)
+        if kind == "is cut off":
+            yield Fault(event + chance.randrange(200), "dies", rank, mark=mark)
+        elif kind == "slots":
+            yield Fault(event + chance.randrange(200), "slots", rank, count=3, mark=mark)
+        elif kind == "makes room" and chance.random() < 0.3:
+            yield Fault(event + chance.randrange(50), "no room", rank, mark=mark)
+        elif kind in ("dies", "host dies", "all die"):
             for other in range(2 * size):
                 if other != rank and chance.random() < 0.3:
-                    yield Fault(event + chance.randrange(1, 100), "mpi hears", other, rank)
-        else:
-            yield Fault(event, "sleeps", rank, seconds=chance.choice((1.0, 10.0, 100.0)))
+                    yield Fault(event + chance.randrange(1, 100), "mpi hears", other, rank, mark=mark)
 
 
 def value_of(step: int) -> np.ndarray:
@@ -96,60 +172,179 @@ def total_of(steps: int) -> np.ndarray:
     return sum((value_of(step) for step in range(steps)), np.zeros(3))
 
 
+class Model:
+    """An object that stays the same when a state goes back.
+
+    Attributes:
+        total: of the values of all steps.
+        trail: the steps, and the worlds in which they were made.
+    """
+
+    def __init__(self) -> None:
+        self.total, self.trail = np.zeros(3), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total, "trail": self.trail}
+
+    def load_state_dict(self, kept: dict[str, Any]) -> None:
+        self.total[:], self.trail = kept["total"], kept["trail"]
+
+
 class Script:
-    """What a rank of a job does. A step changes the state three times, with collectives in between."""
+    """What a rank of a job does. A step changes the state four times, with collectives in between."""
 
-    def __init__(self, job: Job):
-        self.job = job
+    def __init__(self, job: Job, world: ElasticWorld):
+        self.job, self.world, self.promises = job, world, world.promises
+        self.stalls = job.stall.times if job.stall else 0
 
-    def __call__(self) -> tuple[int, list[float]]:
-        states = [elastic.ObjectState(step=0, first=np.zeros(3), second=np.zeros(3)) for _ in range(self.job.phases)]
-        for state in states:
-            self._phase(state)
-        for state in states:
-            self._check(state)
-            if state.step != self.job.steps:
-                raise Wrong(f"a phase of {self.job.steps} steps is over, and its state is that of step {state.step}")
-        return self.job.steps, states[-1].second.tolist()
+    def __call__(self) -> list[Content]:
+        model = Model()
+        states = [
+            elastic.ObjectState(step=0, first=np.zeros(3), second=np.zeros(3), model=model if shared else Model())
+            for shared in [self.job.is_shared] * self.job.phases
+        ]
+        for number, state in enumerate(states):
+            _Phase(self, number, state, states[number - 1] if number else None).run()
+        if self.job.rests:
+            time.sleep(hvd.rank() % 2)
+        return [_content(state) for state in states]
 
-    def _phase(self, state: Any) -> None:
+
+@dataclass
+class _Team:
+    """The process set that a rank has added, and in which world."""
+
+    team: hvd.ProcessSet | None = None
+    world: int = 0
+
+
+def _content(state: Any) -> Content:
+    return Content(state.step, state.model.trail)
+
+
+class _Phase:
+    """A rank trains a state.
+
+    Args:
+        script: of the rank.
+        number: of the phase.
+        state: of the phase.
+        before: the state of the phase before.
+    """
+
+    def __init__(self, script: Script, number: int, state: Any, before: Any):
+        self.job, self.script, self.promises = script.job, script, script.promises
+        self.number, self.state, self.before = number, state, before
+
+    def run(self) -> None:
         if self.job.in_blocks:
             done = False
             while not done:
-                with elastic.attempt(state):
-                    self._check(state)
-                    done = state.step == self.job.steps
+                content = None
+                with elastic.attempt(self.state):
+                    self._begin()
+                    done = self.state.step == self.job.steps
                     if not done:
-                        self._step(state)
+                        self._step()
+                    else:
+                        self._end()
+                    content = self._will_commit()
+                if content and part(elastic.loop._Loop).deferred is None:
+                    self.promises.has_committed(self.number, content)
         else:
-            elastic.run(self._train)(state)
+            elastic.run(self._train)(self.state)
+            self.promises.has_committed(self.number, _content(self.state), copies=True)
+        if self.state.step != self.job.steps:
+            raise Wrong(f"a phase of {self.job.steps} steps is over, and its state is that of step {self.state.step}")
+        self._check()
 
     def _train(self, state: Any) -> None:
-        self._check(state)
+        self._begin()
         while state.step < self.job.steps:
-            self._step(state)
+            self._step()
             if state.step % self.job.every == 0:
-                state.commit()
+                self._commit(state.commit)
+        if self.job.saves:
+            self._commit(state.save, copies=True)
+        self._end()
+        self._will_commit()
 
-    def _step(self, state: Any) -> None:
-        if self.job.bug == (hvd.rank(), state.step) and elastic.loop.membership.start() == 0:
-            raise ValueError("of the script")
+    def _begin(self) -> None:
+        """Wherever training begins again, the state is that of a commit."""
+        self._check()
+        trail = self.before.model.trail if self.job.is_shared and self.before else 0
+        self.promises.begins(self.number, _content(self.state), Content(0, trail))
+        if self.before is not None and self.state.step == 0 and self.before.is_synced:
+            # When a block of another state begins, both states are copied.
+            self.promises.has_committed(self.number - 1, _content(self.before), copies=True)
+
+    def _commit(self, commit: Callable[[], None], *, copies: bool = False) -> None:
+        content = self._will_commit()
+        try:
+            commit()
+        except HostsUpdatedInterrupt:
+            self.promises.has_committed(self.number, content, copies=True)
+            raise
+        self.promises.has_committed(self.number, content, copies=copies)
+
+    def _will_commit(self) -> Content:
+        content = _content(self.state)
+        self.promises.will_commit(self.number, content)
+        return content
+
+    def _end(self) -> None:
+        """Some ranks have more to do than others."""
+        self.script.world.mark()
+        if self.job.joins:
+            for _ in range(hvd.rank() % 2):
+                hvd.allreduce(np.ones(2), op=hvd.Sum, name="more")
+            hvd.join()
+
+    def _step(self) -> None:
+        job, state, script = self.job, self.state, self.script
+        if elastic.loop.membership.start() == 0:
+            if job.bug == (hvd.rank(), state.step):
+                raise ValueError("of the script")
+            if job.leaves == (hvd.rank(), state.step):
+                raise SystemExit(0)
+        if job.stall and (job.stall.rank, job.stall.step) == (hvd.rank(), state.step) and script.stalls:
+            script.stalls -= 1
+            hvd.allreduce(np.ones(1), op=hvd.Sum, name="of one rank")
+        team = self._team() if job.has_team and hvd.size() > 1 else None
         value = value_of(state.step) * (hvd.rank() + 1)
         share = hvd.size() * (hvd.size() + 1) / 2
-        if self.job.in_place:
+        if job.in_place:
             state.first += hvd.allreduce(value, op=hvd.Sum, name="first") / share
             hvd.allreduce_(value, op=hvd.Sum, name="second")
             state.second += value / share
         else:
             state.first = state.first + hvd.allreduce(value, op=hvd.Sum, name="first") / share
             state.second = state.second + hvd.allreduce(value, op=hvd.Sum, name="second") / share
+        if team is not None and team.included():
+            hvd.allreduce(value, op=hvd.Sum, name="of the team", process_set=team)
+        state.model.total += value_of(state.step)
+        state.model.trail = hash((state.model.trail, state.step, script.world.acting().world))
         state.step += 1
+        if job.step_seconds:
+            time.sleep(job.step_seconds)
 
-    def _check(self, state: Any) -> None:
-        """Wherever training begins again, the state is that of a whole number of steps."""
-        right = total_of(state.step)
-        if not (np.array_equal(state.first, right) and np.array_equal(state.second, right)):
-            raise Wrong(f"after {state.step} steps the state is {state.first} and {state.second}, not {right}")
+    def _team(self) -> hvd.ProcessSet | None:
+        """All ranks but the last one. A process set ends with its world."""
+        its, world = part(_Team), self.script.world.acting().world
+        if its.world != world:
+            its.team, its.world = hvd.add_process_set(range(hvd.size() - 1)), world
+        return its.team
+
+    def _check(self) -> None:
+        """The state is that of a whole number of steps."""
+        state, right = self.state, total_of(self.state.step)
+        whole = right + self.number * total_of(self.job.steps) if self.job.is_shared else right
+        for found, expected in ((state.first, right), (state.second, right), (state.model.total, whole)):
+            if not np.array_equal(found, expected):
+                raise Wrong(
+                    f"after {state.step} steps of phase {self.number} the state is {state.first}, {state.second} and "
+                    f"{state.model.total}, not {right} and {whole}"
+                )
 
 
 def run(job: Job) -> ElasticWorld:
@@ -158,9 +353,18 @@ def run(job: Job) -> ElasticWorld:
     Raises:
         Wrong, Stuck, Looped: what must hold does not.
     """
-    world = ElasticWorld(job.seed, job.least, in_same_processes=job.in_same_processes)
+    world = ElasticWorld(
+        job.seed,
+        job.hosts,
+        job.least,
+        in_same_processes=job.in_same_processes,
+        copy_seconds=job.copy_seconds,
+        stall_check=job.stall is not None,
+        stall_check_warning_time_seconds=100,
+        stall_check_shutdown_time_seconds=100,
+    )
     try:
-        world.run_job(job.hosts, Script(job), job.faults)
+        world.run_job(Script(job, world), job.faults)
         _check(job, world)
     except AssertionError as problem:
         problem.add_note("\n".join(world.trace[-40:]))
@@ -173,28 +377,35 @@ def _check(job: Job, world: ElasticWorld) -> None:
     for problem in problems:
         if isinstance(problem, Wrong):
             raise problem
+    has_stalled = job.stall is not None and any(isinstance(problem, StallError) for problem in problems)
     finished = [rank for rank in world.ranks if rank.status == 0]
-    for rank in finished:
-        if rank.result != (job.steps, total_of(job.steps).tolist()):
-            raise Wrong(f"rank {rank.id} ended with {rank.result}")
-    has_bug = any(str(problem) == "of the script" for problem in problems)
+    has_bug = any(str(rank.problem) == "of the script" and rank.id not in world.unreachable for rank in world.ranks)
     if has_bug and not world.has_failed:
         raise Wrong("a script has failed, and the job has succeeded")
     # A rank that is lost when another one has finished fails the job: nobody goes on without it.
-    if world.has_failed and not has_bug and not finished:
+    if world.has_failed and not (has_bug or has_stalled or finished):
         raise Wrong(f"the job has failed: {problems}")
     if not world.has_failed and not finished:
         raise Wrong("the job has succeeded, and no rank came to the end of its script")
 
 
+_PARTS = (
+    *("in_blocks", "in_place", "is_shared", "joins", "has_team", "saves", "rests", "copy_seconds", "step_seconds"),
+    *("bug", "leaves", "stall"),
+)
+"""What a smaller job does without."""
+
+
 def smaller(job: Job) -> Iterator[Job]:
     """Smaller jobs, to find one that fails, too."""
     for fault in job.faults:
-        of_loss = {fault.rank} if fault.kind == "dies" else set()
+        of_loss = {fault.rank} if fault.kind in ("dies", "host dies", "all die") else set()
         yield replace(job, faults=tuple(each for each in job.faults if each is not fault and each.other not in of_loss))
     if job.phases > 1:
         yield replace(job, phases=job.phases - 1)
     if job.steps > 1:
         yield replace(job, steps=job.steps - 1)
-    if job.bug:
-        yield replace(job, bug=None)
+    for each in fields(job):
+        simple: dict[str, Any] = {each.name: each.default}
+        if each.name in _PARTS and getattr(job, each.name) != each.default:
+            yield replace(job, **simple)

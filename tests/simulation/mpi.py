@@ -45,7 +45,11 @@ class Communicator:
         return Communicator(self._world, [self.ranks[rank] for rank in ranks])
 
     def Create_group(self, group: Communicator, tag: int) -> Communicator:
-        return Communicator(self._world, group.ranks, tag)
+        # A new one each time, in which nothing arrives that was sent in another one.
+        own = self._world.acting()
+        key = group.ranks, tag, own.world
+        own.created[key] += 1
+        return Communicator(self._world, *key, own.created[key])
 
     def Free(self) -> None:
         pass

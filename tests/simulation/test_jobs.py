@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import json
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
+from simulation import jobs, mutations, programs, replays
 from simulation.jobs import Job, job_of, run, smaller
-from simulation.programs import Wrong, shrunk
-from simulation.world import Fault, Stuck
-
-from horovodish.elastic import exchange
-from horovodish.elastic.state import State
-from horovodish.launcher.elastic.members import Members
+from simulation.programs import shrunk
+from simulation.world import Fault
 
 SEEDS = 15
+KEPT = sorted(replays.FOLDER.glob("*.json"))
 
-JOB = Job([[0, 1, 2]], 1, True, 1, 8, 2, False, True, None, (Fault(100, "dies", 1),), 0)
+JOB = Job([[0, 1, 2]], steps=8, every=2, in_place=True, faults=(Fault(100, "dies", 1),))
 
 
 @pytest.mark.parametrize("block", range(4))
 def test_random_jobs(block: int) -> None:
-    for seed in range(block * SEEDS, (block + 1) * SEEDS):
-        run(job_of(seed))
+    run_many(range(block * SEEDS, (block + 1) * SEEDS))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("block", range(4, 100))
 def test_more_random_jobs(block: int) -> None:
     test_random_jobs(block)
+
+
+def run_many(seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        run(job_of(seed))
 
 
 def test_a_seed_gives_the_same_events() -> None:
@@ -41,33 +44,41 @@ def test_a_seed_gives_the_same_events() -> None:
 def test_a_loss_at_each_event(in_same_processes: bool) -> None:
     starts = set()
     for event in range(1, 260, 4):
-        job = Job([[0, 1], [2]], 1, in_same_processes, 1, 5, 1, False, False, None, (Fault(event, "dies", 1),), event)
+        faults = (Fault(event, "dies", 1),)
+        job = Job([[0, 1], [2]], in_same_processes=in_same_processes, steps=5, faults=faults, seed=event)
         starts.add(run(job).starts)
     assert min(starts) == (1 if in_same_processes else 2)
 
 
-def run_many(jobs: int) -> None:
-    for seed in range(jobs):
-        run(job_of(seed))
+@pytest.mark.parametrize("mutation", mutations.OF_JOBS, ids=lambda mutation: mutation.name)
+def test_mistakes_are_found(mutation: mutations.Mutation) -> None:
+    with mutation.applied(), pytest.raises(AssertionError):
+        run_many(range(mutations.SEEDS))
 
 
-@pytest.mark.parametrize(
-    ("where", "name", "instead", "found"),
-    [
-        (State, "_become", lambda self, attributes: None, (Wrong, "after .* steps the state is")),
-        (exchange, "barrier", lambda: None, (Wrong, "the job has failed")),
-        (Members, "_gather", lambda self, now: None, (Stuck, "wait, and nothing moves")),
-    ],
-    ids=["a state that has changed by halves", "a copy that goes too early", "a loss that counts as complete"],
-)
-def test_mistakes_are_found(
-    monkeypatch: pytest.MonkeyPatch, where: Any, name: str, instead: Callable[..., None], found: tuple[type, str]
-) -> None:
-    monkeypatch.setattr(where, name, instead)
-    with pytest.raises(found[0], match=found[1]):
-        run_many(200)
+@pytest.mark.parametrize("file", KEPT, ids=lambda file: file.stem)
+def test_kept_worlds_find_what_they_have_found(file: Path) -> None:
+    kind, made = replays.read(file)
+    kind.run(made)
+    mutation = next(each for each in mutations.OF_JOBS if each.name.replace(" ", "_") == file.stem)
+    with mutation.applied(), pytest.raises(AssertionError):
+        kind.run(made)
+
+
+def test_a_mutation_of_a_line_that_is_gone_says_so() -> None:
+    mutation = mutations.OF_JOBS[0]._replace(line="a line that is not there")
+    with pytest.raises(LookupError, match="mend the mutation"), mutation.applied():
+        pass
 
 
 def test_a_job_that_fails_is_made_smaller() -> None:
     small = shrunk(JOB, lambda job: any(fault.kind == "dies" for fault in job.faults), smaller)
-    assert small.steps == 1 and len(small.faults) == 1
+    assert small.steps == 1 and len(small.faults) == 1 and not small.in_place
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_world_is_the_same_when_it_is_read_from_a_file(tmp_path: Path, seed: int) -> None:
+    for kind, made in ((jobs, jobs.job_of(seed)), (programs, programs.program_of(seed))):
+        file = tmp_path / "world.json"
+        file.write_text(json.dumps(replays.plain(made)))
+        assert replays.read(file) == (kind, made)

@@ -11,14 +11,16 @@ import functools
 import os
 import random
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
 from greenlet import GreenletExit, greenlet
+from simulation.engine import Engine
 from simulation.mpi import Communicator, simulated_mpi
 
 from horovodish import _native, settings
@@ -34,6 +36,8 @@ CHUNK_BYTES = 4 << 10
 START_SECONDS = 1000.0
 STUCK_SECONDS = 600.0
 """Nothing may take so long, whatever has failed."""
+PATIENCE_SECONDS = 5.0
+"""If nothing has moved for so long, the next fault happens."""
 _MOST_LINKS = 256
 
 
@@ -46,9 +50,11 @@ class Fault:
     """What happens to a rank when so many events have passed.
 
     Attributes:
-        event: the number of the event.
-        kind: "dies"; "sleeps", for `seconds`; "hears", from the launcher, that `other` was lost; "mpi hears" likewise.
+        event: the number of the event, after the mark if there is one.
+        kind: "dies"; "sleeps", for `seconds`; "hears", from the launcher, that `other` was lost; "mpi hears" likewise;
+            "delays": for `seconds` nothing arrives of what it sends to `other`. `ElasticWorld` has further ones.
         rank: to which it happens.
+        mark: so many ranks have come to the end of a phase; 0: that does not matter.
     """
 
     event: int
@@ -56,6 +62,8 @@ class Fault:
     rank: int
     other: int = -1
     seconds: float = 0.0
+    count: int = 0
+    mark: int = 0
 
 
 class Coroutine(greenlet):
@@ -66,7 +74,7 @@ class Coroutine(greenlet):
     waits_for: Callable[[], bool] | None = None
 
     def is_ready(self, now: float) -> bool:
-        return not self.dead and (self.until <= now or bool(self.waits_for and self.waits_for()))
+        return (self.until <= now or bool(self.waits_for and self.waits_for())) and not self.dead
 
 
 @dataclass(eq=False)
@@ -79,6 +87,9 @@ class Rank:
         host: where it is.
         start: how many starts there were before this one.
         inits: how often it has called `init()` with the same ranks.
+        created: how often it has made a communicator, by what tells such a one from others.
+        world: the number of the last world that it was in, counted over all; 0: of none yet.
+        members: the ids of the ranks of that world.
         result, problem: what its script returned or raised.
         sleeps_until: until then it does nothing at all, as a stopped process.
         is_dead: it was killed.
@@ -92,6 +103,9 @@ class Rank:
     process: Process = field(default_factory=Process)
     threads: list[Coroutine] = field(default_factory=list)
     inits: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    created: Counter[Hashable] = field(default_factory=Counter)
+    world: int = 0
+    members: tuple[int, ...] = ()
     sleeps_until: float = 0.0
     is_dead: bool = False
     status: int | None = None
@@ -116,8 +130,9 @@ class _Acting:
 
 @dataclass
 class _Meeting:
-    """Ranks that call `init()` together."""
+    """Ranks that call `init()` together, and the number of the world that they make."""
 
+    world: int = 0
     here: set[int] = field(default_factory=set)
     built: set[int] = field(default_factory=set)
     memory: dict[int, list[int]] = field(default_factory=dict)  # descriptors, by host
@@ -139,6 +154,7 @@ class World:
     def __init__(self, seed: int, **options: Any):
         self.random = random.Random(seed)
         self.ranks: list[Rank] = []  # by id
+        self._living: list[Rank] = []
         self.trace: list[str] = []
         self.events = 0
         self._knobs = settings.Settings(chunk_kb=CHUNK_BYTES >> 10, ring_segment_kb=4, cache_capacity=8, **options)
@@ -149,6 +165,12 @@ class World:
         self._moved_at = START_SECONDS
         self._numbers: dict[Any, int] = {}
         self._meetings: dict[Any, _Meeting] = {}
+        self._slow: dict[tuple[int, int], float] = {}  # links, and until when nothing arrives
+        self._due: list[Fault] = []  # the latest first
+        self._aimed: list[Fault] = []  # faults that wait for their mark
+        self._marks = 0
+        self.worlds = 0
+        self.happened: Counter[str] = Counter()  # faults, by kind
         self._is_closing = False
 
     def run(
@@ -164,7 +186,9 @@ class World:
         Raises:
             Stuck: they do not come to an end.
         """
-        due = sorted(faults, key=lambda fault: fault.event, reverse=True)
+        due = self._due
+        due += sorted((fault for fault in faults if not fault.mark), key=lambda fault: fault.event, reverse=True)
+        self._aimed = [fault for fault in faults if fault.mark]
         begun = False
         self._main = greenlet.getcurrent()
         self.mpi.simulated_reset()
@@ -177,7 +201,7 @@ class World:
                     self._happens(due.pop())
                 if self._act():
                     continue
-                if begun and due:
+                if begun and due and testing.clock() - self._moved_at > PATIENCE_SECONDS:
                     self.events = max(self.events, due[-1].event - 1)
                 elif testing.clock() - self._moved_at < STUCK_SECONDS:
                     self._let_time_pass()
@@ -187,7 +211,12 @@ class World:
         return self.ranks
 
     def is_over(self) -> bool:
-        return all(rank.is_over for rank in self.ranks)
+        return not self.living()
+
+    def living(self) -> list[Rank]:
+        """The ranks that are not over."""
+        self._living = [rank for rank in self._living if not rank.is_over]
+        return self._living
 
     def begin(self, hosts: Sequence[Sequence[int]], script: Callable[[], Any], start: int) -> list[Rank]:
         """Start processes."""
@@ -195,6 +224,7 @@ class World:
         for number, place in sorted((number, place) for place, host in enumerate(hosts) for number in host):
             rank = Rank(len(self.ranks), number, place, start)
             self.ranks.append(rank)
+            self._living.append(rank)
             begun.append(rank)
             self.spawn(rank, functools.partial(self._of_rank, rank, script))
         return begun
@@ -222,6 +252,13 @@ class World:
         assert rank is not None
         return rank
 
+    def mark(self) -> None:
+        """The rank that runs has come to the end of a phase."""
+        self._marks += 1
+        now_due = [replace(each, event=self.events + each.event) for each in self._aimed if each.mark == self._marks]
+        self._due += now_due
+        self._due.sort(key=lambda fault: fault.event, reverse=True)
+
     # -- events
 
     def others(self) -> list[Callable[[], None]]:
@@ -230,29 +267,30 @@ class World:
 
     def wakes(self) -> list[float]:
         """When something may happen that nothing else brings about."""
-        threads = [thread for rank in self.ranks if not rank.is_over for thread in rank.threads if not thread.dead]
-        return [thread.until for thread in threads] + [rank.sleeps_until for rank in self.ranks if not rank.is_over]
+        threads = [thread for rank in self.living() for thread in rank.threads if not thread.dead]
+        sleepers = [rank.sleeps_until for rank in self.living()]
+        return [thread.until for thread in threads] + sleepers + [*self._slow.values()]
 
     def _act(self) -> bool:
         """One event, drawn at random. False if there is none before the clock goes on."""
         now = testing.clock()
-        links = self.mpi.simulated_links(self._pairs, _MOST_LINKS)
-        awake = [rank for rank in self.ranks if not rank.is_over and rank.sleeps_until <= now]
+        links = self._links(now)
+        awake = [rank for rank in self.living() if rank.sleeps_until <= now]
         ready = [thread for rank in awake for thread in rank.threads if thread.is_ready(now)]
         looking = [rank for rank in awake if rank.id in self._fresh and rank.engine]
         others = self.others()
-        choices = links + len(ready) + len(looking) + len(others)
+        choices = len(links) + len(ready) + len(looking) + len(others)
         if not choices:
             return False
         chosen = self.random.randrange(choices)
-        if chosen < links:
-            sender, receiver = self._pairs[2 * chosen], self._pairs[2 * chosen + 1]
+        if chosen < len(links):
+            sender, receiver = links[chosen]
             self.note(f"message {sender} -> {receiver}")
             self.mpi.simulated_arrive(sender, receiver)
             self._fresh.add(receiver)
             self._moved_at = now
             return True
-        chosen -= links
+        chosen -= len(links)
         if chosen < len(ready):
             self._resume(ready[chosen])
         elif chosen < len(ready) + len(looking):
@@ -266,6 +304,14 @@ class World:
         else:
             others[chosen - len(ready) - len(looking)]()
         return True
+
+    def _links(self, now: float) -> list[tuple[int, int]]:
+        """The senders and receivers of what can arrive now."""
+        count = self.mpi.simulated_links(self._pairs, _MOST_LINKS)
+        if not count:
+            return []
+        links = [(self._pairs[2 * place], self._pairs[2 * place + 1]) for place in range(count)]
+        return [link for link in links if self._slow.get(link, now) <= now] if self._slow else links
 
     def _resume(self, thread: Coroutine) -> None:
         rank = thread.rank
@@ -289,20 +335,28 @@ class World:
         if max(fault.rank, fault.other) >= len(self.ranks) or self.ranks[fault.rank].is_over:
             return
         rank = self.ranks[fault.rank]
-        if fault.other >= 0 and not self.ranks[fault.other].is_dead:  # it had ended before it could die
-            return
-        self.note(f"rank {rank.id} {fault.kind} {fault.other if fault.other >= 0 else fault.seconds or ''}")
+        if self.happens_to(rank, fault):
+            self.note(f"rank {rank.id} {fault.kind} {fault.other if fault.other >= 0 else fault.seconds or ''}")
+            self.happened[fault.kind] += 1
+            self._fresh.update(range(len(self.ranks)))
+
+    def happens_to(self, rank: Rank, fault: Fault) -> bool:
+        """A fault happens to a rank. False if it cannot."""
         if fault.kind == "dies":
             self.kill(rank)
         elif fault.kind == "sleeps":
             rank.sleeps_until = testing.clock() + fault.seconds
+        elif fault.kind == "delays":
+            self._slow[rank.id, fault.other] = testing.clock() + fault.seconds
+        elif not self.ranks[fault.other].is_dead:  # it had ended before it could die
+            return False
         elif fault.kind == "hears":
             with rank.process.entered():
                 basics.cut_off(f"rank {fault.other} was lost")
         else:
             self.mpi.simulated_drop(fault.other, rank.id)
             self.mpi.simulated_fail(rank.id, fault.other)
-        self._fresh.update(range(len(self.ranks)))
+        return True
 
     def kill(self, rank: Rank) -> None:
         """Its host hears of it at once. What it has sent to others arrives."""
@@ -362,6 +416,8 @@ class World:
         testing.set_clock(START_SECONDS)
         self._moved_at = START_SECONDS
         with ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore", RuntimeWarning)  # of copies without room, and of losses that blocks meet
             for target, name, instead in self.instead():
                 stack.enter_context(mock.patch.object(target, name, instead))
             try:
@@ -411,6 +467,9 @@ class World:
         meeting = self._meetings.setdefault((ids, generation), _Meeting())
         meeting.here.add(own.id)
         self.pause(float("inf"), lambda: len(meeting.here) == len(ids))
+        if not meeting.world:
+            self.worlds = meeting.world = self.worlds + 1
+        own.world, own.members = meeting.world, ids
         used = {rank.host for rank in members}
         by_host = [[place for place, rank in enumerate(members) if rank.host == host] for host in used]
         topology = Topology(ids.index(own.id), tuple(sorted(map(tuple, by_host))))
@@ -451,7 +510,7 @@ class World:
             averages_over_size=False,
             has_thread=False,
         )
-        engine: Any = _Engine(native, self)
+        engine: Any = Engine(native, self)
         running = starting.Running(topology, topology, engine, communicator, None, knobs, 0, False)
         running.add_process_set(0, list(range(topology.size)), 0, communicator, generation)
         return running
@@ -462,34 +521,3 @@ class _Peers:
     """The ids of the ranks of a host, by local rank."""
 
     ids: list[int] = field(default_factory=list)
-
-
-class _Engine:
-    """An engine whose callers give way while they wait."""
-
-    def __init__(self, native: _native.Engine, world: World):
-        self.native, self._world = native, world
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.native, name)
-
-    def enqueue(self, *arguments: Any) -> Any:
-        return _Waiting(self.native.enqueue(*arguments), self._world)
-
-    def plan(self, *arguments: Any, **options: Any) -> Any:
-        return _Waiting(self.native.plan(*arguments, **options), self._world)
-
-
-class _Waiting:
-    """A handle or a plan, likewise."""
-
-    def __init__(self, native: Any, world: World):
-        self._native, self._world = native, world
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._native, name)
-
-    def wait(self, seconds: float) -> bool:
-        if not self._native.poll():
-            self._world.pause(testing.clock() + seconds, self._native.poll)
-        return bool(self._native.poll())
