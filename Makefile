@@ -1,5 +1,5 @@
 # make dev | lint | types | test-quick | test | docs | demo | bench | bench-hosts | bench-gpu | soak | soak-elastic
-# make wheels | sdist | test-wheel | test-versions | test-gpu | test-pythons | test-mpich | test-ecosystem | test-sanitize | explore | simulate | fuzz | clean
+# make wheels | sdist | test-wheel | test-versions | test-gpu | test-pythons | test-mpich | test-ecosystem | test-sanitize | explore | simulate | soak-simulated | fuzz | clean
 # test-quick runs a part of the tests (3 minutes on 2 cores), test runs all (15 to 20 minutes) but those of soak.
 # The first of them makes .venv with everything that is needed; later ones only compile what has changed.
 
@@ -12,6 +12,8 @@ OTHER_PYTHONS ?= 3.10 3.12 3.13 3.14
 SOAK_STEPS ?= 10000
 SOAK_JOBS ?= 300
 SOAK_ELASTIC_SECONDS ?= 300
+SOAK_SEEDS ?= 100000:
+SOAK_SIMULATED_SECONDS ?= 14400
 SEEDS ?= 0:3000
 FUZZ_SECONDS ?= 600
 FUZZ_TARGETS ?= frames introduction hello config hostfile traces
@@ -34,7 +36,7 @@ python_of = $$({ ls $$HOME/.pyenv/versions/$(1).*/bin/python3; command -v python
 NATIVE_FILES = $(shell find horovodish/csrc -name '*.cc' -o -name '*.h')
 
 .PHONY: help dev lint types test test-quick demo bench bench-hosts bench-gpu soak soak-elastic test-gpu test-pythons test-mpich test-ecosystem
-.PHONY: test-sanitize docs wheels sdist test-wheel test-versions explore simulate fuzz clean
+.PHONY: test-sanitize docs wheels sdist test-wheel test-versions explore simulate soak-simulated fuzz clean
 .DEFAULT_GOAL := dev
 
 help:
@@ -117,6 +119,11 @@ soak-elastic: dev
 simulate: dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/simulation/simulate.py --seeds $(SEEDS)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/simulation/simulate.py --jobs --seeds $(SEEDS)
+
+# All night: worlds that nobody has simulated yet, until one fails.
+soak-simulated: dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/simulation/simulate.py --seeds $(SOAK_SEEDS) --seconds $(SOAK_SIMULATED_SECONDS)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/simulation/simulate.py --jobs --seeds $(SOAK_SEEDS) --seconds $(SOAK_SIMULATED_SECONDS)
 
 # The core's tests on each of OTHER_PYTHONS that is there, in an environment of its own.
 test-pythons: $(OTHER_PYTHONS:%=test-python-%)
