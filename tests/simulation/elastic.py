@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from simulation.promises import Promises
-from simulation.world import START_SECONDS, Fault, Rank, World
+from simulation.ranks import Fault, Rank
+from simulation.world import START_SECONDS, World
 
 from horovodish._native import testing
 from horovodish.elastic import membership, memory

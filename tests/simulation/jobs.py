@@ -12,7 +12,7 @@ import numpy as np
 from simulation.elastic import ElasticWorld
 from simulation.programs import Wrong
 from simulation.promises import Content
-from simulation.world import Fault
+from simulation.ranks import Fault
 
 import horovodish as hvd
 from horovodish import elastic

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from simulation.world import Fault, Rank, Stuck, World
+from simulation.ranks import Fault, Rank
+from simulation.world import Stuck, World
 
 import horovodish as hvd
 from horovodish.errors import HorovodInternalError, MismatchError

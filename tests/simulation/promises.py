@@ -10,7 +10,8 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from simulation.programs import Wrong
-from simulation.world import Rank, World
+from simulation.ranks import Rank
+from simulation.world import World
 
 
 class Commit(NamedTuple):

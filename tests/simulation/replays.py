@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simulation import jobs, programs
-from simulation.world import Fault
+from simulation.ranks import Fault
 
 FOLDER = Path(__file__).with_name("kept")
 

@@ -10,7 +10,7 @@ import pytest
 from simulation import jobs, mutations, programs, replays
 from simulation.jobs import Job, job_of, run, smaller
 from simulation.programs import shrunk
-from simulation.world import Fault
+from simulation.ranks import Fault
 
 SEEDS = 15
 KEPT = sorted(replays.FOLDER.glob("*.json"))

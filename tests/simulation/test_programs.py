@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 from simulation.programs import Program, Step, Wrong, check, program_of, run, shrunk, smaller
-from simulation.world import Fault, Stuck
+from simulation.ranks import Fault
+from simulation.world import Stuck
 
 from horovodish.gradients.lone_steps import Count, LoneSteps
 from horovodish.runtime import basics
