@@ -23,8 +23,8 @@ BUILD_TOOLS := 'setuptools>=77' 'nanobind>=3.1'
 # Of everything a little: units, collectives between ranks, the launcher, and a script of each framework.
 QUICK_TESTS := tests/unit tests/parallel/test_allreduce.py tests/parallel/test_mismatch.py tests/launcher/test_cli.py \
 	tests/frameworks/test_readme.py tests/frameworks/mlx/test_arrays.py
-# Much of a test is waiting, so three of them share two cores.
-PYTEST := pytest --numprocesses $(TEST_WORKERS) --dist worksteal
+# Much of a test is waiting, so three of them share two cores. A later -m replaces this one.
+PYTEST := pytest --numprocesses $(TEST_WORKERS) --dist worksteal -m 'not soak'
 CORE_TESTS := --ignore=tests/frameworks
 # Warnings are errors in CI only: a newer compiler at a user's must not break the build.
 WARNINGS := $(if $(CI),CPPFLAGS='-Werror')
@@ -70,7 +70,7 @@ types: dev
 	$(BIN)/mypy
 
 test: dev
-	$(BIN)/$(PYTEST) -m 'not soak' $(PYTEST_ARGS)
+	$(BIN)/$(PYTEST) $(PYTEST_ARGS)
 
 test-quick: dev
 	$(BIN)/$(PYTEST) -m 'not soak and not slow' $(QUICK_TESTS) $(PYTEST_ARGS)
@@ -142,7 +142,7 @@ test-mpich:
 	[ -d .venvs/mpich ] || $(PYTHON) -m venv .venvs/mpich
 	.venvs/mpich/bin/python $(PIP) $(BUILD_TOOLS)
 	.venvs/mpich/bin/python $(PIP) --no-build-isolation --editable '.[mpich,test-frameworks]'
-	.venvs/mpich/bin/$(PYTEST) -m 'not soak' $(PYTEST_ARGS)
+	.venvs/mpich/bin/$(PYTEST) $(PYTEST_ARGS)
 
 # Lightning, Accelerate, Transformers and PyTorch's own tests on the backend "horovodish", in an environment of their own.
 test-ecosystem:
