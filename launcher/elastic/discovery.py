@@ -105,6 +105,8 @@ def by_hostfile(path: str) -> Look:
 # It reads the number of a process group, and kills the group at the end of its stdin. The end comes when the launcher
 # closes the pipe, and when the launcher is killed.
 _GUARD = 'read -r group; read -r _; [ -z "$group" ] || kill -9 "-$group"'
+# The program begins when the guard has its number. If the launcher is killed before that, the program does not begin.
+_GATE = 'read -r _ && exec "$0" </dev/null'
 
 
 @contextlib.contextmanager
@@ -119,21 +121,28 @@ def _running(program: str, environ: Mapping[str, str]) -> Iterator[subprocess.Po
     assert guard.stdin
     try:
         process = subprocess.Popen(
-            [program], env=dict(environ), stdin=null, stdout=pipe, stderr=pipe, start_new_session=True
+            ["/bin/sh", "-c", _GATE, program],
+            env=dict(environ),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
         )
     except OSError:
         guard.stdin.close()
         guard.wait()
         raise
+    assert process.stdin
     try:
-        guard.stdin.write(f"{process.pid}\n".encode())
-        guard.stdin.flush()
+        for reader, line in ((guard.stdin, f"{process.pid}\n"), (process.stdin, "\n")):
+            reader.write(line.encode())
+            reader.flush()
         yield process
     finally:
         guard.stdin.close()
         guard.wait()
         process.wait()  # not before: its number is that of the group
-        for file in (process.stdout, process.stderr):
+        for file in (process.stdin, process.stdout, process.stderr):
             if file:
                 file.close()
 

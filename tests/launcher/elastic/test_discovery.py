@@ -72,7 +72,7 @@ def test_a_program_that_goes_wrong(text: str, message: str, tmp_path: Path, monk
 
 
 def test_a_program_that_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="cannot be run: No such file or directory"):
+    with pytest.raises(SettingError, match=r"failed with exit status 127: .*hosts\.sh: "):
         by_program(str(tmp_path / "hosts.sh"), 1, os.environ)(NEVER)
 
 
@@ -131,6 +131,31 @@ def test_a_program_ends_when_the_launcher_is_killed(tmp_path: Path) -> None:
         launcher.wait()
     for number in numbers.read_text().split():
         wait_until_ended(int(number))
+
+
+KILLED_AT_THE_START = """
+import os, signal, subprocess, sys, threading
+from horovodish.launcher.elastic import discovery
+class Popen(subprocess.Popen):
+    def __init__(self, command, **options):
+        super().__init__(command, **options)
+        if sys.argv[1] in command:
+            print(self.pid, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+subprocess.Popen = Popen
+discovery.by_program(sys.argv[1], 1, {"PATH": sys.argv[2]})(threading.Event())
+"""
+
+
+def test_a_program_ends_when_the_launcher_is_killed_as_it_starts(tmp_path: Path) -> None:
+    path, numbers = hanging_program(tmp_path)
+    command = [sys.executable, "-c", KILLED_AT_THE_START, path, os.environ["PATH"]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout
+        program = int(launcher.stdout.readline())
+    assert launcher.returncode == -signal.SIGKILL
+    wait_until_ended(program)
+    assert not numbers.exists()
 
 
 def test_a_program_that_hangs_does_not_delay_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
