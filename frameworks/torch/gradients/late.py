@@ -17,7 +17,7 @@ from horovodish.collectives.consistency import is_due
 from horovodish.gradients import late_steps, windows
 from horovodish.gradients.late_steps import Average, LateSteps
 from horovodish.gradients.options import GradientOptions
-from horovodish.torch.gradients.reducer import release
+from horovodish.torch.gradients.planned import release
 from horovodish.torch.names import Names, PlanNames
 from horovodish.torch.tensors import BROADCAST_REMEDY, check_tensor, parameter_checksums
 

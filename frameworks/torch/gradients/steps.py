@@ -28,7 +28,8 @@ from horovodish.runtime import basics
 from horovodish.torch import cuda
 from horovodish.torch.compression import Compression
 from horovodish.torch.gradients.fragments import Fragment, Place
-from horovodish.torch.gradients.reducer import Reducer, release
+from horovodish.torch.gradients.planned import release
+from horovodish.torch.gradients.reducer import Reducer
 from horovodish.torch.gradients.slot import Slot, members_of
 from horovodish.torch.names import Names, PlanNames
 from horovodish.torch.tensors import BROADCAST_REMEDY, parameter_checksums
