@@ -1,4 +1,4 @@
-"""What may happen around a backward: several optimizers, changing parameters, closures, checkpointing, errors."""
+"""What may happen around a backward: several optimizers, checkpointing, errors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 import horovodish.torch as hvd
 import horovodish.torch.gradients.backward
-from horovodish.errors import MismatchError, UnsupportedTensorError
-from horovodish.runtime import basics
+from horovodish.errors import MismatchError
 from horovodish.torch.gradients.backward import join, leave
 from horovodish.torch.names import PlanNames
 from support.leaves import backward, check, leaf, mean, own, total, wrapped
@@ -112,226 +111,6 @@ def backward_with_a_pause(
     first = parameters[0] * factor
     first.register_hook(pause)
     (first + parameters[1] * factor).sum().backward()
-
-
-@around_backward
-def test_a_parameter_wrapped_again() -> None:
-    p, q = leaf(), leaf()
-    old = wrapped([p, q], op=hvd.Sum)
-    backward([p, q], own())
-    old.step()
-    new = wrapped([p], op=hvd.Sum)
-    for optimizer in (new, old):
-        optimizer.zero_grad()
-    backward([p, q], own())
-    check(p, total())
-    check(q, total())
-    new.step()
-    old.step()
-    del new, old, optimizer
-    p.grad = None
-    backward([p], own())
-    check(p, own())
-
-
-@around_backward
-def test_later_parameters() -> None:
-    p, q = leaf(), leaf()
-    optimizer = wrapped([("p", p)])
-    backward([p], own())
-    optimizer.step()
-    optimizer.add_param_group({"params": [q], "lr": 2.0})
-    for step in range(2):
-        optimizer.zero_grad()
-        backward([p, q], own(step))
-        check(p, mean(step))
-        check(q, mean(step))
-        optimizer.step()
-
-
-@around_backward
-def test_parameters_that_the_script_replaces() -> None:
-    """As scripts do that grow a layer, append a head's parameters, or begin anew with other groups."""
-    for op, expected in ((hvd.Average, mean), (hvd.Sum, total)):
-        for zeroes in (True, False):
-            replace_parameters(op, expected, zeroes)
-
-
-def replace_parameters(op: hvd.ReduceOp, expected: Callable[[int], float], zeroes: bool) -> None:
-    kept, old, larger, head = leaf(), leaf(), nn.Parameter(torch.zeros(2, 3)), leaf()
-    optimizer = wrapped([("kept", kept), ("old", old)], op=op)
-
-    def train(parameters: list[torch.Tensor], step: int) -> None:
-        if zeroes:
-            optimizer.zero_grad()
-            backward(parameters, own(step))
-        else:
-            for parameter in parameters:
-                parameter.grad = None
-            backward(parameters, own(step))
-            optimizer.synchronize()  # where all parameters are new, step() reduces
-        for parameter in parameters:
-            check(parameter, expected(step))
-        optimizer.step()
-
-    train([kept, old], 0)
-    optimizer.param_groups[0]["params"][1] = larger
-    train([kept, larger], 1)
-    optimizer.param_groups[0]["params"].append(head)
-    train([kept, larger, head], 2)
-    old.grad = None
-    backward([old], own())
-    check(old, own())
-    optimizer.param_groups.clear()
-    optimizer.add_param_group({"params": [head, old]})
-    train([head, old], 3)
-    optimizer.param_groups[0]["params"][:] = [larger]
-    train([larger], 4)
-
-
-@around_backward
-def test_a_parameter_wrapped_again_stays_there_when_others_change() -> None:
-    p, q, late = leaf(), leaf(), leaf()
-    old = wrapped([p, q], op=hvd.Sum)
-    new = wrapped([p])
-    old.param_groups[0]["params"].append(late)
-    for step in range(2):
-        for optimizer in (old, new):
-            optimizer.zero_grad()
-        backward([p, q, late], own(step))
-        check(p, mean(step))
-        check(q, total(step))
-        check(late, total(step))
-
-
-@on_ranks(2)
-def test_a_new_parameter_that_cannot_be_reduced_is_refused_every_time() -> None:
-    p = leaf()
-    optimizer = wrapped([p])
-    optimizer.param_groups[0]["params"].append(nn.Parameter(torch.zeros(3, dtype=torch.float8_e4m3fn)))
-    for _ in range(2):
-        with pytest.raises(UnsupportedTensorError, match=r"group0\.1"):
-            backward([p], own())
-    del optimizer.param_groups[0]["params"][1]
-    optimizer.zero_grad()
-    backward([p], own())
-    check(p, mean())
-
-
-@around_backward
-def test_unfrozen_parameters() -> None:
-    p, q = leaf(), leaf()
-    q.requires_grad_(False)
-    optimizer = wrapped([p, q])
-    for step in range(4):
-        if step == 2:
-            q.requires_grad_(True)
-        optimizer.zero_grad()
-        backward([p, q], own(step))
-        check(p, mean(step))
-        if step >= 2:
-            check(q, mean(step))
-        optimizer.step()
-
-
-@around_backward
-def test_closures() -> None:
-    p = leaf()
-    optimizer = wrapped([p], backward_passes_per_step=2)
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        backward([p], own())
-        return 1.5
-
-    for step in range(1, 3):
-        assert optimizer.step(closure) == 1.5
-        check(p, mean())
-        torch.testing.assert_close(p.data, torch.full((3,), -step * mean()))
-    backward([p], own())
-    check(p, mean() + own())
-    optimizer.step()
-
-
-class CallsTwice(torch.optim.SGD):
-    """As line searches and sharpness-aware optimizers do."""
-
-    def step(self, closure: Any = None) -> Any:
-        super().step(closure)
-        return super().step(closure=closure)
-
-
-@around_backward
-def test_closures_whose_gradients_no_backward_reduces() -> None:
-    for op, expected in ((hvd.Average, mean), (hvd.Sum, total)):
-        for kind in (torch.optim.SGD, CallsTwice):
-            step_with_closures(kind, op, expected)
-
-
-def step_with_closures(kind: type[torch.optim.SGD], op: hvd.ReduceOp, expected: Callable[[int], float]) -> None:
-    p = leaf()
-    optimizer: Any = hvd.DistributedOptimizer(kind([p], lr=1.0), op=op)
-
-    def by_hand() -> float:
-        p.grad = torch.full((3,), own())
-        return 1.5
-
-    def suspended() -> float:
-        optimizer.zero_grad()
-        with optimizer.no_sync():
-            backward([p], own(1))
-        return 2.5
-
-    assert optimizer.step(by_hand) == 1.5
-    check(p, expected(0))
-    assert optimizer.step(closure=suspended) == 2.5
-    check(p, expected(1))
-    optimizer.zero_grad()
-    with optimizer.no_sync():
-        backward([p], own(2))
-    assert optimizer.step(lambda: 3.5) == 3.5
-    check(p, expected(2))
-    steps = 2 if kind is CallsTwice else 1
-    torch.testing.assert_close(p.data, torch.full((3,), -steps * sum(expected(step) for step in range(3))))
-
-
-class LooksTwice(torch.optim.SGD):
-    """Its step evaluates the closure once more."""
-
-    def step(self, closure: Any = None) -> Any:
-        closure()
-        return super().step(closure)
-
-
-@on_ranks(2)
-def test_what_counts_as_a_step() -> None:
-    """A call of `step()`, whatever is reduced before it, and however often."""
-    steps = basics.engine().steps
-    p = leaf()
-    optimizer = wrapped([p], backward_passes_per_step=2)
-    for step in range(3):
-        optimizer.zero_grad()
-        backward([p], 1.0)
-        assert steps() == step
-        backward([p], 1.0)
-        assert steps() == step + 1
-        optimizer.step()
-    p = leaf()
-    twice: Any = hvd.DistributedOptimizer(LooksTwice([p], lr=1.0))
-
-    def closure() -> float:
-        twice.zero_grad()
-        backward([p], own())
-        return 1.5
-
-    for _ in range(2):
-        twice.step(closure)
-    assert steps() == 5
-    adasum = wrapped([q := leaf()], op=hvd.Adasum)
-    backward([q], 1.0)
-    assert steps() == 5
-    adasum.step()
-    assert steps() == 6
 
 
 @around_backward
@@ -507,23 +286,6 @@ def test_what_travels_outlives_the_optimizer() -> None:
     hvd.barrier()
     hvd.barrier()  # a submission lets go of what has ended before it
     assert handed_over() is None
-
-
-@pytest.mark.soak
-@around_backward
-def test_a_converted_model() -> None:
-    torch.manual_seed(0)
-    for passes in (0, 2):
-        model = nn.Linear(3, 4)
-        optimizer = wrapped(model.named_parameters())
-        for _ in range(passes):
-            model(torch.ones(1, 3)).sum().backward()
-            optimizer.step()
-        optimizer.zero_grad()
-        model.double()
-        with pytest.raises(UnsupportedTensorError, match=r"torch.float64 of shape .* planned for torch.float32"):
-            model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
-        optimizer.zero_grad()
 
 
 @on_ranks(3, env={"HOROVODISH_PROCESS_SETS": "dynamic"})
