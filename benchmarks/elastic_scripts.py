@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import elastic_actions
+import elastic_frameworks
 from elastic_plans import Fault, Phase, plan_of
 
 from horovodish.elastic import loop, memory, state
@@ -160,13 +161,13 @@ def play(framework: str, seed: int, folder: Path) -> None:
     if plan.copies:
         memory.Schedule.is_due = lambda *_: plan.copies == "always"  # type: ignore[method-assign]
         state._Budget.allows = lambda _: plan.copies == "never"  # type: ignore[method-assign]
-    hvd = elastic_actions.module_of(framework)
+    hvd = elastic_frameworks.module_of(framework)
     hvd.init()
     notes("running")
     atexit.register(lambda: notes("end"))
     faults, watched = Faults(plan.faults, notes), Watched(notes, plan.phases)
     watched.watch()
-    scripts = [elastic_actions.of(framework, hvd, phase, seed) for phase in plan.phases]
+    scripts = [elastic_frameworks.of(framework, hvd, phase, seed) for phase in plan.phases]
     states: list[Any] = []
     elastic_actions.set_of_world(hvd)
 
@@ -215,7 +216,7 @@ def play(framework: str, seed: int, folder: Path) -> None:
 
 def play_undisturbed(framework: str) -> None:
     """Answer each seed with the digests of its states: by phase and action, and at the end."""
-    hvd = elastic_actions.module_of(framework)
+    hvd = elastic_frameworks.module_of(framework)
     hvd.init()
     out = os.dup(1)
     os.dup2(2, 1)
@@ -224,7 +225,7 @@ def play_undisturbed(framework: str) -> None:
         found: list[dict[str, str]] = []
         finals = []
         for phase in plan.phases:
-            script = elastic_actions.of(framework, hvd, phase, plan.seed)
+            script = elastic_frameworks.of(framework, hvd, phase, plan.seed)
             its_state = script.make()
             digests: dict[str, str] = {}
 
