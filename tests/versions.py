@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -111,7 +112,7 @@ def run(combination: Combination, wheel: Path, log: IO[str]) -> str:
     binaries = folder / "bin"
     # mpi4py 4.0 has no wheels for Linux. Its build needs the mpicc of the MPI, and minutes if it is optimized.
     paths = {"PATH": f"{binaries}:{os.environ['PATH']}", "VIRTUAL_ENV": str(folder)}
-    environ = {**os.environ, **paths, "CFLAGS": "-O0 -g0"}
+    environ = {**os.environ, **places(os.environ), **paths, "CFLAGS": "-O0 -g0"}
 
     def call(*command: str | Path, cwd: Path = ROOT) -> str:
         done = subprocess.run(command, cwd=cwd, env=environ, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -140,6 +141,12 @@ def run(combination: Combination, wheel: Path, log: IO[str]) -> str:
     versions = ", ".join(f"{name} {found[name]}" for name in SHOWN if name in found)
     outcome = re.sub(r" in \S+s.*", "", tested.splitlines()[-1])
     return f"| {combination.name} | {versions} | {outcome} |"
+
+
+def places(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return where pip looks for packages, as variables of uv. CPU builds of PyTorch may lie there."""
+    links, indexes = environ.get("PIP_FIND_LINKS", ""), environ.get("PIP_EXTRA_INDEX_URL", "")
+    return {"UV_FIND_LINKS": ",".join(links.split()), "UV_EXTRA_INDEX_URL": indexes}
 
 
 def interpreter(version: str) -> str:
