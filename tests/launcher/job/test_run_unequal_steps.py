@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support.mpi_command import mpi_command, mpi_environment
 
 ENDS_WITHIN_SECONDS = 200
 TORCH = """
@@ -169,9 +170,8 @@ def test_equal_errors_are_shown_once(launch_ranks: Callable[..., Any]) -> None:
 def test_under_plain_mpirun_the_traceback_is_shown_as_well(tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
     script.write_text("import horovodish as hvd\nhvd.init()\nif hvd.rank() == 0: hvd.barrier()\n")
-    mpirun = Path(sys.executable).parent / "mpirun"
-    command = [str(mpirun), "-np", "2", "--oversubscribe", "--allow-run-as-root", sys.executable, str(script)]
-    ended = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=ENDS_WITHIN_SECONDS)
+    command = [*mpi_command(2, survivors=False), sys.executable, str(script)]
+    ended = subprocess.run(command, env=mpi_environment(), capture_output=True, text=True, timeout=ENDS_WITHIN_SECONDS)
     assert ended.returncode != 0
     assert 'rank.py", line 3, in <module>' in ended.stderr
     assert "failed on rank 0: rank 1 has ended its script\nRemedy: " in ended.stderr
