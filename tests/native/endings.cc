@@ -15,7 +15,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Every rank stops while some of its threads wait for operations that never come about, and others submit more.
+// Every rank stops while some of its threads wait for operations that never come about, others submit more, and one
+// clears memory that no process set has.
 void stop_under_threads(int ranks) {
   const Host host(ranks);
   std::vector<std::thread> threads;
@@ -43,7 +44,12 @@ void stop_under_threads(int ranks) {
         });
       }
       while (begun < 4) std::this_thread::yield();
+      std::atomic<bool> stopped{false};
+      others.emplace_back([&] {
+        for (; !stopped; std::this_thread::yield()) engine.clear_region(1);
+      });
       engine.stop(false, "enough");
+      stopped = true;
       for (std::thread& thread : others) thread.join();
     });
   }
