@@ -23,6 +23,8 @@ from typing import Any
 import peers
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
 
 import horovodish.torch as hvd
 
@@ -49,6 +51,7 @@ CODECS: dict[str, Any] = {
     "onebit": hvd.Compression.onebit(where=is_matrix),
     "onebit, start=100": hvd.Compression.onebit(where=is_matrix, start=100),
     "powersgd(4)": hvd.Compression.powersgd(4, where=is_matrix),
+    "powersgd(2), start=2": hvd.Compression.powersgd(2, where=is_matrix, start=2),
 }
 INT8 = hvd.Compression.int8
 POLICIES: dict[str, Callable[[int], Any]] = {
@@ -59,8 +62,8 @@ POLICIES: dict[str, Callable[[int], Any]] = {
     "the same after a third": lambda third: hvd.DiLoCo(100, after=third, fragments=4, overlap=1, compression=INT8),
 }
 """Given a third of the steps."""
-EXACT, LATE = "every step", "wait_for=3, a rank is late"
-CONTENDERS = [EXACT, *CODECS, *POLICIES, LATE]
+EXACT, LATE, DDP = "every step", "wait_for=3, a rank is late", "powersgd(2), start=2, of DDP over gloo"
+CONTENDERS = [EXACT, *CODECS, *POLICIES, LATE, DDP]
 
 
 def options_of(contender: str, steps: int) -> dict[str, Any]:
@@ -90,6 +93,13 @@ def trained(optimizer: Any, model: nn.Module, blocks: torch.Tensor, steps: int, 
         warmup.step()
 
 
+def with_hook(model: nn.Module) -> nn.Module:
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=1024)
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return wrapped
+
+
 def loss(optimizer_name: str, name: str, rate: float | None, seed: int, steps: int) -> float:
     """The loss on other text."""
     characters, blocks, tested = example.blocks_of(None)
@@ -101,9 +111,10 @@ def loss(optimizer_name: str, name: str, rate: float | None, seed: int, steps: i
     optimizer = OPTIMIZERS[optimizer_name](model.parameters())
     for group in optimizer.param_groups:
         group["lr"] = rate or group["lr"]
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options_of(name, steps))
+    if name != DDP:
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options_of(name, steps))
     model.train()
-    trained(optimizer, model, blocks, steps, seed, is_late=name == LATE)
+    trained(optimizer, with_hook(model) if name == DDP else model, blocks, steps, seed, is_late=name == LATE)
     hvd.barrier()
     with optimizer.synchronized() if name in POLICIES else contextlib.nullcontext():
         return float(example.test(model, tested[:TESTED], torch.float32))
@@ -117,9 +128,7 @@ def main() -> None:
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=["AdamW"])
     parser.add_argument("--with", nargs="+", choices=CONTENDERS, default=CONTENDERS, dest="names")
     options = parser.parse_args()
-    hvd.init()
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
+    peers.start()
     peers.say(f"{peers.setup()}\n")
     peers.say(f"{options.steps} steps of {BLOCKS} blocks of {example.CONTEXT} characters on each rank")
     peers.say(f"{'optimizer':<9} {'contender':<42} {'rate':>7} {'loss':>7}   above {EXACT}")
@@ -133,7 +142,7 @@ def main() -> None:
             rate, least = min(found.items(), key=lambda pair: pair[1])
             exact = exact or least
             peers.say(f"{optimizer:<9} {name:<42} {rate or 'usual':>7} {least:>7.4f}   {least / exact - 1:+.1%}")
-    hvd.shutdown()
+    peers.stop()
 
 
 if __name__ == "__main__":

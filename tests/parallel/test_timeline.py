@@ -19,7 +19,7 @@ from support.on_ranks import on_ranks
 from support.processes import wait_until
 from support.ranks import run_ranks, run_ranks_to_their_ends
 from support.threads import thread_names
-from support.traces import Slice, is_complete, marks_of, tracks_of
+from support.traces import Slice, is_complete, marks_of, steps_of, tracks_of
 
 STEPS = 4
 LARGE = 300_000  # elements: several chunks
@@ -361,10 +361,9 @@ def test_it_shows_steps_and_marks_of_the_script(tmp_path: Path) -> None:
     run_ranks(record_steps, 2, args=(str(tmp_path / "trace.json"),))
     for rank in range(2):
         path = tmp_path / f"trace.rank-{rank}.json"
-        tracks, marks = tracks_of(path, rank), marks_of(path)
-        steps = [one for one in tracks["steps"] if one.name.startswith("step ")]
+        steps, marks = steps_of(path, rank), marks_of(path)
         assert len({one.name for one in steps}) == STEPS
-        gradients = tracks["gradients of optimizer 1, bucket 0"]
+        gradients = tracks_of(path, rank)["gradients of optimizer 1, bucket 0"]
         for step, gradient in zip(steps, gradients, strict=True):
             assert step.begin <= gradient.begin < gradient.end <= step.end
         epochs = [round(mark["ts"] * 1000) for mark in marks if mark["name"].startswith("epoch")]

@@ -38,6 +38,17 @@ def is_complete(path: Path) -> bool:
 
 def tracks_of(path: Path, rank: int) -> dict[str, list[Slice]]:
     """The operations of each track of a rank's trace, by name. Checks that all lasts and nests."""
+    tracks = _all_tracks_of(path, rank)
+    tracks.pop("steps", None)
+    return tracks
+
+
+def steps_of(path: Path, rank: int) -> list[Slice]:
+    """The steps of wrapped optimizers in a rank's trace."""
+    return _all_tracks_of(path, rank)["steps"]
+
+
+def _all_tracks_of(path: Path, rank: int) -> dict[str, list[Slice]]:
     names: dict[int, str] = {}
     tracks: dict[str, list[Slice]] = defaultdict(list)
     for event in events_of(path):
