@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch.distributed as dist
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -20,9 +21,15 @@ def _watch(count: Count) -> Callable[[], object]:
     def step(optimizer: Optimizer, *_: object) -> None:
         if not is_distributed(optimizer):
             has_stepped(optimizer)
-            count(type(optimizer).__name__, lambda: _trained_bytes(optimizer))
+            if not _may_reduce_elsewhere():
+                count(type(optimizer).__name__, lambda: _trained_bytes(optimizer))
 
     return register_optimizer_step_pre_hook(step).remove
+
+
+def _may_reduce_elsewhere() -> bool:
+    """Whether `torch.distributed` may reduce the gradients, as DistributedDataParallel does over any backend."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _trained_bytes(optimizer: Optimizer) -> int:

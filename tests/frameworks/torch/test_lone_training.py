@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import horovodish.torch as hvd
 from support.on_ranks import on_ranks
@@ -203,6 +206,22 @@ def test_after_a_join_the_ranks_compare_at_the_same_step() -> None:
             hvd.join()
             hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         train(4)  # the 15th to the 18th
+
+
+def reduce_over_gloo(store: str) -> list[str]:
+    def wraps(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=hvd.rank(), world_size=hvd.size())
+        made.append(DistributedDataParallel(model))
+        return optimizer
+
+    made: list[nn.Module] = []
+    said = trained(wraps, between=lambda _: made[0](torch.ones(2, 3)).sum().backward(), steps=150)
+    dist.destroy_process_group()
+    return said
+
+
+def test_training_over_another_backend_of_torch_is_no_training_alone(tmp_path: Path) -> None:
+    assert run_ranks(reduce_over_gloo, 2, args=(str(tmp_path / "store"),), fresh=True) == [[], []]
 
 
 def reduce_nothing() -> list[list[str]]:
