@@ -418,6 +418,7 @@ class LateSteps:
 
     def _reduce(self, options: np.ndarray) -> None:
         """Add up what all ranks have, and divide by how many gradients came. Collective; blocks."""
+        self._engine.begin_step()
         with self._changed:
             sums, self._pending = self._pending, [np.zeros_like(each) for each in self._like]
             taken = np.zeros(len(self._ranks))
@@ -429,7 +430,8 @@ class LateSteps:
         with self._changed:
             self._done += 1
             if not self._has_left:  # else no one would take them
-                self._averages.append(Average(self._done, [each / came for each in sums], options, came))
+                gradients = [np.asarray(each / came) for each in sums]  # of an array of shape () NumPy makes a number
+                self._averages.append(Average(self._done, gradients, options, came))
             self._changed.notify_all()
 
 

@@ -348,7 +348,7 @@ def record_steps(path: str) -> None:
     hvd.start_timeline(path)
     for step in range(STEPS):
         if step % 2 == 0:
-            hvd.mark(f"epoch {step // 2}")
+            hvd.mark(f'epoch "{step // 2}"\n')
         optimizer.zero_grad()
         parameter.sum().backward()
         optimizer.step()
@@ -367,10 +367,32 @@ def test_it_shows_steps_and_marks_of_the_script(tmp_path: Path) -> None:
         for step, gradient in zip(steps, gradients, strict=True):
             assert step.begin <= gradient.begin < gradient.end <= step.end
         epochs = [round(mark["ts"] * 1000) for mark in marks if mark["name"].startswith("epoch")]
-        assert [mark["name"] for mark in marks[:2]] == ["epoch 0", "epoch 1"]
+        assert [mark["name"] for mark in marks[:2]] == ['epoch "0"\n', 'epoch "1"\n']
         assert epochs[0] <= steps[0].begin and gradients[1].end <= epochs[1] <= steps[2].begin
         dropped = [mark["args"]["total"] for mark in marks if mark["name"] == "records dropped"]
         assert len(marks) - 2 - len(dropped) + dropped[-1] == 10_000
+
+
+def record_steps_without_late_ranks(path: str) -> None:
+    torch = pytest.importorskip("torch")
+    import horovodish.torch as hvd
+
+    hvd.init()
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), wait_for=2)
+    hvd.start_timeline(path)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        parameter.sum().backward()
+        optimizer.step()
+    hvd.stop_timeline()
+
+
+def test_it_shows_steps_that_go_on_without_late_ranks(tmp_path: Path) -> None:
+    run_ranks(record_steps_without_late_ranks, 2, args=(str(tmp_path / "trace.json"),))
+    for rank in range(2):
+        steps = tracks_of(tmp_path / f"trace.rank-{rank}.json", rank)["steps"]
+        assert len({one.name for one in steps if one.name.startswith("step ")}) == STEPS
 
 
 def record_names_that_are_new_each_time(path: str) -> None:

@@ -48,7 +48,7 @@ class LateReducer:
         """Take the parameters that the optimizer has now; before the first step and the first `join()` only.
 
         Raises:
-            ValueError: there was one.
+            ValueError: there was one, or a parameter is complex.
         """
         if self._late is not None:
             raise ValueError(
@@ -57,6 +57,11 @@ class LateReducer:
             )
         for name, parameter in self._parameters.in_order():
             check_tensor(parameter, f"parameter {name}")
+            if parameter.is_complex():
+                raise ValueError(
+                    f"wait_for=: parameter {name} is complex, and gradients are added up as real numbers. Remedy: "
+                    "leave wait_for= out"
+                )
             release(parameter)
 
     def zeroed(self) -> None:

@@ -48,6 +48,8 @@ class GoesOn(Distributed):
             return
         self.take_steps(self._reducer.averages())
 
+    step.hooked = True  # type: ignore[attr-defined]  # load_state_dict() would have step() call hooks, too
+
     def take_steps(self, averages: list[Average]) -> None:
         """Take a step with each average."""
         this: Any = self

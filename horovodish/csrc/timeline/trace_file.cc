@@ -63,7 +63,7 @@ void TraceFile::add(const Event& event) {
   append_number(line_, static_cast<int64_t>(event.track));
   if (event.at) time("ts", *event.at - origin_);
   if (event.length) time("dur", *event.length);
-  if (event.type != 'E') line_.append(",\"name\":\"").append(event.name).append("\"");
+  if (event.type != 'E') line_.append(",\"name\":").append(json_text(event.name));
   if (event.type == 'i') line_ += ",\"s\":\"p\"";
   if (!event.arguments.empty()) line_.append(",\"args\":{").append(event.arguments).append("}");
   line_ += "}\n";

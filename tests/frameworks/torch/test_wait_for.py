@@ -149,6 +149,30 @@ def test_missed_steps_have_learning_rates_that_are_tensors() -> None:
 
 
 @on_ranks(2)
+def test_hooks_are_called_once_for_a_step_after_a_state_is_loaded() -> None:
+    p = leaf()
+    optimizer: Any = wrapped([p], wait_for=2)
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    steps_with(optimizer, p, 2)
+    optimizer.load_state_dict(optimizer.state_dict())
+    steps_with(optimizer, p, 2)
+    assert calls == ["before", "after"] * 4
+
+
+@on_ranks(2)
+def test_parameters_of_one_number_and_of_none() -> None:
+    temperature, nothing = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.zeros(0, 3))
+    optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([temperature, nothing], lr=1.0), wait_for=2)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (temperature * hvd.rank() + nothing.sum()).backward()
+        optimizer.step()
+    assert temperature.tolist() == 0.0 and nothing.grad is not None and nothing.grad.shape == (0, 3)
+
+
+@on_ranks(2)
 @pytest.mark.parametrize("fused", [False, True])
 def test_each_rank_has_a_scale_of_its_own(fused: bool) -> None:
     """A rank whose gradient is not finite gives none, and then the step waits for its next one."""
@@ -404,6 +428,8 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=what):
             wrapped([p], **options)
+    with pytest.raises(ValueError, match=r"parameter .* is complex.* Remedy: leave wait_for= out"):
+        wrapped([nn.Parameter(torch.zeros(2, dtype=torch.complex64))], wait_for=1)
     alone = horovodish.add_process_set([0])
     optimizer: Any = wrapped([p], wait_for=1, process_set=alone)
     p.sum().backward()
