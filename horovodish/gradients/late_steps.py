@@ -254,6 +254,11 @@ class LateSteps:
         name = f"{self._name}: a gradient"
         send(ARRAYS, message, self._ranks[0], self._tag, name=name, process_set=self.process_set)
 
+    def put_back(self, averages: list[Average]) -> None:
+        """Have the next call of `averages()` give these first: this rank has not taken their steps."""
+        with self._changed:
+            self._averages.extendleft(reversed(averages))
+
     def averages(self) -> list[Average]:
         """The averages of the steps that this rank has not applied, at least one. Blocks until there is one.
 
@@ -301,17 +306,23 @@ class LateSteps:
                 self._changed.notify_all()
 
     def _check_steps(self) -> None:
-        """Raise MismatchError on every rank if ranks begin with other numbers of steps. Collective; blocks."""
-        steps = np.zeros(len(self._ranks))
-        steps[self._place] = self._done
+        """Raise MismatchError on every rank if ranks begin with other numbers of steps or options. Collective."""
+        told = np.zeros((len(self._ranks), 2))
+        told[self._place] = self._done, self._options
         operation = Operation("allreduce", f"{self._name}: steps so far", self.process_set, Sum, in_place=True)
-        ARRAYS.start(operation, [steps], lambda *_: None, waits=True).wait()
-        other = int(np.argmax(steps != steps[0]))
-        if steps[other] != steps[0]:
-            raise MismatchError(
-                f"{self._name}: rank {self._ranks[0]} has taken {steps[0]:.0f} steps, and rank {self._ranks[other]} "
-                f"{steps[other]:.0f}. Remedy: load the same checkpoint on every rank"
-            )
+        ARRAYS.start(operation, [told], lambda *_: None, waits=True).wait()
+        for (first, other), what, remedy in zip(
+            ((its[0], its) for its in told.T),
+            ("has taken {:.0f} steps", "has parameter groups with {:.0f} numbers, such as learning rates"),
+            ("load the same checkpoint on every rank", "give every rank the same options"),
+            strict=True,
+        ):
+            differs = int(np.argmax(other != first))
+            if other[differs] != first:
+                raise MismatchError(
+                    f"{self._name}: rank {self._ranks[0]} {what.format(first)}, and rank {self._ranks[differs]} "
+                    f"{other[differs]:.0f}. Remedy: {remedy}"
+                )
 
     def _rest(self) -> None:
         """Submit nothing until the end of the pause: the engine of a rank that has joined would not expect it."""

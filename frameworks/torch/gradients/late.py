@@ -38,6 +38,7 @@ class LateReducer:
         self._options_size = 0
         self._trained: list[tuple[str, Tensor]] = []
         self.steps = 0
+        self._parted_in = 0
         self.renew()
         windows.follow(self)
         late_steps.follow(self)
@@ -75,7 +76,7 @@ class LateReducer:
         """The ranks have begun anew, or with another state."""
         if self._late is not None and not self._late.are_over():
             self._late.end()
-        self._late = None
+        self._late, self._parted_in = None, 0
         for _, parameter in self._parameters.in_order():
             parameter.grad = None
 
@@ -84,7 +85,9 @@ class LateReducer:
 
         Raises:
             HorovodInternalError: a reduction failed, or a rank was lost.
+            RuntimeError: an exception has interrupted an earlier step.
         """
+        self._check_whole()
         if self._late is None or self._late.are_over():
             self._begin()
         trained = self._trainable()
@@ -116,7 +119,12 @@ class LateReducer:
             self._names.number()
 
     def begin(self) -> None:
-        """Begin to take steps, if this rank takes any with others and has not begun. Does not block."""
+        """Begin to take steps, if this rank takes any with others and has not begun. Does not block.
+
+        Raises:
+            RuntimeError: an exception has interrupted an earlier step.
+        """
+        self._check_whole()
         if self._meets() and (self._late is None or self._late.are_over()):
             self._begin()
 
@@ -155,6 +163,30 @@ class LateReducer:
         optimizer = self._reference()
         assert optimizer is not None
         return optimizer
+
+    def _check_whole(self) -> None:
+        if self._parted_in:
+            raise RuntimeError(
+                f"wait_for=: an exception interrupted step {self._parted_in} after it had changed parameters, so they "
+                "are not those of the other ranks. Remedy: load a checkpoint on every rank, or let the exception end "
+                "the job"
+            )
+
+    @contextlib.contextmanager
+    def taking(self, averages: list[Average]) -> Iterator[None]:
+        """Within the block, the step of the first average is taken. An exception loses none of them."""
+        parameters = [parameter for _, parameter in self._parameters.in_order()]
+        versions = [parameter._version for parameter in parameters]
+        try:
+            yield
+        except BaseException:
+            if versions == [parameter._version for parameter in parameters]:
+                if self._late is not None:
+                    self._late.put_back(averages)
+            else:
+                self._parted_in = averages[0].step
+            raise
+        self.steps = averages[0].step
 
     def _trainable(self) -> list[tuple[str, Tensor]]:
         return [(name, each) for name, each in self._parameters.in_order() if each.requires_grad]

@@ -37,6 +37,7 @@ class GoesOn(Distributed):
         Raises:
             ValueError: there is a closure.
             HorovodInternalError: a reduction failed, or a rank was lost.
+            RuntimeError: an exception has interrupted an earlier step after it had changed parameters.
         """
         this: Any = self
         check_once(this)
@@ -51,13 +52,12 @@ class GoesOn(Distributed):
     step.hooked = True  # type: ignore[attr-defined]  # load_state_dict() would have step() call hooks, too
 
     def take_steps(self, averages: list[Average]) -> None:
-        """Take a step with each average."""
+        """Take a step with each average. What an exception leaves out, the next call of `step()` takes."""
         this: Any = self
-        for average in averages:
-            self._reducer.put(average)
-            with with_options(this, average.options):
+        for number, average in enumerate(averages):
+            with self._reducer.taking(averages[number:]), with_options(this, average.options):
+                self._reducer.put(average)
                 self.wrapped_class.step(this)
-            self._reducer.steps = average.step
 
     def synchronize(self) -> None:
         """Nothing: `step()` reduces."""

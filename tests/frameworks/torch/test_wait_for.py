@@ -316,6 +316,43 @@ def test_a_process_set_is_removed_and_used_again() -> None:
 
 
 @on_ranks(2)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_exception_in_a_step_that_was_missed(when: str) -> None:
+    """Before the parameters have changed, no step is lost. After it, the rank takes no other one."""
+    p = leaf()
+    optimizer: Any = wrapped([p], wait_for=1)
+    raises = [hvd.rank() == 1]
+
+    def hook(*_: Any) -> None:
+        if optimizer.steps == 3 and raises.pop():
+            raise ArithmeticError
+
+    register = optimizer.register_step_pre_hook if when == "before" else optimizer.register_step_post_hook
+    steps_with(optimizer, p, 1)
+    register(hook)
+    if hvd.rank() == 0:
+        raises.append(False)
+        steps_with(optimizer, p, 5)
+    else:
+        while optimizer._reducer._late._done < 6:
+            time.sleep(0.001)
+        with pytest.raises(ArithmeticError):
+            steps_with(optimizer, p, 1)
+        assert optimizer.steps == 3
+        raises.append(False)
+    if when == "before" or hvd.rank() == 0:
+        hvd.join()
+        if when == "before":
+            check_same((optimizer, p))
+        return
+    for call in (optimizer.step, hvd.join):
+        with pytest.raises(RuntimeError, match=r"interrupted step 4 after it had changed parameters.* Remedy: load a"):
+            call()
+    optimizer._reducer._parted_in = 0
+    hvd.join()
+
+
+@on_ranks(2)
 @pytest.mark.parametrize("after", ["nothing", "deletion", "load_state_dict"])
 def test_steps_that_join_takes(after: str) -> None:
     """Rank 1 has missed some. Its own gradient stays; without the optimizer, or after another state, it takes none."""
@@ -460,9 +497,18 @@ def begins_elsewhere(ahead: int) -> None:
     steps_with(optimizer, p, 1)
 
 
+def has_an_option_more() -> None:
+    hvd.init()
+    p = leaf()
+    optimizer: Any = wrapped([p], wait_for=1)
+    optimizer.param_groups[0] |= {"extra": 3.0} if hvd.rank() else {}
+    steps_with(optimizer, p, 1)
+
+
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
+        (has_an_option_more, [], "such as learning rates, and rank 1 "),
         (ends_too_early, [], "fewer than wait_for=2 ranks take further steps. Remedy: end the loop at the same"),
         (begins_elsewhere, [0], "rank 0 has taken 5 steps, and rank 1 0. Remedy: load the same checkpoint"),
         (begins_elsewhere, [1], "rank 0 has taken 0 steps, and rank 1 5. Remedy: load the same checkpoint"),
