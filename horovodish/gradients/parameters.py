@@ -30,6 +30,7 @@ readers: dict[str, Callable[[str, list[int], int], None]] = {}
 of the execution, and calls `compare`. The memory is the program's: it is valid until the reader returns."""
 
 _threads: list[threading.Thread] = []
+_last: dict[tuple[int, str], threading.Thread] = {}  # that compares, by process set and reduction
 
 
 class Model(NamedTuple):
@@ -85,17 +86,23 @@ def compare(
         shown = next(iter(own), "")
         comparison = compare_layouts([], f"{name}, step {number}", process_set, own or None, shown=shown)
         at = place or place_in_script()
-        _in_a_thread(lambda: warn_of(comparison.wait(), own, name, process_set, remedy, at, number))
+        # Of several comparisons, the first one that differs warns.
+        key = identity, name
+        before, warn = _last.get(key), lambda: warn_of(comparison.wait(), own, name, process_set, remedy, at, number)
+        _last[key] = _in_a_thread(warn, before)
 
 
-def _in_a_thread(function: Callable[[], None]) -> None:
+def _in_a_thread(function: Callable[[], None], before: threading.Thread | None = None) -> threading.Thread:
     def run() -> None:
+        if before is not None:
+            before.join()
         with suppress(HorovodInternalError, NotInitializedError):  # the reduction fails as well, and says why
             function()
 
     thread = threading.Thread(target=run, name=THREAD, daemon=True)
     thread.start()
     _threads.append(thread)
+    return thread
 
 
 def _refuse_others(of_places: dict[int, Model], own: Model, process_set: ProcessSet) -> None:
@@ -125,6 +132,7 @@ def _finish() -> None:
 def _end() -> None:
     _native.compare_by(None)
     _threads.clear()
+    _last.clear()
 
 
 basics.follow(started=_begin, finish=_finish, stopped=_end)

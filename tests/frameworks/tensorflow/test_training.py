@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 import tensorflow as tf
 
 import horovodish.tensorflow as hvd
+from horovodish.collectives.consistency import FIRST_APART
 from horovodish.errors import MismatchError
+from horovodish.gradients import parameters
 from support.autotuned import autotune_warnings, run_with_autotune
 from support.expect import one_rank_is_wrong
 from support.on_ranks import on_ranks
@@ -413,6 +416,27 @@ def test_ranks_that_go_on_with_different_variables_are_warned() -> None:
         assert "variable 0 (weights" in text
         assert "hvd.broadcast_variables" in text
     assert second == [[]] * 9
+
+
+def go_on_apart_with_a_slow_thread() -> list[str]:
+    warn_of = parameters.warn_of
+
+    def slow(*arguments: Any) -> None:
+        if arguments[-1] < FIRST_APART:
+            time.sleep(0.5)
+        warn_of(*arguments)
+
+    parameters.warn_of = slow
+    try:
+        return went_on_apart(None, tf.function)
+    finally:
+        parameters.warn_of = warn_of
+
+
+def test_the_first_comparison_warns_whichever_thread_is_first() -> None:
+    (text,), nothing = run_ranks(go_on_apart_with_a_slow_thread, 2)
+    assert "hvd.broadcast_variables" in text
+    assert nothing == []
 
 
 def part_in_the_second_step() -> list[list[str]]:
