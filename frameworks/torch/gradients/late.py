@@ -168,7 +168,7 @@ class LateReducer:
         if self._parted_in:
             raise RuntimeError(
                 f"wait_for=: an exception interrupted step {self._parted_in} after it had changed parameters, so they "
-                "are not those of the other ranks. Remedy: load a checkpoint on every rank, or let the exception end "
+                "differ from the other ranks'. Remedy: load a checkpoint on every rank, or let the exception end "
                 "the job"
             )
 

@@ -1,4 +1,4 @@
-"""Which gradients are reduced, and in which buckets: an optimizer's parameters, their hooks, and the plan.
+"""The plan of an optimizer's gradients: its parameters, their hooks, and the buckets.
 
 `reducer.py` reduces them.
 """
