@@ -70,7 +70,7 @@ class _Life:
     forked: Running | None = None
     last_loss: str = ""
     last_first_lost: int = 0
-    last_failures: list[tuple[str, str]] = field(default_factory=list)
+    last_failures: list[tuple[str, str, bool]] = field(default_factory=list)
     unread: Exception | None = None
     loss_raised: Exception | None = None
     goes_on_elsewhere: bool = False
@@ -304,7 +304,7 @@ def loss() -> str:
 def quoted_failure(text: str) -> Exception | None:
     """The error of the engine that a framework has passed on within a text of its own, if there is one."""
     life = part(_Life)
-    for kind, message in life.running.engine.failures() if life.running else life.last_failures:
+    for kind, message, _ in life.running.engine.failures() if life.running else life.last_failures:
         error = from_native(kind, message)
         if message in text:
             return error
@@ -405,7 +405,7 @@ def _stop(reason: str) -> None:
     run_folder.reached("stopped")
     life.last_loss, life.last_first_lost = stopped.engine.loss(), stopped.engine.first_lost()
     life.last_failures = stopped.engine.failures()
-    errors = [from_native(*failure) for failure in life.last_failures]
+    errors = [from_native(kind, message) for kind, message, _ in life.last_failures]
     life.loss_raised = next((each for each in errors if isinstance(each, RankLostError | StallError)), None)
     for *_, forget in _followers:
         forget()
@@ -427,7 +427,11 @@ def _finish_programs() -> None:
             held += finish() or []
     finally:
         _native.remove_background_thread(waiting)
-    new = [from_native(*failure) for failure in engine.failures() if failure not in seen]
+    new = [
+        from_native(kind, message)
+        for kind, message, in_program in engine.failures()
+        if in_program and (kind, message, in_program) not in seen
+    ]
     life.unread = next(filter(None, [*map(quoted_failure, held), *new]), None)
 
 

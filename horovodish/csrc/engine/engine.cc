@@ -283,7 +283,7 @@ std::string Engine::loss() {
   return launched_operations_.any_lost() ? launched_operations_.loss()->message : death_;
 }
 
-std::deque<Error> Engine::failures() {
+std::deque<std::pair<Error, bool>> Engine::failures() {
   std::lock_guard lock(inbox_mutex_);
   return failures_;
 }
@@ -373,7 +373,7 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
     try {
       if (error != nullptr && error->kind == ErrorKind::rank_lost) loss_ = error->message;
       // The caller of a refusal has raised already.
-      if (error != nullptr && has_caller(*operation)) failures_.push_back(failure);
+      if (error != nullptr && has_caller(*operation)) failures_.emplace_back(failure, operation->in_program);
       if (failures_.size() > kFailures) failures_.pop_front();
     } catch (const std::bad_alloc&) {  // then the loss has no text
     }

@@ -151,8 +151,8 @@ class Engine final {
   // Frameworks wrap errors, but every such error contains this text. If nothing failed but what had been launched on a GPU, the
   // message about that.
   std::string loss();
-  // The errors of the operations that failed last, the newest one at the end.
-  std::deque<Error> failures();
+  // The errors of the operations that failed last, the newest one at the end; and whether a framework's program ran each.
+  std::deque<std::pair<Error, bool>> failures();
   // Whether an operation of this rank has failed because a rank was lost or did not answer, or because the engine was stopped.
   bool has_failed() const { return loss_raised_ || refused_ || launched_operations_.any_lost(); }
   // The calling thread, without Python's lock, is about to end the process. Other threads that come back from here could
@@ -238,7 +238,7 @@ class Engine final {
   bool closed_ = false;  // guarded by inbox_mutex_
   std::string loss_;  // of which an operation here has failed; guarded by inbox_mutex_
   std::string death_;  // that of the first rank which has failed; guarded by inbox_mutex_
-  std::deque<Error> failures_;  // no more than kFailures; guarded by inbox_mutex_
+  std::deque<std::pair<Error, bool>> failures_;  // no more than kFailures; guarded by inbox_mutex_
   std::atomic<bool> loss_raised_{false};  // some call has raised that a rank is lost, or did not answer
   std::shared_ptr<Timeline> timeline_;  // null: none is recorded; guarded by inbox_mutex_
   std::atomic<bool> has_submissions_{false};

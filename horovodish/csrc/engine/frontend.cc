@@ -29,6 +29,7 @@ std::shared_ptr<Handle> submit(Engine& engine, std::shared_ptr<const Request> re
   auto operation = operation_of(std::move(request), std::move(buffers), process_set, engine.make_handle());
   operation->memory = std::move(memory);
   operation->then = std::move(then);
+  operation->in_program = true;
   if (!operation->request->on_host()) {
     operation->ready.push_back(Device::get(operation->request->device).record(stream));
   }

@@ -71,6 +71,7 @@ struct Operation {
   std::shared_ptr<DeviceEvent> done;  // of an operation on a device, once launched: when it is complete
   std::function<void()> inner;  // of an operation that a plane makes of its own: called instead of settling its handle
   Then then;  // on a thread for that; may be empty
+  bool in_program = false;  // a framework's program has submitted it, so the script may go on without its result
   std::shared_ptr<Operation> next;  // in the queue of those whose `then` is to be called
   Trace trace;
 

@@ -28,7 +28,9 @@ nb::object error_tuple(const Error* error) {
 
 nb::list failures_of(Engine& engine) {
   nb::list failures;
-  for (const Error& error : engine.failures()) failures.append(error_tuple(&error));
+  for (const auto& [error, in_program] : engine.failures()) {
+    failures.append(nb::make_tuple(class_name(error.kind), error.message, in_program));
+  }
   return failures;
 }
 

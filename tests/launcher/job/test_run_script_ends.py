@@ -11,7 +11,7 @@ import pytest
 ENDS_WITHIN_SECONDS = 40
 PLANES = ["auto", "mpi_ring"]
 PRELUDE = """
-import atexit, threading
+import atexit, threading, time
 import numpy as np
 import horovodish as hvd
 hvd.init()
@@ -24,6 +24,14 @@ FINE = {
     "without shutdown": "",
     "with something pending": "hvd.allreduce_async(np.zeros(3), name=f'of rank {rank} alone')",
     "in the middle of a reduction": "hvd.allreduce_async(np.zeros(20_000_000), name='large')",
+    "with something that fails while programs end": """
+from horovodish.runtime import basics
+def finish():
+    while not basics.engine().failures(): pass
+if rank == 0: basics.follow(finish=finish)
+hvd.allreduce_async(np.zeros(3), name=f"of rank {rank} alone")
+if rank == 1: time.sleep(1); hvd.shutdown()
+""",
     "with handles kept": "kept = [hvd.allreduce_async(np.zeros(3), name=f'{rank} {i}') for i in 'ab']; kept += [kept]",
     "with threads that wait": """
 def wait(number):
