@@ -74,6 +74,7 @@ def rounds_of(work: Callable[[], object], units: int, rounds: int, path: Path) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--suffix", choices=[".json", ".records"], default=".json", help="records cost less")
     options = parser.parse_args()
     horovodish.init()
     works = {
@@ -85,7 +86,7 @@ def main() -> None:
     peers.say(f"{'work':<22} {'off us':>9} {'on us':>9}  on/off (quartiles)")
     with tempfile.TemporaryDirectory() as folder:
         for name, (work, units) in works.items():
-            pairs = rounds_of(work, units, options.rounds, Path(folder, "trace.json"))
+            pairs = rounds_of(work, units, options.rounds, Path(folder, f"trace{options.suffix}"))
             off, on = (statistics.median(seconds) * 1e6 for seconds in zip(*pairs, strict=True))
             low, middle, high = statistics.quantiles([with_it / without for without, with_it in pairs], n=4)
             peers.say(f"{name:<22} {off:>9.1f} {on:>9.1f}  {middle:.3f} ({low:.3f} to {high:.3f})")

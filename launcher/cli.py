@@ -14,6 +14,7 @@ from horovodish.launcher.flags import (
     merge_parser,
     notices_without_effect,
     parser,
+    report_parser,
     run_parser,
 )
 from horovodish.launcher.job.output import say
@@ -44,6 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _run(rest)
             case ["check", *rest]:
                 return check(os.environ, as_json=check_parser().parse(rest).json)
+            case ["report", *rest]:
+                reports = report_parser()
+                asked = reports.parse(rest)
+                if not asked.files:
+                    reports.error("the following arguments are required: FILE")
+                from horovodish.reports import page  # the launcher starts without NumPy
+
+                return page.report(asked.files, asked.output, without_names=asked.without_names)
             case ["merge-traces", *rest]:
                 merges = merge_parser()
                 traces = merges.parse(rest).traces

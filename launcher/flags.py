@@ -26,6 +26,7 @@ OVERRIDES = "A variable sets each, too. The config file overrides the variable;\
 COMMANDS = {
     "run": "start N ranks of a command: horovodish run -np N COMMAND ...",
     "check": "print what is installed, and whether ranks can be started here",
+    "report": "make a page of the records of a run: where the time of its steps went",
     "merge-traces": "make one timeline of those of several ranks",
     "version": "print the versions of all that is installed",
     "help": "print the help of a command: horovodish help run",
@@ -37,7 +38,7 @@ EXAMPLES = """examples:
   horovodish run -np 4 --min-np 2 python train.py    continue if ranks are lost"""
 SHORT = (
     *("np", "config_file", "hosts", "hostfile", "network_interfaces", "gpus_per_rank"),
-    *("min_np", "max_np", "host_discovery_script", "prefix_output", "output_filename", "timeline_filename"),
+    *("min_np", "max_np", "host_discovery_script", "prefix_output", "output_filename", "report"),
     *("verbose", "as_horovod", "help", "help_all", "version"),
 )
 """What `horovodish run --help` explains, by the names of the attributes. `--help-all` explains every flag."""
@@ -173,6 +174,22 @@ def merge_parser() -> Parser:
     )
     merges.add_argument("traces", nargs="*", metavar="FILE", help="the timeline of a rank")
     return merges
+
+
+def report_parser() -> Parser:
+    """The parser of `horovodish report`."""
+    reports = Parser(
+        prog="horovodish report",
+        description="Makes a page that says where the time of a run went, and needs no network. The records come from\n"
+        'horovodish run --report page.html ..., or from hvd.start_timeline("x.records"):\n'
+        "  horovodish report x.rank-*.records -o page.html\n"
+        "  horovodish report before.html after.html -o both.html    two pages beside each other",
+    )
+    reports.add_argument("files", nargs="*", metavar="FILE", help="the records of a rank, or a page to compare")
+    reports.add_argument("-o", "--output", metavar="PAGE", default="report.html", help="default: %(default)s")
+    hides = "leave out names of hosts, paths, settings and the command"
+    reports.add_argument("--without-names", action="store_true", help=hides)
+    return reports
 
 
 def run_parser() -> Parser:

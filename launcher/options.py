@@ -203,6 +203,9 @@ class LaunchOptions:
     output_filename: str | None = _output(
         "--output-filename", "also save the output of each rank, as DIR/rank.N/stdout and stderr", "DIR"
     )
+    report: str | None = _output(
+        "--report", "record the run, and make a page that says where the time of its steps went", "PAGE.html"
+    )
     verbose: bool = _output("--verbose", "print how the ranks are started, and all output of mpirun")
     as_horovod: bool = _flag(
         COMPATIBILITY, "--as-horovod", "run a script of Horovod: `import horovod` gives horovodish"

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from horovodish.errors import LaunchError, SettingError
@@ -31,6 +31,7 @@ from horovodish.launcher.mpirun.installation import (
     with_home,
 )
 from horovodish.launcher.options import LaunchOptions
+from horovodish.launcher.report import run_report
 from horovodish.launcher.report.libraries import conflict
 from horovodish.launcher.supervisor import start
 from horovodish.launcher.supervisor.supervisor import problem_of
@@ -63,6 +64,8 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
     except FileNotFoundError:
         raise LaunchError("the ranks cannot be started: the current folder was removed. Remedy: cd elsewhere") from None
     given = environ
+    if options.report:
+        options = replace(options, settings={**options.settings, **run_report.settings(options, environ)})
     environ = environment.with_settings(with_home(environ), options.settings)
     settings = load(environ, warn=say)
     here = _runs_here(options)
@@ -84,14 +87,18 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
         own = environment.rank_environment(environ, options.np, asdict(settings), unbuffered=unbuffered)
         return _prepared(options, settings, mpirun, library, {**own, **variables}, policy)
 
-    if options.is_elastic:
-        return ElasticJob(options, prepared, mpirun.tolerates_losses, given).run()
-    progress = Progress()
-    with prepared(options, {}, EndOnLoss()) as job, signals_taken(job.take_signal), job.running():
-        while job.turn():
-            progress.show(job.awaited, says=options.is_far)
-        progress.show("")
-    return conclude(job)
+    try:
+        if options.is_elastic:
+            return ElasticJob(options, prepared, mpirun.tolerates_losses, given).run()
+        progress = Progress()
+        with prepared(options, {}, EndOnLoss()) as job, signals_taken(job.take_signal), job.running():
+            while job.turn():
+                progress.show(job.awaited, says=options.is_far)
+            progress.show("")
+        return conclude(job)
+    finally:
+        if options.report:
+            run_report.make(options.report)
 
 
 def _runs_here(options: LaunchOptions) -> bool:

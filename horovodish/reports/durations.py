@@ -1,6 +1,6 @@
-"""Durations in reports."""
+"""Durations and sizes in reports."""
 
-__all__ = ["text_of_seconds"]
+__all__ = ["text_of_bytes", "text_of_seconds"]
 
 
 def text_of_seconds(seconds: float) -> str:
@@ -9,3 +9,11 @@ def text_of_seconds(seconds: float) -> str:
         if seconds >= factor:
             return f"{seconds / factor:.3g} {unit}"
     return f"{seconds * 1e6:.0f} us"
+
+
+def text_of_bytes(count: float) -> str:
+    """Three digits and a unit: "31.5 MB" or "240 B"."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} B"

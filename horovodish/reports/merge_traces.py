@@ -2,11 +2,16 @@
 
 import contextlib
 import itertools
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
-__all__ = ["merge", "merged"]
+__all__ = ["SUFFIX", "merge", "merged"]
+
+SUFFIX = ".records"
+"""Of the names of files in which `start_timeline` writes records for `horovodish report`."""
 
 _BEGINNING = '[\n{"ph":"M","pid":'
 
@@ -38,12 +43,18 @@ def merge(paths: Sequence[str]) -> int:
     """Writes one trace of several files to stdout, and returns the exit status."""
     if twice := [path for path in paths if paths.count(path) > 1]:
         return _failed(f"{twice[0]} is named twice")
+    files: list[Iterator[str]] = []
+    heads = []
     with contextlib.ExitStack() as opened:
-        files, heads = [], []
         for path in paths:
             try:
-                files.append(opened.enter_context(open(path, encoding="utf-8", errors="replace")))
+                if path.endswith(SUFFIX):
+                    files.append(_exported(path))
+                else:
+                    files.append(opened.enter_context(open(path, encoding="utf-8", errors="replace")))
                 heads.append(list(itertools.islice(files[-1], 2)))
+            except ValueError as problem:
+                return _failed(str(problem))
             except OSError as problem:
                 return _failed(f"{path} cannot be read: {problem.strerror}")
             # A process that was killed may have written nothing, and a host that crashed leaves NULs.
@@ -58,6 +69,22 @@ def merge(paths: Sequence[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left at its end
             return _failed(f"the trace cannot be written: {problem.strerror}")
     return 0
+
+
+def _exported(path: str) -> Iterator[str]:
+    """The trace of a file of records.
+
+    Raises:
+        ValueError: it has none.
+        OSError: it cannot be read.
+    """
+    from horovodish.reports.records import read, trace_events  # the launcher starts without NumPy
+
+    records = read(Path(path))
+    yield "[\n"
+    for event in trace_events(records, records.begin, records.end + 1):
+        yield f"{json.dumps(event, separators=(',', ':'))}\n"
+    yield "]\n"
 
 
 def _failed(what: str) -> int:

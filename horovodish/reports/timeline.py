@@ -1,8 +1,12 @@
 """The timeline: when each tensor was negotiated, queued, packed, reduced and unpacked on each rank, as a trace."""
 
+import json
 import os
+import platform
 import socket
+import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,12 @@ from horovodish.collectives.submission import gather_objects, generated_name
 from horovodish.errors import SettingError
 from horovodish.launch import run_folder
 from horovodish.launch.output_files import opener
+from horovodish.reports.merge_traces import SUFFIX
 from horovodish.runtime import basics
+from horovodish.runtime.starting import Running
+from horovodish.settings import Settings
+from horovodish.supported import FRAMEWORKS
+from horovodish.version import __version__
 
 __all__ = ["mark", "start_timeline", "stop_timeline"]
 
@@ -32,6 +41,8 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     `mark()` marks. Operations that are under way already do not appear. Times are
     microseconds since `init()` on rank 0: of one host to within a microsecond, between hosts as good as their clocks
     agree.
+
+    A file whose name ends in ".records" has the same in a binary form, for `horovodish report`.
 
     The file can be read at any time, also when the process was killed; it is behind by a few hundredths of a second.
 
@@ -58,7 +69,8 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     name = f"rank {running.topology.rank} on {socket.gethostname()}"
     mark_cycles = bool(mark_cycles)  # the engine closes the descriptor, unless it refuses the type of an argument
     descriptor = opener(chosen, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    running.engine.start_timeline(descriptor, name=name, origin=_origin_ns, mark_cycles=mark_cycles)
+    about = _about(running) if chosen.suffix == SUFFIX else ""
+    running.engine.start_timeline(descriptor, name=name, about=about, origin=_origin_ns, mark_cycles=mark_cycles)
     _path = chosen
 
 
@@ -99,6 +111,25 @@ def mark(name: str) -> None:
         >>> hvd.mark("epoch 3")
     """
     basics.engine().mark(str(name))
+
+
+def _about(running: Running) -> str:
+    """The JSON object with which records begin."""
+    topology, usual = running.topology, Settings()
+    changed = {key: value for key, value in asdict(running.settings).items() if value != getattr(usual, key)}
+    modules = ("numpy", *FRAMEWORKS)
+    loaded = {name: str(getattr(sys.modules[name], "__version__", "")) for name in modules if name in sys.modules}
+    return json.dumps(
+        {
+            "rank": topology.rank,
+            "hosts": topology.hosts,
+            "host": socket.gethostname(),
+            "begun": running.begun_ns,
+            "command": sys.argv,
+            "settings": changed,
+            "versions": {"horovodish": __version__, "Python": platform.python_version(), **loaded},
+        }
+    )
 
 
 def _path_of(path: str | os.PathLike[str], rank: int) -> Path:

@@ -238,9 +238,14 @@ void refuse(Engine& engine, int rank) {
   }
 }
 
-std::shared_ptr<Timeline> timeline(int rank) {
-  return std::make_shared<Timeline>(memfd_create("timeline", MFD_CLOEXEC), WorldRank(rank),
-                                    "rank " + std::to_string(rank), 0, true);
+std::shared_ptr<Timeline> trace(int rank) {
+  return std::make_shared<Timeline>(
+      std::make_unique<TimelineWriter>(memfd_create("trace", MFD_CLOEXEC), rank, "rank " + std::to_string(rank), 0),
+      true);
+}
+
+std::shared_ptr<Timeline> records() {
+  return std::make_shared<Timeline>(std::make_unique<RecordFile>(memfd_create("records", MFD_CLOEXEC), "{}", 0), true);
 }
 
 void lose_a_rank(Engine& engine, int rank) {
@@ -274,11 +279,11 @@ int main(int argc, char** argv) {
       engine.add_process_set(0, host.everybody(rank));
       train(engine, rank, ranks, steps);
       for (int i = 0; i < 3; ++i) {  // while others still work
-        engine.start_timeline(timeline(rank));
+        engine.start_timeline(i == 1 ? records() : trace(rank));
         train(engine, rank, ranks, steps / 4);
         engine.stop_timeline();
       }
-      engine.start_timeline(timeline(rank));  // ends with the engine
+      engine.start_timeline(trace(rank));  // ends with the engine
       change_requests(engine, rank, ranks, steps);
       reduce_buckets(engine, rank, ranks, steps);
       reduce_by_adasum(engine, rank, ranks);

@@ -17,6 +17,8 @@
 
 #include "engine/frontend.h"
 #include "ranks.h"
+#include "timeline/record_file.h"
+#include "timeline/timeline_writer.h"
 
 namespace {
 
@@ -100,9 +102,13 @@ void work(Engine& engine, const Host& host, int rank) {
   engine.add_process_set(0, host.everybody(rank));
   call(engine, Kind::allreduce, "a", 10);
   call(engine, Kind::allgather, "b", 10);
-  engine.start_timeline(
-      std::make_shared<Timeline>(memfd_create("timeline", MFD_CLOEXEC), WorldRank(rank), "a rank", 0, true));
+  engine.start_timeline(std::make_shared<Timeline>(
+      std::make_unique<TimelineWriter>(memfd_create("trace", MFD_CLOEXEC), rank, "a rank", 0), true));
   for (int step = 0; step < 2; ++step) call(engine, Kind::broadcast, "c", 40000);
+  engine.stop_timeline();
+  engine.start_timeline(
+      std::make_shared<Timeline>(std::make_unique<RecordFile>(memfd_create("records", MFD_CLOEXEC), "{}", 0), true));
+  call(engine, Kind::broadcast, "c", 40000);
   engine.stop_timeline();
   follow(engine);
   if (rank == 0) engine.refuse(Kind::allreduce, "refused", 0, "it is Monday");

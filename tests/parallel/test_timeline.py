@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,19 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
+from horovodish.reports.figures import figures_of
+from horovodish.reports.records import Track, read
+from horovodish.runtime import basics
 from support.model import PLANES
 from support.on_ranks import on_ranks
 from support.processes import wait_until
 from support.ranks import run_ranks, run_ranks_to_their_ends
 from support.threads import thread_names
-from support.traces import Slice, is_complete, marks_of, steps_of, tracks_of
+from support.traces import Slice, is_complete, marks_of, steps_of, tracks_of, waits_of
 
 STEPS = 4
 LARGE = 300_000  # elements: several chunks
+LATE_SECONDS = 0.3
 CLOCKS_AGREE_WITHIN_NS = 20_000
 
 CALLS: dict[str, Callable[[], Any]] = {
@@ -371,6 +377,56 @@ def test_it_shows_steps_and_marks_of_the_script(tmp_path: Path) -> None:
         assert epochs[0] <= steps[0].begin and gradients[1].end <= epochs[1] <= steps[2].begin
         dropped = [mark["args"]["total"] for mark in marks if mark["name"] == "records dropped"]
         assert len(marks) - 2 - len(dropped) + dropped[-1] == 10_000
+
+
+def record_what_a_report_needs(path: str) -> None:
+    hvd.init()
+    hvd.start_timeline(path)
+    for step in range(STEPS):
+        basics.engine().begin_step()
+        hvd.mark(f"epoch {step}")
+        if hvd.rank() == 1:
+            time.sleep(LATE_SECONDS)
+        hvd.allreduce(np.ones((LARGE, 2), np.float32), name="large")
+        hvd.grouped_allreduce([np.ones(5), np.ones(6)], name="group")
+    with pytest.raises(hvd.MismatchError):
+        hvd.allreduce(np.ones(3 + hvd.rank()), name="unequal")
+    hvd.stop_timeline()
+
+
+@pytest.mark.parametrize("plane", PLANES)
+def test_records_say_what_the_trace_says(tmp_path: Path, plane: str) -> None:
+    run_ranks(record_what_a_report_needs, 2, args=(str(tmp_path / "x.records"),), env={"HOROVODISH_PLANE": plane})
+    first, second = ranks = [read(tmp_path / f"x.rank-{rank}.records") for rank in range(2)]
+    for rank, records in enumerate(ranks):
+        assert (records.rank, records.about["hosts"], records.is_cut, records.dropped) == (rank, [[0, 1]], False, 0)
+        named = {track.name: track for track in records.tracks.values()}
+        assert named["large"] == Track("large", "allreduce", LARGE * 2 * 4, "float32")
+        assert named["group"] == Track("group", "allreduce", 11 * 8, "float64", tensors=2)
+        marks = [text for _, text in records.marks]
+        assert marks[:STEPS] == [f"epoch {step}" for step in range(STEPS)] and "'unequal'" in marks[STEPS]
+        assert records.failed.tolist() == [False] * 2 * STEPS + [True] and not records.in_program.any()
+        assert (records.submitted <= records.decided).all() and (records.decided <= records.settled).all()
+        assert records.step_numbers.tolist() == [1, 2, 3, 4]
+    waited = (first.wait_ends - first.wait_begins).sum() / 1e9
+    assert waited >= STEPS * LATE_SECONDS > (second.wait_ends - second.wait_begins).sum() / 1e9
+    known = figures_of(ranks)
+    assert (known.late[0] > LATE_SECONDS / 2).all() and (known.late[1] < LATE_SECONDS / 2).all()
+    done = merge(*(tmp_path / f"x.rank-{rank}.records" for rank in range(2)))
+    names = [event["name"] for event in json.loads(done.stdout)]
+    assert names.count("allreduce") == 2 * (2 * STEPS + 1) and names.count("epoch 1") == 2
+
+
+def test_the_trace_shows_how_long_the_script_waits(tmp_path: Path) -> None:
+    run_ranks(record_what_a_report_needs, 2, args=(str(tmp_path / "trace.json"),))
+    first, second = (waits_of(tmp_path / f"trace.rank-{rank}.json", rank) for rank in range(2))
+    assert sum(one.end - one.begin for one in first) >= STEPS * LATE_SECONDS * 1e9
+    assert sum(one.end - one.begin for one in second) < STEPS * LATE_SECONDS * 1e9
+
+
+def merge(*paths: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "horovodish.launcher", "merge-traces", *map(str, paths)]
+    return subprocess.run(command, capture_output=True, text=True, check=True)
 
 
 def record_steps_without_late_ranks(path: str) -> None:

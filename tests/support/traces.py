@@ -39,13 +39,19 @@ def is_complete(path: Path) -> bool:
 def tracks_of(path: Path, rank: int) -> dict[str, list[Slice]]:
     """The operations of each track of a rank's trace, by name. Checks that all lasts and nests."""
     tracks = _all_tracks_of(path, rank)
-    tracks.pop("steps", None)
+    for other in ("steps", "waits"):
+        tracks.pop(other, None)
     return tracks
 
 
 def steps_of(path: Path, rank: int) -> list[Slice]:
     """The steps of wrapped optimizers in a rank's trace."""
     return _all_tracks_of(path, rank)["steps"]
+
+
+def waits_of(path: Path, rank: int) -> list[Slice]:
+    """When the script of a rank waited for the end of operations."""
+    return _all_tracks_of(path, rank)["waits"]
 
 
 def _all_tracks_of(path: Path, rank: int) -> dict[str, list[Slice]]:
@@ -56,6 +62,9 @@ def _all_tracks_of(path: Path, rank: int) -> dict[str, list[Slice]]:
         if event["ph"] == "M":
             if event["name"] == "thread_name":
                 names[event["tid"]] = event["args"]["name"]
+        elif event["ph"] != "i" and names[event["tid"]] == "waits":
+            at = round(event["ts"] * 1000)
+            tracks["waits"].append(Slice(event["name"], at, at + round(event["dur"] * 1000)))
         elif event["ph"] != "i":
             add(tracks[names[event["tid"]]], event)
     for slices in tracks.values():

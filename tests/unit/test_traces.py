@@ -52,7 +52,7 @@ def test_an_operation(tmp_path: Path) -> None:
 
 
 @settings(max_examples=300, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.integers(2, 3), min_size=1, max_size=8), st.data())
+@given(st.lists(st.integers(4, 5), min_size=1, max_size=8), st.data())
 def test_slices_nest_whatever_records_are_dropped(tmp_path: Path, tracks: list[int], data: st.DataObject) -> None:
     records = [record for number, track in enumerate(tracks) for record in operation(track, 2000 * number)]
     named = set()

@@ -71,7 +71,19 @@ bool Engine::wait(const Handle& handle, std::chrono::nanoseconds limit) {
   check_process();
   if (settled) return true;
   const WaitingThreads::Scope waits(waiting_threads_, handle);
-  return drive(handle, limit);
+  return records_waits_.load(std::memory_order_relaxed) ? wait_recorded(handle, limit) : drive(handle, limit);
+}
+
+bool Engine::wait_recorded(const Handle& handle, std::chrono::nanoseconds limit) {
+  std::shared_ptr<Timeline> timeline;
+  {
+    std::lock_guard lock(inbox_mutex_);
+    timeline = timeline_;
+  }
+  const int64_t begin = Timeline::now();
+  const bool settled = drive(handle, limit);
+  if (timeline) timeline->waited(begin);
+  return settled;
 }
 
 bool Engine::drive(const Handle& handle, std::chrono::nanoseconds limit) {

@@ -253,6 +253,7 @@ void Engine::start_timeline(const std::shared_ptr<Timeline>& timeline) {
   std::lock_guard lock(inbox_mutex_);
   if (timeline_) throw std::invalid_argument("a timeline is being recorded already");
   if (!closed_) timeline_ = timeline;
+  records_waits_ = timeline_ != nullptr;
 }
 
 void Engine::stop_timeline() {
@@ -274,6 +275,7 @@ void Engine::record(const std::string& name, bool begins_step) {
 // Operations under way go on holding what they are recorded in.
 std::shared_ptr<Timeline> Engine::take_timeline() {
   std::lock_guard lock(inbox_mutex_);
+  records_waits_ = false;
   return std::exchange(timeline_, nullptr);
 }
 
@@ -363,6 +365,7 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
   ++news_;
   operation->trace.settled(error != nullptr);
   Error failure = error != nullptr ? described(*operation, *error) : Error{};
+  if (error != nullptr && has_caller(*operation)) operation->trace.mark(failure.message);
   {
     // Before the handle is settled, so that whoever waits for it may use the name again.
     std::lock_guard lock(inbox_mutex_);

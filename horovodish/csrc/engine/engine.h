@@ -222,6 +222,7 @@ class Engine final {
 
   Error described(const Operation& operation, const Error& error) const noexcept;
   std::shared_ptr<Timeline> take_timeline();
+  bool wait_recorded(const Handle& handle, std::chrono::nanoseconds limit);
   void record(const std::string& name, bool begins_step);
 
   EngineConfig config_;
@@ -241,6 +242,7 @@ class Engine final {
   std::deque<std::pair<Error, bool>> failures_;  // no more than kFailures; guarded by inbox_mutex_
   std::atomic<bool> loss_raised_{false};  // some call has raised that a rank is lost, or did not answer
   std::shared_ptr<Timeline> timeline_;  // null: none is recorded; guarded by inbox_mutex_
+  std::atomic<bool> records_waits_{false};  // a timeline is recorded
   std::atomic<bool> has_submissions_{false};
 
   Seat seat_;

@@ -12,6 +12,8 @@
 #include "engine/frontend.h"
 #include "gpu/device.h"
 #include "python/bindings.h"
+#include "timeline/record_file.h"
+#include "timeline/timeline_writer.h"
 
 namespace nb = nanobind;
 
@@ -194,8 +196,16 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_
   return engine;
 }
 
-void start_timeline(Engine& engine, int descriptor, const std::string& name, int64_t origin, bool mark_cycles) {
-  engine.start_timeline(std::make_shared<Timeline>(descriptor, engine.rank(), name, origin, mark_cycles));
+// `about`: a JSON object with which a file of records begins; empty for a trace.
+void start_timeline(Engine& engine, int descriptor, const std::string& name, const std::string& about, int64_t origin,
+                    bool mark_cycles) {
+  std::unique_ptr<Recording> recording;
+  if (about.empty()) {
+    recording = std::make_unique<TimelineWriter>(descriptor, number_of(engine.rank()), name, origin);
+  } else {
+    recording = std::make_unique<RecordFile>(descriptor, about, origin);
+  }
+  engine.start_timeline(std::make_shared<Timeline>(std::move(recording), mark_cycles));
 }
 
 // `mpi`: what horovodish.mpi.binding.native_table() gives.
@@ -411,8 +421,8 @@ void bind_engine(nb::module_& module) {
       .def("lateness", &lateness_of, nb::arg("process_set"))
       .def("code_reports", &code_reports_of, nb::arg("process_set"))
       .def("full_requests", &Engine::full_requests, nb::arg("process_set"), nb::call_guard<nb::gil_scoped_release>())
-      .def("start_timeline", &start_timeline, nb::arg("descriptor"), nb::kw_only(), nb::arg("name"), nb::arg("origin"),
-           nb::arg("mark_cycles"), nb::call_guard<nb::gil_scoped_release>())
+      .def("start_timeline", &start_timeline, nb::arg("descriptor"), nb::kw_only(), nb::arg("name"), nb::arg("about"),
+           nb::arg("origin"), nb::arg("mark_cycles"), nb::call_guard<nb::gil_scoped_release>())
       .def("stop_timeline", &Engine::stop_timeline, nb::call_guard<nb::gil_scoped_release>())
       .def("mark", &Engine::mark, nb::arg("name"))
       .def("hold_other_threads", &Engine::hold_other_threads, nb::call_guard<nb::gil_scoped_release>())

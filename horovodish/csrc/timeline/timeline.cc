@@ -4,10 +4,11 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <new>
 
 #include "memory/sleeping_process.h"
 #include "memory/thread_setup.h"
-#include "timeline/timeline_writer.h"
+#include "timeline/recording.h"
 
 namespace horovodish {
 
@@ -24,22 +25,21 @@ constexpr std::string_view kOtherNames = "other names";
 
 }  // namespace
 
-Timeline::Timeline(int descriptor, WorldRank rank, const std::string& name, int64_t origin, bool mark_cycles)
-    : mark_cycles_(mark_cycles),
-      records_(kRecords),
-      descriptions_(kDescriptions),
-      recording_(std::make_unique<TimelineWriter>(descriptor, number_of(rank), name, origin)) {
+Timeline::Timeline(std::unique_ptr<Recording> recording, bool mark_cycles)
+    : mark_cycles_(mark_cycles), records_(kRecords), descriptions_(kDescriptions), recording_(std::move(recording)) {
   writer_ = std::thread([this] { run(); });
 }
 
 Timeline::~Timeline() { finish(); }
 
 Timeline::Track* Timeline::submitted(const std::shared_ptr<const Request>& request,
-                                     const std::shared_ptr<const std::string>& signature, int process_set, int64_t at) {
+                                     const std::shared_ptr<const std::string>& signature, int process_set, int64_t at, bool in_program) {
   Track& track = track_of(process_set, request->name);
   const bool known = track.signature == signature || (track.signature && *track.signature == *signature);
   if (!known && describe(track, request)) track.signature = signature;
-  push(TimelineRecord(What::submitted, track.number, at));
+  TimelineRecord record(What::submitted, track.number, at);
+  record.length = in_program ? 1 : 0;
+  push(std::move(record));
   track.busy = true;
   return &track;
 }
@@ -118,6 +118,25 @@ void Timeline::add(Moment&& moment) {
   }
 }
 
+void Timeline::add_error(const std::string& text) noexcept {
+  try {
+    add({"error: " + text, now(), false});
+  } catch (const std::bad_alloc&) {
+    dropped_.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+void Timeline::waited(int64_t begin) {
+  const int64_t end = now();
+  std::lock_guard lock(mutex_);
+  if (finishing_) return;
+  if (waits_.size() < kRecords) {
+    waits_.emplace_back(Phase::wait, kWaitsTrack, begin, end);
+  } else {
+    dropped_.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
 // What is left is written by the thread that ends the timeline: the writer's may not get to run for a while.
 void Timeline::finish() {
   {
@@ -169,11 +188,14 @@ void Timeline::write_records() {
     }
   }
   std::vector<Moment> moments;
+  std::vector<TimelineRecord> waits;
   {
     std::lock_guard lock(mutex_);
     moments.swap(moments_);
+    waits.swap(waits_);
   }
   for (const Moment& moment : moments) recording_->take(moment);
+  for (const TimelineRecord& wait : waits) recording_->take(wait);
   recording_->flush(dropped_.load(std::memory_order_relaxed), now());
 }
 

@@ -25,11 +25,11 @@
 namespace horovodish {
 
 // What a plane does for an operation. Before come "negotiate", from the submission to the decision, and "queue", from
-// there to the first of these.
-enum class Phase : uint8_t { pack, reduce, exchange, unpack, connect, nccl, encode, decode };
+// there to the first of these. "wait" is of a thread of the script, for the end of operations.
+enum class Phase : uint8_t { pack, reduce, exchange, unpack, connect, nccl, encode, decode, wait };
 
-// Numbers of the tracks for what concerns no operation, and for steps and marks of the script.
-constexpr uint32_t kEngineTrack = 1, kStepsTrack = 2;
+// Numbers of the tracks for what concerns no operation, for steps and marks of the script, and for its waits.
+constexpr uint32_t kEngineTrack = 1, kStepsTrack = 2, kWaitsTrack = 3;
 
 // What a track is called and what the operations on it are about.
 struct TrackDescription {
@@ -47,7 +47,7 @@ struct TimelineRecord {
       : at(end), length(static_cast<float>(end - begin)), what(What::phase), phase(phase), track(track) {}
 
   int64_t at;  // nanoseconds of the steady clock; of a phase: when it ended
-  float length = 0;  // nanoseconds; of a phase
+  float length = 0;  // nanoseconds, of a phase; of a submission 1 if a framework's program has made it
   What what : 4;
   Phase phase : 4 = Phase::pack;
   uint32_t track : 24;
@@ -61,7 +61,7 @@ struct Moment {
   bool begins_step;
 };
 
-class TimelineWriter;
+class Recording;
 
 class Timeline {
  public:
@@ -75,9 +75,8 @@ class Timeline {
     std::shared_ptr<const std::string> signature;  // of the operation that the writer has a description of
   };
 
-  // `descriptor`: of an empty file, which the timeline closes. `name`: of the process. `origin`: nanoseconds of the steady clock
-  // that are 0 in the trace.
-  Timeline(int descriptor, WorldRank rank, const std::string& name, int64_t origin, bool mark_cycles);
+  // Writes through `recording`.
+  Timeline(std::unique_ptr<Recording> recording, bool mark_cycles);
   ~Timeline();
 
   static int64_t now() { return nanoseconds(Clock::now()); }
@@ -87,7 +86,7 @@ class Timeline {
 
   // Called by whoever drives the engine, one thread at a time.
   Track* submitted(const std::shared_ptr<const Request>& request, const std::shared_ptr<const std::string>& signature,
-                   int process_set, int64_t at);
+                   int process_set, int64_t at, bool in_program);
   void decided(const Track& track, int64_t at);
   int64_t begin(bool follows) const { return follows && last_phase_ != 0 ? last_phase_ : now(); }
   void phase(const Track& track, Phase phase, int64_t begin);
@@ -95,6 +94,10 @@ class Timeline {
 
   // Called by any thread, seldom.
   void add(Moment&& moment);
+  // The text of an operation that has failed. Without memory it is dropped.
+  void add_error(const std::string& text) noexcept;
+  // A thread of the script has waited since `begin`.
+  void waited(int64_t begin);
 
   // Ends the trace and writes it to the end; what is pushed from now on is ignored.
   void finish();
@@ -114,7 +117,7 @@ class Timeline {
   SingleProducerRing<TimelineRecord> records_;
   SingleProducerRing<TrackDescription> descriptions_;  // one for each record that says so
   std::unordered_map<int, std::map<std::string, Track, std::less<>>> tracks_;  // by process set and name
-  uint32_t last_track_ = kStepsTrack;
+  uint32_t last_track_ = kWaitsTrack;
   int64_t last_phase_ = 0, last_decision_ = 0;  // when the one ended and the other was made
   std::atomic<uint64_t> dropped_{0};
   std::atomic<bool> finished_{false};
@@ -123,7 +126,8 @@ class Timeline {
   std::condition_variable changed_;
   bool finishing_ = false;  // guarded by mutex_
   std::vector<Moment> moments_;  // that are not written yet; likewise
-  std::unique_ptr<TimelineWriter> recording_;  // the writer's alone until it has ended
+  std::vector<TimelineRecord> waits_;  // likewise
+  std::unique_ptr<Recording> recording_;  // the writer's alone until it has ended
   bool failed_ = false;  // likewise
   std::thread writer_;
 };
@@ -135,16 +139,20 @@ struct Trace {
   Timeline::Track* track = nullptr;  // null until submitted()
 
   void submitted(const std::shared_ptr<const Request>& request, const std::shared_ptr<const std::string>& signature,
-                 int process_set, Timeline::Clock::time_point taken_up) {
+                 int process_set, bool in_program, Timeline::Clock::time_point taken_up) {
     if (!timeline) return;
     const int64_t at = submitted_at != 0 ? submitted_at : Timeline::nanoseconds(taken_up);
-    track = timeline->submitted(request, signature, process_set, at);
+    track = timeline->submitted(request, signature, process_set, at, in_program);
   }
   void decided(Timeline::Clock::time_point at) const {
     if (track != nullptr) timeline->decided(*track, Timeline::nanoseconds(at));
   }
   void settled(bool failed) const {
     if (track != nullptr) timeline->settled(*track, failed);
+  }
+
+  void mark(const std::string& text) const noexcept {
+    if (track != nullptr) timeline->add_error(text);
   }
 
   // A phase of an operation, for the length of a scope.

@@ -10,8 +10,10 @@ namespace {
 
 using What = TimelineRecord::What;
 
-constexpr std::array<std::string_view, 8> kPhaseNames{"pack",    "reduce", "exchange", "unpack",
-                                                      "connect", "nccl",   "encode",   "decode"};
+constexpr std::array<std::string_view, 9> kPhaseNames{"pack", "reduce", "exchange", "unpack", "connect",
+                                                      "nccl", "encode", "decode",   "wait"};
+
+}  // namespace
 
 std::string arguments_of(const Request& request) {
   size_t bytes = 0;
@@ -25,8 +27,6 @@ std::string arguments_of(const Request& request) {
   return text;
 }
 
-}  // namespace
-
 TimelineWriter::TimelineWriter(int descriptor, int process, std::string_view name, int64_t origin)
     : file_(descriptor, process, origin) {
   file_.add({.type = 'M', .name = "process_name", .arguments = "\"name\":" + json_text(name)});
@@ -36,6 +36,10 @@ TimelineWriter::TimelineWriter(int descriptor, int process, std::string_view nam
 void TimelineWriter::take(const TimelineRecord& record) {
   if (record.what == What::cycle) return mark(kEngineTrack, "cycle", record.at);
   if (record.what == What::submitted) return submitted(record.track, record.at);
+  if (record.track == kWaitsTrack) {
+    name_track(kWaitsTrack, "waits");
+    return slice(kWaitsTrack, "wait", record.at - static_cast<int64_t>(record.length), record.at);
+  }
   if (!track(record.track).busy) return;
   switch (record.what) {
     case What::decided:

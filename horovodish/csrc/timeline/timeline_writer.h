@@ -10,26 +10,25 @@
 #include <string_view>
 #include <vector>
 
-#include "timeline/timeline.h"
+#include "timeline/recording.h"
 #include "timeline/trace_file.h"
 
 namespace horovodish {
 
-class TimelineWriter {
+// What an operation is about, as members of a JSON object.
+std::string arguments_of(const Request& request);
+
+class TimelineWriter : public Recording {
  public:
   // As TraceFile. `name`: of the process.
   TimelineWriter(int descriptor, int process, std::string_view name, int64_t origin);
 
-  // What the operations on a track are about, from the next one on.
-  void describe(uint32_t number, const TrackDescription& description);
-  // Of anything but a description.
-  void take(const TimelineRecord& record);
-  void take(const Moment& moment);
-  // Hands what there is to the operating system. `dropped`: how many records were, so far; a mark says so when there are more than
-  // last time.
-  void flush(uint64_t dropped, int64_t at);
-  // Ends what has not ended, and the file.
-  void finish(int64_t at);
+  void describe(uint32_t number, const TrackDescription& description) override;
+  void take(const TimelineRecord& record) override;
+  void take(const Moment& moment) override;
+  // A mark says when there are more dropped records than last time.
+  void flush(uint64_t dropped, int64_t at) override;
+  void finish(int64_t at) override;
 
  private:
   struct Track {

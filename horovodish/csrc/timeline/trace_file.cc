@@ -96,18 +96,22 @@ void TraceFile::add_line(std::string_view line) {
 }
 
 void TraceFile::flush() {
-  for (size_t done = 0; done < page_.size() && descriptor_ >= 0;) {
-    const ssize_t count = write(descriptor_, page_.data() + done, page_.size() - done);
+  write_whole(descriptor_, page_);
+  written_ += page_.size();
+  page_.clear();
+}
+
+void write_whole(int& descriptor, std::string_view text) {
+  while (!text.empty() && descriptor >= 0) {
+    const ssize_t count = write(descriptor, text.data(), text.size());
     if (count >= 0) {
-      done += static_cast<size_t>(count);
+      text.remove_prefix(static_cast<size_t>(count));
     } else if (errno != EINTR) {
       std::fprintf(stderr, "horovodish: warning: the timeline ends here, because it cannot be written: %s\n",
                    std::strerror(errno));
-      ::close(std::exchange(descriptor_, -1));
+      ::close(std::exchange(descriptor, -1));
     }
   }
-  written_ += page_.size();
-  page_.clear();
 }
 
 }  // namespace horovodish

@@ -17,6 +17,9 @@ namespace horovodish {
 // `value` as a JSON string, shortened if need be.
 std::string json_text(std::string_view value);
 
+// Writes all of `text`. An error warns and closes the descriptor, which is -1 from then on; then this does nothing.
+void write_whole(int& descriptor, std::string_view text);
+
 class TraceFile {
  public:
   // Takes over `descriptor`, of an empty file. `process`: the pid of its events.

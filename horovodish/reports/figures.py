@@ -1,0 +1,362 @@
+"""Where the time of a run went: figures from the records of its ranks.
+
+An operation *waits* from its submission on a rank until the last rank has submitted it, and *communicates* from then
+until it is settled. What a script pays for is the time in which it waits for the end of operations: for late ranks, or
+for communication, which is *exposed* then. Other communication is *hidden* behind the script's own work, which is
+everything else in a step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovodish.reports.records import NothingRecordedError, RankRecords, RecordsError, Track
+
+__all__ = ["Figures", "Spans", "TensorFigures", "figures_of"]
+
+_Ints = NDArray[np.int64]
+_Floats = NDArray[np.float64]
+
+
+@dataclass
+class TensorFigures:
+    """Of the operations of one name and kind, over all ranks. Times are seconds.
+
+    Attributes:
+        count: how many the rank with most has done.
+        wait: from a rank's submission to that of the last rank, on average.
+        communication: from there to the end, on average.
+        queue: of that, until the ranks have agreed that the operation can start.
+        late: by rank, how long the first rank has waited for it in all.
+        slowest_phase: the part of the work that takes longest; empty where none was recorded.
+    """
+
+    track: Track
+    count: int
+    wait: float
+    communication: float
+    queue: float
+    late: dict[int, float]
+    slowest_phase: str
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second."""
+        return (self.track.bytes or 0) / self.communication if self.communication > 0 else 0.0
+
+
+@dataclass
+class Figures:
+    """Of one world: of the ranks between one `init()` and its end.
+
+    Attributes:
+        records: of the ranks, in their order.
+        missing: ranks of the world without records.
+        steps: the numbers of the steps that all these ranks have begun and ended.
+        begins: when each rank began each step; nanoseconds, by rank and step. Likewise, in seconds:
+        durations, late, exposed, hidden: how long the step was; of it, how long the script waited for late ranks, and
+            for communication; and how long communication went on while it did not wait.
+        tensors: those of most communication first.
+        last_submissions: for each rank, when the last rank had submitted each of its operations.
+        waits: when the script of each rank waited for operations.
+        late_seconds, times_last: by rank, how long the first rank has waited for it, and for how many operations.
+    """
+
+    records: list[RankRecords]
+    missing: list[int]
+    steps: _Ints
+    begins: _Ints
+    durations: _Floats
+    late: _Floats
+    exposed: _Floats
+    hidden: _Floats
+    tensors: list[TensorFigures]
+    late_seconds: _Floats
+    times_last: _Ints
+    last_submissions: list[_Ints]
+    waits: list[Spans]
+
+    @property
+    def steady(self) -> slice:
+        """The steps that count for averages: the first ones compile, allocate and connect."""
+        return slice(2 if self.steps.size > 5 else 0, None)
+
+    @property
+    def hosts(self) -> list[list[int]]:
+        """The ranks of each host."""
+        return [list(ranks) for ranks in self.records[0].about.get("hosts", [])]
+
+    def host_of(self, rank: int) -> str:
+        """The name of a rank's host."""
+        return next((str(each.about.get("host", "")) for each in self.records if each.rank == rank), "")
+
+    def share(self, part: _Floats) -> float:
+        """Which share of the ranks' steps a part of them takes."""
+        total = float(self.durations[:, self.steady].sum())
+        return float(part[:, self.steady].sum()) / total if total > 0 else 0.0
+
+    @property
+    def step_seconds(self) -> float:
+        """The median of a step; 0 without steps."""
+        kept = self.durations[:, self.steady]
+        return float(np.median(kept.max(axis=0))) if kept.size else 0.0
+
+    @property
+    def operations_per_step(self) -> float:
+        """How many the rank with most submits."""
+        return max((each.track.size for each in self.records), default=0) / max(1, self.steps.size)
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Of a rank."""
+        return sum((each.track.bytes or 0) * each.count for each in self.tensors) / max(1, self.steps.size)
+
+    def phase_seconds(self) -> dict[str, float]:
+        """How long the work of each kind took, as the mean of the ranks."""
+        sums: dict[str, float] = {}
+        for each in self.records:
+            for (_, phase), seconds in each.phase_seconds.items():
+                sums[phase] = sums.get(phase, 0.0) + seconds / len(self.records)
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    def blamed(self) -> _Ints:
+        """For each step the index of the rank that waited least: the others have waited for it."""
+        return self.late.argmin(axis=0) if self.late.size else np.empty(0, np.int64)
+
+    def lags(self) -> _Floats:
+        """For each step how long that rank was behind the one that waited longest."""
+        return self.late.max(axis=0) - self.late.min(axis=0) if self.late.size else np.empty(0)
+
+
+def figures_of(records: Sequence[RankRecords]) -> Figures:
+    """The figures of one world.
+
+    Args:
+        records: of its ranks, one for each.
+
+    Raises:
+        RecordsError: they are not of one world.
+        NothingRecordedError: no operation is in them.
+    """
+    records = sorted(records, key=lambda each: each.rank)
+    first = records[0]
+    for one, other in itertools.pairwise(records):
+        if one.rank == other.rank:
+            raise RecordsError(f"{one.path} and {other.path} are both of rank {one.rank}: name the files of one run")
+        if one.about["begun"] != other.about["begun"]:
+            raise RecordsError(f"{one.path} and {other.path} are of different runs: name the files of one run")
+    if not any(each.track.size for each in records):
+        raise NothingRecordedError(f"{first.path} has no operation: the ranks have reduced nothing")
+    world = [rank for ranks in first.about.get("hosts", []) for rank in ranks]
+    names = _Names(records)
+    lasts, tensors, late, times_last = _over_ranks(records, names)
+    numbers = records[0].step_numbers[:-1]
+    for each in records[1:]:
+        numbers = np.intersect1d(numbers, each.step_numbers[:-1])
+    shape = (len(records), numbers.size)
+    parts = {key: np.zeros(shape) for key in ("durations", "late", "exposed", "hidden")}
+    begins, waits = np.zeros(shape, np.int64), [_script_waits(each) for each in records]
+    for index, (each, last) in enumerate(zip(records, lasts, strict=True)):
+        begins[index], found = _steps_of(each, last, waits[index], numbers)
+        for key, values in found.items():
+            parts[key][index] = values
+    return Figures(
+        records=list(records),
+        missing=sorted(set(world) - {each.rank for each in records}),
+        steps=numbers,
+        begins=begins,
+        tensors=sorted(tensors, key=lambda each: -each.communication * each.count),
+        late_seconds=late,
+        times_last=times_last,
+        last_submissions=lasts,
+        waits=waits,
+        **parts,
+    )
+
+
+class _Names:
+    """Numbers the tracks of all ranks alike: a rank numbers its own in the order in which it sees them."""
+
+    def __init__(self, records: Sequence[RankRecords]) -> None:
+        self.numbers: dict[tuple[str, str], int] = {}
+        self.tracks: list[Track] = []
+        self.of: list[_Ints] = []
+        for each in records:
+            table = np.zeros(max(each.tracks, default=0) + 1, np.int64)
+            for number, track in each.tracks.items():
+                key = (track.name, track.kind)
+                if key not in self.numbers:
+                    self.numbers[key] = len(self.tracks)
+                    self.tracks.append(track)
+                table[number] = self.numbers[key]
+            self.of.append(table)
+
+
+@dataclass
+class _Places:
+    """What names each operation on every rank: its tensor, its step, and its number among those of tensor and step.
+
+    Steps have the same numbers on all ranks, also where one has begun to record later or has dropped records. `order`
+    sorts by these three.
+    """
+
+    tensor: _Ints
+    step: _Ints
+    place: _Ints
+    order: _Ints
+
+
+def _places(records: RankRecords, numbers: _Ints) -> _Places:
+    tensor = numbers[records.track]
+    index = np.searchsorted(records.step_begins, records.submitted, side="right")
+    step = np.concatenate((np.zeros(1, np.int64), records.step_numbers))[index]
+    # Operations are in the order of their steps already. Small numbers sort by radix.
+    small = tensor.astype(np.uint16) if tensor.max(initial=0) < 1 << 16 else tensor
+    order = np.argsort(small, kind="stable")
+    changes = (np.diff(tensor[order]) != 0) | (np.diff(step[order]) != 0)
+    starts = np.concatenate((np.zeros(min(1, order.size), np.int64), np.flatnonzero(changes) + 1))
+    place = np.empty(order.size, np.int64)
+    place[order] = np.arange(order.size) - np.repeat(starts, np.diff(np.append(starts, order.size)))
+    return _Places(tensor, step, place, order)
+
+
+def _keys(places: Sequence[_Places]) -> list[_Ints]:
+    """One number for each operation, the same on every rank."""
+    widths = [
+        max(int(getattr(each, part).max(initial=0)) for each in places).bit_length()
+        for part in ("tensor", "step", "place")
+    ]
+    if sum(widths) > 63:
+        raise RecordsError("the records have too many operations for one report; record a part of the run")
+    _, step, place = widths
+    return [each.tensor << (step + place) | each.step << place | each.place for each in places]
+
+
+def _over_ranks(
+    records: Sequence[RankRecords], names: _Names
+) -> tuple[list[_Ints], list[TensorFigures], _Floats, _Ints]:
+    """What one finds by comparing ranks.
+
+    Returns:
+        For each rank, when the last rank had submitted each of its operations; the tensors; and by rank, how long
+        others have waited for it, and for how many operations.
+    """
+    places = [_places(each, names.of[index]) for index, each in enumerate(records)]
+    keys, orders = _keys(places), [each.order for each in places]
+    del places
+    everything = keys[0] if all(np.array_equal(keys[0], each) for each in keys[1:]) else None
+    union = keys[0][orders[0]] if everything is not None else np.unique(np.concatenate(keys))
+    first = np.full(union.size, np.iinfo(np.int64).max)
+    last = np.full(union.size, np.iinfo(np.int64).min)
+    last_rank = np.zeros(union.size, np.int16)
+    where = []
+    for index, each in enumerate(records):
+        at = np.empty(each.track.size, np.int64)
+        found = np.arange(union.size) if everything is not None else np.searchsorted(union, keys[index][orders[index]])
+        at[orders[index]] = found
+        where.append(at)
+        later = each.submitted > last[at]
+        last_rank[at[later]] = index
+        last[at[later]] = each.submitted[later]
+        first[at] = np.minimum(first[at], each.submitted)
+    del keys, orders
+    behind = (last - first) / 1e9
+    late = np.bincount(last_rank, behind, len(records)).astype(np.float64)
+    times_last = np.bincount(last_rank[behind > 0], minlength=len(records)).astype(np.int64)
+    tensor = np.zeros(union.size, np.int64)
+    size = len(names.tracks)
+    sums = {key: np.zeros(size) for key in ("wait", "communication", "queue")}
+    counts = np.zeros((len(records), size), np.int64)
+    phases: dict[int, dict[str, float]] = {}
+    lasts = []
+    for index, (each, at) in enumerate(zip(records, where, strict=True)):
+        own = names.of[index][each.track]
+        tensor[at] = own
+        # A joined rank, or one whose clock is off, cannot make an operation end before it begins.
+        begin = np.clip(last[at], each.submitted, each.settled)
+        lasts.append(begin)
+        counts[index] = np.bincount(own, minlength=size)
+        sums["wait"] += np.bincount(own, begin - each.submitted, size)
+        sums["communication"] += np.bincount(own, each.settled - begin, size)
+        sums["queue"] += np.bincount(own, np.maximum(each.decided - begin, 0), size)
+        for (track, phase), seconds in each.phase_seconds.items():
+            if track < names.of[index].size:
+                by_phase = phases.setdefault(int(names.of[index][track]), {})
+                by_phase[phase] = by_phase.get(phase, 0.0) + seconds
+    by_tensor = np.bincount(tensor * len(records) + last_rank, behind, size * len(records)).reshape(size, -1)
+    total = np.maximum(counts.sum(axis=0), 1)
+    tensors = [
+        TensorFigures(
+            track=track,
+            count=int(counts[:, number].max()),
+            wait=float(sums["wait"][number] / total[number] / 1e9),
+            communication=float(sums["communication"][number] / total[number] / 1e9),
+            queue=float(sums["queue"][number] / total[number] / 1e9),
+            late={each.rank: float(late) for each, late in zip(records, by_tensor[number], strict=True) if late},
+            slowest_phase=max(phases.get(number, {"": 0.0}).items(), key=lambda item: item[1])[0],
+        )
+        for number, track in enumerate(names.tracks)
+    ]
+    return lasts, tensors, late, times_last
+
+
+class Spans:
+    """A union of spans of time, of which one can ask how much lies before a moment."""
+
+    def __init__(self, begins: _Ints, ends: _Ints) -> None:
+        order = np.argsort(begins, kind="stable")
+        begins, ends = begins[order], np.maximum.accumulate(ends[order])
+        begins = np.maximum(begins, np.concatenate((begins[:1], ends[:-1])))
+        kept = ends > begins
+        self.begins, self.ends = begins[kept], ends[kept]
+        self._sum = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.ends - self.begins)))
+
+    def before(self, times: _Ints) -> _Ints:
+        """How many nanoseconds of the union lie before each time."""
+        index = np.searchsorted(self.begins, times, side="right")
+        beyond = np.maximum(self.ends[index - 1] - times, 0) if self.ends.size else np.zeros(times.size, np.int64)
+        return np.where(index > 0, self._sum[index] - beyond, 0)
+
+    def within(self, begins: _Ints, ends: _Ints) -> _Ints:
+        """How many lie in each of some spans."""
+        return self.before(ends) - self.before(begins)
+
+
+def _steps_of(records: RankRecords, last: _Ints, waits: Spans, numbers: _Ints) -> tuple[_Ints, dict[str, _Floats]]:
+    """When the steps of these numbers began on a rank, and their parts in seconds."""
+    index = np.searchsorted(records.step_numbers, numbers)
+    begins, ends = records.step_begins[index], records.step_begins[index + 1]
+    late, communication = Spans(records.submitted, last), Spans(last, records.settled)
+    late_in_wait = late.within(waits.begins, waits.ends)
+    hidden_from_wait = communication.within(waits.begins, waits.ends)
+    step = np.searchsorted(begins, waits.begins, side="right") - 1
+    inside = (step >= 0) & (waits.begins < ends[np.maximum(step, 0)]) if numbers.size else np.zeros(step.size, np.bool_)
+
+    def in_steps(nanoseconds: _Ints) -> _Floats:
+        return np.bincount(step[inside], nanoseconds[inside], numbers.size) / 1e9
+
+    all_waits, late_waits = in_steps(waits.ends - waits.begins), in_steps(late_in_wait)
+    hidden = communication.within(begins, ends) / 1e9 - in_steps(hidden_from_wait)
+    return begins, {
+        "durations": (ends - begins) / 1e9,
+        "late": late_waits,
+        "exposed": np.maximum(all_waits - late_waits, 0.0),
+        "hidden": np.maximum(hidden, 0.0),
+    }
+
+
+def _script_waits(records: RankRecords) -> Spans:
+    """When the script waits for operations. A compiled program does so from the last submission of a step on."""
+    chosen = np.flatnonzero(records.in_program)
+    if not chosen.size or not records.step_begins.size:
+        return Spans(records.wait_begins, records.wait_ends)
+    step = np.searchsorted(records.step_begins, records.submitted[chosen], side="right")
+    starts = np.flatnonzero(np.concatenate(([True], np.diff(step) != 0)))
+    begins = np.maximum.reduceat(records.submitted[chosen], starts)
+    ends = np.maximum.reduceat(records.settled[chosen], starts)
+    return Spans(np.concatenate((records.wait_begins, begins)), np.concatenate((records.wait_ends, ends)))

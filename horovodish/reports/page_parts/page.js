@@ -1,0 +1,53 @@
+"use strict";
+// Draws the charts, and hands a step's trace to Perfetto. Everything else on the page is there without it.
+const report = JSON.parse(document.getElementById("report").textContent);
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+const charts = [];
+
+function draw(element) {
+  const chart = report.charts[Number(element.dataset.chart)];
+  const axis = { stroke: color("soft"), grid: { stroke: color("line") }, ticks: { stroke: color("line") } };
+  const series = chart.series.map((one) => ({
+    label: one.label, stroke: color(one.color), width: one.fill ? 1 : 1.5, fill: one.fill ? color(one.color) : undefined,
+    value: (_, value) => (value == null ? "-" : value.toPrecision(3) + " " + chart.unit),
+  }));
+  const options = {
+    width: element.clientWidth, height: 240, series: [{ label: "step" }, ...series], scales: { x: { time: false } },
+    axes: [{ ...axis, label: "step", stroke: color("soft") }, { ...axis, label: chart.unit, size: 64 }],
+  };
+  const plot = new uPlot(options, chart.data, element);
+  const steps = chart.data[0];
+  element.onkeydown = (event) => {
+    const move = { ArrowLeft: -1, ArrowRight: 1, Home: -steps.length, End: steps.length }[event.key];
+    if (move === undefined) return;
+    event.preventDefault();
+    const index = Math.max(0, Math.min(steps.length - 1, (plot.cursor.idx ?? -1) + move));
+    plot.setCursor({ left: plot.valToPos(steps[index], "x"), top: plot.bbox.height / 4 });
+  };
+  return plot;
+}
+
+function drawAll() {
+  while (charts.length) charts.pop().destroy();
+  for (const element of document.querySelectorAll(".chart")) charts.push(draw(element));
+}
+drawAll();
+addEventListener("resize", () => {
+  for (const plot of charts) plot.setSize({ width: plot.root.parentElement.clientWidth, height: 240 });
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+
+// Perfetto answers PONG when it is there, and then takes a trace.
+for (const button of document.querySelectorAll("button[data-trace]")) {
+  button.onclick = () => {
+    const viewer = open("https://ui.perfetto.dev");
+    const trace = new TextEncoder().encode(JSON.stringify(report.traces[Number(button.dataset.trace)]));
+    const timer = setInterval(() => viewer.postMessage("PING", "https://ui.perfetto.dev"), 100);
+    addEventListener("message", function answered(event) {
+      if (event.source !== viewer || event.data !== "PONG") return;
+      clearInterval(timer);
+      removeEventListener("message", answered);
+      viewer.postMessage({ perfetto: { buffer: trace.buffer, title: button.dataset.title } }, "https://ui.perfetto.dev");
+    });
+  };
+}

@@ -1,0 +1,195 @@
+"""`horovodish report`: what it says about runs that are made up, so that what is wrong with them is known."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from horovodish.reports.diagnosis import sentences
+from horovodish.reports.figures import Figures, Spans, figures_of
+from horovodish.reports.page import report
+from horovodish.reports.records import read
+from support.recorded import Bucket, objects, write_run
+
+BUCKETS = [Bucket("bucket 0", 8 << 20, 0.5, 2, 12), Bucket("bucket 1", 8 << 20, 1.0, 2, 12)]
+
+
+def figures(files: list[str]) -> Figures:
+    return figures_of([read(Path(name)) for name in files])
+
+
+def rows_of(page: Path) -> dict[str, list[str]]:
+    rows = re.findall("<tr><td>(.*?)</td></tr>", page.read_text())
+    return {first: cells for first, *cells in (row.split("</td><td>") for row in rows)}
+
+
+def test_a_slow_rank(tmp_path: Path) -> None:
+    known = figures(write_run(tmp_path, lambda rank, _: 50 if rank == 2 else 40, BUCKETS))
+    first, second, *_ = sentences(known)
+    assert re.match(r"Rank 2 comes 10 ms late in 100% of the steps: the others wait 19% of the time\.", first)
+    assert "Communication is exposed for 2 ms of a step of 52 ms" in second
+    assert known.late[2].max() == 0 and np.allclose(known.late[0], 0.010) and np.allclose(known.exposed, 0.002)
+    assert np.allclose(known.hidden, 0.002), "the first bucket, behind the second half of the backward pass"
+    assert list(known.times_last) == [0, 0, 2 * 60, 0]
+
+
+def test_a_slow_rank_with_a_few_steps_that_are_slower(tmp_path: Path) -> None:
+    known = figures(
+        write_run(tmp_path, lambda rank, step: (90 if step % 12 == 5 else 52) if rank == 2 else 40, BUCKETS)
+    )
+    assert sentences(known)[0].startswith("Rank 2 comes 12 ms late in 100% of the steps")
+
+
+def test_a_slow_link(tmp_path: Path) -> None:
+    slow = [Bucket(each.name, each.bytes, each.ready, 60, each.tensors) for each in BUCKETS]
+    files = write_run(tmp_path, lambda *_: 40, slow, hosts=[[0, 1], [2, 3]], phase="exchange")
+    first, *_ = sentences(figures(files))
+    assert re.match(
+        r"The link between the hosts is slow: .* moves 140 MB of gradients per second and is exposed", first
+    )
+
+
+def test_one_huge_bucket(tmp_path: Path) -> None:
+    huge = [Bucket("bucket 0", 1 << 20, 0.5, 1, 3), Bucket("bucket 1", 31_000_000, 1.0, 12, 30)]
+    first, *_ = sentences(figures(write_run(tmp_path, lambda *_: 78, huge)))
+    assert "The bucket 'bucket 1' has 31 MB, 97% of all bytes of a step" in first
+    assert "exposed for 12 ms of a step of 90 ms" in first
+
+
+def test_thousands_of_tiny_tensors(tmp_path: Path) -> None:
+    tiny = [Bucket(f"tensor {number}", 240, 1.0, 0.01) for number in range(2000)]
+    first, *_ = sentences(figures(write_run(tmp_path, lambda *_: 20, tiny, steps=8, ranks=2)))
+    assert first.startswith("A step has 2000 operations of 240 B on average"), first
+    assert "is exposed for 20 ms of a step of 40 ms" in first
+
+
+def test_uneven_data(tmp_path: Path) -> None:
+    cost = random.Random(0)
+    drawn = {(rank, step): cost.choice([30, 60]) for rank in range(4) for step in range(60)}
+    first, *_ = sentences(figures(write_run(tmp_path, lambda rank, step: drawn[rank, step], BUCKETS)))
+    assert first.startswith("The ranks take turns to be late, by 30 ms in the median step"), first
+
+
+def test_a_rank_that_swaps(tmp_path: Path) -> None:
+    known = figures(write_run(tmp_path, lambda rank, step: 700 if (rank, step % 20) == (1, 7) else 40, BUCKETS))
+    first, *_ = sentences(known)
+    assert first.startswith("Rank 1 stops now and then: in 3 of 58 steps it is up to 660 ms late"), first
+
+
+def test_a_healthy_run(tmp_path: Path) -> None:
+    hidden = [Bucket("bucket 0", 8 << 20, 0.5, 2)]
+    assert sentences(figures(write_run(tmp_path, lambda *_: 40, hidden))) == [
+        "The ranks do their own work in 100% of a step of 40 ms, and hide 100% of the communication behind it."
+    ]
+
+
+def test_ranks_that_begin_to_record_at_different_steps_are_compared_by_step(tmp_path: Path) -> None:
+    files = write_run(tmp_path, lambda rank, _: 50 if rank == 1 else 40, BUCKETS, ranks=2)
+    whole = figures(files)
+    first, second = (read(Path(name)) for name in files)
+    later = first.submitted >= first.step_begins[10]
+    for key in ("track", "submitted", "decided", "settled", "failed", "in_program"):
+        setattr(first, key, getattr(first, key)[later])
+    first.step_numbers, first.step_begins = first.step_numbers[10:], first.step_begins[10:]
+    part = figures_of([first, second])
+    assert part.steps.size == whole.steps.size - 10
+    assert np.allclose(part.late, whole.late[:, 10:]) and np.allclose(part.exposed, whole.exposed[:, 10:])
+
+
+@pytest.mark.parametrize("length", [0, 5, 20, 700, 5000, 9000])
+def test_files_that_were_cut_off(tmp_path: Path, length: int) -> None:
+    one, other = write_run(tmp_path, lambda *_: 40, BUCKETS, ranks=2)
+    Path(other).write_bytes(Path(other).read_bytes()[:length])
+    assert report([one, other], str(tmp_path / "page.html")) == 0
+    notes = re.findall("<strong>Note.</strong> (.*?)</p>", (tmp_path / "page.html").read_text())
+    assert ["records of rank 1" in note for note in notes] == [True]
+    assert ("end early" in notes[0]) == (length >= 700)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_damaged_files_give_a_page_or_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: st.DataObject
+) -> None:
+    (one,) = write_run(tmp_path, lambda *_: 40, BUCKETS, ranks=1, steps=4)
+    damaged = bytearray(Path(one).read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    Path(one).write_bytes(damaged)
+    status = report([one], str(tmp_path / "page.html"))
+    said = capsys.readouterr().err
+    assert (status, said.count("\n")) in ((0, 0), (1, 1)), said
+
+
+def test_files_that_make_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = write_run(tmp_path, lambda *_: 40, BUCKETS, ranks=2)
+    _, older = write_run(tmp_path, lambda *_: 40, BUCKETS, ranks=2, begun=7, name="older")
+    Path(other).write_bytes(Path(older).read_bytes())
+    (tmp_path / "trace.json").write_text("[]")
+    (tmp_path / "text.records").write_text("hello")
+    (tmp_path / "idle.records").write_bytes(objects({"rank": 0, "hosts": [[0]], "begun": 1}))
+    for files, words in [
+        ([one, other], "of different runs"),
+        ([one, str(tmp_path / "text.records")], "are two runs"),
+        ([str(tmp_path / "text.records")], "is no file of records"),
+        ([str(tmp_path / "idle.records")], "has no operation"),
+        ([str(tmp_path / "trace.json")], "is no file of records"),
+        ([str(tmp_path / "missing.records")], "No such file"),
+    ]:
+        assert report(files, str(tmp_path / "page.html")) == 1
+        said = capsys.readouterr().err
+        assert words in said and said.count("\n") == 1, said
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_two_pages_beside_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pages = []
+    for name, milliseconds in (("before", 50), ("after", 40)):
+        files = write_run(tmp_path, lambda rank, _, slow=milliseconds: slow if rank == 1 else 40, BUCKETS, name=name)
+        pages.append(str(tmp_path / f"{name}.html"))
+        assert report(files, pages[-1]) == 0
+    assert report(pages, str(tmp_path / "both.html")) == 0
+    assert rows_of(tmp_path / "both.html")["median step"] == ["52 ms", "42 ms", "0.81"]
+    assert report([pages[0]], str(tmp_path / "both.html")) == 1 and "two pages" in capsys.readouterr().err
+    (tmp_path / "other.html").write_text("<p>")
+    assert report([pages[0], str(tmp_path / "other.html")], str(tmp_path / "both.html")) == 1
+
+
+def test_a_page_needs_no_network_and_can_leave_out_names(tmp_path: Path) -> None:
+    files = write_run(tmp_path, lambda *_: 40, BUCKETS, hosts=[[0, 1], [2, 3]])
+    page = tmp_path / "page.html"
+    assert report(files, str(page)) == 0
+    text = page.read_text()
+    assert {name: name in text for name in ("node-1", "/home/me/train.py")} == {
+        "node-1": True,
+        "/home/me/train.py": True,
+    }
+    assert not re.findall(r"(?:src|href)=", text)
+    data = json.loads(re.search(r'id="report">(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
+    assert len(data["charts"]) == 2 and len(data["traces"]) == 2
+    assert report(files, str(page), without_names=True) == 0
+    text = page.read_text()
+    assert [name for name in ("node-", "/home", "host-2") if name in text] == ["host-2"]
+
+
+def test_names_do_not_become_elements(tmp_path: Path) -> None:
+    odd = [Bucket("</script><b>'\"&", 8 << 20, 1.0, 5)]
+    assert report(write_run(tmp_path, lambda *_: 40, odd), str(tmp_path / "page.html")) == 0
+    text = (tmp_path / "page.html").read_text()
+    assert (text.count("<b>"), text.count("</script>")) == (0, 3)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=12), st.lists(st.integers(-5, 80)))
+def test_spans_against_counting(spans: list[tuple[int, int]], times: list[int]) -> None:
+    union = Spans(np.array([a for a, _ in spans], np.int64), np.array([a + n for a, n in spans], np.int64))
+    covered = {moment for a, n in spans for moment in range(a, a + n)}
+    expected = [sum(moment < time for moment in covered) for time in times]
+    assert union.before(np.array(times, np.int64)).tolist() == expected
