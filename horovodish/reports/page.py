@@ -200,7 +200,7 @@ def _world(figures: Figures, names: _Names, data: _Data, of: str) -> str:
         means = {key: part.mean(axis=0) * 1e3 for key, part in shares.items()}
         parts += [
             f"<h2>Step time{of}</h2>",
-            _chart(data, steps, "ms", [("step", "own", slowest, "mean"), ("longest", "late", slowest, "max")]),
+            _chart(data, steps, "ms", [("time", "own", slowest, "mean"), ("longest", "late", slowest, "max")]),
             f"<h2>What steps pay for{of}</h2>",
             _chart(data, steps, "ms", [
                 ("waits for late ranks", "late", means["late"], "mean"),
@@ -251,15 +251,17 @@ def _chart(data: _Data, steps: list[int], unit: str, series: Iterable[tuple[str,
         reduced = np.maximum.reduceat(values, edges) if how == "max" else np.add.reduceat(values, edges) / sizes
         columns.append([round(float(value), 4) for value in reduced])
         labels.append({"label": label, "color": color})
-    data.charts.append({"unit": unit, "series": labels, "data": columns})
+    drawn = _drawn(data, {"unit": unit, "series": labels, "data": columns})
     stride = max(1, len(columns[0]) // 50)
     rows = list(zip(*(column[::stride] for column in columns), strict=True))
     head = ("step", *(f"{each['label']}, {unit}" for each in labels))
-    number = len(data.charts) - 1
-    return (
-        f'<figure><div class="chart" tabindex="0" role="img" data-chart="{number}" aria-label="chart; arrow keys move '
-        f'along it"></div></figure><details><summary>as a table</summary>{_table(head, rows)}</details>'
-    )
+    return f"<figure>{drawn}</figure><details><summary>as a table</summary>{_table(head, rows)}</details>"
+
+
+def _drawn(data: _Data, chart: dict[str, Any]) -> str:
+    data.charts.append(chart)
+    label = "chart; arrow keys move along it"
+    return f'<div class="chart" tabindex="0" role="img" data-chart="{len(data.charts) - 1}" aria-label="{label}"></div>'
 
 
 def _pictures(figures: Figures, data: _Data, of: str) -> Iterable[str]:
@@ -387,22 +389,22 @@ def _comparison(files: Sequence[str]) -> str:
         other = after["figures"].get(key, [0, unit])[0]
         rows.append((key, _number(value, unit), _number(other, unit), f"{other / value:.2f}" if value else ""))
     titles = [f"{Path(name).name}: {each['title']}" for name, each in zip(files, found, strict=True)]
-    lists = "".join(
+    lists = _pair(
         f"<h2>{escape(title)}</h2>{_findings(each['sentences'])}" for title, each in zip(titles, found, strict=True)
     )
-    data = _Data(traces=[])
+    data = _Data()
     charts = ""
     for place, heading in ((0, "Step time"), (1, "What steps pay for")):
-        for title, each in zip(titles, found, strict=True):
-            if place < len(each["charts"]):
-                data.charts.append(each["charts"][place])
-                number = len(data.charts) - 1
-                charts += (
-                    f'<h2>{heading}: {escape(title)}</h2><div class="chart" tabindex="0" data-chart="{number}"></div>'
-                )
+        pair = [each["charts"][place] for each in found if place < len(each["charts"])]
+        top = max((value for chart in pair for column in chart["data"][1:] for value in column), default=0.0)
+        charts += f"<h2>{heading}</h2>" + _pair(_drawn(data, {**chart, "top": top}) for chart in pair)
     head = ("", Path(files[0]).name, Path(files[1]).name, "ratio")
     body = f"<h1>Two runs beside each other</h1>{_table(head, rows)}{lists}{charts}"
     return _document("Two runs beside each other", body, data)
+
+
+def _pair(parts: Iterable[str]) -> str:
+    return f'<div class="pair">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
 
 
 def _number(value: float, unit: str) -> str:

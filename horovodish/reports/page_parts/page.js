@@ -12,7 +12,8 @@ function draw(element) {
     value: (_, value) => (value == null ? "-" : value.toPrecision(3) + " " + chart.unit),
   }));
   const options = {
-    width: element.clientWidth, height: 240, series: [{ label: "step" }, ...series], scales: { x: { time: false } },
+    width: element.clientWidth, height: 240, series: [{ label: "step" }, ...series],
+    scales: { x: { time: false }, y: { range: (_, low, high) => [0, (chart.top ?? high) * 1.05 || 1] } },
     axes: [{ ...axis, label: "step", stroke: color("soft") }, { ...axis, label: chart.unit, size: 64 }],
   };
   const plot = new uPlot(options, chart.data, element);
