@@ -251,7 +251,9 @@ def _chart(data: _Data, steps: list[int], unit: str, series: Iterable[tuple[str,
         reduced = np.maximum.reduceat(values, edges) if how == "max" else np.add.reduceat(values, edges) / sizes
         columns.append([round(float(value), 4) for value in reduced])
         labels.append({"label": label, "color": color})
-    drawn = _drawn(data, {"unit": unit, "series": labels, "data": columns})
+    # The first steps compile and connect. They would make all others flat.
+    top = max((value for column in columns[1:] for value in column[2 if len(edges) > 5 else 0 :]), default=0.0)
+    drawn = _drawn(data, {"unit": unit, "series": labels, "data": columns, "top": top})
     stride = max(1, len(columns[0]) // 50)
     rows = list(zip(*(column[::stride] for column in columns), strict=True))
     head = ("step", *(f"{each['label']}, {unit}" for each in labels))
@@ -396,7 +398,7 @@ def _comparison(files: Sequence[str]) -> str:
     charts = ""
     for place, heading in ((0, "Step time"), (1, "What steps pay for")):
         pair = [each["charts"][place] for each in found if place < len(each["charts"])]
-        top = max((value for chart in pair for column in chart["data"][1:] for value in column), default=0.0)
+        top = max((chart["top"] for chart in pair), default=0.0)
         charts += f"<h2>{heading}</h2>" + _pair(_drawn(data, {**chart, "top": top}) for chart in pair)
     head = ("", Path(files[0]).name, Path(files[1]).name, "ratio")
     body = f"<h1>Two runs beside each other</h1>{_table(head, rows)}{lists}{charts}"

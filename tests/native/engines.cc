@@ -15,6 +15,8 @@
 #include "engine/frontend.h"
 #include "planes/adasum.h"
 #include "ranks.h"
+#include "timeline/record_file.h"
+#include "timeline/timeline_writer.h"
 
 using namespace horovodish;
 

@@ -13,7 +13,7 @@ function draw(element) {
   }));
   const options = {
     width: element.clientWidth, height: 240, series: [{ label: "step" }, ...series],
-    scales: { x: { time: false }, y: { range: (_, low, high) => [0, (chart.top ?? high) * 1.05 || 1] } },
+    scales: { x: { time: false }, y: { range: () => [0, chart.top * 1.05 || 1] } },
     axes: [{ ...axis, label: "step", stroke: color("soft") }, { ...axis, label: chart.unit, size: 64 }],
   };
   const plot = new uPlot(options, chart.data, element);
