@@ -6,44 +6,58 @@ version of its own, such as `p.data`.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from horovodish.runtime.process import part
 
 __all__ = ["mark", "note", "since"]
 
 MOST_NOTED = 10_000
 
-_numbers = itertools.count(1)
-_last = 0
-_stepped = 0  # the number of the last step of an optimizer, or of what is no longer noted one by one
-_collectives: dict[int, int] = {}  # the number of the last collective into each storage, by its address
+
+@dataclass
+class _Writes:
+    """Numbers of writes, counted by the rank.
+
+    Attributes:
+        last: of the last one.
+        stepped: of the last step of an optimizer, or of what is no longer noted one by one.
+        collectives: of the last collective into each storage, by its address.
+    """
+
+    last: int = 0
+    stepped: int = 0
+    collectives: dict[int, int] = field(default_factory=dict)
+
+    def step(self) -> None:
+        self.last = self.stepped = self.last + 1
 
 
 def mark() -> int:
     """Now, for `since()`."""
-    return _last
+    return part(_Writes).last
 
 
 def note(tensor: Tensor) -> None:
     """A collective begins to write into a tensor."""
-    global _last
-    if len(_collectives) >= MOST_NOTED:
-        _collectives.clear()
-        _step()
-    _last = _collectives[tensor.untyped_storage().data_ptr()] = next(_numbers)
+    writes = part(_Writes)
+    if len(writes.collectives) >= MOST_NOTED:
+        writes.collectives.clear()
+        writes.step()
+    writes.last += 1
+    writes.collectives[tensor.untyped_storage().data_ptr()] = writes.last
 
 
 def since(mark: int, tensors: Iterable[Tensor]) -> bool:
     """Whether some of these tensors may have been written to since a mark."""
-    return _stepped > mark or any(_collectives.get(tensor.untyped_storage().data_ptr(), 0) > mark for tensor in tensors)
+    writes = part(_Writes)
+    if writes.stepped > mark:
+        return True
+    return any(writes.collectives.get(tensor.untyped_storage().data_ptr(), 0) > mark for tensor in tensors)
 
 
-def _step(*_: object) -> None:
-    global _last, _stepped
-    _last = _stepped = next(_numbers)
-
-
-register_optimizer_step_pre_hook(_step)
+register_optimizer_step_pre_hook(lambda *_: part(_Writes).step())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from horovodish.errors import HostsUpdatedInterrupt, StallError
 from horovodish.runtime.process import part
 
 LAYOUTS = [[[0, 1]], [[0, 1, 2]], [[0], [1]], [[0, 1], [2, 3]], [[0], [1], [2]], [[0, 1, 2], [3]]]
+SAMPLES = 13
 EVENTS_OF_A_STEP = 20
 """On a rank, about."""
 KINDS = (
@@ -58,6 +60,7 @@ class Job:
         in_place: the state is written to, and not replaced.
         is_shared: the phases have a model in common.
         joins: each phase ends with more steps on some ranks than on others, and with `join()`.
+        has_samples: the state is PyTorch's, and a sampler deals an epoch out. It works in a function for `run` alone.
         has_team: it adds a process set whenever the ranks have changed.
         saves: before its end a phase calls `save()`.
         rests: when it has trained, it does something else for a while, such as saving a model.
@@ -80,6 +83,7 @@ class Job:
     in_place: bool = False
     is_shared: bool = False
     joins: bool = False
+    has_samples: bool = False
     has_team: bool = False
     saves: bool = False
     rests: bool = False
@@ -94,6 +98,10 @@ class Job:
     @property
     def size(self) -> int:
         return sum(map(len, self.hosts))
+
+    @property
+    def deals_samples(self) -> bool:
+        return self.has_samples and not self.in_blocks and importlib.util.find_spec("torch") is not None
 
 
 def job_of(seed: int) -> Job:
@@ -127,6 +135,7 @@ def job_of(seed: int) -> Job:
         stall=Stall(*stalls, chance.choice((1, 100))) if stalls else None,
         faults=tuple(_faults(chance, size, EVENTS_OF_A_STEP * steps * phases * size, phases * size)),
         seed=seed,
+        has_samples=chance.random() < 0.2,
     )
 
 
@@ -200,7 +209,7 @@ class Script:
     def __call__(self) -> list[Content]:
         model = Model()
         states = [
-            elastic.ObjectState(step=0, first=np.zeros(3), second=np.zeros(3), model=model if shared else Model())
+            self._state(step=0, first=np.zeros(3), second=np.zeros(3), model=model if shared else Model())
             for shared in [self.job.is_shared] * self.job.phases
         ]
         for number, state in enumerate(states):
@@ -208,6 +217,14 @@ class Script:
         if self.job.rests:
             time.sleep(hvd.rank() % 2)
         return [_content(state) for state in states]
+
+    def _state(self, **attributes: Any) -> Any:
+        if not self.job.deals_samples:
+            return elastic.ObjectState(**attributes)
+        from horovodish.torch.elastic import ElasticSampler, TorchState
+
+        sampler = ElasticSampler(range(SAMPLES), shuffle=False)
+        return TorchState(**attributes, sampler=sampler, seen=np.zeros(SAMPLES))
 
 
 @dataclass
@@ -235,6 +252,7 @@ class _Phase:
     def __init__(self, script: Script, number: int, state: Any, before: Any):
         self.job, self.script, self.promises = script.job, script, script.promises
         self.number, self.state, self.before = number, state, before
+        self.samples: Iterator[int] | None = None
 
     def run(self) -> None:
         if self.job.in_blocks:
@@ -260,6 +278,7 @@ class _Phase:
 
     def _train(self, state: Any) -> None:
         self._begin()
+        self.samples = iter(state.sampler) if self.job.deals_samples else None
         while state.step < self.job.steps:
             self._step()
             if state.step % self.job.every == 0:
@@ -322,6 +341,12 @@ class _Phase:
             state.second = state.second + hvd.allreduce(value, op=hvd.Sum, name="second") / share
         if team is not None and team.included():
             hvd.allreduce(value, op=hvd.Sum, name="of the team", process_set=team)
+        if self.samples is not None:
+            own = np.zeros(SAMPLES)
+            if (sample := next(self.samples, None)) is not None:
+                own[sample] = 1
+            state.seen = state.seen + hvd.allreduce(own, op=hvd.Sum, name="samples")
+            state.sampler.record_batch(0, 1)
         state.model.total += value_of(state.step)
         state.model.trail = hash((state.model.trail, state.step, script.world.acting().world))
         state.step += 1
@@ -339,6 +364,12 @@ class _Phase:
         """The state is that of a whole number of steps."""
         state, right = self.state, total_of(self.state.step)
         whole = right + self.number * total_of(self.job.steps) if self.job.is_shared else right
+        if self.job.deals_samples:
+            done = state.sampler.state_dict()["done"]
+            if not np.array_equal(np.sort(state.seen), np.arange(SAMPLES) >= SAMPLES - done):
+                raise Wrong(
+                    f"after {state.step} steps {done} samples are done, and they were seen so often: {state.seen}"
+                )
         for found, expected in ((state.first, right), (state.second, right), (state.model.total, whole)):
             if not np.array_equal(found, expected):
                 raise Wrong(
@@ -390,7 +421,18 @@ def _check(job: Job, world: ElasticWorld) -> None:
 
 
 _PARTS = (
-    *("in_blocks", "in_place", "is_shared", "joins", "has_team", "saves", "rests", "copy_seconds", "step_seconds"),
+    *(
+        "in_blocks",
+        "in_place",
+        "is_shared",
+        "joins",
+        "has_samples",
+        "has_team",
+        "saves",
+        "rests",
+        "copy_seconds",
+        "step_seconds",
+    ),
     *("bug", "leaves", "stall"),
 )
 """What a smaller job does without."""

@@ -71,6 +71,11 @@ OF_JOBS = [
     Mutation("a loop without progress", LOOP, "_Loop._check_progress", "raise problem", "pass"),
     Mutation("the oldest commit is taken", EXCHANGE, "_agree", "newest = max(", "newest = min("),
     Mutation("a copy goes before all have read it", EXCHANGE, "_agree", "barrier()", "pass"),
+    Mutation(
+        *("samples are not dealt out anew", "torch.sampler", "ResumableSampler.load_state_dict"),
+        "self._rank, self._ranks = self._process_set.rank(), self._process_set.size()",
+        "pass",
+    ),
     Mutation("a commit that is held does not count", EXCHANGE, "_offer_of", "if held and", "if False and"),
     Mutation("what a rank holds ends with it", "elastic.membership", "regroup", "keep()", "pass"),
     Mutation("copies are left out", "elastic.copies", "Copies.write", "if not is_mine or", "if True or"),
