@@ -21,6 +21,10 @@ from horovodish.errors import HostsUpdatedInterrupt, StallError
 from horovodish.runtime.process import part
 
 LAYOUTS = [[[0, 1]], [[0, 1, 2]], [[0], [1]], [[0, 1], [2, 3]], [[0], [1], [2]], [[0, 1, 2], [3]]]
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+if HAS_TORCH:  # before a world is there, in which imports would not work
+    from horovodish.torch.elastic import ElasticSampler, TorchState
+
 SAMPLES = 13
 EVENTS_OF_A_STEP = 20
 """On a rank, about."""
@@ -101,7 +105,7 @@ class Job:
 
     @property
     def deals_samples(self) -> bool:
-        return self.has_samples and not self.in_blocks and importlib.util.find_spec("torch") is not None
+        return self.has_samples and not self.in_blocks and HAS_TORCH
 
 
 def job_of(seed: int) -> Job:
@@ -221,8 +225,6 @@ class Script:
     def _state(self, **attributes: Any) -> Any:
         if not self.job.deals_samples:
             return elastic.ObjectState(**attributes)
-        from horovodish.torch.elastic import ElasticSampler, TorchState
-
         sampler = ElasticSampler(range(SAMPLES), shuffle=False)
         return TorchState(**attributes, sampler=sampler, seen=np.zeros(SAMPLES))
 
