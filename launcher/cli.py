@@ -14,6 +14,7 @@ from horovodish.launcher.flags import (
     merge_parser,
     notices_without_effect,
     parser,
+    predict_parser,
     report_parser,
     run_parser,
 )
@@ -53,6 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from horovodish.reports import page  # the launcher starts without NumPy
 
                 return page.report(asked.files, asked.output, without_names=asked.without_names)
+            case ["predict", *rest]:
+                predicts = predict_parser()
+                of = predicts.parse(rest)
+                if not of.model:
+                    predicts.error("the following arguments are required: FILE")
+                from horovodish.predictions import table  # the launcher starts without NumPy
+
+                return table.run(of.model, of.cluster, of.ranks, strong=of.strong, ranks_per_host=of.ranks_per_host)
             case ["merge-traces", *rest]:
                 merges = merge_parser()
                 traces = merges.parse(rest).traces

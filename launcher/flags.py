@@ -27,6 +27,7 @@ COMMANDS = {
     "run": "start N ranks of a command: horovodish run -np N COMMAND ...",
     "check": "print what is installed, and whether ranks can be started here",
     "report": "make a page of the records of a run: where the time of its steps went",
+    "predict": "say what more ranks, other links and other strategies would give",
     "merge-traces": "make one timeline of those of several ranks",
     "version": "print the versions of all that is installed",
     "help": "print the help of a command: horovodish help run",
@@ -190,6 +191,29 @@ def report_parser() -> Parser:
     hides = "leave out names of hosts, paths, settings and the command"
     reports.add_argument("--without-names", action="store_true", help=hides)
     return reports
+
+
+def predict_parser() -> Parser:
+    """The parser of `horovodish predict`."""
+    predicts = Parser(
+        prog="horovodish predict",
+        description="Says what a step would take with more ranks, simulated with the engine's own schedules:\n"
+        "  horovodish predict page.html --cluster CLUSTER.yaml     from a report of a run\n"
+        "  horovodish predict MODEL.yaml --cluster CLUSTER.yaml    from a description",
+    )
+    predicts.add_argument("model", nargs="?", metavar="FILE", help="a page of horovodish report, or MODEL.yaml")
+    predicts.add_argument("--cluster", metavar="FILE", help="YAML file that describes the machines and their links")
+    predicts.add_argument("--ranks", type=_most_ranks, default=4096, metavar="N", help="up to N; default: %(default)s")
+    predicts.add_argument("--ranks-per-host", type=_most_ranks, metavar="N", help="in place of that of the cluster")
+    shares = "all ranks together have the batch that the run had (strong scaling)"
+    predicts.add_argument("--strong", action="store_true", help=shares)
+    return predicts
+
+
+def _most_ranks(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks from 1 to {1 << 20}")
+    return int(text)
 
 
 def run_parser() -> Parser:

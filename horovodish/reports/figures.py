@@ -11,13 +11,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from horovodish.reports.records import NothingRecordedError, RankRecords, RecordsError, Track
 
-__all__ = ["Figures", "Spans", "TensorFigures", "figures_of"]
+__all__ = ["Figures", "Spans", "TensorFigures", "figures_of", "workload_of"]
 
 _Ints = NDArray[np.int64]
 _Floats = NDArray[np.float64]
@@ -177,6 +178,37 @@ def figures_of(records: Sequence[RankRecords]) -> Figures:
         waits=waits,
         **parts,
     )
+
+
+def workload_of(figures: Figures) -> dict[str, Any] | None:
+    """What a rank does in a step, for `horovodish predict`; None without steps or gradients.
+
+    Times are of the rank's own work, without its waits. A tensor that is reduced in most steps is a bucket.
+    """
+    if not figures.steps.size:
+        return None
+    kept = range(*figures.steady.indices(figures.steps.size))
+    buckets: dict[str, tuple[list[float], int]] = {}
+    work = []
+    for index, records in enumerate(figures.records):
+        begins = figures.begins[index]
+        own = figures.durations[index] - figures.late[index] - figures.exposed[index]
+        work.append(own[kept.start :])
+        step = np.searchsorted(begins, records.submitted, side="right") - 1
+        inside = np.flatnonzero((step >= kept.start) & (step < figures.steps.size))
+        waited = figures.waits[index].within(begins[step[inside]], records.submitted[inside])
+        after = (records.submitted[inside] - begins[step[inside]] - waited) / 1e9
+        for number in np.unique(records.track[inside]):
+            track = records.tracks[int(number)]
+            chosen = records.track[inside] == number
+            if track.kind == "allreduce" and track.bytes and chosen.sum() >= len(kept) / 2:
+                buckets.setdefault(track.name, ([], track.bytes))[0].append(float(np.median(after[chosen])))
+    if not buckets:
+        return None
+    ready = sorted((max(0.0, float(np.median(times))), length) for times, length in buckets.values())
+    means = np.array([float(np.median(each)) for each in work])
+    spread = float(np.median([each.std() for each in work])) / max(float(means.mean()), 1e-9)
+    return {"work": float(means.mean()), "buckets": ready, "spread": spread, "ranks": len(figures.records)}
 
 
 class _Names:

@@ -16,7 +16,7 @@ import numpy as np
 
 from horovodish.reports.diagnosis import sentences
 from horovodish.reports.durations import text_of_bytes, text_of_seconds
-from horovodish.reports.figures import Figures, figures_of
+from horovodish.reports.figures import Figures, figures_of, workload_of
 from horovodish.reports.merge_traces import SUFFIX
 from horovodish.reports.picture import step_picture
 from horovodish.reports.records import NothingRecordedError, RecordsError, read, trace_events
@@ -123,6 +123,8 @@ def _page(worlds: Sequence[Figures], names: _Names) -> str:
         f" The engines started {len(worlds)} times; the sentences are about the longest." if len(worlds) > 1 else ""
     )
     data = _Data(figures=_summary(main), sentences=found, title=command or "a run")
+    if (workload := workload_of(main)) is not None:
+        data.known["workload"] = workload
     sections = [
         _world(world, names, data, f" of start {index + 1}" if len(worlds) > 1 else "")
         for index, world in enumerate(worlds)

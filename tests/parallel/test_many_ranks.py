@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
+from horovodish import _native
 from horovodish._native import testing
 from support.processes import wait_for_output
 from support.ranks import run_ranks, run_ranks_to_their_ends
 
-RANKS = testing.TREE_ARITY + 3
+RANKS = _native.TREE_ARITY + 3
 BETWEEN = 1
 """The rank above the last ones."""
 BELOW = RANKS - 1

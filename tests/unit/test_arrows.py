@@ -23,17 +23,22 @@ FLOORS = (
     {"collectives"},
     {"gradients"},
     {"reports"},
+    {"predictions"},
     {"elastic"},
     {"process_api"},
     {"__init__", "as_horovod"},
 )
 """The folders and files of the core. Each needs only those of the floors before its own."""
 CORE_NEEDS = {"horovodish", "numpy"}
-CORE_IMPORTS_WHEN_USED = {"run_function.py": {"horovodish.launcher.function"}, "pickling.py": {"cloudpickle"}}
+CORE_IMPORTS_WHEN_USED = {
+    "run_function.py": {"horovodish.launcher.function"},
+    "pickling.py": {"cloudpickle"},
+    "quantities.py": {"yaml"},
+}
 LAUNCHER_IMPORTS_WHEN_USED = {
     "config_file.py": {"yaml"},
     "files.py": {"cloudpickle"},
-    "cli.py": {"horovodish.reports.page"},
+    "cli.py": {"horovodish.predictions.table", "horovodish.reports.page"},
     "run_report.py": {"horovodish.reports.page"},
 }
 LAUNCHER_ROOMS: dict[str, set[str]] = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from horovodish import _native
 from horovodish._native import testing
 
 NAMES = [f"a/rather/long/name/of/layer{i:02}.weight" for i in range(30)]
@@ -87,7 +88,7 @@ def test_the_tree_holds_every_rank_once_and_no_rank_has_many_children(ranks: int
     assert sorted(testing.subtree(hosts, 0)) == list(range(ranks))
     for rank in range(ranks):
         parent, children = testing.tree_node(hosts, rank)
-        assert len(children) <= 2 * testing.TREE_ARITY
+        assert len(children) <= 2 * _native.TREE_ARITY
         assert all(testing.tree_node(hosts, child)[0] == rank for child in children)
         assert (parent is None) == (rank == 0)
         # Between hosts only their first ranks speak.
@@ -102,7 +103,7 @@ def test_rank_0_does_not_work_more_for_512_ranks_than_for_64(per_host: int) -> N
         first, *later = costs(World(hosts_of(ranks, min(per_host, ranks))), 3)
         steady[ranks] = later[0]
         assert later[0] == later[1]
-        assert later[0].messages <= first.messages <= 2 * 2 * testing.TREE_ARITY
+        assert later[0].messages <= first.messages <= 2 * 2 * _native.TREE_ARITY
         assert later[0].bytes <= later[0].messages * KNOWN_BYTES + later[0].messages / 2 * SPAN_BYTES
     fewer_hosts = 1 if per_host == 8 else 0  # 64 ranks are 8 hosts, of which 7 are below the first
     assert steady[512].messages == steady[64].messages + 2 * fewer_hosts

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from horovodish import _native
 from horovodish._native import GENERATIONS, testing
 
 sizes = st.tuples(st.integers(2, 9), st.integers(0, 60), st.integers(1, 20), st.integers(0, 2**32))
@@ -126,7 +127,7 @@ def test_halving_allreduce(case: tuple[int, int, int, int]) -> None:
 
 @pytest.mark.parametrize("ranks", [3, 4, 6, 8, 13, 16, 64, 100])
 def test_the_fastest_allreduce_goes_from_few_steps_to_few_bytes(ranks: int) -> None:
-    chosen = [testing.fastest_allreduce(ranks, 4 << power) for power in range(28)]
+    chosen = [_native.fastest_allreduce(ranks, 4 << power) for power in range(28)]
     in_order = [algorithm for algorithm in ("direct", "halving", "ring") if algorithm in chosen]
     assert sorted(chosen, key=in_order.index) == chosen
     power_of_two = ranks & (ranks - 1) == 0
@@ -143,7 +144,7 @@ def test_values_are_carried_only_where_the_plane_adds_in_the_same_order(ranks_pe
         layout = [numbers[first : first + ranks_per_host] for first in range(0, ranks, ranks_per_host)]
         carried[hosts] = testing.most_carried_bytes(layout)
         for length in range(1, carried[hosts] + 1) if hosts > 2 else ():
-            assert testing.fastest_allreduce(hosts, length) == "direct", (hosts, length)
+            assert _native.fastest_allreduce(hosts, length) == "direct", (hosts, length)
     assert carried[2] == 1024 // ranks_per_host
     assert min(carried[hosts] for hosts in range(2, 20)) >= 8
 

@@ -10,7 +10,9 @@
 #include "engine_interface.h"
 #include "gpu/device.h"
 #include "memory/sleeping_process.h"
+#include "negotiation/tree.h"
 #include "planes/mpi/mpi_exit.h"
+#include "planes/mpi/schedule.h"
 #include "planes/nccl/nccl_launch.h"
 #include "python/bindings.h"
 #include "xla/xla_handlers.h"
@@ -74,6 +76,18 @@ NB_MODULE(_native, module) {
     return EngineConfig::arena_layout(local_ranks, chunk_bytes).bytes();
   });
 
+  module.attr("TREE_ARITY") = kTreeArity;
+  module.def("fastest_allreduce", [](int ranks, size_t bytes) {
+    switch (fastest_allreduce(ranks, bytes)) {
+      case AllreduceAlgorithm::direct:
+        return "direct";
+      case AllreduceAlgorithm::halving:
+        return "halving";
+      case AllreduceAlgorithm::ring:
+        return "ring";
+    }
+    return "";
+  });
   module.def("engine_interface", [] { return reinterpret_cast<uintptr_t>(&engine_interface()); });
   module.def("load_device_libraries", &load_device_libraries, nb::arg("cuda"), nb::arg("nccl"),
              nb::call_guard<nb::gil_scoped_release>());

@@ -236,7 +236,6 @@ void bind_tree(nb::module_& module) {
       },
       nb::arg("hosts"), nb::arg("index"));
   module.def("subtree", &subtree, nb::arg("hosts"), nb::arg("index"));
-  module.attr("TREE_ARITY") = kTreeArity;
 }
 
 // The timeline without its thread.
@@ -302,17 +301,6 @@ void bind_schedules(nb::module_& module) {
     return as_dict(halving_allreduce(rank, ranks, count, segment));
   });
   module.def("most_carried_bytes", &most_carried_bytes);
-  module.def("fastest_allreduce", [](int ranks, size_t bytes) {
-    switch (fastest_allreduce(ranks, bytes)) {
-      case AllreduceAlgorithm::direct:
-        return "direct";
-      case AllreduceAlgorithm::halving:
-        return "halving";
-      case AllreduceAlgorithm::ring:
-        return "ring";
-    }
-    return "";
-  });
   module.def("pair_allreduce", [as_dict](int rank, size_t count, size_t segment) {
     return as_dict(pair_allreduce(rank, count, segment));
   });

@@ -1,0 +1,1 @@
+"""`horovodish predict`: what more ranks, other links and other strategies would give."""

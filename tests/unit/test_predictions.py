@@ -1,0 +1,165 @@
+"""`horovodish predict`: against what can be worked out by hand, and what it says of files that make no sense."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovodish.predictions.cluster import Cluster, read_cluster
+from horovodish.predictions.quantities import QuantityError
+from horovodish.predictions.steps import STRATEGIES, predict
+from horovodish.predictions.table import numbers_of_ranks, run
+from horovodish.predictions.workload import Bucket, Workload, read_workload
+from horovodish.reports.page import report
+from support.recorded import Bucket as Recorded
+from support.recorded import write_run
+
+NAMED = {strategy.name: strategy for strategy in STRATEGIES}
+ALL = NAMED["allreduce"]
+FAST = Cluster(ranks_per_host=4, bandwidth=1e9, latency=1e-6, memory=10e9, wake=1e-6, operation=1e-6, efficiency=1.0)
+ALONE = replace(FAST, ranks_per_host=1)
+ONE_BUCKET = Workload(0.1, (Bucket(0.0, 100e6),))
+
+
+def test_one_rank_only_works() -> None:
+    for strategy in STRATEGIES:
+        assert predict(ONE_BUCKET, FAST, 1, strategy).step == 0.1
+
+
+def test_within_a_host_memory_is_the_limit() -> None:
+    assert predict(ONE_BUCKET, FAST, 4, ALL).step == pytest.approx(0.1 + 100e6 / 10e9, rel=0.01)
+
+
+@pytest.mark.parametrize(("hosts", "times"), [(2, 1.0), (4, 1.5), (64, 2 * 63 / 64)])
+def test_between_hosts_the_link_is_the_limit(hosts: int, times: float) -> None:
+    its = predict(ONE_BUCKET, ALONE, hosts, ALL)
+    assert its.exposed == pytest.approx(times * 100e6 / 1e9, rel=0.02)
+    assert its.efficiency == pytest.approx(0.1 / (0.1 + its.exposed))
+
+
+def test_what_the_backward_pass_hides_is_not_paid_for() -> None:
+    early = Workload(1.0, (Bucket(0.0, 100e6), Bucket(0.5, 1e6)))
+    assert predict(early, ALONE, 2, ALL).exposed == pytest.approx(1e6 / 1e9, rel=0.1)
+    late = Workload(1.0, (Bucket(0.0, 1e6), Bucket(0.5, 100e6)))
+    assert predict(late, ALONE, 2, ALL).exposed == pytest.approx(100e6 / 1e9, rel=0.02)
+
+
+def test_small_operations_cost_one_after_the_other() -> None:
+    tiny = Workload(0.01, tuple(Bucket(0.0, 100.0) for _ in range(1000)))
+    assert predict(tiny, replace(FAST, operation=20e-6), 4, ALL).exposed > 1000 * 20e-6
+
+
+def test_strategies() -> None:
+    exposed = {name: predict(ONE_BUCKET, ALONE, 2, strategy).exposed for name, strategy in NAMED.items()}
+    assert exposed["bfloat16"] == pytest.approx(exposed["allreduce"] / 2, rel=0.01)
+    assert exposed["LocalSGD(8)"] == pytest.approx(exposed["allreduce"] / 8, rel=0.01)
+    assert exposed["ZeRO-3"] == pytest.approx(exposed["allreduce"] * 1.5, rel=0.01)
+    assert exposed["int8"] > predict(ONE_BUCKET, replace(ALONE, encode=1e12), 2, NAMED["int8"]).exposed
+    memory = {name: predict(ONE_BUCKET, ALONE, 4, strategy).memory for name, strategy in NAMED.items()}
+    assert memory["allreduce"] == 400e6  # weights, gradients and two states
+    assert memory["ZeRO-1"] == 250e6 and memory["ZeRO-2"] == 175e6 and memory["ZeRO-3"] == 100e6
+
+
+def test_ranks_that_differ_wait_for_the_slowest() -> None:
+    its = predict(replace(ONE_BUCKET, spread=0.1), FAST, 16, ALL)
+    assert its.late == pytest.approx(0.1 * 0.1 * 2.355, rel=0.01)
+
+
+def test_strong_scaling_shares_the_work() -> None:
+    assert predict(replace(ONE_BUCKET, ranks=2), FAST, 4, ALL, strong=True).step < 0.1 / 2 + 0.012
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 0.1), st.floats(1, 1e9)), min_size=1, max_size=8),
+    st.integers(1, 4096),
+    st.sampled_from(STRATEGIES),
+    st.integers(1, 16),
+)
+def test_more_costs_more(buckets: list[tuple[float, float]], ranks: int, strategy: object, local: int) -> None:
+    workload = Workload(0.2, tuple(Bucket(*each) for each in sorted(buckets)))
+    cluster = replace(FAST, ranks_per_host=local)
+    its = predict(workload, cluster, ranks, strategy)  # type: ignore[arg-type]
+    assert its.step >= workload.work and 0 < its.efficiency <= 1
+    slower = predict(workload, replace(cluster, bandwidth=1e8, memory=1e9), ranks, strategy)  # type: ignore[arg-type]
+    assert slower.step >= its.step
+
+
+def test_a_report_says_what_a_step_does(tmp_path: Path) -> None:
+    buckets = [Recorded("bucket 0", 8 << 20, 0.5, 2, 12), Recorded("bucket 1", 4 << 20, 1.0, 2, 12)]
+    assert (
+        report(write_run(tmp_path, lambda rank, _: 50 if rank == 1 else 40, buckets), str(tmp_path / "page.html")) == 0
+    )
+    its = read_workload(tmp_path / "page.html")
+    assert (its.ranks, its.spread, its.work) == (4, pytest.approx(0), pytest.approx(0.0425))
+    assert [bucket.bytes for bucket in its.buckets] == [8 << 20, 4 << 20]
+    assert [bucket.ready for bucket in its.buckets] == pytest.approx([0.020, 0.040])
+
+
+def test_a_description(tmp_path: Path) -> None:
+    path = tmp_path / "model.yaml"
+    path.write_text("parameters: 25 M\nstep: 90 ms\nfusion_threshold: 25 MB\noptimizer: momentum\nactivations: 1 GB\n")
+    its = read_workload(path)
+    assert its.work == 0.09 and its.bytes == 100e6 and len(its.buckets) == 4 and its.states == 1
+    assert [bucket.ready for bucket in its.buckets] == pytest.approx([0, 0.015, 0.030, 0.045])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("latncy: 20 us", "line 1: there is no key latncy; did you mean latency?"),
+        ("memory: 1 GB/s\nlatency: 20", "line 2: latency: '20' is not accepted: write it with its unit"),
+        ("bandwidth: -1 Gbit/s", "line 1: bandwidth: '-1 Gbit/s' is not accepted"),
+        ("bandwidth: 0 Gbit/s", "bandwidth must be more than 0"),
+        ("memory: 1 GB", "'1 GB' is not accepted: write it with its unit, such as 25 Gbit/s"),
+        ("link: carrier-pigeon", "'carrier-pigeon' is not a link; known are ethernet-1g"),
+        ("wake: 1 us\nwake: 2 us", "line 2: wake is there twice"),
+        ("wake: [1, 2]", "line 1: wake takes one value"),
+        ("- 1", "line 1: the file must consist of lines such as"),
+        ("a: b: c", "line 1 is not YAML"),
+        ("", "line 1: the file must consist of lines"),
+    ],
+)
+def test_a_cluster_that_makes_no_sense(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    with pytest.raises(QuantityError) as raised:
+        read_cluster(path)
+    assert said in str(raised.value) and str(path) in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("model.yaml", "parameters: 1 M", "lacks step"),
+        ("model.yaml", "parameters: 1 M\nstep: 90", "'90' is not accepted"),
+        ("model.yaml", "parameters: 0\nstep: 90 ms", "must be more than 0"),
+        ("model.yaml", "parameters: 1 M\nstep: 1 s\ndtype: int3", "'int3' is not one of float32"),
+        ("page.html", "<p>", "is no page of `horovodish report`"),
+        ("model.json", "{}", "give a page of `horovodish report` (.html) or the description of a model (.yaml)"),
+    ],
+)
+def test_a_model_that_makes_no_sense(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, said: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert run(str(tmp_path / name), None, 8, strong=False, ranks_per_host=None) == 1
+    out, error = capsys.readouterr()
+    assert said in error and error.count("\n") == 1 and not out
+
+
+def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.yaml").write_text("parameters: 100 M\nstep: 200 ms\n")
+    (tmp_path / "cluster.yaml").write_text("link: ethernet-1g\nranks_per_host: 2\nrank_memory: 1.1 GB\n")
+    model, cluster = str(tmp_path / "model.yaml"), str(tmp_path / "cluster.yaml")
+    assert run(model, cluster, 12, strong=False, ranks_per_host=None) == 0
+    first, _, *_, advice, memory = capsys.readouterr().out.splitlines()
+    assert first == (
+        "a step with 200 ms of own work and 400 MB of gradients in 96 buckets; hosts of 2 ranks, 1 Gbit/s, 50 us"
+    )
+    assert advice.startswith("From 4 ranks on an allreduce is below 90%: ")
+    assert memory == "A rank has 1.1 GB, in which ZeRO-1 fits."
+    assert numbers_of_ranks(12) == [1, 2, 4, 8, 12] and numbers_of_ranks(1) == [1]
