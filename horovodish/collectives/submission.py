@@ -234,7 +234,7 @@ def counted(kind: str, process_set_id: int) -> int:
 
 
 def agree_on_counters(process_sets: Sequence[ProcessSet]) -> None:
-    """After a join: ranks that ran out of data early have counted fewer calls; all go on from the largest count.
+    """After a join: ranks that ran out of data early have counted fewer calls and steps; all go on from the largest count.
 
     Args:
         process_sets: those that this rank has joined.
@@ -250,6 +250,7 @@ def agree_on_counters(process_sets: Sequence[ProcessSet]) -> None:
                 counters[key] = max(counters[key], count)
         of_sets = {key: count for key, count in executions.items() if int(key.partition(" ")[0]) in numbers}
         _native.count_at_least(of_sets)
+    basics.engine().go_on_from_step(most)
     if not steps and most:
         failures.warn(
             f"rank {basics.rank()} has joined before its first step, and another rank has made {most}: it had no "

@@ -156,9 +156,9 @@ def figures_of(records: Sequence[RankRecords]) -> Figures:
     world = [rank for ranks in first.about.get("hosts", []) for rank in ranks]
     names = _Names(records)
     lasts, tensors, late, times_last = _over_ranks(records, names)
-    numbers = records[0].step_numbers[:-1]
+    numbers = _whole_steps(records[0])
     for each in records[1:]:
-        numbers = np.intersect1d(numbers, each.step_numbers[:-1])
+        numbers = np.intersect1d(numbers, _whole_steps(each))
     shape = (len(records), numbers.size)
     parts = {key: np.zeros(shape) for key in ("durations", "late", "exposed", "hidden")}
     begins, waits = np.zeros(shape, np.int64), [_script_waits(each) for each in records]
@@ -209,6 +209,11 @@ def workload_of(figures: Figures) -> dict[str, Any] | None:
     means = np.array([float(np.median(each)) for each in work])
     spread = float(np.median([each.std() for each in work])) / max(float(means.mean()), 1e-9)
     return {"work": float(means.mean()), "buckets": ready, "spread": spread, "ranks": len(figures.records)}
+
+
+def _whole_steps(records: RankRecords) -> _Ints:
+    """The numbers of those that end where the next one begins. A rank that has joined leaves numbers out."""
+    return records.step_numbers[:-1][np.diff(records.step_numbers) == 1]
 
 
 class _Names:

@@ -68,8 +68,9 @@ def _worlds(files: Sequence[str]) -> list[Figures]:
         path = Path(name)
         stem = re.sub(r"\.rank-\d+$", "", path.stem)
         groups.setdefault(str(path.with_name(stem)), []).append(path)
+    first = min(groups, key=len, default="")  # a name such as lr-0.5 has a number of its own
     runs = {re.sub(r"\.\d+$", "", stem) for stem in groups}
-    if len(runs) > 1:
+    if len(runs) > 1 and not all(re.fullmatch(re.escape(first) + r"(\.\d+)?", stem) for stem in groups):
         one, other, *_ = sorted(runs)
         raise RecordsError(
             f"{one} and {other} are two runs: make a page of each, then `horovodish report A.html B.html`"
@@ -169,7 +170,8 @@ def _document(title: str, body: str, data: _Data) -> str:
 def _size_of(figures: Figures) -> str:
     ranks = sum(map(len, figures.hosts)) or len(figures.records)
     hosts = len(figures.hosts) or 1
-    seconds = max(each.end for each in figures.records) / 1e9
+    begin = min((each.begin for each in figures.records if each.begin), default=0)
+    seconds = (max(each.end for each in figures.records) - begin) / 1e9
     return (
         f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}, "
         f"{figures.steps.size} whole steps in {text_of_seconds(seconds)}"
@@ -209,7 +211,7 @@ def _world(figures: Figures, names: _Names, data: _Data, of: str) -> str:
                 ("waits for communication", "exposed", means["exposed"], "mean"),
                 ("hidden communication", "hidden", means["hidden"], "mean"),
             ]),
-            *_pictures(figures, data, of),
+            *_pictures(figures, names, data, of),
         ]  # fmt: skip
     parts += [f"<h2>Ranks{of}</h2>", _ranks(figures), f"<h2>Tensors and buckets{of}</h2>", _tensors(figures)]
     if phases := figures.phase_seconds():
@@ -268,7 +270,7 @@ def _drawn(data: _Data, chart: dict[str, Any]) -> str:
     return f'<div class="chart" tabindex="0" role="img" data-chart="{len(data.charts) - 1}" aria-label="{label}"></div>'
 
 
-def _pictures(figures: Figures, data: _Data, of: str) -> Iterable[str]:
+def _pictures(figures: Figures, names: _Names, data: _Data, of: str) -> Iterable[str]:
     longest = figures.durations.max(axis=0)
     offset = figures.steady.start
     kept = longest[offset:]
@@ -280,7 +282,8 @@ def _pictures(figures: Figures, data: _Data, of: str) -> Iterable[str]:
         end = int((figures.begins[:, step] + figures.durations[:, step] * 1e9).max())
         events: list[dict[str, Any]] = []
         for each in figures.records:
-            events += itertools.islice(trace_events(each, begin, end), MOST_TRACED_EVENTS // len(figures.records))
+            shown = itertools.islice(trace_events(each, begin, end), MOST_TRACED_EVENTS // len(figures.records))
+            events += ({**event, "name": names.text(event["name"])} if event["ph"] == "i" else event for event in shown)
         number = len(data.traces)
         data.traces.append(events)
         name = f"step {figures.steps[step]}"

@@ -379,6 +379,25 @@ def test_it_shows_steps_and_marks_of_the_script(tmp_path: Path) -> None:
         assert len(marks) - 2 - len(dropped) + dropped[-1] == 10_000
 
 
+def record_epochs_with_a_join(path: str) -> None:
+    hvd.init()
+    hvd.start_timeline(path)
+    for _ in range(2):
+        for _ in range(3 if hvd.rank() == 1 else 5):
+            basics.engine().begin_step()
+            hvd.allreduce(np.ones(3), name="gradient")
+        hvd.join()
+    hvd.stop_timeline()
+
+
+def test_after_a_join_steps_have_the_same_numbers_on_all_ranks(tmp_path: Path) -> None:
+    run_ranks(record_epochs_with_a_join, 2, args=(str(tmp_path / "x.records"),))
+    first, second = ranks = [read(tmp_path / f"x.rank-{rank}.records") for rank in range(2)]
+    assert first.step_numbers.tolist() == list(range(1, 11))
+    assert second.step_numbers.tolist() == [1, 2, 3, 6, 7, 8]
+    assert figures_of(ranks).steps.tolist() == [1, 2, 6, 7]
+
+
 def record_what_a_report_needs(path: str) -> None:
     hvd.init()
     hvd.start_timeline(path)

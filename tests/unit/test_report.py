@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from horovodish.reports.diagnosis import sentences
+from horovodish.reports.durations import text_of_bytes, text_of_seconds
 from horovodish.reports.figures import Figures, Spans, figures_of
 from horovodish.reports.page import report
 from horovodish.reports.records import read
@@ -177,6 +178,32 @@ def test_a_page_needs_no_network_and_can_leave_out_names(tmp_path: Path) -> None
     assert report(files, str(page), without_names=True) == 0
     text = page.read_text()
     assert [name for name in ("node-", "/home", "host-2") if name in text] == ["host-2"]
+
+
+def test_marks_in_the_pictures_of_steps_leave_out_paths_too(tmp_path: Path) -> None:
+    files = write_run(tmp_path, lambda *_: 40, BUCKETS, ranks=2)
+    for name in files:
+        at = read(Path(name)).step_begins[1:]
+        marks = objects(*({"mark": "wrote /home/me/model.pt", "at": int(each)} for each in at))
+        Path(name).write_bytes(Path(name).read_bytes() + marks)
+    page = tmp_path / "page.html"
+    assert report(files, str(page), without_names=True) == 0
+    assert "/home" not in page.read_text() and '"name":"wrote (path)"' in page.read_text()
+
+
+def test_starts_of_a_run_whose_name_ends_in_a_number(tmp_path: Path) -> None:
+    files = [
+        *write_run(tmp_path, lambda *_: 40, BUCKETS, ranks=2, name="lr-0.5"),
+        *write_run(tmp_path, lambda *_: 40, BUCKETS, ranks=2, begun=7, name="lr-0.5.2"),
+    ]
+    page = tmp_path / "page.html"
+    assert report(files, str(page)) == 0
+    assert "The engines started 2 times" in page.read_text()
+
+
+def test_long_times_and_large_sizes_have_no_exponents() -> None:
+    assert [text_of_seconds(each) for each in (3723.4, 0.9999, 2.384)] == ["3723 s", "1000 ms", "2.38 s"]
+    assert text_of_bytes(2.5e12) == "2500 GB"
 
 
 def test_names_do_not_become_elements(tmp_path: Path) -> None:

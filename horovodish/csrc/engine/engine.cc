@@ -264,6 +264,12 @@ void Engine::stop_timeline() {
 
 void Engine::begin_step() { record("step " + std::to_string(++steps_), true); }
 
+void Engine::go_on_from_step(uint64_t steps) noexcept {
+  uint64_t own = steps_;
+  while (own < steps && !steps_.compare_exchange_weak(own, steps)) {
+  }
+}
+
 void Engine::mark(const std::string& name) { record(name, false); }
 
 void Engine::record(const std::string& name, bool begins_step) {

@@ -145,6 +145,8 @@ class Engine final {
   void begin_step();
   // How many steps have begun. Reports and errors name the last one.
   uint64_t steps() const noexcept { return steps_; }
+  // After a join: this rank ran out of data early, and its next step has the number that it has on the other ranks.
+  void go_on_from_step(uint64_t steps) noexcept;
   // How many bytes of this rank were reduced, in all process sets. Single numbers, such as a loss for the log, do not count.
   uint64_t reduced_bytes() const { return reduced_bytes_; }
   // The engine's message about the lost rank, empty if none has failed and no operation here has needed one that has left.

@@ -429,6 +429,7 @@ void bind_engine(nb::module_& module) {
       .def("completed", &Engine::completed)
       .def("begin_step", &Engine::begin_step)
       .def("steps", &Engine::steps)
+      .def("go_on_from_step", &Engine::go_on_from_step)
       .def("reduced_bytes", &Engine::reduced_bytes)
       .def("loss", &Engine::loss)
       .def("failures", &failures_of)
