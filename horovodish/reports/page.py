@@ -48,7 +48,7 @@ def report(files: Sequence[str], output: str, *, without_names: bool = False) ->
     except RecordsError as problem:
         return _failed(str(problem))
     except OSError as problem:
-        return _failed(f"{problem.filename}: {problem.strerror}")
+        return _failed(f"{problem.filename or output}: {problem.strerror}")
     return 0
 
 

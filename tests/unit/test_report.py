@@ -206,6 +206,12 @@ def test_long_times_and_large_sizes_have_no_exponents() -> None:
     assert text_of_bytes(2.5e12) == "2500 GB"
 
 
+def test_a_full_disk_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = write_run(tmp_path, lambda *_: 40, BUCKETS, ranks=2)
+    assert report(files, "/dev/full") == 1
+    assert capsys.readouterr().err == "horovodish: /dev/full: No space left on device\n"
+
+
 def test_names_do_not_become_elements(tmp_path: Path) -> None:
     odd = [Bucket("</script><b>'\"&", 8 << 20, 1.0, 5)]
     assert report(write_run(tmp_path, lambda *_: 40, odd), str(tmp_path / "page.html")) == 0
