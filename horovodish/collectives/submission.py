@@ -234,7 +234,7 @@ def counted(kind: str, process_set_id: int) -> int:
 
 
 def agree_on_counters(process_sets: Sequence[ProcessSet]) -> None:
-    """After a join: ranks that ran out of data early have counted fewer calls and steps; all go on from the largest count.
+    """After a join: ranks that ran out of data early have counted fewer calls and steps; all go on from the largest.
 
     Args:
         process_sets: those that this rank has joined.
