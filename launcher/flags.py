@@ -188,7 +188,7 @@ def report_parser() -> Parser:
     )
     reports.add_argument("files", nargs="*", metavar="FILE", help="the records of a rank, or a page to compare")
     reports.add_argument("-o", "--output", metavar="PAGE", default="report.html", help="default: %(default)s")
-    hides = "leave out names of hosts, paths, settings and the command"
+    hides = "leave out names of hosts, the command, settings, marks and errors"
     reports.add_argument("--without-names", action="store_true", help=hides)
     return reports
 

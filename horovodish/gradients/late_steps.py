@@ -25,6 +25,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from horovodish import _native
 from horovodish.collectives.adding_sets import before_removal
 from horovodish.collectives.array_adapter import ARRAYS
 from horovodish.collectives.functions import around_join
@@ -48,6 +49,8 @@ _SLICE_SECONDS = 0.1
 _STOP_SECONDS = 5.0
 _WORD_SECONDS = 1.0
 """How often the other threads hear from the first rank, so that their wait is not taken for a stall."""
+NEXT_STEP = ": the next step"
+"""Of the name of the operation by which the first rank tells that a step goes on. The others wait in it meanwhile."""
 _END, _GO, _WAIT, _MEET = range(4)
 _ENDED, _AWAY = -1, -2
 """In place of a step: the rank takes no more steps, or none until all ranks have said so."""
@@ -265,9 +268,11 @@ class LateSteps:
         Raises:
             HorovodInternalError: a reduction failed, or a rank was lost.
         """
+        begun = time.monotonic_ns()
         with self._changed:
             while not self._averages and self._problem is None:
                 self._changed.wait(_SLICE_SECONDS)
+            self._engine.waited(begun)
             found = list(self._averages)
             self._averages.clear()
             difference, self._difference = self._difference, ""
@@ -281,6 +286,7 @@ class LateSteps:
     # -- its thread
 
     def _serve(self) -> None:
+        _native.record_no_waits()
         try:
             self._check_steps()
             while (word := self._told_by_first(None if self._place else self._decided()))[0] != _END:
@@ -348,7 +354,7 @@ class LateSteps:
     def _told_by_first(self, word: np.ndarray | None) -> np.ndarray:
         """Tell the others the first rank's word, and return it. Collective; blocks."""
         word = self._word(_END) if word is None else word
-        name = f"{self._name}: the next step"
+        name = f"{self._name}{NEXT_STEP}"
         operation = Operation("broadcast", name, self.process_set, root_rank=self._ranks[0], in_place=True)
         ARRAYS.start(operation, [word], lambda *_: None, waits=True).wait()
         return word

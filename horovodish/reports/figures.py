@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from horovodish.gradients.late_steps import NEXT_STEP
 from horovodish.reports.records import NothingRecordedError, RankRecords, RecordsError, Track
 
 __all__ = ["Figures", "Spans", "TensorFigures", "figures_of", "workload_of"]
 
+_PARTS = ("durations", "late", "exposed", "hidden", "operations", "bytes")
 _Ints = NDArray[np.int64]
 _Floats = NDArray[np.float64]
 
@@ -63,6 +65,9 @@ class Figures:
         durations, late, exposed, hidden: how long the step was; of it, how long the script waited for late ranks, and
             for communication; and how long communication went on while it did not wait.
         tensors: those of most communication first.
+        operations, bytes: how many operations of how many bytes the rank submitted in the step.
+        lags: by late rank and step, how long the script of another rank waited for it, at most.
+        caused: by waiting rank and late rank, how many seconds the one's script waited for the other in steady steps.
         last_submissions: for each rank, when the last rank had submitted each of its operations.
         waits: when the script of each rank waited for operations.
         late_seconds, times_last: by rank, how long the first rank has waited for it, and for how many operations.
@@ -76,6 +81,10 @@ class Figures:
     late: _Floats
     exposed: _Floats
     hidden: _Floats
+    operations: _Floats
+    bytes: _Floats
+    lags: _Floats
+    caused: _Floats
     tensors: list[TensorFigures]
     late_seconds: _Floats
     times_last: _Ints
@@ -84,8 +93,8 @@ class Figures:
 
     @property
     def steady(self) -> slice:
-        """The steps that count for averages: the first ones compile, allocate and connect."""
-        return slice(2 if self.steps.size > 5 else 0, None)
+        """The steps that count for averages."""
+        return _steady(self.steps.size)
 
     @property
     def hosts(self) -> list[list[int]]:
@@ -107,15 +116,10 @@ class Figures:
         kept = self.durations[:, self.steady]
         return float(np.median(kept.max(axis=0))) if kept.size else 0.0
 
-    @property
-    def operations_per_step(self) -> float:
-        """How many the rank with most submits."""
-        return max((each.track.size for each in self.records), default=0) / max(1, self.steps.size)
-
-    @property
-    def bytes_per_step(self) -> float:
-        """Of a rank."""
-        return sum((each.track.bytes or 0) * each.count for each in self.tensors) / max(1, self.steps.size)
+    def median(self, part: _Floats) -> float:
+        """The part of the median step, as the mean of the ranks."""
+        kept = part[:, self.steady]
+        return float(np.median(kept.mean(axis=0))) if kept.size else 0.0
 
     def phase_seconds(self) -> dict[str, float]:
         """How long the work of each kind took, as the mean of the ranks."""
@@ -125,13 +129,10 @@ class Figures:
                 sums[phase] = sums.get(phase, 0.0) + seconds / len(self.records)
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
-    def blamed(self) -> _Ints:
-        """For each step the index of the rank that waited least: the others have waited for it."""
-        return self.late.argmin(axis=0) if self.late.size else np.empty(0, np.int64)
 
-    def lags(self) -> _Floats:
-        """For each step how long that rank was behind the one that waited longest."""
-        return self.late.max(axis=0) - self.late.min(axis=0) if self.late.size else np.empty(0)
+def _steady(steps: int) -> slice:
+    """The first steps compile, allocate and connect."""
+    return slice(2 if steps > 5 else 0, None)
 
 
 def figures_of(records: Sequence[RankRecords]) -> Figures:
@@ -155,17 +156,22 @@ def figures_of(records: Sequence[RankRecords]) -> Figures:
         raise NothingRecordedError(f"{first.path} has no operation: the ranks have reduced nothing")
     world = [rank for ranks in first.about.get("hosts", []) for rank in ranks]
     names = _Names(records)
-    lasts, tensors, late, times_last = _over_ranks(records, names)
+    lasts, late_ranks, tensors, late, times_last = _over_ranks(records, names)
     numbers = _whole_steps(records[0])
     for each in records[1:]:
         numbers = np.intersect1d(numbers, _whole_steps(each))
     shape = (len(records), numbers.size)
-    parts = {key: np.zeros(shape) for key in ("durations", "late", "exposed", "hidden")}
+    parts = {key: np.zeros(shape) for key in (*_PARTS, "lags")}
+    caused = np.zeros((len(records), len(records)))
     begins, waits = np.zeros(shape, np.int64), [_script_waits(each) for each in records]
-    for index, (each, last) in enumerate(zip(records, lasts, strict=True)):
-        begins[index], found = _steps_of(each, last, waits[index], numbers)
+    for index, each in enumerate(records):
+        begins[index], found, by_late_rank = _steps_of(
+            each, lasts[index], late_ranks[index], waits[index], numbers, len(records)
+        )
         for key, values in found.items():
             parts[key][index] = values
+        parts["lags"] = np.maximum(parts["lags"], by_late_rank)
+        caused[index] = by_late_rank[:, _steady(numbers.size)].sum(axis=1)
     return Figures(
         records=list(records),
         missing=sorted(set(world) - {each.rank for each in records}),
@@ -176,6 +182,7 @@ def figures_of(records: Sequence[RankRecords]) -> Figures:
         times_last=times_last,
         last_submissions=lasts,
         waits=waits,
+        caused=caused,
         **parts,
     )
 
@@ -213,7 +220,8 @@ def workload_of(figures: Figures) -> dict[str, Any] | None:
 
 def _whole_steps(records: RankRecords) -> _Ints:
     """The numbers of those that end where the next one begins. A rank that has joined leaves numbers out."""
-    return records.step_numbers[:-1][np.diff(records.step_numbers) == 1]
+    whole: _Ints = records.step_numbers[:-1][np.diff(records.step_numbers) == 1]
+    return whole
 
 
 class _Names:
@@ -276,11 +284,12 @@ def _keys(places: Sequence[_Places]) -> list[_Ints]:
 
 def _over_ranks(
     records: Sequence[RankRecords], names: _Names
-) -> tuple[list[_Ints], list[TensorFigures], _Floats, _Ints]:
+) -> tuple[list[_Ints], list[_Ints], list[TensorFigures], _Floats, _Ints]:
     """What one finds by comparing ranks.
 
     Returns:
-        For each rank, when the last rank had submitted each of its operations; the tensors; and by rank, how long
+        For each rank, when the last rank had submitted each of its operations, and the index of that rank, or -1 where
+        that rank is not to blame; the tensors; and by rank, how long
         others have waited for it, and for how many operations.
     """
     places = [_places(each, names.of[index]) for index, each in enumerate(records)]
@@ -303,20 +312,25 @@ def _over_ranks(
         first[at] = np.minimum(first[at], each.submitted)
     del keys, orders
     behind = (last - first) / 1e9
+    union_tensor = np.zeros(union.size, np.int64)
+    for index, (each, at) in enumerate(zip(records, where, strict=True)):
+        union_tensor[at] = names.of[index][each.track]
+    # The first rank submits the operation that ends the others' wait when enough ranks have a gradient.
+    blames_none = np.array([track.name.endswith(NEXT_STEP) for track in names.tracks])
+    behind[blames_none[union_tensor]] = 0.0
     late = np.bincount(last_rank, behind, len(records)).astype(np.float64)
     times_last = np.bincount(last_rank[behind > 0], minlength=len(records)).astype(np.int64)
-    tensor = np.zeros(union.size, np.int64)
     size = len(names.tracks)
     sums = {key: np.zeros(size) for key in ("wait", "communication", "queue")}
     counts = np.zeros((len(records), size), np.int64)
     phases: dict[int, dict[str, float]] = {}
-    lasts = []
+    lasts, late_ranks = [], []
     for index, (each, at) in enumerate(zip(records, where, strict=True)):
         own = names.of[index][each.track]
-        tensor[at] = own
         # A joined rank, or one whose clock is off, cannot make an operation end before it begins.
-        begin = np.clip(last[at], each.submitted, each.settled)
+        begin = np.where(blames_none[own], each.settled, np.clip(last[at], each.submitted, each.settled))
         lasts.append(begin)
+        late_ranks.append(np.where(blames_none[own], -1, last_rank[at]))
         counts[index] = np.bincount(own, minlength=size)
         sums["wait"] += np.bincount(own, begin - each.submitted, size)
         sums["communication"] += np.bincount(own, each.settled - begin, size)
@@ -325,7 +339,7 @@ def _over_ranks(
             if track < names.of[index].size:
                 by_phase = phases.setdefault(int(names.of[index][track]), {})
                 by_phase[phase] = by_phase.get(phase, 0.0) + seconds
-    by_tensor = np.bincount(tensor * len(records) + last_rank, behind, size * len(records)).reshape(size, -1)
+    by_tensor = np.bincount(union_tensor * len(records) + last_rank, behind, size * len(records)).reshape(size, -1)
     total = np.maximum(counts.sum(axis=0), 1)
     tensors = [
         TensorFigures(
@@ -339,7 +353,7 @@ def _over_ranks(
         )
         for number, track in enumerate(names.tracks)
     ]
-    return lasts, tensors, late, times_last
+    return lasts, late_ranks, tensors, late, times_last
 
 
 class Spans:
@@ -364,27 +378,40 @@ class Spans:
         return self.before(ends) - self.before(begins)
 
 
-def _steps_of(records: RankRecords, last: _Ints, waits: Spans, numbers: _Ints) -> tuple[_Ints, dict[str, _Floats]]:
-    """When the steps of these numbers began on a rank, and their parts in seconds."""
+def _steps_of(
+    records: RankRecords, last: _Ints, late_ranks: _Ints, waits: Spans, numbers: _Ints, ranks: int
+) -> tuple[_Ints, dict[str, _Floats], _Floats]:
+    """When a rank began the steps of these numbers, their parts, and the seconds of waiting by late rank and step."""
     index = np.searchsorted(records.step_numbers, numbers)
     begins, ends = records.step_begins[index], records.step_begins[index + 1]
     late, communication = Spans(records.submitted, last), Spans(last, records.settled)
-    late_in_wait = late.within(waits.begins, waits.ends)
-    hidden_from_wait = communication.within(waits.begins, waits.ends)
-    step = np.searchsorted(begins, waits.begins, side="right") - 1
-    inside = (step >= 0) & (waits.begins < ends[np.maximum(step, 0)]) if numbers.size else np.zeros(step.size, np.bool_)
 
-    def in_steps(nanoseconds: _Ints) -> _Floats:
-        return np.bincount(step[inside], nanoseconds[inside], numbers.size) / 1e9
+    def in_steps(times: _Ints, values: NDArray[Any]) -> _Floats:
+        step = np.searchsorted(begins, times, side="right") - 1
+        inside = (step >= 0) & (times < ends[np.maximum(step, 0)]) if numbers.size else np.zeros(step.size, np.bool_)
+        return np.bincount(step[inside], values[inside], numbers.size).astype(np.float64)
 
-    all_waits, late_waits = in_steps(waits.ends - waits.begins), in_steps(late_in_wait)
-    hidden = communication.within(begins, ends) / 1e9 - in_steps(hidden_from_wait)
-    return begins, {
+    late_waits = in_steps(waits.begins, late.within(waits.begins, waits.ends)) / 1e9
+    hidden_from = in_steps(waits.begins, communication.within(waits.begins, waits.ends)) / 1e9
+    lengths = np.array([records.tracks[number].bytes or 0 for number in sorted(records.tracks)], np.float64)
+    place = np.searchsorted(np.array(sorted(records.tracks)), records.track)
+    # Operations overlap, so that each late rank gets its share of the time in which the script waited for any.
+    waited = waits.within(records.submitted, last)
+    step = np.searchsorted(begins, records.submitted, side="right") - 1
+    inside = np.flatnonzero((step >= 0) & (records.submitted < ends[step])) if numbers.size else np.zeros(0, np.int64)
+    cell = step[inside] * (ranks + 1) + late_ranks[inside] + 1
+    sums = np.bincount(cell, waited[inside].astype(np.float64), numbers.size * (ranks + 1))
+    shares = sums.astype(np.float64).reshape(-1, ranks + 1).T
+    shares *= late_waits / np.maximum(shares.sum(axis=0), 1.0)
+    parts = {
         "durations": (ends - begins) / 1e9,
         "late": late_waits,
-        "exposed": np.maximum(all_waits - late_waits, 0.0),
-        "hidden": np.maximum(hidden, 0.0),
+        "exposed": np.maximum(in_steps(waits.begins, waits.ends - waits.begins) / 1e9 - late_waits, 0.0),
+        "hidden": np.maximum(communication.within(begins, ends) / 1e9 - hidden_from, 0.0),
+        "operations": in_steps(records.submitted, np.ones(records.track.size)),
+        "bytes": in_steps(records.submitted, lengths[place]),
     }
+    return begins, parts, shares[1:]
 
 
 def _script_waits(records: RankRecords) -> Spans:

@@ -37,7 +37,7 @@ def report(files: Sequence[str], output: str, *, without_names: bool = False) ->
     Args:
         files: the records of the ranks of one run, or two pages to compare.
         output: where the page goes.
-        without_names: leave out names of hosts, paths and the command.
+        without_names: leave out names of hosts, the command, settings, marks and errors.
     """
     try:
         if files and all(name.endswith((".html", ".htm")) for name in files):
@@ -93,7 +93,7 @@ def _worlds(files: Sequence[str]) -> list[Figures]:
 
 
 class _Names:
-    """Writes names of hosts and paths, or what stands for them."""
+    """Names of hosts, or what stands for them. Where names are hidden, the page has no marks and no errors either."""
 
     def __init__(self, hidden: bool) -> None:
         self.hidden = hidden
@@ -104,20 +104,13 @@ class _Names:
             return name
         return self._hosts.setdefault(name, f"host-{len(self._hosts) + 1}")
 
-    def text(self, text: str) -> str:
-        if not self.hidden:
-            return text
-        for name in sorted(self._hosts, key=len, reverse=True):
-            text = text.replace(name, self._hosts[name])
-        return re.sub(r"(?<![\w.])~?/[^\s'\":,;]+", "(path)", text)
-
 
 def _page(worlds: Sequence[Figures], names: _Names) -> str:
     for world in worlds:
         for each in world.records:
             each.about["host"] = names.host(str(each.about.get("host", "")))
     main = max(worlds, key=lambda world: float(world.durations.sum()))
-    found = [names.text(text) for text in sentences(main)]
+    found = sentences(main)
     about = main.records[0].about
     command = "" if names.hidden else " ".join(map(str, about.get("command", [])))
     starts = (
@@ -180,18 +173,17 @@ def _size_of(figures: Figures) -> str:
 
 def _summary(figures: Figures) -> dict[str, Any]:
     """The figures that two reports compare: a number and its unit."""
-    late, exposed, hidden = (figures.share(part) for part in (figures.late, figures.exposed, figures.hidden))
-    seconds = figures.step_seconds
+    own = figures.durations - figures.late - figures.exposed
     return {
         "ranks": [len(figures.records), ""],
         "steps": [int(figures.steps.size), ""],
-        "median step": [seconds, "s"],
-        "own work per step": [seconds * (1 - late - exposed), "s"],
-        "waits for late ranks per step": [seconds * late, "s"],
-        "waits for communication per step": [seconds * exposed, "s"],
-        "hidden communication per step": [seconds * hidden, "s"],
-        "operations per step": [figures.operations_per_step, ""],
-        "bytes per step": [figures.bytes_per_step, "B"],
+        "median step": [figures.step_seconds, "s"],
+        "own work per step": [figures.median(own), "s"],
+        "waits for late ranks per step": [figures.median(figures.late), "s"],
+        "waits for communication per step": [figures.median(figures.exposed), "s"],
+        "hidden communication per step": [figures.median(figures.hidden), "s"],
+        "operations per step": [figures.median(figures.operations), ""],
+        "bytes per step": [figures.median(figures.bytes), "B"],
     }
 
 
@@ -217,8 +209,9 @@ def _world(figures: Figures, names: _Names, data: _Data, of: str) -> str:
     if phases := figures.phase_seconds():
         work = [(phase, text_of_seconds(seconds)) for phase, seconds in phases.items()]
         parts += [f"<h2>Work of communication{of}</h2>", _table(("phase", "a rank's time, in all"), work)]
-    if events := [(at, each.rank, text) for each in figures.records for at, text in each.marks]:
-        rows = [(names.text(text), rank, text_of_seconds(at / 1e9)) for at, rank, text in sorted(events)[:MOST_EVENTS]]
+    events = [(at, each.rank, text) for each in figures.records for at, text in each.marks]
+    if events and not names.hidden:
+        rows = [(text, rank, text_of_seconds(at / 1e9)) for at, rank, text in sorted(events)[:MOST_EVENTS]]
         parts += [f"<h2>Marks and errors{of}</h2>", _table(("what", "rank", "after"), rows)]
     return "".join(parts)
 
@@ -283,7 +276,7 @@ def _pictures(figures: Figures, names: _Names, data: _Data, of: str) -> Iterable
         events: list[dict[str, Any]] = []
         for each in figures.records:
             shown = itertools.islice(trace_events(each, begin, end), MOST_TRACED_EVENTS // len(figures.records))
-            events += ({**event, "name": names.text(event["name"])} if event["ph"] == "i" else event for event in shown)
+            events += (event for event in shown if not (names.hidden and event["ph"] == "i"))
         number = len(data.traces)
         data.traces.append(events)
         name = f"step {figures.steps[step]}"

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,9 +26,11 @@ def settings(options: LaunchOptions, environ: Mapping[str, str]) -> dict[str, st
     if options.settings.get(TIMELINE) or other:
         raise SettingError(f"--report and {other or '--timeline-filename'} both record the run: leave one of them out")
     folder = os.path.dirname(path)
+    if not path.endswith(".html"):
+        raise SettingError(f"--report {options.report}: the name of a page ends in .html")
     if not os.path.isdir(folder):
         raise SettingError(f"--report {options.report}: there is no folder {folder}")
-    if os.path.isdir(path) or not os.path.basename(options.report or ""):
+    if os.path.isdir(path):
         raise SettingError(f"--report {options.report}: that is a folder; name a file in it")
     try:
         for old in _records(path):
@@ -42,7 +45,8 @@ def make(path: str) -> None:
     """Make the page of what the ranks have recorded, and say so."""
     from horovodish.reports import page  # the launcher starts without NumPy
 
-    records = sorted(map(str, _records(os.path.abspath(path))))
+    path = os.path.abspath(path)
+    records = sorted(map(str, _records(path)))
     if not records:
         Path(path).unlink(missing_ok=True)
         say(f"there is no report: no rank on this host has called hvd.init(), or none could write beside {path}")
@@ -54,6 +58,10 @@ def make(path: str) -> None:
 
 
 def _records(path: str) -> list[Path]:
-    stem = glob.escape(str(Path(path).with_suffix("")))
-    found = [*glob.glob(f"{stem}.rank-*{SUFFIX}"), *glob.glob(f"{stem}.[0-9]*.rank-*{SUFFIX}")]
-    return [Path(each) for each in found]
+    """Of all starts of the page's run: page.rank-0, page.2.rank-0. Those of a page of its own, page.2.html, are not."""
+    stem = path.removesuffix(".html")
+    found = [Path(each) for each in glob.glob(f"{glob.escape(stem)}.*rank-*{SUFFIX}")]
+    starts = {
+        each: re.fullmatch(r"(\.\d+)?\.rank-\d+", str(each).removeprefix(stem).removesuffix(SUFFIX)) for each in found
+    }
+    return [each for each, its in starts.items() if its and not (its[1] and os.path.exists(f"{stem}{its[1]}.html"))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,10 @@ def write_run(
     begun: int = 1,
     name: str = "run",
     killed: Sequence[int] = (),
+    every: int = 1,
+    burst: int = 0,
+    offset: int = 0,
+    buckets_of: str = "",
 ) -> list[str]:
     """Write the records of a synchronous run.
 
@@ -60,6 +64,10 @@ def write_run(
         begun: what tells runs apart.
         name: of the files.
         killed: ranks whose records have no end.
+        every: the ranks reduce in one of so many steps.
+        burst: one step reduces its last bucket so many times more.
+        offset: the first rank.
+        buckets_of: a process set, as the names of its tracks begin.
 
     Returns:
         The files.
@@ -70,15 +78,19 @@ def write_run(
     for step in range(steps):
         begins[:, step] = now
         takes = np.array([work(rank, step) for rank in range(ranks)])
-        submitted = [now + takes * bucket.ready for bucket in buckets]
+        reduced = [] if (step + 1) % every else [*enumerate(buckets)]
+        if step == steps // 2 and burst:
+            last = len(buckets) - 1
+            reduced += [(last, Bucket(buckets[last].name, buckets[last].bytes, 1.0, 0.05))] * burst
+        submitted = [now + takes * bucket.ready for _, bucket in reduced]
         computed, free = now + takes, 0.0
         settled = []
-        for bucket, times in zip(buckets, submitted, strict=True):
+        for (_, bucket), times in zip(reduced, submitted, strict=True):
             free = max(free, float(times.max())) + bucket.takes
             settled.append(free)
         end = np.maximum(computed, free)
         for rank in range(ranks):
-            for number, (bucket, times, done) in enumerate(zip(buckets, submitted, settled, strict=True)):
+            for (number, bucket), times, done in zip(reduced, submitted, settled, strict=True):
                 bits = (FIRST_TRACK + number) << 8
                 records[rank] += [
                     (int(times[rank] * MS), 0, bits | SUBMITTED),
@@ -93,7 +105,8 @@ def write_run(
         now = end
     begins[:, steps] = now
     return [
-        _write(folder / f"{name}.rank-{rank}.records", rank, records[rank], begins[rank], buckets,
+        _write(folder / f"{name}.rank-{rank + offset}.records", rank + offset, records[rank], begins[rank],
+               [replace(bucket, name=buckets_of + bucket.name) for bucket in buckets],
                [list(one) for one in hosts or [range(ranks)]], begun, rank in killed)
         for rank in range(ranks)
     ]  # fmt: skip

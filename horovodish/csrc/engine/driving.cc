@@ -25,6 +25,9 @@ constexpr std::chrono::microseconds kShortGpuNap{20}, kLongGpuNap{1000};
 // A thread may need as long to go on after the end of the operation that it waits for, on a busy machine.
 constexpr std::chrono::seconds kGoesOn{1};
 
+// Whether this thread is none of the script's: its waits are not recorded.
+thread_local bool waits_for_no_script = false;
+
 const Error kRemoved{ErrorKind::internal, "its process set has been removed"};
 
 }  // namespace
@@ -44,6 +47,17 @@ class Engine::Driver {
  private:
   Engine& engine_;
 };
+
+void record_no_waits() noexcept { waits_for_no_script = true; }
+
+void Engine::waited(int64_t begin) {
+  std::shared_ptr<Timeline> timeline;
+  {
+    std::lock_guard lock(inbox_mutex_);
+    timeline = timeline_;
+  }
+  if (timeline) timeline->waited(begin);
+}
 
 void Engine::enqueue_and_drive(const std::shared_ptr<Operation>& operation, std::chrono::nanoseconds limit) {
   stop_here_if_exiting();
@@ -71,19 +85,11 @@ bool Engine::wait(const Handle& handle, std::chrono::nanoseconds limit) {
   check_process();
   if (settled) return true;
   const WaitingThreads::Scope waits(waiting_threads_, handle);
-  return records_waits_.load(std::memory_order_relaxed) ? wait_recorded(handle, limit) : drive(handle, limit);
-}
-
-bool Engine::wait_recorded(const Handle& handle, std::chrono::nanoseconds limit) {
-  std::shared_ptr<Timeline> timeline;
-  {
-    std::lock_guard lock(inbox_mutex_);
-    timeline = timeline_;
-  }
+  if (!records_waits_.load(std::memory_order_relaxed) || waits_for_no_script) return drive(handle, limit);
   const int64_t begin = Timeline::now();
-  const bool settled = drive(handle, limit);
-  if (timeline) timeline->waited(begin);
-  return settled;
+  const bool is_settled = drive(handle, limit);
+  waited(begin);
+  return is_settled;
 }
 
 bool Engine::drive(const Handle& handle, std::chrono::nanoseconds limit) {

@@ -131,6 +131,8 @@ class Engine final {
   void start_timeline(const std::shared_ptr<Timeline>& timeline);
   // Throws std::invalid_argument when there is nothing to stop.
   void stop_timeline();
+  // The script has waited for the engine since `begin`, in nanoseconds of the steady clock. wait() records it itself.
+  void waited(int64_t begin);
   // A mark of the script, in what is recorded now.
   void mark(const std::string& name);
 
@@ -224,7 +226,6 @@ class Engine final {
 
   Error described(const Operation& operation, const Error& error) const noexcept;
   std::shared_ptr<Timeline> take_timeline();
-  bool wait_recorded(const Handle& handle, std::chrono::nanoseconds limit);
   void record(const std::string& name, bool begins_step);
 
   EngineConfig config_;
@@ -272,5 +273,8 @@ class Engine final {
   mutable std::atomic<int> entering_python_{0};  // threads between enter_python() and entered_python()
   std::thread thread_;
 };
+
+// The calling thread serves the library: the timeline does not show how long it waits.
+void record_no_waits() noexcept;
 
 }  // namespace horovodish

@@ -425,6 +425,7 @@ void bind_engine(nb::module_& module) {
            nb::arg("origin"), nb::arg("mark_cycles"), nb::call_guard<nb::gil_scoped_release>())
       .def("stop_timeline", &Engine::stop_timeline, nb::call_guard<nb::gil_scoped_release>())
       .def("mark", &Engine::mark, nb::arg("name"))
+      .def("waited", &Engine::waited, nb::arg("begin_ns"))
       .def("hold_other_threads", &Engine::hold_other_threads, nb::call_guard<nb::gil_scoped_release>())
       .def("completed", &Engine::completed)
       .def("begin_step", &Engine::begin_step)

@@ -101,6 +101,7 @@ NB_MODULE(_native, module) {
       },
       nb::arg("kind"), nb::arg("op"), nb::arg("dtypes"), nb::arg("prescale"), nb::arg("postscale"));
 
+  module.def("record_no_waits", &record_no_waits);
   module.def("add_background_thread", &add_background_thread, nb::arg("thread"));
   module.def("remove_background_thread", &remove_background_thread, nb::arg("thread"));
   module.def("finalize_mpi_at_exit", &finalize_mpi_at_exit, nb::arg("library"), nb::arg("tolerant_world"),

@@ -30,11 +30,16 @@ def findings(page: Path) -> list[str]:
 def test_the_page_names_the_slow_rank(launch_ranks: Callable[..., Any], tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     (tmp_path / "page.rank-7.records").write_text("of an earlier run")
+    (tmp_path / "page.3.rank-0.records").write_text("of an earlier run")
+    (tmp_path / "page.2.html").write_text("of another run")
+    (tmp_path / "page.2.rank-0.records").write_text("of another run")
     job = launch_ranks(2, TRAINS, "--report", str(page), mpi=False)
     assert job.finish() == 0, job.stderr.lines
     assert job.stderr.lines[-1].startswith(SAYS.format(page=page))
     assert re.match(r"Rank 1 comes [\d.]+ ms late in \d+% of the steps", findings(page)[0])
     assert sorted(path.name for path in tmp_path.glob("page*")) == [
+        "page.2.html",
+        "page.2.rank-0.records",
         "page.html",
         "page.rank-0.records",
         "page.rank-1.records",
@@ -66,7 +71,8 @@ def test_without_records_there_is_no_page(launch_ranks: Callable[..., Any], tmp_
     ("report", "more", "env", "said"),
     [
         ("none/page.html", [], {}, "there is no folder"),
-        (".", [], {}, "that is a folder; name a file in it"),
+        (".", [], {}, "the name of a page ends in .html"),
+        ("page", [], {}, "the name of a page ends in .html"),
         ("page.html", ["--timeline-filename", "x.json"], {}, "--report and --timeline-filename both record the run"),
         ("page.html", [], {"HOROVOD_TIMELINE": "x.json"}, "--report and HOROVOD_TIMELINE both record the run"),
     ],
