@@ -21,6 +21,8 @@ from horovodish.reports.records import NothingRecordedError, RankRecords, Record
 
 __all__ = ["Figures", "Spans", "TensorFigures", "figures_of", "workload_of"]
 
+MOST_STEPS = 200
+"""The last ones say what a rank does in a step."""
 _PARTS = ("durations", "late", "exposed", "hidden", "operations", "bytes")
 _Ints = NDArray[np.int64]
 _Floats = NDArray[np.float64]
@@ -194,20 +196,20 @@ def workload_of(figures: Figures) -> dict[str, Any] | None:
     """
     if not figures.steps.size:
         return None
-    kept = range(*figures.steady.indices(figures.steps.size))
+    kept = range(max(figures.steady.start, figures.steps.size - MOST_STEPS), figures.steps.size)
     buckets: dict[str, tuple[list[float], int]] = {}
     work = []
     for index, records in enumerate(figures.records):
         begins = figures.begins[index]
         own = figures.durations[index] - figures.late[index] - figures.exposed[index]
         work.append(own[kept.start :])
-        step = np.searchsorted(begins, records.submitted, side="right") - 1
-        inside = np.flatnonzero((step >= kept.start) & (step < figures.steps.size))
-        waited = figures.waits[index].within(begins[step[inside]], records.submitted[inside])
-        after = (records.submitted[inside] - begins[step[inside]] - waited) / 1e9
-        for number in np.unique(records.track[inside]):
+        inside = slice(*np.searchsorted(records.submitted, [begins[kept.start], records.end]))
+        submitted, tracks = records.submitted[inside], records.track[inside]
+        step = np.searchsorted(begins, submitted, side="right") - 1
+        after = (submitted - begins[step] - figures.waits[index].within(begins[step], submitted)) / 1e9
+        for number in np.unique(tracks):
             track = records.tracks[int(number)]
-            chosen = records.track[inside] == number
+            chosen = tracks == number
             if track.kind == "allreduce" and track.bytes and chosen.sum() >= len(kept) / 2:
                 buckets.setdefault(track.name, ([], track.bytes))[0].append(float(np.median(after[chosen])))
     if not buckets:
