@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, SupportsFloat, SupportsIndex
 
+import numpy as np
+
 from horovodish import _native
 from horovodish.collectives.operation import Codec, Operation
 from horovodish.collectives.reduce_ops import Average, ReduceOp, Sum
@@ -58,6 +60,8 @@ class CodecCompressor:
             raise ValueError(
                 f"Compression.{self.kind}({self.share!r}): the share must be a number above 0 and at most 1"
             )
+        if not isinstance(self.error_feedback, (bool, np.bool_)):
+            raise ValueError(f"error_feedback={self.error_feedback!r} must be True or False")
         is_number = isinstance(self.start, SupportsIndex) and not isinstance(self.start, bool)
         if not (is_number and 0 <= self.start <= MOST_STEPS):
             raise ValueError(f"start={self.start!r} must be a whole number from 0 to 2**63 - 1")

@@ -110,7 +110,7 @@ def mark(name: str) -> None:
     Example:
         >>> hvd.mark("epoch 3")
     """
-    basics.engine().mark(str(name))
+    basics.engine().mark(str(name).encode(errors="backslashreplace").decode())
 
 
 def _about(running: Running) -> str:

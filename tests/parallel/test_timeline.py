@@ -358,6 +358,7 @@ def record_steps(path: str) -> None:
         optimizer.zero_grad()
         parameter.sum().backward()
         optimizer.step()
+    hvd.mark("no text: \ud800")
     for _ in range(10_000):
         hvd.mark("too many")
     hvd.stop_timeline()
@@ -375,8 +376,9 @@ def test_it_shows_steps_and_marks_of_the_script(tmp_path: Path) -> None:
         epochs = [round(mark["ts"] * 1000) for mark in marks if mark["name"].startswith("epoch")]
         assert [mark["name"] for mark in marks[:2]] == ['epoch "0"\n', 'epoch "1"\n']
         assert epochs[0] <= steps[0].begin and gradients[1].end <= epochs[1] <= steps[2].begin
+        assert marks[2]["name"] == "no text: \\ud800"
         dropped = [mark["args"]["total"] for mark in marks if mark["name"] == "records dropped"]
-        assert len(marks) - 2 - len(dropped) + dropped[-1] == 10_000
+        assert len(marks) - 3 - len(dropped) + dropped[-1] == 10_000
 
 
 def record_epochs_with_a_join(path: str) -> None:
