@@ -249,7 +249,7 @@ def test_what_is_refused() -> None:
         with pytest.raises(ValueError, match=r"start=.* must be a whole number from 0 to 2\*\*63 - 1"):
             codecs.int8(start=start)
     for feedback in ("no", 0, None):
-        with pytest.raises(ValueError, match="error_feedback=.* must be True or False"):
+        with pytest.raises(ValueError, match=r"error_feedback=.* must be True or False"):
             codecs.int8(error_feedback=feedback)
     operation = Operation("allreduce", "x", op=hvd.Sum, codec=Codec(_native.CODECS["int8"], 0.0, True, 2**64))
     with pytest.raises(ValueError, match="is no codec"):
