@@ -8,7 +8,7 @@ from pathlib import Path
 from horovodish.launch.environment import launcher_environment
 from horovodish.settings import RANK_PROCESS_VARIABLE, RUN_DIR_VARIABLE, START_VARIABLE
 
-__all__ = ["GO", "await_go", "is_followed", "news", "reached", "report", "worlds_before"]
+__all__ = ["GO", "await_go", "is_followed", "news", "place_in_memory", "reached", "report", "worlds_before"]
 
 GO = "go"
 """What the launcher of an elastic job says to a rank that waits in its first `init()`, once its turn has come. How many
@@ -94,6 +94,17 @@ def is_followed() -> bool:
         return False
     process = os.environ.get(RANK_PROCESS_VARIABLE, "").partition(" ")[0]
     return process in ("", str(os.getpid()))
+
+
+def place_in_memory(kind: str) -> Path | None:
+    """Where this rank keeps what its supervisor may look for, on a host that has memory for files.
+
+    Args:
+        kind: the end of the name.
+    """
+    path = _path(kind)
+    folder = path and path.with_name("segments").resolve()  # a short path: a socket's has 107 bytes at most
+    return folder / path.name if path and folder and folder.is_dir() else None
 
 
 def _path(kind: str) -> Path | None:

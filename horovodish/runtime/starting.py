@@ -12,7 +12,7 @@ from horovodish import _native, settings
 from horovodish.errors import ForkedProcessError, SettingError
 from horovodish.launch.environment import launcher_environment
 from horovodish.mpi import binding, communicators, late_ranks, local_peers
-from horovodish.runtime import affinity, nccl_library
+from horovodish.runtime import affinity, nccl_library, status_door
 from horovodish.runtime.topology import Topology
 from horovodish.version import __version__
 
@@ -199,6 +199,7 @@ def _start(
             horovods_gradients=knobs.collective_gradients == "horovod",
             averages_over_size=knobs.join_average == "size",
         )
+    status_door.open_for(native)
     if peers:
         peers.close_memory()
     every_rank_alone = tuple((rank,) for rank in range(topology.size))

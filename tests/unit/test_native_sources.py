@@ -52,7 +52,7 @@ ROOMS: dict[str, set[str]] = {
     "negotiation": {"abi", "arithmetic", "memory"},
     "timeline": {"memory", "negotiation"},
     "gpu": {"abi", "arithmetic"},
-    "operation": {"arithmetic", "gpu", "negotiation", "timeline"},
+    "operation": {"arithmetic", "gpu", "memory", "negotiation", "timeline"},
     "planes": {"abi", "arithmetic", "gpu", "memory", "negotiation", "operation"},
     "engine": BELOW_ENGINE,
     "xla": {"abi", "arithmetic", "engine", "gpu", "operation"},

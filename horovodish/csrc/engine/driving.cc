@@ -240,6 +240,7 @@ std::optional<std::chrono::nanoseconds> Engine::nap() const {
 bool Engine::turn() noexcept {
   bool progressed = take_submissions();
   for (auto& [id, set] : process_sets_) progressed |= set->turn();
+  if (status_wanted_.load(std::memory_order_relaxed)) write_status();
   return progressed;
 }
 

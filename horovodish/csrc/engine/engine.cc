@@ -262,7 +262,11 @@ void Engine::stop_timeline() {
   timeline->finish();
 }
 
-void Engine::begin_step() { record("step " + std::to_string(++steps_), true); }
+void Engine::begin_step() {
+  const uint64_t step = ++steps_;
+  if (!is_left_behind()) page_->steps.store(step, std::memory_order_relaxed);  // a fork does not have the page
+  record("step " + std::to_string(step), true);
+}
 
 void Engine::go_on_from_step(uint64_t steps) noexcept {
   uint64_t own = steps_;
@@ -302,6 +306,7 @@ void Engine::stop(bool failed, const std::string& reason) noexcept {
     if (closed_) return;
     closed_ = true;
   }
+  status_door_.reset();
   std::shared_ptr<Doorbell> doorbell;  // also keeps the arena while threads of this engine may use it
   {
     const SeatHold hold(seat_);
@@ -351,6 +356,7 @@ void Engine::count(const Operation& operation) noexcept {
       if (member.count() > 1) bytes += row_bytes(member);
     }
     reduced_bytes_ += bytes;
+    page_->reduced_bytes.store(reduced_bytes_, std::memory_order_relaxed);
   }
   if (operation.process_set != 0 || request.is_transfer()) return;  // of which some ranks have more than others
   if (!has_caller(operation)) {
@@ -369,6 +375,7 @@ void Engine::decisions_ended(int process_set, Loss loss, const std::string& why)
 
 void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept {
   ++news_;
+  if (operation->since != Clock::time_point{}) page_->ended.fetch_add(1, std::memory_order_relaxed);
   operation->trace.settled(error != nullptr);
   Error failure = error != nullptr ? described(*operation, *error) : Error{};
   if (error != nullptr && has_caller(*operation)) operation->trace.mark(failure.message);

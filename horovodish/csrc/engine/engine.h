@@ -22,6 +22,8 @@
 #include "engine/completion_threads.h"
 #include "engine/process_set.h"
 #include "engine/seat.h"
+#include "engine/status_door.h"
+#include "engine/status_page.h"
 #include "engine/waiting_threads.h"
 #include "memory/arena.h"
 #include "memory/clock.h"
@@ -151,6 +153,8 @@ class Engine final {
   void go_on_from_step(uint64_t steps) noexcept;
   // How many bytes of this rank were reduced, in all process sets. Single numbers, such as a loss for the log, do not count.
   uint64_t reduced_bytes() const { return reduced_bytes_; }
+  // From now on `horovodish status` learns what this rank does. `page`: memory in which a StatusPage begins. The rest: see StatusDoor.
+  void show_status(std::shared_ptr<std::byte> page, int listener, int stacks, int stack_signal);
   // The engine's message about the lost rank, empty if none has failed and no operation here has needed one that has left.
   // Frameworks wrap errors, but every such error contains this text. If nothing failed but what had been launched on a GPU, the
   // message about that.
@@ -201,6 +205,9 @@ class Engine final {
   void run();
   bool turn() noexcept;
   bool take_submissions() noexcept;
+  std::string status();
+  void write_status() noexcept;
+  void stated(const Operation& operation, Clock::time_point now) noexcept;
   bool nothing_submitted();
   bool farewells_sent();
   void say_what_was_lost() const noexcept;
@@ -247,6 +254,12 @@ class Engine final {
   std::shared_ptr<Timeline> timeline_;  // null: none is recorded; guarded by inbox_mutex_
   std::atomic<bool> records_waits_{false};  // a timeline is recorded
   std::atomic<bool> has_submissions_{false};
+  std::atomic<bool> status_wanted_{false};
+  std::mutex status_mutex_;
+  std::string status_;  // guarded by status_mutex_
+  StatusPage own_page_;  // used where nobody else looks
+  std::shared_ptr<StatusPage> page_{std::shared_ptr<void>(), &own_page_};
+  std::unique_ptr<StatusDoor> status_door_;  // null after stop()
 
   Seat seat_;
   WaitingThreads waiting_threads_;

@@ -125,6 +125,14 @@ std::vector<std::pair<std::string, std::string>> OperationTable::labels() const 
   return labels;
 }
 
+std::vector<const Operation*> OperationTable::oldest_undecided(size_t most) const {
+  std::vector<const Operation*> found;
+  for (const auto& [name, operation] : undecided_) found.push_back(operation.get());
+  std::ranges::sort(found, {}, &Operation::since);
+  found.resize(std::min(found.size(), most));
+  return found;
+}
+
 const Error* OperationTable::failure_of(const Family& family) const {
   const auto found = std::ranges::find_if(
       failed_runs_, [&](const FailedRun& failed) { return failed.run == family.run && failed.family == family.name; });

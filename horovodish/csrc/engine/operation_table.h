@@ -71,6 +71,8 @@ class OperationTable {
 
   bool busy() const { return !undecided_.empty() || !waiting_for_family_.empty() || !executing_.empty() || join_; }
   size_t undecided() const { return undecided_.size(); }
+  // The oldest ones first, so many at most.
+  std::vector<const Operation*> oldest_undecided(size_t most) const;
   const Request& some_undecided() const { return *undecided_.begin()->second->request; }
   // By its name, what this rank calls an operation that is not decided, where the other ranks may call it otherwise.
   std::vector<std::pair<std::string, std::string>> labels() const;

@@ -164,6 +164,8 @@ void ProcessSet::submit(const std::shared_ptr<Operation>& operation) noexcept {
 
 void ProcessSet::state(const std::shared_ptr<Operation>& operation) {
   const Clock::time_point now = Clock::now();
+  operation->since = now;
+  engine_.stated(*operation, now);
   stall_watch_.submitted(*operation, now);
   operation->trace.submitted(operation->request, operation->signature, operation->process_set,
                              operation->in_program, now);

@@ -59,6 +59,8 @@ class ProcessSet final : private OperationTable::Owner {
 
   const std::map<WorldRank, Lateness>& lateness() const { return negotiation_.lateness(); }
   std::vector<Residuals::Report> code_reports() const { return plane_ ? plane_->code_reports() : code_reports_; }
+  // What this rank and, at the root, the others wait for: lines of fields for launcher/status/answers.py.
+  std::string describe_waits(Clock::time_point now) const { return stall_watch_.describe_waits(now); }
   uint64_t full_requests() const { return negotiation_.full_requests(); }
 
  private:

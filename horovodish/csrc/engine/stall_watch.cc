@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
 #include <utility>
 
+#include "negotiation/shared_clock.h"
 #include "operation/warning.h"
 
 namespace horovodish {
@@ -22,6 +24,9 @@ constexpr const char* kRemedies =
 constexpr const char* kStacksHint =
     "\nWith `horovodish run --stall-check-stacks`, a late rank shows where its script is.";
 
+// Of the operations of a rank that are not decided, `horovodish status` learns so many.
+constexpr size_t kShownWaits = 64;
+
 // What a GPU has been given is worth a word in a rank's status when it has taken this long.
 constexpr std::chrono::seconds kLongOnGpu{1};
 
@@ -35,6 +40,20 @@ RankSet asked_ranks(const ProcessSetConfig& config, const Neighbours& neighbours
   RankSet ranks;
   for (const WorldRank rank : config.ranks) ranks.add(RankSet(rank));
   return neighbours.at_root() ? ranks : RankSet();
+}
+
+// A line of fields with tabs between them. Users choose the names of tensors.
+std::string line_of(std::initializer_list<std::string> fields) {
+  std::string line;
+  for (std::string field : fields) {
+    std::ranges::replace_if(field, [](unsigned char c) { return c < ' ' || c == 0x7F; }, '?');
+    line += (line.empty() ? "" : "\t") + field;
+  }
+  return line + "\n";
+}
+
+std::string text_of_seconds(Clock::duration duration) {
+  return std::to_string(std::chrono::duration<double>(duration).count());
 }
 
 }  // namespace
@@ -194,6 +213,41 @@ std::string StallWatch::status(Clock::time_point now) const {
   const Plane::Launched* const launched = oldest_launched();
   return launched != nullptr && now - launched->since > kLongOnGpu ? on_host + "; " + describe_launched(*launched, now)
                                                                    : on_host;
+}
+
+std::string StallWatch::describe_waits(Clock::time_point now) const {
+  const std::string set = std::to_string(config_.id);
+  std::string text = line_of({"does", set, status_on_host(now)});
+  const auto say = [&](const char* what, const Operation& operation) {
+    const Request& request = *operation.request;
+    text += line_of({what, set, text_of_seconds(now - operation.since), request.name, subject_of(request)});
+  };
+  for (const auto& [decision, operation] : operations_.executing()) {
+    if (operation->since != Clock::time_point{}) say("executes", *operation);  // else this rank has joined
+  }
+  for (const Operation* operation : operations_.oldest_undecided(kShownWaits)) say("waits", *operation);
+  if (operations_.join()) {
+    text += line_of({"waits", set, text_of_seconds(now - operations_.join()->since), "", "join()"});
+  }
+  if (const std::string transfer = pairs_.waiting(now, {}, false); !transfer.empty()) {
+    text += line_of({"transfer", set, transfer});
+  }
+  const Plane::Launched* const launched = oldest_launched();
+  if (launched != nullptr && now - launched->since > kLongOnGpu) {
+    text += line_of({"gpu", set, "waits for its GPU: " + describe_launched(*launched, now)});
+  }
+  if (!neighbours_.at_root()) return text;
+  const auto labels = stall_.labels();
+  for (const auto& [name, signature, submitted, missing, since_seconds] : negotiation_.awaited()) {
+    const auto label = labels.find(name);
+    const Request request = signature.empty() ? Request() : Request::decode(signature);
+    const std::string call = signature.empty()       ? "join()"
+                             : label == labels.end() ? subject_of(request)
+                                                     : std::string(name_of(request.kind)) + " of " + label->second;
+    const double seconds = since_seconds > 0 ? shared_seconds(now) - since_seconds : 0;
+    text += line_of({"missing", set, std::to_string(seconds), name, call, submitted.text(), missing.text()});
+  }
+  return text;
 }
 
 std::string StallWatch::status_on_host(Clock::time_point now) const {

@@ -42,6 +42,8 @@ class StallWatch {
   };
   // While nothing moves.
   Inspection inspect();
+  // See ProcessSet.
+  std::string describe_waits(Clock::time_point now) const;
   // After which time to look again; none while nothing waits.
   std::optional<std::chrono::nanoseconds> nap() const;
 

@@ -347,22 +347,35 @@ std::optional<uint64_t> Negotiation::oldest() const {
   return tensors_.find(names[0])->pending.serial();
 }
 
-std::string Negotiation::describe_pending(const std::map<std::string, std::string>& labels) const {
-  const auto names = tensors_.pending();
-  const size_t shown = std::min(names.size(), kShownTensors);
-  std::string text;
-  for (size_t i = 0; i < shown; ++i) {
-    const Tensor& tensor = *tensors_.find(names[i]);
-    const auto label = labels.find(names[i]);
-    const std::string called =
-        label != labels.end() ? label->second : label_of(tensor.pending.signatures(participants_)[0].first);
-    text += (i == 0 ? "" : "; ") + tensor.pending.describe(called, participants_);
+std::vector<Negotiation::Awaited> Negotiation::awaited() const {
+  std::vector<Awaited> found;
+  for (const std::string& name : tensors_.pending()) {
+    if (found.size() == kShownTensors) return found;
+    const Pending& pending = tensors_.find(name)->pending;
+    found.push_back({name, pending.signatures(participants_)[0].first, pending.submitted(participants_),
+                     pending.missing(participants_), pending.since_seconds()});
   }
-  if (shown < names.size()) return text + "; and " + std::to_string(names.size() - shown) + " more";
-  if (!any_joined()) return text;
-  const RankSet joined = participants_.ranks_of(participants_.joined);
-  const RankSet missing = participants_.ranks_of(participants_.all() & ~participants_.joined);
-  return text + (text.empty() ? "" : "; ") + "join() was called by " + joined.text() + " but not by " + missing.text();
+  if (any_joined()) {
+    found.push_back({"", "", participants_.ranks_of(participants_.joined),
+                     participants_.ranks_of(participants_.all() & ~participants_.joined), 0});
+  }
+  return found;
+}
+
+std::string Negotiation::describe_pending(const std::map<std::string, std::string>& labels) const {
+  const auto called = [&](const Awaited& its) {
+    if (its.signature.empty()) return std::string("join() was called");
+    const auto label = labels.find(its.name);
+    return (label != labels.end() ? label->second : label_of(its.signature)) + " was submitted";
+  };
+  std::string text;
+  for (const Awaited& its : awaited()) {
+    text +=
+        (text.empty() ? "" : "; ") + called(its) + " by " + its.submitted.text() + " but not by " + its.missing.text();
+  }
+  const size_t pending = tensors_.pending().size();
+  const size_t more = pending - std::min(pending, kShownTensors);
+  return more == 0 ? text : text + "; and " + std::to_string(more) + " more";
 }
 
 }  // namespace horovodish

@@ -78,6 +78,13 @@ class Negotiation {
   bool any_joined() const;
   // Of what is not decided yet, a number for what has waited longest, and a line for each of the first few.
   std::optional<uint64_t> oldest() const;
+  // The same as fields; of a join the name and the signature are empty.
+  struct Awaited {
+    std::string name, signature;
+    RankSet submitted, missing;
+    double since_seconds;  // when the first rank submitted it, by the clock that ranks share; 0: not known
+  };
+  std::vector<Awaited> awaited() const;
   std::string describe_pending(const std::map<std::string, std::string>& labels = {}) const;
   void note_to_root(const Note& note);
   void note_to_all(const Note& note);  // at the root

@@ -106,10 +106,4 @@ Signatures Pending::signatures(const Participants& participants) const {
   return all;
 }
 
-std::string Pending::describe(const std::string& label, const Participants& participants) const {
-  const RankSet stated = participants.ranks_of(stated_ & ~participants.joined);
-  const RankSet missing = participants.ranks_of(participants.all() & ~stated_ & ~participants.joined);
-  return label + " was submitted by " + stated.text() + " but not by " + missing.text();
-}
-
 }  // namespace horovodish

@@ -64,8 +64,13 @@ class Pending {
   Signatures signatures(const Participants& participants) const;
 
   bool stated_here() const { return (stated_ & bit_of(0)) != 0; }  // by this rank
-  // Who has submitted it and who has not.
-  std::string describe(const std::string& label, const Participants& participants) const;
+  RankSet submitted(const Participants& participants) const {
+    return participants.ranks_of(stated_ & ~participants.joined);
+  }
+  RankSet missing(const Participants& participants) const {
+    return participants.ranks_of(participants.all() & ~stated_ & ~participants.joined);
+  }
+  double since_seconds() const { return span_.first_seconds; }
 
  private:
   void state(size_t participant, const Statement& statement);

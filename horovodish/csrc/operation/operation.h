@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "arithmetic/reduce.h"
+#include "memory/clock.h"
 #include "negotiation/mask.h"
 #include "negotiation/request.h"
 #include "operation/handle.h"
@@ -72,6 +73,7 @@ struct Operation {
   std::function<void()> inner;  // of an operation that a plane makes of its own: called instead of settling its handle
   Then then;  // on a thread for that; may be empty
   bool in_program = false;  // a framework's program has submitted it, so the script may go on without its result
+  Clock::time_point since{};  // it was stated to the other ranks
   std::shared_ptr<Operation> next;  // in the queue of those whose `then` is to be called
   Trace trace;
 

@@ -196,6 +196,10 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_
   return engine;
 }
 
+void show_status(Engine& engine, int page, int listener, int stacks, int stack_signal) {
+  engine.show_status(map_memory(page, sizeof(StatusPage)), listener, stacks, stack_signal);
+}
+
 // `about`: a JSON object with which a file of records begins; empty for a trace.
 void start_timeline(Engine& engine, int descriptor, const std::string& name, const std::string& about, int64_t origin,
                     bool mark_cycles) {
@@ -426,6 +430,8 @@ void bind_engine(nb::module_& module) {
       .def("stop_timeline", &Engine::stop_timeline, nb::call_guard<nb::gil_scoped_release>())
       .def("mark", &Engine::mark, nb::arg("name"))
       .def("waited", &Engine::waited, nb::arg("begin_ns"))
+      .def("show_status", &show_status, nb::arg("page"), nb::arg("listener"), nb::arg("stacks"),
+           nb::arg("stack_signal"), nb::call_guard<nb::gil_scoped_release>())
       .def("hold_other_threads", &Engine::hold_other_threads, nb::call_guard<nb::gil_scoped_release>())
       .def("completed", &Engine::completed)
       .def("begin_step", &Engine::begin_step)

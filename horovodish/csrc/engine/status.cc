@@ -1,0 +1,68 @@
+// What a rank says to `horovodish status`.
+#include <new>
+
+#include "engine/engine.h"
+
+namespace horovodish {
+
+namespace {
+
+// How long `horovodish status` waits for the thread that drives. It looks all the time, unless it is stuck in a foreign call.
+constexpr std::chrono::milliseconds kStatusLimit{300};
+
+}  // namespace
+
+void Engine::show_status(std::shared_ptr<std::byte> page, int listener, int stacks, int stack_signal) {
+  {
+    const SeatHold hold(seat_);
+    const auto status_page = new (page.get()) StatusPage();
+    page_ = std::shared_ptr<StatusPage>(std::move(page), status_page);
+  }
+  status_door_ = std::make_unique<StatusDoor>(listener, stacks, stack_signal, [this] { return status(); });
+}
+
+// The thread that drives answers between two looks. Where none drives, this one takes the seat. Empty: neither came to it in time.
+std::string Engine::status() {
+  std::shared_ptr<Doorbell> doorbell;
+  {
+    std::lock_guard lock(inbox_mutex_);
+    doorbell = doorbell_;
+  }
+  status_wanted_ = true;
+  doorbell->ring_own();
+  if (seat_.take_as_caller(Clock::now() + kStatusLimit, [&] { return !status_wanted_; })) {
+    if (status_wanted_) write_status();
+    seat_.leave();
+  }
+  status_wanted_ = false;
+  std::lock_guard lock(status_mutex_);
+  return std::exchange(status_, {});
+}
+
+// The caller holds the seat.
+void Engine::write_status() noexcept {
+  try {
+    const Clock::time_point now = Clock::now();
+    std::string text = "engine\n";
+    for (const auto& [id, set] : process_sets_) text += set->describe_waits(now);
+    const auto global = process_sets_.find(0);
+    if (global != process_sets_.end()) {
+      for (const auto& [rank, its] : global->second->lateness()) {
+        text += "late\t" + std::to_string(number_of(rank)) + "\t" + std::to_string(its.total_seconds) + "\n";
+      }
+    }
+    std::lock_guard lock(status_mutex_);
+    status_ = std::move(text);
+  } catch (const std::bad_alloc&) {  // who asks hears nothing
+  }
+  status_wanted_ = false;
+  seat_.announce_change();
+}
+
+void Engine::stated(const Operation& operation, Clock::time_point now) noexcept {
+  const Request& request = *operation.request;
+  const std::string_view tensor = tensor_for(request);
+  page_->submit(name_of(request.kind), tensor.empty() ? request.name : tensor, now);
+}
+
+}  // namespace horovodish

@@ -1,0 +1,30 @@
+// Answers `horovodish status`, on a socket of the rank. The thread sleeps until somebody asks. It needs neither Python's lock nor the
+// script's threads.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <thread>
+
+namespace horovodish {
+
+class StatusDoor {
+ public:
+  // `listener`: a Unix socket that listens, which this closes. `stacks`: a file to which `stack_signal` makes Python write the stacks
+  // of all threads; -1: none. `status`: gives the answer.
+  StatusDoor(int listener, int stacks, int stack_signal, std::function<std::string()> status);
+  ~StatusDoor();
+  StatusDoor(const StatusDoor&) = delete;
+  StatusDoor& operator=(const StatusDoor&) = delete;
+
+ private:
+  void run();
+  void answer(int connection) const;
+  std::string python_stacks() const;
+
+  const int listener_, stacks_, stack_signal_;
+  const std::function<std::string()> status_;
+  std::thread thread_;
+};
+
+}  // namespace horovodish
