@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from horovodish.errors import SettingError
 from horovodish.launcher.hosts.addresses import addresses
@@ -32,6 +33,7 @@ from horovodish.launcher.job.outcome import (
 from horovodish.launcher.job.output import Output, say_unless_stuck
 from horovodish.launcher.job.progress import Progress
 from horovodish.launcher.job.signals import ENDING, PASSED_ON
+from horovodish.launcher.job.status_desk import StatusDesk
 from horovodish.launcher.job.waiting import Waiting
 from horovodish.launcher.mpirun.command import agent
 from horovodish.launcher.mpirun.messages import absent, missing
@@ -146,6 +148,7 @@ class Job:
         self._selector = selectors.DefaultSelector()
         own = addresses(options.network_interfaces) if options.is_far else None
         self._listener = SupervisorListener(self._selector, socket_path(folder), self._add_link, own)
+        self._desk = StatusDesk(self._selector, folder, self._ask_status, self._describe)
         self._own_addresses = own or []
         self._agent = agent(options, environ) if environ.get(START_VARIABLE, "0") == "0" else []
         self._reasons: dict[str, str] = {}  # of hosts from which nothing has come, as far as trying to reach them tells
@@ -236,6 +239,7 @@ class Job:
     def close(self) -> None:
         """Closes what the job has opened. Called once, when it has run or could not be started."""
         self._listener.close()
+        self._desk.close()
         self._selector.close()
         waker, self._waker = self._waker, -1  # a signal may come now
         os.close(waker)
@@ -248,11 +252,12 @@ class Job:
 
     def turn(self, seconds: float = POLL_SECONDS) -> bool:
         """Does what is to be done, and waits for more for at most so many seconds. False when all ranks have ended."""
-        ready = self._selector.select(seconds)
+        ready = self._selector.select(min(seconds, self._desk.due_seconds))
         for key, _ in ready:
             key.data()
         if ready:
             self._busy_at = time.monotonic()
+        self._desk.turn(len(self._links) if self._has_begun else 0)
         is_quiet = time.monotonic() - self._busy_at > POLL_SECONDS
         if self._has_begun:
             self._listener.close()  # all supervisors are connected
@@ -340,6 +345,8 @@ class Job:
                 process, state = rest.split()
                 self._waiting.answered(of.rank, int(process), state)
                 self.policy.answered(of.rank, state, now)
+            case "status":
+                self._waiting.answered(of.rank, *self._desk.take(of.rank, rest))
             case "read":
                 self._read_stdin_for(link)
 
@@ -459,6 +466,22 @@ class Job:
             say_unless_stuck(f"warning: {notice.text}")
         if self.standstill:
             self._end(TERMINATE)
+
+    def _ask_status(self, number: int, question: str) -> None:
+        for link in self._links if self._has_begun else ():
+            link.ask_status(number, question)
+
+    def _describe(self) -> dict[str, Any]:
+        """What `horovodish status` learns from the launcher itself."""
+        now = time.monotonic()
+        return {
+            "command": list(self.options.command),
+            "np": self._np,
+            "awaited": self.awaited,
+            "is_ending": self._is_ending,
+            "waits": self._waiting.standing(now),
+            "ranks": self._waiting.places(now),
+        }
 
     # What the launcher is told by signals
 

@@ -122,6 +122,10 @@ class LauncherEnd:
         """Asks the supervisor what its rank is doing. It answers with a message `state`."""
         self._send(b"state")
 
+    def ask_status(self, number: int, question: str) -> None:
+        """Asks the supervisor what is known of its rank. It answers with a message `status` of the same number."""
+        self._send(f"status {number} {question}".encode())
+
     def tell(self, news: str) -> None:
         """Passes a line on to the rank: `horovodish.elastic.membership` lists what it can be."""
         self._send(f"news {news}".encode())

@@ -16,6 +16,7 @@ Nothing here moves bytes or reads a clock.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 ANSWER_SECONDS = 5.0
 """How long a supervisor may take to say what its rank does."""
@@ -149,6 +150,23 @@ class Waiting:
             f"{'waits' if len(waiting) == 1 else 'wait'} for it to end"
         )
 
+    def places(self, now: float) -> list[dict[str, Any]]:
+        """Where each rank is, and in which phase for how long, for `horovodish status`."""
+        return [
+            {"rank": rank, "host": its.host, "process": its.pid, "phase": its.phase, "phase_seconds": now - its.since}
+            for rank, its in self._ranks.items()
+        ]
+
+    def standing(self, now: float) -> list[tuple[float, str]]:
+        """Who waits outside of collectives: for how many seconds, and for whom by the last answers of supervisors."""
+        found = []
+        for where in _PLACES:
+            waiting, missing = self._waiting_and_missing(where)
+            if waiting and missing:
+                waited = now - min(self._ranks[rank].since for rank in waiting)
+                found.append((waited, self._in_words(where, waiting, missing, waited)))
+        return found
+
     def asks(self, now: float) -> bool:
         """Whether to ask now the supervisors of all ranks that have not ended what their ranks are doing."""
         waiting = [its.since for its in self._ranks.values() if its.phase in _PLACES]
@@ -177,9 +195,12 @@ class Waiting:
         notices = (self._notice_of(phase, now) for phase in _PLACES)
         return next((notice for notice in notices if notice), None)
 
-    def _notice_of(self, where: str, now: float) -> Notice | None:
+    def _waiting_and_missing(self, where: str) -> tuple[list[int], list[int]]:
         missing = [rank for rank in self._alive if self._is_missing(rank, where)]
-        waiting = [rank for rank in self._in(where) if rank not in missing]
+        return [rank for rank in self._in(where) if rank not in missing], missing
+
+    def _notice_of(self, where: str, now: float) -> Notice | None:
+        waiting, missing = self._waiting_and_missing(where)
         if not waiting or not (missing or (where == "init" and len(waiting) == len(self._alive))):
             return None
         waited = now - min(self._ranks[rank].since for rank in waiting)

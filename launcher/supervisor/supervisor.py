@@ -20,6 +20,10 @@ the messages and what the rank reads and writes, in frames. Messages are words:
                         state PROCESS STATE
                                        the answer to `state`: the rank's process and the letter that /proc shows for
                                        its state
+                        status NUMBER PROCESS STATE KIB PAGE ANSWER
+                                       the answer to `status`: as for `state`; the memory that the process uses; its
+                                       page of memory, see horovodish/csrc/engine/status_page.h, as hexadecimal digits
+                                       behind this host's time in nanoseconds, or "-"; what the rank itself answers
                         told           mpirun wants the rank to end
                         abandoned      the parent of this supervisor has ended: mpirun, or its daemon on this host
                         failure TEXT   the rank has left this report of an exception
@@ -32,6 +36,9 @@ the messages and what the rank reads and writes, in frames. Messages are words:
                                        whether the rank reads stdin, and its own environment variables
                         signal NUMBER  send this to the rank's process group
                         state          say what the rank is doing
+                        status NUMBER QUESTION
+                                       say all that is known of the rank, and ask it; with `stacks`, also for its Python
+                                       stacks
                         news LINE      pass this on to the rank
                         leave          exit; the elastic job has ended, or goes on elsewhere
                         leave keep     exit; new ranks of the job will want the state that is in memory of this host
@@ -110,7 +117,13 @@ an elastic job. It reads nothing if the supervisor was killed. It waits 15 secon
 that ends in haste leaves its folder. Everybody can read the name of the state's folder, so the script removes the
 state only where no link leads there and the folder around it is this user's."""
 
+ANSWER_SECONDS = 0.5
+"""How long a rank may take to say what it does."""
+PY_SPY_SECONDS = 4.0
+NO_PY_SPY = b"this process cannot show its stacks itself. Remedy: pip install py-spy, on each host"
+
 LONGEST_MESSAGE = 1 << 16
+LONGEST_ANSWER = LONGEST_MESSAGE - (1 << 14)
 LONGEST_REPORT = LONGEST_MESSAGE - 64
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -212,6 +225,7 @@ class Supervisor:
         self.fate = "keep"
         self.kill_at: float | None = None
         self.look_at: float | None = None
+        self.questions: list[Question] = []
 
     def run(self) -> int:
         """Serves the launcher until the rank has ended and the launcher lets go. Returns the rank's exit status."""
@@ -222,6 +236,7 @@ class Supervisor:
                 self.take_signals(os.read(self.wakeup, 64))
             for message in self.link.serve(ready):
                 self.take_message(message)
+            self.take_answers(ready)
             if not self.link.is_open and self.wanted:
                 self.is_orphan = True
                 self.fate = "forget"
@@ -237,7 +252,11 @@ class Supervisor:
         poller.register(self.wakeup, select.POLLIN)
         for file, events in self.link.interests().items():
             poller.register(file, events)
-        due = min((at for at in (self.kill_at, self.look_at) if at is not None), default=None)
+        for question in self.questions:
+            if question.source is not None:
+                poller.register(question.source, select.POLLIN)
+        ends = (question.ends_at for question in self.questions)
+        due = min((at for at in (self.kill_at, self.look_at, *ends) if at is not None), default=None)
         ready = poller.poll(None if due is None else max(0.0, due - time.monotonic()) * 1000)
         now = time.monotonic()
         if self.kill_at is not None and now >= self.kill_at:
@@ -281,6 +300,9 @@ class Supervisor:
             self.signal_rank(int(rest))
         elif word == b"state" and self.running:
             self.link.send("state {} {}".format(*self.rank_process()))
+        elif word == b"status":
+            number, _, question = rest.decode().partition(" ")
+            self.ask_rank(number, wants_stacks=question == "stacks")
         elif word == b"news":
             with open(os.path.join(self.folder, f"rank-{self.rank}.news"), "ab") as file:
                 file.write(rest + b"\n")
@@ -331,16 +353,32 @@ class Supervisor:
         Before any phase it is the process that was started, or a stopped one for which that process waits, as a shell
         waits for the script.
         """
+        main = int(self.phases[-1].split()[-1]) if self.phases else self.pid
+        state, _, group = stat_of(main)
+        if group == self.pid and state not in "ZX" and (self.phases or not waits_for_a_child(main)):
+            return main, state  # without a look at all processes of the host, which has many ranks
         found = processes_of(self.pid)
-        main = int(self.phases[-1].split()[-1]) if self.phases else 0
-        if main in found:
-            return main, found[main][0]
         chain = [self.pid]
         for each in chain:
             if waits_for_a_child(each):
                 chain += [pid for pid, (_, parent) in found.items() if parent == each]
         pid = next((each for each in chain if each in found and found[each][0] in "Tt"), self.pid)
         return pid, found[pid][0] if pid in found else "Z"
+
+    def ask_rank(self, number: str, wants_stacks: bool) -> None:
+        pid, state = self.rank_process() if self.running else (self.pid, "Z")
+        place = os.path.join(self.folder, SEGMENTS, f"rank-{self.rank}")
+        known = f"status {number} {pid} {state} {memory_of(pid)} {page_of(place)}"
+        source = None if state in "TtZ" else question_to(f"{place}.door", b"k" if wants_stacks else b"s")
+        self.questions.append(Question(known, pid, source, wants_stacks and state != "Z"))
+
+    def take_answers(self, ready: "dict[int, int]") -> None:
+        for question in list(self.questions):
+            if question.source in ready:
+                question.read()
+            if question.is_over:
+                self.questions.remove(question)
+                self.link.send(f"{question.known} {question.answer[:LONGEST_ANSWER].decode(errors='ignore')}")
 
     def look_for_report(self) -> None:
         if self.report and os.path.exists(self.report):
@@ -364,6 +402,106 @@ class Supervisor:
             os.kill(self.pid, number)
         elif self.running:
             os.killpg(self.pid, number)
+
+
+class Question:
+    """What `horovodish status` asks about a rank, and the answer as far as it has come.
+
+    Args:
+        known: the message to the launcher, without the answer.
+        pid: the process of the rank.
+        source: the file from which the rank's answer is read to its end. None: it is not asked.
+        wants_stacks: whether the answer must have Python stacks. If the rank does not give them, py-spy does.
+    """
+
+    def __init__(self, known: str, pid: int, source: "int | None", wants_stacks: bool) -> None:
+        self.known = known
+        self.pid = pid
+        self.source = source
+        self.wants_stacks = wants_stacks
+        self.ends_at = time.monotonic() + (0.0 if source is None else ANSWER_SECONDS)
+        self.answer = b""
+        self.helper = 0  # the process of py-spy
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all has come that will come. Starts py-spy if it is needed."""
+        if self.source is not None and time.monotonic() < self.ends_at:
+            return False
+        if self.source is not None:
+            os.close(self.source)
+            self.source = None
+        if self.helper:
+            os.kill(self.helper, signal.SIGKILL)
+            os.waitpid(self.helper, 0)
+            self.helper = 0
+        if self.wants_stacks and b"stacks\n" not in self.answer:
+            self.answer += b"stacks\n"
+            self.source, self.helper = py_spy(self.pid)
+            self.ends_at = time.monotonic() + PY_SPY_SECONDS
+            self.answer += b"" if self.source else NO_PY_SPY
+        return self.source is None
+
+    def read(self) -> None:
+        try:
+            data = os.read(self.source or 0, LONGEST_MESSAGE)
+        except OSError:
+            data = b""  # the rank has ended
+        self.answer += data
+        if not data or len(self.answer) > LONGEST_ANSWER:
+            self.ends_at = 0.0
+
+
+def question_to(path: str, question: bytes) -> "int | None":
+    """Asks the rank whose socket is there. Returns where its answer can be read; None if there is no such socket."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.setblocking(False)
+        door.connect(os.path.realpath(path))
+        door.send(question)
+        return door.detach()
+    return None
+
+
+def py_spy(pid: int) -> "tuple[int | None, int]":
+    """Lets py-spy read the stacks of a process.
+
+    Returns:
+        Where they can be read, and the process of py-spy; None and 0 if it is not installed or cannot be started.
+    """
+    places = [*os.environ.get("PATH", os.defpath).split(os.pathsep), os.path.dirname(sys.executable)]
+    programs = (os.path.join(place, "py-spy") for place in places)
+    program = next((each for each in programs if os.access(each, os.X_OK)), None)
+    if program is None:
+        return None, 0
+    read_end, write_end = os.pipe()
+    command = [program, "dump", "--nonblocking", "--pid", str(pid)]
+    actions = [(os.POSIX_SPAWN_DUP2, write_end, 1), (os.POSIX_SPAWN_DUP2, write_end, 2)]
+    try:
+        return read_end, os.posix_spawn(program, command, os.environ, file_actions=actions)
+    except OSError:
+        os.close(read_end)
+        return None, 0
+    finally:
+        os.close(write_end)
+
+
+def memory_of(pid: int) -> int:
+    """How many KiB of memory a process uses. 0 if it has ended."""
+    with (
+        contextlib.suppress(OSError, StopIteration),
+        open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file,
+    ):
+        return int(next(line for line in file if line.startswith("VmRSS:")).split()[1])
+    return 0
+
+
+def page_of(place: str) -> str:
+    """The page of a rank, for the message `status`."""
+    try:
+        with open(f"{place}.page", "rb") as file:
+            return f"{time.monotonic_ns()}:{file.read(256).hex()}"
+    except OSError:
+        return "-"
 
 
 def describe_host() -> str:
@@ -490,12 +628,20 @@ def processes_of(group: int) -> "dict[int, tuple[str, int]]":
     """The processes of this group that have not ended: the letter for its state in /proc, and the parent of each."""
     found = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # the process has ended meanwhile
-            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                state, parent, its_group, *_ = file.read().rpartition(")")[2].split()
-            if int(its_group) == group and state not in "ZX":
-                found[int(name)] = state, int(parent)
+        state, parent, its_group = stat_of(int(name))
+        if its_group == group and state not in "ZX":
+            found[int(name)] = state, parent
     return found
+
+
+def stat_of(pid: int) -> "tuple[str, int, int]":
+    """The letter for the state of a process in /proc, its parent and its group. "X", 0 and 0 if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            state, parent, group, *_ = file.read().rpartition(")")[2].split()
+    except OSError:
+        return "X", 0, 0
+    return state, int(parent), int(group)
 
 
 def waits_for_a_child(pid: int) -> bool:

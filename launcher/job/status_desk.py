@@ -1,0 +1,126 @@
+"""The launcher's answer to `horovodish status`: it listens in the run's folder, and asks all supervisors."""
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from horovodish.launcher.supervisor.supervisor import user_of
+
+SOCKET = "status.socket"
+"""In the folder of a run, which only its user can enter."""
+ANSWER_SECONDS = {"status": 0.7, "stacks": 6.0}
+"""How long the supervisors may take, by the question. They give their ranks less."""
+
+
+@dataclass
+class _Visit:
+    """One question, and the answers of the supervisors so far, by rank."""
+
+    connection: socket.socket
+    question: str
+    ends_at: float
+    answers: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class StatusDesk:
+    """Answers who asks, without ever waiting for anybody.
+
+    Args:
+        selector: that the launcher waits with.
+        folder: of the run.
+        ask: asks the supervisors of all ranks; is given a number, and "status" or "stacks".
+        describe: what the launcher itself knows.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        folder: Path,
+        ask: Callable[[int, str], None],
+        describe: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._selector = selector
+        self._ask = ask
+        self._describe = describe
+        self._visits: dict[int, _Visit] = {}
+        self._last = 0
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.setblocking(False)
+        self._listener.bind(str(folder / SOCKET))
+        self._listener.listen()
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def close(self) -> None:
+        """Lets nobody ask any more."""
+        for visit in self._visits.values():
+            visit.connection.close()
+        self._visits.clear()
+        self._selector.unregister(self._listener)
+        self._listener.close()
+
+    def take(self, rank: int, answer: str) -> tuple[int, str]:
+        """Notes the message `status` of a supervisor. Returns the process of its rank and its state."""
+        number, process, state, kib, page, text = answer.split(" ", 5)
+        visit = self._visits.get(int(number))
+        if visit is not None:
+            known = {"process": int(process), "state": state, "memory_kib": int(kib), "page": page, "answer": text}
+            visit.answers[rank] = known
+        return int(process), state
+
+    def turn(self, expected: int) -> None:
+        """Answers those for whom as many supervisors have answered, or whose time is over."""
+        now = time.monotonic()
+        for number, visit in list(self._visits.items()):
+            if len(visit.answers) >= expected or now >= visit.ends_at:
+                del self._visits[number]
+                self._finish(visit)
+
+    @property
+    def due_seconds(self) -> float:
+        """How long the launcher may wait for something else."""
+        ends = (visit.ends_at for visit in self._visits.values())
+        return max(0.0, min(ends, default=float("inf")) - time.monotonic())
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # whoever asked is gone
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            if user_of(connection) != os.geteuid():
+                connection.close()
+                return
+            self._selector.register(connection, selectors.EVENT_READ, lambda: self._take_question(connection))
+
+    def _take_question(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        try:
+            question = connection.recv(64).decode(errors="replace")
+        except OSError:
+            question = ""
+        if question not in ANSWER_SECONDS:
+            connection.close()
+            return
+        self._last += 1
+        self._visits[self._last] = _Visit(connection, question, time.monotonic() + ANSWER_SECONDS[question])
+        self._ask(self._last, question)
+
+    def _finish(self, visit: _Visit) -> None:
+        """Sends a file, which takes no time, however slowly it is read."""
+        known = self._describe()
+        for rank in known["ranks"]:
+            rank.update(visit.answers.get(rank["rank"], {}))
+        file = os.memfd_create("horovodish-status")
+        try:
+            os.write(file, json.dumps(known).encode())
+            socket.send_fds(visit.connection, [b"status"], [file])
+        except OSError:
+            pass  # whoever asked is gone
+        finally:
+            os.close(file)
+            visit.connection.close()
