@@ -17,12 +17,14 @@ from horovodish.launcher.flags import (
     predict_parser,
     report_parser,
     run_parser,
+    status_parser,
 )
 from horovodish.launcher.job.output import say
 from horovodish.launcher.options import EXAMPLE, launch_options
 from horovodish.launcher.report.check import check
 from horovodish.launcher.report.libraries import conflict
 from horovodish.launcher.run import run
+from horovodish.launcher.status.show import show
 from horovodish.reports.merge_traces import merge
 
 USAGE_ERROR = 2
@@ -62,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from horovodish.predictions import table  # the launcher starts without NumPy
 
                 return table.run(of.model, of.cluster, of.ranks, strong=of.strong, ranks_per_host=of.ranks_per_host)
+            case ["status", *rest]:
+                wanted = status_parser().parse(rest)
+                return show(wanted.job, stacks=wanted.stacks, live=wanted.watch)
             case ["merge-traces", *rest]:
                 merges = merge_parser()
                 traces = merges.parse(rest).traces

@@ -28,6 +28,7 @@ COMMANDS = {
     "check": "print what is installed, and whether ranks can be started here",
     "report": "make a page of the records of a run: where the time of its steps went",
     "predict": "say what more ranks, other links and other strategies would give",
+    "status": "show what a running job does, and which rank the others wait for",
     "merge-traces": "make one timeline of those of several ranks",
     "version": "print the versions of all that is installed",
     "help": "print the help of a command: horovodish help run",
@@ -214,6 +215,21 @@ def _most_ranks(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks from 1 to {1 << 20}")
     return int(text)
+
+
+def status_parser() -> Parser:
+    """The parser of `horovodish status`."""
+    statuses = Parser(
+        prog="horovodish status",
+        description="Shows what each rank of a running job does, and which rank the others wait for.\n"
+        "Call it on the host on which `horovodish run` was started, as the same user.",
+    )
+    statuses.add_argument(
+        "job", nargs="?", default="", metavar="JOB", help="the process of the launcher, or the script"
+    )
+    statuses.add_argument("--stacks", action="store_true", help="show the Python stacks of each rank, too")
+    statuses.add_argument("--watch", action="store_true", help="show it live, with rates; needs rich")
+    return statuses
 
 
 def run_parser() -> Parser:

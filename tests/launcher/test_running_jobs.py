@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from horovodish.launcher.config_file import read
-from horovodish.launcher.flags import run_parser
+from horovodish.launcher.flags import run_parser, status_parser
 from support.documents import python_blocks
 from support.sources import ROOT
 
@@ -28,7 +28,7 @@ def test_the_commands_parse(line: str) -> None:
 def test_the_flags_exist() -> None:
     mentioned = set(re.findall(r"`(--[a-z-]+)", TEXT)) - {"--shm-size", "--init", "--network"}
     assert len(mentioned) > 10
-    assert mentioned <= set(run_parser().flags)
+    assert mentioned <= {*run_parser().flags, *status_parser().flags}
 
 
 def test_the_config_file(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ LAUNCHER_IMPORTS_WHEN_USED = {
     "files.py": {"cloudpickle"},
     "cli.py": {"horovodish.predictions.table", "horovodish.reports.page"},
     "run_report.py": {"horovodish.reports.page"},
+    "watch.py": {"rich.console", "rich.live", "rich.table", "rich.text"},
 }
 LAUNCHER_ROOMS: dict[str, set[str]] = {
     "hosts": set(),
@@ -48,6 +49,7 @@ LAUNCHER_ROOMS: dict[str, set[str]] = {
     "job": {"hosts", "mpirun", "options", "supervisor"},
     "elastic": {"hosts", "job", "options", "supervisor"},
     "report": {"hosts", "job", "mpirun", "options", "own_python"},
+    "watch.py": {"rich.console", "rich.live", "rich.table", "rich.text"},
     "function": {"flags", "job", "options", "own_python", "run", "supervisor"},
 }
 """What the modules of each folder of the launcher may import from the rest of it."""

@@ -1,0 +1,1 @@
+"""`horovodish status`: what a running job does."""

@@ -1,0 +1,148 @@
+"""`horovodish status` names the rank, its host and the call, however a job hangs."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.status import wait_for_sentence
+
+HOST = re.escape(socket.gethostname())
+WAITED = r"for \d+ s"
+IDLE = r"Rank {late} has nothing under way; it last submitted 'before', and nothing for \d+ s"
+MISSING = "rank {late} on {host} has not called allreduce 'layer.weight': ranks {others} have waited for it {waited}"
+STOPPED = "rank {late} on {host} is stopped; ranks {others} have waited in {call} {waited}"
+GOES_ON = r"\. kill -CONT \d+ there lets it go on"
+
+# What the late rank does, while the others call `layer.weight`.
+LATE = {
+    "sleeps": "time.sleep(1000)",
+    "computes": "while True: pass",
+    "sleeps in C": "ctypes.CDLL(None).sleep(1000)",
+    "holds the GIL": "ctypes.PyDLL(None).sleep(1000)",
+    "waits for a child": "import subprocess; subprocess.run(['sleep', '1000'])",
+}
+CASES = [(what, 1, "auto") for what in LATE] + [
+    ("sleeps", 0, "auto"),
+    ("sleeps", 0, "mpi_ring"),
+    ("sleeps", 2, "mpi_ring"),
+]
+
+
+def text(form: str, late: int, **more: str) -> str:
+    others = ", ".join(str(rank) for rank in range(3) if rank != late).replace("1, 2", "1-2").replace("0, 1", "0-1")
+    return form.format(late=late, host=HOST, others=others, waited=WAITED, **more)
+
+
+@pytest.mark.parametrize(("what", "late", "plane"), CASES)
+def test_a_rank_that_is_late(hang: Callable[..., Any], what: str, late: int, plane: str) -> None:
+    job = hang(f"begin()\nif rank == {late}:\n    {LATE[what]}\ncall()\n", plane=plane)
+    sentences = wait_for_sentence(job.process.pid, text(rf"{MISSING}\. {IDLE}", late))
+    assert len(sentences) == 1
+
+
+@pytest.mark.parametrize(("late", "plane"), [(0, "auto"), (1, "auto"), (0, "mpi_ring"), (1, "mpi_ring")])
+def test_a_rank_that_is_stopped_before_a_call(hang: Callable[..., Any], late: int, plane: str) -> None:
+    job = hang(f"begin()\nif rank == {late}:\n    stop()\ncall()\n", plane=plane)
+    expected = text(STOPPED, late, call="allreduce 'layer.weight'") + GOES_ON
+    assert len(wait_for_sentence(job.process.pid, expected)) == 1
+
+
+STOPS_WITHIN = """
+from support.midway import LargeReduction
+begin()
+while True:
+    reduction = LargeReduction()
+    if rank == {late} and reduction.catch():
+        stop()
+    reduction.finish()
+"""
+
+
+@pytest.mark.parametrize(("late", "plane"), [(1, "auto"), (0, "mpi_ring")])
+def test_a_rank_that_is_stopped_within_a_call(hang: Callable[..., Any], late: int, plane: str) -> None:
+    job = hang(STOPS_WITHIN.format(late=late), plane=plane)
+    expected = text(STOPPED, late, call="allreduce 'large'") + GOES_ON
+    assert len(wait_for_sentence(job.process.pid, expected)) == 1
+
+
+def test_ranks_that_have_joined_wait_for_one_that_has_not(hang: Callable[..., Any]) -> None:
+    job = hang("begin()\nif rank == 1:\n    time.sleep(1000)\nhvd.join()\n")
+    expected = text(
+        rf"rank 1 on {{host}} has not called join\(\): ranks 0, 2 have waited for it {{waited}}\. {IDLE}", 1
+    )
+    assert len(wait_for_sentence(job.process.pid, expected)) == 1
+
+
+def test_ranks_that_call_different_things(hang: Callable[..., Any]) -> None:
+    job = hang("begin()\ncall(f'x{rank}')\n")
+    begin = text("ranks 1-2 on {host} have not called allreduce 'x0': rank 0 has waited for it {waited}", 0)
+    sentences = wait_for_sentence(job.process.pid, begin)
+    assert text("ranks 0, 2 on {host} have not called allreduce 'x1': rank 1 has waited", 1) in "\n".join(sentences)
+    assert len(sentences) == 3
+
+
+@pytest.mark.parametrize(
+    ("operation", "called"),
+    [
+        ("hvd.broadcast(np.zeros(3), 0, name='b')", "broadcast 'b'"),
+        ("hvd.allgather(np.zeros(3), name='g')", "allgather 'g'"),
+        ("hvd.grouped_allreduce([np.zeros(3), np.zeros(4)], name='batch')", "allreduce 'batch'"),
+        ("hvd.allreduce(np.zeros(3))", "call 1 of allreduce"),
+    ],
+)
+def test_the_call_is_named(hang: Callable[..., Any], operation: str, called: str) -> None:
+    job = hang(f"begin()\nif rank == 1:\n    time.sleep(1000)\n{operation}\n")
+    wait_for_sentence(job.process.pid, text(rf"rank 1 on {{host}} has not called {called}: ranks 0, 2 have .*", 1))
+
+
+def test_a_process_set(hang: Callable[..., Any]) -> None:
+    code = "pair = hvd.ProcessSet([0, 2])\nhvd.init(process_sets=[pair])\ncall('before')\n"
+    code += "if rank == 2:\n    time.sleep(1000)\n"
+    code += "if rank == 0:\n    hvd.allreduce(np.zeros(3), name='x', process_set=pair)\n"
+    job = hang(code + "time.sleep(1000)\n")
+    expected = rf"rank 2 on {HOST} has not called allreduce 'x': rank 0 has waited for it {WAITED}\..*"
+    assert len(wait_for_sentence(job.process.pid, expected)) == 1
+
+
+def test_a_receive_without_a_send(hang: Callable[..., Any]) -> None:
+    code = "from horovodish.collectives import transfers\n"
+    code += "from horovodish.collectives.array_adapter import ARRAYS\nbegin()\n"
+    code += (
+        "if rank == 0:\n    transfers.receive(ARRAYS, np.zeros(3), 1, 5, name='activations').wait()\ntime.sleep(1000)\n"
+    )
+    expected = rf"rank 0 on {HOST} waits in receive of 'activations' from rank 1 with tag 5, {WAITED}"
+    assert len(wait_for_sentence(hang(code).process.pid, expected)) == 1
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize(
+    ("how", "is_it"), [("time.sleep(1000)", "sleeps, or waits for something"), ("stop()", "is stopped.*")]
+)
+def test_a_rank_that_does_not_come_to_init(hang: Callable[..., Any], late: int, how: str, is_it: str) -> None:
+    job = hang(f"if rank == {late}:\n    {how}\nbegin()\n")
+    expected = (
+        rf"ranks {{others}} have waited in init\(\) {{waited}}: rank {late} on {{host}} has not called init\(\): "
+    )
+    assert len(wait_for_sentence(job.process.pid, text(expected, late) + rf"its process \d+ {is_it}")) == 1
+
+
+def test_a_rank_that_does_not_come_to_the_end(hang: Callable[..., Any]) -> None:
+    job = hang("begin()\nif rank == 1:\n    time.sleep(1000)\n")
+    wait_for_sentence(
+        job.process.pid, rf"ranks 0, 2 have waited at the end .* {WAITED}: rank 1 on {HOST}: its process .*"
+    )
+
+
+def test_an_engine_that_has_begun_again(hang: Callable[..., Any]) -> None:
+    job = hang("begin()\nhvd.shutdown()\nbegin()\nif rank == 1:\n    time.sleep(1000)\ncall()\n")
+    wait_for_sentence(job.process.pid, text(rf"{MISSING}\. {IDLE}", 1))
+
+
+def test_a_rank_of_an_elastic_job(hang: Callable[..., Any]) -> None:
+    job = hang("begin()\nif rank == 1:\n    time.sleep(1000)\ncall()\n", flags=["--min-np", "1"])
+    wait_for_sentence(job.process.pid, text(rf"{MISSING}\. {IDLE}", 1))

@@ -1,0 +1,209 @@
+"""The command `horovodish status`: what it prints, whom it answers, and that it does not wait."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovodish.launcher.status import jobs
+from horovodish.launcher.status.show import row_of
+from horovodish.launcher.status.watch import rates
+from horovodish.launcher.supervisor import supervisor
+from support.other_user import as_other_user
+from support.processes import is_stopped, wait_until, wait_until_state
+from support.status import asked, wait_for_sentence
+
+HANGS = "begin()\ndef forgets_it():\n    time.sleep(1000)\nif rank == 1:\n    forgets_it()\ncall()\n"
+MISSING = "rank 1 on .* has not called allreduce 'layer.weight': ranks 0, 2 have waited for it for .*"
+STEPS = "begin()\nfor step in range(10 ** 9):\n    basics.engine().begin_step()\n    call(f'x{step % 3}')\n"
+
+
+def status(*arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "horovodish.launcher", "status", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **how)
+
+
+def wait_for_steps(process: int) -> jobs.JobStatus:
+    def steps() -> int:
+        job = asked(process)
+        return min((rank.steps for rank in job.ranks), default=0) if job else 0
+
+    wait_until(lambda: steps() > 0)
+    found = asked(process)
+    assert found is not None
+    return found
+
+
+def test_the_first_line_says_what_is_wrong(hang: Callable[..., Any]) -> None:
+    job = hang(HANGS)
+    wait_for_sentence(job.process.pid, MISSING)
+    for name in (str(job.process.pid), "hang.py", "hang"):
+        shown = status(name)
+        assert shown.returncode == 0, shown.stderr
+        first, what, _, heads, *rows = shown.stdout.splitlines()
+        assert re.fullmatch(MISSING, first)
+        assert what == f"job {job.process.pid} hang.py: 3 ranks on 1 host"
+        assert heads.split() == ["rank", "host", "process", "state", "step", "memory", "does"]
+        assert [row.split()[0] for row in rows] == ["0", "1", "2"]
+        assert all(re.search(r" (sleeps|runs) +1 +\d+ MiB  ", row) for row in rows)
+        assert re.search(r"waits in allreduce 'layer.weight' for \d+ s$", rows[2])
+
+
+def test_stacks_come_without_disturbing_the_script(hang: Callable[..., Any]) -> None:
+    """`sleep` of the C library would end early if a signal came to its thread."""
+    sleeps = "import ctypes\ndef forgets_it():\n    left = ctypes.PyDLL(None).sleep(1000)\n    print('woken', left)\n"
+    job = hang(f"begin()\n{sleeps}if rank == 1:\n    forgets_it()\ncall()\n")
+    wait_for_sentence(job.process.pid, MISSING)
+    for _ in range(2):
+        shown = status(str(job.process.pid), "--stacks").stdout
+        assert shown.count("stacks of rank") == 3
+        late = shown.partition("stacks of rank 1 ")[2].partition("stacks of rank 2 ")[0]
+        assert "in forgets_it" in late
+        assert "in forgets_it" not in shown.replace(late, "")
+    assert "woken" not in "".join(job.stdout.lines)
+
+
+def test_py_spy_shows_the_stacks_of_a_stopped_rank(hang: Callable[..., Any], tmp_path: Path) -> None:
+    """A program of that name takes its place: the real one needs rights that a container may lack."""
+    program = tmp_path / "py-spy"
+    program.write_text('#!/bin/sh\necho "seen by py-spy: $*"\n')
+    program.chmod(0o755)
+    job = hang("begin()\nif rank == 1:\n    stop()\ncall()\n", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    wait_for_sentence(job.process.pid, "rank 1 on .* is stopped; ranks 0, 2 have waited .*")
+    found = asked(job.process.pid, "stacks")
+    assert found is not None
+    late = found.ranks[1]
+    assert late.stacks.strip() == f"seen by py-spy: dump --nonblocking --pid {late.process}"
+    assert "in call" in found.ranks[0].stacks
+
+
+def test_without_py_spy_a_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    question = supervisor.Question("known", os.getpid(), None, wants_stacks=True)
+    assert question.is_over
+    assert question.answer.decode() == (
+        "stacks\nthis process cannot show its stacks itself. Remedy: pip install py-spy, on each host"
+    )
+
+
+def test_of_a_stopped_rank_the_last_known_is_shown(hang: Callable[..., Any]) -> None:
+    job = hang("begin()\nif rank == 1:\n    stop()\ncall()\n")
+    wait_for_sentence(job.process.pid, "rank 1 on .* is stopped; ranks 0, 2 have waited .*")
+    found = asked(job.process.pid)
+    assert found is not None
+    _, _, _, state, step, memory, does = row_of(found.ranks[1])
+    assert (state, step) == ("stopped", "1")
+    assert memory.endswith(" MiB")
+    assert re.fullmatch(r"is stopped, last called allreduce 'before' \d+ m?s ago", does)
+
+
+def test_a_job_that_trains_is_well_and_has_rates(hang: Callable[..., Any]) -> None:
+    job = hang(STEPS)
+    before = wait_for_steps(job.process.pid)
+    wait_until(lambda: (now := asked(job.process.pid)) is not None and now.ranks[0].steps > before.ranks[0].steps)
+    now = asked(job.process.pid)
+    assert now is not None
+    for steps, bandwidth, waited in rates(now, before):
+        assert float(steps) > 0
+        assert bandwidth.endswith(" MB")
+        assert waited.endswith("%")
+    assert re.match(
+        r"all ranks run, in step \d+; none has waited for longer than 2 s\n", status(str(job.process.pid)).stdout
+    )
+
+
+def test_it_is_watched_until_the_job_ends(hang: Callable[..., Any]) -> None:
+    pytest.importorskip("rich")
+    job = hang(STEPS)
+    wait_for_steps(job.process.pid)
+    command = [sys.executable, "-m", "horovodish.launcher", "status", str(job.process.pid), "--watch"]
+    environ = {**os.environ, "TERM": "xterm", "FORCE_COLOR": "1", "COLUMNS": "160"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as watching:
+        assert watching.stdout is not None
+        shown = ""
+        while not re.search(r"\d\.\d +\d[\d.,]* MB +\d+%", re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown)):
+            shown += watching.stdout.readline()
+        job.process.terminate()
+        watching.stdout.read()
+        assert watching.wait() == 0
+
+
+def test_without_rich_a_line_says_so(hang: Callable[..., Any], tmp_path: Path) -> None:
+    job = hang(STEPS)
+    wait_for_steps(job.process.pid)
+    (tmp_path / "rich.py").write_text("raise ImportError\n")
+    shown = status(str(job.process.pid), "--watch", env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert shown.returncode == 1
+    assert "--watch needs rich, which is not installed. Remedy: pip install rich" in shown.stderr
+    assert shown.stderr.count("\n") == 1
+
+
+def test_several_jobs_are_listed(launch: Callable[..., Any]) -> None:
+    started = [launch("run", "-np", "1", "sleep", "1000") for _ in range(2)]
+    for job in started:
+        wait_until(lambda job=job: (found := asked(job.process.pid)) is not None and not found.awaited)
+    lines = status("sleep").stdout.splitlines()
+    for job in started:
+        assert any(re.match(rf"{job.process.pid}  sleep  all ranks run; ", line) for line in lines)
+
+
+def test_a_job_that_is_not_there() -> None:
+    shown = status("no-such-job")
+    assert shown.returncode == 1
+    assert re.match(
+        r"horovodish: (no job of user \d+ on .* runs\. Remedy: ask on the host|there is no job no-such-job)",
+        shown.stderr,
+    )
+
+
+def test_a_launcher_that_is_stopped(launch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    job = launch("run", "-np", "1", "sleep", "1000")
+    wait_until(lambda: (found := asked(job.process.pid)) is not None and not found.awaited)
+    job.process.send_signal(signal.SIGSTOP)
+    wait_until_state(job.process.pid, "T")
+    assert is_stopped(job.process.pid)
+    shown = status()
+    job.process.send_signal(signal.SIGCONT)
+    expected = rf"the launcher does not answer\. If it is stopped, kill -CONT {job.process.pid} lets it go on"
+    assert re.search(expected, shown.stdout)
+
+
+def test_another_user_learns_nothing(launch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by the command, nor by the socket if its folder let others in."""
+    job = launch("run", "-np", "1", "sleep", "1000")
+    wait_until(lambda: asked(job.process.pid) is not None)
+    (path,) = [path for path in jobs._sockets() if jobs._answers([path], "status")[0].process == job.process.pid]
+    assert as_other_user(jobs._sockets) == []
+    assert isinstance(as_other_user(lambda: os.stat(path)), PermissionError)
+    folder = os.path.dirname(path)
+    os.chmod(folder, 0o755)
+    os.chmod(path, 0o777)
+    try:
+        assert as_other_user(lambda: jobs._answers([path], "status")) == []
+        assert len(jobs._answers([path], "status")) == 1
+    finally:
+        os.chmod(folder, 0o700)
+
+
+def test_64_ranks_answer(launch: Callable[..., Any]) -> None:
+    job = launch("run", "-np", "64", "sleep", "1000")
+    wait_until(lambda: (found := asked(job.process.pid)) is not None and not found.awaited)
+    wait_until(lambda: (found := asked(job.process.pid)) is not None and all(rank.state for rank in found.ranks))
+    found = asked(job.process.pid)
+    assert found is not None
+    assert len(found.ranks) == 64
+
+
+def test_the_ranks_of_a_script_that_is_no_training(launch: Callable[..., Any]) -> None:
+    job = launch("run", "-np", "2", "sleep", "1000")
+    wait_until(lambda: (found := asked(job.process.pid)) is not None and len(found.ranks) == 2)
+    wait_until(lambda: "has not called init()" in status(str(job.process.pid)).stdout)
