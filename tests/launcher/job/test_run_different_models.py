@@ -93,7 +93,7 @@ def differ(only: str) -> str:
             pytest.param(TENSORFLOW.format(run=run, **how), text, id=f"tensorflow, {name} {what}", marks=marks or eager)
             for run, name, eager in (("", "eager", LONG), ("tf.function", "function", ()))
             for how, text, what, marks in (
-                (LAYERS, "rank 0 trains 1 parameter, rank 1 trains 2: only rank 1 has layer1:0", "layers", LONG),
+                (LAYERS, "rank 0 trains 1 parameter, rank 1 trains 2: only rank 1 has layer1", "layers", LONG),
                 (WIDTH, "variable 0 (layer0) is of shape (2,) on rank 0 and of shape (3,) on rank 1", "width", ()),
             )
         ],
