@@ -49,7 +49,7 @@ LAUNCHER_ROOMS: dict[str, set[str]] = {
     "job": {"hosts", "mpirun", "options", "supervisor"},
     "elastic": {"hosts", "job", "options", "supervisor"},
     "report": {"hosts", "job", "mpirun", "options", "own_python"},
-    "watch.py": {"rich.console", "rich.live", "rich.table", "rich.text"},
+    "status": {"hosts", "job", "supervisor"},
     "function": {"flags", "job", "options", "own_python", "run", "supervisor"},
 }
 """What the modules of each folder of the launcher may import from the rest of it."""
