@@ -25,7 +25,7 @@ It needs the standard library and, of horovodish, `settings`, `errors`, `version
     job/            one run
         job           its processes, and when they are ended
         environment   the variables that the ranks get
-        listener      where supervisors connect, and the handshake with those of other hosts
+        listener      where supervisors connect, and the handshake with whoever connects by TCP
         launcher_end  the launcher's end of the link to one supervisor
         output        what the ranks write, merged into the launcher's output whole lines at a time, and kept
         progress      one line about what the launcher waits for
@@ -44,10 +44,12 @@ It needs the standard library and, of horovodish, `settings`, `errors`, `version
         discovery     hosts that come and go
         events        what has happened, for the user and for programs
     function/       `horovodish.run()`: a Python function on ranks
-        run_function  from the call to its results
+        run_function  its arguments
         launcher      the process that starts the ranks
         rank          what each rank executes
-        files         the files between them
+        ranks         ranks that call one function after the other for this process
+        exchange      the links between them and this process
+        call          what travels there
     report/         what is installed
         check         the report of `horovodish check`
         libraries     frameworks, CUDA and Horovod's names; the versions of all

@@ -1,4 +1,4 @@
-"""What each rank of `horovodish.run()` executes: `python -m horovodish.launcher.function.rank FOLDER`."""
+"""What each rank of `horovodish.run()` executes: `python -m horovodish.launcher.function.rank`."""
 
 import contextlib
 import linecache
@@ -8,43 +8,41 @@ import socket
 import sys
 import time
 import traceback
-from pathlib import Path
 from types import TracebackType
 
-from horovodish.launcher.function.files import CALL, UNSAFE, UNSEEN, Call, Report, name_of, pickled, read, write
+from horovodish.launcher.function.call import UNREACHED, Call, Report, pickled
+from horovodish.launcher.function.exchange import receive, send
+from horovodish.launcher.supervisor.tcp_end import dial
+from horovodish.settings import CALLER_VARIABLE
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
-def main(folder: Path) -> None:
-    """Calls the function and writes down what becomes of it.
+def main() -> None:
+    """Calls one function after the other and reports what becomes of each, until the caller lets go.
 
     Raises:
-        BaseException: what the function raised, so that the rank fails.
+        BaseException: what a function raised, so that the rank fails.
     """
     rank = next(int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ)
     host = socket.gethostname()
     try:
-        call: Call = read(folder, CALL)
-    except FileNotFoundError:
-        sys.exit(
-            f"horovodish: rank {rank} on {host} {UNSEEN}, {folder}: "
-            "pass as shared_folder one that all hosts have in common"
-        )
-    except PermissionError as problem:
-        sys.exit(
-            f"horovodish: rank {rank} on {host} {UNSAFE}: {problem}, or pass as shared_folder one that all hosts have "
-            "in common and in which your files belong to you"
-        )
-    sys.path[:] = call.path
-    linecache.cache.update(call.sources)
+        caller = dial(os.environ.pop(CALLER_VARIABLE))
+    except OSError as problem:
+        sys.exit(f"horovodish: rank {rank} on {host} {UNREACHED}: {problem}")
+    caller.settimeout(None)
     sys.excepthook = lambda *_: None  # the caller shows it
-    try:
-        result = _result(call)
-    except BaseException as error:
-        write(folder, name_of(rank), _failure(rank, host, error))
-        raise
-    write(folder, name_of(rank), Report(rank, host, time.time(), result))
+    while message := receive(caller):
+        call: Call = pickle.loads(message)
+        # An agent's host may have modules of the job at other places than the caller's.
+        sys.path[:] = [*call.path, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        linecache.cache.update(call.sources)
+        try:
+            result = _result(call)
+        except BaseException as error:
+            send(caller, pickle.dumps(_failure(rank, host, error)))
+            raise
+        send(caller, pickle.dumps(Report(rank, host, time.time(), result)))
 
 
 def _result(call: Call) -> bytes:
@@ -79,4 +77,4 @@ def _outside_of_this_file(frames: TracebackType | None) -> TracebackType | None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

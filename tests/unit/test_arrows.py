@@ -30,7 +30,7 @@ FLOORS = (
 """The folders and files of the core. Each needs only those of the floors before its own."""
 CORE_NEEDS = {"horovodish", "numpy"}
 CORE_IMPORTS_WHEN_USED = {"run_function.py": {"horovodish.launcher.function"}, "pickling.py": {"cloudpickle"}}
-LAUNCHER_IMPORTS_WHEN_USED = {"config_file.py": {"yaml"}, "files.py": {"cloudpickle"}}
+LAUNCHER_IMPORTS_WHEN_USED = {"config_file.py": {"yaml"}, "call.py": {"cloudpickle"}}
 LAUNCHER_ROOMS: dict[str, set[str]] = {
     "hosts": set(),
     "supervisor": set(),
@@ -38,7 +38,7 @@ LAUNCHER_ROOMS: dict[str, set[str]] = {
     "job": {"hosts", "mpirun", "options", "supervisor"},
     "elastic": {"hosts", "job", "options", "supervisor"},
     "report": {"hosts", "mpirun", "own_python"},
-    "function": {"flags", "job", "options", "own_python", "run", "supervisor"},
+    "function": {"flags", "hosts", "job", "options", "own_python", "run", "supervisor"},
 }
 """What the modules of each folder of the launcher may import from the rest of it."""
 LAUNCHER_NEEDS = {
