@@ -18,6 +18,10 @@ It needs the standard library and, of horovodish, `settings`, `errors`, `version
         command       what each family of mpirun is told: its arguments and variables
         messages      what it says: why a host did not come up, and what the user should read
         reach         why a host did not come up about which nothing is said: runs a command there
+    agents/         processes that are on the hosts already and start MPI's daemons there, where there is no ssh
+        agent         the process, its links and its children
+        meeting       where agents join, and which host each is on
+        program       what mpirun runs in place of ssh
     supervisor/     what mpirun starts in place of each rank, on whichever host
         start         the command for that, and the folder of a run
         supervisor    a small program beside every rank: starts it, passes signals on, reports how it ended
@@ -47,6 +51,7 @@ It needs the standard library and, of horovodish, `settings`, `errors`, `version
         run_function  its arguments
         launcher      the process that starts the ranks
         rank          what each rank executes
+        on_agents     ranks on hosts where somebody else starts the agents
         ranks         ranks that call one function after the other for this process
         exchange      the links between them and this process
         call          what travels there

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher import config_file
+from horovodish.launcher.agents.agent import join_by_hand
 from horovodish.launcher.flags import (
     COMMANDS,
+    agent_parser,
     check_parser,
     did_you_mean,
     merge_parser,
@@ -22,6 +24,7 @@ from horovodish.launcher.report.check import check
 from horovodish.launcher.report.libraries import conflict
 from horovodish.launcher.run import run
 from horovodish.reports.merge_traces import merge
+from horovodish.settings import AGENT_SECRET_VARIABLE
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -44,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _run(rest)
             case ["check", *rest]:
                 return check(os.environ, as_json=check_parser().parse(rest).json)
+            case ["agent", *rest]:
+                agent = agent_parser().parse(rest)
+                return join_by_hand(agent.join, agent.slots, os.environ.pop(AGENT_SECRET_VARIABLE, ""))
             case ["merge-traces", *rest]:
                 merges = merge_parser()
                 traces = merges.parse(rest).traces

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from horovodish.errors import SettingError
-from horovodish.launcher.options import ELASTIC, WHAT, WHERE, add_flags
+from horovodish.launcher.options import ELASTIC, WHAT, WHERE, add_flags, count
 from horovodish.launcher.report.libraries import versions
 from horovodish.settings import AUTOTUNE, COMPATIBILITY, OUTPUT, STALLS, START, TIMELINE, TUNING, WITHOUT_EFFECT, table
 
@@ -26,6 +26,7 @@ OVERRIDES = "A variable sets each, too. The config file overrides the variable;\
 COMMANDS = {
     "run": "start N ranks of a command: horovodish run -np N COMMAND ...",
     "check": "print what is installed, and whether ranks can be started here",
+    "agent": "let a launcher start ranks on this host without ssh",
     "merge-traces": "make one timeline of those of several ranks",
     "version": "print the versions of all that is installed",
     "help": "print the help of a command: horovodish help run",
@@ -162,6 +163,19 @@ def check_parser() -> Parser:
     )
     checks.add_argument("--json", action="store_true", help="print it as JSON")
     return checks
+
+
+def agent_parser() -> Parser:
+    """The parser of `horovodish agent`."""
+    agents = Parser(
+        prog="horovodish agent",
+        description="Lets `horovodish run --agents N` start ranks on this host, without ssh. Ends when the job ends.\n"
+        "The variable HOROVODISH_AGENT_SECRET holds the secret that the launcher prints, or has in the same variable.",
+    )
+    agents.add_argument("--join", required=True, metavar="ADDRESS:PORT", help="where the launcher waits")
+    in_all = "ranks that run here (default: as many as there are GPUs, or else cores)"
+    agents.add_argument("--slots", type=count, metavar="N", help=in_all)
+    return agents
 
 
 def merge_parser() -> Parser:

@@ -28,12 +28,14 @@ class Exchange:
 
     Attributes:
         contact: what a rank needs to connect.
+        offered: how many calls have been sent.
         reports: what the ranks have answered to the last call, by rank.
     """
 
     def __init__(
         self, selector: selectors.BaseSelector, addresses: Sequence[str], changed: Callable[[], object]
     ) -> None:
+        self.offered = 0
         self.reports: dict[int, Report] = {}
         self._selector = selector
         self._changed = changed
@@ -49,6 +51,7 @@ class Exchange:
 
     def offer(self, message: bytes) -> None:
         """Sends a call to all ranks, also to those that connect later. Without bytes the ranks leave."""
+        self.offered += 1
         self.reports = {}
         self._message = HEAD.pack(len(message)) + message
         for link in list(self._links):

@@ -12,12 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from horovodish.errors import LaunchError, RankLostError
+from horovodish.launcher.agents.meeting import Meeting
 from horovodish.launcher.function.call import UNREACHED, Call, Report
 from horovodish.launcher.function.exchange import Exchange
 from horovodish.launcher.hosts.addresses import addresses
@@ -47,18 +48,28 @@ class Ranks:
     Args:
         options: of the launcher.
         environ: of the launcher.
+        meeting: of the agents by which the ranks are started, if they are. The ranks end when one is lost.
+        files: what to use instead of `sys.stdout` and `sys.stderr`, by the names "stdout" and "stderr".
 
     Attributes:
         is_over: whether the launcher has ended.
     """
 
-    def __init__(self, options: LaunchOptions, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        options: LaunchOptions,
+        environ: Mapping[str, str],
+        *,
+        meeting: Meeting | None = None,
+        files: Mapping[str, Any] | None = None,
+    ) -> None:
         self.is_over = False
         self._np = options.np
         self._as_horovod = options.as_horovod
         self._words: list[str] = []  # the lines that the launcher itself has written
         self._problem: BaseException | None = None
         self._status = 0
+        self._calls = 0
         self._changed = threading.Condition()
         self._asked: list[Callable[[], object]] = []  # guarded by _changed
         self._selector = selectors.DefaultSelector()
@@ -68,6 +79,8 @@ class Ranks:
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._do_what_is_asked)
         self._options = replace(options, command=module_command("horovodish.launcher.function.rank"))
         self._environ = {**environ, CALLER_VARIABLE: self._exchange.contact}
+        self._meeting = meeting
+        self._files = files or {}
         self._launcher: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._serve, name="horovodish-ranks", daemon=True)
         self._thread.start()
@@ -98,20 +111,28 @@ class Ranks:
         if self._as_horovod:
             call.path.insert(0, HOROVOD_FOLDER)
         message = pickle.dumps(call)
+        self._calls += 1
         self._ask(lambda: self._exchange.offer(message))
-        self._wait(lambda: len(self._exchange.reports) == self._np)
+        self._wait(lambda: self._exchange.offered == self._calls and len(self._exchange.reports) == self._np)
         reports = dict(self._exchange.reports)
         if is_last and not self.is_over:
             self.leave()
-        return results(reports, self._np, self._status if self.is_over else 0, self._words if self.is_over else [])
+        if not self.is_over:
+            return results(reports, self._np, 0, [])
+        lost = self._meeting.lost if self._meeting else []
+        return results(reports, self._np, self._status, self._words, lost)
 
-    def leave(self) -> None:
-        """Lets the ranks end, and waits for that."""
+    def leave(self, within_seconds: float | None = None) -> None:
+        """Lets the ranks end, and waits for that.
+
+        Args:
+            within_seconds: how long at most; None: as long as it takes.
+        """
         self._ask(lambda: self._exchange.offer(b""))
-        self._wait(lambda: False)
+        self._wait(lambda: False, within_seconds)
 
-    def _wait(self, is_done: Callable[[], bool]) -> None:
-        """Waits until that is so, or until the launcher has ended.
+    def _wait(self, is_done: Callable[[], bool], seconds: float | None = None) -> None:
+        """Waits until that is so, until the launcher has ended, or for so many seconds.
 
         Raises:
             KeyboardInterrupt: the user interrupted the ranks; they have ended.
@@ -121,7 +142,7 @@ class Ranks:
         while True:
             try:
                 with self._changed:
-                    self._changed.wait_for(lambda: self.is_over or (not interrupts and is_done()))
+                    self._changed.wait_for(lambda: self.is_over or (not interrupts and is_done()), seconds)
                 break
             except KeyboardInterrupt as pressed:
                 interrupts.append(pressed)
@@ -173,9 +194,13 @@ class Ranks:
         with open(problems, "rb") as told, self._started(problem_file) as launcher:
             os.close(problem_file)
             try:
-                relay = Relay(launcher, self._selector)
+                relay = Relay(launcher, self._selector, self._files)
+                is_told = False
                 while not relay.is_done:
                     self._turn(MAINTAIN_SECONDS)
+                    if self._meeting and self._meeting.lost and not is_told:
+                        launcher.terminate()
+                        is_told = True
             finally:
                 if launcher.poll() is None and not relay.is_done:
                     launcher.terminate()
@@ -217,16 +242,20 @@ class Relay:
     Args:
         launcher: the process.
         selector: each key's data is a function to call.
+        files: what to use instead, by the names "stdout" and "stderr".
 
     Attributes:
         words: the lines that the launcher itself has written.
         is_done: whether the launcher has closed both.
     """
 
-    def __init__(self, launcher: "subprocess.Popen[bytes]", selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, launcher: "subprocess.Popen[bytes]", selector: selectors.BaseSelector, files: Mapping[str, Any]
+    ) -> None:
         self.words: list[str] = []
         self._line = ""
         self._selector = selector
+        self._files = files
         self._open = 0
         for source, target in ((launcher.stdout, "stdout"), (launcher.stderr, "stderr")):
             assert source is not None
@@ -247,7 +276,7 @@ class Relay:
             self._open -= 1
         if target == "stderr":
             self._listen(text)
-        _show(text, getattr(sys, target))
+        _show(text, self._files.get(target) or getattr(sys, target))
 
     def _listen(self, text: str) -> None:
         *lines, self._line = (self._line + text).split("\n")
@@ -266,7 +295,9 @@ def _show(text: str, target: Any) -> None:
         target.flush()
 
 
-def results(by_rank: Mapping[int, Report], np: int, status: int, words: list[str]) -> list[Any]:
+def results(
+    by_rank: Mapping[int, Report], np: int, status: int, words: list[str], lost: Sequence[str] = ()
+) -> list[Any]:
     """What the function returned, by rank, or the reason why not.
 
     Args:
@@ -274,6 +305,7 @@ def results(by_rank: Mapping[int, Report], np: int, status: int, words: list[str
         np: how many ranks there should be.
         status: the exit status of the launcher, if it has ended.
         words: its own lines.
+        lost: which agents have gone, and why.
 
     Raises:
         Exception: see `Ranks.call`.
@@ -288,6 +320,8 @@ def results(by_rank: Mapping[int, Report], np: int, status: int, words: list[str
     if status == 0 and len(by_rank) < np:
         missing = next(rank for rank in range(np) if rank not in by_rank)
         raise RankLostError(f"rank {missing} ended before the function returned")
+    if status != 0 and lost:
+        raise RankLostError(lost[0])
     if status != 0:
         last = words[-1] if words else f"the launcher ended with exit status {status}"
         unusable = next((word for word in words if UNREACHED in word), None)

@@ -37,8 +37,9 @@ LAUNCHER_ROOMS: dict[str, set[str]] = {
     "mpirun": {"hosts", "options", "own_python"},
     "job": {"hosts", "mpirun", "options", "supervisor"},
     "elastic": {"hosts", "job", "options", "supervisor"},
+    "agents": {"hosts", "job", "mpirun", "options", "own_python", "supervisor"},
     "report": {"hosts", "mpirun", "own_python"},
-    "function": {"flags", "hosts", "job", "options", "own_python", "run", "supervisor"},
+    "function": {"agents", "flags", "hosts", "job", "options", "own_python", "run", "supervisor"},
 }
 """What the modules of each folder of the launcher may import from the rest of it."""
 LAUNCHER_NEEDS = {

@@ -1,0 +1,54 @@
+"""Agents on several hosts, and ranks that they start there."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.hosts import Hosts, hosts
+from support.sources import ROOT
+
+SECRET = {"HOROVODISH_AGENT_SECRET": "of the test"}
+CODE = """
+import socket, numpy, horovodish as hvd
+hvd.init()
+print(hvd.rank(), hvd.local_size(), socket.gethostname(), hvd.allreduce(numpy.ones(1), op=hvd.Sum))
+"""
+
+
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[Hosts]:
+    with hosts(2) as made:
+        yield made
+
+
+def started(on: Hosts, host: int, *arguments: str) -> subprocess.Popen[str]:
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin:/usr/sbin:/sbin"
+    environ = {"PYTHONPATH": str(ROOT), "PATH": path, **SECRET}  # and no HOME, as in a container
+    pipe = subprocess.PIPE
+    command = [*on.inside(host), sys.executable, "-m", "horovodish.launcher", *arguments]
+    return subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_ranks_on_both_hosts(two_hosts: Hosts) -> None:
+    job = started(two_hosts, 0, "run", "--agents", "3", sys.executable, "-c", CODE)
+    assert job.stderr is not None
+    address = re.search("--join (.*)", job.stderr.readline())
+    assert address
+    agents = [started(two_hosts, host, "agent", "--join", address[1], "--slots", "1") for host in (0, 1, 1)]
+    try:
+        out, err = job.communicate(timeout=60)
+        assert job.returncode == 0, err
+        first, second = two_hosts.name(0), two_hosts.name(1)
+        assert sorted(out.splitlines()) == [f"0 1 {first} [3.]", f"1 2 {second} [3.]", f"2 2 {second} [3.]"]
+        assert [agent.wait(20) for agent in agents] == [0, 0, 0]
+    finally:
+        for process in (job, *agents):
+            process.send_signal(signal.SIGTERM)
+            process.communicate()

@@ -1,0 +1,132 @@
+"""Ranks on the hosts of agents, which need no ssh."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from horovodish.errors import LaunchError
+from horovodish.launcher.agents.meeting import Meeting
+from horovodish.launcher.supervisor.tcp_end import dial
+
+ENDS_WITHIN_SECONDS = 10
+SECRET = {"HOROVODISH_AGENT_SECRET": "of the test"}
+
+
+class Cluster:
+    """A launcher that waits for agents, and agents."""
+
+    def __init__(self, launch: Callable[..., Any]) -> None:
+        self._launch = launch
+        self.agents: list[Any] = []
+        self.job: Any = None
+
+    def run(self, *arguments: str, slots: list[int], code: str, env: list[dict[str, str]] | None = None) -> None:
+        flags = ["run", "--agents", str(len(slots)), *arguments]
+        self.job = self._launch(*flags, "python", "-c", f"import os, sys, signal\n{code}", env=SECRET)
+        address = self.line(r"start .*: horovodish agent --join (.*)")[1]
+        for number, each in enumerate(slots):
+            own = {**SECRET, **(env[number] if env else {})}
+            self.agents.append(self._launch("agent", "--join", address, "--slots", str(each), env=own))
+
+    def line(self, pattern: str) -> re.Match[str]:
+        """Waits for a line of the launcher's stderr."""
+        ends_at = time.monotonic() + 60
+        while not (found := re.search(pattern, "\n".join(self.job.stderr.lines))):
+            assert time.monotonic() < ends_at, self.job.stderr.lines
+            time.sleep(0.01)
+        return found
+
+    def finish(self) -> int:
+        """Everything has ended."""
+        status = self.job.finish(60)
+        for agent in self.agents:
+            agent.finish(ENDS_WITHIN_SECONDS)
+        return status
+
+
+@pytest.fixture
+def cluster(launch: Callable[..., Any]) -> Iterator[Cluster]:
+    return Cluster(launch)
+
+
+WORLD = """
+import horovodish as hvd
+hvd.init()
+print(hvd.rank(), hvd.local_size(), os.environ.get("CUDA_VISIBLE_DEVICES"), "HOROVODISH_AGENT_SECRET" in os.environ)
+"""
+
+
+def test_agents_on_one_machine_are_one_host(cluster: Cluster) -> None:
+    cluster.run(slots=[1, 2], code=WORLD)
+    assert cluster.finish() == 0, cluster.job.stderr.lines
+    assert sorted(cluster.job.stdout.lines) == [f"{rank} 3 None False" for rank in range(3)]
+    assert [agent.process.returncode for agent in cluster.agents] == [0, 0]
+
+
+def test_ranks_see_the_gpus_of_their_agents(cluster: Cluster) -> None:
+    gpus = [{"CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "7"}]
+    cluster.run("--gpus-per-rank", "1", slots=[1, 1], code="print(os.environ['CUDA_VISIBLE_DEVICES'])", env=gpus)
+    assert cluster.finish() == 0, cluster.job.stderr.lines
+    assert sorted(cluster.job.stdout.lines) == ["5", "7"]
+
+
+def test_the_status_of_a_rank_comes_through(cluster: Cluster) -> None:
+    cluster.run(slots=[1], code="sys.exit(7)")
+    assert cluster.finish() == 7
+    assert re.search("rank 0 on .* failed with exit status 7", cluster.job.stderr.lines[-1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_job_ends_with_an_agent(cluster: Cluster, number: int) -> None:
+    cluster.run(slots=[1, 1], code="print('ready', flush=True)\nsignal.pause()")
+    cluster.job.stdout.wait_for("ready", 2)
+    os.kill(cluster.agents[1].process.pid, number)
+    assert cluster.finish() != 0
+    why = "it got SIGTERM" if number == signal.SIGTERM else "its process was killed, or its host cannot be reached"
+    assert re.fullmatch(f"horovodish: the agent on .* has gone: {why}", cluster.job.stderr.lines[-1])
+
+
+def test_a_killed_launcher_leaves_nothing_behind(cluster: Cluster) -> None:
+    cluster.run(slots=[1, 1], code="print('ready', flush=True)\nsignal.pause()")
+    cluster.job.stdout.wait_for("ready", 2)
+    cluster.job.process.kill()
+    assert cluster.finish() == -signal.SIGKILL
+    for agent in cluster.agents:
+        assert agent.process.returncode == 1
+        assert agent.stderr.lines[-1] == "horovodish: the agent ends: the launcher is gone"
+
+
+def test_agents_that_do_not_come(launch: Callable[..., Any]) -> None:
+    job = launch("run", "--agents", "2", "--elastic-timeout", "1", "python", "x.py", env=SECRET)
+    assert job.finish() == 1
+    assert job.stderr.lines[-1] == "horovodish: only 0 of 2 agents joined in time"
+
+
+def test_who_does_not_know_the_secret_does_not_join() -> None:
+    with Meeting(["127.0.0.1"]) as meeting:
+        _, port, address = meeting.contact.split()
+        with pytest.raises(OSError, match="somebody else answers"):
+            dial(f"{'0' * 64} {port} {address}")
+        with pytest.raises(LaunchError, match=r"only 0 of 1 agent joined in time"):
+            meeting.gather(1, 0.0, lambda _: None, lambda: "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--agents", "2", "-H", "a:1", "x"], "--agents names the hosts: leave --hosts out"),
+        (["agent", "--join", "nowhere"], "--join nowhere: it is written as ADDRESS:PORT"),
+        (["agent", "--join", "a:1"], "HOROVODISH_AGENT_SECRET is missing: it is what the launcher prints"),
+    ],
+)
+def test_mistakes(launch: Callable[..., Any], arguments: list[str], message: str) -> None:
+    job = launch(*arguments)
+    assert job.finish() == 2
+    assert message in job.stderr.lines[-1]
