@@ -197,6 +197,12 @@ def children() -> list[int]:
     return found
 
 
+def last_line(said: str) -> str:
+    """What is to be told of a traceback, or of what an agent has written: the last line that names an error."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["without a word"]
+    return next((line for line in reversed(lines) if "Error" in line and not line.startswith("at ")), lines[-1])
+
+
 def key_of(secret: str) -> bytes:
     """What both sides know, of a secret of any length."""
     return hashlib.sha256(secret.encode()).digest()

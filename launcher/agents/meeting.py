@@ -72,6 +72,7 @@ class Meeting:
         self.name = f"horovodish-agents-{secrets.token_hex(8)}"
         self.when_lost: Callable[[], object] = lambda: None
         self._changed = threading.Condition()
+        self._links: set[LauncherEnd] = set()  # to agents, and to programs that ask
         self._agents: dict[LauncherEnd, AgentHello] = {}  # guarded by _changed
         self._lost: list[str] = []  # guarded by _changed
         self._names: dict[tuple[str, str], str] = {}
@@ -147,8 +148,9 @@ class Meeting:
             for key, _ in self._selector.select(MAINTAIN_SECONDS):
                 key.data()
             self._listener.maintain()
-        for link in [*self._agents]:
-            link.leave()
+        for link in self._links:
+            if link in self._agents:
+                link.leave()
             link.close()
         self._listener.close()
         self._selector.close()
@@ -162,6 +164,7 @@ class Meeting:
             connection.close()
 
     def _add(self, link: LauncherEnd) -> None:
+        self._links.add(link)
         self._selector.register(link.connection, selectors.EVENT_READ, lambda: self._receive(link))
 
     def _receive(self, link: LauncherEnd) -> None:
@@ -213,6 +216,7 @@ class Meeting:
         return f"{name}-{taken + 1}" if taken else name
 
     def _drop(self, link: LauncherEnd) -> None:
+        self._links.remove(link)
         self._selector.unregister(link.connection)
         self._lose(link)
         for run, (agent, asker) in list(self._runs.items()):

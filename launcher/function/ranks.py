@@ -113,7 +113,7 @@ class Ranks:
         message = pickle.dumps(call)
         self._calls += 1
         self._ask(lambda: self._exchange.offer(message))
-        self._wait(lambda: self._exchange.offered == self._calls and len(self._exchange.reports) == self._np)
+        self._wait(self._has_results)
         reports = dict(self._exchange.reports)
         if is_last and not self.is_over:
             self.leave()
@@ -121,6 +121,12 @@ class Ranks:
             return results(reports, self._np, 0, [])
         lost = self._meeting.lost if self._meeting else []
         return results(reports, self._np, self._status, self._words, lost)
+
+    def _has_results(self) -> bool:
+        """Whether the function has returned on all ranks. If it raises on one, the launcher ends the ranks."""
+        reports = self._exchange.reports
+        is_answered = self._exchange.offered == self._calls and len(reports) == self._np
+        return is_answered and not any(report.error for report in reports.values())
 
     def leave(self, within_seconds: float | None = None) -> None:
         """Lets the ranks end, and waits for that.

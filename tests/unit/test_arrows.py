@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 from horovodish import supported
-from support.sources import CORE, FRAMEWORKS, LAUNCHER, ROOT, python_files
+from support.sources import CLUSTERS, CORE, FRAMEWORKS, LAUNCHER, ROOT, python_files
 
 ROOMS = {f"horovodish.{init.parent.name}" for init in CORE.glob("*/__init__.py")}
 FRAMEWORK_MODULES = {*supported.FRAMEWORKS, "flax", "optax"}
@@ -183,6 +183,23 @@ def test_a_framework_needs_no_other_framework() -> None:
         return wrong_in_framework(imports(path.read_text()), own)
 
     assert wrong_below(FRAMEWORKS, wrong) == {}
+
+
+def test_a_cluster_needs_no_framework_and_nobody_needs_a_cluster() -> None:
+    names = {path.name: {path.name} for path in CLUSTERS.iterdir()} | {"spark": {"pyspark"}}
+
+    def wrong(path: Path) -> set[str]:
+        own = path.relative_to(CLUSTERS).parts[0]
+        needs = names[own] | {f"horovodish.{name}" for name in (own, "errors", "launch", "launcher")}
+        return {module for module in third_party(imports(path.read_text())) if not is_below(module, needs)}
+
+    assert wrong_below(CLUSTERS, wrong) == {}
+    shims = {f"horovodish.{name}" for name in names}
+    for folder in (CORE, LAUNCHER, FRAMEWORKS):
+        assert (
+            wrong_below(folder, lambda path: {each for each in imports(path.read_text()) if is_below(each, shims)})
+            == {}
+        )
 
 
 def test_init_alone_reads_the_settings() -> None:
