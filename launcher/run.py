@@ -23,7 +23,7 @@ from horovodish.launcher.job import environment
 from horovodish.launcher.job.conclusion import conclude
 from horovodish.launcher.job.job import Job
 from horovodish.launcher.job.losses import EndOnLoss
-from horovodish.launcher.job.output import Output, say
+from horovodish.launcher.job.output import Output, say, say_unless_stuck
 from horovodish.launcher.job.progress import Progress
 from horovodish.launcher.job.signals import signals_taken
 from horovodish.launcher.mpirun.command import Mpirun, agent, arguments, variables
@@ -122,6 +122,9 @@ def _run_on_agents(options: LaunchOptions, environ: Mapping[str, str]) -> int:
         meeting.gather(options.agents, time.monotonic() + options.elastic_timeout, progress.show, lambda: "")
         progress.show("")
         options = on_agents(options, meeting)
+        if options.is_elastic:
+            meeting.when_lost = lambda: say_unless_stuck(meeting.lost[-1])
+            return run(options, environ)
         meeting.when_lost = lambda: os.kill(os.getpid(), signal.SIGTERM)
         status = run(options, environ)
         for lost in meeting.lost:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -53,8 +53,10 @@ class Actors:
     """A `Worker` for each rank.
 
     Args:
-        resources: of each bundle of the placement group, and how many actors each bundle has.
-        strategy: of the placement group.
+        resources: of each bundle of the placement group.
+        per_bundle: how many actors each bundle has.
+        strategy: of the placement group; empty without one: then each actor begins when Ray has room for it, and Ray
+            starts it again when it dies.
         of_actor: the options of an actor that name its resources.
         uses_current_group: whether to use the placement group around this process, if there is one.
     """
@@ -64,13 +66,13 @@ class Actors:
         resources: Sequence[dict[str, float]],
         per_bundle: int,
         strategy: str,
-        of_actor: dict[str, float],
+        of_actor: Mapping[str, float],
         uses_current_group: bool,
     ) -> None:
         self._resources = list(resources)
         self._per_bundle = per_bundle
         self._strategy = strategy
-        self._of_actor = of_actor
+        self._of_actor: dict[str, Any] = dict(of_actor)
         self._uses_current_group = uses_current_group
         self._own_group: PlacementGroup | None = None
         self._handles: list[Any] = []
@@ -82,6 +84,10 @@ class Actors:
         Raises:
             LaunchError: the cluster has not got them within that time.
         """
+        if not self._strategy:
+            again = {"max_restarts": -1, "max_task_retries": -1}
+            self._handles = [ray.remote(Worker).options(**again, **self._of_actor).remote() for _ in self._resources]
+            return
         group = get_current_placement_group() if self._uses_current_group else None
         if group is None:
             group = self._own_group = placement_group(self._resources, strategy=self._strategy)

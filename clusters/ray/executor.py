@@ -10,11 +10,13 @@ import ray
 
 from horovodish.errors import LaunchError
 from horovodish.launch.environment import launcher_environment
+from horovodish.launcher.agents.meeting import Meeting
 from horovodish.launcher.function.call import Call
-from horovodish.launcher.function.on_agents import ranks_on_agents
+from horovodish.launcher.function.on_agents import agents_joined, ranks_of
 from horovodish.launcher.function.ranks import Ranks
 from horovodish.launcher.function.run_function import environment, options_of
 from horovodish.launcher.job.environment import THREADS_VARIABLE
+from horovodish.launcher.options import LaunchOptions
 from horovodish.ray.actors import Actors, Promise
 
 __all__ = ["RayExecutor", "RaySettings"]
@@ -53,6 +55,13 @@ class RayExecutor:
         use_gpu: whether each rank has GPUs.
         gpus_per_worker: how many; None: one.
         use_current_placement_group: whether to use the placement group around this process, if there is one.
+        min_workers: makes the executor elastic: a function goes on while this many ranks are left. It trains a state of
+            `hvd.elastic`, and `run()` starts new ranks for each function.
+        max_workers: as many ranks at most; None: `min_workers`. Ranks are added when Ray has room for their actors.
+        reset_limit: how many times new processes may be started; None: no limit.
+        cooldown_range: accepted, without effect.
+        elastic_timeout: how many seconds to wait for room for `min_workers`.
+        override_discovery: accepted, without effect: Ray's actors are the hosts.
 
     Raises:
         ValueError: the arguments contradict each other.
@@ -75,18 +84,33 @@ class RayExecutor:
         use_gpu: bool = False,
         gpus_per_worker: float | None = None,
         use_current_placement_group: bool = True,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        reset_limit: int | None = None,
+        cooldown_range: tuple[int, int] | None = None,
+        elastic_timeout: int = 600,
+        override_discovery: bool = True,
     ) -> None:
-        if (num_workers is None) == (num_hosts is None):
+        if max_workers is not None and min_workers is None:
+            raise ValueError("max_workers needs min_workers")
+        if min_workers is not None and (num_workers is not None or num_hosts is not None):
+            raise ValueError("min_workers takes the place of num_workers and num_hosts")
+        if max_workers is not None and max_workers < (min_workers or 0):
+            raise ValueError(f"max_workers={max_workers} is less than min_workers={min_workers}")
+        if min_workers is None and (num_workers is None) == (num_hosts is None):
             raise ValueError("RayExecutor needs num_workers or num_hosts, and not both")
         if gpus_per_worker and not use_gpu:
             raise ValueError("gpus_per_worker needs use_gpu=True")
         if use_gpu and gpus_per_worker is not None and gpus_per_worker <= 0:
             raise ValueError(f"gpus_per_worker must be more than 0, not {gpus_per_worker}")
-        counts = (num_workers, num_hosts, num_workers_per_host, cpus_per_worker)
+        counts = (num_workers, num_hosts, num_workers_per_host, cpus_per_worker, min_workers)
         if min(count for count in counts if count is not None) < 1:
             raise ValueError("numbers of workers, hosts and CPUs are at least 1")
         self._settings = settings or RaySettings()
-        self._np = num_workers or (num_hosts or 1) * num_workers_per_host
+        self._np = max_workers or min_workers or num_workers or (num_hosts or 1) * num_workers_per_host
+        self._elastic = {"min_np": min_workers, "max_np": self._np, "elastic_timeout": elastic_timeout}
+        self._elastic["reset_limit"] = reset_limit
+        self._is_elastic = min_workers is not None
         self._cpus = cpus_per_worker
         self._gpus = (gpus_per_worker or 1) if use_gpu else 0
         each = {"CPU": float(cpus_per_worker), **({"GPU": float(self._gpus)} if use_gpu else {})}
@@ -95,12 +119,15 @@ class RayExecutor:
         self._actors = Actors(
             [bundle] * (self._np // per_bundle),
             per_bundle,
-            "STRICT_SPREAD" if num_hosts else "PACK",
+            "" if self._is_elastic else "STRICT_SPREAD" if num_hosts else "PACK",
             {"num_cpus": cpus_per_worker, "num_gpus": self._gpus},
             use_current_placement_group,
         )
         self._opened = contextlib.ExitStack()
         self._ranks: Ranks | None = None
+        self._meeting: Meeting | None = None
+        self._options = LaunchOptions()
+        self._environ: dict[str, str] = {}
         self._promises: list[Any] = []
         self._one_call = threading.Lock()
 
@@ -148,25 +175,23 @@ class RayExecutor:
             LaunchError: Ray has no room for the actors, or the ranks cannot be started.
             Exception: what the class raised on a rank.
         """
-        if self._ranks:
+        if self._meeting:
             raise LaunchError("this RayExecutor was started already: call shutdown() first")
         environ = {THREADS_VARIABLE: str(self._cpus), **environment(extra_env_vars or {})}
         nics = self._settings.nics
         gpus = max(1, int(self._gpus)) if self._gpus else None
-        flags = {"num_proc": self._np, "gpus_per_rank": gpus, "network_interfaces": ",".join(nics) if nics else None}
-        options = options_of(flags, environ)
+        flags: dict[str, Any] = self._elastic if self._is_elastic else {"num_proc": self._np}
+        flags = {**flags, "gpus_per_rank": gpus, "network_interfaces": ",".join(nics) if nics else None}
+        self._environ, self._options = environ, options_of(flags, environ)
+        within = self._options.elastic_timeout if self._is_elastic else self._settings.timeout_s
         try:
             self._opened.callback(self._actors.end)
             self._actors.place(self._settings.placement_group_timeout_s)
-            self._ranks = self._opened.enter_context(
-                ranks_on_agents(
-                    options,
-                    environ,
-                    self._actors.start,
-                    within_seconds=self._settings.timeout_s,
-                    stops=self._actors.problem,
-                )
-            )
+            joined = agents_joined(self._options, self._actors.start, within_seconds=within, stops=self._actors.problem)
+            self._meeting = self._opened.enter_context(joined)
+            if self._is_elastic:
+                return
+            self._ranks = self._opened.enter_context(ranks_of(self._meeting, self._options, environ))
             self._call(_make, (executable_cls, tuple(executable_args or ()), dict(executable_kwargs or {})))
         except BaseException:
             self.shutdown()
@@ -185,7 +210,11 @@ class RayExecutor:
             RankLostError: a rank or an actor was lost.
             LaunchError: the ranks were not started, or have ended.
         """
-        return self._call(fn, tuple(args or ()), dict(kwargs or {}))
+        if not self._is_elastic or not self._meeting:
+            return self._call(fn, tuple(args or ()), dict(kwargs or {}))
+        call = Call.of(fn, tuple(args or ()), dict(kwargs or {}))
+        with ranks_of(self._meeting, self._options, self._environ) as ranks:
+            return ranks.call(call, is_last=True)
 
     def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Call `fn(executable)` on every rank with the object of its class. Returns and raises as `run()`."""
@@ -213,7 +242,7 @@ class RayExecutor:
 
     def shutdown(self) -> None:
         """End the ranks, the actors and the placement group. Blocks until they have ended."""
-        ranks, self._ranks = self._ranks, None
+        ranks, self._ranks, self._meeting = self._ranks, None, None
         with self._opened:
             if ranks and not ranks.is_over:
                 ranks.leave(within_seconds=LEAVE_SECONDS)
@@ -226,7 +255,8 @@ class RayExecutor:
     ) -> list[Any]:
         with self._one_call:
             if not self._ranks:
-                raise LaunchError("this RayExecutor has no ranks: call start() first")
+                without = "an elastic RayExecutor has run() alone" if self._meeting else "call start() first"
+                raise LaunchError(f"this RayExecutor has no ranks: {without}")
             if self._ranks.is_over:
                 raise LaunchError("the ranks have ended: call shutdown() and start() for new ones")
             return self._ranks.call(Call.of(fn, args, kwargs))

@@ -13,7 +13,7 @@ from pyspark import InheritableThread, SparkContext
 from horovodish.errors import LaunchError
 from horovodish.launcher.agents.agent import agent_command, agent_input, last_line
 from horovodish.launcher.function.call import Call
-from horovodish.launcher.function.on_agents import ranks_on_agents
+from horovodish.launcher.function.on_agents import agents_joined, ranks_of
 from horovodish.launcher.function.run_function import environment, options_of
 
 __all__ = ["run"]
@@ -99,9 +99,8 @@ def run(
     files = {"stdout": stdout, "stderr": stderr}
     with (
         tasks.ended_after(),
-        ranks_on_agents(
-            options, environ, tasks.start, within_seconds=timeout, stops=tasks.problem, files=files
-        ) as ranks,
+        agents_joined(options, tasks.start, within_seconds=timeout, stops=tasks.problem) as meeting,
+        ranks_of(meeting, options, environ, files) as ranks,
     ):
         return ranks.call(call, is_last=True)
 

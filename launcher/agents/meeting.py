@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from horovodish.errors import LaunchError
+from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher.agents import program
-from horovodish.launcher.hosts.allocation import Allocation, Host, allocation, counted, listed
+from horovodish.launcher.hosts.allocation import Allocation, Host, allocation, counted, hosts_of, listed
 from horovodish.launcher.job.launcher_end import Hello, LauncherEnd, TcpLauncherEnd, UnixLauncherEnd
 from horovodish.launcher.job.listener import TcpListener
 from horovodish.launcher.options import LaunchOptions
 from horovodish.launcher.supervisor.supervisor import user_of
+from horovodish.launcher.supervisor.tcp_end import LONGEST_MESSAGE
 
 SUFFIX = "-agent"
 """Ends the names of hosts. A name that mpirun takes for this host's would not reach the agent."""
@@ -178,6 +179,9 @@ class Meeting:
                 self._take_news(link, word, rest)
 
     def _take_question(self, asker: LauncherEnd, word: str, rest: str) -> None:
+        if word == "hosts":
+            hosts = self.allocation()
+            asker.say("hosts " + "\n".join(f"{host.name}:{host.slots}" for host in (hosts.hosts if hosts else ())))
         if word != "start":
             return
         host, _, command = rest.partition(" ")
@@ -243,6 +247,26 @@ def on_agents(options: LaunchOptions, meeting: Meeting) -> LaunchOptions:
     hosts = meeting.allocation()
     np = options.np if options.np or options.is_elastic or not hosts else hosts.slots
     return replace(options, meeting=meeting.name, allocation=hosts, np=np)
+
+
+def hosts_of_meeting(name: str) -> Allocation | None:
+    """The hosts of the agents that are there now; None if there are none. Any process of this user can ask.
+
+    Args:
+        name: of the meeting's socket.
+
+    Raises:
+        SettingError: the meeting is over.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+            link.connect("\0" + name)
+            link.send(b"hosts")
+            text = link.recv(LONGEST_MESSAGE).decode().removeprefix("hosts ")
+    except OSError as problem:
+        raise SettingError(f"{SOURCE} cannot be asked for: {problem}") from problem
+    hosts = hosts_of(text, SOURCE)
+    return allocation(hosts, SOURCE) if hosts else None
 
 
 def write_program(folder: Path, meeting: str) -> str:

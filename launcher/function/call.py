@@ -61,6 +61,7 @@ class Report:
     Attributes:
         rank: the rank.
         host: where it ran.
+        start: how often the launcher had started ranks before this one; 0 unless the job is elastic.
         time: of the end, in seconds since the epoch.
         result: what the function returned, pickled; None if it raised.
         error: class and message of the exception, such as "ValueError: no such file"; empty if there was none.
@@ -70,6 +71,7 @@ class Report:
 
     rank: int
     host: str
+    start: int
     time: float
     result: bytes | None = None
     error: str = ""

@@ -15,6 +15,7 @@ from horovodish.launcher.function.call import Report
 from horovodish.launcher.job.listener import TcpListener
 
 HEAD = struct.Struct("!Q")
+LEAVE = HEAD.pack(0)
 MOST_READ_BYTES = 1 << 20
 
 
@@ -29,14 +30,15 @@ class Exchange:
     Attributes:
         contact: what a rank needs to connect.
         offered: how many calls have been sent.
-        reports: what the ranks have answered to the last call, by rank.
+        reports: what the ranks have answered to the last call.
     """
 
     def __init__(
         self, selector: selectors.BaseSelector, addresses: Sequence[str], changed: Callable[[], object]
     ) -> None:
         self.offered = 0
-        self.reports: dict[int, Report] = {}
+        self.reports: list[Report] = []
+        self._is_last = False
         self._selector = selector
         self._changed = changed
         self._links: list[_RankLink] = []
@@ -49,10 +51,16 @@ class Exchange:
         """Whether a rank is connected."""
         return bool(self._links)
 
-    def offer(self, message: bytes) -> None:
-        """Sends a call to all ranks, also to those that connect later. Without bytes the ranks leave."""
+    def offer(self, message: bytes, *, is_last: bool = False) -> None:
+        """Sends a call to all ranks, also to those that connect later. Without bytes the ranks leave.
+
+        Args:
+            message: the call.
+            is_last: whether each rank leaves when it has answered.
+        """
         self.offered += 1
-        self.reports = {}
+        self.reports = []
+        self._is_last = is_last
         self._message = HEAD.pack(len(message)) + message
         for link in list(self._links):
             self._send(link, self._message)
@@ -82,7 +90,9 @@ class Exchange:
         try:
             for message in link.receive():
                 report: Report = pickle.loads(message)
-                self.reports[report.rank] = report
+                self.reports.append(report)
+                if self._is_last and not report.error:
+                    link.outgoing.append(memoryview(LEAVE))
                 self._changed()
             link.flush()
         except OSError:

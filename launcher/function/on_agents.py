@@ -13,32 +13,31 @@ from horovodish.launcher.options import LaunchOptions
 
 
 @contextlib.contextmanager
-def ranks_on_agents(
-    options: LaunchOptions,
-    environ: Mapping[str, str],
-    start: Callable[[str], object],
-    *,
-    within_seconds: float,
-    stops: Callable[[], str],
-    files: Mapping[str, Any] | None = None,
-) -> Iterator[Ranks]:
-    """A context with ranks, one for each agent. At its end ranks and agents are told to end.
+def agents_joined(
+    options: LaunchOptions, start: Callable[[str], object], *, within_seconds: float, stops: Callable[[], str]
+) -> Iterator[Meeting]:
+    """A context with agents. At its end they are told to end.
 
     Args:
-        options: of the launcher, with the number of ranks.
-        environ: of the launcher.
-        start: starts as many agents, each with the contact that it is given.
+        options: of the launcher, with the number of ranks, which is that of the agents.
+        start: starts the agents, each with the contact that it is given.
         within_seconds: how long they may take to join.
         stops: returns why there is no use in waiting for them; nothing as long as there is.
-        files: what to use instead of `sys.stdout` and `sys.stderr`, by the names "stdout" and "stderr".
 
     Raises:
-        LaunchError: not all agents have joined.
+        LaunchError: not all agents have joined; of an elastic job, as many as it needs at least.
     """
     with Meeting([*addresses(options.network_interfaces), LOOPBACK]) as meeting:
         start(meeting.contact)
         progress = Progress()
-        meeting.gather(options.np, time.monotonic() + within_seconds, progress.show, stops)
+        count = options.least if options.is_elastic else options.np
+        meeting.gather(count, time.monotonic() + within_seconds, progress.show, stops)
         progress.show("")
-        with Ranks(on_agents(options, meeting), environ, meeting=meeting, files=files) as ranks:
-            yield ranks
+        yield meeting
+
+
+def ranks_of(
+    meeting: Meeting, options: LaunchOptions, environ: Mapping[str, str], files: Mapping[str, Any] | None = None
+) -> Ranks:
+    """Ranks that the agents start. `Ranks` explains the arguments."""
+    return Ranks(on_agents(options, meeting), environ, meeting=meeting, files=files)

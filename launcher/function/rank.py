@@ -13,7 +13,7 @@ from types import TracebackType
 from horovodish.launcher.function.call import UNREACHED, Call, Report, pickled
 from horovodish.launcher.function.exchange import receive, send
 from horovodish.launcher.supervisor.tcp_end import dial
-from horovodish.settings import CALLER_VARIABLE
+from horovodish.settings import CALLER_VARIABLE, START_VARIABLE
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
@@ -25,7 +25,7 @@ def main() -> None:
         BaseException: what a function raised, so that the rank fails.
     """
     rank = next(int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ)
-    host = socket.gethostname()
+    host, start = socket.gethostname(), int(os.environ.get(START_VARIABLE, "0"))
     try:
         caller = dial(os.environ.pop(CALLER_VARIABLE))
     except OSError as problem:
@@ -40,9 +40,9 @@ def main() -> None:
         try:
             result = _result(call)
         except BaseException as error:
-            send(caller, pickle.dumps(_failure(rank, host, error)))
+            send(caller, pickle.dumps(_failure(rank, host, start, error)))
             raise
-        send(caller, pickle.dumps(Report(rank, host, time.time(), result)))
+        send(caller, pickle.dumps(Report(rank, host, start, time.time(), result)))
 
 
 def _result(call: Call) -> bytes:
@@ -58,7 +58,7 @@ def _result(call: Call) -> bytes:
         raise TypeError(f"the function returned a {kind} that cannot be pickled: {problem}") from problem
 
 
-def _failure(rank: int, host: str, error: BaseException) -> Report:
+def _failure(rank: int, host: str, start: int, error: BaseException) -> Report:
     exception = None
     if isinstance(error, Exception):  # any other would end the caller, too
         with contextlib.suppress(Exception):
@@ -67,7 +67,7 @@ def _failure(rank: int, host: str, error: BaseException) -> Report:
     if isinstance(error, SystemExit) and not error.code:
         what = "SystemExit: 0. The function must return instead of calling sys.exit()"
     lines = traceback.format_exception(type(error), error, _outside_of_this_file(error.__traceback__))
-    return Report(rank, host, time.time(), error=what, exception=exception, traceback="".join(lines))
+    return Report(rank, host, start, time.time(), error=what, exception=exception, traceback="".join(lines))
 
 
 def _outside_of_this_file(frames: TracebackType | None) -> TracebackType | None:

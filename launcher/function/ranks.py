@@ -112,21 +112,21 @@ class Ranks:
             call.path.insert(0, HOROVOD_FOLDER)
         message = pickle.dumps(call)
         self._calls += 1
-        self._ask(lambda: self._exchange.offer(message))
-        self._wait(self._has_results)
-        reports = dict(self._exchange.reports)
-        if is_last and not self.is_over:
-            self.leave()
+        self._ask(lambda: self._exchange.offer(message, is_last=is_last))
+        self._wait(lambda: not is_last and self._has_results())
+        reports = list(self._exchange.reports)
         if not self.is_over:
             return results(reports, self._np, 0, [])
         lost = self._meeting.lost if self._meeting else []
-        return results(reports, self._np, self._status, self._words, lost)
+        # An elastic job has as many ranks as have begun together last, without those that were lost.
+        np = None if self._options.is_elastic else self._np
+        return results(reports, np, self._status, self._words, lost)
 
     def _has_results(self) -> bool:
         """Whether the function has returned on all ranks. If it raises on one, the launcher ends the ranks."""
         reports = self._exchange.reports
         is_answered = self._exchange.offered == self._calls and len(reports) == self._np
-        return is_answered and not any(report.error for report in reports.values())
+        return is_answered and not any(report.error for report in reports)
 
     def leave(self, within_seconds: float | None = None) -> None:
         """Lets the ranks end, and waits for that.
@@ -204,7 +204,7 @@ class Ranks:
                 is_told = False
                 while not relay.is_done:
                     self._turn(MAINTAIN_SECONDS)
-                    if self._meeting and self._meeting.lost and not is_told:
+                    if self._meeting and self._meeting.lost and not is_told and not self._options.is_elastic:
                         launcher.terminate()
                         is_told = True
             finally:
@@ -302,13 +302,13 @@ def _show(text: str, target: Any) -> None:
 
 
 def results(
-    by_rank: Mapping[int, Report], np: int, status: int, words: list[str], lost: Sequence[str] = ()
+    reports: Sequence[Report], np: int | None, status: int, words: list[str], lost: Sequence[str] = ()
 ) -> list[Any]:
     """What the function returned, by rank, or the reason why not.
 
     Args:
-        by_rank: the reports that have come.
-        np: how many ranks there should be.
+        reports: that have come.
+        np: how many ranks there should be; None: any number.
         status: the exit status of the launcher, if it has ended.
         words: its own lines.
         lost: which agents have gone, and why.
@@ -318,12 +318,14 @@ def results(
     """
     # The launcher knows the cause from its consequences.
     root = re.match(r"ranks? (\d+)", words[-1]) if words else None
+    newest = max((report.start for report in reports if status or not report.error), default=0)
+    by_rank = {report.rank: report for report in reports if report.start == newest}
     causes = [report for report in by_rank.values() if report.error]
     if words and status != 0:
         causes = [report for report in causes if root and report.rank == int(root[1])]
     if causes:
         _raise(min(causes, key=lambda report: report.time))
-    if status == 0 and len(by_rank) < np:
+    if status == 0 and np is not None and len(by_rank) < np:
         missing = next(rank for rank in range(np) if rank not in by_rank)
         raise RankLostError(f"rank {missing} ended before the function returned")
     if status != 0 and lost:
@@ -332,7 +334,7 @@ def results(
         last = words[-1] if words else f"the launcher ended with exit status {status}"
         unusable = next((word for word in words if UNREACHED in word), None)
         raise RankLostError(last) if root and not unusable else LaunchError(unusable or last)
-    return [_loaded(by_rank[rank]) for rank in range(np)]
+    return [_loaded(by_rank[rank]) for rank in sorted(by_rank)]
 
 
 def _raise(report: Report) -> None:

@@ -32,7 +32,9 @@ from ecosystem.cluster_functions import (
     left_behind,
     ours,
     raises_on_rank_1,
+    trains_until,
     wait_for_files,
+    wait_until,
     waits,
     world,
 )
@@ -208,6 +210,22 @@ def test_a_killed_driver_leaves_nothing_behind(cluster: Cluster, tmp_path: Path)
         assert not Path("/proc", file.read_text()).exists()
 
 
+def test_an_elastic_executor_goes_on_without_an_actor_and_with_a_new_one(executors: Any, tmp_path: Path) -> None:
+    executor = executors(min_workers=1, max_workers=2)
+    folder, done = tmp_path / "sizes", tmp_path / "done"
+    folder.mkdir()
+    results = executor.run_remote(trains_until, args=(str(folder), str(done)))
+    wait_until((folder / "2.size").exists)
+    ray.kill(executor._actors._handles[1], no_restart=False)
+    wait_until((folder / "1.size").exists)
+    (folder / "2.size").unlink()
+    wait_until((folder / "2.size").exists)  # Ray has started the actor again
+    done.touch()
+    assert ray.get(results) == [(0, 2), (1, 2)]
+    with pytest.raises(hvd.LaunchError, match=r"an elastic RayExecutor has run\(\) alone"):
+        executor.execute(world)
+
+
 @pytest.mark.slow
 def test_twenty_jobs(executors: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -227,6 +245,9 @@ def test_twenty_jobs(executors: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
         ({"num_workers": 2, "num_hosts": 2}, "needs num_workers or num_hosts, and not both"),
         ({"num_workers": 2, "gpus_per_worker": 1}, "gpus_per_worker needs use_gpu=True"),
         ({"num_workers": 0}, "at least 1"),
+        ({"max_workers": 2}, "max_workers needs min_workers"),
+        ({"min_workers": 2, "num_workers": 2}, "min_workers takes the place of num_workers"),
+        ({"min_workers": 2, "max_workers": 1}, "max_workers=1 is less than min_workers=2"),
     ],
 )
 def test_arguments_that_contradict_each_other(arguments: dict[str, Any], message: str) -> None:

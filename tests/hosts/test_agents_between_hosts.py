@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,26 @@ print(hvd.rank(), hvd.local_size(), socket.gethostname(), hvd.allreduce(numpy.on
 def two_hosts() -> Iterator[Hosts]:
     with hosts(2) as made:
         yield made
+
+
+ELASTIC = """
+import sys, time, pathlib, numpy, horovodish as hvd
+hvd.init()
+done = pathlib.Path(sys.argv[1])
+
+@hvd.elastic.run
+def train(state):
+    while True:
+        ends = hvd.allreduce(numpy.array([float(done.exists())]), op=hvd.Max, name="ends")[0]
+        state.step += 1
+        print(f"{hvd.size()} ranks on {hvd.cross_size()} hosts", flush=True)
+        if ends:
+            return
+        state.commit()
+        time.sleep(0.05)
+
+train(hvd.elastic.ObjectState(step=0))
+"""
 
 
 def started(on: Hosts, host: int, *arguments: str) -> subprocess.Popen[str]:
@@ -52,3 +73,34 @@ def test_ranks_on_both_hosts(two_hosts: Hosts) -> None:
         for process in (job, *agents):
             process.send_signal(signal.SIGTERM)
             process.communicate()
+
+
+def test_an_elastic_job_goes_on_without_an_agent_and_with_a_new_one(two_hosts: Hosts, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ELASTIC)
+    command = [sys.executable, str(script), str(tmp_path / "done")]
+    job = started(two_hosts, 0, "run", "--agents", "2", "--min-np", "1", "--max-np", "2", *command)
+    assert job.stdout is not None and job.stderr is not None
+    address = re.search("--join (.*)", job.stderr.readline())
+    assert address
+    joins = ("agent", "--join", address[1], "--slots", "1")
+    agents = [started(two_hosts, host, *joins) for host in (0, 1)]
+    said: list[str] = []
+    thread = threading.Thread(target=lambda: said.extend(job.stderr or ()))
+    thread.start()
+    try:
+        lines = iter(job.stdout.readline, "")
+        assert next(line for line in lines if line.startswith("2 ranks on 2"))
+        agents[1].terminate()
+        assert next((line for line in lines if line.startswith("1 ranks on 1")), ""), said
+        agents.append(started(two_hosts, 1, *joins))
+        assert next((line for line in lines if line.startswith("2 ranks on 2")), ""), said
+        (tmp_path / "done").touch()
+        assert [*lines][-1] == "2 ranks on 2 hosts\n"
+        assert job.wait(60) == 0, said
+        assert [agent.wait(20) for agent in agents] == [0, 1, 0]
+    finally:
+        for process in (job, *agents):
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+        thread.join()

@@ -36,7 +36,7 @@ LAUNCHER_ROOMS: dict[str, set[str]] = {
     "supervisor": set(),
     "mpirun": {"hosts", "options", "own_python"},
     "job": {"hosts", "mpirun", "options", "supervisor"},
-    "elastic": {"hosts", "job", "options", "supervisor"},
+    "elastic": {"agents", "hosts", "job", "options", "supervisor"},
     "agents": {"hosts", "job", "mpirun", "options", "own_python", "supervisor"},
     "report": {"hosts", "mpirun", "own_python"},
     "function": {"agents", "flags", "hosts", "job", "options", "own_python", "run", "supervisor"},

@@ -41,13 +41,13 @@ def test_messages_of_any_size_go_both_ways(selector, exchange) -> None:
         connection = dial(exchange.contact)
         while message := receive(connection):
             heard.append(message)
-            send(connection, pickle.dumps(Report(1, "here", 0.0, large)))
+            send(connection, pickle.dumps(Report(1, "here", 0, 0.0, large)))
 
     thread = threading.Thread(target=rank)
     thread.start()
     exchange.offer(large)
     serve(selector, lambda: exchange.reports)
-    assert exchange.reports[1].result == large
+    assert exchange.reports[0].result == large
     exchange.offer(b"again")
     serve(selector, lambda: exchange.reports)
     exchange.offer(b"")

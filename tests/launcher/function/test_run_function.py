@@ -221,10 +221,10 @@ def test_a_rank_cannot_call_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_the_launcher_said_last_tells_which_error_it_is() -> None:
     with pytest.raises(RankLostError, match="ranks 2-3 on beta vanished"):
-        results({}, 4, 1, ["ranks 2-3 on beta vanished: somebody killed their supervisors"])
+        results([], 4, 1, ["ranks 2-3 on beta vanished: somebody killed their supervisors"])
     with pytest.raises(LaunchError, match="cannot be reached"):
-        results({}, 4, 1, ["beta cannot be reached"])
-    reports = {0: Report(0, "here", 1.0, error="SystemExit: 0")}
+        results([], 4, 1, ["beta cannot be reached"])
+    reports = [Report(0, "here", 0, 1.0, error="SystemExit: 0")]
     with pytest.raises(RankLostError, match="rank 0 on here raised SystemExit: 0"):
         results(reports, 1, 0, ["1 rank on 2 cores: OMP_NUM_THREADS=2; set it to choose another number"])
 
