@@ -53,6 +53,7 @@ It needs the standard library and, of horovodish, `settings`, `errors`, `version
         rank          what each rank executes
         on_agents     ranks on hosts where somebody else starts the agents
         ranks         ranks that call one function after the other for this process
+        executable    an object that a rank keeps between calls
         exchange      the links between them and this process
         call          what travels there
     report/         what is installed

@@ -9,8 +9,8 @@ from typing import Any
 import ray
 
 from horovodish.errors import LaunchError
-from horovodish.launch.environment import launcher_environment
 from horovodish.launcher.agents.meeting import Meeting
+from horovodish.launcher.function import executable
 from horovodish.launcher.function.call import Call
 from horovodish.launcher.function.on_agents import agents_joined, ranks_of
 from horovodish.launcher.function.ranks import Ranks
@@ -20,9 +20,6 @@ from horovodish.launcher.options import LaunchOptions
 from horovodish.ray.actors import Actors, Promise
 
 __all__ = ["RayExecutor", "RaySettings"]
-
-_executable: Any = None
-"""On a rank: the object of the class that `start()` was given."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +189,7 @@ class RayExecutor:
             if self._is_elastic:
                 return
             self._ranks = self._opened.enter_context(ranks_of(self._meeting, self._options, environ))
-            self._call(_make, (executable_cls, tuple(executable_args or ()), dict(executable_kwargs or {})))
+            self._call(executable.make, (executable_cls, tuple(executable_args or ()), dict(executable_kwargs or {})))
         except BaseException:
             self.shutdown()
             raise
@@ -218,11 +215,11 @@ class RayExecutor:
 
     def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Call `fn(executable)` on every rank with the object of its class. Returns and raises as `run()`."""
-        return self._call(_on_executable, (fn,))
+        return self._call(executable.use, (fn,))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """Call `fn(executable)` on rank 0 alone, and return what it returned. It cannot call collectives."""
-        return self._call(_on_executable, (fn, 0))[0]
+        return self._call(executable.use, (fn, 0))[0]
 
     def run_remote(
         self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -264,13 +261,3 @@ class RayExecutor:
 
 LEAVE_SECONDS = 10.0
 """How long the ranks may take to end by themselves."""
-
-
-def _make(cls: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    global _executable
-    _executable = cls(*args, **kwargs) if cls else None
-
-
-def _on_executable(fn: Callable[[Any], Any], alone: int | None = None) -> Any:
-    launched = launcher_environment()
-    return fn(_executable) if alone is None or (launched and launched.rank == alone) else None

@@ -96,6 +96,7 @@ def test_digits() -> None:
 def test_functions_one_after_the_other(executors: Any, capsys: pytest.CaptureFixture[str]) -> None:
     executor = executors(num_workers=3)
     assert executor.run(world, args=(2,)) == [(0, 3, 6.0), (1, 3, 6.0), (2, 3, 6.0)]
+    assert executor.run(lambda: "ray" in sys.modules) == [False] * 3  # its import takes long
     assert executor.run(world, kwargs={"factor": 3}) == [(0, 3, 9.0), (1, 3, 9.0), (2, 3, 9.0)]
     told = capsys.readouterr()
     assert sorted(told.out.splitlines()) == [f"rank {rank} prints" for rank in (0, 0, 1, 1, 2, 2)]
