@@ -59,6 +59,7 @@ It needs the standard library and, of horovodish, `settings`, `errors`, `version
     report/         what is installed
         check         the report of `horovodish check`
         libraries     frameworks, CUDA and Horovod's names; the versions of all
+        links         the links between hosts
         round_trip    two ranks that show that ranks can be started
 
 mpirun starts one supervisor per rank, on whichever host, and gives the ranks what MPI needs for finding each other.

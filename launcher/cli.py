@@ -46,7 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case ["run", *rest]:
                 return _run(rest)
             case ["check", *rest]:
-                return check(os.environ, as_json=check_parser().parse(rest).json)
+                given = check_parser().parse(rest)
+                options = None
+                if given.hosts or given.hostfile:
+                    flags = [word for word in rest if word != "--json"]
+                    options = launch_options(run_parser().parse([*flags, "--", "true"]), os.environ)
+                return check(os.environ, as_json=given.json, options=options)
             case ["agent", *rest]:
                 agent = agent_parser().parse(rest)
                 return join_by_hand(agent.join, agent.slots, os.environ.pop(AGENT_SECRET_VARIABLE, ""))

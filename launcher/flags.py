@@ -162,6 +162,9 @@ def check_parser() -> Parser:
         "The exit status is 0 if ranks can be started here, and 1 if not.",
     )
     checks.add_argument("--json", action="store_true", help="print it as JSON")
+    where = "hosts whose links are measured: every host connects to each other one"
+    of_hosts = ("hosts", "hostfile", "ssh_port", "ssh_identity_file", "launch_agent", "network_interfaces")
+    add_flags(checks.add_argument_group(where), WHERE, of_hosts)
     return checks
 
 

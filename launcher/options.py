@@ -251,10 +251,16 @@ class LaunchOptions:
         return self.allocation is not None and self.allocation.by_scheduler
 
 
-def add_flags(to: argparse._ArgumentGroup, group: str) -> None:
-    """Adds the flags of one group of the table to a group of a parser."""
+def add_flags(to: argparse._ArgumentGroup, group: str, only: Sequence[str] | None = None) -> None:
+    """Adds the flags of one group of the table to a group of a parser.
+
+    Args:
+        to: the group of the parser.
+        group: of the table.
+        only: the names of their attributes; None: all.
+    """
     for row in fields(LaunchOptions):
-        if row.metadata.get("group") == group:
+        if row.metadata.get("group") == group and (only is None or row.name in only):
             to.add_argument(*row.metadata["flags"], dest=row.name, **row.metadata["argument"])
 
 

@@ -259,8 +259,7 @@ def hosts_of_meeting(name: str) -> Allocation | None:
         SettingError: the meeting is over.
     """
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
-            link.connect("\0" + name)
+        with program.connected(name) as link:
             link.send(b"hosts")
             text = link.recv(LONGEST_MESSAGE).decode().removeprefix("hosts ")
     except OSError as problem:

@@ -38,7 +38,7 @@ LAUNCHER_ROOMS: dict[str, set[str]] = {
     "job": {"hosts", "mpirun", "options", "supervisor"},
     "elastic": {"agents", "hosts", "job", "options", "supervisor"},
     "agents": {"hosts", "job", "mpirun", "options", "own_python", "supervisor"},
-    "report": {"hosts", "mpirun", "own_python"},
+    "report": {"function", "hosts", "mpirun", "options", "own_python"},
     "function": {"agents", "flags", "hosts", "job", "options", "own_python", "run", "supervisor"},
 }
 """What the modules of each folder of the launcher may import from the rest of it."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from horovodish.errors import LaunchError
-from horovodish.launcher.agents.meeting import Meeting
+from horovodish.errors import LaunchError, SettingError
+from horovodish.launcher.agents.meeting import Meeting, hosts_of_meeting
 from horovodish.launcher.supervisor.tcp_end import dial
+from support.other_user import as_other_user, skip_without_another_user, uid
 
 ENDS_WITHIN_SECONDS = 10
 SECRET = {"HOROVODISH_AGENT_SECRET": "of the test"}
@@ -116,6 +118,33 @@ def test_who_does_not_know_the_secret_does_not_join() -> None:
             dial(f"{'0' * 64} {port} {address}")
         with pytest.raises(LaunchError, match=r"only 0 of 1 agent joined in time"):
             meeting.gather(1, 0.0, lambda _: None, lambda: "")
+
+
+def test_a_second_user_gets_no_agent() -> None:
+    def heard(meeting: str) -> bytes:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+            link.connect("\0" + meeting)
+            link.send(b"hosts")
+            return link.recv(100)
+
+    with Meeting(["127.0.0.1"]) as meeting:
+        assert heard(meeting.name) == b"hosts "
+        refused = as_other_user(lambda: heard(meeting.name))
+        assert refused == b"" or isinstance(refused, ConnectionError), refused
+
+
+def test_a_meeting_of_a_second_user_is_not_asked() -> None:
+    skip_without_another_user()
+    name = f"of-the-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as ours:
+        os.seteuid(uid())
+        try:
+            ours.bind("\0" + name)
+            ours.listen()
+        finally:
+            os.seteuid(0)
+        with pytest.raises(SettingError, match=f"the agents cannot be asked for: .* belongs to user {uid()}"):
+            hosts_of_meeting(name)
 
 
 @pytest.mark.parametrize(
