@@ -127,6 +127,7 @@ def _run_on_agents(options: LaunchOptions, environ: Mapping[str, str]) -> int:
             return run(options, environ)
         meeting.when_lost = lambda: os.kill(os.getpid(), signal.SIGTERM)
         status = run(options, environ)
+        meeting.when_lost = lambda: None
         for lost in meeting.lost:
             say(lost)
         return status

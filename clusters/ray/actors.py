@@ -120,7 +120,9 @@ class Actors:
     def end(self) -> None:
         """Waits for the agents, which were told to leave, and removes the actors and the placement group."""
         if self._ends:
-            ray.wait(self._ends, num_returns=len(self._ends), timeout=LEAVE_SECONDS)
+            # Actors without a placement group may never have begun.
+            within = LEAVE_SECONDS if self._strategy else LEAVE_UNPLACED_SECONDS
+            ray.wait(self._ends, num_returns=len(self._ends), timeout=within)
         for each in self._handles:
             ray.kill(each)
         if self._own_group:
@@ -131,6 +133,7 @@ class Actors:
         self._handles, self._ends, self._own_group = [], [], None
 
 
+LEAVE_UNPLACED_SECONDS = 2.0
 LEAVE_SECONDS = 10.0
 """How long agents may take to end when they are told to leave, and Ray to free what they have used."""
 

@@ -170,13 +170,16 @@ class Meeting:
 
     def _receive(self, link: LauncherEnd) -> None:
         for word, rest in link.receive():
-            if word == "":
+            try:
+                if word and isinstance(link, UnixLauncherEnd):
+                    self._take_question(link, word, rest)
+                elif word:
+                    self._take_news(link, word, rest)
+            except ValueError:  # an agent of another version
+                word = ""
+            if not word:
                 self._drop(link)
                 return
-            if isinstance(link, UnixLauncherEnd):
-                self._take_question(link, word, rest)
-            else:
-                self._take_news(link, word, rest)
 
     def _take_question(self, asker: LauncherEnd, word: str, rest: str) -> None:
         if word == "hosts":

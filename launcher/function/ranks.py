@@ -81,6 +81,7 @@ class Ranks:
         self._environ = {**environ, CALLER_VARIABLE: self._exchange.contact}
         self._meeting = meeting
         self._files = files or {}
+        self._awaits_launcher = 0  # a signal that came before it was started
         self._launcher: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._serve, name="horovodish-ranks", daemon=True)
         self._thread.start()
@@ -179,6 +180,8 @@ class Ranks:
         with self._changed:
             if self._launcher and not self.is_over:
                 self._launcher.send_signal(number)
+            elif not self._launcher:
+                self._awaits_launcher = number
 
     # What the thread does
 
@@ -239,6 +242,8 @@ class Ranks:
             pickle.dump(self._options, stdin)
         with self._changed:
             self._launcher = launcher
+            if self._awaits_launcher:
+                launcher.send_signal(self._awaits_launcher)
         return launcher
 
 

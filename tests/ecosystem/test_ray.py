@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 import horovodish as hvd
+from support.hosts import hosts
 from support.orphans import mark_of_this_process
 from support.scripts import output_of
 from support.sources import ROOT
@@ -225,6 +227,55 @@ def test_an_elastic_executor_goes_on_without_an_actor_and_with_a_new_one(executo
     assert ray.get(results) == [(0, 2), (1, 2)]
     with pytest.raises(hvd.LaunchError, match=r"an elastic RayExecutor has run\(\) alone"):
         executor.execute(world)
+
+
+ON_TWO_NODES = """
+import socket, sys
+import ray
+from horovodish.ray import RayExecutor
+
+def where():
+    import numpy as np
+    import horovodish as hvd
+    hvd.init()
+    return hvd.rank(), hvd.local_rank(), socket.gethostname(), float(hvd.allreduce(np.ones(1), op=hvd.Sum)[0])
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+while len(ray.nodes()) < 2:
+    pass
+executor = RayExecutor(RayExecutor.create_settings(timeout_s=60), num_hosts=2, num_workers_per_host=2)
+executor.start()
+print(executor.run(where))
+executor.shutdown()
+"""
+
+
+def test_nodes_on_two_hosts(tmp_path: Path) -> None:
+    mark_of_this_process()
+    with hosts(2) as on:
+        address = f"{on.address(0)}:6379"
+        ray_start = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus", "2"]
+        of_node = (["--head", "--port", "6379", "--include-dashboard", "false"], ["--address", address])
+        environ = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(16))
+        nodes: list[subprocess.Popen[bytes]] = []
+        try:
+            for host, flags in enumerate(of_node):
+                command = [*on.inside(host), *ray_start, "--node-ip-address", on.address(host), *flags]
+                nodes.append(subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL))
+                is_up = f"until (exec 3<>/dev/tcp/{on.address(0)}/6379) 2>/dev/null; do sleep 0.2; done"
+                subprocess.run([*on.inside(host), "bash", "-c", is_up], check=True, timeout=60)
+            driver = [*on.inside(0), sys.executable, "-c", ON_TWO_NODES, address]
+            ended = subprocess.run(driver, env=environ, capture_output=True, text=True, timeout=200)
+            names = [on.name(host) for host in (0, 1)]
+            expected = [(0, 0, names[0], 4.0), (1, 1, names[0], 4.0), (2, 0, names[1], 4.0), (3, 1, names[1], 4.0)]
+            swapped = [(rank, local, names[1 - names.index(name)], four) for rank, local, name, four in expected]
+            assert ended.stdout in (f"{expected}\n", f"{swapped}\n"), ended.stdout + ended.stderr
+            assert left_behind() == {}
+        finally:
+            for node in reversed(nodes):
+                node.terminate()
+                node.wait(30)
 
 
 @pytest.mark.slow

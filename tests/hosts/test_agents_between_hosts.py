@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -49,6 +50,18 @@ train(hvd.elastic.ObjectState(step=0))
 """
 
 
+FUNCTION = """
+import horovodish as hvd
+
+def train():
+    import socket
+    hvd.init()
+    return hvd.rank(), socket.gethostname()
+
+print(hvd.run(train, num_proc=2, hosts={places!r}, launch_agent={agent!r}))
+"""
+
+
 def started(on: Hosts, host: int, *arguments: str) -> subprocess.Popen[str]:
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin:/usr/sbin:/sbin"
     environ = {"PYTHONPATH": str(ROOT), "PATH": path, **SECRET}  # and no HOME, as in a container
@@ -73,6 +86,17 @@ def test_ranks_on_both_hosts(two_hosts: Hosts) -> None:
         for process in (job, *agents):
             process.send_signal(signal.SIGTERM)
             process.communicate()
+
+
+def test_a_function_needs_no_folder_that_hosts_share(two_hosts: Hosts, tmp_path: Path) -> None:
+    script = tmp_path / "call.py"
+    places = ",".join(f"{two_hosts.address(host)}:1" for host in (0, 1))
+    script.write_text(FUNCTION.format(places=places, agent=str(two_hosts.agent)))
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(
+        [*two_hosts.inside(0), sys.executable, str(script)], env=environ, capture_output=True, text=True, timeout=100
+    )
+    assert found.stdout == f"{[(0, two_hosts.name(0)), (1, two_hosts.name(1))]}\n", found.stderr
 
 
 def test_an_elastic_job_goes_on_without_an_agent_and_with_a_new_one(two_hosts: Hosts, tmp_path: Path) -> None:

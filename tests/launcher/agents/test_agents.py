@@ -14,7 +14,8 @@ import pytest
 
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher.agents.meeting import Meeting, hosts_of_meeting
-from horovodish.launcher.supervisor.tcp_end import dial
+from horovodish.launcher.supervisor.supervisor import describe_host
+from horovodish.launcher.supervisor.tcp_end import call, dial
 from support.other_user import as_other_user, skip_without_another_user, uid
 
 ENDS_WITHIN_SECONDS = 10
@@ -118,6 +119,20 @@ def test_who_does_not_know_the_secret_does_not_join() -> None:
             dial(f"{'0' * 64} {port} {address}")
         with pytest.raises(LaunchError, match=r"only 0 of 1 agent joined in time"):
             meeting.gather(1, 0.0, lambda _: None, lambda: "")
+
+
+def test_an_agent_of_another_version_is_sent_away() -> None:
+    with Meeting(["127.0.0.1"]) as meeting:
+        stranger = call(meeting.contact)
+        stranger.send("agent of a later version")
+        while stranger.is_open:
+            stranger.serve(dict.fromkeys(stranger.interests(), 1))
+            time.sleep(0.01)
+        agent = call(meeting.contact)
+        agent.send(f"agent 0 2 - {describe_host()}")
+        meeting.gather(1, time.monotonic() + 60, lambda _: None, lambda: "")
+        hosts = meeting.allocation()
+        assert hosts is not None and hosts.slots == 2
 
 
 def test_a_second_user_gets_no_agent() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,9 @@ import horovodish as hvd
 from horovodish.errors import LaunchError, RankLostError
 from horovodish.launcher.function.call import Report
 from horovodish.launcher.function.exchange import Exchange
-from horovodish.launcher.function.ranks import RankTraceback, results
+from horovodish.launcher.function.ranks import Ranks, RankTraceback, results
+from horovodish.launcher.function.run_function import options_of
+from support.processes import wait_until
 
 ENDS_WITHIN_SECONDS = 30
 
@@ -181,6 +184,24 @@ def test_a_rank_that_does_not_reach_the_caller(monkeypatch: pytest.MonkeyPatch) 
         hvd.run(ends, ("never",), num_proc=2)
 
 
+def test_ranks_that_nobody_wants_before_their_launcher_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_begin = threading.Event()
+    start = Ranks._started
+
+    def late(self: Ranks, file: int) -> Any:
+        may_begin.wait(ENDS_WITHIN_SECONDS)
+        return start(self, file)
+
+    monkeypatch.setattr(Ranks, "_started", late)
+    ranks = Ranks(options_of({"num_proc": 1}, os.environ), os.environ)
+    leaving = threading.Thread(target=lambda: ranks.__exit__(None, None, None), daemon=True)
+    leaving.start()
+    wait_until(lambda: bool(ranks._awaits_launcher))
+    may_begin.set()
+    leaving.join(ENDS_WITHIN_SECONDS)
+    assert ranks.is_over
+
+
 def test_from_a_thread_that_is_not_the_first() -> None:
     results: list[list[int]] = []
     thread = threading.Thread(target=lambda: results.append(hvd.run(lambda: 5)))
@@ -292,12 +313,11 @@ def test_ctrl_c_ends_the_ranks(start: Callable[..., Any], tmp_path: Path) -> Non
     assert job.stdout.lines == ["ready", "ready", "interrupted"]
 
 
-def test_a_killed_caller_leaves_nothing_behind(start: Callable[..., Any], tmp_path: Path) -> None:
-    place = tmp_path / "t"
-    place.mkdir()
-    job = start(sys.executable, "-c", WAITS, env={"TMPDIR": str(place)})
-    job.stdout.wait_for("ready", 2)
-    assert list(place.iterdir())
-    job.process.kill()
-    assert job.finish(within=ENDS_WITHIN_SECONDS) == -signal.SIGKILL
-    assert list(place.iterdir()) == []
+def test_a_killed_caller_leaves_nothing_behind(start: Callable[..., Any]) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:  # where a socket has a short enough name
+        job = start(sys.executable, "-c", WAITS, env={"TMPDIR": place})
+        job.stdout.wait_for("ready", 2)
+        assert os.listdir(place)
+        job.process.kill()
+        assert job.finish(within=ENDS_WITHIN_SECONDS) == -signal.SIGKILL
+        assert os.listdir(place) == []
