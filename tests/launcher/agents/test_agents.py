@@ -17,6 +17,7 @@ from horovodish.launcher.agents.meeting import Meeting, hosts_of_meeting
 from horovodish.launcher.supervisor.supervisor import describe_host
 from horovodish.launcher.supervisor.tcp_end import call, dial
 from support.other_user import as_other_user, skip_without_another_user, uid
+from support.processes import wait_until
 
 ENDS_WITHIN_SECONDS = 10
 SECRET = {"HOROVODISH_AGENT_SECRET": "of the test"}
@@ -125,9 +126,7 @@ def test_an_agent_of_another_version_is_sent_away() -> None:
     with Meeting(["127.0.0.1"]) as meeting:
         stranger = call(meeting.contact)
         stranger.send("agent of a later version")
-        while stranger.is_open:
-            stranger.serve(dict.fromkeys(stranger.interests(), 1))
-            time.sleep(0.01)
+        wait_until(lambda: not (stranger.serve(dict.fromkeys(stranger.interests(), 1)) or stranger.is_open))
         agent = call(meeting.contact)
         agent.send(f"agent 0 2 - {describe_host()}")
         meeting.gather(1, time.monotonic() + 60, lambda _: None, lambda: "")
