@@ -20,8 +20,8 @@ PACKAGE_DIR = {
     "horovodish": "horovodish",
     "horovodish.launcher": "launcher",
     **{
-        f"horovodish.{init.parent.name}": f"frameworks/{init.parent.name}"
-        for init in sorted(ROOT.glob("frameworks/*/__init__.py"))
+        f"horovodish.{init.parent.name}": f"{init.parent.relative_to(ROOT)}"
+        for init in sorted([*ROOT.glob("frameworks/*/__init__.py"), *ROOT.glob("clusters/*/__init__.py")])
     },
 }
 CSRC = Path("horovodish/csrc")

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 from horovodish.errors import SettingError
 
 __all__ = [
+    "AGENT_SECRET_VARIABLE",
+    "CALLER_VARIABLE",
     "NP_VARIABLE",
     "PREFIX",
     "RANK_PROCESS_VARIABLE",
@@ -46,11 +48,15 @@ START_VARIABLE = "HOROVODISH_START"
 """Set by the launcher for the ranks of an elastic job: how often it had started ranks before."""
 STATE_FOLDER_VARIABLE = "HOROVODISH_STATE_FOLDER"
 """Set for the ranks of an elastic job: a folder in memory of their host that lasts as long as the job."""
+AGENT_SECRET_VARIABLE = "HOROVODISH_AGENT_SECRET"
+"""Set by the user for `horovodish agent`, and for a launcher that waits for agents: what both know."""
+CALLER_VARIABLE = "HOROVODISH_CALLER"
+"""Set for the ranks of `horovodish.run()`: a secret, a port and the addresses at which they reach the caller."""
 
 _FOR_TESTS = ("HOSTS", "GPU", "CUDA", "NCCL", "SHARED_GPU")
 _NOT_KNOBS = (
     *(NP_VARIABLE, RUN_DIR_VARIABLE, SUPERVISOR_PROCESS_VARIABLE, RANK_PROCESS_VARIABLE),
-    *(START_VARIABLE, STATE_FOLDER_VARIABLE),
+    *(START_VARIABLE, STATE_FOLDER_VARIABLE, CALLER_VARIABLE, AGENT_SECRET_VARIABLE),
     *(f"HOROVODISH_TEST_{name}" for name in _FOR_TESTS),
 )
 

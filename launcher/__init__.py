@@ -18,6 +18,10 @@ It needs the standard library and, of horovodish, `settings`, `errors`, `version
         command       what each family of mpirun is told: its arguments and variables
         messages      what it says: why a host did not come up, and what the user should read
         reach         why a host did not come up about which nothing is said: runs a command there
+    agents/         processes that are on the hosts already and start MPI's daemons there, where there is no ssh
+        agent         the process, its links and its children
+        meeting       where agents join, and which host each is on
+        program       what mpirun runs in place of ssh
     supervisor/     what mpirun starts in place of each rank, on whichever host
         start         the command for that, and the folder of a run
         supervisor    a small program beside every rank: starts it, passes signals on, reports how it ended
@@ -25,7 +29,7 @@ It needs the standard library and, of horovodish, `settings`, `errors`, `version
     job/            one run
         job           its processes, and when they are ended
         environment   the variables that the ranks get
-        listener      where supervisors connect, and the handshake with those of other hosts
+        listener      where supervisors connect, and the handshake with whoever connects by TCP
         launcher_end  the launcher's end of the link to one supervisor
         output        what the ranks write, merged into the launcher's output whole lines at a time, and kept
         progress      one line about what the launcher waits for
@@ -44,13 +48,18 @@ It needs the standard library and, of horovodish, `settings`, `errors`, `version
         discovery     hosts that come and go
         events        what has happened, for the user and for programs
     function/       `horovodish.run()`: a Python function on ranks
-        run_function  from the call to its results
+        run_function  its arguments
         launcher      the process that starts the ranks
         rank          what each rank executes
-        files         the files between them
+        on_agents     ranks on hosts where somebody else starts the agents
+        ranks         ranks that call one function after the other for this process
+        executable    an object that a rank keeps between calls
+        exchange      the links between them and this process
+        call          what travels there
     report/         what is installed
         check         the report of `horovodish check`
         libraries     frameworks, CUDA and Horovod's names; the versions of all
+        links         the links between hosts
         round_trip    two ranks that show that ranks can be started
 
 mpirun starts one supervisor per rank, on whichever host, and gives the ranks what MPI needs for finding each other.

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher import config_file
+from horovodish.launcher.agents.agent import join_by_hand
 from horovodish.launcher.flags import (
     COMMANDS,
+    agent_parser,
     check_parser,
     did_you_mean,
     merge_parser,
@@ -26,6 +28,7 @@ from horovodish.launcher.report.libraries import conflict
 from horovodish.launcher.run import run
 from horovodish.launcher.status.show import show
 from horovodish.reports.merge_traces import merge
+from horovodish.settings import AGENT_SECRET_VARIABLE
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -47,7 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case ["run", *rest]:
                 return _run(rest)
             case ["check", *rest]:
-                return check(os.environ, as_json=check_parser().parse(rest).json)
+                given = check_parser().parse(rest)
+                options = None
+                if given.hosts or given.hostfile:
+                    flags = [word for word in rest if word != "--json"]
+                    options = launch_options(run_parser().parse([*flags, "--", "true"]), os.environ)
+                return check(os.environ, as_json=given.json, options=options)
+            case ["agent", *rest]:
+                agent = agent_parser().parse(rest)
+                return join_by_hand(agent.join, agent.slots, os.environ.pop(AGENT_SECRET_VARIABLE, ""))
             case ["report", *rest]:
                 reports = report_parser()
                 asked = reports.parse(rest)

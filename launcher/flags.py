@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from horovodish.errors import SettingError
-from horovodish.launcher.options import ELASTIC, WHAT, WHERE, add_flags
+from horovodish.launcher.options import ELASTIC, WHAT, WHERE, add_flags, count
 from horovodish.launcher.report.libraries import versions
 from horovodish.settings import AUTOTUNE, COMPATIBILITY, OUTPUT, STALLS, START, TIMELINE, TUNING, WITHOUT_EFFECT, table
 
@@ -29,6 +29,7 @@ COMMANDS = {
     "report": "make a page of the records of a run: where the time of its steps went",
     "predict": "say what more ranks, other links and other strategies would give",
     "status": "show what a running job does, and which rank the others wait for",
+    "agent": "let a launcher start ranks on this host without ssh",
     "merge-traces": "make one timeline of those of several ranks",
     "version": "print the versions of all that is installed",
     "help": "print the help of a command: horovodish help run",
@@ -164,7 +165,23 @@ def check_parser() -> Parser:
         "The exit status is 0 if ranks can be started here, and 1 if not.",
     )
     checks.add_argument("--json", action="store_true", help="print it as JSON")
+    where = "hosts whose links are measured: every host connects to each other one"
+    of_hosts = ("hosts", "hostfile", "ssh_port", "ssh_identity_file", "launch_agent", "network_interfaces")
+    add_flags(checks.add_argument_group(where), WHERE, of_hosts)
     return checks
+
+
+def agent_parser() -> Parser:
+    """The parser of `horovodish agent`."""
+    agents = Parser(
+        prog="horovodish agent",
+        description="Lets `horovodish run --agents N` start ranks on this host, without ssh. Ends when the job ends.\n"
+        "The variable HOROVODISH_AGENT_SECRET holds the secret that the launcher prints, or has in the same variable.",
+    )
+    agents.add_argument("--join", required=True, metavar="ADDRESS:PORT", help="where the launcher waits")
+    in_all = "ranks that run here (default: as many as there are GPUs, or else cores)"
+    agents.add_argument("--slots", type=count, metavar="N", help=in_all)
+    return agents
 
 
 def merge_parser() -> Parser:

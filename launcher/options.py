@@ -34,7 +34,7 @@ WHAT, WHERE, ELASTIC = "what runs", "where it runs", "elastic training"
 """Titles among the flags, besides those of the settings."""
 
 
-def _count(text: str, what: str = "a whole number from 1", least: int = 1) -> int:
+def count(text: str, what: str = "a whole number from 1", least: int = 1) -> int:
     # Python refuses to read very long numbers.
     if not (text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER) or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
@@ -42,18 +42,18 @@ def _count(text: str, what: str = "a whole number from 1", least: int = 1) -> in
 
 
 def _count_from_0(text: str) -> int:
-    return _count(text, "a whole number from 0", 0)
+    return count(text, "a whole number from 0", 0)
 
 
 def _ranks(text: str) -> int:
-    ranks = _count(text, "a number of ranks")
+    ranks = count(text, "a number of ranks")
     if ranks > MOST_SLOTS:
         raise argparse.ArgumentTypeError(f"there can be {MOST_SLOTS} ranks at most")
     return ranks
 
 
 def _port(text: str) -> int:
-    if _count(text) > 65535:
+    if count(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text} is not a port: they end at 65535")
     return int(text)
 
@@ -118,6 +118,7 @@ class LaunchOptions:
         allocation: the hosts that the ranks may use; None for this host.
         np: the number of ranks; 0 for an elastic job that has as many as there are slots.
         network_interfaces: what MPI's daemons and ranks use between hosts; without any MPI chooses.
+        meeting: the name of the socket at which mpirun asks for the agents that have joined; empty if there are none.
         binding_args: what takes the place of our arguments by which ranks are bound and mapped. Ours bind none, because
             a bound rank believes that the machine has only one core.
     """
@@ -125,6 +126,7 @@ class LaunchOptions:
     command: Sequence[str] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     allocation: Allocation | None = None
+    meeting: str = ""
 
     np: int = _what(
         "-np --num-proc",
@@ -143,6 +145,12 @@ class LaunchOptions:
     launch_agent: str | None = _where(
         "--launch-agent", "program to use instead of ssh; called as PROGRAM HOST COMMAND", "PROGRAM", _program
     )
+    agents: int | None = _where(
+        "--agents", "wait for N processes of `horovodish agent`, and run on their hosts, without ssh", "N", count
+    )
+    agent_port: int = _where(
+        "--agent-port", "port at which they join (default: one that is free)", "PORT", _port, default=0
+    )
     network_interfaces: tuple[str, ...] = _where(
         "--network-interfaces --network-interface",
         "network interfaces between hosts, such as eth0 (default: MPI's choice)",
@@ -155,7 +163,7 @@ class LaunchOptions:
         "--gpus-per-rank",
         "how many GPUs of its host each rank sees (default: all)",
         "N",
-        _count,
+        count,
     )
     binding_args: tuple[str, ...] | None = _where(
         "--binding-args", "mpirun arguments that bind and map ranks to cores", '="ARGS"', _words
@@ -173,7 +181,7 @@ class LaunchOptions:
         _program,
     )
     slots_per_host: int | None = _elastic(
-        "--slots-per-host --slots", "slots of a host for which the program prints no number (default: 1)", "N", _count
+        "--slots-per-host --slots", "slots of a host for which the program prints no number (default: 1)", "N", count
     )
     reset_limit: int | None = _elastic(
         "--reset-limit", "how many times new processes may be started (0: never; default: no limit)", "N", _count_from_0
@@ -182,7 +190,7 @@ class LaunchOptions:
         "--elastic-timeout",
         "how long to wait for hosts, or for a busy rank, before the job ends (default: %(default)s)",
         "SECONDS",
-        _count,
+        count,
         default=600,
     )
 
@@ -190,7 +198,7 @@ class LaunchOptions:
         "--host-timeout",
         "treat a rank as lost after this many seconds without a sign from it or its host (default: %(default)s)",
         "SECONDS",
-        _count,
+        count,
         default=5,
     )
 
@@ -246,10 +254,16 @@ class LaunchOptions:
         return self.allocation is not None and self.allocation.by_scheduler
 
 
-def add_flags(to: argparse._ArgumentGroup, group: str) -> None:
-    """Adds the flags of one group of the table to a group of a parser."""
+def add_flags(to: argparse._ArgumentGroup, group: str, only: Sequence[str] | None = None) -> None:
+    """Adds the flags of one group of the table to a group of a parser.
+
+    Args:
+        to: the group of the parser.
+        group: of the table.
+        only: the names of their attributes; None: all.
+    """
     for row in fields(LaunchOptions):
-        if row.metadata.get("group") == group:
+        if row.metadata.get("group") == group and (only is None or row.name in only):
             to.add_argument(*row.metadata["flags"], dest=row.name, **row.metadata["argument"])
 
 
@@ -268,6 +282,8 @@ def launch_options(parsed: argparse.Namespace, environ: Mapping[str, str]) -> La
     settings = _settings(parsed)
     allocation = _allocation(parsed, environ)
     options = LaunchOptions(parsed.command, settings, allocation, **given)
+    if options.agents:
+        return options
     _check_bounds(options)
     if options.np or options.is_elastic:
         return options
@@ -305,6 +321,11 @@ def _settings(parsed: argparse.Namespace) -> dict[str, str]:
 
 
 def _allocation(parsed: argparse.Namespace, environ: Mapping[str, str]) -> Allocation | None:
+    if parsed.agents is not None:
+        for flag in ("hosts", "hostfile", "host_discovery_script", "launch_agent"):
+            if getattr(parsed, flag) is not None:
+                raise SettingError(f"--agents names the hosts: leave --{flag.replace('_', '-')} out")
+        return None
     if parsed.host_discovery_script is not None:
         if parsed.hosts is not None or parsed.hostfile is not None:
             raise SettingError("--host-discovery-script names the hosts: leave --hosts and --hostfile out")

@@ -2,22 +2,28 @@
 
 import contextlib
 import os
+import secrets
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from horovodish.errors import LaunchError, SettingError
+from horovodish.launcher.agents.agent import key_of
+from horovodish.launcher.agents.meeting import Meeting, on_agents, write_program
 from horovodish.launcher.elastic.job import ElasticJob
-from horovodish.launcher.hosts.allocation import is_here
+from horovodish.launcher.hosts.addresses import addresses
+from horovodish.launcher.hosts.allocation import counted, is_here
 from horovodish.launcher.job import environment
 from horovodish.launcher.job.conclusion import conclude
 from horovodish.launcher.job.job import Job
 from horovodish.launcher.job.losses import EndOnLoss
-from horovodish.launcher.job.output import Output, say
+from horovodish.launcher.job.output import Output, say, say_unless_stuck
 from horovodish.launcher.job.progress import Progress
 from horovodish.launcher.job.signals import signals_taken
 from horovodish.launcher.mpirun.command import Mpirun, agent, arguments, variables
@@ -35,7 +41,7 @@ from horovodish.launcher.report import run_report
 from horovodish.launcher.report.libraries import conflict
 from horovodish.launcher.supervisor import start
 from horovodish.launcher.supervisor.supervisor import problem_of
-from horovodish.settings import START_VARIABLE, Settings, load, table
+from horovodish.settings import AGENT_SECRET_VARIABLE, START_VARIABLE, Settings, load, table
 
 LEAST_ROOM_BYTES = 1 << 20
 """How much room there must be for temporary files."""
@@ -57,6 +63,8 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
         LaunchError: MPI is missing, mpirun belongs to another MPI, the ranks cannot be started, or horovod-names is
             installed beside Horovod.
     """
+    if options.agents and not options.meeting:
+        return _run_on_agents(options, environ)
     if not options.as_horovod and (problem := conflict()):
         raise LaunchError(problem)
     try:
@@ -64,6 +72,9 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
     except FileNotFoundError:
         raise LaunchError("the ranks cannot be started: the current folder was removed. Remedy: cd elsewhere") from None
     given = environ
+    if options.meeting:  # each host has GPUs of its own
+        of_this_host = (environment.GPUS_VARIABLE, AGENT_SECRET_VARIABLE)
+        environ = {name: value for name, value in environ.items() if name not in of_this_host}
     if options.report:
         options = replace(options, settings={**options.settings, **run_report.settings(options, environ)})
     environ = environment.with_settings(with_home(environ), options.settings)
@@ -99,6 +110,34 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
     finally:
         if options.report:
             run_report.make(options.report)
+
+
+def _run_on_agents(options: LaunchOptions, environ: Mapping[str, str]) -> int:
+    """As `run()`, on the hosts of agents that join."""
+    assert options.agents
+    given = environ.get(AGENT_SECRET_VARIABLE, "")
+    secret = given or secrets.token_hex(16)
+    progress = Progress()
+    try:
+        opened = Meeting(addresses(options.network_interfaces), key_of(secret), options.agent_port)
+    except OSError as problem:
+        raise LaunchError(f"agents cannot join at port {options.agent_port}: {problem.strerror}") from problem
+    with opened as meeting:
+        _, port, *own = meeting.contact.split()
+        with_secret = "" if given else f"{AGENT_SECRET_VARIABLE}={secret} "
+        say(f"start {counted(options.agents, 'agent')}: {with_secret}horovodish agent --join {','.join(own)}:{port}")
+        meeting.gather(options.agents, time.monotonic() + options.elastic_timeout, progress.show, lambda: "")
+        progress.show("")
+        options = on_agents(options, meeting)
+        if options.is_elastic:
+            meeting.when_lost = lambda: say_unless_stuck(meeting.lost[-1])
+            return run(options, environ)
+        meeting.when_lost = lambda: os.kill(os.getpid(), signal.SIGTERM)
+        status = run(options, environ)
+        meeting.when_lost = lambda: None
+        for lost in meeting.lost:
+            say(lost)
+        return status
 
 
 def _runs_here(options: LaunchOptions) -> bool:
@@ -165,6 +204,8 @@ def _prepared(
         except OSError as failure:
             raise LaunchError(f"the ranks cannot be started: {failure}") from failure
         _check_room(folder)
+        if options.meeting:
+            options = replace(options, launch_agent=write_program(folder, options.meeting))
         if "ssh" in agent(options, environ)[:1] and not shutil.which("ssh", path=environ["PATH"]):
             raise LaunchError("there is no ssh on this host: install openssh-client, or use --launch-agent PROGRAM")
         environ.update(variables(mpirun, options, environ, folder))

@@ -11,6 +11,7 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.ext.autodoc.mock import mock
 from sphinx.util.docutils import SphinxDirective
 
 import horovodish
@@ -56,7 +57,8 @@ class Api(FromCode):
 
     def text(self) -> str:
         path = self.arguments[0]
-        module = importlib.import_module(path)
+        with mock(["pyspark", "ray"]):  # which are too large to install for a page
+            module = importlib.import_module(path)
         names = [name for name in module.__all__ if self.is_own(module, name)]
         return "\n\n".join(self.entry(path, name, getattr(module, name)) for name in sorted(names, key=str.lower))
 

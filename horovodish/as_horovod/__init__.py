@@ -34,15 +34,16 @@ MODULES = {
     **dict.fromkeys(("common", "common.basics", "common.exceptions", "common.process_sets", "common.util"), _COMMON),
     "common.elastic": "horovodish.elastic",
     **dict.fromkeys(("data", "data.data_loader_base"), _DATA),
+    **{name: f"horovodish.{name}" for name in ("ray", "spark")},
     **dict.fromkeys(("run", "run.runner", "runner"), "horovodish.launch.run_function"),
 }
 """The module of horovodish that has the names of a module of Horovod's."""
 
 INSTEAD = {
     "mxnet": "MXNet ended in 2023; train with another framework, such as horovod.torch",
-    "ray": "start the ranks with horovodish.run(function, num_proc=N, hosts=...), or with `horovodish run` "
-    "on the hosts that Ray has allocated",
-    "spark": "write the data to files, and train with horovodish.run(function, num_proc=N, hosts=...)",
+    "ray": "horovod.ray has only RayExecutor here",
+    "spark": "horovod.spark has only run here. Instead of an estimator, write the data to files and train with "
+    "horovod.spark.run(function)",
 }
 """What to do where horovodish has nothing of the kind."""
 

@@ -1,6 +1,5 @@
 """`run()`: call a Python function on N ranks and bring back what it returns. The launcher does it."""
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -18,7 +17,6 @@ def run(
     hostfile: str | None = None,
     *,
     env: Mapping[str, str] | None = None,
-    shared_folder: str | os.PathLike[str] | None = None,
     **flags: Any,
 ) -> list[T]:
     """Calls `func(*args, **kwargs)` on each of `num_proc` ranks, which are processes of their own, and waits for them.
@@ -35,8 +33,6 @@ def run(
         hosts: where they run, such as "a:2,b:4"; None is this host, or what a scheduler has allocated.
         hostfile: a file that names the hosts instead.
         env: variables to set for the ranks, besides those of this process.
-        shared_folder: a folder that all hosts have in common, in which function and results are exchanged; needed when
-            ranks run on other hosts. None: a folder of the run in the place for temporary files.
         flags: any flag of `horovodish run` by its name, such as `fusion_threshold_mb=32`, `verbose=True`; except
             `config_file`, whose keys are such names.
 
@@ -47,7 +43,7 @@ def run(
         Exception: what the function raised on the rank that failed first, with the traceback it has there as its cause.
         RankLostError: a rank was lost before the function returned.
         LaunchError: the ranks could not be started, or a package is missing.
-        SettingError: an argument has a value that is not accepted, or `shared_folder` cannot be used.
+        SettingError: an argument has a value that is not accepted.
         TypeError: there is no such argument, or the function, its arguments or its result cannot be pickled.
 
     Example:
@@ -61,4 +57,4 @@ def run(
     from horovodish.launcher.function import run_function  # ranks need no launcher
 
     flags = {"num_proc": flags.pop("np", num_proc), "hosts": hosts, "hostfile": hostfile, **flags}
-    return run_function.run(func, tuple(args), dict(kwargs or {}), env or {}, shared_folder, flags)
+    return run_function.run(func, tuple(args), dict(kwargs or {}), env or {}, flags)

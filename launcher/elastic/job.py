@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from horovodish.errors import LaunchError, SettingError
+from horovodish.launcher.agents.meeting import hosts_of_meeting
 from horovodish.launcher.elastic.discovery import Discovery, by_hostfile, by_program
 from horovodish.launcher.elastic.events import Event, Events
 from horovodish.launcher.elastic.members import ENDING, TRAINING, Members
@@ -391,6 +392,8 @@ class ElasticJob:
 def _discovery(options: LaunchOptions, environ: Mapping[str, str]) -> Discovery | None:
     if options.host_discovery_script:
         return Discovery(by_program(options.host_discovery_script, options.slots_per_host or 1, environ))
+    if options.meeting:
+        return Discovery(lambda _: hosts_of_meeting(options.meeting))
     return Discovery(by_hostfile(options.hostfile)) if options.hostfile else None
 
 

@@ -1,4 +1,4 @@
-"""What each rank of `horovodish.run()` executes: `python -m horovodish.launcher.function.rank FOLDER`."""
+"""What each rank of `horovodish.run()` executes: `python -m horovodish.launcher.function.rank`."""
 
 import contextlib
 import linecache
@@ -8,43 +8,41 @@ import socket
 import sys
 import time
 import traceback
-from pathlib import Path
 from types import TracebackType
 
-from horovodish.launcher.function.files import CALL, UNSAFE, UNSEEN, Call, Report, name_of, pickled, read, write
+from horovodish.launcher.function.call import UNREACHED, Call, Report, pickled
+from horovodish.launcher.function.exchange import receive, send
+from horovodish.launcher.supervisor.tcp_end import dial
+from horovodish.settings import CALLER_VARIABLE, START_VARIABLE
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
-def main(folder: Path) -> None:
-    """Calls the function and writes down what becomes of it.
+def main() -> None:
+    """Calls one function after the other and reports what becomes of each, until the caller lets go.
 
     Raises:
-        BaseException: what the function raised, so that the rank fails.
+        BaseException: what a function raised, so that the rank fails.
     """
     rank = next(int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ)
-    host = socket.gethostname()
+    host, start = socket.gethostname(), int(os.environ.get(START_VARIABLE, "0"))
     try:
-        call: Call = read(folder, CALL)
-    except FileNotFoundError:
-        sys.exit(
-            f"horovodish: rank {rank} on {host} {UNSEEN}, {folder}: "
-            "pass as shared_folder one that all hosts have in common"
-        )
-    except PermissionError as problem:
-        sys.exit(
-            f"horovodish: rank {rank} on {host} {UNSAFE}: {problem}, or pass as shared_folder one that all hosts have "
-            "in common and in which your files belong to you"
-        )
-    sys.path[:] = call.path
-    linecache.cache.update(call.sources)
+        caller = dial(os.environ.pop(CALLER_VARIABLE))
+    except OSError as problem:
+        sys.exit(f"horovodish: rank {rank} on {host} {UNREACHED}: {problem}")
+    caller.settimeout(None)
     sys.excepthook = lambda *_: None  # the caller shows it
-    try:
-        result = _result(call)
-    except BaseException as error:
-        write(folder, name_of(rank), _failure(rank, host, error))
-        raise
-    write(folder, name_of(rank), Report(rank, host, time.time(), result))
+    while message := receive(caller):
+        call: Call = pickle.loads(message)
+        # An agent's host may have modules of the job at other places than the caller's.
+        sys.path[:] = [*call.path, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        linecache.cache.update(call.sources)
+        try:
+            result = _result(call)
+        except BaseException as error:
+            send(caller, pickle.dumps(_failure(rank, host, start, error)))
+            raise
+        send(caller, pickle.dumps(Report(rank, host, start, time.time(), result)))
 
 
 def _result(call: Call) -> bytes:
@@ -60,7 +58,7 @@ def _result(call: Call) -> bytes:
         raise TypeError(f"the function returned a {kind} that cannot be pickled: {problem}") from problem
 
 
-def _failure(rank: int, host: str, error: BaseException) -> Report:
+def _failure(rank: int, host: str, start: int, error: BaseException) -> Report:
     exception = None
     if isinstance(error, Exception):  # any other would end the caller, too
         with contextlib.suppress(Exception):
@@ -69,7 +67,7 @@ def _failure(rank: int, host: str, error: BaseException) -> Report:
     if isinstance(error, SystemExit) and not error.code:
         what = "SystemExit: 0. The function must return instead of calling sys.exit()"
     lines = traceback.format_exception(type(error), error, _outside_of_this_file(error.__traceback__))
-    return Report(rank, host, time.time(), error=what, exception=exception, traceback="".join(lines))
+    return Report(rank, host, start, time.time(), error=what, exception=exception, traceback="".join(lines))
 
 
 def _outside_of_this_file(frames: TracebackType | None) -> TracebackType | None:
@@ -79,4 +77,4 @@ def _outside_of_this_file(frames: TracebackType | None) -> TracebackType | None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

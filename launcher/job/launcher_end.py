@@ -130,6 +130,10 @@ class LauncherEnd:
         """Passes a line on to the rank: `horovodish.elastic.membership` lists what it can be."""
         self._send(f"news {news}".encode())
 
+    def say(self, message: str) -> None:
+        """Sends words that only the other side understands."""
+        self._send(message.encode(errors="replace"))
+
     def leave(self, *, keep: bool = False) -> None:
         """Tells the supervisor of a rank that has ended to exit.
 

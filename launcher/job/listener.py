@@ -66,6 +66,110 @@ class Handshake:
         return b""
 
 
+class TcpListener:
+    """Accepts TCP connections of those who prove that they know the secret.
+
+    Args:
+        selector: serves the sockets; each key's data is a function to call.
+        accept: gets each connection after its handshake.
+        addresses: at which to listen.
+        secret: that both sides must know; empty: a new one.
+        port: at which to listen; 0: one that is free.
+
+    Attributes:
+        contact: what the other side needs to connect: the secret, the port and the addresses.
+
+    Raises:
+        OSError: there is no network, or the port is in use.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        accept: Callable[[socket.socket], None],
+        addresses: Sequence[str],
+        secret: bytes = b"",
+        port: int = 0,
+    ) -> None:
+        self._selector = selector
+        self._accept = accept
+        self._pending: dict[socket.socket, float] = {}  # connections in their handshake, and since when
+        self._is_paused = True  # new connections wait in the kernel
+        self._resume_at = 0.0
+        self._secret = secret or secrets.token_bytes(32)
+        self._tcp = _listen(addresses, port)
+        names = [listener.getsockname()[:2] for listener in self._tcp]
+        self.contact = " ".join([self._secret.hex(), str(names[0][1]), *(address for address, _ in names)])
+        self.maintain()
+
+    def maintain(self) -> None:
+        """Drops connections whose handshake takes too long, and accepts others instead. Call it at every turn."""
+        patience = HANDSHAKE_SECONDS if len(self._pending) < MOST_PENDING else CROWDED_SECONDS
+        now = time.monotonic()
+        for connection, began in list(self._pending.items()):
+            if now - began > patience:
+                self._drop(connection)
+        if self._is_paused and now >= self._resume_at and len(self._pending) < MOST_PENDING:
+            self._is_paused = False
+            for listener in self._tcp:
+                self._selector.register(listener, selectors.EVENT_READ, lambda it=listener: self._accept_tcp(it))
+
+    def close(self) -> None:
+        """Accepts no more connections. May be called again."""
+        for connection in list(self._pending):
+            self._drop(connection)
+        self._pause()
+        for listener in self._tcp:
+            listener.close()
+        self._tcp = []
+
+    def _accept_tcp(self, listener: socket.socket) -> None:
+        if self._is_paused:
+            return
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # the other side is gone, or no more files can be open
+            self._pause()
+            self._resume_at = time.monotonic() + RETRY_SECONDS
+            return
+        connection.setblocking(False)
+        self._pending[connection] = time.monotonic()
+        handshake = Handshake(self._secret)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._go_on(connection, handshake))
+        if len(self._pending) >= MOST_PENDING:
+            self._pause()
+
+    def _pause(self) -> None:
+        """Leaves new connections in the kernel until `maintain()` has room: a watched listener would wake us."""
+        if not self._is_paused:
+            for listener in self._tcp:
+                self._selector.unregister(listener)
+        self._is_paused = True
+
+    def _go_on(self, connection: socket.socket, handshake: Handshake) -> None:
+        try:
+            data = connection.recv(handshake.expected_bytes)
+            answer = handshake.take(data) if data else b""
+            if answer:
+                connection.send(answer)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(connection)
+        elif handshake.is_done:
+            self._selector.unregister(connection)
+            del self._pending[connection]
+            keep_alive(connection)
+            self._accept(connection)
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        connection.close()
+        del self._pending[connection]
+
+
 class SupervisorListener:
     """Accepts the connections of supervisors.
 
@@ -92,102 +196,40 @@ class SupervisorListener:
     ) -> None:
         self._selector = selector
         self._accept = accept
-        self._pending: dict[socket.socket, float] = {}  # connections in their handshake, and since when
         self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._unix.bind(str(path))
         self._unix.listen(socket.SOMAXCONN)
         selector.register(self._unix, selectors.EVENT_READ, self._accept_unix)
-        self._tcp: list[socket.socket] = []
-        self._is_paused = True  # new TCP connections wait in the kernel
-        self._resume_at = 0.0
+        self._tcp: TcpListener | None = None
         self.contact = ""
         if addresses is not None:
-            self._secret = secrets.token_bytes(32)
-            self._tcp = _listen(addresses)
-            names = [listener.getsockname()[:2] for listener in self._tcp]
-            self.contact = " ".join([self._secret.hex(), str(names[0][1]), *(address for address, _ in names)])
-            self.maintain()
+            self._tcp = TcpListener(selector, lambda connection: accept(TcpLauncherEnd(connection)), addresses)
+            self.contact = self._tcp.contact
 
     def maintain(self) -> None:
-        """Drops connections whose handshake takes too long, and accepts others instead. Call it at every turn."""
-        patience = HANDSHAKE_SECONDS if len(self._pending) < MOST_PENDING else CROWDED_SECONDS
-        now = time.monotonic()
-        for connection, began in list(self._pending.items()):
-            if now - began > patience:
-                self._drop(connection)
-        if self._is_paused and now >= self._resume_at and len(self._pending) < MOST_PENDING:
-            self._is_paused = False
-            for listener in self._tcp:
-                self._selector.register(listener, selectors.EVENT_READ, lambda it=listener: self._accept_tcp(it))
+        """As that of `TcpListener`. Call it at every turn."""
+        if self._tcp:
+            self._tcp.maintain()
 
     def close(self) -> None:
         """Accepts no more connections. May be called again."""
-        for connection in list(self._pending):
-            self._drop(connection)
-        self._pause()
+        if self._tcp:
+            self._tcp.close()
         if self._unix.fileno() >= 0:
             self._selector.unregister(self._unix)
-        for listener in (self._unix, *self._tcp):
-            listener.close()
-        self._tcp = []
+        self._unix.close()
 
     def _accept_unix(self) -> None:
         self._accept(UnixLauncherEnd(self._unix.accept()[0]))
 
-    def _accept_tcp(self, listener: socket.socket) -> None:
-        if self._is_paused:
-            return
-        try:
-            connection, _ = listener.accept()
-        except OSError:  # the other side is gone, or no more files can be open
-            self._pause()
-            self._resume_at = time.monotonic() + RETRY_SECONDS
-            return
-        connection.setblocking(False)
-        self._pending[connection] = time.monotonic()
-        handshake = Handshake(self._secret)
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._go_on(connection, handshake))
-        if len(self._pending) >= MOST_PENDING:
-            self._pause()
 
-    def _pause(self) -> None:
-        """Leaves new TCP connections in the kernel until `maintain()` has room: a watched listener would wake us."""
-        if not self._is_paused:
-            for listener in self._tcp:
-                self._selector.unregister(listener)
-        self._is_paused = True
-
-    def _go_on(self, connection: socket.socket, handshake: Handshake) -> None:
-        try:
-            data = connection.recv(handshake.expected_bytes)
-            answer = handshake.take(data) if data else b""
-            if answer:
-                connection.send(answer)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._drop(connection)
-        elif handshake.is_done:
-            self._selector.unregister(connection)
-            del self._pending[connection]
-            keep_alive(connection)
-            self._accept(TcpLauncherEnd(connection))
-
-    def _drop(self, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
-        connection.close()
-        del self._pending[connection]
-
-
-def _listen(addresses: Sequence[str]) -> list[socket.socket]:
+def _listen(addresses: Sequence[str], wanted: int) -> list[socket.socket]:
     """Listeners on one port of these addresses. Addresses that cannot be used are left out."""
     problem = None
     for _ in range(PORT_TRIES):
         listeners: list[socket.socket] = []
         for address in dict.fromkeys(addresses):  # two interfaces may have the same one
-            port = listeners[0].getsockname()[1] if listeners else 0
+            port = listeners[0].getsockname()[1] if listeners else wanted
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             try:
                 listeners.append(socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN))

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from horovodish.errors import LaunchError, SettingError
+from horovodish.errors import LaunchError, RankLostError, SettingError
 from horovodish.launcher.hosts.schedulers import given_allocation
 from horovodish.launcher.mpirun.command import Mpirun
 from horovodish.launcher.mpirun.installation import Library, candidates, find_library, inspect, matching, with_home
-from horovodish.launcher.report import libraries
+from horovodish.launcher.options import LaunchOptions
+from horovodish.launcher.report import libraries, links
 from horovodish.launcher.report.round_trip import round_trip
 from horovodish.runtime import nccl_library
 from horovodish.settings import load
@@ -61,15 +62,32 @@ class Report:
         return json.dumps({"found": found, "problems": self.problems, "hints": self.hints}, indent=2)
 
 
-def check(environ: Mapping[str, str], *, as_json: bool = False) -> int:
+def check(environ: Mapping[str, str], *, as_json: bool = False, options: LaunchOptions | None = None) -> int:
     """Prints what is installed and what to do; any process can call it. Starts two ranks if there is what they need.
 
+    Args:
+        environ: of the user.
+        as_json: whether to print it as JSON.
+        options: that name hosts, whose links are measured too; None: none.
+
     Returns:
-        The exit status: 0 if ranks can be started here, 1 if not.
+        The exit status: 0 if ranks can be started here, and on the hosts, and 1 if not.
     """
     report = gathered(environ)
+    if options and not report.problems:
+        _add_links(report, options, environ)
     print(report.as_json() if as_json else report.as_text(), flush=True)
     return 1 if report.problems else 0
+
+
+def _add_links(report: Report, options: LaunchOptions, environ: Mapping[str, str]) -> None:
+    try:
+        lines, problems = links.in_words(links.measured(options, environ))
+    except (LaunchError, RankLostError) as problem:
+        lines, problems = [], [str(problem)]
+    for line in lines:
+        report.add("link", line)
+    report.problems += problems
 
 
 def gathered(environ: Mapping[str, str]) -> Report:

@@ -189,7 +189,15 @@ class TcpSupervisorEnd:
 
 
 def call(launcher: str) -> TcpSupervisorEnd:
-    """Connects to a launcher on another host, at the first address at which it proves that it knows the secret.
+    """Connects to a launcher on another host, as `dial()` does, and gives the supervisor's end of the link."""
+    return TcpSupervisorEnd(dial(launcher))
+
+
+def dial(launcher: str) -> socket.socket:
+    """Connects to the first address at which the other side proves that it knows the secret. Blocks.
+
+    Args:
+        launcher: the secret as hexadecimal digits, the port and the addresses, separated by spaces.
 
     Raises:
         OSError: no address works; the message says what happened at each.
@@ -219,7 +227,7 @@ def call(launcher: str) -> TcpSupervisorEnd:
                 problems.append(f"{address}: {refusal.strerror or refusal}")
                 caller.close()
             else:
-                return TcpSupervisorEnd(caller)
+                return caller
         if not answered:
             problems += [f"{address}: no answer" for address in callers.values()]
             break

@@ -20,10 +20,8 @@ from horovodish.supported import FRAMEWORKS
 from support.sources import ROOT
 
 NAMES = ROOT / "names"
-WITHOUT_FRAMEWORKS = [f"horovod.{name}" for name in MODULES if name not in FRAMEWORKS]
+WITHOUT_FRAMEWORKS = [f"horovod.{name}" for name in MODULES if name not in (*FRAMEWORKS, "ray", "spark")]
 REFUSED = {
-    "horovod.spark": "horovodish.run(function, num_proc=N",
-    "horovod.ray": "horovodish.run(function, num_proc=N",
     "horovod.mxnet": "train with another framework",
     "horovod.runner.http": "No module named",
     "horovod.runner.util": "No module named",
@@ -164,7 +162,7 @@ def test_the_types_are_those_of_our_modules() -> None:
     files = {
         path.relative_to(stubs).with_suffix("").as_posix().removesuffix("/__init__") for path in stubs.rglob("*.pyi")
     }
-    assert files == {"__init__", *FRAMEWORKS, "tensorflow/keras"}
+    assert files == {"__init__", *FRAMEWORKS, "tensorflow/keras", "ray", "spark"}
     for name in files - {"__init__"}:
         path = next(path for path in (stubs / f"{name}.pyi", stubs / name / "__init__.pyi") if path.exists())
         assert f"from horovodish.{name.replace('/', '.')} import *\n" in path.read_text()

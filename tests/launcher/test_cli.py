@@ -202,7 +202,7 @@ def test_help_has_every_flag_under_a_title() -> None:
 
 @pytest.mark.parametrize("arguments", [["--check-build"], ["-cb"], ["run", "--check-build"], ["check"]])
 def test_horovods_flag_for_the_check(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("horovodish.launcher.cli.check", lambda environ, as_json=False: 5)
+    monkeypatch.setattr("horovodish.launcher.cli.check", lambda environ, **_: 5)
     assert main(arguments) == 5
 
 

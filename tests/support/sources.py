@@ -9,6 +9,7 @@ CORE = ROOT / "horovodish"
 CSRC = CORE / "csrc"
 LAUNCHER = ROOT / "launcher"
 FRAMEWORKS = ROOT / "frameworks"
+CLUSTERS = ROOT / "clusters"
 
 
 def python_files(folder: Path) -> list[Path]:

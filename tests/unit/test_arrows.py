@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 from horovodish import supported
-from support.sources import CORE, FRAMEWORKS, LAUNCHER, ROOT, python_files
+from support.sources import CLUSTERS, CORE, FRAMEWORKS, LAUNCHER, ROOT, python_files
 
 ROOMS = {f"horovodish.{init.parent.name}" for init in CORE.glob("*/__init__.py")}
 FRAMEWORK_MODULES = {*supported.FRAMEWORKS, "flax", "optax"}
@@ -37,7 +37,7 @@ CORE_IMPORTS_WHEN_USED = {
 }
 LAUNCHER_IMPORTS_WHEN_USED = {
     "config_file.py": {"yaml"},
-    "files.py": {"cloudpickle"},
+    "call.py": {"cloudpickle"},
     "cli.py": {"horovodish.predictions.table", "horovodish.reports.page"},
     "run_report.py": {"horovodish.reports.page"},
     "watch.py": {"rich.console", "rich.live", "rich.table", "rich.text"},
@@ -47,10 +47,11 @@ LAUNCHER_ROOMS: dict[str, set[str]] = {
     "supervisor": set(),
     "mpirun": {"hosts", "options", "own_python"},
     "job": {"hosts", "mpirun", "options", "supervisor"},
-    "elastic": {"hosts", "job", "options", "supervisor"},
-    "report": {"hosts", "job", "mpirun", "options", "own_python"},
+    "elastic": {"agents", "hosts", "job", "options", "supervisor"},
+    "agents": {"hosts", "job", "mpirun", "options", "own_python", "supervisor"},
+    "report": {"function", "hosts", "job", "mpirun", "options", "own_python"},
     "status": {"hosts", "job", "supervisor"},
-    "function": {"flags", "job", "options", "own_python", "run", "supervisor"},
+    "function": {"agents", "flags", "hosts", "job", "options", "own_python", "run", "supervisor"},
 }
 """What the modules of each folder of the launcher may import from the rest of it."""
 LAUNCHER_NEEDS = {
@@ -194,6 +195,23 @@ def test_a_framework_needs_no_other_framework() -> None:
         return wrong_in_framework(imports(path.read_text()), own)
 
     assert wrong_below(FRAMEWORKS, wrong) == {}
+
+
+def test_a_cluster_needs_no_framework_and_nobody_needs_a_cluster() -> None:
+    names = {path.name: {path.name} for path in CLUSTERS.iterdir()} | {"spark": {"pyspark"}}
+
+    def wrong(path: Path) -> set[str]:
+        own = path.relative_to(CLUSTERS).parts[0]
+        needs = names[own] | {f"horovodish.{name}" for name in (own, "errors", "launch", "launcher")}
+        return {module for module in third_party(imports(path.read_text())) if not is_below(module, needs)}
+
+    assert wrong_below(CLUSTERS, wrong) == {}
+    shims = {f"horovodish.{name}" for name in names}
+    for folder in (CORE, LAUNCHER, FRAMEWORKS):
+        assert (
+            wrong_below(folder, lambda path: {each for each in imports(path.read_text()) if is_below(each, shims)})
+            == {}
+        )
 
 
 def test_init_alone_reads_the_settings() -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import horovodish
-from support.sources import CORE, FRAMEWORKS, LAUNCHER, ROOT
+from support.sources import CLUSTERS, CORE, FRAMEWORKS, LAUNCHER, ROOT
 
-MAPPED = {"launcher": LAUNCHER, **{path.name: path for path in sorted(FRAMEWORKS.iterdir()) if path.is_dir()}}
+SHIMS = sorted(path for folder in (FRAMEWORKS, CLUSTERS) for path in folder.iterdir() if path.is_dir())
+MAPPED = {"launcher": LAUNCHER, **{path.name: path for path in SHIMS}}
 
 
 @pytest.mark.parametrize("name", MAPPED)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import signal
-import stat
+import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +19,11 @@ import pytest
 
 import horovodish as hvd
 from horovodish.errors import LaunchError, RankLostError
-from horovodish.launcher.function import run_function
-from horovodish.launcher.function.files import CALL, Report, name_of, write
-from horovodish.launcher.function.run_function import RankTraceback
+from horovodish.launcher.function.call import Report
+from horovodish.launcher.function.exchange import Exchange
+from horovodish.launcher.function.ranks import Ranks, RankTraceback, results
+from horovodish.launcher.function.run_function import options_of
+from support.processes import wait_until
 
 ENDS_WITHIN_SECONDS = 30
 
@@ -56,12 +59,10 @@ def test_results_come_by_rank_and_output_appears_here(capsys: pytest.CaptureFixt
         hvd.init()
         print(f"rank {hvd.rank()} prints é")
         print("and complains", file=sys.stderr)
-        folder = Path(sys.argv[1])
         return {
             "rank": hvd.rank(),
             "sum": hvd.allreduce(np.array([first, second, factor]), op=hvd.Sum).tolist(),
             "knobs": [os.environ[name] for name in ("HOROVODISH_SPIN_US", "HOROVODISH_AUTOTUNE", "OF_THE_TEST")],
-            "mode": stat.S_IMODE(folder.stat().st_mode),
         }
 
     results = hvd.run(
@@ -79,7 +80,6 @@ def test_results_come_by_rank_and_output_appears_here(capsys: pytest.CaptureFixt
     for result in results:
         assert result["sum"] == [3, 6, 9]
         assert result["knobs"] == ["7", "0", "x y"]
-        assert result["mode"] == 0o700
     told = capsys.readouterr()
     assert sorted(told.out.splitlines()) == [f"rank {rank} prints é" for rank in range(3)]
     assert told.err.splitlines().count("and complains") == 3
@@ -176,21 +176,30 @@ def test_a_function_whose_module_the_ranks_do_not_find() -> None:
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def test_ranks_that_do_not_see_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_the_call(folder: Path, name: str, content: object) -> None:
-        if name != CALL:  # as for ranks on a host that has another /tmp
-            write(folder, name, content)
-
-    monkeypatch.setattr(run_function, "write", without_the_call)
-    with pytest.raises(
-        hvd.LaunchError, match=r"rank \d on .* does not see .*: pass as shared_folder one that all hosts"
-    ):
+def test_a_rank_that_does_not_reach_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        contact = f"{'0' * 64} {closed.getsockname()[1]} 127.0.0.1"
+    monkeypatch.setattr(Exchange, "contact", property(lambda _: contact, lambda *_: None), raising=False)
+    with pytest.raises(hvd.LaunchError, match=r"rank \d on .* cannot reach the caller of horovodish.run\(\): port"):
         hvd.run(ends, ("never",), num_proc=2)
 
 
-def test_the_folder_can_be_one_that_hosts_share(tmp_path: Path) -> None:
-    (folder,) = hvd.run(lambda: sys.argv[1], shared_folder=tmp_path)
-    assert Path(folder).parent == tmp_path
+def test_ranks_that_nobody_wants_before_their_launcher_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_begin = threading.Event()
+    start = Ranks._started
+
+    def late(self: Ranks, file: int) -> Any:
+        may_begin.wait(ENDS_WITHIN_SECONDS)
+        return start(self, file)
+
+    monkeypatch.setattr(Ranks, "_started", late)
+    ranks = Ranks(options_of({"num_proc": 1}, os.environ), os.environ)
+    leaving = threading.Thread(target=lambda: ranks.__exit__(None, None, None), daemon=True)
+    leaving.start()
+    wait_until(lambda: bool(ranks._awaits_launcher))
+    may_begin.set()
+    leaving.join(ENDS_WITHIN_SECONDS)
+    assert ranks.is_over
 
 
 def test_from_a_thread_that_is_not_the_first() -> None:
@@ -216,11 +225,6 @@ def test_from_a_thread_that_is_not_the_first() -> None:
         ({"min_np": 1}, hvd.LaunchError, "cannot go on without ranks. For elastic training start a script"),
         ({"check": True}, TypeError, "has no argument check"),
         ({"config_file": "x.yaml"}, TypeError, "takes no config_file; pass what it sets as arguments"),
-        (
-            {"shared_folder": "/no/such"},
-            hvd.SettingError,
-            "shared_folder: no folder can be made in /no/such: No such file or directory. Pass one that exists",
-        ),
         ({"env": {"A": 3}}, TypeError, "env has 'A': 3, but variables are text"),
     ],
 )
@@ -236,14 +240,14 @@ def test_a_rank_cannot_call_it(monkeypatch: pytest.MonkeyPatch) -> None:
         hvd.run(ends)
 
 
-def test_what_the_launcher_said_last_tells_which_error_it_is(tmp_path: Path) -> None:
+def test_what_the_launcher_said_last_tells_which_error_it_is() -> None:
     with pytest.raises(RankLostError, match="ranks 2-3 on beta vanished"):
-        run_function._results(tmp_path, 4, 1, ["ranks 2-3 on beta vanished: somebody killed their supervisors"])
+        results([], 4, 1, ["ranks 2-3 on beta vanished: somebody killed their supervisors"])
     with pytest.raises(LaunchError, match="cannot be reached"):
-        run_function._results(tmp_path, 4, 1, ["beta cannot be reached"])
-    write(tmp_path, name_of(0), Report(0, "here", 1.0, error="SystemExit: 0"))
+        results([], 4, 1, ["beta cannot be reached"])
+    reports = [Report(0, "here", 0, 1.0, error="SystemExit: 0")]
     with pytest.raises(RankLostError, match="rank 0 on here raised SystemExit: 0"):
-        run_function._results(tmp_path, 1, 0, ["1 rank on 2 cores: OMP_NUM_THREADS=2; set it to choose another number"])
+        results(reports, 1, 0, ["1 rank on 2 cores: OMP_NUM_THREADS=2; set it to choose another number"])
 
 
 def test_without_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,12 +313,11 @@ def test_ctrl_c_ends_the_ranks(start: Callable[..., Any], tmp_path: Path) -> Non
     assert job.stdout.lines == ["ready", "ready", "interrupted"]
 
 
-def test_a_killed_caller_leaves_nothing_behind(start: Callable[..., Any], tmp_path: Path) -> None:
-    place = tmp_path / "t"
-    place.mkdir()
-    job = start(sys.executable, "-c", WAITS, env={"TMPDIR": str(place)})
-    job.stdout.wait_for("ready", 2)
-    assert list(place.glob("horovodish-call-*"))
-    job.process.kill()
-    assert job.finish(within=ENDS_WITHIN_SECONDS) == -signal.SIGKILL
-    assert list(place.iterdir()) == []
+def test_a_killed_caller_leaves_nothing_behind(start: Callable[..., Any]) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:  # where a socket has a short enough name
+        job = start(sys.executable, "-c", WAITS, env={"TMPDIR": place})
+        job.stdout.wait_for("ready", 2)
+        assert os.listdir(place)
+        job.process.kill()
+        assert job.finish(within=ENDS_WITHIN_SECONDS) == -signal.SIGKILL
+        assert os.listdir(place) == []

@@ -1,0 +1,263 @@
+"""`RayExecutor`: functions on ranks, each in the place of a Ray actor."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from horovodish.errors import LaunchError
+from horovodish.launcher.agents.meeting import Meeting
+from horovodish.launcher.function import executable
+from horovodish.launcher.function.call import Call
+from horovodish.launcher.function.on_agents import agents_joined, ranks_of
+from horovodish.launcher.function.ranks import Ranks
+from horovodish.launcher.function.run_function import environment, options_of
+from horovodish.launcher.job.environment import THREADS_VARIABLE
+from horovodish.launcher.options import LaunchOptions
+from horovodish.ray.actors import Actors, Promise
+
+__all__ = ["RayExecutor", "RaySettings"]
+
+
+@dataclass(frozen=True)
+class RaySettings:
+    """What `RayExecutor.create_settings()` returns.
+
+    Attributes:
+        timeout_s: how many seconds the actors may take to come up.
+        placement_group_timeout_s: how many seconds Ray may take to reserve what they need.
+        nics: network interfaces between the nodes; None: MPI's choice.
+    """
+
+    timeout_s: int = 30
+    placement_group_timeout_s: int = 100
+    nics: tuple[str, ...] | None = None
+
+
+class RayExecutor:
+    """Ranks in a Ray cluster. A rank takes the place of an actor: it runs on the same node and sees the same GPUs.
+
+    The ranks stay between `start()` and `shutdown()`, so what a function has left in their memory is there for the next
+    one. If a function raises on a rank, all ranks end; after `shutdown()`, `start()` makes new ones.
+
+    Args:
+        settings: what `create_settings()` returns.
+        num_workers: number of ranks, which Ray packs on few nodes.
+        num_hosts: number of nodes, each with `num_workers_per_host` ranks, instead of `num_workers`.
+        num_workers_per_host: ranks on each of them.
+        cpus_per_worker: CPUs that Ray reserves for each rank, and its OMP_NUM_THREADS if that variable is not set.
+        use_gpu: whether each rank has GPUs.
+        gpus_per_worker: how many; None: one.
+        use_current_placement_group: whether to use the placement group around this process, if there is one.
+        min_workers: makes the executor elastic: a function goes on while this many ranks are left. It trains a state of
+            `hvd.elastic`, and `run()` starts new ranks for each function.
+        max_workers: as many ranks at most; None: `min_workers`. Ranks are added when Ray has room for their actors.
+        reset_limit: how many times new processes may be started; None: no limit.
+        cooldown_range: accepted, without effect.
+        elastic_timeout: how many seconds to wait for room for `min_workers`.
+        override_discovery: accepted, without effect: Ray's actors are the hosts.
+
+    Raises:
+        ValueError: the arguments contradict each other.
+
+    Example:
+        >>> from horovodish.ray import RayExecutor
+        >>> executor = RayExecutor(RayExecutor.create_settings(), num_workers=4)  # doctest: +SKIP
+        >>> executor.start()  # doctest: +SKIP
+        >>> accuracies = executor.run(train, args=(0.1,))  # doctest: +SKIP
+        >>> executor.shutdown()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        settings: RaySettings | None = None,
+        num_workers: int | None = None,
+        num_hosts: int | None = None,
+        num_workers_per_host: int = 1,
+        cpus_per_worker: int = 1,
+        use_gpu: bool = False,
+        gpus_per_worker: float | None = None,
+        use_current_placement_group: bool = True,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        reset_limit: int | None = None,
+        cooldown_range: tuple[int, int] | None = None,
+        elastic_timeout: int = 600,
+        override_discovery: bool = True,
+    ) -> None:
+        if max_workers is not None and min_workers is None:
+            raise ValueError("max_workers needs min_workers")
+        if min_workers is not None and (num_workers is not None or num_hosts is not None):
+            raise ValueError("min_workers takes the place of num_workers and num_hosts")
+        if max_workers is not None and max_workers < (min_workers or 0):
+            raise ValueError(f"max_workers={max_workers} is less than min_workers={min_workers}")
+        if min_workers is None and (num_workers is None) == (num_hosts is None):
+            raise ValueError("RayExecutor needs num_workers or num_hosts, and not both")
+        if gpus_per_worker and not use_gpu:
+            raise ValueError("gpus_per_worker needs use_gpu=True")
+        if use_gpu and gpus_per_worker is not None and gpus_per_worker <= 0:
+            raise ValueError(f"gpus_per_worker must be more than 0, not {gpus_per_worker}")
+        counts = (num_workers, num_hosts, num_workers_per_host, cpus_per_worker, min_workers)
+        if min(count for count in counts if count is not None) < 1:
+            raise ValueError("numbers of workers, hosts and CPUs are at least 1")
+        self._settings = settings or RaySettings()
+        self._np = max_workers or min_workers or num_workers or (num_hosts or 1) * num_workers_per_host
+        self._elastic = {"min_np": min_workers, "max_np": self._np, "elastic_timeout": elastic_timeout}
+        self._elastic["reset_limit"] = reset_limit
+        self._is_elastic = min_workers is not None
+        self._cpus = cpus_per_worker
+        self._gpus = (gpus_per_worker or 1) if use_gpu else 0
+        each = {"CPU": float(cpus_per_worker), **({"GPU": float(self._gpus)} if use_gpu else {})}
+        per_bundle = num_workers_per_host if num_hosts else 1
+        bundle = {name: amount * per_bundle for name, amount in each.items()}
+        self._actors = Actors(
+            [bundle] * (self._np // per_bundle),
+            per_bundle,
+            "" if self._is_elastic else "STRICT_SPREAD" if num_hosts else "PACK",
+            {"num_cpus": cpus_per_worker, "num_gpus": self._gpus},
+            use_current_placement_group,
+        )
+        self._opened = contextlib.ExitStack()
+        self._ranks: Ranks | None = None
+        self._meeting: Meeting | None = None
+        self._options = LaunchOptions()
+        self._environ: dict[str, str] = {}
+        self._promises: list[Any] = []
+        self._one_call = threading.Lock()
+
+    @classmethod
+    def create_settings(
+        cls,
+        timeout_s: int = 30,
+        ssh_identity_file: str | None = None,
+        ssh_str: str | None = None,
+        placement_group_timeout_s: int = 100,
+        nics: Iterable[str] | None = None,
+    ) -> RaySettings:
+        """Make the settings of an executor.
+
+        Args:
+            timeout_s: how many seconds the actors may take to come up.
+            ssh_identity_file: accepted, without effect: there is no ssh.
+            ssh_str: accepted, without effect.
+            placement_group_timeout_s: how many seconds Ray may take to reserve what they need.
+            nics: network interfaces between the nodes; None: MPI's choice.
+        """
+        return RaySettings(timeout_s, placement_group_timeout_s, tuple(nics) if nics else None)
+
+    @property
+    def num_workers(self) -> int:
+        """The number of ranks."""
+        return self._np
+
+    def start(
+        self,
+        executable_cls: type | None = None,
+        executable_args: Iterable[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        """Place the actors and start the ranks. Blocks until they wait for functions.
+
+        Args:
+            executable_cls: a class of which each rank makes an object, for `execute()`.
+            executable_args: its positional arguments.
+            executable_kwargs: its keyword arguments.
+            extra_env_vars: variables to set for the ranks, besides those of this process.
+
+        Raises:
+            LaunchError: Ray has no room for the actors, or the ranks cannot be started.
+            Exception: what the class raised on a rank.
+        """
+        if self._meeting:
+            raise LaunchError("this RayExecutor was started already: call shutdown() first")
+        environ = {THREADS_VARIABLE: str(self._cpus), **environment(extra_env_vars or {})}
+        nics = self._settings.nics
+        gpus = max(1, int(self._gpus)) if self._gpus else None
+        flags: dict[str, Any] = self._elastic if self._is_elastic else {"num_proc": self._np}
+        flags = {**flags, "gpus_per_rank": gpus, "network_interfaces": ",".join(nics) if nics else None}
+        self._environ, self._options = environ, options_of(flags, environ)
+        within = self._options.elastic_timeout if self._is_elastic else self._settings.timeout_s
+        try:
+            self._opened.callback(self._actors.end)
+            self._actors.place(self._settings.placement_group_timeout_s)
+            joined = agents_joined(self._options, self._actors.start, within_seconds=within, stops=self._actors.problem)
+            self._meeting = self._opened.enter_context(joined)
+            if self._is_elastic:
+                return
+            self._ranks = self._opened.enter_context(ranks_of(self._meeting, self._options, environ))
+            self._call(executable.make, (executable_cls, tuple(executable_args or ()), dict(executable_kwargs or {})))
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def run(
+        self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Call `fn(*args, **kwargs)` on every rank. Blocks. The function calls `init()` itself.
+
+        Returns:
+            What it returned, by rank.
+
+        Raises:
+            Exception: what it raised on the rank that failed first, with the traceback it has there as its cause.
+            RankLostError: a rank or an actor was lost.
+            LaunchError: the ranks were not started, or have ended.
+        """
+        if not self._is_elastic or not self._meeting:
+            return self._call(fn, tuple(args or ()), dict(kwargs or {}))
+        call = Call.of(fn, tuple(args or ()), dict(kwargs or {}))
+        with ranks_of(self._meeting, self._options, self._environ) as ranks:
+            return ranks.call(call, is_last=True)
+
+    def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
+        """Call `fn(executable)` on every rank with the object of its class. Returns and raises as `run()`."""
+        return self._call(executable.use, (fn,))
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """Call `fn(executable)` on rank 0 alone, and return what it returned. It cannot call collectives."""
+        return self._call(executable.use, (fn, 0))[0]
+
+    def run_remote(
+        self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """As `run()`, but do not wait: return a reference for each rank, for `ray.get()`."""
+        promise = ray.remote(Promise).options(num_cpus=0).remote()
+        self._promises.append(promise)
+
+        def work() -> None:
+            try:
+                promise.fulfil.remote(self.run(fn, args, kwargs), None)
+            except Exception as problem:
+                promise.fulfil.remote([], problem)
+
+        threading.Thread(target=work, name="horovodish-run-remote", daemon=True).start()
+        return [promise.result.remote(rank) for rank in range(self._np)]
+
+    def shutdown(self) -> None:
+        """End the ranks, the actors and the placement group. Blocks until they have ended."""
+        ranks, self._ranks, self._meeting = self._ranks, None, None
+        with self._opened:
+            if ranks and not ranks.is_over:
+                ranks.leave(within_seconds=LEAVE_SECONDS)
+        for promise in self._promises:
+            ray.kill(promise)
+        self._promises = []
+
+    def _call(
+        self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        with self._one_call:
+            if not self._ranks:
+                without = "an elastic RayExecutor has run() alone" if self._meeting else "call start() first"
+                raise LaunchError(f"this RayExecutor has no ranks: {without}")
+            if self._ranks.is_over:
+                raise LaunchError("the ranks have ended: call shutdown() and start() for new ones")
+            return self._ranks.call(Call.of(fn, args, kwargs))
+
+
+LEAVE_SECONDS = 10.0
+"""How long the ranks may take to end by themselves."""

@@ -1,0 +1,160 @@
+"""`horovodish.spark.run()`: a function on ranks, each in the place of a Spark task."""
+
+import contextlib
+import os
+import secrets
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pyspark import InheritableThread, SparkContext
+
+from horovodish.errors import LaunchError
+from horovodish.launcher.agents.agent import agent_command, agent_input, last_line
+from horovodish.launcher.function.call import Call
+from horovodish.launcher.function.on_agents import agents_joined, ranks_of
+from horovodish.launcher.function.run_function import environment, options_of
+
+__all__ = ["run"]
+
+T = TypeVar("T")
+
+TIMEOUT_VARIABLE = "HOROVOD_SPARK_START_TIMEOUT"
+USUAL_TIMEOUT_SECONDS = 600
+
+
+def run(
+    fn: Callable[..., T],
+    args: Iterable[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    start_timeout: float | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: Any = None,
+    stderr: Any = None,
+    verbose: int = 1,
+    nics: Iterable[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+) -> list[T]:
+    """Call `fn(*args, **kwargs)` on ranks in the cluster of the active SparkContext. Blocks until they have ended.
+
+    A Spark job with one task for each rank runs as long. A rank takes the place of a task: it runs on the same
+    machine and sees the same GPUs. Between the machines there needs to be no ssh and no shared folder, but the Python
+    environment must be at the same place on all of them.
+
+    Args:
+        fn: what each rank calls. It calls `init()` itself.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        num_proc: number of ranks; None: `spark.default.parallelism`.
+        start_timeout: how many seconds the tasks may take to start; None: HOROVOD_SPARK_START_TIMEOUT, or 600.
+        use_mpi: accepted; MPI is always used.
+        use_gloo: accepted, without effect.
+        extra_mpi_args: more arguments for mpirun.
+        env: variables to set for the ranks, besides those of this process.
+        stdout: what takes the output of the ranks, instead of `sys.stdout`: anything with `write(text)`.
+        stderr: likewise.
+        verbose: 2 or more: print how the ranks are started.
+        nics: network interfaces between the machines.
+        prefix_output_with_timestamp: begin each line of output with the time and its rank.
+        executable: accepted, without effect: the ranks run the Python of this process.
+
+    Returns:
+        What the function returned, by rank.
+
+    Raises:
+        Exception: what the function raised on the rank that failed first, with the traceback it has there as its cause.
+        RankLostError: a rank or a task was lost before the function returned.
+        LaunchError: there is no SparkContext, or not all tasks have started in time.
+
+    Example:
+        >>> import horovodish.spark
+        >>> horovodish.spark.run(train, args=(0.5,), num_proc=2)  # doctest: +SKIP
+        [0.0, 0.5]
+    """
+    context = SparkContext._active_spark_context
+    if context is None:
+        raise LaunchError("horovodish.spark.run() needs a SparkContext: SparkSession.builder.getOrCreate() makes one")
+    timeout = start_timeout or float(os.environ.get(TIMEOUT_VARIABLE, USUAL_TIMEOUT_SECONDS))
+    environ = environment(env or {})
+    options = options_of(
+        {
+            "num_proc": num_proc or context.defaultParallelism,
+            "use_mpi": use_mpi,
+            "use_gloo": use_gloo,
+            "mpi_args": extra_mpi_args,
+            "verbose": verbose > 1,
+            "network_interfaces": ",".join(nics) if nics else None,
+            "prefix_output_with_timestamp": prefix_output_with_timestamp,
+        },
+        environ,
+    )
+    call = Call.of(fn, tuple(args), dict(kwargs or {}))
+    tasks = _Tasks(context, options.np)
+    files = {"stdout": stdout, "stderr": stderr}
+    with (
+        tasks.ended_after(),
+        agents_joined(options, tasks.start, within_seconds=timeout, stops=tasks.problem) as meeting,
+        ranks_of(meeting, options, environ, files) as ranks,
+    ):
+        return ranks.call(call, is_last=True)
+
+
+class _Tasks:
+    """The tasks of a Spark job, in each of which an agent runs."""
+
+    def __init__(self, context: SparkContext, count: int) -> None:
+        self._context = context
+        self._count = count
+        self._group = f"horovodish-{secrets.token_hex(4)}"
+        self._failure = ""
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def ended_after(self) -> Iterator[None]:
+        """A context at whose end the job is cancelled, unless its tasks have ended. Waits for its end."""
+        try:
+            yield
+        finally:
+            if self._thread:
+                self._thread.join(LEAVE_SECONDS)
+                if self._thread.is_alive():
+                    self._context.cancelJobGroup(self._group)
+                    self._thread.join()
+
+    def start(self, contact: str) -> None:
+        count, context = self._count, self._context
+
+        def work() -> None:
+            context.setJobGroup(self._group, f"horovodish: {count} ranks", interruptOnCancel=True)
+            try:
+                numbers = context.parallelize(range(count), count)
+                ends: Sequence[str] = numbers.mapPartitions(lambda part: _agents(part, contact)).collect()
+                self._failure = next((f"an agent has ended: {last_line(said)}" for said in ends if said), "")
+            except Exception as problem:
+                self._failure = f"the Spark job has failed: {last_line(str(problem))}"
+
+        self._thread = InheritableThread(target=work, daemon=True)
+        self._thread.start()
+
+    def problem(self) -> str:
+        """Why no more agents will join; nothing if they may."""
+        assert self._thread
+        return "" if self._thread.is_alive() else self._failure or "the Spark job has ended"
+
+
+LEAVE_SECONDS = 10.0
+"""How long the tasks may take to end when their agents are told to leave."""
+
+
+def _agents(numbers: Iterator[int], contact: str) -> Iterator[str]:
+    """What a task does: returns why its agent has ended, or nothing if it was told to."""
+    for number in numbers:
+        process = subprocess.Popen(agent_command(), stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        _, said = process.communicate(agent_input(contact, number))
+        yield said.decode(errors="replace").strip() if process.returncode else ""

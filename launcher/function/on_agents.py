@@ -1,0 +1,43 @@
+"""Ranks on hosts where somebody else, such as Ray or Spark, starts the agents."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from horovodish.launcher.agents.meeting import Meeting, on_agents
+from horovodish.launcher.function.ranks import LOOPBACK, Ranks
+from horovodish.launcher.hosts.addresses import addresses
+from horovodish.launcher.job.progress import Progress
+from horovodish.launcher.options import LaunchOptions
+
+
+@contextlib.contextmanager
+def agents_joined(
+    options: LaunchOptions, start: Callable[[str], object], *, within_seconds: float, stops: Callable[[], str]
+) -> Iterator[Meeting]:
+    """A context with agents. At its end they are told to end.
+
+    Args:
+        options: of the launcher, with the number of ranks, which is that of the agents.
+        start: starts the agents, each with the contact that it is given.
+        within_seconds: how long they may take to join.
+        stops: returns why there is no use in waiting for them; nothing as long as there is.
+
+    Raises:
+        LaunchError: not all agents have joined; of an elastic job, as many as it needs at least.
+    """
+    with Meeting([*addresses(options.network_interfaces), LOOPBACK]) as meeting:
+        start(meeting.contact)
+        progress = Progress()
+        count = options.least if options.is_elastic else options.np
+        meeting.gather(count, time.monotonic() + within_seconds, progress.show, stops)
+        progress.show("")
+        yield meeting
+
+
+def ranks_of(
+    meeting: Meeting, options: LaunchOptions, environ: Mapping[str, str], files: Mapping[str, Any] | None = None
+) -> Ranks:
+    """Ranks that the agents start. `Ranks` explains the arguments."""
+    return Ranks(on_agents(options, meeting), environ, meeting=meeting, files=files)

@@ -1,0 +1,1 @@
+from horovodish.ray import *

@@ -1,0 +1,1 @@
+from horovodish.spark import *
