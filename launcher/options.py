@@ -58,6 +58,11 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host.strip("[]") or "127.0.0.1", _port(port)
+
+
 def _key(text: str) -> str:
     if not os.access(text, os.R_OK):
         raise argparse.ArgumentTypeError(f"{text} cannot be read")
@@ -213,6 +218,12 @@ class LaunchOptions:
     )
     report: str | None = _output(
         "--report", "record the run, and make a page that says where the time of its steps went", "PAGE.html"
+    )
+    metrics_port: tuple[str, int] | None = _output(
+        "--metrics-port",
+        "serve figures of each rank to Prometheus at this port, by default of 127.0.0.1 alone",
+        "[ADDRESS:]PORT",
+        _address,
     )
     verbose: bool = _output("--verbose", "print how the ranks are started, and all output of mpirun")
     as_horovod: bool = _flag(

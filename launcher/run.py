@@ -39,6 +39,7 @@ from horovodish.launcher.mpirun.installation import (
 from horovodish.launcher.options import LaunchOptions
 from horovodish.launcher.report import run_report
 from horovodish.launcher.report.libraries import conflict
+from horovodish.launcher.status import metrics
 from horovodish.launcher.supervisor import start
 from horovodish.launcher.supervisor.supervisor import problem_of
 from horovodish.settings import AGENT_SECRET_VARIABLE, START_VARIABLE, Settings, load, table
@@ -98,15 +99,17 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
         own = environment.rank_environment(environ, options.np, asdict(settings), unbuffered=unbuffered)
         return _prepared(options, settings, mpirun, library, {**own, **variables}, policy)
 
+    served = metrics.served(options.metrics_port) if options.metrics_port else contextlib.nullcontext()
     try:
-        if options.is_elastic:
-            return ElasticJob(options, prepared, mpirun.tolerates_losses, given).run()
-        progress = Progress()
-        with prepared(options, {}, EndOnLoss()) as job, signals_taken(job.take_signal), job.running():
-            while job.turn():
-                progress.show(job.awaited, says=options.is_far)
-            progress.show("")
-        return conclude(job)
+        with served:
+            if options.is_elastic:
+                return ElasticJob(options, prepared, mpirun.tolerates_losses, given).run()
+            progress = Progress()
+            with prepared(options, {}, EndOnLoss()) as job, signals_taken(job.take_signal), job.running():
+                while job.turn():
+                    progress.show(job.awaited, says=options.is_far)
+                progress.show("")
+            return conclude(job)
     finally:
         if options.report:
             run_report.make(options.report)

@@ -40,6 +40,7 @@ LAUNCHER_IMPORTS_WHEN_USED = {
     "call.py": {"cloudpickle"},
     "cli.py": {"horovodish.predictions.table", "horovodish.reports.page"},
     "run_report.py": {"horovodish.reports.page"},
+    "metrics.py": {"prometheus_client", "prometheus_client.core"},
     "watch.py": {"rich.console", "rich.live", "rich.table", "rich.text"},
 }
 LAUNCHER_ROOMS: dict[str, set[str]] = {

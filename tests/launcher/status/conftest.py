@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+NAME = f"hang_{os.getpid()}"
+"""Of the script. Jobs of other tests, which run at the same time, have other names."""
 TESTS = Path(__file__).parents[2]
 PRELUDE = """
 import ctypes, os, signal, sys, time
@@ -37,7 +39,7 @@ def hang(launch: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     """A function that starts 3 ranks of a script."""
 
     def start(code: str, *, plane: str = "auto", flags: Sequence[str] = (), **variables: str) -> Any:
-        script = tmp_path / "hang.py"
+        script = tmp_path / f"{NAME}.py"
         script.write_text(PRELUDE + code)
         paths = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
         env = {"HOROVODISH_PLANE": plane, "HOROVODISH_STALL_CHECK": "0", "PYTHONPATH": paths, **variables}

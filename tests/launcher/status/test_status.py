@@ -45,12 +45,13 @@ def wait_for_steps(process: int) -> jobs.JobStatus:
 def test_the_first_line_says_what_is_wrong(hang: Callable[..., Any]) -> None:
     job = hang(HANGS)
     wait_for_sentence(job.process.pid, MISSING)
-    for name in (str(job.process.pid), "hang.py", "hang"):
+    script = f"hang_{os.getpid()}"
+    for name in (str(job.process.pid), f"{script}.py", script):
         shown = status(name)
         assert shown.returncode == 0, shown.stderr
         first, what, _, heads, *rows = shown.stdout.splitlines()
         assert re.fullmatch(MISSING, first)
-        assert what == f"job {job.process.pid} hang.py: 3 ranks on 1 host"
+        assert what == f"job {job.process.pid} {script}.py: 3 ranks on 1 host"
         assert heads.split() == ["rank", "host", "process", "state", "step", "memory", "does"]
         assert [row.split()[0] for row in rows] == ["0", "1", "2"]
         assert all(re.search(r" (sleeps|runs) +1 +\d+ MiB  ", row) for row in rows)
