@@ -9,9 +9,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import FrameType
 
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher.agents.agent import key_of
@@ -129,18 +130,38 @@ def _run_on_agents(options: LaunchOptions, environ: Mapping[str, str]) -> int:
         _, port, *own = meeting.contact.split()
         with_secret = "" if given else f"{AGENT_SECRET_VARIABLE}={secret} "
         say(f"start {counted(options.agents, 'agent')}: {with_secret}horovodish agent --join {','.join(own)}:{port}")
-        meeting.gather(options.agents, time.monotonic() + options.elastic_timeout, progress.show, lambda: "")
+        until = time.monotonic() + options.elastic_timeout
+        meeting.gather(options.agents, until, progress.show, lambda: "", is_elastic=options.is_elastic)
         progress.show("")
         options = on_agents(options, meeting)
         if options.is_elastic:
             meeting.when_lost = lambda: say_unless_stuck(meeting.lost[-1])
             return run(options, environ)
+        before = signal.signal(signal.SIGTERM, lambda *_: _end_early(meeting, before))
         meeting.when_lost = lambda: os.kill(os.getpid(), signal.SIGTERM)
+        if meeting.lost:
+            raise LaunchError(meeting.lost[0])
         status = run(options, environ)
         meeting.when_lost = lambda: None
         for lost in meeting.lost:
             say(lost)
         return status
+
+
+def _end_early(meeting: Meeting, before: Callable[[int, FrameType | None], object] | int | None) -> None:
+    """SIGTERM while there is no job yet to take it, or no longer one.
+
+    Args:
+        meeting: of the agents. If one is lost, that is why.
+        before: what SIGTERM did else.
+
+    Raises:
+        LaunchError: an agent is lost.
+    """
+    if meeting.lost:
+        raise LaunchError(meeting.lost[0])
+    signal.signal(signal.SIGTERM, before)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _runs_here(options: LaunchOptions) -> bool:

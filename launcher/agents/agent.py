@@ -28,6 +28,7 @@ import time
 from collections.abc import Sequence
 
 from horovodish.errors import LaunchError, SettingError
+from horovodish.launcher.job.output import say
 from horovodish.launcher.mpirun.installation import with_home
 from horovodish.launcher.own_python import module_command
 from horovodish.launcher.supervisor.supervisor import describe_host
@@ -220,7 +221,7 @@ def join_by_hand(at: str, slots: int | None, secret: str) -> int:
         SettingError: there is no secret, or `at` is not of this form.
     """
     addresses, _, port = at.rpartition(":")
-    if not (addresses and port.isdecimal()):
+    if not (addresses and port.isdecimal() and 0 < int(port) < 1 << 16):
         raise SettingError(f"--join {at}: it is written as ADDRESS:PORT")
     if not secret:
         raise SettingError(
@@ -228,6 +229,7 @@ def join_by_hand(at: str, slots: int | None, secret: str) -> int:
         )
     contact = " ".join([key_of(secret).hex(), port, *addresses.split(",")])
     gives_up_at = time.monotonic() + JOIN_SECONDS
+    said = ""
     while True:
         try:
             link = call(contact)
@@ -235,6 +237,9 @@ def join_by_hand(at: str, slots: int | None, secret: str) -> int:
         except OSError as problem:  # the launcher may start later, and its name may not be known yet
             if time.monotonic() > gives_up_at:
                 raise LaunchError(f"the agent cannot join: {problem}") from problem
+            if str(problem) != said:
+                said = str(problem)
+                say(f"the agent cannot join yet: {problem}; it tries again")
             time.sleep(RETRY_SECONDS)
     gpus = [gpu for gpu in describe_host().split(" ")[7].split(",") if gpu not in ("", "-")]
     reason = Agent(link).run(0, slots or len(gpus) or len(os.sched_getaffinity(0)))

@@ -75,6 +75,7 @@ class Meeting:
         self._changed = threading.Condition()
         self._links: set[LauncherEnd] = set()  # to agents, and to programs that ask
         self._agents: dict[LauncherEnd, AgentHello] = {}  # guarded by _changed
+        self._chosen: set[LauncherEnd] | None = None  # guarded by _changed; None: all agents, also later ones
         self._lost: list[str] = []  # guarded by _changed
         self._names: dict[tuple[str, str], str] = {}
         self._reasons: dict[LauncherEnd, str] = {}
@@ -108,7 +109,15 @@ class Meeting:
         with self._changed:
             return list(self._lost)
 
-    def gather(self, count: int, until: float, progress: Callable[[str], object], stops: Callable[[], str]) -> None:
+    def gather(
+        self,
+        count: int,
+        until: float,
+        progress: Callable[[str], object],
+        stops: Callable[[], str],
+        *,
+        is_elastic: bool = False,
+    ) -> None:
         """Waits for so many agents.
 
         Args:
@@ -116,6 +125,8 @@ class Meeting:
             until: when to give up, by `time.monotonic()`.
             progress: gets a line about what is waited for, at every turn.
             stops: returns why there is no use in waiting; nothing as long as there is.
+            is_elastic: whether agents that join later are used, too. Otherwise they idle, and their loss is none. Nor
+                is that of agents in whose place others have joined.
 
         Raises:
             LaunchError: they have not all joined.
@@ -123,6 +134,9 @@ class Meeting:
         while True:
             with self._changed:
                 if len(self._agents) >= count:
+                    if not is_elastic:
+                        self._chosen = set(self._agents)
+                        self._lost.clear()
                     return
                 names = {self._names[hello.host.host_id].removesuffix(SUFFIX) for hello in self._agents.values()}
                 joined = f"{len(self._agents)} of {counted(count, 'agent')} joined"
@@ -138,9 +152,13 @@ class Meeting:
     def allocation(self) -> Allocation | None:
         """The hosts of the agents in the order of their numbers; None if there are none."""
         with self._changed:
-            hellos = sorted(self._agents.values(), key=lambda hello: (hello.number, hello.host.host))
+            used = [hello for link, hello in self._agents.items() if self._is_used(link)]
+            hellos = sorted(used, key=lambda hello: (hello.number, hello.host.host))
             hosts = [Host(self._names[hello.host.host_id], hello.slots) for hello in hellos]
         return allocation(hosts, SOURCE) if hosts else None
+
+    def _is_used(self, agent: LauncherEnd) -> bool:
+        return self._chosen is None or agent in self._chosen
 
     # What the thread does
 
@@ -190,6 +208,7 @@ class Meeting:
         host, _, command = rest.partition(" ")
         with self._changed:
             of_host = [link for link, hello in self._agents.items() if self._names[hello.host.host_id] == host]
+            of_host = [link for link in of_host if self._is_used(link)]
             of_host.sort(key=lambda link: self._agents[link].number)
             gpus = [self._agents[link].gpus for link in of_host]
         if not of_host:
@@ -240,6 +259,8 @@ class Meeting:
             if hello is None:
                 return
             reason = self._reasons.pop(agent, "its process was killed, or its host cannot be reached")
+            if not self._is_used(agent):
+                return
             self._lost.append(f"the agent on {hello.host.host} has gone: {reason}")
             self._changed.notify_all()
         self.when_lost()

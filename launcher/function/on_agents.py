@@ -31,7 +31,8 @@ def agents_joined(
         start(meeting.contact)
         progress = Progress()
         count = options.least if options.is_elastic else options.np
-        meeting.gather(count, time.monotonic() + within_seconds, progress.show, stops)
+        until = time.monotonic() + within_seconds
+        meeting.gather(count, until, progress.show, stops, is_elastic=options.is_elastic)
         progress.show("")
         yield meeting
 

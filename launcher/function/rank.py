@@ -31,7 +31,7 @@ def main() -> None:
     except OSError as problem:
         sys.exit(f"horovodish: rank {rank} on {host} {UNREACHED}: {problem}")
     caller.settimeout(None)
-    sys.excepthook = lambda *_: None  # the caller shows it
+    process = os.getpid()
     while message := receive(caller):
         call: Call = pickle.loads(message)
         # An agent's host may have modules of the job at other places than the caller's.
@@ -40,8 +40,12 @@ def main() -> None:
         try:
             result = _result(call)
         except BaseException as error:
-            send(caller, pickle.dumps(_failure(rank, host, start, error)))
+            if os.getpid() == process:
+                send(caller, pickle.dumps(_failure(rank, host, start, error)))
+                sys.excepthook = lambda *_: None  # the caller shows it
             raise
+        if os.getpid() != process:  # the function has called os.fork(), and this is no rank
+            return
         send(caller, pickle.dumps(Report(rank, host, start, time.time(), result)))
 
 
@@ -63,7 +67,10 @@ def _failure(rank: int, host: str, start: int, error: BaseException) -> Report:
     if isinstance(error, Exception):  # any other would end the caller, too
         with contextlib.suppress(Exception):
             exception = pickled(error)
-    what = f"{type(error).__name__}: {error}"
+    try:
+        what = f"{type(error).__name__}: {error}"
+    except Exception:  # so says the traceback, too
+        what = f"{type(error).__name__}: <exception str() failed>"
     if isinstance(error, SystemExit) and not error.code:
         what = "SystemExit: 0. The function must return instead of calling sys.exit()"
     lines = traceback.format_exception(type(error), error, _outside_of_this_file(error.__traceback__))

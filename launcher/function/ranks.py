@@ -346,7 +346,8 @@ def _raise(report: Report) -> None:
     error: Exception = RankLostError(f"rank {report.rank} on {report.host} raised {report.error}")
     if report.exception:
         with contextlib.suppress(Exception):  # a class of the ranks alone
-            error = pickle.loads(report.exception)
+            loaded = pickle.loads(report.exception)
+            error = loaded if isinstance(loaded, Exception) else error
     raise error from RankTraceback(f"rank {report.rank} on {report.host}:\n{report.traceback}")
 
 

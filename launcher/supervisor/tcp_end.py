@@ -252,7 +252,7 @@ def shake_hands(caller: socket.socket, secret: bytes) -> None:
         answer += data
     other = answer[:NONCE_BYTES]
     if not hmac.compare_digest(answer[NONCE_BYTES:], proof(secret, b"launcher", other, nonce)):
-        raise OSError("somebody else answers")
+        raise OSError("somebody else answers, or with another secret")
     caller.sendall(proof(secret, b"supervisor", nonce, other))
 
 

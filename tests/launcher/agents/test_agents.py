@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +15,11 @@ from typing import Any
 import pytest
 
 from horovodish.errors import LaunchError, SettingError
+from horovodish.launcher import run as launcher_run
+from horovodish.launcher.agents.agent import key_of
 from horovodish.launcher.agents.meeting import Meeting, hosts_of_meeting
+from horovodish.launcher.hosts.addresses import addresses
+from horovodish.launcher.options import LaunchOptions
 from horovodish.launcher.supervisor.supervisor import describe_host
 from horovodish.launcher.supervisor.tcp_end import call, dial
 from support.other_user import as_other_user, skip_without_another_user, uid
@@ -107,6 +113,74 @@ def test_a_killed_launcher_leaves_nothing_behind(cluster: Cluster) -> None:
         assert agent.stderr.lines[-1] == "horovodish: the agent ends: the launcher is gone"
 
 
+def test_only_the_loss_of_an_agent_that_is_used_counts() -> None:
+    with Meeting(["127.0.0.1"]) as meeting:
+
+        def joined(number: int) -> Any:
+            agent = call(meeting.contact)
+            agent.send(f"agent {number} 1 - {describe_host()}")
+            wait_until(lambda: len(meeting._agents) == number + 1)
+            return agent
+
+        def leaves(agent: Any) -> None:
+            left = len(meeting._agents) - 1
+            agent._connection.close()
+            wait_until(lambda: len(meeting._agents) == left)
+
+        leaves(joined(0))  # before there are enough
+        assert len(meeting.lost) == 1
+        used = joined(0)
+        meeting.gather(1, time.monotonic() + 60, lambda _: None, lambda: "")
+        assert meeting.lost == []
+        late = joined(1)
+        hosts = meeting.allocation()
+        assert hosts is not None and hosts.slots == 1
+        leaves(late)
+        assert meeting.lost == []
+        leaves(used)
+        wait_until(lambda: len(meeting.lost) == 1)
+
+
+def test_an_agent_that_is_lost_before_there_is_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    agents: list[Any] = []
+
+    def joins() -> None:
+        at = f"{key_of('of the test').hex()} {port} {' '.join(addresses())}"
+        while not agents:
+            with contextlib.suppress(OSError):
+                agents.append(call(at))
+            time.sleep(0.01)
+        agents[0].send(f"agent 0 1 - {describe_host()}")
+
+    def begins(*_: object) -> int:
+        agents[0]._connection.close()
+        time.sleep(60)
+        return 0
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(launcher_run, "run", begins)
+    threading.Thread(target=joins, daemon=True).start()
+    options = LaunchOptions(agents=1, agent_port=port)
+    try:
+        with pytest.raises(LaunchError, match=r"the agent on .* has gone: its process was killed"):
+            launcher_run._run_on_agents(options, SECRET)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_agent_with_another_secret_says_what_it_waits_for(launch: Callable[..., Any]) -> None:
+    with Meeting(["127.0.0.1"]) as meeting:
+        _, port, address = meeting.contact.split()
+        agent = launch("agent", "--join", f"{address}:{port}", env=SECRET)
+        wait_until(lambda: agent.stderr.lines)
+        problem = f"port {port} of {address}: somebody else answers, or with another secret"
+        assert agent.stderr.lines == [f"horovodish: the agent cannot join yet: {problem}; it tries again"]
+        agent.process.send_signal(signal.SIGINT)
+        agent.finish(ENDS_WITHIN_SECONDS)
+
+
 def test_agents_that_do_not_come(launch: Callable[..., Any]) -> None:
     job = launch("run", "--agents", "2", "--elastic-timeout", "1", "python", "x.py", env=SECRET)
     assert job.finish() == 1
@@ -166,6 +240,7 @@ def test_a_meeting_of_a_second_user_is_not_asked() -> None:
     [
         (["run", "--agents", "2", "-H", "a:1", "x"], "--agents names the hosts: leave --hosts out"),
         (["agent", "--join", "nowhere"], "--join nowhere: it is written as ADDRESS:PORT"),
+        (["agent", "--join", "a:99999"], "--join a:99999: it is written as ADDRESS:PORT"),
         (["agent", "--join", "a:1"], "HOROVODISH_AGENT_SECRET is missing: it is what the launcher prints"),
     ],
 )

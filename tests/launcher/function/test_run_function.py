@@ -19,7 +19,7 @@ import pytest
 
 import horovodish as hvd
 from horovodish.errors import LaunchError, RankLostError
-from horovodish.launcher.function.call import Report
+from horovodish.launcher.function.call import Call, Report
 from horovodish.launcher.function.exchange import Exchange
 from horovodish.launcher.function.ranks import Ranks, RankTraceback, results
 from horovodish.launcher.function.run_function import options_of
@@ -321,3 +321,51 @@ def test_a_killed_caller_leaves_nothing_behind(start: Callable[..., Any]) -> Non
         job.process.kill()
         assert job.finish(within=ENDS_WITHIN_SECONDS) == -signal.SIGKILL
         assert os.listdir(place) == []
+
+
+class WithoutTextError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("there is no text")
+
+
+class BecomesTextError(Exception):
+    """Is something else after its journey."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, ("a text",)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(WithoutTextError, "WithoutTextError: <exception str() failed>"), (BecomesTextError, "BecomesTextError: x")],
+)
+def test_exceptions_that_cannot_be_told_or_raised(error: type[Exception], text: str) -> None:
+    def train() -> None:
+        raise error("x")
+
+    with pytest.raises((RankLostError, error)) as raised:
+        hvd.run(train)
+    assert raised.type is error or text in str(raised.value)
+    assert text in str(raised.value.__cause__)
+
+
+def test_a_rank_that_has_closed_its_link_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RankLostError, match=r"rank 0 on .* failed with exit status 1"):
+        hvd.run(lambda: os.closerange(3, 256))
+    assert "Bad file descriptor" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_forked_process_of_a_rank_does_not_answer_in_its_place(raises: bool) -> None:
+    def forks() -> str:
+        child = os.fork()
+        if child == 0:
+            if raises:
+                raise ValueError("of the child")
+            return "child"
+        os.waitpid(child, 0)
+        return "rank"
+
+    with Ranks(options_of({"num_proc": 2}, os.environ), os.environ) as ranks:
+        assert ranks.call(Call.of(forks)) == ["rank"] * 2
+        assert ranks.call(Call.of(lambda: "next")) == ["next"] * 2
