@@ -45,7 +45,8 @@ GRACE_SECONDS = 3.0
 JOIN_SECONDS = 600.0
 """How long an agent that was started by hand waits for its launcher."""
 RETRY_SECONDS = 1.0
-PIECE_BYTES = 1 << 15
+PIECE_BYTES = 1 << 14
+"""A byte that is no UTF-8 becomes three, and a message must not be longer than `LONGEST_MESSAGE`."""
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 

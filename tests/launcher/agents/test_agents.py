@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ import pytest
 
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher import run as launcher_run
+from horovodish.launcher.agents import program
 from horovodish.launcher.agents.agent import key_of
 from horovodish.launcher.agents.meeting import Meeting, hosts_of_meeting
 from horovodish.launcher.hosts.addresses import addresses
@@ -194,6 +197,21 @@ def test_who_does_not_know_the_secret_does_not_join() -> None:
             dial(f"{'0' * 64} {port} {address}")
         with pytest.raises(LaunchError, match=r"only 0 of 1 agent joined in time"):
             meeting.gather(1, 0.0, lambda _: None, lambda: "")
+
+
+def test_a_command_may_write_what_is_no_text(capfd: pytest.CaptureFixture[str]) -> None:
+    with Meeting(["127.0.0.1"]) as meeting:
+        joins = "import sys; from horovodish.launcher.agents.agent import join; join(sys.argv[1], 0, 1)"
+        with subprocess.Popen([sys.executable, "-c", joins, meeting.contact]) as agent:
+            try:
+                meeting.gather(1, time.monotonic() + 60, lambda _: None, lambda: "")
+                hosts = meeting.allocation()
+                assert hosts is not None
+                writes = r"head -c 30000 /dev/zero | tr '\0' '\377'"
+                assert program.main(meeting.name, [hosts.hosts[0].name, writes]) == 0
+            finally:
+                agent.terminate()
+    assert capfd.readouterr().err.count("\ufffd") == 30000
 
 
 def test_an_agent_of_another_version_is_sent_away() -> None:
