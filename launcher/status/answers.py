@@ -9,6 +9,8 @@ from typing import Any
 _PAGE = struct.Struct("=QQQQq16s200s")
 """StatusPage in horovodish/csrc/engine/status_page.h."""
 _UNNAMED = ".noname."
+_FRAMELESS = re.compile(r"Thread 0x[^\n]*\n  <no Python frame>\n\n?")
+"""Among the stacks: a thread of native code, such as the one that holds Python's lock meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ class RankStatus:
         status = RankStatus(known["rank"], known["host"], known["process"], known["phase"], known["phase_seconds"])
         status.state, status.memory_kib = known.get("state", ""), known.get("memory_kib", 0)
         status._read_page(known.get("page", "-"))
-        answer, _, status.stacks = printable(known.get("answer", "")).partition("stacks\n")
+        answer, _, stacks = printable(known.get("answer", "")).partition("stacks\n")
+        status.stacks = _FRAMELESS.sub("", stacks)
         for line in answer.splitlines():
             status._read_line(line.split("\t"))
         status.waits.sort(key=lambda wait: -wait.seconds)

@@ -119,6 +119,8 @@ state only where no link leads there and the folder around it is this user's."""
 
 ANSWER_SECONDS = 0.5
 """How long a rank may take to say what it does."""
+STACKS_SECONDS = 1.5
+"""The same with its stacks, for which it waits until no thread runs Python code."""
 PY_SPY_SECONDS = 4.0
 NO_PY_SPY = b"this process cannot show its stacks itself. Remedy: pip install py-spy, on each host"
 
@@ -419,7 +421,8 @@ class Question:
         self.pid = pid
         self.source = source
         self.wants_stacks = wants_stacks
-        self.ends_at = time.monotonic() + (0.0 if source is None else ANSWER_SECONDS)
+        seconds = STACKS_SECONDS if wants_stacks else ANSWER_SECONDS
+        self.ends_at = time.monotonic() + (0.0 if source is None else seconds)
         self.answer = b""
         self.helper = 0  # the process of py-spy
 

@@ -154,7 +154,7 @@ class Engine final {
   // How many bytes of this rank were reduced, in all process sets. Single numbers, such as a loss for the log, do not count.
   uint64_t reduced_bytes() const { return reduced_bytes_; }
   // From now on `horovodish status` learns what this rank does. `page`: memory in which a StatusPage begins. The rest: see StatusDoor.
-  void show_status(std::shared_ptr<std::byte> page, int listener, int stacks, int stack_signal);
+  void show_status(std::shared_ptr<std::byte> page, int listener, int stacks, int stack_signal, HoldPython hold_python);
   // The engine's message about the lost rank, empty if none has failed and no operation here has needed one that has left.
   // Frameworks wrap errors, but every such error contains this text. If nothing failed but what had been launched on a GPU, the
   // message about that.

@@ -29,8 +29,12 @@ bool is_of_this_user(int connection) {
 
 }  // namespace
 
-StatusDoor::StatusDoor(int listener, int stacks, int stack_signal, std::function<std::string()> status)
-    : listener_(listener), stacks_(stacks), stack_signal_(stack_signal), status_(std::move(status)) {
+StatusDoor::StatusDoor(int listener, int stacks, int stack_signal, HoldPython hold_python, std::function<std::string()> status)
+    : listener_(listener),
+      stacks_(stacks),
+      stack_signal_(stack_signal),
+      hold_python_(std::move(hold_python)),
+      status_(std::move(status)) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -79,10 +83,11 @@ void StatusDoor::answer(int connection) const {
   }
 }
 
-// Only this thread gets the signal. Elsewhere it would interrupt a system call of the script's.
+// Only this thread gets the signal. Elsewhere it would interrupt a system call of the script's. The handler reads the stacks of
+// threads that run, and would crash if they changed them meanwhile.
 std::string StatusDoor::python_stacks() const {
   if (ftruncate(stacks_, 0) != 0 || lseek(stacks_, 0, SEEK_SET) != 0) return {};
-  pthread_kill(pthread_self(), stack_signal_);
+  hold_python_([this] { pthread_kill(pthread_self(), stack_signal_); });
   std::string text(kMostStackBytes, '\0');
   text.resize(static_cast<size_t>(std::max<ssize_t>(0, pread(stacks_, text.data(), text.size(), 0))));
   return text;

@@ -8,11 +8,13 @@
 
 namespace horovodish {
 
+using HoldPython = std::function<void(const std::function<void()>&)>;
+
 class StatusDoor {
  public:
   // `listener`: a Unix socket that listens, which this closes. `stacks`: a file to which `stack_signal` makes Python write the stacks
-  // of all threads; -1: none. `status`: gives the answer.
-  StatusDoor(int listener, int stacks, int stack_signal, std::function<std::string()> status);
+  // of all threads; -1: none. `hold_python`: calls a function while no thread changes its Python stack. `status`: gives the answer.
+  StatusDoor(int listener, int stacks, int stack_signal, HoldPython hold_python, std::function<std::string()> status);
   ~StatusDoor();
   StatusDoor(const StatusDoor&) = delete;
   StatusDoor& operator=(const StatusDoor&) = delete;
@@ -23,6 +25,7 @@ class StatusDoor {
   std::string python_stacks() const;
 
   const int listener_, stacks_, stack_signal_;
+  const HoldPython hold_python_;
   const std::function<std::string()> status_;
   std::thread thread_;
 };

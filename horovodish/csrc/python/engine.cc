@@ -3,14 +3,21 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "engine/bucket_plan.h"
 #include "engine/engine.h"
 #include "engine/frontend.h"
 #include "gpu/device.h"
+#include "memory/sleeping_process.h"
+#include "memory/thread_setup.h"
 #include "python/bindings.h"
 #include "timeline/record_file.h"
 #include "timeline/timeline_writer.h"
@@ -196,8 +203,42 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_
   return engine;
 }
 
+// How long to wait for Python's lock before a look at the stacks. A thread that runs Python code gives it up within milliseconds.
+constexpr std::chrono::milliseconds kLockLimit{400};
+
+// Calls `look` while another thread holds Python's lock, so that no thread runs Python code meanwhile. If native code keeps the lock for
+// longer, that thread does not run Python code either, and `look` is called without the lock.
+void hold_python(const std::function<void()>& look) {
+  struct Hold {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool is_held = false, is_over = false;
+  };
+  const auto hold = std::make_shared<Hold>();
+  std::thread([hold] {
+    set_up_thread("hvd-stacks");
+    const BackgroundThread background;
+    const PyGILState_STATE state = PyGILState_Ensure();  // may never return
+    {
+      std::unique_lock lock(hold->mutex);
+      hold->is_held = true;
+      hold->changed.notify_all();
+      hold->changed.wait(lock, [&] { return hold->is_over; });
+    }
+    PyGILState_Release(state);
+  }).detach();
+  {
+    std::unique_lock lock(hold->mutex);
+    hold->changed.wait_for(lock, kLockLimit, [&] { return hold->is_held; });
+  }
+  look();
+  const std::lock_guard lock(hold->mutex);
+  hold->is_over = true;
+  hold->changed.notify_all();
+}
+
 void show_status(Engine& engine, int page, int listener, int stacks, int stack_signal) {
-  engine.show_status(map_memory(page, sizeof(StatusPage)), listener, stacks, stack_signal);
+  engine.show_status(map_memory(page, sizeof(StatusPage)), listener, stacks, stack_signal, hold_python);
 }
 
 // `about`: a JSON object with which a file of records begins; empty for a trace.

@@ -72,6 +72,19 @@ def test_stacks_come_without_disturbing_the_script(hang: Callable[..., Any]) -> 
     assert "woken" not in "".join(job.stdout.lines)
 
 
+def test_stacks_of_ranks_that_run_python_all_the_time(hang: Callable[..., Any]) -> None:
+    """A stack that changes while it is read would crash the rank, as a rule within 20 questions."""
+    works = "def works(depth):\n    return depth and sum(map(works, [depth - 1]))\n"
+    job = hang(f"begin()\n{works}while True:\n    works(50)\n    call()\n")
+    wait_for_steps(job.process.pid)
+    for _ in range(100):
+        found = asked(job.process.pid, "stacks")
+        assert found is not None
+        for rank in found.ranks:
+            assert "hang.py" in rank.stacks, job.stderr.lines
+            assert "<no Python frame>" not in rank.stacks
+
+
 def test_py_spy_shows_the_stacks_of_a_stopped_rank(hang: Callable[..., Any], tmp_path: Path) -> None:
     """A program of that name takes its place: the real one needs rights that a container may lack."""
     program = tmp_path / "py-spy"
