@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pyspark import InheritableThread, SparkContext
 
-from horovodish.errors import LaunchError
+from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher.agents.agent import agent_command, agent_input, last_line
 from horovodish.launcher.function.call import Call
 from horovodish.launcher.function.on_agents import agents_joined, ranks_of
@@ -70,6 +70,7 @@ def run(
     Raises:
         Exception: what the function raised on the rank that failed first, with the traceback it has there as its cause.
         RankLostError: a rank or a task was lost before the function returned.
+        SettingError: an argument or a variable has a value that is not accepted.
         LaunchError: there is no SparkContext, or not all tasks have started in time.
 
     Example:
@@ -80,11 +81,11 @@ def run(
     context = SparkContext._active_spark_context
     if context is None:
         raise LaunchError("horovodish.spark.run() needs a SparkContext: SparkSession.builder.getOrCreate() makes one")
-    timeout = start_timeout or float(os.environ.get(TIMEOUT_VARIABLE, USUAL_TIMEOUT_SECONDS))
+    timeout = _timeout() if start_timeout is None else start_timeout
     environ = environment(env or {})
     options = options_of(
         {
-            "num_proc": num_proc or context.defaultParallelism,
+            "num_proc": context.defaultParallelism if num_proc is None else num_proc,
             "use_mpi": use_mpi,
             "use_gloo": use_gloo,
             "mpi_args": extra_mpi_args,
@@ -103,6 +104,14 @@ def run(
         ranks_of(meeting, options, environ, files) as ranks,
     ):
         return ranks.call(call, is_last=True)
+
+
+def _timeout() -> float:
+    text = os.environ.get(TIMEOUT_VARIABLE, str(USUAL_TIMEOUT_SECONDS))
+    try:
+        return float(text)
+    except ValueError:
+        raise SettingError(f"{TIMEOUT_VARIABLE}={text!r} is no number of seconds") from None
 
 
 class _Tasks:

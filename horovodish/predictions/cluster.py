@@ -57,7 +57,7 @@ def read_cluster(path: Path) -> Cluster:
         QuantityError: it makes no sense.
     """
     keys = {
-        "ranks_per_host": lambda given: max(1, int(count(given))),
+        "ranks_per_host": _ranks,
         "bandwidth": bandwidth,
         "latency": seconds,
         "memory": bandwidth,
@@ -77,6 +77,13 @@ def read_cluster(path: Path) -> Cluster:
         if values.get(key, 1.0) <= 0:
             raise QuantityError(f"{path}: {key} must be more than 0")
     return Cluster(**values)
+
+
+def _ranks(given: Any) -> int:
+    ranks = count(given)
+    if ranks < 1 or ranks != int(ranks):
+        raise QuantityError(f"{given!r} is not a number of ranks")
+    return int(ranks)
 
 
 def _link(given: Any) -> tuple[float, float]:

@@ -9,6 +9,8 @@ from typing import Any
 _PAGE = struct.Struct("=QQQQq16s200s")
 """StatusPage in horovodish/csrc/engine/status_page.h."""
 _UNNAMED = ".noname."
+CLOSED = "closed\n"
+"""As the supervisor says it."""
 _FRAMELESS = re.compile(r"Thread 0x[^\n]*\n  <no Python frame>\n\n?")
 """Among the stacks: a thread of native code, such as the one that holds Python's lock meanwhile."""
 
@@ -68,6 +70,7 @@ class RankStatus:
         last_call_seconds: how long ago.
         under_way: how many collectives have not ended.
         answers: whether its engine has answered.
+        is_closed: whether its engine takes no questions: it has not begun, or has ended.
         does: a sentence for each process set, without a subject.
         waits: what it has under way, what has waited longest first.
         transfers: sends, receives and operations on a GPU that it waits for: the seconds, and a sentence.
@@ -90,6 +93,7 @@ class RankStatus:
     last_call_seconds: float = 0.0
     under_way: int = 0
     answers: bool = False
+    is_closed: bool = False
     does: list[str] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     transfers: list[tuple[float, str]] = field(default_factory=list)
@@ -105,7 +109,8 @@ class RankStatus:
         status._read_page(known.get("page", "-"))
         answer, _, stacks = printable(known.get("answer", "")).partition("stacks\n")
         status.stacks = _FRAMELESS.sub("", stacks)
-        for line in answer.splitlines():
+        status.is_closed = answer.startswith(CLOSED)
+        for line in answer.removeprefix(CLOSED).splitlines():
             status._read_line(line.split("\t"))
         status.waits.sort(key=lambda wait: -wait.seconds)
         return status
@@ -123,7 +128,7 @@ class RankStatus:
     @property
     def is_mute(self) -> bool:
         """Whether it should answer and does not: its engine is stuck, its supervisor, or its host."""
-        is_up = self.phase in ("running", "training") and self.has_page
+        is_up = self.phase in ("running", "training") and self.has_page and not self.is_closed
         return not self.has_ended and not self.is_stopped and (not self.state or (is_up and not self.answers))
 
     def _read_page(self, page: str) -> None:

@@ -75,7 +75,7 @@ def _of_stuck(stuck: list[RankStatus], ranks: list[RankStatus]) -> list[str]:
     for what in dict.fromkeys(map(_what_stops, stuck)):
         its = [each for each in stuck if _what_stops(each) == what]
         text = f"{named([each.rank for each in its], ranks)} {_plural(what) if len(its) > 1 else what}"
-        if waiting:
+        if waiting and max(wait.seconds for wait in waiting.values()) >= WORTH_SECONDS:
             longest = max(waiting.values(), key=lambda wait: wait.seconds)
             have = "has" if len(waiting) == 1 else "have"
             text += f"; {ranks_in_words(waiting)} {have} waited in {longest.call} for {_seconds(longest.seconds)}"

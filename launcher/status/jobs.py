@@ -6,7 +6,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,10 @@ def ask(job: str, question: str) -> list[JobStatus]:
     Raises:
         LaunchError: there is no such job.
     """
-    answers = _answers(_sockets(), question)
+    answers = _answers(_sockets(), "status")
     chosen = [each for each in answers if job in ("", str(each.process), each.name, each.name.removesuffix(".py"))]
+    if chosen and question != "status":  # no other job is to take stacks
+        chosen = _answers(_sockets(), question, {each.process for each in chosen})
     if chosen:
         return chosen
     here = f"of user {os.geteuid()} on {socket.gethostname()}"
@@ -93,16 +95,19 @@ def _sockets() -> list[str]:
     return found
 
 
-def _answers(paths: Sequence[str], question: str) -> list[JobStatus]:
+def _answers(paths: Sequence[str], question: str, of: Container[int] | None = None) -> list[JobStatus]:
+    """Of all launchers, or of these processes alone."""
     with contextlib.ExitStack() as opened:
         asked: dict[socket.socket, int] = {}
         for path in paths:
             with contextlib.suppress(OSError):  # the job has ended meanwhile
                 launcher = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                launcher.setblocking(False)
                 launcher.connect(path)
-                launcher.send(question.encode())
-                credentials = launcher.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-                asked[launcher] = int.from_bytes(credentials[:4], "little")
+                process = int.from_bytes(launcher.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], "little")
+                if of is None or process in of:
+                    launcher.send(question.encode())
+                    asked[launcher] = process
         answers = []
         ends_at = time.monotonic() + ANSWER_SECONDS[question] + PATIENCE_SECONDS
         while asked:

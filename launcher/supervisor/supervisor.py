@@ -117,6 +117,8 @@ an elastic job. It reads nothing if the supervisor was killed. It waits 15 secon
 that ends in haste leaves its folder. Everybody can read the name of the state's folder, so the script removes the
 state only where no link leads there and the folder around it is this user's."""
 
+CLOSED = b"closed\n"
+"""In place of the answer of a rank that takes no questions."""
 ANSWER_SECONDS = 0.5
 """How long a rank may take to say what it does."""
 STACKS_SECONDS = 1.5
@@ -372,7 +374,10 @@ class Supervisor:
         place = os.path.join(self.folder, SEGMENTS, f"rank-{self.rank}")
         known = f"status {number} {pid} {state} {memory_of(pid)} {page_of(place)}"
         source = None if state in "TtZ" else question_to(f"{place}.door", b"k" if wants_stacks else b"s")
-        self.questions.append(Question(known, pid, source, wants_stacks and state != "Z"))
+        question = Question(known, pid, source, wants_stacks and state != "Z")
+        if source is None and state not in "TtZ":
+            question.answer = CLOSED  # it has not begun, or has ended
+        self.questions.append(question)
 
     def take_answers(self, ready: "dict[int, int]") -> None:
         for question in list(self.questions):

@@ -115,6 +115,7 @@ def test_a_description(tmp_path: Path) -> None:
         ("bandwidth: -1 Gbit/s", "line 1: bandwidth: '-1 Gbit/s' is not accepted"),
         ("bandwidth: 0 Gbit/s", "bandwidth must be more than 0"),
         ("memory: 1 GB", "'1 GB' is not accepted: write it with its unit, such as 25 Gbit/s"),
+        ("ranks_per_host: 0", "line 1: ranks_per_host: '0' is not a number of ranks"),
         ("link: carrier-pigeon", "'carrier-pigeon' is not a link; known are ethernet-1g"),
         ("wake: 1 us\nwake: 2 us", "line 2: wake is there twice"),
         ("wake: [1, 2]", "line 1: wake takes one value"),

@@ -12,13 +12,15 @@ constexpr std::chrono::milliseconds kStatusLimit{300};
 
 }  // namespace
 
-void Engine::show_status(std::shared_ptr<std::byte> page, int listener, int stacks, int stack_signal, HoldPython hold_python) {
+void Engine::show_status(std::shared_ptr<std::byte> page, int listener, int stacks, int stack_signal,
+                         HoldPython hold_python) {
   {
     const SeatHold hold(seat_);
     const auto status_page = new (page.get()) StatusPage();
     page_ = std::shared_ptr<StatusPage>(std::move(page), status_page);
   }
-  status_door_ = std::make_unique<StatusDoor>(listener, stacks, stack_signal, std::move(hold_python), [this] { return status(); });
+  status_door_ =
+      std::make_unique<StatusDoor>(listener, stacks, stack_signal, std::move(hold_python), [this] { return status(); });
 }
 
 // The thread that drives answers between two looks. Where none drives, this one takes the seat. Empty: neither came to it in time.

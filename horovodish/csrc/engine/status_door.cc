@@ -29,7 +29,8 @@ bool is_of_this_user(int connection) {
 
 }  // namespace
 
-StatusDoor::StatusDoor(int listener, int stacks, int stack_signal, HoldPython hold_python, std::function<std::string()> status)
+StatusDoor::StatusDoor(int listener, int stacks, int stack_signal, HoldPython hold_python,
+                       std::function<std::string()> status)
     : listener_(listener),
       stacks_(stacks),
       stack_signal_(stack_signal),
@@ -75,7 +76,9 @@ void StatusDoor::answer(int connection) const {
   char question = 0;
   if (recv(connection, &question, 1, 0) != 1) return;
   std::string text = status_();
-  if (question == 'k' && stacks_ >= 0) text += "stacks\n" + python_stacks();
+  if (question == 'k' && stacks_ >= 0) {
+    if (const std::string stacks = python_stacks(); !stacks.empty()) text += "stacks\n" + stacks;
+  }
   for (std::string_view rest = text; !rest.empty();) {
     const ssize_t sent = send(connection, rest.data(), rest.size(), MSG_NOSIGNAL);
     if (sent <= 0) return;
@@ -87,7 +90,7 @@ void StatusDoor::answer(int connection) const {
 // threads that run, and would crash if they changed them meanwhile.
 std::string StatusDoor::python_stacks() const {
   if (ftruncate(stacks_, 0) != 0 || lseek(stacks_, 0, SEEK_SET) != 0) return {};
-  hold_python_([this] { pthread_kill(pthread_self(), stack_signal_); });
+  if (!hold_python_([this] { pthread_kill(pthread_self(), stack_signal_); })) return {};
   std::string text(kMostStackBytes, '\0');
   text.resize(static_cast<size_t>(std::max<ssize_t>(0, pread(stacks_, text.data(), text.size(), 0))));
   return text;

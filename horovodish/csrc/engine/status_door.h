@@ -8,7 +8,7 @@
 
 namespace horovodish {
 
-using HoldPython = std::function<void(const std::function<void()>&)>;
+using HoldPython = std::function<bool(const std::function<void()>&)>;
 
 class StatusDoor {
  public:

@@ -206,19 +206,22 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_
 // How long to wait for Python's lock before a look at the stacks. A thread that runs Python code gives it up within milliseconds.
 constexpr std::chrono::milliseconds kLockLimit{400};
 
-// Calls `look` while another thread holds Python's lock, so that no thread runs Python code meanwhile. If native code keeps the lock for
-// longer, that thread does not run Python code either, and `look` is called without the lock.
-void hold_python(const std::function<void()>& look) {
+// Calls `look` while another thread holds Python's lock, so that no thread runs Python code meanwhile. Returns false if the lock did not
+// come in time: native code keeps it, or the machine is too busy.
+bool hold_python(const std::function<void()>& look) {
   struct Hold {
     std::mutex mutex;
     std::condition_variable changed;
     bool is_held = false, is_over = false;
   };
+  static std::atomic<bool> is_waiting{false};  // a thread for the lock, perhaps for ever
+  if (is_waiting.exchange(true)) return false;
   const auto hold = std::make_shared<Hold>();
   std::thread([hold] {
     set_up_thread("hvd-stacks");
     const BackgroundThread background;
     const PyGILState_STATE state = PyGILState_Ensure();  // may never return
+    is_waiting = false;
     {
       std::unique_lock lock(hold->mutex);
       hold->is_held = true;
@@ -229,12 +232,16 @@ void hold_python(const std::function<void()>& look) {
   }).detach();
   {
     std::unique_lock lock(hold->mutex);
-    hold->changed.wait_for(lock, kLockLimit, [&] { return hold->is_held; });
+    if (!hold->changed.wait_for(lock, kLockLimit, [&] { return hold->is_held; })) {
+      hold->is_over = true;
+      return false;
+    }
   }
   look();
   const std::lock_guard lock(hold->mutex);
   hold->is_over = true;
   hold->changed.notify_all();
+  return true;
 }
 
 void show_status(Engine& engine, int page, int listener, int stacks, int stack_signal) {
