@@ -19,6 +19,8 @@ from horovodish.runtime import basics
 
 __all__ = ["Outcome", "exchange"]
 
+MOST_EXCHANGES = 1 << 20
+"""Fewer than so many are in a world."""
 CHUNK_BYTES = 64 << 20
 """What travels at once, so that a rank that has the copy already needs little memory for taking part."""
 
@@ -83,12 +85,14 @@ class _Told(NamedTuple):
 
     Attributes:
         start: how often the job had started processes before this one.
+        worlds: how many worlds these have formed, besides the first one.
         offers: by the number of the state.
         is_interrupted: whether it has left the last world because of new hosts.
         note: what the caller adds.
     """
 
     start: int
+    worlds: int
     offers: dict[int, _Offer]
     is_interrupted: bool
     note: Any
@@ -108,9 +112,11 @@ def exchange(states: Sequence[_State], note: Any = None, *, in_recovery: bool = 
     """
     offers = {state._number: _offer_of(state) for state in states}
     is_interrupted = any(state._is_interrupted for state in states)
-    told: list[_Told] = allgather_object(_Told(membership.start(), offers, is_interrupted, note), "elastic.exchange")
+    told: list[_Told] = allgather_object(
+        _Told(membership.start(), membership.worlds(), offers, is_interrupted, note), "elastic.exchange"
+    )
     outcome = Outcome(is_interrupted=any(each.is_interrupted for each in told), notes=[each.note for each in told])
-    start = max(each.start for each in told)
+    world = max((each.start, each.worlds) for each in told)
     if not in_recovery and any(each.offers.keys() != offers.keys() for each in told):
         numbers = [", ".join(str(number + 1) for number in each.offers) for each in told]
         by_rank = "; ".join(f"rank {rank}: {states}" for rank, states in enumerate(numbers))
@@ -123,7 +129,7 @@ def exchange(states: Sequence[_State], note: Any = None, *, in_recovery: bool = 
         theirs = [offer for offer in of_all if offer is not None]
         state._is_synced = False
         if len(theirs) == len(told):
-            outcome.commit, repeated = _agree(state, theirs, start)
+            outcome.commit, repeated = _agree(state, theirs, world)
             outcome.repeated = 0 if outcome.is_interrupted else repeated
         state._is_interrupted = False
     return outcome
@@ -140,14 +146,17 @@ def _offer_of(state: _State) -> _Offer:
     return _Offer(copied, b"", place, number, claims)
 
 
-def _agree(state: _State, offers: list[_Offer], start: int) -> tuple[int, int]:
+def _agree(state: _State, offers: list[_Offer], world: tuple[int, int]) -> tuple[int, int]:
     """Give every rank the newest commit of a state. Returns its number, and how many commits are repeated."""
+    start, worlds = world
     rank = basics.rank()
     newest = max((offer.position for offer in offers if offer.position), default=None)
     have_it = [offer for offer in offers if newest and offer.position == newest]
     digests = {offer.digest for offer in have_it}
-    # One world later, so that a later commit of which only lost ranks know never counts as newer.
-    new = (start, newest[1] + 1, newest[2]) if newest else (start, 1, 0)
+    # Later than all of earlier worlds, so that a commit of which only lost ranks know never counts as newer. A lost
+    # rank may have come further in an exchange than the others, and its host keeps what it has written.
+    earlier = newest[1] if newest and newest[0] == start else 0
+    new = (start, max(earlier, worlds * MOST_EXCHANGES) + 1, newest[2] if newest else 0)
     if len(have_it) == len(offers) and len(digests) == 1 and all(digests):
         state._renumber(newest, new)
         state._put_held_back()

@@ -32,7 +32,17 @@ from horovodish.mpi import binding
 from horovodish.runtime import basics
 from horovodish.runtime.process import part
 
-__all__ = ["can_regroup", "cannot_regroup", "follow", "hosts_updated", "is_elastic", "regroup", "start", "state_folder"]
+__all__ = [
+    "can_regroup",
+    "cannot_regroup",
+    "follow",
+    "hosts_updated",
+    "is_elastic",
+    "regroup",
+    "start",
+    "state_folder",
+    "worlds",
+]
 
 ENDS = 75
 """The exit status of a rank that has left its state for a new process; sysexits.h calls it "try again"."""
@@ -47,11 +57,13 @@ class _Told:
         answers: that `regroup()` waits for.
         hosts_updated: whether it waits for a commit.
         follower: the thread that hears it.
+        worlds: how many these processes have formed, besides the first one.
     """
 
     answers: queue.Queue[tuple[str, str]] = field(default_factory=queue.Queue)
     hosts_updated: bool = False
     follower: threading.Thread | None = None
+    worlds: int = 0
 
 
 def is_elastic() -> bool:
@@ -62,6 +74,11 @@ def is_elastic() -> bool:
 def start() -> int:
     """How often the launcher had started ranks before these."""
     return int(os.environ.get(settings.START_VARIABLE, "0"))
+
+
+def worlds() -> int:
+    """How many worlds the processes of this start have formed, besides the first one."""
+    return part(_Told).worlds
 
 
 def state_folder() -> Path | None:
@@ -108,17 +125,19 @@ def regroup(keep: Callable[[], None], *, anew: bool = False) -> None:
         LaunchError: no launcher can say who is left, and MPI does not know it.
         SystemExit: new processes go on.
     """
+    told = part(_Told)
     if not is_elastic():
         basics.init(recovery.surviving_communicator())
+        told.worlds += 1
         return
     run_folder.reached("anew" if anew else "regroup")
-    told = part(_Told)
     while True:
         word, rest = told.answers.get()
         if word == "world":
             ranks = [int(rank) for rank in rest.split(",")]
             _thread(_form, "init", told, ranks)
         elif word == "formed":
+            told.worlds += 1
             return
         elif word == "end":
             keep()

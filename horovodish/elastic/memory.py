@@ -31,8 +31,8 @@ __all__ = ["FREE_COPY_SECONDS", "Lengths", "Memory", "Position", "Schedule", "Sn
 Snapshot = tuple[bytes, Sequence[pickle.PickleBuffer]]
 """A pickled state, and the buffers that were left out of it."""
 Position = tuple[int, int, int]
-"""Which commit a copy holds: how often the job had started processes, how many worlds of ranks there were since, and
-the number of the commit. The newest one is the greatest."""
+"""Which commit a copy holds: how often the job had started processes, a number that grows with each world and each
+exchange since, and the number of the commit. The newest one is the greatest."""
 Lengths = tuple[int, int]
 """Bytes of a copy's index and of its buffers."""
 

@@ -92,6 +92,7 @@ class Members:
         self._makes_room = False  # likewise: new processes go on, more of them
         self._parts_are_lost = False  # likewise: new processes go on
         self._begins_again = False  # those before were stranded
+        self._had_begun = False  # ranks of an earlier start: their script came to init()
         self._least = least
         self._in_same_processes = in_same_processes
         self._gathering_seconds = gathering_seconds
@@ -167,6 +168,7 @@ class Members:
     def follow(self, earlier: "Members") -> None:
         """These ranks go on where those of an earlier start have ended."""
         self.disturbed_at, self.worlds = earlier.disturbed_at, earlier.worlds
+        self._had_begun = earlier.has_begun or earlier._had_begun
         self._begins_again = bool(earlier.stranded)
 
     def release(self) -> None:
@@ -196,7 +198,7 @@ class Members:
 
     def can_spare(self, rank: int) -> bool:
         """Whether the job can go on after the loss of a rank. A script that never came to init() may be broken."""
-        return self.has_begun or rank in self._arrived or self.worlds > 0
+        return self.has_begun or rank in self._arrived or self._had_begun
 
     def lose(self, rank: int, host: str, why: str, now: float) -> None:
         """A rank has ended before its work was done.

@@ -90,3 +90,16 @@ OF_JOBS = [
         "members.finish(rank)",
     ),
 ]
+OF_KEPT = [
+    Mutation(
+        *("a copy of a lost rank counts as newer", EXCHANGE, "_agree"),
+        "(start, max(earlier, worlds * MOST_EXCHANGES) + 1, newest[2] if newest else 0)",
+        "(start, newest[1] + 1, newest[2]) if newest else (start, 1, 0)",
+    ),
+    Mutation(
+        *("a restart forgets that ranks had begun", "launcher.elastic.members", "Members.follow"),
+        "self._had_begun = earlier.has_begun or earlier._had_begun",
+        "pass",
+    ),
+]
+"""Found by kept worlds alone. It took tens of thousands of worlds to find each."""

@@ -60,7 +60,9 @@ def test_mistakes_are_found(mutation: mutations.Mutation) -> None:
 def test_kept_worlds_find_what_they_have_found(file: Path) -> None:
     kind, made = replays.read(file)
     kind.run(made)
-    mutation = next(each for each in mutations.OF_JOBS if each.name.replace(" ", "_") == file.stem)
+    mutation = next(
+        each for each in (*mutations.OF_JOBS, *mutations.OF_KEPT) if each.name.replace(" ", "_") == file.stem
+    )
     with mutation.applied(), pytest.raises(AssertionError):
         kind.run(made)
 

@@ -388,6 +388,13 @@ def test_a_script_that_has_come_to_init_can_be_started_again() -> None:
     assert not made.can_spare(2), "it may never come to init()"
     made.lose(1, "b", "was killed", 2.0)
     assert made.has_begun and made.can_spare(2)
+    again = Members(3, 1, True, GATHERING_SECONDS, STOPPED_SECONDS)
+    assert not again.can_spare(0)
+    again.follow(made)
+    assert again.can_spare(0), "the script came to init() before"
+    third = Members(3, 1, True, GATHERING_SECONDS, STOPPED_SECONDS)
+    third.follow(again)
+    assert third.can_spare(0)
 
 
 def test_a_rank_that_stays_in_init_after_a_loss() -> None:
