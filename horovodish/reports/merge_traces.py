@@ -8,12 +8,17 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["SUFFIX", "merge", "merged"]
+__all__ = ["SUFFIX", "events_beside", "merge", "merged"]
 
 SUFFIX = ".records"
 """Of the names of files in which `start_timeline` writes records for `horovodish report`."""
 
 _BEGINNING = '[\n{"ph":"M","pid":'
+
+
+def events_beside(page: str) -> Path:
+    """The file with the events of an elastic job, beside a page or the records of which it is made."""
+    return Path(page).with_suffix(".events.jsonl")
 
 
 def merged(traces: Iterable[Iterable[str]]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -17,7 +18,7 @@ import numpy as np
 from horovodish.reports.diagnosis import sentences
 from horovodish.reports.durations import text_of_bytes, text_of_seconds
 from horovodish.reports.figures import Figures, figures_of, workload_of
-from horovodish.reports.merge_traces import SUFFIX
+from horovodish.reports.merge_traces import SUFFIX, events_beside
 from horovodish.reports.picture import step_picture
 from horovodish.reports.records import NothingRecordedError, RecordsError, read, trace_events
 
@@ -43,7 +44,8 @@ def report(files: Sequence[str], output: str, *, without_names: bool = False) ->
         if files and all(name.endswith((".html", ".htm")) for name in files):
             text = _comparison(files)
         else:
-            text = _page(_worlds(files), _Names(hidden=without_names))
+            worlds, stem = _worlds(files)
+            text = _page(worlds, _events(events_beside(stem)), _Names(hidden=without_names))
         Path(output).write_text(text, encoding="utf-8")
     except RecordsError as problem:
         return _failed(str(problem))
@@ -57,8 +59,24 @@ def _failed(what: str) -> int:
     return 1
 
 
-def _worlds(files: Sequence[str]) -> list[Figures]:
-    """Each start of the engines of one run is a world, with files of its own: x.rank-0, then x.2.rank-0."""
+def _events(path: Path) -> list[tuple[float, str]]:
+    """What an elastic job has told of itself, and when."""
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            record = json.loads(line)
+            found.append((float(record["time"]), str(record["text"])))
+    return found
+
+
+def _worlds(files: Sequence[str]) -> tuple[list[Figures], str]:
+    """Each start of the engines of one run is a world, with files of its own: x.rank-0, then x.2.rank-0.
+
+    Returns:
+        The worlds, and x as the name of a page.
+    """
     groups: dict[str, list[Path]] = {}
     for name in dict.fromkeys(files):
         if not name.endswith(SUFFIX):
@@ -89,7 +107,7 @@ def _worlds(files: Sequence[str]) -> list[Figures]:
             empty = problem
     if not worlds:
         raise empty
-    return sorted(worlds, key=lambda world: int(world.records[0].about["begun"]))
+    return sorted(worlds, key=lambda world: int(world.records[0].about["begun"])), f"{first}.html"
 
 
 class _Names:
@@ -105,7 +123,7 @@ class _Names:
         return self._hosts.setdefault(name, f"host-{len(self._hosts) + 1}")
 
 
-def _page(worlds: Sequence[Figures], names: _Names) -> str:
+def _page(worlds: Sequence[Figures], events: Sequence[tuple[float, str]], names: _Names) -> str:
     for world in worlds:
         for each in world.records:
             each.about["host"] = names.host(str(each.about.get("host", "")))
@@ -127,6 +145,7 @@ def _page(worlds: Sequence[Figures], names: _Names) -> str:
         f"<h1>Report of a run</h1><p class=soft>{escape(command)}<br>{_size_of(main)}.{starts}</p>"
         + _findings(found)
         + "".join(sections)
+        + ("" if names.hidden else _elastic_events(events, int(worlds[0].records[0].about["begun"]) / 1e9))
         + _about(about, names)
     )
     return _document("Report of a run", body, data)
@@ -206,6 +225,7 @@ def _world(figures: Figures, names: _Names, data: _Data, of: str) -> str:
             *_pictures(figures, names, data, of),
         ]  # fmt: skip
     parts += [f"<h2>Ranks{of}</h2>", _ranks(figures), f"<h2>Tensors and buckets{of}</h2>", _tensors(figures)]
+    parts += [f"<h2>Dtypes and links{of}</h2>", _kinds(figures)]
     if phases := figures.phase_seconds():
         work = [(phase, text_of_seconds(seconds)) for phase, seconds in phases.items()]
         parts += [f"<h2>Work of communication{of}</h2>", _table(("phase", "a rank's time, in all"), work)]
@@ -349,6 +369,45 @@ def _tensors(figures: Figures) -> str:
     )
     more = len(figures.tensors) - len(rows)
     return _table(head, rows) + (f"<p class=soft>and {more} more, with less communication</p>" if more > 0 else "")
+
+
+def _kinds(figures: Figures) -> str:
+    """Sums over the tensors of a dtype, as a rank has them, and over what travelled between hosts."""
+    sums: dict[tuple[str, str], tuple[int, float, float]] = {}
+    for each in figures.tensors:
+        key = (each.track.dtype, "memory of the host" if each.track.on_host else "GPU")
+        count, size, seconds = sums.get(key, (0, 0.0, 0.0))
+        size += each.count * (each.track.bytes or 0)
+        sums[key] = count + each.count, size, seconds + each.count * each.communication
+    rows: list[Sequence[Any]] = [
+        (
+            *key,
+            count,
+            text_of_bytes(size),
+            text_of_seconds(seconds),
+            text_of_bytes(size / seconds if seconds else 0.0) + "/s",
+        )
+        for key, (count, size, seconds) in sorted(sums.items(), key=lambda item: -item[1][1])
+    ]
+    phases = figures.phase_seconds()
+    if (seconds := phases.get("exchange", 0.0) + phases.get("encode", 0.0)) > 0:
+        size = sum(size for _, size, _ in sums.values())
+        rows.append(
+            (
+                "all",
+                "link between hosts",
+                "",
+                text_of_bytes(size),
+                text_of_seconds(seconds),
+                text_of_bytes(size / seconds) + "/s",
+            )
+        )
+    return _table(("dtype", "where", "operations", "bytes", "communicates", "bandwidth"), rows)
+
+
+def _elastic_events(events: Sequence[tuple[float, str]], begun: float) -> str:
+    rows = [(text, text_of_seconds(max(0.0, at - begun))) for at, text in events[:MOST_EVENTS]]
+    return f"<h2>Elastic events</h2>{_table(('what', 'after'), rows)}" if rows else ""
 
 
 def _limit_of(wait: float, communication: float, queue: float, phase: str) -> str:

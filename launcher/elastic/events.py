@@ -12,6 +12,7 @@ from horovodish.errors import SettingError
 from horovodish.launch.output_files import opener
 from horovodish.launcher.hosts.allocation import counted
 from horovodish.launcher.job.output import say_unless_stuck
+from horovodish.reports.merge_traces import events_beside
 
 FILE = "events.jsonl"
 
@@ -35,32 +36,32 @@ class Events:
     """Tells the user, and writes a line of JSON for each event.
 
     Args:
-        folder: where the record is kept; None if it is not.
+        folder: of `--output-filename`, where the record is kept; None if it is not.
+        page: of `--report`, which has its events beside it.
 
     Raises:
         SettingError: nothing can be written there.
     """
 
-    def __init__(self, folder: str | None) -> None:
-        self._path = Path(folder, FILE) if folder else None
+    def __init__(self, folder: str | None, page: str | None = None) -> None:
+        self._paths = [Path(folder, FILE)] if folder else []
+        self._paths += [events_beside(page)] if page else []
         self._began = time.monotonic()
         self._losses = 0
         self._pauses: dict[str, list[float]] = {"the same": [], "new": []}  # seconds, by the processes that went on
-        if self._path:
+        for path in self._paths:
             try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                open(self._path, "w", opener=opener).close()
+                path.parent.mkdir(parents=True, exist_ok=True)
+                open(path, "w", opener=opener).close()
             except OSError as problem:
-                raise SettingError(
-                    f"--output-filename: {self._path} cannot be written: {problem.strerror}"
-                ) from problem
+                raise SettingError(f"--output-filename: {path} cannot be written: {problem.strerror}") from problem
 
     def add(self, event: Event) -> None:
         """Something has happened now."""
         say_unless_stuck(event.text)
-        if self._path:
-            record = {"time": round(time.time(), 3), "event": event.kind, **event.details, "text": event.text}
-            with contextlib.suppress(OSError), open(self._path, "a", opener=opener) as file:
+        record = {"time": round(time.time(), 3), "event": event.kind, **event.details, "text": event.text}
+        for path in self._paths:
+            with contextlib.suppress(OSError), open(path, "a", opener=opener) as file:
                 file.write(json.dumps(record) + "\n")
         if event.kind == "lost":
             self._losses += 1

@@ -97,7 +97,7 @@ class ElasticJob:
         self._in_same_processes = in_same_processes
         self._discovery = _discovery(options, environ)
         self._slots = Slots(options, self._discovery)
-        self._events = Events(options.output_filename)
+        self._events = Events(options.output_filename, options.report)
         self._problem = ""  # of the discovery, as it was told
         self._signal: int | None = None
         self._current: _Start | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from horovodish.errors import SettingError
 from horovodish.launcher.job.output import say
 from horovodish.launcher.options import LaunchOptions
-from horovodish.reports.merge_traces import SUFFIX
+from horovodish.reports.merge_traces import SUFFIX, events_beside
 
 TIMELINE = "timeline_filename"
 TIMELINE_VARIABLES = ("HOROVODISH_TIMELINE_FILENAME", "HOROVOD_TIMELINE")
@@ -33,8 +33,8 @@ def settings(options: LaunchOptions, environ: Mapping[str, str]) -> dict[str, st
     if os.path.isdir(path):
         raise SettingError(f"--report {options.report}: that is a folder; name a file in it")
     try:
-        for old in _records(path):
-            old.unlink()
+        for old in (*_records(path), events_beside(path)):
+            old.unlink(missing_ok=True)
         Path(path).write_text("The run has not ended, or was killed.\n")
     except OSError as problem:
         raise SettingError(f"--report {options.report}: {problem.strerror}") from problem

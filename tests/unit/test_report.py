@@ -116,6 +116,16 @@ def test_a_rank_that_swaps(tmp_path: Path) -> None:
     assert first.startswith("Rank 1 stops now and then: in 3 of 58 steps it is up to 660 ms late"), first
 
 
+def test_bytes_and_time_by_dtype_and_link(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    files = write_run(tmp_path, lambda *_: 40, BUCKETS, hosts=[[0, 1], [2, 3]], phase="exchange")
+    assert report(files, str(page)) == 0
+    rows = re.findall("<tr><td>(.*?)</td></tr>", page.read_text())
+    both = f"{60 * 2 * (8 << 20) / 1e9:.3g} GB"
+    assert f"float32</td><td>memory of the host</td><td>120</td><td>{both}</td><td>240 ms</td><td>4.19 GB/s" in rows
+    assert f"all</td><td>link between hosts</td><td></td><td>{both}</td><td>240 ms</td><td>4.19 GB/s" in rows
+
+
 def test_a_healthy_run(tmp_path: Path) -> None:
     hidden = [Bucket("bucket 0", 8 << 20, 0.5, 2)]
     assert sentences(figures(write_run(tmp_path, lambda *_: 40, hidden))) == [
@@ -180,6 +190,17 @@ def test_files_that_make_no_report(tmp_path: Path, capsys: pytest.CaptureFixture
         said = capsys.readouterr().err
         assert words in said and said.count("\n") == 1, said
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_has_the_events_of_an_elastic_job(tmp_path: Path) -> None:
+    files = write_run(tmp_path, lambda *_: 40, BUCKETS, ranks=2, begun=1_000_000_000)
+    lines = ['{"time": 3.5, "event": "lost", "text": "rank 1 on node-0 was killed; 1 left"}', "cut o"]
+    (tmp_path / "run.events.jsonl").write_text("\n".join(lines))
+    page = tmp_path / "page.html"
+    assert report(files, str(page)) == 0
+    assert rows_of(page)["rank 1 on node-0 was killed; 1 left"] == ["2.5 s"]
+    assert report(files, str(page), without_names=True) == 0
+    assert "node-0" not in page.read_text()
 
 
 def test_two_pages_beside_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
