@@ -31,7 +31,10 @@ def main() -> None:
     except OSError as problem:
         sys.exit(f"horovodish: rank {rank} on {host} {UNREACHED}: {problem}")
     caller.settimeout(None)
-    process = os.getpid()
+    process, shown = os.getpid(), sys.excepthook
+    # The hook of init() goes before this one, and tells the other ranks why this one fails.
+    sys.excepthook = lambda *what: None if is_told else shown(*what)
+    is_told = False  # the caller shows it
     while message := receive(caller):
         call: Call = pickle.loads(message)
         # An agent's host may have modules of the job at other places than the caller's.
@@ -42,7 +45,7 @@ def main() -> None:
         except BaseException as error:
             if os.getpid() == process:
                 send(caller, pickle.dumps(_failure(rank, host, start, error)))
-                sys.excepthook = lambda *_: None  # the caller shows it
+                is_told = True
             raise
         if os.getpid() != process:  # the function has called os.fork(), and this is no rank
             return

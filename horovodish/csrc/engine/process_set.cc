@@ -152,8 +152,8 @@ void ProcessSet::submit(const std::shared_ptr<Operation>& operation) noexcept {
   guarded([&] {
     if (operation->request->is_transfer()) return pairs_.submit(operation);
     if (!end_) return operations_.submit(operation);
-    operation->trace.submitted(operation->request, operation->signature, operation->process_set,
-                               operation->in_program, Clock::now());
+    operation->trace.submitted(operation->request, operation->signature, operation->process_set, operation->in_program,
+                               Clock::now());
     // A run that had failed before the ranks parted names its own cause.
     const Error* const earlier = operations_.failure_of(operation->request->family);
     settle(operation, earlier != nullptr ? earlier : &end_->error);
@@ -167,8 +167,8 @@ void ProcessSet::state(const std::shared_ptr<Operation>& operation) {
   operation->since = now;
   engine_.stated(*operation, now);
   stall_watch_.submitted(*operation, now);
-  operation->trace.submitted(operation->request, operation->signature, operation->process_set,
-                             operation->in_program, now);
+  operation->trace.submitted(operation->request, operation->signature, operation->process_set, operation->in_program,
+                             now);
   if (operation->request->kind == Kind::join) return negotiation_.join();
   negotiation_.set_now(shared_seconds(now));
   negotiation_.submit(operation->request->name, *operation->signature, operation->absent, carried_.of(*operation));
@@ -269,8 +269,7 @@ std::shared_ptr<Operation> ProcessSet::operation_for_joined(const DecidedCollect
   auto operation = operation_of(request, std::vector(request->members.size(), none), join->process_set,
                                 std::make_shared<Handle>(0), std::make_shared<const std::string>(decided.signature));
   operation->trace = {join->trace.timeline};
-  operation->trace.submitted(request, operation->signature, operation->process_set,
-                             operation->in_program, now);
+  operation->trace.submitted(request, operation->signature, operation->process_set, operation->in_program, now);
   operation->decision = decided.number;
   operations_.begin_for_joined(operation);
   return operation;

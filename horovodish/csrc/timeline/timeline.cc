@@ -33,7 +33,8 @@ Timeline::Timeline(std::unique_ptr<Recording> recording, bool mark_cycles)
 Timeline::~Timeline() { finish(); }
 
 Timeline::Track* Timeline::submitted(const std::shared_ptr<const Request>& request,
-                                     const std::shared_ptr<const std::string>& signature, int process_set, int64_t at, bool in_program) {
+                                     const std::shared_ptr<const std::string>& signature, int process_set, int64_t at,
+                                     bool in_program) {
   Track& track = track_of(process_set, request->name);
   const bool known = track.signature == signature || (track.signature && *track.signature == *signature);
   if (!known && describe(track, request)) track.signature = signature;

@@ -105,7 +105,7 @@ def test_stdout_can_be_whatever_python_programs_make_of_it(monkeypatch: pytest.M
     assert collected.text == "é\n"
 
 
-def test_an_exception_is_raised_again_with_its_traceback_and_rank() -> None:
+def test_an_exception_is_raised_again_with_its_traceback_and_rank(capsys: pytest.CaptureFixture[str]) -> None:
     def deeper() -> None:
         raise OutOfRangeError("7 is too much", 7)
 
@@ -125,6 +125,7 @@ def test_an_exception_is_raised_again_with_its_traceback_and_rank() -> None:
     assert "in train" in text
     assert 'raise OutOfRangeError("7 is too much", 7)' in text
     assert "function_rank" not in text
+    assert "rank 1 raised OutOfRangeError" in capsys.readouterr().err, "the other rank was told"
 
 
 def ends(how: str) -> Any:

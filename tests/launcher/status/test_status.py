@@ -93,7 +93,8 @@ def test_py_spy_shows_the_stacks_of_a_stopped_rank(hang: Callable[..., Any], tmp
     program = tmp_path / "py-spy"
     program.write_text('#!/bin/sh\necho "seen by py-spy: $*"\n')
     program.chmod(0o755)
-    job = hang("begin()\nif rank == 1:\n    stop()\ncall()\n", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    folders = (tmp_path, Path(sys.executable).parent, os.environ["PATH"])  # a launcher puts its own folder first
+    job = hang("begin()\nif rank == 1:\n    stop()\ncall()\n", PATH=os.pathsep.join(map(str, folders)))
     wait_for_sentence(job.process.pid, "rank 1 on .* is stopped; ranks 0, 2 have waited .*")
     found = asked(job.process.pid, "stacks")
     assert found is not None
