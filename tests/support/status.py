@@ -22,13 +22,13 @@ def asked(process: int, question: str = "status") -> JobStatus | None:
     return found
 
 
-def wait_for_sentence(process: int, expected: str) -> list[str]:
-    """Asks until a sentence has this form; returns all sentences then."""
+def wait_for_sentence(process: int, expected: str, count: int = 1) -> list[str]:
+    """Asks until a sentence has this form, and there are as many as this; returns all sentences then."""
     ends_at = time.monotonic() + LIMIT_SECONDS
     sentences: list[str] = []
     while time.monotonic() < ends_at:
         job = asked(process)
         sentences = diagnosis(job) if job else []
-        if any(re.fullmatch(expected, sentence) for sentence in sentences):
+        if len(sentences) >= count and any(re.fullmatch(expected, sentence) for sentence in sentences):
             return sentences
     raise AssertionError(f"{expected!r} is in none of {sentences}")

@@ -81,7 +81,7 @@ def test_ranks_that_have_joined_wait_for_one_that_has_not(hang: Callable[..., An
 def test_ranks_that_call_different_things(hang: Callable[..., Any]) -> None:
     job = hang("begin()\ncall(f'x{rank}')\n")
     begin = text("ranks 1-2 on {host} have not called allreduce 'x0': rank 0 has waited for it {waited}", 0)
-    sentences = wait_for_sentence(job.process.pid, begin)
+    sentences = wait_for_sentence(job.process.pid, begin, count=3)
     assert text("ranks 0, 2 on {host} have not called allreduce 'x1': rank 1 has waited", 1) in "\n".join(sentences)
     assert len(sentences) == 3
 
