@@ -31,6 +31,17 @@ def status(*arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **how)
 
 
+def status_of_a_hang(name: str) -> subprocess.CompletedProcess[str]:
+    """What is printed once all ranks have answered in time: on a busy machine, one may not."""
+    shown = status(name)
+    for _ in range(10):
+        assert shown.returncode == 0, shown.stderr
+        if re.fullmatch(MISSING, shown.stdout.partition("\n")[0]):
+            break
+        shown = status(name)
+    return shown
+
+
 def wait_for_steps(process: int) -> jobs.JobStatus:
     """An answer in which every rank trains. On a busy machine, an answer may lack a rank."""
     found: list[jobs.JobStatus | None] = []
@@ -50,8 +61,7 @@ def test_the_first_line_says_what_is_wrong(hang: Callable[..., Any]) -> None:
     wait_for_sentence(job.process.pid, MISSING)
     script = f"hang_{os.getpid()}"
     for name in (str(job.process.pid), f"{script}.py", script):
-        shown = status(name)
-        assert shown.returncode == 0, shown.stderr
+        shown = status_of_a_hang(name)
         first, what, _, heads, *rows = shown.stdout.splitlines()
         assert re.fullmatch(MISSING, first)
         assert what == f"job {job.process.pid} {script}.py: 3 ranks on 1 host"
