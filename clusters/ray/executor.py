@@ -163,10 +163,10 @@ class RayExecutor:
         """Place the actors and start the ranks. Blocks until they wait for functions.
 
         Args:
-            executable_cls: a class of which each rank makes an object, for `execute()`.
+            executable_cls: each rank makes an object of this class, for `execute()`.
             executable_args: its positional arguments.
             executable_kwargs: its keyword arguments.
-            extra_env_vars: variables to set for the ranks, besides those of this process.
+            extra_env_vars: variables that the ranks get in addition to this process's own.
 
         Raises:
             LaunchError: Ray has no room for the actors, or the ranks cannot be started.

@@ -56,7 +56,7 @@ def run(
         use_mpi: accepted; MPI is always used.
         use_gloo: accepted, without effect.
         extra_mpi_args: more arguments for mpirun.
-        env: variables to set for the ranks, besides those of this process.
+        env: variables that the ranks get in addition to this process's own.
         stdout: what takes the output of the ranks, instead of `sys.stdout`: anything with `write(text)`.
         stderr: likewise.
         verbose: 2 or more: print how the ranks are started.
@@ -115,7 +115,7 @@ def _timeout() -> float:
 
 
 class _Tasks:
-    """The tasks of a Spark job, in each of which an agent runs."""
+    """The tasks of a Spark job. An agent runs in each of them."""
 
     def __init__(self, context: SparkContext, count: int) -> None:
         self._context = context

@@ -101,7 +101,7 @@ def _who_is_late(figures: Figures, share: float) -> str:
     with_it = "" if reduces.all() else " in which ranks meet"
     return (
         f"{_named(figures, worst)} comes {_seconds(float(np.median(own[own > 0])))} late in {(own > 0).mean():.0%} of "
-        f"the steps{with_it}: {costs}. Compare its processor, its disk and its batches with those of other ranks."
+        f"the steps{with_it}: {costs}. Compare its processor, disk and batches with another rank's."
     )
 
 
